@@ -1,0 +1,1 @@
+"""The nouns everything else speaks of: Problem, Plan, bounds, verification."""

@@ -1,0 +1,138 @@
+"""A Plan: an offset for every buffer, how good it is, and how to replay it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+
+from memplan.core.bounds import lower_bound
+from memplan.core.problem import Int64Array, Problem
+
+UNPLANNED = -1  # in `Requests.buffer`: the default allocator serves this request
+
+
+@dataclass(frozen=True)
+class Program:
+    """What was recorded, so that `apply` can tell whether it runs the same thing.
+
+    script: file name or module name; sha256: of the script's source, hex, or "".
+    marks: what cuts its steps ("explicit", "optimizer", "forward", "none").
+    """
+
+    script: str = ""
+    sha256: str = ""
+    torch: str = ""
+    threads: int = 0
+    marks: str = "none"
+
+
+@dataclass(frozen=True)
+class RunStats:
+    """How a run went: bytes, faults per steady step, median seconds per steady step."""
+
+    peak_rss_bytes: int = 0
+    page_faults_per_step: float = 0.0
+    step_seconds: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """Every request of some successive steps, in the order they are made.
+
+    starts: index of each step's first request, ascending, the first 0.
+    size: exact bytes asked for, int64, shape (m,).
+    buffer: index into the problem's buffers, or UNPLANNED, int64, shape (m,).
+    """
+
+    starts: tuple[int, ...]
+    size: Int64Array
+    buffer: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Warmup:
+    """The steps before the hot ones, placed so that the hot plan can take over.
+
+    Its clock is linear, from the start of the recording; `problem.length` is None
+    and `ticks` is where the first hot step begins.
+    """
+
+    problem: Problem
+    offsets: Int64Array
+    requests: Requests
+    ticks: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the problem came from: file name, SHA-256 (hex), the step asked for."""
+
+    name: str = ""
+    sha256: str = ""
+    step: str = "hot"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Offsets in bytes for every buffer of `problem`, int64, shape (n,).
+
+    lower_bound: bytes no plan can do with less than.
+    proved_optimal: the peak is known to be least, by the bound or by a search.
+    seconds: how long solving took; not written to the file, whose bytes repeat.
+    """
+
+    problem: Problem
+    offsets: Int64Array
+    method: str
+    lower_bound: int
+    proved_optimal: bool = False
+    seed: int = 0
+    seconds: float = 0.0
+    device: str = "cpu"
+    source: Source = field(default_factory=Source)
+    program: Program = field(default_factory=Program)
+    recorded: RunStats = field(default_factory=RunStats)
+    requests: Requests | None = None
+    warmup: Warmup | None = None
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        offsets: Int64Array,
+        method: str,
+        *,
+        proved_optimal: bool = False,
+        seed: int = 0,
+        seconds: float = 0.0,
+        bound: int = 0,
+    ) -> Plan:
+        """A Plan with its lower bound: the problem's own, or `bound` if higher."""
+        low = max(bound, lower_bound(problem))
+        plan = cls(problem, offsets, method, low, proved_optimal, seed, seconds)
+        return replace(plan, proved_optimal=proved_optimal or plan.peak == low)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the arena: the highest top, rounded up to the granularity."""
+        if not len(self.problem):
+            return 0
+        unit = self.problem.granularity
+        return -(-int((self.offsets + self.problem.size).max()) // unit) * unit
+
+    @property
+    def gap(self) -> float:
+        """(peak - lower bound) / lower bound; 0.0 for an optimal plan."""
+        return (
+            (self.peak - self.lower_bound) / self.lower_bound
+            if self.lower_bound
+            else 0.0
+        )
+
+    @property
+    def status(self) -> str:
+        """ "optimal" when proved, else "feasible"."""
+        return "optimal" if self.proved_optimal else "feasible"

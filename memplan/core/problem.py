@@ -1,0 +1,188 @@
+"""The packing problem: buffers with sizes and half-open lifespans.
+
+Choose an offset for every buffer so that buffers alive at the same time share no
+byte, and the highest top is least: dynamic storage allocation (profile-guided
+memory optimization, section 3.1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.errors import InputError
+
+Int64Array = npt.NDArray[np.int64]
+Int64Like = npt.ArrayLike
+
+MAX_TOTAL_BYTES = 1 << 62
+FREE = -1  # in `fixed`: this buffer may go anywhere
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One row of a Problem: bytes, and a half-open lifespan on its clock."""
+
+    id: str
+    lower: int
+    upper: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """n buffers; every array has shape (n,), dtype int64, and is read-only.
+
+    lower, upper: half-open lifespan [lower, upper) in ticks of the clock. With a
+        `length` T the clock is periodic, and lower > upper means the wrap-around
+        lifespan [lower, T) ∪ [0, upper), at one offset.
+    size: bytes, at least 1.
+    alignment: bytes; offsets must be multiples of it.
+    fixed: bytes; an offset that is given, or FREE (-1).
+    labels: names of the buffers, where the input had any.
+    """
+
+    lower: Int64Array
+    upper: Int64Array
+    size: Int64Array
+    alignment: Int64Array
+    fixed: Int64Array
+    length: int | None = None
+    labels: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        lower: Int64Like,
+        upper: Int64Like,
+        size: Int64Like,
+        *,
+        alignment: Int64Like = 1,
+        fixed: Int64Like = FREE,
+        length: int | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> Problem:
+        """A checked Problem from array-likes; scalars are broadcast.
+
+        Raises InputError naming the first buffer that is not allowed, and why.
+        """
+        columns = {"lower": lower, "upper": upper, "size": size}
+        arrays = {name: _int64(name, values) for name, values in columns.items()}
+        n = len(arrays["size"])
+        for name in ("lower", "upper"):
+            if len(arrays[name]) != n:
+                raise InputError(
+                    f"{name} has {len(arrays[name])} entries, size has {n}"
+                )
+        for name, values in (("alignment", alignment), ("fixed", fixed)):
+            arrays[name] = _int64(name, values, n)
+        if labels is not None and len(labels) != n:
+            raise InputError(f"labels has {len(labels)} entries, size has {n}")
+        names = None if labels is None else tuple(labels)
+        problem = cls(**arrays, length=length, labels=names)
+        problem._check()
+        for array in arrays.values():
+            array.flags.writeable = False
+        return problem
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    def __iter__(self) -> Iterator[Buffer]:
+        rows = zip(
+            self.lower.tolist(), self.upper.tolist(), self.size.tolist(), strict=True
+        )
+        return (Buffer(self.label(i), *row) for i, row in enumerate(rows))
+
+    def label(self, index: int) -> str:
+        """The buffer's name in messages and files."""
+        return str(index) if self.labels is None else self.labels[index]
+
+    @cached_property
+    def granularity(self) -> int:
+        """Bytes every peak and bound is rounded up to: the gcd of the alignments."""
+        return int(np.gcd.reduce(self.alignment)) if len(self) else 1
+
+    @cached_property
+    def padded(self) -> Int64Array:
+        """Sizes rounded up to the granularity; what a buffer really takes up."""
+        unit = self.granularity
+        return self.size if unit == 1 else (self.size + unit - 1) // unit * unit
+
+    @property
+    def wraps(self) -> npt.NDArray[np.bool_]:
+        """Which buffers are alive across the end of the clock's period."""
+        return self.lower > self.upper
+
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of the (size, lower, upper) rows as little-endian int64."""
+        rows = np.stack([self.size, self.lower, self.upper], axis=1).astype("<i8")
+        return hashlib.sha256(rows.tobytes()).hexdigest()
+
+    def _check(self) -> None:
+        self._refuse(self.size < 1, "size is {size}, and must be at least 1 byte")
+        self._refuse(self.lower < 0, "lower is {lower}, and must not be negative")
+        self._refuse(
+            self.lower == self.upper, "lower and upper are both {lower}: it never lives"
+        )
+        if self.length is None:
+            self._refuse(
+                self.lower > self.upper, "lower {lower} comes after upper {upper}"
+            )
+        else:
+            self._refuse(self.upper < 0, "upper is {upper}, and must not be negative")
+            outside = np.maximum(self.lower, self.upper) > self.length
+            self._refuse(
+                outside, f"lifespan leaves the clock's period of {self.length}"
+            )
+            self._refuse(
+                (self.lower == self.length), "lower {lower} is the end of the clock"
+            )
+        self._refuse(
+            self.alignment < 1, "alignment is {alignment}, and must be at least 1"
+        )
+        self._refuse(self.fixed < FREE, "fixed offset {fixed} is negative")
+        self._refuse(
+            (self.fixed >= 0) & (self.fixed % self.alignment != 0),
+            "fixed offset {fixed} is not a multiple of its alignment {alignment}",
+        )
+        worst = float(
+            self.size.astype(float).sum() + self.alignment.astype(float).sum()
+        )
+        top = float(self.fixed.max(initial=0))
+        if worst + top > MAX_TOTAL_BYTES:
+            raise InputError(f"the sizes add up to {worst:.3g} bytes, more than 2^62")
+
+    def _refuse(self, bad: npt.NDArray[np.bool_], problem: str) -> None:
+        if not bad.any():
+            return
+        i = int(np.argmax(bad))
+        columns = ("lower", "upper", "size", "alignment", "fixed")
+        values = {name: int(getattr(self, name)[i]) for name in columns}
+        raise InputError(f"buffer {self.label(i)}: " + problem.format(**values))
+
+
+def _int64(name: str, values: Int64Like, n: int | None = None) -> Int64Array:
+    """A fresh 1-D int64 array; floats, overflow and wrong shapes are refused."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{name}: not an array of integers ({error})") from None
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.dtype.kind == "u" and array.size and int(array.max()) >= 1 << 63:
+        raise InputError(f"{name}: {int(array.max())} does not fit in 63 bits")
+    if array.dtype.kind not in "iu":
+        hint = " (integers beyond 2^63?)" if array.dtype.kind == "O" else ""
+        raise InputError(f"{name}: expected integers, got {array.dtype}{hint}")
+    if n is not None and array.ndim == 0:
+        return np.full(n, array, dtype=np.int64)
+    if array.ndim != 1 or (n is not None and len(array) != n):
+        want = "one dimension" if n is None else f"{n} entries"
+        raise InputError(f"{name}: expected {want}, got shape {array.shape}")
+    return np.array(array, dtype=np.int64)

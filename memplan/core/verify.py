@@ -1,0 +1,163 @@
+"""The independent checker: shares no code with any solver.
+
+It sweeps the clock once, with the address ranges of the live buffers in a sorted
+list. As long as that list is free of overlaps, a newcomer can only touch its
+neighbours; one that does is reported and kept out, so the list stays clean.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+
+from memplan.core.plan import Plan, Warmup
+from memplan.core.problem import Int64Array, Problem
+
+
+class Failure(str, enum.Enum):
+    """What can be wrong with a plan."""
+
+    OVERLAP = "overlap"
+    MISALIGNED = "misaligned"
+    OUTSIDE = "outside"
+    MOVED = "moved"
+    MISSING = "missing"
+    FINGERPRINT = "fingerprint"
+    BOUND = "bound"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One failure: its kind, the buffers concerned, and a sentence with numbers."""
+
+    failure: Failure
+    buffers: tuple[str, ...]
+    message: str
+
+
+def verify(plan: Plan) -> list[Violation]:
+    """Everything wrong with `plan`; empty when it is safe to apply.
+
+    Names every buffer that is misaligned, out of place or outside the arena, and
+    every buffer that collides with one already found sound. At least one violation
+    is reported for any plan in which two live buffers share a byte.
+    """
+    found = verify_offsets(plan.problem, plan.offsets, plan.peak)
+    if not found and plan.lower_bound > plan.peak:
+        found.append(
+            Violation(
+                Failure.BOUND,
+                (),
+                f"peak {plan.peak} is below the stated lower bound {plan.lower_bound}",
+            )
+        )
+    if not found and plan.warmup is not None:
+        found = _verify_warmup(plan, plan.warmup)
+    return found
+
+
+def verify_offsets(
+    problem: Problem, offsets: Int64Array, capacity: int
+) -> list[Violation]:
+    """Violations of `offsets` (bytes, shape (n,)) in an arena of `capacity` bytes."""
+    if len(offsets) != len(problem):
+        text = f"{len(offsets)} offsets for {len(problem)} buffers"
+        return [Violation(Failure.MISSING, (), text)]
+    found: list[Violation] = []
+    rows = zip(
+        offsets.tolist(),
+        problem.size.tolist(),
+        problem.alignment.tolist(),
+        problem.fixed.tolist(),
+        strict=True,
+    )
+    for i, (offset, size, alignment, fixed) in enumerate(rows):
+        name = problem.label(i)
+        if offset < 0 or offset + size > capacity:
+            text = f"buffer {name}: [{offset}, {offset + size}) leaves [0, {capacity})"
+            found.append(Violation(Failure.OUTSIDE, (name,), text))
+        if offset % alignment:
+            text = f"buffer {name}: offset {offset} is not a multiple of {alignment}"
+            found.append(Violation(Failure.MISALIGNED, (name,), text))
+        if fixed >= 0 and offset != fixed:
+            text = f"buffer {name}: offset {offset}, but it is fixed at {fixed}"
+            found.append(Violation(Failure.MOVED, (name,), text))
+    return found + _overlaps(problem, offsets)
+
+
+def _overlaps(problem: Problem, offsets: Int64Array) -> list[Violation]:
+    lower, upper = problem.lower.tolist(), problem.upper.tolist()
+    start, end = offsets.tolist(), (offsets + problem.size).tolist()
+    # Frees (0) come before allocations (1) at the same tick: half-open lifespans.
+    events = [(t, 1, i) for i, t in enumerate(lower)]
+    events += [(t, 0, i) for i, t in enumerate(upper)]
+    # A wrap-around buffer is alive when the clock starts, and again at its end.
+    events += [(-1, 1, i) for i in np.flatnonzero(problem.wraps).tolist()]
+    events.sort()
+
+    found: list[Violation] = []
+    live: list[tuple[int, int]] = []  # (start, buffer), disjoint, ascending
+    kept = [False] * len(lower)
+    seen: set[tuple[int, int]] = set()
+    for time, is_allocation, i in events:
+        if not is_allocation:
+            if kept[i]:
+                del live[bisect_left(live, (start[i], i))]
+                kept[i] = False
+            continue
+        place = bisect_left(live, (start[i], -1))
+        first = place - 1 if place and end[live[place - 1][1]] > start[i] else place
+        clashes = []
+        while first < len(live) and start[live[first][1]] < end[i]:
+            clashes.append(live[first][1])
+            first += 1
+        for j in clashes:
+            pair = (min(i, j), max(i, j))
+            if pair not in seen:
+                seen.add(pair)
+                found.append(_overlap(problem, i, j, start, end, max(time, 0)))
+        if not clashes:
+            live.insert(place, (start[i], i))
+            kept[i] = True
+    return found
+
+
+def _overlap(
+    problem: Problem, i: int, j: int, start: list[int], end: list[int], time: int
+) -> Violation:
+    names = (problem.label(min(i, j)), problem.label(max(i, j)))
+    low, high = max(start[i], start[j]), min(end[i], end[j])
+    text = (
+        f"buffers {names[0]} and {names[1]} are both alive at tick {time} "
+        f"and share the bytes [{low}, {high})"
+    )
+    return Violation(Failure.OVERLAP, names, text)
+
+
+def _verify_warmup(plan: Plan, warmup: Warmup) -> list[Violation]:
+    """The warm-up, and the first hot step that follows it, on one linear clock."""
+    joint, offsets = warmup_with_first_step(plan, warmup)
+    return verify_offsets(joint, offsets, plan.peak)
+
+
+def warmup_with_first_step(plan: Plan, warmup: Warmup) -> tuple[Problem, Int64Array]:
+    """Warm-up buffers followed by the hot ones of the first pass, and their offsets.
+
+    On the warm-up's clock the first hot pass begins at `warmup.ticks`; a wrap-around
+    buffer is first born in it, and reaches over its end.
+    """
+    hot, before = plan.problem, warmup.problem
+    period = hot.length or 0
+    upper = np.where(hot.wraps, hot.upper + period, hot.upper)
+    joint = Problem.of(
+        np.concatenate([before.lower, hot.lower + warmup.ticks]),
+        np.concatenate([before.upper, upper + warmup.ticks]),
+        np.concatenate([before.size, hot.size]),
+        alignment=np.concatenate([before.alignment, hot.alignment]),
+        labels=[f"warm-up {before.label(i)}" for i in range(len(before))]
+        + [hot.label(i) for i in range(len(hot))],
+    )
+    return joint, np.concatenate([warmup.offsets, plan.offsets])

@@ -1,0 +1,67 @@
+"""What can go wrong, and the exit code each kind ends with.
+
+MemplanError                      70  internal error, the base of all others
+├── CheckFailed                    1  a check that was asked for did not pass
+├── UsageError                     2  options that make no sense together
+├── InputError                     3  a file that is missing, damaged or refused
+│   └── FormatError                3  a file that is not what it should be
+├── NoPlanError                    4  infeasible, or no plan in the time given
+├── EnvironmentUnfitError          5  no torch, wrong versions, no space on disk
+└── RecordError                  125  the recorder failed, not the program
+
+Every message says what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+EXIT_INTERRUPTED = 130
+
+
+class MemplanError(Exception):
+    """Base of every error memplan raises on purpose."""
+
+    exit_code = 70
+
+
+class CheckFailed(MemplanError):  # noqa: N818 - reads as the sentence it is
+    """A verification or a gate did not pass."""
+
+    exit_code = 1
+
+
+class UsageError(MemplanError):
+    """The command line or the arguments contradict themselves."""
+
+    exit_code = 2
+
+
+class InputError(MemplanError):
+    """An input file is missing, unreadable, damaged or refused."""
+
+    exit_code = 3
+
+
+class FormatError(InputError):
+    """A file's contents are not what its format demands."""
+
+    def __init__(self, path: object, problem: str, remedy: str = "") -> None:
+        self.path, self.problem, self.remedy = path, problem, remedy
+        super().__init__(f"{path}: {problem}" + (f"; {remedy}" if remedy else ""))
+
+
+class NoPlanError(MemplanError):
+    """No plan exists, or none was found in the time given."""
+
+    exit_code = 4
+
+
+class EnvironmentUnfitError(MemplanError):
+    """The machine lacks something: torch, a known ABI, space on disk."""
+
+    exit_code = 5
+
+
+class RecordError(MemplanError):
+    """The recorder itself failed; the recorded program did not."""
+
+    exit_code = 125

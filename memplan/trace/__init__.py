@@ -1,0 +1,1 @@
+"""Traces: what a program allocated, when, and for how long."""

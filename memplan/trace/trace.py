@@ -1,0 +1,146 @@
+"""A Trace: the events of one run as columns, their stacks, and what is known of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.core.plan import Program, RunStats
+from memplan.errors import InputError
+from memplan.trace.stacks import StackTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = "memplan.trace"
+VERSION = 1
+
+
+class Action(enum.IntEnum):
+    """What happened. The names are those of PyTorch's own memory history."""
+
+    ALLOC = 0
+    FREE_COMPLETED = 1
+    STEP = 2
+    FREE_REQUESTED = 3
+
+
+class Mark(enum.IntEnum):
+    """What cut a step; the strongest kind present in a trace is the one used."""
+
+    NONE = 0
+    FORWARD = 1
+    OPTIMIZER = 2
+    EXPLICIT = 3
+
+
+@dataclass(frozen=True)
+class TraceInfo:
+    """What is known of a run beside its events.
+
+    started: RFC 3339; complete: False when the recording was cut off; dropped_events:
+    how many events are missing; device: "cpu" or "cuda".
+    """
+
+    program: Program = field(default_factory=Program)
+    run: RunStats = field(default_factory=RunStats)
+    device: str = "cpu"
+    alignment: int = 64
+    argv: tuple[str, ...] = ()
+    started: str = ""
+    dropped_events: int = 0
+    complete: bool = True
+    stacks: str = "none"
+    producer: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Events in the order they happened; every array has shape (m,).
+
+    time_ns: since an arbitrary start, not decreasing within a thread.
+    action, mark: codes of Action and Mark (a mark other than NONE only on steps).
+    address, size: of the block, bytes; requested_size: exact bytes asked for.
+    thread: the operating system's id; device: index; stream: handle, 0 on CPU.
+    stack: index into the stack table, -1 for none.
+    """
+
+    time_ns: npt.NDArray[np.int64]
+    action: npt.NDArray[np.uint8]
+    mark: npt.NDArray[np.uint8]
+    address: npt.NDArray[np.uint64]
+    size: npt.NDArray[np.int64]
+    requested_size: npt.NDArray[np.int64]
+    thread: npt.NDArray[np.int32]
+    device: npt.NDArray[np.int16]
+    stream: npt.NDArray[np.int64]
+    stack: npt.NDArray[np.int32]
+
+    DTYPES = {  # noqa: RUF012 - a constant table, not a field
+        "time_ns": np.int64,
+        "action": np.uint8,
+        "mark": np.uint8,
+        "address": np.uint64,
+        "size": np.int64,
+        "requested_size": np.int64,
+        "thread": np.int32,
+        "device": np.int16,
+        "stream": np.int64,
+        "stack": np.int32,
+    }
+
+    @classmethod
+    def of(cls, **arrays: npt.ArrayLike) -> Columns:
+        """Columns from array-likes; a column left out is zero (`stack`: -1).
+
+        Raises InputError if lengths differ or a name is unknown.
+        """
+        unknown = set(arrays) - set(cls.DTYPES)
+        if unknown:
+            raise InputError(f"unknown trace columns: {', '.join(sorted(unknown))}")
+        columns = {
+            name: np.asarray(values, dtype=cls.DTYPES[name])
+            for name, values in arrays.items()
+        }
+        lengths = {name: column.shape for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise InputError(f"trace columns differ in length: {lengths}")
+        count = next(iter(lengths.values()), (0,))
+        for name, dtype in cls.DTYPES.items():
+            fill = -1 if name == "stack" else 0
+            columns.setdefault(name, np.full(count, fill, dtype=dtype))
+        return cls(**columns)
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def take(self, rows: npt.NDArray[np.int64] | slice) -> Columns:
+        """The rows chosen, as new columns."""
+        return Columns(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The events of one run."""
+
+    events: Columns
+    stacks: StackTable = field(default_factory=StackTable)
+    info: TraceInfo = field(default_factory=TraceInfo)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per event, actions and marks by name."""
+        import pandas as pd
+
+        frame = pd.DataFrame(
+            {f.name: getattr(self.events, f.name) for f in fields(self.events)}
+        )
+        for column, names in (("action", Action), ("mark", Mark)):
+            frame[column] = frame[column].map({c.value: c.name.lower() for c in names})
+        return frame

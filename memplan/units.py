@@ -1,0 +1,56 @@
+"""Bytes and seconds, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from memplan.errors import UsageError
+
+_IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from ``"12GiB"`` (2^30), ``"12GB"`` (10^9), ``"0.5g"`` (2^30), ``"512"``.
+
+    A bare letter counts in powers of 1024, as memory does. Raises UsageError.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a size; write 12GiB, 12GB, 0.5g or 4096")
+    number, prefix, binary, unit = match.groups()
+    if not prefix and binary:
+        raise UsageError(f"{text!r} is not a size; write 12GiB, 12GB, 0.5g or 4096")
+    base = 1000 if prefix and unit and not binary else 1024
+    power = " kmgtp".index(prefix.lower()) if prefix else 0
+    return (
+        round(float(number) * base**power)
+        if "." in number
+        else (int(number) * base**power)
+    )
+
+
+def format_bytes(count: int | float) -> str:
+    """``"12.4 GiB"``: three significant digits at least, never a truncated number."""
+    value, unit = float(count), 0
+    while abs(value) >= 1024 and unit < len(_IEC) - 1:
+        value, unit = value / 1024, unit + 1
+    if unit and abs(value) >= 1023.95 and unit < len(_IEC) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{int(count)} B" if unit == 0 else f"{value:.1f} {_IEC[unit]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """``"1.2 s"``, ``"34 ms"``, ``"5.6 µs"``."""
+    for limit, scale, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs")):
+        if seconds >= limit:
+            value = seconds * scale
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def format_gap(gap: float) -> str:
+    """A gap as a percentage: ``"0.42 %"``, ``"0 %"`` only when it is nought."""
+    if gap == 0:
+        return "0 %"
+    return f"{gap:.2%}".replace("%", " %") if gap >= 5e-5 else "< 0.01 %"
