@@ -62,7 +62,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int = MAX_FILE_BYTES) -> bytes:
-    """The whole file; InputError if it is missing, unreadable or above `limit` bytes."""
+    """The whole file; InputError if missing, unreadable or above `limit` bytes."""
     source = Path(path)
     try:
         if source.is_dir():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-
 from memplan.core.bounds import lower_bound
 from memplan.core.problem import Int64Array, Problem
 

@@ -137,15 +137,11 @@ class Problem:
         else:
             self._refuse(self.upper < 0, "upper is {upper}, and must not be negative")
             outside = np.maximum(self.lower, self.upper) > self.length
-            self._refuse(
-                outside, f"lifespan leaves the clock's period of {self.length}"
-            )
+            self._refuse(outside, f"lifespan leaves the period of {self.length}")
             self._refuse(
                 (self.lower == self.length), "lower {lower} is the end of the clock"
             )
-        self._refuse(
-            self.alignment < 1, "alignment is {alignment}, and must be at least 1"
-        )
+        self._refuse(self.alignment < 1, "alignment {alignment} is not at least 1")
         self._refuse(self.fixed < FREE, "fixed offset {fixed} is negative")
         self._refuse(
             (self.fixed >= 0) & (self.fixed % self.alignment != 0),
