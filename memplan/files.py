@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from memplan.errors import EnvironmentUnfitError, InputError, UsageError
+from memplan.errors import EnvironmentUnfitError, FormatError, InputError, UsageError
 
+PathLike = str | os.PathLike[str]
 MAX_FILE_BYTES = 2 << 30
 
 
@@ -26,7 +28,7 @@ def refuse_overwrite(path: Path, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
     """A binary file that appears at `path` whole, or not at all.
 
     Written beside the target, synced, renamed over it, and the folder synced:
@@ -55,26 +57,63 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 os.unlink(temporary)
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+def open_journal(path: PathLike) -> int:
+    """A descriptor to append to a new, empty file at `path`; the caller closes it."""
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        raise EnvironmentUnfitError(_cannot_write(Path(path), error)) from error
+
+
+def write_bytes(path: PathLike, data: bytes) -> None:
     """Write `data` to `path` atomically."""
     with atomic_write(path) as stream:
         stream.write(data)
 
 
-def read_bytes(path: str | os.PathLike[str], limit: int = MAX_FILE_BYTES) -> bytes:
-    """The whole file; InputError if missing, unreadable or above `limit` bytes."""
-    source = Path(path)
+@contextlib.contextmanager
+def open_input(
+    path: PathLike, limit: int = MAX_FILE_BYTES
+) -> Iterator[tuple[IO[bytes], int]]:
+    """A regular, non-empty file opened for reading, and its size in bytes.
+
+    Raises InputError if it is missing, a folder, a pipe or a device, empty, above
+    `limit` bytes, or fails while it is being read.
+    """
+    name = os.fspath(path)
     try:
-        if source.is_dir():
-            raise InputError(f"{source} is a folder; name a file")
-        size = source.stat().st_size
-        if size > limit:
-            raise InputError(f"{source}: {size} bytes, more than the limit of {limit}")
-        return source.read_bytes()
+        _refuse_unless_regular(name)
+        with open(name, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size == 0:
+                raise FormatError(name, "the file is empty", "record it again")
+            if size > limit:
+                raise InputError(f"{name}: {size} bytes, above the limit of {limit}")
+            yield stream, size
     except FileNotFoundError:
-        raise InputError(f"{source}: no such file") from None
+        raise InputError(f"{name}: no such file; check the path") from None
     except OSError as error:
-        raise InputError(f"{source}: cannot be read ({error.strerror})") from error
+        why = error.strerror or str(error)
+        raise InputError(f"{name}: cannot be read ({why}); check the file") from error
+
+
+def _refuse_unless_regular(name: str) -> None:
+    """A look before opening: to open a pipe would wait for its other end."""
+    try:
+        mode = os.stat(name).st_mode
+    except ValueError:
+        raise InputError(f"{name!r}: not a file name, it holds a NUL byte") from None
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{name} is a folder; name a file")
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{name} is not a regular file; save it to one first")
+
+
+def read_bytes(path: PathLike, limit: int = MAX_FILE_BYTES) -> bytes:
+    """The whole of a regular, non-empty file; raises as `open_input` does."""
+    with open_input(path, limit) as (stream, size):
+        return stream.read(size)
 
 
 def _mode(target: Path) -> int:

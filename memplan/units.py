@@ -23,15 +23,12 @@ def parse_bytes(text: str) -> int:
         raise UsageError(f"{text!r} is not a size; write 12GiB, 12GB, 0.5g or 4096")
     base = 1000 if prefix and unit and not binary else 1024
     power = " kmgtp".index(prefix.lower()) if prefix else 0
-    return (
-        round(float(number) * base**power)
-        if "." in number
-        else (int(number) * base**power)
-    )
+    scale: int = base**power
+    return round(float(number) * scale) if "." in number else int(number) * scale
 
 
 def format_bytes(count: int | float) -> str:
-    """``"12.4 GiB"``: three significant digits at least, never a truncated number."""
+    """``"12.4 GiB"``: IEC units with one decimal, whole bytes below 1 KiB."""
     value, unit = float(count), 0
     while abs(value) >= 1024 and unit < len(_IEC) - 1:
         value, unit = value / 1024, unit + 1

@@ -74,6 +74,17 @@ class Source:
     step: str = "hot"
 
 
+@dataclass(frozen=True)
+class Stated:
+    """What a plan file says of its own contents, for `verify` to hold against them.
+
+    peak: bytes; fingerprint: of the problem, hex (see `Problem.fingerprint`).
+    """
+
+    peak: int
+    fingerprint: str
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Offsets in bytes for every buffer of `problem`, int64, shape (n,).
@@ -81,6 +92,7 @@ class Plan:
     lower_bound: bytes no plan can do with less than.
     proved_optimal: the peak is known to be least, by the bound or by a search.
     seconds: how long solving took; not written to the file, whose bytes repeat.
+    stated: what the file says of itself, where the plan was read from one.
     """
 
     problem: Problem
@@ -96,6 +108,7 @@ class Plan:
     recorded: RunStats = field(default_factory=RunStats)
     requests: Requests | None = None
     warmup: Warmup | None = None
+    stated: Stated | None = None
 
     @classmethod
     def of(

@@ -21,6 +21,7 @@ Int64Array = npt.NDArray[np.int64]
 Int64Like = npt.ArrayLike
 
 MAX_TOTAL_BYTES = 1 << 62
+MAX_LENGTH = 1 << 62  # ticks of a period; twice that still fits in an int64
 FREE = -1  # in `fixed`: this buffer may go anywhere
 
 
@@ -135,6 +136,8 @@ class Problem:
                 self.lower > self.upper, "lower {lower} comes after upper {upper}"
             )
         else:
+            if not 1 <= self.length <= MAX_LENGTH:
+                raise InputError(f"a period of {self.length} is not 1 to 2^62 ticks")
             self._refuse(self.upper < 0, "upper is {upper}, and must not be negative")
             outside = np.maximum(self.lower, self.upper) > self.length
             self._refuse(outside, f"lifespan leaves the period of {self.length}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.core.plan import Plan, Warmup
+from memplan.core.plan import Plan, Stated, Warmup
 from memplan.core.problem import Int64Array, Problem
 
 
@@ -27,6 +27,7 @@ class Failure(str, enum.Enum):
     MISSING = "missing"
     FINGERPRINT = "fingerprint"
     BOUND = "bound"
+    PEAK = "peak"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,13 @@ def verify(plan: Plan) -> list[Violation]:
     every buffer that collides with one already found sound. At least one violation
     is reported for any plan in which two live buffers share a byte.
     """
-    found = verify_offsets(plan.problem, plan.offsets, plan.peak)
+    if len(plan.offsets) != len(plan.problem):
+        capacity = 0  # no peak to speak of: what is wrong is the number of offsets
+    else:
+        capacity = plan.peak if plan.stated is None else plan.stated.peak
+    found = verify_offsets(plan.problem, plan.offsets, capacity)
+    if plan.stated is not None:
+        found += _misstated(plan, plan.stated)
     if not found and plan.lower_bound > plan.peak:
         found.append(
             Violation(
@@ -56,6 +63,18 @@ def verify(plan: Plan) -> list[Violation]:
         )
     if not found and plan.warmup is not None:
         found = _verify_warmup(plan, plan.warmup)
+    return found
+
+
+def _misstated(plan: Plan, stated: Stated) -> list[Violation]:
+    """What a plan's file says of its buffers, and is not so."""
+    found = []
+    if stated.fingerprint != plan.problem.fingerprint():
+        text = "the fingerprint is not that of the sizes and lifespans listed"
+        found.append(Violation(Failure.FINGERPRINT, (), text))
+    if len(plan.offsets) == len(plan.problem) and stated.peak != plan.peak:
+        text = f"the stated peak is {stated.peak}, the buffers reach {plan.peak}"
+        found.append(Violation(Failure.PEAK, (), text))
     return found
 
 

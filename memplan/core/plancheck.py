@@ -1,0 +1,103 @@
+"""What a plan must be before a file can hold it, whether or not it verifies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memplan.core.plan import UNPLANNED, Plan, Requests, Warmup
+from memplan.core.problem import MAX_TOTAL_BYTES, Int64Array, Problem
+from memplan.core.strictjson import MAX_INTEGER, MAX_TEXT, is_text, shown
+from memplan.errors import FormatError
+
+
+def check_structure(plan: Plan, path: object, remedy: str = "") -> None:
+    """Raise FormatError naming what in `plan` does not fit together.
+
+    Offsets and labels must belong to the buffers, requests must serve each buffer
+    once and in the order of the clock, and a warm-up must lie before the hot steps.
+    """
+    problem = _misfit(plan.problem, plan.offsets, plan.requests)
+    if not problem and plan.warmup is not None:
+        before = plan.warmup
+        problem = _misfit(before.problem, before.offsets, before.requests)
+        problem = f"warm-up: {problem}" if problem else _warmup_misfit(plan, before)
+    if problem:
+        raise FormatError(path, problem, remedy)
+
+
+def request_of_buffer(requests: Requests) -> Int64Array:
+    """The request that each buffer serves, shape (n,), where each serves one."""
+    planned = np.flatnonzero(requests.buffer != UNPLANNED)
+    return planned[np.argsort(requests.buffer[planned], kind="stable")]
+
+
+def _misfit(problem: Problem, offsets: Int64Array, requests: Requests | None) -> str:
+    if len(offsets) != len(problem):
+        return f"{len(offsets)} offsets for {len(problem)} buffers"
+    outside = (offsets < 0) | (offsets > MAX_TOTAL_BYTES - problem.size)
+    if outside.any():
+        i = int(np.argmax(outside))
+        name, offset = problem.label(i), int(offsets[i])
+        return f"buffer {name}: offset {offset} does not lie between 0 and 2^62 bytes"
+    if requests is not None:
+        return _requests_misfit(problem, requests)
+    return "" if problem.labels is None else _labels_misfit(problem.labels)
+
+
+def _labels_misfit(labels: tuple[str, ...]) -> str:
+    seen: set[str] = set()
+    for label in labels:
+        if not isinstance(label, str) or not is_text(label):
+            return f"label {shown(label)} is not text of at most {MAX_TEXT} characters"
+        if label in seen:
+            return f"two buffers have the label {shown(label)}"
+        seen.add(label)
+    return ""
+
+
+def _requests_misfit(problem: Problem, requests: Requests) -> str:
+    count, starts = len(requests), requests.starts
+    if len(requests.buffer) != count:
+        return f"{count} request sizes for {len(requests.buffer)} requests"
+    if starts[:1] != (0,) or list(starts) != sorted(starts) or starts[-1] > count:
+        return (
+            f"starts must ascend from 0 to at most {count}, the number of requests, "
+            f"and are {shown(', '.join(map(str, starts[:8])))}"
+        )
+    if (requests.size < 0).any():
+        i = int(np.argmax(requests.size < 0))
+        return f"request {i} asks for {int(requests.size[i])} bytes"
+    return _service_misfit(problem, requests)
+
+
+def _service_misfit(problem: Problem, requests: Requests) -> str:
+    planned = np.flatnonzero(requests.buffer != UNPLANNED)
+    served, sizes = requests.buffer[planned], requests.size[planned]
+    if not np.array_equal(np.sort(served), np.arange(len(problem))):
+        return f"the {len(problem)} buffers do not serve one request each"
+    other = sizes != problem.size[served]
+    if other.any():
+        i = int(np.argmax(other))
+        asked, held = int(sizes[i]), int(problem.size[served[i]])
+        return f"request {planned[i]} asks for {asked} bytes, its buffer holds {held}"
+    # Where the clock does not tell two requests apart, their rows do.
+    back = np.lexsort((served, problem.lower[served])) != np.arange(len(served))
+    if back.any():
+        return f"request {planned[np.argmax(back)]} is out of the order of the clock"
+    return ""
+
+
+def _warmup_misfit(plan: Plan, warmup: Warmup) -> str:
+    hot, before, ticks = plan.problem, warmup.problem, warmup.ticks
+    if before.length is not None:
+        return "warm-up: its clock must be linear, and has a length"
+    late = before.lower >= ticks
+    if late.any():
+        i = int(np.argmax(late))
+        name, lower = before.label(i), int(before.lower[i])
+        return f"warm-up: buffer {name}: lower {lower} is not before ticks {ticks}"
+    # Python's integers: the sum must not wrap around before it is compared.
+    end = ticks + (hot.length or 0) + int(hot.upper.max(initial=0))
+    if ticks < 0 or end > MAX_INTEGER:
+        return f"warm-up: ticks {ticks} is negative, or too large for the clock"
+    return ""

@@ -1,0 +1,174 @@
+"""Plan files: JSON, integers only, the same bytes for the same plan.
+
+One top-level field a line, keys sorted, one buffer a line. The checksum is the
+SHA-256 of the file without the line that holds it::
+
+    grep -v '^"checksum"' plan.json | sha256sum
+
+It finds accident, not malice: whoever applies a plan verifies its contents. Hence
+two kinds of trouble. What makes a file unreadable (not JSON, a field that is missing,
+out of range or repeated, requests that do not add up, a wrong checksum) is a
+FormatError here. What makes a readable plan wrong (buffers that overlap, stand
+askew or reach beyond the stated peak, a fingerprint that is not theirs) is left to
+`memplan.core.verify`, which names every buffer concerned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from memplan import __version__
+from memplan.core.plan import UNPLANNED, Plan, Requests
+from memplan.core.plancheck import check_structure, request_of_buffer
+from memplan.core.planread import (
+    MAX_PLAN_BYTES,
+    SCHEMA,
+    VERSION,
+    load_plan,
+    read_header,
+    read_plan,
+)
+from memplan.core.problem import FREE, Int64Array, Problem
+from memplan.core.strictjson import Refused, Table
+from memplan.errors import InputError
+from memplan.files import refuse_overwrite, write_bytes
+
+__all__ = ["SCHEMA", "VERSION", "dump_plan", "load_plan", "read_plan", "write_plan"]
+
+_encode = json.JSONEncoder(sort_keys=True).encode
+
+
+def write_plan(
+    plan: Plan, path: str | os.PathLike[str], *, force: bool = False
+) -> None:
+    """Write `plan` to `path`, whole or not at all; `force` replaces a file.
+
+    Raises UsageError if the file exists, InputError as `dump_plan` does, and
+    EnvironmentUnfitError if the disk refuses.
+    """
+    refuse_overwrite(Path(path), force)
+    write_bytes(path, dump_plan(plan))
+
+
+def dump_plan(plan: Plan) -> bytes:
+    """The bytes of the plan's file.
+
+    Labels name the buffers of an imported problem. The buffers of a recorded one
+    are named by their requests, and its labels, if any, are not kept. Raises
+    InputError for a plan that `load_plan` would refuse.
+    """
+    header = _header(plan)
+    read_header(Table.of(header, "plan", frozenset(header)))
+    check_structure(plan, "plan")
+    warmup = "null"
+    if plan.warmup is not None:
+        before = plan.warmup
+        section = _section(before.problem, before.offsets, before.requests)
+        warmup = _object(section | {"ticks": str(before.ticks)})
+    fields = {name: _encode(value) for name, value in header.items()}
+    fields |= _section(plan.problem, plan.offsets, plan.requests) | {"warmup": warmup}
+    digest = hashlib.sha256(_file(fields)).hexdigest()
+    data = _file(fields | {"checksum": _encode(digest)})
+    if len(data) > MAX_PLAN_BYTES:
+        raise InputError(
+            f"the plan's file would take {len(data)} bytes, more than the limit of "
+            f"{MAX_PLAN_BYTES}; plan fewer buffers"
+        )
+    return data
+
+
+def _header(plan: Plan) -> dict[str, object]:
+    source, program, run = plan.source, plan.program, plan.recorded
+    return {
+        "bounds": {
+            "lower_bound": int(plan.lower_bound),
+            "proved_optimal": bool(plan.proved_optimal),
+        },
+        "device": {"type": plan.device},
+        "length": plan.problem.length,
+        "method": plan.method,
+        "peak": plan.peak,
+        "producer": f"memplan {__version__}",
+        "program": {
+            "marks": program.marks,
+            "script": program.script,
+            "sha256": program.sha256,
+            "threads": program.threads,
+            "torch": program.torch,
+        },
+        "recorded": {
+            "milli_faults_per_step": _rounded(run.page_faults_per_step * 1e3),
+            "peak_rss_bytes": run.peak_rss_bytes,
+            "step_nanoseconds": _rounded(run.step_seconds * 1e9),
+        },
+        "schema": SCHEMA,
+        "seed": plan.seed,
+        "trace": {
+            "buffers": len(plan.problem),
+            "fingerprint": plan.problem.fingerprint(),
+            "name": source.name,
+            "sha256": source.sha256,
+            "step": source.step,
+        },
+        "version": VERSION,
+    }
+
+
+def _rounded(value: float) -> int | Refused:
+    return round(value) if math.isfinite(value) else Refused(str(value))
+
+
+def _section(
+    problem: Problem, offsets: Int64Array, requests: Requests | None
+) -> dict[str, str]:
+    """The fields that the hot steps and the warm-up have in common, as JSON."""
+    buffers: dict[str, Iterable[object]] = {
+        "lower": problem.lower.tolist(),
+        "offset": offsets.tolist(),
+        "size": problem.size.tolist(),
+        "upper": problem.upper.tolist(),
+    }
+    alignments = np.unique(problem.alignment).tolist() or [1]
+    if len(alignments) > 1:
+        buffers["alignment"] = problem.alignment.tolist()
+    if (problem.fixed != FREE).any():
+        buffers["fixed"] = ["null" if f == FREE else f for f in problem.fixed.tolist()]
+    unplanned: dict[str, Iterable[object]] = {"id": [], "size": []}
+    if requests is not None:
+        buffers["id"] = request_of_buffer(requests).tolist()
+        rows = np.flatnonzero(requests.buffer == UNPLANNED)
+        unplanned = {"id": rows.tolist(), "size": requests.size[rows].tolist()}
+    elif problem.labels is not None:
+        buffers["id"] = map(_encode, problem.labels)
+    else:
+        buffers["id"] = range(len(problem))
+    return {
+        "alignment": str(alignments[0]) if len(alignments) == 1 else "null",
+        "buffers": _rows(buffers),
+        "starts": "null" if requests is None else str(list(map(int, requests.starts))),
+        "unplanned": _rows(unplanned),
+    }
+
+
+def _rows(columns: dict[str, Iterable[object]]) -> str:
+    keys = sorted(columns)
+    row = "{" + ", ".join(f'"{key}": %s' for key in keys) + "}"
+    values = zip(*(columns[key] for key in keys), strict=True)
+    text = ",\n".join(map(row.__mod__, values))
+    return f"[\n{text}\n]" if text else "[]"
+
+
+def _object(fields: dict[str, str]) -> str:
+    lines = ",\n".join(f'"{key}": {fields[key]}' for key in sorted(fields))
+    return f"{{\n{lines}\n}}"
+
+
+def _file(fields: dict[str, str]) -> bytes:
+    return f"{_object(fields)}\n".encode("ascii")

@@ -1,0 +1,250 @@
+"""Reading plan files: nothing in them is believed before it is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from memplan.core.plan import (
+    UNPLANNED,
+    Plan,
+    Program,
+    Requests,
+    RunStats,
+    Source,
+    Stated,
+    Warmup,
+)
+from memplan.core.plancheck import check_structure, request_of_buffer
+from memplan.core.problem import FREE, Int64Array, Problem
+from memplan.core.strictjson import Table, parse, shown
+from memplan.errors import FormatError, InputError
+from memplan.files import read_bytes
+
+SCHEMA = "memplan.plan"
+VERSION = 1
+MAX_PLAN_BYTES = 128 << 20  # more than a million buffers
+
+_REMEDY = "make the plan anew with memplan solve"
+_HEADER = {
+    "bounds": frozenset({"lower_bound", "proved_optimal"}),
+    "device": frozenset({"type"}),
+    "program": frozenset({"marks", "script", "sha256", "threads", "torch"}),
+    "recorded": frozenset(
+        {"milli_faults_per_step", "peak_rss_bytes", "step_nanoseconds"}
+    ),
+    "trace": frozenset({"buffers", "fingerprint", "name", "sha256", "step"}),
+}
+_SECTION = frozenset({"alignment", "buffers", "starts", "unplanned"})
+_KEYS = (
+    frozenset(_HEADER)
+    | frozenset({"checksum", "length", "method", "peak", "producer", "schema"})
+    | frozenset({"seed", "version", "warmup"})
+    | _SECTION
+)
+_ROW = frozenset({"id", "lower", "offset", "size", "upper"})
+_UNPLANNED_ROW = frozenset({"id", "size"})
+_CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
+_MAGIC = {
+    b"PAR1": ("a Parquet file, as traces are, not a plan", "memplan solve {}"),
+    b"\x80": ("a pickle, as memory snapshots are, not a plan", "memplan solve {}"),
+    b"\x1f\x8b": ("compressed with gzip", "gunzip {}"),
+}
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan in the file at `path`.
+
+    Raises InputError if it cannot be read, FormatError if it is not a sound plan
+    file. The plan need not verify: `memplan.core.verify.verify` tells.
+    """
+    return load_plan(read_bytes(path, MAX_PLAN_BYTES), os.fspath(path))
+
+
+def load_plan(data: bytes, name: str = "plan") -> Plan:
+    """The plan in `data`; `name` stands for the file in messages.
+
+    Raises FormatError naming the field or the buffer at fault.
+    """
+    for magic, (kind, command) in _MAGIC.items():
+        if data.startswith(magic):
+            raise FormatError(name, kind, f"run {command.format(name)}")
+    if not data.strip():
+        raise FormatError(name, "the file is empty", _REMEDY)
+    value = parse(data, name, _REMEDY)
+    _check_version(value, name)
+    table = Table.of(value, name, _KEYS, remedy=_REMEDY)
+    _check_sum(table, data)
+    problem, offsets, requests = _section(table, _length(table))
+    header = read_header(table)
+    stated = table.table("trace", _HEADER["trace"]).integer("buffers")
+    if stated != len(problem):
+        raise table.error(
+            "trace.buffers", f"is {stated}, and {len(problem)} are listed"
+        )
+    plan = Plan(problem, offsets, requests=requests, warmup=_warmup(table), **header)
+    check_structure(plan, name, _REMEDY)
+    return plan
+
+
+def read_header(table: Table) -> dict[str, Any]:
+    """What `Plan` takes by name, from all fields but the buffers and the warm-up."""
+    bounds, device, program, run, trace = (
+        table.table(key, keys) for key, keys in _HEADER.items()
+    )
+    table.text("producer")
+    return {
+        "method": table.text("method"),
+        "lower_bound": bounds.integer("lower_bound"),
+        "proved_optimal": bounds.flag("proved_optimal"),
+        "seed": table.integer("seed"),
+        "device": device.text("type"),
+        "source": Source(trace.text("name"), trace.text("sha256"), trace.text("step")),
+        "program": Program(
+            program.text("script"),
+            program.text("sha256"),
+            program.text("torch"),
+            program.integer("threads"),
+            program.text("marks"),
+        ),
+        "recorded": RunStats(
+            run.integer("peak_rss_bytes"),
+            run.integer("milli_faults_per_step") / 1e3,
+            run.integer("step_nanoseconds") / 1e9,
+        ),
+        "stated": Stated(table.integer("peak"), trace.text("fingerprint")),
+    }
+
+
+def _check_version(value: object, name: str) -> None:
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if schema == "memplan.trace":
+        raise FormatError(
+            name, "a recorded trace, not a plan", f"run memplan solve {name}"
+        )
+    if not isinstance(value, dict) or schema != SCHEMA:
+        found = "has no schema" if schema is None else f"has the schema {shown(schema)}"
+        raise FormatError(name, f"not a plan: it {found}", f"name a {SCHEMA} file")
+    version = value.get("version")
+    if type(version) is not int or version < 1:
+        problem = f"version is {shown(version)}, and must be an integer from 1"
+        raise FormatError(name, problem, _REMEDY)
+    if version > VERSION:
+        problem = f"version {version} of the plan format is newer than {VERSION}"
+        raise FormatError(name, problem, "upgrade: pip install --upgrade memplan")
+
+
+def _check_sum(table: Table, data: bytes) -> None:
+    stated = table.text("checksum")
+    line = _CHECKSUM.search(data)
+    if line is None or line[1].decode() != stated:
+        raise table.error("checksum", "does not stand on a line of its own")
+    digest = hashlib.sha256(data[: line.start()])
+    digest.update(data[line.end() :])
+    if digest.hexdigest() != stated:
+        raise table.error(
+            "checksum", "does not match: the file was damaged or edited since written"
+        )
+
+
+def _length(table: Table) -> int | None:
+    return None if table.fields["length"] is None else table.integer("length", 1)
+
+
+def _warmup(table: Table) -> Warmup | None:
+    if table.fields["warmup"] is None:
+        return None
+    inner = table.table("warmup", _SECTION | {"ticks"})
+    problem, offsets, requests = _section(inner, None)
+    if requests is None:
+        raise inner.error("starts", "is null, and must be a list")
+    return Warmup(problem, offsets, requests, inner.integer("ticks"))
+
+
+def _section(
+    table: Table, length: int | None
+) -> tuple[Problem, Int64Array, Requests | None]:
+    """The buffers of a section, their offsets, and the requests of a recorded one."""
+    rows = table.rows("buffers")
+    uniform = table.fields["alignment"] is not None
+    pinned = bool(rows) and isinstance(rows[0], dict) and "fixed" in rows[0]
+    keys = _ROW | set(["alignment"][uniform:] + ["fixed"][: int(pinned)])
+    columns = table.columns("buffers", keys)
+    ids = columns.pop("id")
+    free = [value is None for value in columns.get("fixed", ())]
+    if pinned:
+        columns["fixed"] = [0 if f is None else f for f in columns["fixed"]]
+    arrays = {
+        key: table.integers(values, _place("buffers", key, ids))
+        for key, values in columns.items()
+    }
+    if pinned:
+        arrays["fixed"][free] = FREE
+    if uniform:
+        arrays["alignment"] = np.full(len(ids), table.integer("alignment", 1))
+    offsets = arrays.pop("offset")
+    requests = labels = None
+    if table.fields["starts"] is not None:
+        requests = _requests(table, ids, arrays["size"])
+        names = request_of_buffer(requests)
+        labels = None if _counts(names) else [str(i) for i in names.tolist()]
+    elif table.rows("unplanned"):
+        raise table.error("unplanned", "holds requests, but starts is null")
+    else:
+        labels = _labels(table, ids)
+    try:
+        problem = Problem.of(**arrays, length=length, labels=labels)
+    except InputError as error:
+        raise table.error("buffers", f"do not make a problem: {error}") from None
+    return problem, offsets, requests
+
+
+def _requests(table: Table, ids: list[object], sizes: Int64Array) -> Requests:
+    """All requests: those that buffers serve, by their ids, and the unplanned ones."""
+    extra = table.columns("unplanned", _UNPLANNED_ROW)
+    total = len(ids) + len(extra["id"])
+    served = table.integers(ids, _place("buffers", "id"), high=total - 1)
+    rest = table.integers(extra["id"], _place("unplanned", "id"), high=total - 1)
+    listed = np.concatenate([served, rest])
+    times = np.bincount(listed, minlength=total)
+    if (times > 1).any():
+        twice = int(np.argmax(times > 1))
+        raise table.error("buffers", f"and unplanned list request {twice} twice")
+    buffer = np.full(total, UNPLANNED)
+    buffer[served] = np.arange(len(ids))
+    size = np.empty(total, dtype=np.int64)
+    size[served] = sizes
+    size[rest] = table.integers(extra["size"], _place("unplanned", "size", extra["id"]))
+    starts = table.integers(table.rows("starts"), "starts[{}]".format)
+    return Requests(tuple(starts.tolist()), size, buffer)
+
+
+def _labels(table: Table, ids: list[object]) -> list[str] | None:
+    """The ids, if they are text; None if they count from 0, as rows do."""
+    if ids == list(range(len(ids))) and bool not in set(map(type, ids)):
+        return None
+    for i, value in enumerate(ids):
+        if not isinstance(value, str):
+            problem = f"is {shown(value)}, and must be text, as starts is null"
+            raise table.error(_place("buffers", "id")(i), problem)
+    return [str(value) for value in ids]
+
+
+def _counts(values: Int64Array) -> bool:
+    return np.array_equal(values, np.arange(len(values)))
+
+
+def _place(
+    key: str, field: str, ids: list[object] | None = None
+) -> Callable[[int], str]:
+    """How the field of row i is called in messages."""
+
+    def name(i: int) -> str:
+        return f"{key}[{i}].{field}" + (f" (id {shown(ids[i])})" if ids else "")
+
+    return name

@@ -1,0 +1,197 @@
+"""Plan files: what is written is read back, byte for byte the same."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from plan_samples import assert_same, plans, recorded, sample
+
+from memplan import __version__
+from memplan.core.plan import Plan, Requests, RunStats, Source, Warmup
+from memplan.core.planfile import dump_plan, load_plan, read_plan, write_plan
+from memplan.core.problem import Problem
+from memplan.core.verify import verify
+from memplan.errors import InputError, UsageError
+
+
+@given(plans())
+@settings(deadline=None)
+def test_a_plan_is_read_back_as_it_was(plan: Plan) -> None:
+    data = dump_plan(plan)
+    again = load_plan(data)
+    assert_same(plan, again)
+    assert again.stated is not None
+    assert again.stated.peak == plan.peak
+    assert again.stated.fingerprint == plan.problem.fingerprint()
+    if plan.requests is None and len(plan.problem):
+        assert again.problem.labels == plan.problem.labels
+    assert dump_plan(again) == data
+    assert [v.failure for v in verify(again)] == [v.failure for v in verify(plan)]
+
+
+def test_the_file_is_this() -> None:
+    problem = Problem.of([0, 5], [7, 2], [10, 20], alignment=[1, 2], length=10)
+    plan = replace(
+        Plan.of(problem, np.array([20, 0]), "exact", seed=3),
+        requests=recorded(problem, [7]),
+        source=Source("net.parquet", "00ff", "hot"),
+        recorded=RunStats(4096, 1.5, 2e-6),
+    )
+    assert dump_plan(plan).decode() == (
+        f"""\
+{{
+"alignment": null,
+"bounds": {{"lower_bound": 30, "proved_optimal": true}},
+"buffers": [
+{{"alignment": 1, "id": 0, "lower": 0, "offset": 20, "size": 10, "upper": 7}},
+{{"alignment": 2, "id": 2, "lower": 5, "offset": 0, "size": 20, "upper": 2}}
+],
+"checksum": "{re.findall('"checksum": "(.*)"', dump_plan(plan).decode())[0]}",
+"device": {{"type": "cpu"}},
+"length": 10,
+"method": "exact",
+"peak": 30,
+"producer": "memplan {__version__}",
+"program": {{"marks": "none", "script": "", "sha256": "", "threads": 0, "torch": ""}},
+"recorded": {{"milli_faults_per_step": 1500, "peak_rss_bytes": 4096, """
+        f""""step_nanoseconds": 2000}},
+"schema": "memplan.plan",
+"seed": 3,
+"starts": [0],
+"trace": {{"buffers": 2, "fingerprint": "{problem.fingerprint()}", """
+        """"name": "net.parquet", "sha256": "00ff", "step": "hot"},
+"unplanned": [
+{"id": 1, "size": 7}
+],
+"version": 1,
+"warmup": null
+}
+"""
+    )
+
+
+def test_the_checksum_is_that_of_the_file_without_its_line() -> None:
+    lines = dump_plan(sample()).splitlines(keepends=True)
+    rest = b"".join(line for line in lines if not line.startswith(b'"checksum"'))
+    stated = next(line for line in lines if line.startswith(b'"checksum"'))
+    assert hashlib.sha256(rest).hexdigest() in stated.decode()
+
+
+def test_buffers_of_a_recorded_program_are_named_by_their_requests() -> None:
+    again = load_plan(dump_plan(sample()))
+    assert again.problem.labels == ("0", "2", "3", "5")
+    assert verify(again) == []
+
+
+def test_writing_and_reading_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(sample(), path)
+    assert_same(sample(), read_plan(path))
+    with pytest.raises(UsageError, match="--force"):
+        write_plan(sample(), path)
+    write_plan(sample(), path, force=True)
+    assert path.read_bytes() == dump_plan(sample())
+    with pytest.raises(InputError, match="no such file"):
+        read_plan(tmp_path / "absent.json")
+
+
+def test_a_hundred_thousand_buffers() -> None:
+    n = 100_000
+    lower = np.arange(n)
+    size = np.arange(n) % 977 + 1
+    problem = Problem.of(lower, lower + 1, size, alignment=64, length=n + 1)
+    plan = Plan.of(problem, np.zeros(n, dtype=np.int64), "bestfit")
+    plan = replace(plan, requests=recorded(problem, [8] * 1000))
+    assert_same(plan, load_plan(dump_plan(plan)))
+
+
+WIDE = Problem.of([0, 1], [2, 3], [8, 8])
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (replace(sample(), offsets=np.array([0])), "1 offsets for 4 buffers"),
+        (replace(sample(), offsets=np.array([0, 128, 256, -64])), "offset -64"),
+        (replace(sample(), seed=-1), "seed is -1"),
+        (replace(sample(), method="\udc80"), "method is '.udc80'"),
+        (replace(sample(), recorded=RunStats(0, float("nan"))), "is nan"),
+        (replace(sample(), recorded=RunStats(0, 0.0, -1.0)), "nanoseconds is -1"),
+        (
+            Plan.of(replace(WIDE, labels=("a", "a")), np.array([0, 8]), "x"),
+            "two buffers have the label 'a'",
+        ),
+        (
+            replace(
+                Plan.of(WIDE, np.array([0, 8]), "x"),
+                requests=Requests((0,), np.array([8, 8]), np.array([0, 0])),
+            ),
+            "do not serve one request each",
+        ),
+        (
+            replace(
+                Plan.of(WIDE, np.array([0, 8]), "x"),
+                requests=Requests((0,), np.array([8, 8]), np.array([1, 0])),
+            ),
+            "request 0 is out of the order of the clock",
+        ),
+        (
+            replace(
+                Plan.of(WIDE, np.array([0, 8]), "x"),
+                requests=Requests((0,), np.array([8, 9]), np.array([0, 1])),
+            ),
+            "request 1 asks for 9 bytes, its buffer holds 8",
+        ),
+        (
+            replace(
+                Plan.of(WIDE, np.array([0, 8]), "x"),
+                requests=Requests((0,), np.array([8, 8, -1]), np.array([0, 1, -1])),
+            ),
+            "request 2 asks for -1 bytes",
+        ),
+        (
+            replace(
+                Plan.of(WIDE, np.array([0, 8]), "x"),
+                requests=Requests((0,), np.array([8, 8]), np.array([0, 1, -1])),
+            ),
+            "2 request sizes for 3 requests",
+        ),
+        (
+            replace(
+                sample(),
+                warmup=Warmup(
+                    sample().problem,
+                    sample().offsets,
+                    recorded(sample().problem, []),
+                    99,
+                ),
+            ),
+            "warm-up: its clock must be linear",
+        ),
+    ],
+)
+def test_a_plan_that_could_not_be_read_back_is_not_written(
+    plan: Plan, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        write_plan(plan, tmp_path / "plan.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_beyond_the_cap_is_neither_written_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(sample(), path)
+    monkeypatch.setattr("memplan.core.planfile.MAX_PLAN_BYTES", 1000)
+    with pytest.raises(InputError, match="more than the limit of 1000"):
+        dump_plan(sample())
+    monkeypatch.setattr("memplan.core.planread.MAX_PLAN_BYTES", 1000)
+    with pytest.raises(InputError, match="more than the limit of 1000"):
+        read_plan(path)
