@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,13 +97,14 @@ class Columns:
     def of(cls, **arrays: npt.ArrayLike) -> Columns:
         """Columns from array-likes; a column left out is zero (`stack`: -1).
 
-        Raises InputError if lengths differ or a name is unknown.
+        Raises InputError if lengths differ, a name is unknown, or a value is not an
+        integer of the column's type.
         """
         unknown = set(arrays) - set(cls.DTYPES)
         if unknown:
             raise InputError(f"unknown trace columns: {', '.join(sorted(unknown))}")
         columns = {
-            name: np.asarray(values, dtype=cls.DTYPES[name])
+            name: _column(name, values, np.dtype(cls.DTYPES[name]))
             for name, values in arrays.items()
         }
         lengths = {name: column.shape for name, column in columns.items()}
@@ -138,9 +139,31 @@ class Trace:
         """One row per event, actions and marks by name."""
         import pandas as pd
 
-        frame = pd.DataFrame(
+        frame: pd.DataFrame = pd.DataFrame(
             {f.name: getattr(self.events, f.name) for f in fields(self.events)}
         )
         for column, names in (("action", Action), ("mark", Mark)):
             frame[column] = frame[column].map({c.value: c.name.lower() for c in names})
         return frame
+
+
+def _column(name: str, values: npt.ArrayLike, dtype: np.dtype[Any]) -> Any:
+    """A 1-D array of `dtype`; what numpy would round or wrap around is refused."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise InputError(f"{name}: not an array of integers ({error})") from None
+    if array.ndim != 1:
+        raise InputError(f"{name}: expected one dimension, got shape {array.shape}")
+    if array.dtype == dtype or not array.size:
+        return array.astype(dtype, copy=False)
+    if array.dtype.kind not in "iu":
+        found = array.dtype
+        # A list of integers on both sides of 2^63 becomes floats; objects are exact.
+        array = np.asarray(values, dtype=object)
+        if set(map(type, array)) - {int}:
+            raise InputError(f"{name}: expected integers, got {found}")
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if int(array.min()) < low or int(array.max()) > high:
+        raise InputError(f"{name}: a value is not from {low} to {high}")
+    return array.astype(dtype)

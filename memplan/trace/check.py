@@ -1,0 +1,112 @@
+"""What every trace must satisfy, whichever file it was read from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.errors import FormatError
+from memplan.files import PathLike
+from memplan.trace.trace import Action, Columns, Mark
+
+MAX_EVENTS = 200_000_000
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first event that breaks a rule: its row from 0, the column, and why."""
+
+    row: int
+    column: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"row {self.row}, column {self.column}: {self.problem}"
+
+
+def find_fault(events: Columns, stacks: int) -> Fault | None:
+    """The first row that breaks the first rule broken, or None.
+
+    stacks: the length of the stack table. Known actions and marks, marks on steps
+    only, at least one byte per allocation and never fewer than none, times from 0
+    that do not decrease within a thread, stack indexes within the table.
+    """
+    for column, bad, problem in _rules(events, stacks):
+        if bad.any():
+            row = int(np.argmax(bad))
+            value = int(getattr(events, column)[row])
+            return Fault(row, column, problem.format(value=value, stacks=stacks))
+    return None
+
+
+def check_events(path: PathLike, events: Columns, stacks: int) -> None:
+    """Raise FormatError, naming row and column, unless `find_fault` finds nothing.
+
+    Also if there are more events than any reader takes.
+    """
+    check_count(path, len(events))
+    fault = find_fault(events, stacks)
+    if fault is not None:
+        raise FormatError(path, str(fault), "record or convert the trace again")
+
+
+def check_count(path: PathLike, count: int) -> None:
+    """Raise FormatError if `count` events are more than any reader takes."""
+    if count > MAX_EVENTS:
+        raise FormatError(
+            path,
+            f"{count} events, more than the limit of {MAX_EVENTS}",
+            "record fewer steps",
+        )
+
+
+def check_index(path: PathLike, index: npt.NDArray[np.int64]) -> None:
+    """Raise FormatError unless a file's `index` column counts up from 0 or more."""
+    if len(index) and index[0] < 0:
+        raise FormatError(path, f"row 0, column index: {index[0]} is negative")
+    bad = index[1:] <= index[:-1]
+    if bad.any():
+        row = int(np.argmax(bad)) + 1
+        problem = f"row {row}, column index: {index[row]} follows {index[row - 1]}"
+        raise FormatError(path, problem, "sort the rows by index")
+
+
+def _rules(events: Columns, stacks: int) -> Iterator[tuple[str, Mask, str]]:
+    step = events.action == Action.STEP
+    alloc = events.action == Action.ALLOC
+    yield "action", events.action > max(Action), "unknown action code {value}"
+    yield "mark", events.mark > max(Mark), "unknown mark code {value}"
+    marked = events.mark != Mark.NONE
+    yield "mark", marked & ~step, "mark code {value} on an event that is not a step"
+    yield "size", events.size < 0, "{value} bytes, a negative size"
+    yield "size", alloc & (events.size < 1), "an allocation of {value} bytes"
+    yield "requested_size", events.requested_size < 0, "{value} bytes, a negative size"
+    yield "time_ns", events.time_ns < 0, "{value} is negative"
+    yield (
+        "time_ns",
+        _earlier(events.time_ns, events.thread),
+        "{value} is earlier than the event before it in the same thread",
+    )
+    yield "stack", events.stack < -1, "{value} is neither an index nor -1"
+    yield (
+        "stack",
+        events.stack >= stacks,
+        "no stack {value} in the table of {stacks} stacks",
+    )
+
+
+def _earlier(time_ns: npt.NDArray[np.int64], thread: npt.NDArray[np.int32]) -> Mask:
+    """Which events come before the preceding event of their thread."""
+    bad = np.zeros(len(time_ns), dtype=np.bool_)
+    drop = time_ns[1:] < time_ns[:-1]
+    if drop.any():  # threads may interleave a little out of order; each may not
+        order = np.argsort(thread, kind="stable")
+        same = thread[order[1:]] == thread[order[:-1]]
+        late = time_ns[order[1:]] < time_ns[order[:-1]]
+        bad[order[1:][same & late]] = True
+    return bad

@@ -1,0 +1,181 @@
+"""The trace as JSON: the Parquet form's columns as arrays, the same metadata.
+
+    {"schema": "memplan.trace", "version": 1, ..., "stacks_table": {...},
+     "columns": {"index": [...], "time_ns": [...], "action": ["alloc", ...], ...}}
+
+Plain or gzip-compressed. Parquet is smaller and faster; this form needs no library.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.core.strictjson import parse, shown
+from memplan.errors import FormatError
+from memplan.files import PathLike, atomic_write, open_input
+from memplan.trace.check import check_count, check_events, check_index
+from memplan.trace.info import encode_metadata, from_metadata
+from memplan.trace.trace import Action, Columns, Mark, Trace
+
+MAX_JSON_BYTES = 1 << 30
+GZIP_MAGIC = b"\x1f\x8b"
+
+# A recorded trace shrinks to a tenth or a fiftieth; a bomb to a thousandth.
+_GZIP_RATIO = 200
+_GZIP_FLOOR = 16 << 20
+_READ_BYTES = 1 << 20
+_ROWS_AT_A_TIME = 1 << 16
+_NAMES: dict[str, type[Action] | type[Mark]] = {"action": Action, "mark": Mark}
+
+
+def write_json(trace: Trace, path: PathLike) -> None:
+    """Write `trace` to `path`, atomically; compressed if it ends in ``.gz``.
+
+    The same trace gives the same bytes. Raises FormatError for a trace no reader
+    would take, EnvironmentUnfitError if the file cannot be written.
+    """
+    check_events(path, trace.events, len(trace.stacks))
+    metadata = encode_metadata(path, trace)
+    with atomic_write(path) as stream:
+        if str(path).endswith(".gz"):
+            # No name and no time in the header: they would change the bytes.
+            with gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed:
+                _write_text(packed, trace.events, metadata)
+        else:
+            _write_text(stream, trace.events, metadata)
+
+
+def read_json(path: PathLike) -> Trace:
+    """The Trace in a plain or compressed JSON file.
+
+    Raises FormatError naming column and row for whatever is not a trace.
+    """
+    with open_input(path, MAX_JSON_BYTES) as (stream, size):
+        data = stream.read()
+    if data.startswith(GZIP_MAGIC):
+        data = _decompress(path, data, min(_limit(size), MAX_JSON_BYTES))
+    value = parse(data, path, "the file may be cut off")
+    info, stacks = from_metadata(path, value)
+    assert isinstance(value, dict)  # from_metadata refuses anything else
+    columns = value.get("columns")
+    if not isinstance(columns, dict):
+        raise FormatError(path, "there is no object named columns")
+    events = _events(path, columns)
+    check_events(path, events, len(stacks))
+    return Trace(events, stacks, info)
+
+
+def _write_text(
+    stream: IO[bytes] | gzip.GzipFile, events: Columns, metadata: bytes
+) -> None:
+    stream.write(metadata[:-1] + b',"columns":{')
+    index = np.arange(len(events), dtype=np.int64)
+    before = b'\n"'
+    for name in ("index", *Columns.DTYPES):
+        values = index if name == "index" else getattr(events, name)
+        stream.write(before + name.encode() + b'":[')
+        for piece in _pieces(values, _NAMES.get(name)):
+            stream.write(piece)
+        stream.write(b"]")
+        before = b',\n"'
+    stream.write(b"\n}}\n")
+
+
+def _pieces(
+    values: npt.NDArray[Any], names: type[Action] | type[Mark] | None
+) -> Iterator[bytes]:
+    words = [f'"{code.name.lower()}"' for code in names] if names else None
+    for start in range(0, len(values), _ROWS_AT_A_TIME):
+        part = values[start : start + _ROWS_AT_A_TIME].tolist()
+        texts = map(str, part) if words is None else (words[code] for code in part)
+        yield (b"," if start else b"") + ",".join(texts).encode()
+
+
+def _limit(compressed: int) -> int:
+    return max(_GZIP_FLOOR, compressed * _GZIP_RATIO)
+
+
+def _decompress(path: PathLike, data: bytes, limit: int) -> bytes:
+    """What the gzip file holds, given up as soon as it passes `limit` bytes."""
+    machine = zlib.decompressobj(wbits=31)
+    parts, total = [], 0
+    try:
+        while not machine.eof:
+            part = machine.decompress(data, _READ_BYTES)
+            if not part and not machine.eof:
+                raise FormatError(
+                    path, "the compressed data is cut off", "record it again"
+                )
+            data = machine.unconsumed_tail
+            parts.append(part)
+            total += len(part)
+            if total > limit:
+                raise FormatError(
+                    path,
+                    f"it decompresses to more than {limit} bytes",
+                    "use Parquet for a trace of this size",
+                )
+    except zlib.error as error:
+        raise FormatError(path, f"damaged gzip data ({error})") from None
+    if machine.unused_data:
+        raise FormatError(path, f"{len(machine.unused_data)} bytes after the gzip data")
+    return b"".join(parts)
+
+
+def _events(path: PathLike, columns: dict[str, Any]) -> Columns:
+    missing = [n for n in ("index", *Columns.DTYPES) if n not in columns]
+    if missing:
+        raise FormatError(path, f"columns are missing: {', '.join(missing)}")
+    count = None
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, dtype in {"index": np.int64, **Columns.DTYPES}.items():
+        values = columns.pop(name)  # dropped as soon as it is an array
+        if not isinstance(values, list):
+            raise FormatError(path, f"column {name} is {shown(values)}, not a list")
+        count = len(values) if count is None else count
+        if len(values) != count:
+            problem = f"column {name} has {len(values)} rows, index has {count}"
+            raise FormatError(path, problem)
+        check_count(path, count)
+        if name in _NAMES:
+            arrays[name] = _codes(path, name, values)
+        else:
+            arrays[name] = _integers(path, name, values, np.dtype(dtype))
+    check_index(path, arrays.pop("index"))
+    return Columns.of(**arrays)
+
+
+def _codes(path: PathLike, name: str, values: list[Any]) -> npt.NDArray[np.uint8]:
+    codes = {code.name.lower(): int(code) for code in _NAMES[name]}
+    if set(map(type, values)) <= {str} and set(values) <= set(codes):
+        return np.fromiter(map(codes.__getitem__, values), np.uint8, len(values))
+    known = codes.keys()
+    row = next(
+        i for i, v in enumerate(values) if not isinstance(v, str) or v not in known
+    )
+    problem = f"row {row}, column {name}: {shown(values[row])} is not known"
+    raise FormatError(path, problem, f"known are {', '.join(codes)}")
+
+
+def _integers(
+    path: PathLike, name: str, values: list[Any], dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    if set(map(type, values)) <= {int} and (
+        not values or (low <= min(values) and max(values) <= high)
+    ):
+        return np.array(values, dtype=dtype)
+    row = next(
+        i for i, v in enumerate(values) if type(v) is not int or not low <= v <= high
+    )
+    raise FormatError(
+        path,
+        f"row {row}, column {name}: {shown(values[row])} is not an integer "
+        f"from {low} to {high}",
+    )

@@ -1,0 +1,1 @@
+"""Files for other programs, written: one format per module."""

@@ -1,0 +1,1 @@
+"""Other programs' files, read: one format per module."""

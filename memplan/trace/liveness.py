@@ -1,0 +1,221 @@
+"""From a Trace to the packing problem of its hot step.
+
+Buffers that die within their step or the next one are *transient*, and planned;
+those still alive two steps later are *persistent*, and left to the default
+allocator. A transient buffer that is alive across the end of the step wraps around:
+`[lower, T) ∪ [0, upper)`. One that is still alive when its own successor is made
+cannot have one offset in every step; then the step is unrolled, and the plan
+repeats every two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.core.plan import UNPLANNED, Requests
+from memplan.core.problem import Int64Array, Problem
+from memplan.errors import NoPlanError, UsageError
+from memplan.trace.steps import HotSteps, Timeline, find_hot, timeline
+from memplan.trace.trace import Trace
+
+NEVER = Timeline.NEVER
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class WarmupProblem:
+    """The steps before the hot ones: a linear problem, and all their requests.
+
+    `ticks` is the clock's reading where the first hot step begins; lifespans may
+    reach beyond it.
+    """
+
+    problem: Problem
+    requests: Requests
+    ticks: int
+
+
+@dataclass(frozen=True, eq=False)
+class StepProblem:
+    """What is to be planned, and how it came about.
+
+    hot: the steps chosen; None when the whole recording is planned as one.
+    unrolled: how many steps `problem` spans for each of the period.
+    persistent_bytes: exact bytes alive, and outliving steps, when the hot step begins.
+    """
+
+    problem: Problem
+    requests: Requests
+    warmup: WarmupProblem | None
+    hot: HotSteps | None
+    unrolled: int
+    persistent_bytes: int
+
+
+def step_problem(
+    trace: Trace, step: str = "hot", alignment: int | None = None
+) -> StepProblem:
+    """The packing problem of one step of `trace`.
+
+    step: "hot", a step's number, or "all" for the whole recording as one step. A
+        recording without boundaries has one step only, and "hot" means "all".
+    alignment: bytes; the trace's own when None.
+
+    Raises NoPlanError when no step repeats, UsageError for a step that is not there.
+    """
+    line = timeline(trace)
+    unit = trace.info.alignment if alignment is None else alignment
+    if step == "all" or (step == "hot" and line.steps == 1):
+        return _whole(line, unit)
+    if step == "hot":
+        hot = find_hot(line)
+        if hot is None:
+            raise NoPlanError(
+                f"none of the {line.steps} steps repeats the one before it; record "
+                "more steps, mark the top of the loop with memplan.step(), "
+                "or choose one with --step N"
+            )
+    else:
+        hot = HotSteps(_step_number(line, step), 1, True)
+    return _cycle(line, hot, unit)
+
+
+def _step_number(line: Timeline, step: str) -> int:
+    if not step.isascii() or not step.isdigit():
+        raise UsageError(f"--step {step}: write hot, all or a step's number")
+    number = int(step)
+    if number >= line.steps:
+        raise UsageError(
+            f"--step {step}: the trace has steps 0 to {line.steps - 1} only"
+        )
+    return number
+
+
+def _whole(line: Timeline, alignment: int) -> StepProblem:
+    transient = line.upper != NEVER
+    problem, requests = _pack(line, transient, (0,), alignment)
+    persistent = int(line.size[~transient].sum())
+    return StepProblem(problem, requests, None, None, 1, persistent)
+
+
+def _pack(
+    line: Timeline,
+    transient: BoolArray,
+    starts: tuple[int, ...],
+    alignment: int,
+) -> tuple[Problem, Requests]:
+    """The problem of a timeline's first requests, as many as `transient` has."""
+    count = len(transient)
+    chosen = np.flatnonzero(transient)
+    problem = Problem.of(
+        line.lower[chosen], line.upper[chosen], line.size[chosen], alignment=alignment
+    )
+    buffer = np.full(count, UNPLANNED, dtype=np.int64)
+    buffer[chosen] = np.arange(len(chosen))
+    return problem, Requests(starts, line.size[:count], buffer)
+
+
+def _transient(line: Timeline, lower: Int64Array, upper: Int64Array) -> BoolArray:
+    """Freed in the step that made it, or in the next."""
+    young = line.step_of(upper) - line.step_of(lower) <= 1
+    transient: BoolArray = young & (upper != NEVER)
+    return transient
+
+
+def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepProblem:
+    begin, end = line.span(hot.begin)[0], line.span(hot.begin + hot.period - 1)[1]
+    length = end - begin
+    own = slice(
+        line.requests(hot.begin).start, line.requests(hot.begin + hot.period - 1).stop
+    )
+    upper = line.upper if hot.exact else _longest_lives(line, hot, own)
+    transient = _transient(line, line.lower[own], upper[own])
+    lower, upper = line.lower[own] - begin, upper[own] - begin
+    life = np.where(transient, upper - lower, 0)
+    # A life of a whole period or more meets its own successor: unroll.
+    unrolled = int(-(-(life.max(initial=0) + 1) // max(length, 1)))
+    problem, requests = _unroll(
+        lower, upper, line, own, transient, length, unrolled, hot, alignment
+    )
+    persistent = (line.lower < begin) & (line.step_of(line.upper) > hot.begin + 1)
+    return StepProblem(
+        problem,
+        requests,
+        _warmup(line, hot, alignment),
+        hot,
+        unrolled,
+        int(line.size[persistent].sum()),
+    )
+
+
+def _unroll(
+    lower: Int64Array,
+    upper: Int64Array,
+    line: Timeline,
+    own: slice,
+    transient: BoolArray,
+    length: int,
+    copies: int,
+    hot: HotSteps,
+    alignment: int,
+) -> tuple[Problem, Requests]:
+    """`copies` passes of the period side by side, on a clock that closes on itself."""
+    chosen = np.flatnonzero(transient)
+    total = length * copies
+    shifts = np.repeat(np.arange(copies, dtype=np.int64) * length, len(chosen))
+    low = np.tile(lower[chosen], copies) + shifts
+    high = np.tile(upper[chosen], copies) + shifts
+    problem = Problem.of(
+        low,
+        np.where(high > total, high - total, high),
+        np.tile(line.size[own][chosen], copies),
+        alignment=alignment,
+        length=max(total, 1),
+    )
+    per_copy = np.full(len(transient), UNPLANNED, dtype=np.int64)
+    per_copy[chosen] = np.arange(len(chosen))
+    buffer = np.concatenate(
+        [
+            np.where(per_copy >= 0, per_copy + copy * len(chosen), UNPLANNED)
+            for copy in range(copies)
+        ]
+    )
+    firsts = line.first[hot.begin : hot.begin + hot.period] - own.start
+    starts = [
+        int(first) + copy * len(transient) for copy in range(copies) for first in firsts
+    ]
+    return problem, Requests(tuple(starts), np.tile(line.size[own], copies), buffer)
+
+
+def _longest_lives(line: Timeline, hot: HotSteps, own: slice) -> Int64Array:
+    """Where only the requests repeat: each buffer lives as long as in any repetition.
+
+    A free is placed by the request it precedes, which means the same in every
+    repetition; ticks do not.
+    """
+    count = own.stop - own.start
+    upper: Int64Array = line.upper.copy()
+    repeat = own.start + count
+    while repeat + count <= len(line.size) and np.array_equal(
+        line.size[repeat : repeat + count], line.size[own]
+    ):
+        ends = line.upper[repeat : repeat + count]
+        precedes = np.searchsorted(line.lower, ends, side="left") - (repeat - own.start)
+        known = (ends != NEVER) & (precedes < len(line.lower))
+        ticks = line.lower[np.minimum(precedes, len(line.lower) - 1)]
+        upper[own] = np.maximum(upper[own], np.where(known, ticks, 0))
+        repeat += count
+    return upper
+
+
+def _warmup(line: Timeline, hot: HotSteps, alignment: int) -> WarmupProblem | None:
+    if hot.begin == 0:
+        return None
+    begin = line.span(hot.begin)[0]
+    count = line.requests(hot.begin).start
+    transient = _transient(line, line.lower[:count], line.upper[:count])
+    starts = tuple(line.first[: hot.begin].tolist())
+    return WarmupProblem(*_pack(line, transient, starts, alignment), begin)

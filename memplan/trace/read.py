@@ -1,0 +1,36 @@
+"""Read a trace from a file, whichever of its forms it has."""
+
+from __future__ import annotations
+
+from memplan.errors import FormatError
+from memplan.files import PathLike, open_input
+from memplan.trace.trace import Trace
+
+_HEAD_BYTES = 4096
+
+
+def read_trace(path: PathLike) -> Trace:
+    """The Trace in a ``.parquet``, ``.json`` or ``.json.gz`` file.
+
+    What the file is, its contents tell, not its name. Raises InputError if it cannot
+    be read, FormatError (an InputError) if it is not a whole and valid trace.
+    """
+    from memplan.trace import columnar_json, journal, parquet
+
+    with open_input(path) as (stream, _):
+        head = stream.read(_HEAD_BYTES)
+    if head.startswith(parquet.MAGIC):
+        return parquet.read_parquet(path)
+    if head.startswith(columnar_json.GZIP_MAGIC) or head.lstrip().startswith(b"{"):
+        return columnar_json.read_json(path)
+    if head.startswith(journal.MAGIC):
+        raise FormatError(
+            path,
+            "a recording that did not come to its end",
+            f"make a trace of it: memplan recover {path}",
+        )
+    raise FormatError(
+        path,
+        "neither a Parquet nor a JSON trace",
+        "name a trace recorded or imported by memplan",
+    )

@@ -1,0 +1,220 @@
+"""Where a program's steps begin, and which of them repeat.
+
+Boundaries come from the strongest kind of mark in the trace. A step is *hot* when
+the one after it makes the same requests in the same order (profile-guided memory
+optimization, section 1); programs that alternate between a few kinds of steps are
+hot with a longer period.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.core.problem import Int64Array
+from memplan.trace.match import match_frees
+from memplan.trace.trace import Action, Columns, Mark, Trace
+
+MAX_PERIOD = 8
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """The allocations of a trace, and its steps, on one clock.
+
+    The clock is the paper's: it advances by one after every allocation and every
+    free (section 4.1). Steps are numbered from 0, where step 0 is all that comes
+    before the first boundary; the last one may be cut off by the recording's end.
+
+    size: exact bytes of each allocation, in the order they were made, shape (m,).
+    lower, freed: its half-open life in ticks; freed is `NEVER` if it was not.
+    upper: `freed`, or later where threads race: until then it may live in a repetition.
+    row: its row in the trace.
+    bounds: first tick of each step, ascending, the first 0, shape (s,).
+    first: index of each step's first allocation, shape (s,).
+    ticks: the clock's reading at the end.
+    """
+
+    size: Int64Array
+    lower: Int64Array
+    freed: Int64Array
+    upper: Int64Array
+    row: Int64Array
+    bounds: Int64Array
+    first: Int64Array
+    ticks: int
+    mark: Mark
+
+    NEVER = _NEVER
+
+    @property
+    def steps(self) -> int:
+        """How many steps were begun."""
+        return len(self.bounds)
+
+    def step_of(self, ticks: Int64Array) -> Int64Array:
+        """The step in which each tick falls; NEVER falls in no step: `steps`."""
+        found = np.searchsorted(self.bounds, ticks, side="right") - 1
+        return np.where(ticks == _NEVER, self.steps, found).astype(np.int64)
+
+    def requests(self, step: int) -> slice:
+        """The allocations made in `step`, as a slice of the arrays."""
+        last = step + 1 == self.steps
+        return slice(
+            int(self.first[step]),
+            len(self.size) if last else int(self.first[step + 1]),
+        )
+
+    def span(self, step: int) -> tuple[int, int]:
+        """First tick of `step`, and the tick after its last."""
+        last = step + 1 == self.steps
+        end = self.ticks if last else int(self.bounds[step + 1])
+        return int(self.bounds[step]), end
+
+
+@dataclass(frozen=True)
+class HotSteps:
+    """Steps that repeat: `period` steps from `begin` on, and again right after.
+
+    exact: the frees repeat as well as the requests, not the requests alone.
+    """
+
+    begin: int
+    period: int
+    exact: bool
+
+
+def timeline(trace: Trace) -> Timeline:
+    """The trace's allocations and steps on one clock."""
+    events = trace.events
+    counted = np.isin(events.action, (Action.ALLOC, Action.FREE_COMPLETED))
+    counted &= (events.action != Action.ALLOC) | (events.requested_size > 0)
+    tick: Int64Array = np.cumsum(counted) - counted  # ticks before each row
+    allocations = np.flatnonzero(counted & (events.action == Action.ALLOC))
+    free = match_frees(events)[allocations]
+    freed = np.where(free >= 0, tick[free], _NEVER).astype(np.int64)
+    mark = strongest_mark(events)
+    cuts: Int64Array = tick[(events.action == Action.STEP) & (events.mark == mark)]
+    if mark is Mark.NONE:
+        cuts = cuts[:0]
+    bounds = np.concatenate([np.zeros(1, np.int64), cuts.astype(np.int64)])
+    lower = tick[allocations].astype(np.int64)
+    return Timeline(
+        size=events.requested_size[allocations].astype(np.int64),
+        lower=lower,
+        freed=freed,
+        upper=_outlast_races(lower, freed, events.thread[counted]),
+        row=allocations.astype(np.int64),
+        bounds=bounds,
+        first=np.searchsorted(lower, bounds, side="left").astype(np.int64),
+        ticks=int(counted.sum()),
+        mark=mark,
+    )
+
+
+def _outlast_races(
+    lower: Int64Array, freed: Int64Array, thread: npt.NDArray[np.int32]
+) -> Int64Array:
+    """`freed`, put off to the end of the parallel region that a block lives in.
+
+    Within a parallel region (an operator's inner threads, each with its scratch) the
+    order of requests and frees changes from run to run, so all blocks made and freed
+    in one count as alive together. A region is where threads other than the busiest
+    one show up, and as many events around as those threads can have exchanged.
+    thread: of every tick.
+    """
+    kinds, counts = np.unique(thread, return_counts=True)
+    if len(kinds) < 2:
+        return freed
+    others = np.flatnonzero(thread != kinds[np.argmax(counts)])
+    reach = 2 * len(kinds)
+    apart = np.flatnonzero(np.diff(others) > 2 * reach)
+    begins = others[np.append(0, apart + 1)] - reach
+    ends = others[np.append(apart, len(others) - 1)] + reach
+    region = np.maximum(np.searchsorted(begins, lower, side="right") - 1, 0)
+    inside = (lower >= begins[region]) & (freed <= ends[region])
+    until = np.minimum(ends[region], len(thread))
+    outlasted: Int64Array = np.where(inside, np.maximum(freed, until), freed)
+    return outlasted
+
+
+def strongest_mark(events: Columns) -> Mark:
+    """The kind of boundary to go by: explicit, else optimizer, else forward."""
+    kinds = events.mark[events.action == Action.STEP]
+    return Mark(int(kinds.max())) if len(kinds) else Mark.NONE
+
+
+def find_hot(line: Timeline) -> HotSteps | None:
+    """The steps that repeat longest, or None.
+
+    Steps with the same requests and the same frees are looked for first, then steps
+    with the same requests. Among periods that cover equally many steps, the
+    shortest; among equally long runs, the first. Step 0 and the last one are never
+    hot: the program's start, and a step that may be cut off.
+    """
+    for exact in (True, False):
+        marks = [_signature(line, step, exact) for step in range(1, line.steps - 1)]
+        best: tuple[int, HotSteps] | None = None
+        for period in range(1, min(MAX_PERIOD, len(marks) // 2) + 1):
+            same = [a == b for a, b in zip(marks, marks[period:], strict=False)]
+            begin, length = _longest_run(same)
+            if length < period:
+                continue
+            covered = length + period
+            if best is None or covered > best[0]:
+                best = covered, HotSteps(begin + 1, period, exact)
+        if best is not None:
+            return best[1]
+    return None
+
+
+def _longest_run(flags: list[bool]) -> tuple[int, int]:
+    """Begin and length of the first longest run of True."""
+    best, begin, length = (0, 0), 0, 0
+    for i, flag in enumerate(flags):
+        if not flag:
+            length = 0
+            continue
+        begin = i if length == 0 else begin
+        length += 1
+        if length > best[1]:
+            best = begin, length
+    return best
+
+
+def _signature(line: Timeline, step: int, exact: bool) -> bytes:
+    """What a step does, as a hash: its requests, and with `exact` also its frees.
+
+    A free is told by how many requests came before it in its step, and by the
+    request it ends: the step's own, or of the step before. Older ones do not count.
+    """
+    own = line.requests(step)
+    digest = hashlib.sha256(line.size[own].astype("<i8").tobytes())
+    if not exact:
+        return digest.digest()
+    begin, end = line.span(step)
+    candidates = np.arange(_first_of(line, step - 1), own.stop, dtype=np.int64)
+    ends = line.upper[candidates]
+    freed = candidates[(ends >= begin) & (ends < end)]
+    order = freed[np.argsort(line.upper[freed], kind="stable")]
+    before = np.searchsorted(line.lower[own], line.upper[order], side="left")
+    rows = np.stack([before, order - own.start], axis=1).astype("<i8")
+    digest.update(rows.tobytes())
+    return digest.digest()
+
+
+def _first_of(line: Timeline, step: int) -> int:
+    return int(line.first[max(step, 0)])
+
+
+def live_curve(line: Timeline) -> tuple[Int64Array, Int64Array]:
+    """Ticks and the exact bytes alive from each on, shape (k,) each."""
+    died = line.freed != _NEVER
+    ticks = np.concatenate([line.lower, line.freed[died]])
+    deltas = np.concatenate([line.size, -line.size[died]])
+    order: npt.NDArray[np.intp] = np.argsort(ticks, kind="stable")
+    return ticks[order], np.cumsum(deltas[order])

@@ -1,0 +1,352 @@
+"""MiniMalloc's CSV: both forms of its header, and everything that may be wrong."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memplan.core.problem import FREE, Problem
+from memplan.errors import EnvironmentUnfitError, FormatError, InputError
+from memplan.trace.exporters.minimalloc import write_minimalloc
+from memplan.trace.importers.minimalloc import Gap, parse_gaps, read_minimalloc
+
+HEADER = "id,lower,upper,size"
+
+
+def read(folder: Path, text: str | bytes) -> Problem:
+    path = folder / "p.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_minimalloc(path)
+
+
+def refusal(folder: Path, text: str | bytes) -> str:
+    with pytest.raises(FormatError) as caught:
+        read(folder, text)
+    assert str(caught.value).startswith(f"{folder / 'p.csv'}: ")
+    return str(caught.value)
+
+
+def rows(problem: Problem) -> list[tuple[str, int, int, int]]:
+    return [(b.id, b.lower, b.upper, b.size) for b in problem]
+
+
+def test_a_file_with_exclusive_ends(tmp_path):
+    problem = read(tmp_path, f"{HEADER}\nb1,0,3,4\nb2,3,9,5\n")
+    assert rows(problem) == [("b1", 0, 3, 4), ("b2", 3, 9, 5)]
+    assert problem.alignment.tolist() == [1, 1]
+    assert problem.fixed.tolist() == [FREE, FREE]
+    assert problem.length is None
+
+
+@pytest.mark.parametrize("start", ["start", "begin", "lower"])
+@pytest.mark.parametrize("name", ["id", "buffer", "buffer_id"])
+def test_a_file_with_inclusive_ends(tmp_path, start, name):
+    problem = read(tmp_path, f"size,end,{name},{start}\n4,2,b1,0\n5,3,b2,3\n")
+    assert rows(problem) == [("b1", 0, 3, 4), ("b2", 3, 4, 5)]
+
+
+def test_the_optional_columns(tmp_path):
+    problem = read(
+        tmp_path,
+        "alignment,offset,hint,gaps,id,lower,upper,size\n"
+        "64,128,-1,,a,0,1,1\n1,-1,77, ,b,0,1,1\n",
+    )
+    assert problem.alignment.tolist() == [64, 1]
+    assert problem.fixed.tolist() == [128, FREE]
+
+
+def test_line_ends_byte_order_mark_and_blanks_around_numbers(tmp_path):
+    text = "\ufeff id , lower,upper ,size\r\n a, 1,\t2 ,+3\r\nb,1,2,3"
+    assert rows(read(tmp_path, text)) == [(" a", 1, 2, 3), ("b", 1, 2, 3)]
+
+
+def test_signs_and_leading_zeros(tmp_path):
+    text = f"{HEADER}\na,-0,{'0' * 5000}7,+{'0' * 5000}5\n"
+    assert rows(read(tmp_path, text)) == [("a", 0, 7, 5)]
+
+
+def test_a_header_alone_is_an_empty_problem(tmp_path):
+    assert len(read(tmp_path, HEADER)) == 0
+    assert len(read(tmp_path, f"{HEADER}\n\n \n")) == 0
+
+
+def test_the_largest_numbers(tmp_path):
+    top = (1 << 63) - 1
+    assert rows(read(tmp_path, f"{HEADER}\na,0,{top},1\n")) == [("a", 0, top, 1)]
+    assert f"column upper: '{top + 1}' is not from" in (
+        refusal(tmp_path, f"{HEADER}\na,0,{top + 1},1\n")
+    )
+    text = f"id,lower,end,size\na,0,{top - 1},1\n"
+    assert rows(read(tmp_path, text)) == [("a", 0, top, 1)]
+    assert f"column end: '{top}' is not from 0 to {top - 1}" in (
+        refusal(tmp_path, f"id,lower,end,size\na,0,{top},1\n")
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        ("id,lower,upper", "line 1: no column size"),
+        ("", "line 1: unknown column ''"),
+        ("id,lower,upper,size,colour", "line 1: unknown column 'colour'; known are"),
+        ("id,lower,upper,size,", "line 1: unknown column ''"),
+        ("id,lower,upper,size,end", "columns upper and end mean the same; remove"),
+        ("id,lower,upper,size,start", "columns lower and start mean the same"),
+        ("id,lower,upper,size,size", "columns size and size mean the same"),
+        ("ID,lower,upper,size", "line 1: unknown column 'ID'"),
+        ("a,0,1,2", "line 1: unknown column 'a'"),
+    ],
+)
+def test_a_header_that_is_not_allowed(tmp_path, header, problem):
+    assert problem in refusal(tmp_path, f"{header}\na,0,1,2\n")
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("x,0,1", "line 4: 3 fields, the header has 4"),
+        ("x,0,1,2,", "line 4: 5 fields, the header has 4"),
+        ('"x,y",0,1,2', "line 4: 5 fields, the header has 4"),
+        ("x,0,1,", "line 4, column size: '' is not an integer"),
+        ("x,0,1,1.0", "line 4, column size: '1.0' is not an integer"),
+        ("x,0,1,1e3", "line 4, column size: '1e3' is not an integer"),
+        ("x,0,1,0x10", "line 4, column size: '0x10' is not an integer"),
+        ("x,0,1,1_000", "line 4, column size: '1_000' is not an integer"),
+        ("x,0,1,\u0663", r"line 4, column size: '\u0663' is not an integer"),
+        ("x,0,1,--1", "line 4, column size: '--1' is not an integer"),
+        ("x,0,1,nan", "line 4, column size: 'nan' is not an integer"),
+        ("x,0,1,0", "line 4, column size: '0' is not from 1 to"),
+        ("x,0,1,-5", "line 4, column size: '-5' is not from 1 to"),
+        ("x,-1,1,5", "line 4, column lower: '-1' is not from 0 to"),
+        ("x,0,1,9223372036854775808", "line 4, column size: '9223372036854775808'"),
+        ("x,0,1," + "9" * 5000, "line 4, column size: '9999"),
+        ("x,1,1,5", "line 4, column upper: lower 1 is not before upper 1 (exclusive)"),
+        ("x,2,1,5", "line 4, column upper: lower 2 is not before upper 1"),
+        ("a,0,1,5", "line 4, column id: 'a' is the id of line 2 too"),
+        ("\n\nx,0,1,5", "line 6 comes after a blank line, where MiniMalloc stops; del"),
+        (" \nx,0,1,5", "line 5 comes after a blank line"),
+        ("x\ty,0,1,5\0", "line 4, column size: '5\\x00' is not an integer"),
+    ],
+)
+def test_a_row_that_is_not_allowed(tmp_path, row, problem):
+    message = refusal(tmp_path, f"{HEADER}\na,0,1,2\nb,0,1,2\n{row}\nz,0,1,1\n")
+    assert problem in message
+    assert len(message) < 400
+
+
+def test_an_inclusive_end_before_its_start(tmp_path):
+    message = refusal(tmp_path, "id,start,end,size\na,5,4,1\n")
+    assert "line 2, column end: lower 5 is not before upper 5 (exclusive)" in message
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "problem"),
+    [
+        ("alignment", "0", "line 2, column alignment: '0' is not from 1 to"),
+        ("hint", "-2", "line 2, column hint: '-2' is not from -1 to"),
+        ("offset", "-2", "line 2, column offset: '-2' is not from -1 to"),
+        ("offset", "", "line 2, column offset: '' is not an integer"),
+        ("gaps", "1-2 5-8@0:4", "line 2, column gaps: 2 gaps, which this version does"),
+        ("gaps", "1:2", "line 2, column gaps: '1:2' is not a gap; write lower-upper"),
+        ("gaps", "3-3", "line 2, column gaps: the gap '3-3' is empty"),
+    ],
+)
+def test_an_optional_field_that_is_not_allowed(tmp_path, column, value, problem):
+    text = f"{HEADER},{column}\na,0,9,4,{value}\n"
+    assert problem in refusal(tmp_path, text)
+
+
+def test_what_only_the_problem_knows_to_be_wrong_names_the_file_too(tmp_path):
+    text = f"{HEADER},alignment,offset\na,0,9,4,64,100\n"
+    assert "buffer a: fixed offset 100 is not a multiple of its alignment 64" in (
+        refusal(tmp_path, text)
+    )
+    text = f"{HEADER}\na,0,9,{(1 << 63) - 1}\n"
+    assert "more than 2^62" in refusal(tmp_path, text)
+
+
+def test_text_that_is_not_utf_8_names_its_line(tmp_path):
+    assert "line 3: not UTF-8 text" in refusal(
+        tmp_path, f"{HEADER}\na,0,1,2\n\xff,0,1,2\n".encode("latin-1")
+    )
+
+
+def test_an_error_far_down_names_its_line(tmp_path):
+    lines = [f"{i},0,1,2" for i in range(70_000)]
+    lines[66_000] = "66000,0,1,two"
+    message = refusal(tmp_path, "\n".join([HEADER, *lines]))
+    assert "line 66002, column size: 'two' is not an integer" in message
+
+
+def test_what_is_no_readable_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        read_minimalloc(tmp_path / "none.csv")
+    with pytest.raises(InputError, match="is a folder"):
+        read_minimalloc(tmp_path)
+    assert "the file is empty" in refusal(tmp_path, "")
+
+
+def test_gaps():
+    assert parse_gaps("1-2  5-8@0:4") == [Gap(1, 2, None), Gap(5, 8, (0, 4))]
+    assert parse_gaps("3-3", inclusive=True) == [Gap(3, 4, None)]
+    assert parse_gaps(" ") == []
+    for stray in ("1", "1-", "-1-2", "1-2@", "1-2@3", "1-2,3-4", "1-" + "9" * 5000):
+        with pytest.raises(InputError, match="is not a gap"):
+            parse_gaps(stray)
+    for empty in ("2-1", "1-1", "1-2@3:3"):
+        with pytest.raises(InputError, match="is empty"):
+            parse_gaps(empty)
+
+
+ID = st.text(st.characters(exclude_characters=",\n\r", exclude_categories=["Cs"]))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    ids = draw(st.lists(ID, unique=True, max_size=8))
+    n = len(ids)
+    many = {"min_size": n, "max_size": n}
+    lower = draw(st.lists(st.integers(0, 1 << 60), **many))
+    life = draw(st.lists(st.integers(1, 1 << 60), **many))
+    alignment = draw(st.lists(st.sampled_from([1, 1, 64, 512]), **many))
+    place = draw(st.lists(st.integers(0, 1000), **many))
+    return Problem.of(
+        lower,
+        np.array(lower, dtype=np.int64) + np.array(life, dtype=np.int64),
+        draw(st.lists(st.integers(1, 1 << 50), **many)),
+        alignment=alignment,
+        fixed=[
+            a * p if p >= 0 else FREE for a, p in zip(alignment, place, strict=True)
+        ],
+        labels=ids,
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(problem=problems())
+def test_what_is_written_is_read(tmp_path, problem):
+    write_minimalloc(problem, tmp_path / "p.csv")
+    again = read_minimalloc(tmp_path / "p.csv")
+    for name in ("lower", "upper", "size", "alignment", "fixed"):
+        assert getattr(again, name).tolist() == getattr(problem, name).tolist(), name
+    assert again.labels == problem.labels
+
+
+def test_a_problem_is_written_so(tmp_path):
+    path = tmp_path / "p.csv"
+    plain = Problem.of([0, 1], [2, 3], [4, 5])
+    write_minimalloc(plain, path)
+    assert path.read_text() == "id,lower,upper,size\n0,0,2,4\n1,1,3,5\n"
+    write_minimalloc(plain, path, offsets=np.array([8, 0]))
+    assert path.read_text() == "id,lower,upper,size,offset\n0,0,2,4,8\n1,1,3,5,0\n"
+    fixed = Problem.of([0], [2], [4], alignment=64, fixed=128, labels=["w"])
+    write_minimalloc(fixed, path)
+    assert path.read_text() == (
+        "id,lower,upper,size,alignment,offset\nw,0,2,4,64,128\n"
+    )
+
+
+def test_more_rows_than_are_written_at_a_time(tmp_path):
+    n = 100_000
+    problem = Problem.of(np.arange(n), np.arange(n) + 5, np.arange(n) + 1)
+    write_minimalloc(problem, tmp_path / "p.csv")
+    assert read_minimalloc(tmp_path / "p.csv").fingerprint() == problem.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [
+        (["a,b", "c"], "buffer 0: its label 'a,b' cannot be an id"),
+        (["a", "b\n"], "buffer 1: its label"),
+        (["a", "\r"], "buffer 1: its label"),
+        (["a", "\ud800"], "buffer 1: its label"),
+        (["a", "a"], "labels are not unique"),
+    ],
+)
+def test_labels_the_format_cannot_hold_are_refused(tmp_path, labels, problem):
+    with pytest.raises(InputError) as caught:
+        write_minimalloc(
+            Problem.of([0, 0], [1, 1], 1 * [1, 1], labels=labels), tmp_path / "p.csv"
+        )
+    assert problem in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrap_around_lifespan_is_refused(tmp_path):
+    problem = Problem.of([0, 5], [3, 2], [1, 1], length=8, labels=["a", "w"])
+    with pytest.raises(InputError, match="buffer w wraps around the end of the step"):
+        write_minimalloc(problem, tmp_path / "p.csv")
+
+
+@pytest.mark.parametrize("offsets", [[0], [0.0, 1.0], [[0, 1]]])
+def test_offsets_of_another_shape_or_kind_are_refused(tmp_path, offsets):
+    problem = Problem.of([0, 0], [1, 1], [1, 1])
+    with pytest.raises(InputError, match="need 2 integers"):
+        write_minimalloc(problem, tmp_path / "p.csv", np.array(offsets))
+
+
+def test_a_damaged_file_is_refused_or_read_never_worse(tmp_path):
+    path = tmp_path / "p.csv"
+    rng = random.Random(5)
+    n = 110
+    lower = np.arange(n) * 1000
+    write_minimalloc(Problem.of(lower, lower + 10**6, lower + 10**9), path)
+    data = path.read_bytes()
+    refused = 0
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        try:
+            read_minimalloc(path)
+        except InputError as error:
+            refused += 1
+            assert error.exit_code == 3
+    assert refused > len(data) / 3  # a cut within the last number shows nowhere
+    for _ in range(500):
+        mutant = bytearray(data)
+        mutant[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(mutant)
+        try:
+            read_minimalloc(path)
+        except InputError:
+            refused += 1
+    assert refused > len(data) / 3 + 200
+
+
+def test_a_full_disk_leaves_the_old_file_as_it_was(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("before")
+    script = f"""
+import resource, signal
+import numpy as np
+from memplan.core.problem import Problem
+from memplan.errors import EnvironmentUnfitError
+from memplan.trace.exporters.minimalloc import write_minimalloc
+problem = Problem.of(np.arange(9000), np.arange(9000) + 5, np.arange(9000) + 1)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    write_minimalloc(problem, {str(path)!r})
+except EnvironmentUnfitError as error:
+    print(error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "cannot be written (File too large)" in result.stdout
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(EnvironmentUnfitError, match="No such file or directory"):
+        write_minimalloc(Problem.of([0], [1], [1]), tmp_path / "none" / "p.csv")

@@ -1,0 +1,366 @@
+"""Parquet files that are not what write_parquet writes: foreign, damaged, hostile."""
+
+import base64
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from trace_samples import assert_same, sample
+
+from memplan.errors import EnvironmentUnfitError, FormatError
+from memplan.trace import parquet
+from memplan.trace.parquet import read_parquet, write_parquet
+from memplan.trace.trace import Columns
+
+NAMES = ["index", *Columns.DTYPES]
+
+
+def table_of(path: Path) -> pa.Table:
+    """The sample as pyarrow reads it, for tests to spoil."""
+    write_parquet(sample(), path)
+    return pq.read_table(path)
+
+
+def put(table: pa.Table, name: str, values: Any, nullable: bool = False) -> pa.Table:
+    column = pa.field(name, values.type, nullable=nullable)
+    return table.set_column(table.schema.get_field_index(name), column, values)
+
+
+def refusal(path: Path, table: pa.Table, **options: Any) -> str:
+    pq.write_table(table, path, **options)
+    with pytest.raises(FormatError) as caught:
+        read_parquet(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    return str(caught.value)
+
+
+def with_metadata(path: Path, change: Callable[[dict[str, Any]], Any]) -> str:
+    table = table_of(path)
+    entries = json.loads(table.schema.metadata[b"memplan"])
+    change(entries)
+    text = json.dumps(entries).replace('"5000 nines"', "9" * 5000)
+    return refusal(path, table.replace_schema_metadata({b"memplan": text}))
+
+
+def test_columns_have_the_documented_names_and_types(tmp_path):
+    schema = table_of(tmp_path / "t.parquet").schema
+    text = pa.string()
+    expected = {
+        "index": pa.int64(),
+        "time_ns": pa.int64(),
+        "action": text,
+        "mark": text,
+        "address": pa.uint64(),
+        "size": pa.int64(),
+        "requested_size": pa.int64(),
+        "thread": pa.int32(),
+        "device": pa.int16(),
+        "stream": pa.int64(),
+        "stack": pa.int32(),
+    }
+    assert {f.name: f.type for f in schema} == expected
+    assert not any(f.nullable for f in schema)
+    metadata = json.loads(schema.metadata[b"memplan"])
+    assert (metadata["schema"], metadata["version"]) == ("memplan.trace", 1)
+
+
+def test_the_metadata_is_stored_once(tmp_path):
+    write_parquet(sample(), tmp_path / "t.parquet")
+    assert (tmp_path / "t.parquet").read_bytes().count(b'"alignment"') == 1
+    assert pq.read_metadata(tmp_path / "t.parquet").metadata.keys() == {b"memplan"}
+
+
+def test_what_pyarrow_cannot_write_is_an_error_of_ours(tmp_path, monkeypatch):
+    def fail(self, table):
+        raise pa.ArrowInvalid("no")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", fail)
+    with pytest.raises(EnvironmentUnfitError, match=r"t\.parquet: cannot be written"):
+        write_parquet(sample(), tmp_path / "t.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_are_stored_as_a_dictionary(tmp_path):
+    table_of(tmp_path / "t.parquet")
+    group = pq.read_metadata(tmp_path / "t.parquet").row_group(0)
+    chunks = {group.column(i).path_in_schema: group.column(i) for i in range(11)}
+    for name in ("action", "mark"):
+        assert chunks[name].has_dictionary_page
+        assert chunks[name].compression == "ZSTD"
+
+
+def test_pandas_can_filter_a_trace_and_save_it(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    frame = table.to_pandas()
+    frame["note"] = "an unknown column"
+    part = pa.Table.from_pandas(frame[frame["size"] > 0], preserve_index=False)
+    metadata = {**part.schema.metadata, **table.schema.metadata}
+    pq.write_table(part.replace_schema_metadata(metadata), path)
+    kept, events = read_parquet(path), sample().events
+    assert_same(kept, replace(sample(), events=events.take(events.size > 0)))
+
+
+def test_row_groups_with_dictionaries_of_their_own(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    plain = put(table, "action", table["action"].cast(pa.string()))
+    pq.write_table(plain, path, row_group_size=1)
+    assert_same(read_parquet(path), sample())
+
+
+def test_wider_and_plainer_text_will_do(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.large_string())):
+        for name in ("action", "mark"):
+            table = put(table, name, table[name].cast(pa.string()).cast(kind))
+        for options in ({}, {"use_dictionary": False}):
+            pq.write_table(table, path, **options)
+            assert_same(read_parquet(path), sample())
+
+
+def test_columns_in_another_order_are_found_by_name(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    pq.write_table(table.select(sorted(NAMES, reverse=True)), path)
+    assert_same(read_parquet(path), sample())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_column_is_named(tmp_path, name):
+    path = tmp_path / "t.parquet"
+    assert f"columns are missing: {name}" in refusal(
+        path, table_of(path).drop_columns([name])
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_column_of_another_type_is_named(tmp_path, name):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    floats = put(table, name, pa.array(np.zeros(len(table))))
+    assert f"column {name} is double, not " in refusal(path, floats)
+    lists = put(table, name, pa.array([[1]] * len(table)))
+    assert f"column {name} is list" in refusal(path, lists)
+
+
+def test_a_smaller_integer_type_is_not_taken_for_the_right_one(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    narrow = put(table, "size", table["size"].cast(pa.int32()))
+    assert "column size is int32, not int64" in refusal(path, narrow)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_value_is_named(tmp_path, name):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    values = table[name].to_pylist()
+    values[3] = None
+    holed = put(table, name, pa.array(values, table[name].type), nullable=True)
+    assert f"row 3, column {name}: no value" in refusal(path, holed)
+
+
+def test_a_column_twice_is_refused(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    assert "the column size appears twice" in refusal(
+        path, table.append_column("size", table["size"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "value", "problem"),
+    [
+        ("action", 2, "malloc", "row 2, column action: 'malloc' is not known; known"),
+        ("mark", 2, "", "row 2, column mark: '' is not known; known are none, forward"),
+        ("size", 0, -1, "row 0, column size: -1 bytes, a negative size"),
+        ("size", 0, 0, "row 0, column size: an allocation of 0 bytes"),
+        ("requested_size", 1, -5, "row 1, column requested_size: -5 bytes"),
+        ("stack", 0, 3, "row 0, column stack: no stack 3 in the table of 3 stacks"),
+        ("stack", 0, -2, "row 0, column stack: -2 is neither an index nor -1"),
+        ("time_ns", 0, -9, "row 0, column time_ns: -9 is negative"),
+        ("time_ns", 1, 0, "row 1, column time_ns: 0 is earlier"),
+        ("mark", 0, "forward", "row 0, column mark: mark code 1 on an event that"),
+        ("index", 0, -1, "row 0, column index: -1 is negative"),
+        ("index", 5, 4, "row 5, column index: 4 follows 4; sort the rows by index"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_named(tmp_path, name, row, value, problem):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    values = table[name].to_pylist()
+    values[row] = value
+    kind = pa.string() if isinstance(value, str) else table[name].type
+    assert problem in refusal(path, put(table, name, pa.array(values, kind)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("version", 2, "trace format version 2, and this memplan reads up to 1; upg"),
+        ("version", 0, "the version is 0, not 1 or more"),
+        ("version", True, "the version is true, not 1 or more"),
+        ("version", "1", "the version is '1', not 1 or more"),
+        ("schema", "memplan.plan", "this is a plan, not a trace; name a trace"),
+        ("schema", "x", "the schema is 'x', not 'memplan.trace'"),
+        ("device", 3, "device is not text"),
+        ("alignment", 0, "alignment is 0, less than 1"),
+        ("alignment", 1 << 63, "alignment is not an integer from 0 to 2^63-1"),
+        ("complete", 1, "complete is not true or false"),
+        ("argv", "train.py", "argv is 'train.py', not a list"),
+        ("argv", [1], "argv is not text"),
+        ("program", [], "program is a list, not a JSON object"),
+        ("program", {"threads": 1.0}, "program.threads is not an integer"),
+        ("run", {"step_seconds": "1"}, "run.step_seconds is not a finite number"),
+        (
+            "run",
+            {"step_seconds": "5000 nines"},
+            "run.step_seconds is not a finite number",
+        ),
+        ("run", {"step_seconds": [1]}, "run.step_seconds is not a finite number"),
+        ("run", {"step_seconds": True}, "run.step_seconds is not a finite number"),
+        ("run", {"step_seconds": float("inf")}, "run.step_seconds is not a finite"),
+        ("run", {"step_seconds": -1.0}, "run.step_seconds is not a finite number"),
+        ("stacks_table", 3, "stacks_table is 3, not a JSON object"),
+        ("stacks_table", {"files": {}}, "stacks_table.files is an object, not a list"),
+        ("stacks_table", {"stacks": [[0]]}, "stacks_table.frames has no 0"),
+        ("stacks_table", {"stacks": [0]}, "stacks_table.stacks is 0, not a list"),
+        ("stacks_table", {"frames": [[0, 1, 0]]}, "stacks_table.files has no 0"),
+        ("stacks_table", {"frames": [[0, 1]]}, "is not three indexes"),
+        ("stacks_table", {"frames": [[0, -1, 0]]}, "is not three indexes"),
+        (
+            "stacks_table",
+            {"frames": [[0, 1, 0]], "files": [1], "names": ["f"]},
+            "stacks_table.files: 1 is no text",
+        ),
+    ],
+)
+def test_an_entry_that_is_not_allowed_is_named(tmp_path, key, value, problem):
+    path = tmp_path / "t.parquet"
+    message = with_metadata(path, lambda entries: entries.update({key: value}))
+    assert problem in message
+
+
+def test_entries_of_later_writers_are_ignored_and_older_may_lack_some(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    entries = json.loads(table.schema.metadata[b"memplan"])
+    entries["weather"] = {"wind": [1.5, None]}
+    entries["run"]["page_faults_per_step"] = 3
+    del entries["started"], entries["run"]["step_seconds"], entries["argv"]
+    metadata = {b"memplan": json.dumps(entries)}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+    info = read_parquet(path).info
+    assert (info.started, info.argv, info.run.step_seconds) == ("", (), 0.0)
+    assert repr(info.run.page_faults_per_step) == "3.0"
+    assert info.run.peak_rss_bytes == sample().info.run.peak_rss_bytes
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        (b"", "not whole JSON"),
+        (b"{", "not whole JSON"),
+        (b"[]", "the metadata is a list, not a JSON object"),
+        (b"\xff", "byte 0 is not UTF-8 text"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"schema": 1, "schema": 2}', "has the key 'schema' twice"),
+        (b'{"schema": ' + b"9" * 5000 + b"}", "the schema is 9999"),
+    ],
+)
+def test_metadata_that_is_no_object_is_refused(tmp_path, metadata, problem):
+    path = tmp_path / "t.parquet"
+    table = table_of(path).replace_schema_metadata({b"memplan": metadata})
+    assert problem in refusal(path, table)
+
+
+def test_a_parquet_file_of_somebody_elses_is_refused(tmp_path):
+    path = tmp_path / "t.parquet"
+    assert "without a memplan entry" in refusal(path, pa.table({"a": [1]}))
+
+
+def test_more_metadata_than_the_limit_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    write_parquet(sample(), path)
+    monkeypatch.setattr(parquet, "MAX_METADATA_BYTES", 100)
+    with pytest.raises(FormatError, match=r"\d+ bytes of metadata, limit 100"):
+        read_parquet(path)
+
+
+def test_a_small_file_of_very_many_rows_is_refused_unread(tmp_path):
+    rows = 8_000_000
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    chunk = np.zeros(rows, dtype=np.int8)
+    columns = {}
+    for name in NAMES:
+        kind = table.schema.field(name).type
+        if pa.types.is_dictionary(kind):
+            columns[name] = pa.DictionaryArray.from_arrays(chunk, pa.array(["step"]))
+        else:
+            columns[name] = pa.array(chunk).cast(kind)
+    bomb = pa.table(columns).replace_schema_metadata(table.schema.metadata)
+    message = refusal(path, bomb, compression="zstd")
+    assert path.stat().st_size < rows / 16
+    assert f"it claims {rows} rows in" in message
+
+
+def test_a_column_that_decodes_to_very_much_is_refused_unread(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    word = pa.array(["x" * 3_000_000] * len(table))
+    message = refusal(path, put(table, "action", word), compression="zstd")
+    assert "bytes for 18 rows" in message
+
+
+def test_a_long_name_repeated_very_often_does_not_fill_the_memory(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    rows = 100_000
+    word = pa.DictionaryArray.from_arrays(
+        np.zeros(rows, dtype=np.int8),
+        pa.array(["x" * 900_000]),  # 90 GB as strings
+    )
+    columns = {
+        name: pa.array(np.arange(rows)).cast(table.schema.field(name).type)
+        for name in NAMES
+        if name not in ("action", "mark", "device")
+    }
+    columns["device"] = pa.array(np.zeros(rows, dtype=np.int16))
+    bomb = pa.table({**columns, "action": word, "mark": word})
+    message = refusal(path, bomb.replace_schema_metadata(table.schema.metadata))
+    assert "row 0, column action: 'xxxx" in message
+    assert len(message) < 400
+
+
+def test_an_extension_type_runs_no_code(tmp_path):
+    canary = tmp_path / "canary"
+
+    class Attack:
+        def __reduce__(self):
+            return (Path.touch, (canary,))
+
+    path = tmp_path / "t.parquet"
+    table = table_of(path)
+    field = table.schema.field("size").with_metadata(
+        {
+            b"ARROW:extension:name": b"arrow.py_extension_type",
+            b"ARROW:extension:metadata": pickle.dumps(Attack()),
+        }
+    )
+    index = table.schema.get_field_index("size")
+    schema = table.schema.set(index, field)
+    pq.write_table(pa.table(table.columns, schema=schema), path)
+    stored = base64.b64decode(pq.read_metadata(path).metadata[b"ARROW:schema"])
+    assert b"py_extension_type" in stored
+    assert_same(read_parquet(path), sample())
+    assert not canary.exists()
