@@ -1,0 +1,54 @@
+// The CPU allocator that stands before torch's own.
+//
+// It passes requests through, records them, or serves them from a plan. It is
+// installed once and never removed: tensors carry its deleter to the end of the
+// process. Nothing here is ever destroyed, for the same reason.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "alloc/journal.h"
+#include "alloc/replay.h"
+
+namespace memplan {
+
+// A step boundary as it was seen: when, and the page faults of the process so far.
+struct StepMark {
+  std::int64_t time_ns;
+  std::int64_t page_faults;
+};
+
+// Captures the calling thread's Python stack, hands new ones to the journal, and
+// returns the stack's index, or -1.
+using StackCapture = std::int32_t (*)(Journal&);
+
+// Installs the shim before the allocator of the loaded library at `path`; once is
+// enough, again is harmless. Returns an empty string, or why it cannot be done.
+std::string install(const std::string& path);
+// Only checks whether it could be installed, and changes nothing.
+std::string check(const std::string& path);
+
+// From now on, records every request into `journal`, which lives for ever. `capture`
+// may be null.
+void start_recording(Journal* journal, StackCapture capture);
+struct RecordingEnd {
+  int error;  // errno, or 0
+  std::uint64_t seen;
+  std::uint64_t written;
+};
+// Stops, writes the end block (JSON) and closes the journal.
+RecordingEnd stop_recording(const std::string& end);
+
+// From now on, serves requests as `replay` says; it lives for ever.
+void start_replay(Replay* replay);
+// Passes requests through; blocks alive in an arena stay where they are.
+void pass_through();
+
+// The program begins its next step; `kind` is written to the recording.
+void mark_step(std::uint8_t kind);
+// The boundaries seen since recording or replay was started.
+std::vector<StepMark> step_marks();
+
+}  // namespace memplan

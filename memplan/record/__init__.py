@@ -1,0 +1,1 @@
+"""Recording: run a program unmodified and write down what it allocates."""

@@ -1,0 +1,96 @@
+"""Where a program's steps begin, as they happen.
+
+Three signs, weakest first: the outermost module's forward call, an optimizer's
+step, and `memplan.step()` in the program itself. The recorder notes them all; the
+loader follows the kind its plan was made with.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+from memplan.errors import UsageError
+from memplan.trace.trace import Mark
+
+Listener = Callable[[Mark], None]
+
+
+class Boundaries:
+    """Tells a listener of step boundaries, from `start` to `stop`.
+
+    Only one can listen at a time in a process.
+    """
+
+    _active: Boundaries | None = None
+
+    def __init__(self, listener: Listener, kinds: Collection[Mark]) -> None:
+        self._listener = listener
+        self._kinds = frozenset(kinds)
+        self._handles: dict[Mark, Any] = {}
+        # The first optimizer to step, and the first module called, cut the steps;
+        # a second one beside it (an adversary's, a metric's) does not.
+        self._source: dict[Mark, weakref.ref[Any]] = {}
+
+    def start(self) -> None:
+        """Hook optimizers and modules. Raises UsageError if another is listening."""
+        if Boundaries._active is not None:
+            raise UsageError("memplan is already recording or applying in this process")
+        Boundaries._active = self
+        if Mark.OPTIMIZER in self._kinds:
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+
+            self._handles[Mark.OPTIMIZER] = register_optimizer_step_post_hook(
+                self._optimizer_stepped
+            )
+        if Mark.FORWARD in self._kinds:
+            from torch.nn.modules.module import register_module_forward_pre_hook
+
+            self._handles[Mark.FORWARD] = register_module_forward_pre_hook(
+                self._forward_called
+            )
+
+    def stop(self) -> None:
+        """Take the hooks off again; harmless when there are none."""
+        if Boundaries._active is self:
+            Boundaries._active = None
+        for mark in list(self._handles):
+            self._unhook(mark)
+
+    def _unhook(self, mark: Mark) -> None:
+        handle = self._handles.pop(mark, None)
+        if handle is not None:
+            handle.remove()
+
+    def _is_source(self, mark: Mark, candidate: object) -> bool:
+        known = self._source.get(mark)
+        if known is None or known() is None:
+            self._source[mark] = weakref.ref(candidate)
+            return True
+        return known() is candidate
+
+    def _optimizer_stepped(self, optimizer: object, *_: object) -> None:
+        if self._is_source(Mark.OPTIMIZER, optimizer):
+            # From now on the stronger sign is there; modules need not be watched.
+            self._unhook(Mark.FORWARD)
+            self._listener(Mark.OPTIMIZER)
+
+    def _forward_called(self, module: object, *_: object) -> None:
+        if self._is_source(Mark.FORWARD, module):
+            self._listener(Mark.FORWARD)
+
+    def _explicit_step(self) -> None:
+        if Mark.EXPLICIT in self._kinds:
+            self._unhook(Mark.FORWARD)
+            self._unhook(Mark.OPTIMIZER)
+            self._listener(Mark.EXPLICIT)
+
+
+def step() -> None:
+    """Mark the top of a training or inference loop: here its next step begins.
+
+    Costs next to nothing when memplan neither records nor applies.
+    """
+    if Boundaries._active is not None:
+        Boundaries._active._explicit_step()

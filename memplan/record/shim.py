@@ -1,0 +1,54 @@
+"""Installing the allocator shim before torch's own CPU allocator."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from memplan.errors import EnvironmentUnfitError
+
+OLDEST = (2, 6)  # the first release whose allocator interface was checked
+
+
+def require_torch(purpose: str) -> Any:
+    """The torch module. Raises EnvironmentUnfitError saying how to get it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise EnvironmentUnfitError(
+            f"{purpose} needs PyTorch: pip install 'memplan[torch]' ({error})"
+        ) from None
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST:
+        raise EnvironmentUnfitError(
+            f"{purpose} needs PyTorch 2.6 or later, and this is {torch.__version__}"
+        )
+    return torch
+
+
+def install(purpose: str) -> None:
+    """Put the shim before torch's CPU allocator; it passes requests through.
+
+    Raises EnvironmentUnfitError, in one line, where torch is missing or its binary
+    interface is not the one the shim was written for.
+    """
+    from memplan.native import _alloc
+
+    torch = require_torch(purpose)
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    fault = _alloc.install(str(library))
+    if fault:
+        raise EnvironmentUnfitError(
+            f"torch {torch.__version__} has a CPU allocator that memplan does not "
+            f"know: {fault}; nothing was changed"
+        )
+
+
+def peak_rss() -> int:
+    """Bytes of resident memory at the process's highest so far; 0 if unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,70 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# A small program with everything a training loop has: weights, momentum, gradients
+# dropped and made anew, a batch that is rebound, a list that grows.
+TRAINING = """\
+import sys
+import torch
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else 8
+width = int(sys.argv[2]) if len(sys.argv) > 2 else 64
+model = torch.nn.Sequential(
+    torch.nn.Linear(width, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+history = []
+for step in range(steps):
+    batch = torch.randn(32, width)
+    loss = torch.nn.functional.cross_entropy(model(batch), torch.arange(32) % 10)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    history.append(loss.detach().clone())
+print([float(x).hex() for x in history])
+"""
+
+
+@pytest.fixture
+def memplan(tmp_path: Path) -> Run:
+    """Runs `memplan ARGS` in an empty folder, as a user would."""
+
+    def run(
+        *arguments: str | Path, timeout: float = 120, **options: object
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "memplan", *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            **options,  # type: ignore[call-overload]
+        )
+
+    return run
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    """A training script, alone in its folder."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    return script

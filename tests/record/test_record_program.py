@@ -1,0 +1,159 @@
+"""Running somebody's program: it must not notice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+
+pytest.importorskip("torch")
+
+PROBE = """\
+import os, sys
+print(__name__, __file__, sys.argv, os.path.basename(sys.path[0]), __spec__)
+import neighbour
+assert sys.modules["__main__"].__dict__ is globals()
+"""
+
+
+def plain(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What Python alone makes of it."""
+    return subprocess.run(
+        [sys.executable, script, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_script_sees_what_it_sees_without_memplan(
+    memplan: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "neighbour.py").write_text("")
+    (tmp_path / "probe.py").write_text(PROBE)
+    arguments = ["--steps", "3", "-o", "x", "--", "-m", "--help"]
+    alone = plain("probe.py", *arguments, cwd=tmp_path)
+    recorded = memplan("record", "-q", "probe.py", *arguments)
+    assert alone.returncode == 0
+    assert recorded.stdout == alone.stdout
+    assert recorded.stderr == ""
+
+
+def test_a_module_runs_as_python_dash_m_does(memplan: Run, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    done = memplan("record", "-q", "-o", "t.parquet", "-m", "package", "--flag", "1")
+    assert done.stdout == "__main__ ['--flag', '1']\n"
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "stderr"),
+    [
+        ("raise SystemExit(7)", 7, ""),
+        ("raise SystemExit()", 0, ""),
+        ("raise SystemExit('bad luck')", 1, "bad luck\n"),
+        ("import sys; sys.exit(True)", 1, ""),
+    ],
+)
+def test_exit_codes_are_passed_through(
+    memplan: Run, tmp_path: Path, body: str, code: int, stderr: str
+) -> None:
+    (tmp_path / "script.py").write_text(body)
+    done = memplan("record", "-q", "-o", "t.parquet", "script.py")
+    assert (done.returncode, done.stderr) == (code, stderr)
+    assert (tmp_path / "t.parquet").exists()
+
+
+def test_an_exception_prints_as_it_does_without_memplan(
+    memplan: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text("def f():\n    return 1 / 0\n\n\nf()\n")
+    done = memplan("record", "-q", "-o", "t.parquet", "script.py")
+    assert done.returncode == 1
+    assert "ZeroDivisionError: division by zero" in done.stderr
+    assert done.stderr == plain("script.py", cwd=tmp_path).stderr
+    assert (tmp_path / "t.parquet").exists()
+
+
+def test_a_syntax_error_prints_as_it_does_without_memplan(
+    memplan: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text("x = = 1\n")
+    done = memplan("record", "-q", "-o", "t.parquet", "script.py")
+    assert done.returncode == 1
+    assert done.stderr == plain("script.py", cwd=tmp_path).stderr
+
+
+def test_the_programs_own_threads_are_waited_for(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import threading, time, torch\n"
+        "def late():\n"
+        "    time.sleep(0.5)\n"
+        "    x = torch.empty(12345)\n"
+        "    print('late')\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    done = memplan("record", "-q", "-o", "t.json", "script.py")
+    assert done.stdout == "late\n"
+    assert "49380" in (tmp_path / "t.json").read_text()
+
+
+def test_exit_handlers_still_find_the_programs_globals(
+    memplan: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(
+        "import atexit\nword = 'bye'\natexit.register(lambda: print(word))\n"
+    )
+    assert memplan("record", "-q", "-o", "t.parquet", "script.py").stdout == "bye\n"
+
+
+def test_children_by_spawn_and_by_fork_run_as_they_would(
+    memplan: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(
+        "import multiprocessing, sys, torch\n"
+        "def work(n):\n    return float(torch.ones(n).sum())\n"
+        "if __name__ == '__main__':\n"
+        "    keep = torch.ones(1000)\n"
+        "    for kind in ('fork', 'spawn'):\n"
+        "        with multiprocessing.get_context(kind).Pool(2) as pool:\n"
+        "            print(kind, pool.map(work, [10, 20, 30]))\n"
+    )
+    done = memplan("record", "-q", "-o", "t.parquet", "script.py")
+    assert done.stdout == "fork [10.0, 20.0, 30.0]\nspawn [10.0, 20.0, 30.0]\n"
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing.py"], 3, "missing.py: no such script"),
+        (["-m", "no.such.module"], 3, "no.such.module: no such module"),
+        ([], 2, "name a script to run"),
+        (["-o", "t.txt", "s.py"], 2, "t.txt: no such form"),
+        (["-o", "taken.parquet", "s.py"], 2, "taken.parquet exists; pass --force"),
+        (["-o", "nowhere/t.parquet", "s.py"], 2, "nowhere is not a folder"),
+        (["-o", ".", "s.py"], 2, ""),
+        (["--steps", "0", "s.py"], 2, "--steps"),
+        (["--stacks", "all", "s.py"], 2, "--stacks"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_before_the_program_starts(
+    memplan: Run, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (tmp_path / "s.py").write_text("print('started')")
+    (tmp_path / "taken.parquet").write_text("precious")
+    done = memplan("record", *arguments)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "started" not in done.stdout
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "taken.parquet").read_text() == "precious"

@@ -1,0 +1,251 @@
+"""What a recording holds, and that nothing of it is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import memplan
+from memplan.trace.match import match_frees
+from memplan.trace.steps import find_hot, timeline
+from memplan.trace.trace import Action, Mark
+from tests.conftest import ROOT, Run
+
+torch = pytest.importorskip("torch")
+
+
+def test_every_allocation_is_there_with_its_exact_size(tmp_path: Path) -> None:
+    sizes = [1, 3, 1000, 4096, 123_457]
+    with memplan.record(tmp_path / "t.parquet") as recording:
+        blocks = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        addresses = [block.data_ptr() for block in blocks]
+        torch.empty(0)  # no memory, no event
+        del blocks[1], blocks[2]
+    assert recording.trace is not None
+    events = memplan.read_trace(tmp_path / "t.parquet").events
+    made = events.action == Action.ALLOC
+    assert events.requested_size[made].tolist() == sizes
+    assert events.address[made].tolist() == addresses
+    freed = events.action == Action.FREE_COMPLETED
+    assert events.address[freed].tolist() == [addresses[1], addresses[3]]
+    assert events.size[freed].tolist() == [3, 4096]
+    assert set(events.thread.tolist()) == {threading.get_native_id()}
+    assert (np.diff(events.time_ns) >= 0).all()
+    assert match_frees(events)[np.flatnonzero(freed)].tolist() == [1, 3]
+    del blocks
+
+
+def test_a_block_that_outlives_the_recording_stays_valid(tmp_path: Path) -> None:
+    with memplan.record(tmp_path / "t.parquet"):
+        kept = torch.full((1000,), 7.0)
+    with memplan.record(tmp_path / "u.parquet") as second:
+        assert float(kept.sum()) == 7000.0
+        del kept
+    assert second.trace is not None
+    # The free of a block older than the recording has no allocation to end.
+    assert match_frees(second.trace.events).max(initial=-1) == -1
+
+
+def test_threads_are_told_apart(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import threading, torch\n"
+        "def work():\n    for i in range(200): torch.empty(100 + i)\n"
+        "threads = [threading.Thread(target=work) for _ in range(3)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+    )
+    assert memplan("record", "-q", "-o", "t.parquet", "script.py").returncode == 0
+    events = read(tmp_path / "t.parquet").events
+    assert len(np.unique(events.thread)) == 3
+    assert (events.action == Action.ALLOC).sum() == 600
+    assert (match_frees(events) >= 0).all()
+
+
+def read(path: Path) -> memplan.Trace:
+    return memplan.read_trace(path)
+
+
+def test_steps_are_cut_by_the_optimizer_and_found_hot(
+    memplan: Run, training: Path, tmp_path: Path
+) -> None:
+    done = memplan("record", "-o", "t.parquet", "train.py", "7")
+    assert done.returncode == 0
+    assert "7, cut by the optimizer's steps" in done.stderr
+    assert "memplan solve t.parquet" in done.stderr
+    trace = read(tmp_path / "t.parquet")
+    assert trace.info.complete
+    assert trace.info.program.marks == "optimizer"
+    assert trace.info.program.script == "train.py"
+    assert trace.info.run.step_seconds > 0
+    line = timeline(trace)
+    assert line.mark is Mark.OPTIMIZER
+    assert line.steps == 8
+    hot = find_hot(line)
+    assert hot is not None
+    assert hot.period == 1
+    assert hot.begin <= 3
+
+
+def test_an_explicit_mark_wins_over_the_optimizer(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import memplan, torch\n"
+        "x = torch.zeros(8, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([x], 0.1)\n"
+        "for _ in range(5):\n"
+        "    memplan.step()\n"
+        "    (x * 2).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    assert memplan("record", "-q", "-o", "t.parquet", "script.py").returncode == 0
+    line = timeline(read(tmp_path / "t.parquet"))
+    assert (line.mark, line.steps) == (Mark.EXPLICIT, 6)
+
+
+def test_inference_is_cut_by_the_outermost_module(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())\n"
+        "with torch.inference_mode():\n"
+        "    for _ in range(6): model(torch.ones(4, 8))\n"
+        "assert not model._forward_pre_hooks\n"
+    )
+    assert memplan("record", "-q", "-o", "t.parquet", "script.py").returncode == 0
+    line = timeline(read(tmp_path / "t.parquet"))
+    assert (line.mark, line.steps) == (Mark.FORWARD, 7)
+    assert find_hot(line) is not None
+
+
+def test_recording_stops_after_the_steps_asked_for(
+    memplan: Run, training: Path, tmp_path: Path
+) -> None:
+    done = memplan("record", "--steps", "4", "-o", "t.parquet", "train.py", "9")
+    assert done.returncode == 0
+    assert done.stdout.count("0x") == 9  # the program ran on
+    trace = read(tmp_path / "t.parquet")
+    assert timeline(trace).steps == 5
+    assert trace.info.complete
+
+
+def test_stacks_name_who_asked(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch\n"
+        "def inner(n):\n"
+        "    return torch.empty(n)\n"
+        "def outer():\n"
+        "    return inner(10), inner(20)\n"
+        "for _ in range(3): outer()\n"
+    )
+    arguments = ["record", "-q", "--stacks", "python", "-o", "t.parquet", "script.py"]
+    assert memplan(*arguments).returncode == 0
+    trace = read(tmp_path / "t.parquet")
+    made = trace.events.action == Action.ALLOC
+    stacks = [trace.stacks[int(i)] for i in trace.events.stack[made]]
+    assert len(trace.stacks) == 1  # two calls on one line are one place
+    assert [(frame.line, frame.name) for frame in stacks[0]] == [
+        (3, "inner"),
+        (5, "outer"),
+        (6, "<module>"),
+    ]
+    assert all(frame.filename.endswith("script.py") for frame in stacks[0])
+
+
+SLOW = """\
+import time, torch
+for i in range(10_000):
+    torch.empty(100 + i % 7)
+    if i == 2000:
+        print("ready", flush=True)
+    if i > 2000:
+        time.sleep(0.001)
+"""
+
+
+def killed(tmp_path: Path, sign: signal.Signals) -> subprocess.CompletedProcess[str]:
+    """Record SLOW, and send `sign` a second after it has asked 2,000 times."""
+    (tmp_path / "script.py").write_text(SLOW)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memplan", "record", "-o", "t.parquet", "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(1.0)
+    process.send_signal(sign)
+    stdout, stderr = process.communicate(timeout=60)
+    return subprocess.CompletedProcess([], process.returncode, stdout, stderr)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_a_kill_leaves_a_journal_that_recovers(
+    memplan: Run, tmp_path: Path, sign: signal.Signals
+) -> None:
+    assert killed(tmp_path, sign).returncode == -sign
+    assert not (tmp_path / "t.parquet").exists()
+    done = memplan("recover", "t.parquet.journal")
+    assert done.returncode == 0
+    assert "incomplete" in done.stderr
+    trace = read(tmp_path / "t.parquet")
+    assert not trace.info.complete
+    assert (trace.events.action == Action.ALLOC).sum() > 2000
+    assert memplan("recover", "t.parquet.journal").returncode == 2  # --force is missing
+
+
+def test_ctrl_c_ends_the_program_and_keeps_the_trace(
+    memplan: Run, tmp_path: Path
+) -> None:
+    done = killed(tmp_path, signal.SIGINT)
+    assert done.returncode == 130
+    assert "KeyboardInterrupt" in done.stderr
+    trace = read(tmp_path / "t.parquet")
+    assert trace.info.complete
+    assert (trace.events.action == Action.ALLOC).sum() > 2000
+    assert not (tmp_path / "t.parquet.journal").exists()
+
+
+FULL = """\
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+import torch
+for i in range(20_000): torch.empty(64)
+print("went on")
+"""
+
+
+def test_a_full_disk_does_not_stop_the_program(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FULL)
+    done = memplan("record", "-o", "t.parquet", "script.py")
+    assert done.stdout == "went on\n"
+    assert done.returncode == 125
+    assert "recording stopped early" in done.stderr
+    assert "memplan recover t.parquet.journal" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert memplan("recover", "t.parquet.journal").returncode == 0
+    assert not read(tmp_path / "t.parquet").info.complete
+
+
+def test_one_recording_at_a_time(tmp_path: Path) -> None:
+    with (
+        memplan.record(tmp_path / "t.parquet"),
+        pytest.raises(Exception, match="already recording"),
+        memplan.record(tmp_path / "u.parquet"),
+    ):
+        pass
+    assert not (tmp_path / "u.parquet").exists()
+
+
+def test_step_outside_a_recording_does_nothing() -> None:
+    memplan.step()
