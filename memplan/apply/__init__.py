@@ -1,0 +1,1 @@
+"""Applying a plan: the runtime loader and its report."""

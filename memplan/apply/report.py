@@ -1,0 +1,71 @@
+"""What applying a plan did: requests, memory, faults and time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from memplan.core.plan import Plan, RunStats
+from memplan.record.session import run_stats
+
+SCHEMA = "memplan.apply-report"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run under a plan. Requests and bytes are those of the hot steps.
+
+    requests: all of them; planned_requests: served at their planned offset;
+    unplanned_requests: left to the default allocator, as planned; online_requests:
+    departures placed in the arena's free space; fallback_requests: departures served
+    by the default allocator; conflicts: planned ranges that were taken, each of which
+    is a departure too. warmup: the same counts for the steps before the hot ones.
+    run, recorded: memory, faults and time of this run, and of the recorded one.
+    steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
+    """
+
+    requests: int
+    planned_requests: int
+    unplanned_requests: int
+    online_requests: int
+    online_bytes: int
+    fallback_requests: int
+    fallback_bytes: int
+    conflicts: int
+    arena_bytes: int
+    lower_bound_bytes: int
+    steps: int
+    warmup: dict[str, int]
+    run: RunStats
+    recorded: RunStats
+
+    def to_json(self) -> dict[str, object]:
+        """The report as plain data, with `schema` and `version`."""
+        entries = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        return {**entries, **entries.pop("run")}
+
+
+def make_report(
+    plan: Plan,
+    hot: dict[str, int],
+    warmup: dict[str, int],
+    arena_bytes: int,
+    marks: list[tuple[int, int]],
+) -> Report:
+    """The report of a run: its counts, and its step boundaries (ns, page faults)."""
+    return Report(
+        requests=hot["requests"],
+        planned_requests=hot["planned"],
+        unplanned_requests=hot["unplanned"],
+        online_requests=hot["online"],
+        online_bytes=hot["online_bytes"],
+        fallback_requests=hot["fallback"],
+        fallback_bytes=hot["fallback_bytes"],
+        conflicts=hot["conflicts"],
+        arena_bytes=arena_bytes,
+        lower_bound_bytes=plan.lower_bound,
+        steps=len(marks),
+        warmup=warmup,
+        run=run_stats(marks),
+        recorded=plan.recorded,
+    )

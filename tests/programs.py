@@ -1,0 +1,88 @@
+"""Synthetic programs: traces of steps that repeat after a warm-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from memplan.core.plan import Program
+from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+
+
+@dataclass(frozen=True)
+class Made:
+    """One allocation of a step: bytes, and how many requests later it is freed.
+
+    after: counted in requests of the program; None for never.
+    """
+
+    size: int
+    after: int | None
+
+
+Step = tuple[Made, ...]
+
+
+def trace_of(steps: list[Step], *, alignment: int = 64, cut: bool = True) -> Trace:
+    """The trace of a program that runs `steps` one after the other.
+
+    A block due to be freed before the n-th request is freed right before it. With
+    `cut`, step boundaries are marked.
+    """
+    requests = [made for step in steps for made in step]
+    due: dict[int, list[int]] = {}
+    for i, made in enumerate(requests):
+        if made.after is not None:
+            due.setdefault(i + 1 + made.after, []).append(i)
+    rows: list[tuple[int, int, int, int]] = []  # action, mark, address, size
+    position = 0
+    for step in steps:
+        if position and cut:
+            rows.append((Action.STEP, Mark.OPTIMIZER, 0, 0))
+        for made in step:
+            rows += [free(i, requests) for i in due.pop(position, [])]
+            rows.append((Action.ALLOC, Mark.NONE, 1 + position, made.size))
+            position += 1
+    rows += [free(i, requests) for i in due.pop(position, [])]
+    action, mark, address, size = (np.array(c) for c in zip(*rows, strict=True))
+    events = Columns.of(
+        time_ns=np.arange(len(rows)),
+        action=action,
+        mark=mark,
+        address=address,
+        size=size,
+        requested_size=size,
+    )
+    program = Program(script="p.py", marks="optimizer" if cut else "none")
+    return Trace(events, info=TraceInfo(program=program, alignment=alignment))
+
+
+def free(i: int, requests: list[Made]) -> tuple[int, int, int, int]:
+    return Action.FREE_COMPLETED, Mark.NONE, 1 + i, requests[i].size
+
+
+SIZES = st.sampled_from([1, 64, 100, 256, 1000, 4096])
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[Step]:
+    """A few odd steps, then a step (or two kinds in turn) that repeats.
+
+    Blocks die in their step, in the next one (some only after their own successor
+    was made), or never.
+    """
+
+    def step(count: int, reach: int) -> Step:
+        lives = st.one_of(st.integers(0, reach), st.just(None) | st.integers(0, 3))
+        return tuple(Made(draw(SIZES), draw(lives)) for _ in range(count))
+
+    kinds = draw(st.integers(1, 2))
+    count = draw(st.integers(1, 12))
+    cycle = [step(count, int(1.8 * count)) for _ in range(kinds)]
+    odd = [
+        step(draw(st.integers(1, 10)), count) for _ in range(draw(st.integers(1, 3)))
+    ]
+    repeats = draw(st.integers(5, 7))
+    return odd + cycle * repeats
