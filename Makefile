@@ -1,0 +1,51 @@
+# Every target works on a fresh machine with Python 3.10+, pip, make and a C++
+# compiler; the first one run makes the virtual environment in $(VENV).
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+JOBS ?= 2
+SOURCES = $(shell find memplan/native -name '*.cpp' -o -name '*.h')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint demo soak bench traces clean
+
+help:  ## List the targets.
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | \
+		awk -F ':.*## ' '{ printf "  %-8s %s\n", $$1, $$2 }'
+
+setup: $(VENV)/ready  ## Make the virtual environment and build the native code.
+
+$(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(SOURCES)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[torch,dev]'
+	@touch $@
+
+test: setup  ## Lint, check types and run the tests.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n $(JOBS) -m 'not soak'
+
+lint: setup  ## Only the linter and the type checker.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+demo: setup  ## Record, plan, plot and apply ResNet-50 training; takes some minutes.
+	$(BIN)/python scripts/demo.py --output demo
+
+soak: setup  ## The long-running tests.
+	$(BIN)/pytest -m soak
+
+bench: setup  ## Time the solver, the recorder and the loader; takes a while.
+	$(BIN)/python scripts/bench_bestfit.py
+	$(BIN)/python scripts/bench_record.py
+	$(BIN)/python scripts/bench_apply.py
+
+traces: setup  ## Record the samples in traces/ anew.
+	$(BIN)/python scripts/make_traces.py
+
+clean:  ## Remove what was built.
+	rm -rf $(VENV) build demo memplan/native/*.so

@@ -1,0 +1,66 @@
+"""The command line. The one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from memplan import __version__
+from memplan.cli.group import LazyGroup
+from memplan.errors import EXIT_INTERRUPTED, MemplanError
+
+_COMMANDS = {
+    "record": "Run a program and write down what it allocates.",
+    "recover": "Make the trace of a recording that was cut off.",
+    "solve": "Plan the memory of a recorded program.",
+    "verify": "Check a plan, against its trace if one is given.",
+    "plot": "Draw a plan's packing, or a trace's memory over time.",
+    "apply": "Run a program under a plan.",
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_help=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with: memplan record train.py",
+)
+@click.version_option(__version__, message="memplan %(version)s")
+@click.option("--debug", is_flag=True, help="Show tracebacks of memplan's own errors.")
+def cli(debug: bool) -> None:
+    """Record what a PyTorch program allocates, plan that memory, apply the plan."""
+
+
+def main() -> None:
+    """Run the command line and exit with the code that fits."""
+    debug = "--debug" in sys.argv
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone; nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except MemplanError as error:
+        if debug:
+            raise
+        click.echo(f"memplan: {error}", err=True)
+        code = error.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(
+            f"memplan: internal error: {type(error).__name__}: {error}; "
+            "please report it with the traceback that --debug shows",
+            err=True,
+        )
+        code = MemplanError.exit_code
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,124 @@
+"""memplan apply"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from memplan.apply.report import Report
+from memplan.apply.session import Loader, check_program
+from memplan.cli import arguments, show
+from memplan.core.plan import Plan
+from memplan.errors import MemplanError
+from memplan.files import refuse_overwrite, write_bytes
+from memplan.record.program import run
+from memplan.record.shim import require_torch
+from memplan.units import format_bytes, format_seconds
+
+
+@click.command("apply", cls=arguments.ProgramCommand)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    help="Write the report as JSON to this file, too.",
+)
+@click.option("--force", is_flag=True, help="Replace the report if it exists.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no report.")
+@arguments.existing("plan")
+@arguments.program
+def command(
+    report: Path | None,
+    force: bool,
+    quiet: bool,
+    plan: Path,
+    module: str | None,
+    script: tuple[str, ...],
+) -> None:
+    """Run SCRIPT with the memory of its CPU tensors laid out as PLAN says.
+
+    The plan is verified first, with no way round. The program computes what it
+    computed before, and its exit code is passed through. Requests that depart from
+    the plan are served all the same, and counted.
+
+    \b
+    Example: memplan apply train.plan.json train.py --epochs 90
+    """
+    target = arguments.target(module, script)
+    if report is not None:
+        refuse_overwrite(report, force)
+    found = arguments.read_plan(plan)
+    loader = Loader(found, str(plan))
+    check_program(found, target.identity(), str(plan))
+    _compare_environment(found)
+    loader.start()
+    try:
+        code = run(target)
+    finally:
+        loader.stop()
+    result = loader.report()
+    if not quiet:
+        _show(result)
+    if report is not None:
+        text = json.dumps(result.to_json(), indent=2, sort_keys=True)
+        try:
+            write_bytes(report, text.encode() + b"\n")
+        except MemplanError as failure:
+            show.note(str(failure))
+            code = code or failure.exit_code
+    sys.exit(code)
+
+
+def _compare_environment(plan: Plan) -> None:
+    """Say what may make the program ask for something else than was recorded."""
+    torch = require_torch("applying a plan")
+    if plan.program.torch and plan.program.torch != str(torch.__version__):
+        show.note(
+            f"the plan was recorded with torch {plan.program.torch}, and this is "
+            f"{torch.__version__}: requests that differ will be served outside it"
+        )
+
+
+def _show(report: Report) -> None:
+    share = report.planned_requests / report.requests if report.requests else 0.0
+    bound = format_bytes(report.lower_bound_bytes)
+    rows = [
+        ("requests", f"{report.requests:,} in hot steps, {share:.1%} planned"),
+        ("conflicts", f"{report.conflicts:,}"),
+        ("arena", f"{format_bytes(report.arena_bytes)}, lower bound {bound}"),
+    ]
+    if report.unplanned_requests:
+        rows.append(
+            ("unplanned", f"{report.unplanned_requests:,} that outlive their steps")
+        )
+    departures = report.online_requests + report.fallback_requests
+    if departures:
+        where = f"{report.online_requests:,} placed in the arena"
+        outside = f"{report.fallback_requests:,} outside it"
+        size = format_bytes(report.fallback_bytes)
+        rows.append(("departures", f"{departures:,}: {where}, {outside} ({size})"))
+    show.facts(f"memplan: {report.steps:,} steps under the plan", rows, err=True)
+    show.table(
+        "",
+        ("", "recorded", "planned", "ratio"),
+        [
+            _compared("peak resident", "peak_rss_bytes", format_bytes, report),
+            _compared("page faults per step", "page_faults_per_step", _count, report),
+            _compared("time per step", "step_seconds", format_seconds, report),
+        ],
+    )
+
+
+def _compared(
+    title: str, name: str, shown: Callable[[float], str], report: Report
+) -> tuple[str, str, str, str]:
+    before, after = getattr(report.recorded, name), getattr(report.run, name)
+    ratio = f"{after / before:.2f}" if before and after else "-"
+    return title, shown(before) if before else "-", shown(after), ratio
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"

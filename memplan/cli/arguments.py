@@ -1,0 +1,106 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from memplan.errors import UsageError
+from memplan.files import read_bytes
+
+if TYPE_CHECKING:
+    from memplan.core.plan import Plan
+    from memplan.core.problem import Problem
+    from memplan.record.program import Target
+    from memplan.trace.trace import Trace
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ProgramCommand(click.Command):
+    """A command that runs a program: all after the program's name is the program's.
+
+    The name is the first positional argument, after those of the command's own (the
+    plan, for `apply`), or what follows -m.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = sum(isinstance(p, click.Argument) for p in self.params) - 1
+        return super().parse_args(ctx, self._separated(args, own))
+
+    def _separated(self, args: list[str], positionals: int) -> list[str]:
+        """`args` with a `--` where memplan's own end."""
+        with_value = {
+            name
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag
+            for name in param.opts
+        }
+        at = 0
+        while at < len(args):
+            word = args[at]
+            if word == "--":
+                return args
+            if word == "-m":
+                return [*args[: at + 2], "--", *args[at + 2 :]]
+            if word.startswith("-") and word != "-":
+                at += 2 if word in with_value else 1
+            elif positionals:
+                positionals, at = positionals - 1, at + 1
+            else:
+                return [*args[:at], "--", *args[at:]]
+        return args
+
+
+def program(function: F) -> F:
+    """`-m MODULE | SCRIPT`, and the ARGS it gets, untouched."""
+    function = click.argument("script", nargs=-1, type=click.UNPROCESSED)(function)
+    return click.option(
+        "-m", "module", metavar="MODULE", help="Run a module, as python -m does."
+    )(function)
+
+
+def target(module: str | None, script: tuple[str, ...]) -> Target:
+    """The program that `program` was given. Raises UsageError if there is none."""
+    from memplan.record.program import Target
+
+    if module is None and not script:
+        raise UsageError("name a script to run, or a module with -m")
+    if module is None:
+        found = Target(script[0], script[1:])
+    else:
+        found = Target(module, script, is_module=True)
+    found.check()
+    return found
+
+
+def read_input(path: Path) -> Trace | Problem:
+    """A trace, or the bare problem in a MiniMalloc CSV file."""
+    if path.suffix == ".csv":
+        from memplan.trace.importers.minimalloc import read_minimalloc
+
+        return read_minimalloc(path)
+    from memplan.trace.read import read_trace
+
+    return read_trace(path)
+
+
+def is_plan(path: Path) -> bool:
+    """Whether the file says it is a plan. Raises InputError if it cannot be read."""
+    data = read_bytes(path)
+    return data[:1] == b"{" and b'"memplan.plan"' in data
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file."""
+    from memplan.core.planfile import read_plan
+
+    return read_plan(path)
+
+
+def existing(name: str, **options: Any) -> Callable[[F], F]:
+    """An input file; whether it is there, and what it is, its reader says."""
+    return click.argument(name, type=click.Path(path_type=Path), **options)

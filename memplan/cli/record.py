@@ -1,0 +1,140 @@
+"""memplan record"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from memplan.cli import arguments, show
+from memplan.errors import MemplanError, NoPlanError
+from memplan.record.program import run
+from memplan.record.session import Recording
+from memplan.trace.liveness import StepProblem, step_problem
+from memplan.trace.steps import live_curve, timeline
+from memplan.trace.trace import Mark, Trace
+from memplan.units import format_bytes
+
+
+@click.command("record", cls=arguments.ProgramCommand)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The trace: .parquet, .json or .json.gz.  [default: SCRIPT.PID.parquet]",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu"]),
+    default="cpu",
+    show_default=True,
+    help="Whose memory to record.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Stop recording after this many steps; the program runs on.",
+)
+@click.option(
+    "--stacks",
+    type=click.Choice(["python", "none"]),
+    default="none",
+    show_default=True,
+    help="Note the Python stack of each allocation.",
+)
+@click.option("--force", is_flag=True, help="Replace the trace if it exists.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing when all goes well.")
+@arguments.program
+def command(
+    output: Path | None,
+    device: str,
+    steps: int | None,
+    stacks: str,
+    force: bool,
+    quiet: bool,
+    module: str | None,
+    script: tuple[str, ...],
+) -> None:
+    """Run SCRIPT and write down what it allocates.
+
+    The program runs as it would without memplan: same arguments, same output, same
+    exit code. Recorder failures end with 125.
+
+    \b
+    Example: memplan record -o train.parquet train.py --epochs 1
+    """
+    target = arguments.target(module, script)
+    stem = target.name if target.is_module else Path(target.name).stem
+    path = output or Path(f"{stem}.{os.getpid()}.parquet")
+    recording = Recording(
+        path,
+        steps=steps,
+        stacks="python" if stacks == "python" else "none",
+        force=force,
+        program=target.identity(),
+        argv=(target.name, *target.arguments),
+    )
+    recording.start()
+    try:
+        code = run(target)
+    finally:
+        failure = _finish(recording)
+    if failure is not None:
+        show.note(str(failure))
+        sys.exit(code or failure.exit_code)
+    if not quiet and recording.trace is not None:
+        _summarise(recording.path, recording.trace)
+    sys.exit(code)
+
+
+def _finish(recording: Recording) -> MemplanError | None:
+    """The program's exit code comes first: a failure of ours is told, not raised."""
+    try:
+        recording.finish()
+    except MemplanError as failure:
+        return failure
+    return None
+
+
+def _summarise(path: Path, trace: Trace) -> None:
+    """What the recording found, and what to do next."""
+    line = timeline(trace)
+    _, live = live_curve(line)
+    rows = [
+        ("events", f"{len(trace):,} ({show.file_size(path)})"),
+        ("steps", f"{line.steps - 1:,}, cut by {_CUTS[line.mark]}"),
+        ("peak live", format_bytes(int(live.max(initial=0)))),
+    ]
+    try:
+        found = step_problem(trace)
+    except NoPlanError as failure:
+        rows.append(("hot step", f"none: {failure}"))
+    else:
+        rows += [
+            ("hot step", _hot(found)),
+            ("persistent", format_bytes(found.persistent_bytes)),
+        ]
+    if trace.info.dropped_events:
+        rows.append(("dropped", f"{trace.info.dropped_events:,} events"))
+    show.facts(f"memplan: recorded {path}", rows, err=True)
+    click.echo(f"  next: memplan solve {path}", err=True)
+
+
+_CUTS = {
+    Mark.NONE: "nothing: the whole run is one",
+    Mark.FORWARD: "the outermost module's forward calls",
+    Mark.OPTIMIZER: "the optimizer's steps",
+    Mark.EXPLICIT: "memplan.step()",
+}
+
+
+def _hot(found: StepProblem) -> str:
+    buffers = f"{len(found.problem) // found.unrolled:,} transient buffers"
+    if found.hot is None:
+        return f"the whole run: {buffers}"
+    which = f"step {found.hot.begin}"
+    if found.hot.period > 1:
+        which = f"steps {found.hot.begin} to {found.hot.begin + found.hot.period - 1}"
+    return f"{which}: {buffers}, repeated in every step after it"

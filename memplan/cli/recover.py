@@ -1,0 +1,48 @@
+"""memplan recover"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memplan.cli import arguments, show
+from memplan.errors import UsageError
+from memplan.files import refuse_overwrite
+from memplan.trace.journal import recover_journal
+from memplan.trace.write import check_suffix, write_trace
+from memplan.units import format_bytes
+
+
+@click.command("recover")
+@arguments.existing("journal")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The trace.  [default: the journal's name without .journal]",
+)
+@click.option("--force", is_flag=True, help="Replace the trace if it exists.")
+def command(journal: Path, output: Path | None, force: bool) -> None:
+    """Make a trace from the JOURNAL of a recording that was killed.
+
+    Keeps every whole block; what was lost is told, and the trace is marked as
+    incomplete. The journal is left where it is.
+
+    \b
+    Example: memplan recover train.parquet.journal
+    """
+    if output is None and journal.suffix != ".journal":
+        raise UsageError(f"{journal}: name the trace to write with -o")
+    path = output or journal.with_suffix("")
+    check_suffix(path)
+    refuse_overwrite(path, force)
+    found = recover_journal(journal)
+    write_trace(found.trace, path)
+    lost = format_bytes(found.bytes_lost)
+    complete = found.trace.info.complete
+    state = "complete" if complete else "incomplete: the end is missing"
+    rows = [("events", f"{len(found.trace):,}"), ("state", state)]
+    if found.bytes_lost:
+        rows.append(("lost", f"{lost}: {found.reason}"))
+    show.facts(f"memplan: recovered {path}", rows, err=True)

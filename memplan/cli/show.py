@@ -1,0 +1,53 @@
+"""How commands talk to people: on standard error, aligned, never truncated."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+
+
+def facts(title: str, rows: Iterable[tuple[str, str]], err: bool = False) -> None:
+    """A title line, and below it names and values in two columns."""
+    listed = list(rows)
+    width = max((len(name) for name, _ in listed), default=0)
+    click.echo(title, err=err)
+    for name, value in listed:
+        click.echo(f"  {name:<{width}}  {value}", err=err)
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], err: bool = True
+) -> None:
+    """A table: the first column's text to the left, numbers to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    stream = sys.stderr if err else sys.stdout
+    drawn = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        drawn.add_column(column, justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*row)
+    width = None if stream.isatty() else 120
+    Console(file=stream, width=width, highlight=False).print(drawn)
+
+
+def as_json(entries: dict[str, object]) -> None:
+    """One JSON object on standard output."""
+    click.echo(json.dumps(entries, indent=2, sort_keys=True))
+
+
+def note(text: str) -> None:
+    """One line to the person, beside the program's own output."""
+    click.echo(f"memplan: {text}", err=True)
+
+
+def file_size(path: Path) -> str:
+    """The size of a file, for people."""
+    from memplan.units import format_bytes
+
+    return format_bytes(path.stat().st_size)

@@ -1,0 +1,85 @@
+"""memplan verify"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from memplan.cli import arguments, show
+from memplan.core.plan import Plan
+from memplan.core.problem import Problem
+from memplan.core.verify import Failure, Violation, verify
+from memplan.errors import CheckFailed, NoPlanError
+from memplan.trace.liveness import step_problem
+from memplan.units import format_bytes
+
+_SHOWN = 20
+
+
+@click.command("verify")
+@arguments.existing("plan")
+@arguments.existing("trace", required=False)
+@click.option("--json", "json_", is_flag=True, help="Print the result as JSON.")
+def command(plan: Path, trace: Path | None, json_: bool) -> None:
+    """Check that PLAN is safe, and that it was made for TRACE.
+
+    The checker shares no code with the solvers. It names every failure it finds, and
+    then ends with exit code 1.
+
+    \b
+    Example: memplan verify train.plan.json train.parquet
+    """
+    found = arguments.read_plan(plan)
+    violations = verify(found)
+    if trace is not None:
+        violations += _against(found, trace)
+    if json_:
+        show.as_json(
+            {
+                "schema": "memplan.verify-result",
+                "version": 1,
+                "valid": not violations,
+                "violations": [
+                    {
+                        "failure": violation.failure.value,
+                        "buffers": list(violation.buffers),
+                        "message": violation.message,
+                    }
+                    for violation in violations
+                ],
+            }
+        )
+        sys.exit(CheckFailed.exit_code if violations else 0)
+    for violation in violations[:_SHOWN]:
+        click.echo(f"{plan}: {violation.failure.value}: {violation.message}")
+    if len(violations) > _SHOWN:
+        click.echo(f"{plan}: and {len(violations) - _SHOWN:,} more")
+    if violations:
+        raise CheckFailed(f"{plan} is not safe to apply; solve the trace again")
+    buffers = f"{len(found.problem):,} buffers"
+    click.echo(f"{plan}: valid: {buffers} in {format_bytes(found.peak)}, none overlap")
+
+
+def _against(plan: Plan, path: Path) -> list[Violation]:
+    """Whether `plan` solves the problem that the trace at `path` poses now."""
+    source = arguments.read_input(path)
+    units = set(plan.problem.alignment.tolist())
+    try:
+        if isinstance(source, Problem):
+            problem = source
+        else:
+            unit = units.pop() if len(units) == 1 else None
+            problem = step_problem(source, plan.source.step, unit).problem
+    except NoPlanError as error:
+        text = f"{path} has no step to compare with: {error}"
+        return [Violation(Failure.FINGERPRINT, (), text)]
+    if problem.fingerprint() == plan.problem.fingerprint():
+        return []
+    text = (
+        f"the plan was made for another trace: it has {len(plan.problem):,} buffers, "
+        f"fingerprint {plan.problem.fingerprint()[:12]}; {path} has "
+        f"{len(problem):,}, fingerprint {problem.fingerprint()[:12]}"
+    )
+    return [Violation(Failure.FINGERPRINT, (), text)]

@@ -1,0 +1,259 @@
+"""The main job as a user does it: record, solve, verify, plot, apply."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import memplan as package
+from memplan.core.planfile import read_plan, write_plan
+from tests.conftest import ROOT, TRAINING, Run
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.py, its trace and its plan."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "train.py").write_text(TRAINING)
+    for arguments in (
+        ["record", "-q", "-o", "t.parquet", "train.py", "6"],
+        ["solve", "t.parquet", "-o", "p.json"],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "memplan", *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=True,
+            capture_output=True,
+        )
+    return folder
+
+
+@pytest.fixture
+def folder(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of `recorded` in the folder where commands run."""
+    for file in recorded.iterdir():
+        shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def test_solve_says_how_good_the_plan_is(memplan: Run, folder: Path) -> None:
+    done = memplan("solve", "t.parquet", "-o", "again.json", "--json")
+    assert done.returncode == 0
+    said = json.loads(done.stdout)
+    assert set(said) >= {
+        "method",
+        "buffers",
+        "lower_bound",
+        "peak",
+        "gap",
+        "status",
+        "seconds",
+    }
+    assert said["method"] == "bestfit"
+    assert said["peak"] >= said["lower_bound"] > 0
+    assert said["gap"] == pytest.approx(said["peak"] / said["lower_bound"] - 1)
+    assert said["status"] in ("optimal", "feasible")
+    assert (folder / "again.json").read_bytes() == (folder / "p.json").read_bytes()
+
+
+def test_solve_in_words_names_the_next_step(memplan: Run, folder: Path) -> None:
+    done = memplan("solve", "t.parquet")
+    assert done.returncode == 0
+    for word in ("peak", "lower bound", "gap", "memplan apply t.plan.json train.py"):
+        assert word in done.stdout
+    assert read_plan(folder / "t.plan.json").source.name == "t.parquet"
+
+
+def test_verify_accepts_the_plan_and_its_trace(memplan: Run, folder: Path) -> None:
+    assert memplan("verify", "p.json").returncode == 0
+    done = memplan("verify", "p.json", "t.parquet", "--json")
+    assert done.returncode == 0
+    said = json.loads(done.stdout)
+    assert (said["valid"], said["violations"]) == (True, [])
+
+
+def test_verify_refuses_another_programs_trace(memplan: Run, folder: Path) -> None:
+    assert (
+        memplan("record", "-q", "-o", "u.json", "train.py", "6", "72").returncode == 0
+    )
+    done = memplan("verify", "p.json", "u.json")
+    assert done.returncode == 1
+    assert "made for another trace" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_verify_names_what_is_wrong(memplan: Run, folder: Path) -> None:
+    spoil(folder / "p.json")
+    done = memplan("verify", "p.json", "--json")
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    assert not said["valid"]
+    assert {v["failure"] for v in said["violations"]} >= {"overlap"}
+    assert "share the bytes" in said["violations"][0]["message"]
+
+
+def spoil(path: Path) -> None:
+    """Put every buffer at offset 0; the file itself stays sound."""
+    plan = read_plan(path)
+    write_plan(replace(plan, offsets=np.zeros_like(plan.offsets)), path)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+@pytest.mark.parametrize("source", ["t.parquet", "p.json"])
+def test_plot_draws_traces_and_plans(
+    memplan: Run, folder: Path, source: str, suffix: str
+) -> None:
+    done = memplan("plot", source, "-o", f"picture.{suffix}")
+    assert done.returncode == 0, done.stderr
+    magic = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
+    assert (folder / f"picture.{suffix}").read_bytes().startswith(magic)
+    assert memplan("plot", source, "-o", f"picture.{suffix}").returncode == 2
+
+
+def test_apply_computes_the_same_and_reports(memplan: Run, folder: Path) -> None:
+    alone = memplan("record", "-q", "-o", "long.parquet", "train.py", "20")
+    done = memplan("apply", "p.json", "--report", "r.json", "train.py", "20")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == alone.stdout
+    report = json.loads((folder / "r.json").read_text())
+    assert report["conflicts"] == report["fallback_requests"] == 0
+    assert report["fallback_bytes"] == report["online_requests"] == 0
+    assert (
+        report["planned_requests"] + report["unplanned_requests"] == report["requests"]
+    )
+    assert report["unplanned_requests"] <= 20  # the history, one a step
+    assert report["steps"] == 20
+    assert report["arena_bytes"] >= report["lower_bound_bytes"] > 0
+    for name in ("peak_rss_bytes", "step_seconds"):
+        assert report[name] > 0
+        assert report["recorded"][name] > 0
+    assert report["page_faults_per_step"] >= 0
+    assert "planned" in done.stderr
+
+
+def test_apply_under_another_shape_is_served_all_the_same(
+    memplan: Run, folder: Path
+) -> None:
+    alone = memplan("record", "-q", "-o", "wide.parquet", "train.py", "8", "300")
+    done = memplan("apply", "p.json", "--report", "r.json", "train.py", "8", "300")
+    assert done.returncode == 0
+    assert done.stdout == alone.stdout
+    report = json.loads((folder / "r.json").read_text())
+    assert report["online_requests"] + report["fallback_requests"] > 0
+
+
+def test_apply_passes_the_exit_code_on(memplan: Run, folder: Path) -> None:
+    (folder / "train.py").write_text("raise SystemExit(9)")
+    assert memplan("apply", "-q", "p.json", "train.py").returncode == 9
+    (folder / "train.py").write_text("1 / 0")
+    done = memplan("apply", "p.json", "train.py")
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_apply_refuses_another_program_before_it_starts(
+    memplan: Run, folder: Path
+) -> None:
+    (folder / "other.py").write_text("print('started')")
+    done = memplan("apply", "p.json", "other.py")
+    assert done.returncode == 3
+    assert "made for train.py, not for other.py" in done.stderr
+    assert done.stdout == ""
+    # The same program under another name is the same program.
+    (folder / "moved.py").write_text(TRAINING)
+    assert memplan("apply", "-q", "p.json", "moved.py", "3").returncode == 0
+
+
+def test_apply_refuses_a_plan_that_does_not_verify(memplan: Run, folder: Path) -> None:
+    spoil(folder / "p.json")
+    (folder / "train.py").write_text("print('started')")
+    done = memplan("apply", "p.json", "train.py")
+    assert done.returncode == 3
+    assert "does not verify" in done.stderr
+    assert done.stdout == ""
+
+
+def test_apply_refuses_what_is_no_plan(memplan: Run, folder: Path) -> None:
+    done = memplan("apply", "t.parquet", "train.py")
+    assert done.returncode == 3
+    assert "trace" in done.stderr
+    assert "memplan solve" in done.stderr
+    (folder / "problem.csv").write_text("id,lower,upper,size\na,0,1,64\n")
+    assert memplan("solve", "problem.csv", "-o", "bare.json").returncode == 0
+    done = memplan("apply", "bare.json", "train.py")
+    assert done.returncode == 3
+    assert "no requests to replay" in done.stderr
+
+
+def test_the_same_from_python(folder: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    trace = package.read_trace(folder / "t.parquet")
+    plan = package.solve(trace)
+    assert package.verify(plan) == []
+    with package.apply(plan) as loader:
+        before = torch.ones(1000)
+        package.step()
+        after = before * 2
+    assert loader.report().steps == 0  # the plan follows the optimizer's steps
+    assert float(after.sum()) == 2000.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["solve", "missing.parquet"], 3, "missing.parquet: no such file"),
+        (["solve", "train.py"], 3, "train.py"),
+        (["solve", "empty.parquet"], 3, "empty"),
+        (["solve", "p.json", "-o", "x.json"], 3, "plan"),
+        (["solve", "t.parquet", "-o", "p.json"], 2, "p.json exists; pass --force"),
+        (["solve", "t.parquet", "--method", "magic"], 2, "magic"),
+        (["solve", "t.parquet", "--step", "99", "-o", "x.json"], 2, "steps 0 to"),
+        (["solve", "t.parquet", "--alignment", "0"], 2, "alignment"),
+        (["verify", "t.parquet"], 3, "trace"),
+        (["verify", "missing.json"], 3, "missing.json: no such file"),
+        (["verify", "p.json", "missing.parquet"], 3, "no such file"),
+        (["plot", "p.json", "-o", "x.gif"], 2, ".png"),
+        (["plot", "missing.json", "-o", "x.png"], 3, "missing.json"),
+        (["apply", "p.json"], 2, "name a script to run"),
+        (["apply", "p.json", "missing.py"], 3, "missing.py: no such script"),
+        (["apply", "p.json", "--report", "p.json", "train.py"], 2, "p.json exists"),
+        (["recover", "t.parquet"], 2, "-o"),
+        (["recover", "t.parquet", "-o", "x.parquet"], 3, "not a memplan journal"),
+        (["frobnicate"], 2, "frobnicate"),
+    ],
+)
+def test_every_mistake_has_its_message_and_its_exit_code(
+    memplan: Run, folder: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (folder / "empty.parquet").write_bytes(b"")
+    done = memplan(*arguments)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not (folder / "x.json").exists()
+
+
+def test_an_empty_trace_gives_an_empty_plan_or_a_reason(
+    memplan: Run, folder: Path
+) -> None:
+    (folder / "nothing.py").write_text("import torch")
+    assert memplan("record", "-q", "-o", "e.parquet", "nothing.py").returncode == 0
+    done = memplan("solve", "e.parquet", "-o", "e.json", "--json")
+    assert done.returncode == 0
+    said = json.loads(done.stdout)
+    assert (said["buffers"], said["peak"], said["status"]) == (0, 0, "optimal")
+    assert memplan("verify", "e.json", "e.parquet").returncode == 0
+    assert memplan("plot", "e.json", "-o", "e.png").returncode == 0
+    assert memplan("apply", "-q", "e.json", "nothing.py").returncode == 0

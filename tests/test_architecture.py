@@ -1,0 +1,175 @@
+"""The house keeps its shape: who may import whom, and what start-up may cost."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import memplan
+
+PACKAGE = Path(memplan.__file__).parent
+
+# What each room may import of memplan, besides itself. The data flows one way:
+# a recording becomes a trace, a trace a problem, a problem a plan, which is applied.
+BASE = {"errors", "units", "files", "__version__"}
+ROOMS = {
+    "errors": set(),
+    "units": {"errors"},
+    "files": {"errors"},
+    "native": set(),
+    "core": BASE,
+    "trace": BASE | {"core"},
+    "record": BASE | {"core", "trace", "native"},
+    "solve": BASE | {"core", "trace", "native"},
+    "apply": BASE | {"core", "trace", "record", "solve", "native"},
+    "report": BASE | {"core", "trace", "record", "solve", "apply"},
+    "plot": BASE | {"core", "trace"},
+    "chunk": BASE | {"core"},
+    "fuse": BASE | {"core"},
+    "blocking": BASE | {"core"},
+    "cli": BASE
+    | {"core", "trace", "record", "solve", "apply", "report", "plot"}
+    | {"chunk", "fuse", "blocking"},
+    "__main__": {"cli"},
+}
+
+# Where each third-party package may be imported at all.
+HOMES = {
+    "click": {"cli"},
+    "rich": {"cli"},
+    "torch": {"record", "apply", "chunk", "fuse", "blocking"},
+    "matplotlib": {"plot"},
+    "pandas": {"trace", "report"},
+    "pyarrow": {"trace", "report"},
+    "pulp": {"solve/cbc.py"},
+    "numpy": set(ROOMS) - {"errors", "units", "files", "__main__"},
+}
+
+
+def sources() -> list[Path]:
+    return sorted(
+        path
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py" or path.parent != PACKAGE
+    )
+
+
+def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """Absolute module names imported in a file, the line, and whether at its top."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = {id(node) for node in tree.body}
+    typing_only = {
+        id(inner)
+        for node in tree.body
+        if isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, id(node) in top
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            module = node.module or ""
+            for alias in node.names:
+                name = f"memplan.{alias.name}" if module == "memplan" else module
+                yield name, node.lineno, id(node) in top
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
+    room = room_of(path)
+    wrong = []
+    for name, line, at_top in imports(path):
+        head, _, rest = name.partition(".")
+        if head == "memplan":
+            other = rest.split(".")[0] or "__version__"
+            if other != room and other not in ROOMS[room]:
+                wrong.append(f"{path}:{line}: {room} imports {name}")
+        elif head in HOMES:
+            here = {room, str(path.relative_to(PACKAGE))}
+            if not here & HOMES[head]:
+                wrong.append(f"{path}:{line}: {name} in {room}")
+            if head == "torch" and at_top:
+                wrong.append(f"{path}:{line}: torch is imported where it is used")
+    assert not wrong
+
+
+def test_no_room_is_forgotten() -> None:
+    found = {room_of(path) for path in sources()}
+    assert found <= set(ROOMS)
+
+
+def test_no_file_has_two_jobs() -> None:
+    long = {
+        str(path.relative_to(PACKAGE)): count
+        for path in sources()
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > 320
+    }
+    assert not long
+
+
+HEAVY = ("torch", "pandas", "pyarrow", "matplotlib", "pulp", "numpy", "rich")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import memplan",
+        "import memplan.cli",
+        "import sys; sys.argv = ['memplan', '--help']; import memplan.cli as c;"
+        "\ntry: c.main()\nexcept SystemExit: pass",
+        "import sys; sys.argv = ['memplan', '--version']; import memplan.cli as c;"
+        "\ntry: c.main()\nexcept SystemExit: pass",
+    ],
+)
+def test_starting_up_loads_nothing_heavy(code: str) -> None:
+    check = f"{code}\nimport sys\nprint([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", check],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_solving_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import memplan\n"
+        "plan = memplan.solve(([0, 1], [2, 3], [64, 64]))\n"
+        "assert plan.peak == 128 and memplan.verify(plan) == []\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=True)
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    for name in memplan.__all__:
+        assert getattr(memplan, name) is not None
+    assert set(dir(memplan)) == set(memplan.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        memplan.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_functions_keep_their_names_beside_the_rooms() -> None:
+    for room in ("record.session", "solve.solve", "apply.session"):
+        function, _, module = room.partition(".")
+        imported = import_module(f"memplan.{room}")
+        assert getattr(memplan, function) is getattr(imported, function), module
