@@ -77,7 +77,7 @@ def command(
     violations = verify(plan)
     if violations:  # a bug of ours: never let it out of the door
         raise MemplanError(f"the plan found does not verify: {violations[0].message}")
-    write_plan(plan, path)
+    write_plan(plan, path, force=force)
     if json_:
         show.as_json(_entries(plan, path))
     else:

@@ -106,7 +106,7 @@ def test_verify_names_what_is_wrong(memplan: Run, folder: Path) -> None:
 def spoil(path: Path) -> None:
     """Put every buffer at offset 0; the file itself stays sound."""
     plan = read_plan(path)
-    write_plan(replace(plan, offsets=np.zeros_like(plan.offsets)), path)
+    write_plan(replace(plan, offsets=np.zeros_like(plan.offsets)), path, force=True)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
@@ -255,5 +255,7 @@ def test_an_empty_trace_gives_an_empty_plan_or_a_reason(
     said = json.loads(done.stdout)
     assert (said["buffers"], said["peak"], said["status"]) == (0, 0, "optimal")
     assert memplan("verify", "e.json", "e.parquet").returncode == 0
-    assert memplan("plot", "e.json", "-o", "e.png").returncode == 0
+    drawn = memplan("plot", "e.json", "-o", "e.png")
+    assert drawn.returncode == 3
+    assert "nothing to draw" in drawn.stderr
     assert memplan("apply", "-q", "e.json", "nothing.py").returncode == 0

@@ -1,0 +1,196 @@
+"""Plans to write and read, and plan files to tamper with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from memplan.core.plan import (
+    UNPLANNED,
+    Plan,
+    Program,
+    Requests,
+    RunStats,
+    Source,
+    Warmup,
+)
+from memplan.core.planfile import dump_plan
+from memplan.core.problem import Problem
+
+Fields = dict[str, Any]
+
+
+def stacked(problem: Problem) -> np.ndarray:
+    """Offsets that put every buffer above the one before: sound, if wasteful."""
+    offsets, top = [], 0
+    for size, unit, fixed in zip(
+        problem.size, problem.alignment, problem.fixed, strict=True
+    ):
+        start = fixed if fixed >= 0 else -(-top // unit) * unit
+        offsets.append(start)
+        top = max(top, start + size)
+    return np.array(offsets, dtype=np.int64)
+
+
+def recorded(problem: Problem, skipped: list[int], steps: int = 1) -> Requests:
+    """The requests of `problem`, with unplanned ones of the sizes `skipped` between."""
+    total = len(problem) + len(skipped)
+    buffer = np.full(total, UNPLANNED)
+    size = np.empty(total, dtype=np.int64)
+    places = [i for i in range(total) if i % 3 != 1][: len(problem)]
+    places += sorted(set(range(total)) - set(places))[: len(problem) - len(places)]
+    order = np.argsort(problem.lower, kind="stable")
+    buffer[sorted(places)] = order
+    size[sorted(places)] = problem.size[order]
+    size[buffer == UNPLANNED] = skipped
+    return Requests(tuple(i * total // steps for i in range(steps)), size, buffer)
+
+
+def sample() -> Plan:
+    """A small plan that uses everything a file can hold, and verifies."""
+    problem = Problem.of(
+        [0, 2, 5, 9], [4, 6, 8, 3], [100, 64, 200, 50], alignment=64, length=12
+    )
+    warmup = Problem.of([0, 3], [6, 90], [64, 30], alignment=64)
+    return replace(
+        Plan.of(problem, np.array([0, 128, 256, 512]), "bestfit", seed=7),
+        source=Source("run.parquet", "ab" * 32, "hot"),
+        program=Program("train.py", "cd" * 32, "2.13.0", 2, "optimizer"),
+        recorded=RunStats(123456, 17.25, 0.001234567),
+        requests=recorded(problem, [9, 0], steps=2),
+        warmup=Warmup(warmup, np.array([0, 192]), recorded(warmup, [5]), ticks=10),
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, periodic: bool, labelled: bool) -> Problem:
+    n = draw(st.integers(0, 8))
+    length = draw(st.integers(2, 30)) if periodic else None
+    last = (length or 30) - 1
+    times = st.lists(st.integers(0, last), min_size=2, max_size=2, unique=True)
+    pairs = [draw(times) for _ in range(n)]
+    pairs = pairs if periodic else [sorted(pair) for pair in pairs]
+    sizes = draw(st.lists(st.integers(1, 1 << 40), min_size=n, max_size=n))
+    uniform = draw(st.booleans())
+    units = [draw(st.sampled_from([1, 64, 512])) for _ in range(n)]
+    alignment = units[:1] * n if uniform else units
+    fixed = [-1] * n
+    if n and draw(st.booleans()):
+        fixed[-1] = alignment[-1] * draw(st.integers(1 << 41, 1 << 42))
+    labels = st.lists(st.text(max_size=5), min_size=n, max_size=n, unique=True)
+    return Problem.of(
+        [lower for lower, _ in pairs],
+        [upper for _, upper in pairs],
+        sizes,
+        alignment=alignment,
+        fixed=fixed,
+        length=length,
+        labels=draw(labels) if labelled else None,
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    is_recorded = draw(st.booleans())
+    labelled = not is_recorded and draw(st.booleans())
+    problem = draw(problems(periodic=draw(st.booleans()), labelled=labelled))
+    plan = Plan.of(problem, stacked(problem), draw(st.text(max_size=8)))
+    if is_recorded:
+        skipped = st.lists(st.integers(0, 1 << 62), max_size=4)
+        steps = draw(st.integers(1, 3))
+        plan = replace(plan, requests=recorded(problem, draw(skipped), steps))
+        if draw(st.booleans()):
+            before = draw(problems(periodic=False, labelled=False))
+            requests = recorded(before, draw(skipped))
+            ticks = int(before.lower.max(initial=0)) + draw(st.integers(1, 9))
+            warmup = Warmup(before, stacked(before), requests, ticks)
+            plan = replace(plan, warmup=warmup)
+    small = st.integers(0, 1 << 50)
+    return replace(
+        plan,
+        seed=draw(st.integers(0, (1 << 63) - 1)),
+        proved_optimal=draw(st.booleans()),
+        device=draw(st.sampled_from(["cpu", "cuda"])),
+        source=Source(draw(st.text()), draw(st.text()), draw(st.text())),
+        program=Program(draw(st.text()), "", "2.13", draw(small), "forward"),
+        recorded=RunStats(draw(small), draw(small) / 1e3, draw(small) / 1e9),
+    )
+
+
+def assert_same_requests(one: Requests | None, other: Requests | None) -> None:
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert one.starts == other.starts
+        assert one.size.tolist() == other.size.tolist()
+        assert one.buffer.tolist() == other.buffer.tolist()
+
+
+def assert_same_problem(one: Problem, other: Problem) -> None:
+    for name in ("lower", "upper", "size", "alignment", "fixed"):
+        assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
+    assert one.length == other.length
+
+
+def assert_same(one: Plan, other: Plan) -> None:
+    assert_same_problem(one.problem, other.problem)
+    assert one.offsets.tolist() == other.offsets.tolist()
+    assert_same_requests(one.requests, other.requests)
+    arrays = {"problem", "offsets", "requests", "warmup", "stated", "seconds"}
+    for name in {f.name for f in fields(Plan)} - arrays:
+        assert getattr(one, name) == getattr(other, name), name
+    assert (one.warmup is None) == (other.warmup is None)
+    if one.warmup is not None and other.warmup is not None:
+        assert_same_problem(one.warmup.problem, other.warmup.problem)
+        assert one.warmup.offsets.tolist() == other.warmup.offsets.tolist()
+        assert_same_requests(one.warmup.requests, other.warmup.requests)
+        assert one.warmup.ticks == other.warmup.ticks
+
+
+def signed(value: Fields) -> bytes:
+    """`value` in the layout of a plan file, with the checksum it ought to have."""
+
+    def laid_out(table: Fields) -> bytes:
+        lines = ",\n".join(f'"{k}": {json.dumps(table[k])}' for k in sorted(table))
+        return f"{{\n{lines}\n}}\n".encode()
+
+    rest = {key: value[key] for key in value if key != "checksum"}
+    return laid_out(rest | {"checksum": hashlib.sha256(laid_out(rest)).hexdigest()})
+
+
+def edited(plan: Plan, change: Callable[[Fields], object]) -> bytes:
+    """The plan's file after `change`, correctly signed."""
+    value = json.loads(dump_plan(plan))
+    change(value)
+    return signed(value)
+
+
+def put(path: str, new: object) -> Callable[[Fields], None]:
+    """A change: set the field at a path such as ``buffers.2.size``."""
+
+    def change(value: Fields) -> None:
+        *way, last = path.split(".")
+        place: Any = value
+        for key in way:
+            place = place[int(key) if key.isdigit() else key]
+        place[last if isinstance(place, dict) else int(last)] = new
+
+    return change
+
+
+def without(path: str) -> Callable[[Fields], None]:
+    """A change: remove the field at the path."""
+
+    def change(value: Fields) -> None:
+        *way, last = path.split(".")
+        place: Any = value
+        for key in way:
+            place = place[int(key) if key.isdigit() else key]
+        del place[last if isinstance(place, dict) else int(last)]
+
+    return change
