@@ -74,7 +74,7 @@ def command(
         stacks="python" if stacks == "python" else "none",
         force=force,
         program=target.identity(),
-        argv=(target.name, *target.arguments),
+        argv=target.command(),
     )
     recording.start()
     try:

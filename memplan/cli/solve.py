@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from pathlib import Path
 
 import click
@@ -10,10 +11,12 @@ import click
 from memplan.cli import arguments, show
 from memplan.core.plan import Plan, Source
 from memplan.core.planfile import write_plan
+from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import MemplanError
 from memplan.files import read_bytes, refuse_overwrite
 from memplan.solve.solve import METHOD_NAMES, solve
+from memplan.trace.trace import Trace
 from memplan.units import format_bytes, format_gap, format_seconds
 
 
@@ -66,8 +69,9 @@ def command(
     path = output or _default_output(trace)
     refuse_overwrite(path, force)
     source = read_bytes(trace)
+    given = arguments.read_input(trace)
     plan = solve(
-        arguments.read_input(trace),
+        given,
         method,
         step=step,
         alignment=alignment,
@@ -82,7 +86,7 @@ def command(
         show.as_json(_entries(plan, path))
     else:
         show.facts(f"memplan: planned {path}", _rows(plan))
-        click.echo(f"  next: {_next(plan, path)}")
+        click.echo(f"  next: memplan {_next(given, path)}")
 
 
 def _default_output(trace: Path) -> Path:
@@ -123,7 +127,8 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _next(plan: Plan, path: Path) -> str:
-    if plan.requests is None:
-        return f"memplan plot {path} -o packing.png"
-    return f"memplan apply {path} {plan.program.script or 'SCRIPT'}"
+def _next(given: Trace | Problem, plan: Path) -> str:
+    """What a user will want to do with the plan."""
+    if isinstance(given, Problem):
+        return f"plot {shlex.quote(str(plan))} -o packing.png"
+    return shlex.join(["apply", str(plan), *(given.info.argv or ("SCRIPT",))])

@@ -27,6 +27,11 @@ class Target:
     arguments: tuple[str, ...] = ()
     is_module: bool = False
 
+    def command(self) -> tuple[str, ...]:
+        """The words after `python`, or after `memplan record`, that run it."""
+        name = ("-m", self.name) if self.is_module else (self.name,)
+        return (*name, *self.arguments)
+
     def check(self) -> None:
         """Raise InputError if there is no such script or module."""
         if not self.is_module and not Path(self.name).is_file():

@@ -1,0 +1,1 @@
+"""Compiled kernels; their sources lie beside them."""
