@@ -1,0 +1,232 @@
+#include "dsa/bestfit.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <ranges>
+#include <stdexcept>
+
+#include "dsa/radix.h"
+
+namespace memplan::dsa {
+
+std::vector<std::int32_t> longest_first(std::span<const std::int64_t> lifetime,
+                                        std::span<const std::int64_t> size) {
+  // Complements turn descending into ascending; the index decides between equals.
+  std::vector<std::uint64_t> keys(size.size());
+  std::ranges::transform(size, keys.begin(), std::bit_not<std::uint64_t>());
+  const std::vector<std::int32_t> by_size = stable_order(keys);
+  for (std::size_t k = 0; k < keys.size(); ++k) {
+    keys[k] = ~static_cast<std::uint64_t>(lifetime[by_size[k]]);
+  }
+  std::vector<std::int32_t> order = stable_order(keys);
+  for (std::int32_t& k : order) k = by_size[k];
+  return order;
+}
+
+BestFit::BestFit(const Blocks& blocks)
+    : sections_(cut_into_sections(blocks.lower, blocks.upper, blocks.period)),
+      size_(blocks.size.begin(), blocks.size.end()),
+      alignment_(blocks.alignment.begin(), blocks.alignment.end()),
+      tree_(sections_.start, sections_.end),
+      periodic_(blocks.period > 0),
+      lines_(static_cast<std::size_t>(sections_.count)) {}
+
+std::int64_t BestFit::decode(std::span<const std::int32_t> order,
+                             std::span<std::int64_t> offsets) {
+  walled_ = !periodic_;
+  lay_flat_ground();
+  return place_all(order, offsets);
+}
+
+std::int64_t BestFit::decode_above(std::span<const std::int32_t> stack,
+                                   std::span<const std::int32_t> order,
+                                   std::span<std::int64_t> offsets) {
+  const auto crosses = [this](std::int32_t b) {
+    return sections_.end[b] > sections_.count;
+  };
+  if (!std::ranges::all_of(stack, crosses) || std::ranges::any_of(order, crosses)) {
+    throw std::invalid_argument("stack exactly the blocks that are alive across 0");
+  }
+  walled_ = true;
+  std::int64_t top = 0;
+  for (const std::int32_t block : stack) {
+    offsets[block] = rounded_up(top, block);
+    top = offsets[block] + size_[block];
+  }
+  lay_ground(stack, offsets);
+  return std::max(top, place_all(order, offsets));
+}
+
+void BestFit::lay_flat_ground() {
+  heap_.clear();
+  std::ranges::fill(lines_, Line{});
+  if (lines_.empty()) return;
+  lines_[0] = {0, 0, 0};
+  push(0);
+}
+
+void BestFit::lay_ground(std::span<const std::int32_t> stack,
+                         std::span<const std::int64_t> offsets) {
+  // From the top of the pile down, a block shows where it reaches beyond all those
+  // above it: after 0 from `left` on, and before the end up to `right`.
+  struct Step {
+    std::int32_t begin;
+    std::int64_t height;
+  };
+  std::vector<Step> ascent, descent;
+  std::int32_t left = 0, right = sections_.count;
+  for (const std::int32_t block : std::views::reverse(stack)) {
+    const std::int64_t top = offsets[block] + size_[block];
+    const std::int32_t end = std::min(sections_.end[block] - sections_.count, right);
+    if (end > left) {
+      descent.push_back({left, top});
+      left = end;
+    }
+    const std::int32_t start = std::max(sections_.start[block], left);
+    if (start < right) {
+      ascent.push_back({start, top});
+      right = start;
+    }
+  }
+  if (left < right) descent.push_back({left, 0});
+  for (const Step& step : std::views::reverse(ascent)) {
+    // A block that is always alive has met itself: that is one line.
+    if (descent.back().height != step.height) descent.push_back(step);
+  }
+
+  heap_.clear();
+  std::ranges::fill(lines_, Line{});
+  for (std::size_t k = 0; k < descent.size(); ++k) {
+    const std::size_t prev = k > 0 ? k - 1 : descent.size() - 1;
+    const std::size_t next = k + 1 < descent.size() ? k + 1 : 0;
+    lines_[descent[k].begin] = {descent[k].height, descent[prev].begin,
+                                descent[next].begin};
+    push(descent[k].begin);
+  }
+}
+
+std::int64_t BestFit::place_all(std::span<const std::int32_t> order,
+                                std::span<std::int64_t> offsets) {
+  tree_.reset(order);
+  std::int64_t peak = 0;
+  std::int32_t line = kNoLine;
+  for (std::size_t waiting = order.size(); waiting > 0;) {
+    if (line == kNoLine) line = pop_lowest();
+    const std::int32_t rank = best_inside(line);
+    if (rank == FitTree::kNone) {
+      lift(line);
+      line = kNoLine;
+      continue;
+    }
+    const std::int32_t block = order[rank];
+    const FitTree::Block lifespan = tree_.take(rank);
+    --waiting;
+    offsets[block] = rounded_up(lines_[line].height, block);
+    const std::int64_t top = offsets[block] + size_[block];
+    peak = std::max(peak, top);
+    line = raise(line, lifespan, top);
+  }
+  return peak;
+}
+
+std::int32_t BestFit::pop_lowest() {
+  for (;;) {
+    std::ranges::pop_heap(heap_, std::greater<>());
+    const Entry entry = heap_.back();
+    heap_.pop_back();
+    if (lines_[entry.line].height == entry.height) return entry.line;
+  }
+}
+
+void BestFit::push(std::int32_t line) {
+  heap_.push_back({lines_[line].height, line});
+  std::ranges::push_heap(heap_, std::greater<>());
+}
+
+bool BestFit::is_open_circle(std::int32_t line) const {
+  return !walled_ && lines_[line].next == line;
+}
+
+std::int32_t BestFit::right_end(std::int32_t line) const {
+  const std::int32_t next = lines_[line].next;
+  return next > line ? next : next + sections_.count;
+}
+
+std::int64_t BestFit::rounded_up(std::int64_t height, std::int32_t block) const {
+  if (alignment_.empty()) return height;
+  const std::int64_t unit = alignment_[block];
+  return (height + unit - 1) / unit * unit;
+}
+
+std::int32_t BestFit::best_inside(std::int32_t line) const {
+  const std::int32_t count = sections_.count;
+  if (is_open_circle(line)) return tree_.best(0, 2 * count);
+  const std::int32_t right = right_end(line);
+  const std::int32_t rank = tree_.best(line, right);
+  // A line over the end of the period also holds blocks of the clock's beginning.
+  return right > count ? tree_.best(0, right - count, rank) : rank;
+}
+
+/// Raises the part of `line` that the lifespan covers to `top`. Returns which piece
+/// left over is now the lowest line, leftmost among equals, or kNoLine.
+std::int32_t BestFit::raise(std::int32_t line, FitTree::Block lifespan,
+                            std::int64_t top) {
+  const std::int32_t count = sections_.count;
+  auto [start, end] = lifespan;
+  if (is_open_circle(line) && line != start) {  // where it begins is ours to choose
+    lines_[start] = {lines_[line].height, start, start};
+    lines_[line].height = kGone;
+    line = start;
+  }
+  if (start < line) start += count, end += count;
+  const std::int32_t right = right_end(line);
+  const std::int64_t height = lines_[line].height;
+  std::int32_t next = lines_[line].next, before = kNoLine, after = kNoLine;
+
+  const std::int32_t middle = start % count;
+  if (end < right) {
+    after = end % count;
+    lines_[after] = {height, middle, next};
+    lines_[next].prev = after;
+    next = after;
+  }
+  if (start > line) {
+    before = line;
+    lines_[middle].prev = line;
+    lines_[line].next = middle;
+  }
+  lines_[middle].height = top;
+  lines_[middle].next = next;
+  lines_[next].prev = middle;
+  push(middle);
+
+  if (before == kNoLine || after == kNoLine) return std::max(before, after);
+  push(std::max(before, after));
+  return std::min(before, after);
+}
+
+/// Lifts `line` to its lowest neighbour and merges them, or all three.
+void BestFit::lift(std::int32_t line) {
+  constexpr std::int64_t kSky = std::numeric_limits<std::int64_t>::max();
+  const auto [height, prev, next] = lines_[line];
+  const std::int64_t before = walled_ && line == 0 ? kSky : lines_[prev].height;
+  const std::int64_t after = walled_ && next == 0 ? kSky : lines_[next].height;
+  if (before <= after) {
+    // Its neighbour keeps its place in the heap.
+    lines_[prev].next = next;
+    lines_[next].prev = prev;
+    lines_[line].height = kGone;
+  }
+  if (after < before || (after == before && prev != next)) {
+    const std::int32_t left = before == after ? prev : line;
+    const std::int32_t beyond = lines_[next].next;
+    lines_[next].height = kGone;
+    lines_[left].height = after;
+    lines_[left].next = beyond;
+    lines_[beyond].prev = left;
+    if (left == line) push(line);
+  }
+}
+
+}  // namespace memplan::dsa

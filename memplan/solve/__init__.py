@@ -1,0 +1,1 @@
+"""Ways to choose offsets, from the paper's best fit up."""

@@ -1,0 +1,80 @@
+"""The paper's best fit (profile-guided memory optimization, section 3.2).
+
+Repeat until every buffer is placed: take the lowest *offset line*, the leftmost among
+equals; place there the buffer with the longest lifetime of those that fit inside it;
+if none fits, lift the line to its lowest neighbour and merge them, or all three if both
+neighbours are equally low. At first one line at offset 0 spans all time.
+
+The paper leaves open, and here it is so: equal lifetimes go by size descending, then
+by index. Lines of equal height that come to lie side by side, without a lift, stay
+apart until one joins them. With one alignment for all, sizes are rounded up to it;
+where alignments differ, a buffer goes to the line's height rounded up to its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.core.bounds import lower_bound
+from memplan.core.plan import Plan
+from memplan.core.problem import FREE, Int64Array, Problem
+from memplan.native import _dsa
+from memplan.solve.clock import lifetimes, quietest_moment, spans
+from memplan.solve.greedy import place_around
+
+
+def solve(problem: Problem) -> Plan:
+    """The Plan that best fit finds. Raises NoPlanError where fixed offsets collide."""
+    return Plan.of(problem, best_fit(problem), "bestfit")
+
+
+def best_fit(problem: Problem) -> Int64Array:
+    """Offsets in bytes, shape (n,).
+
+    A skyline cannot show room beneath a fixed buffer: with fixed offsets, buffers go
+    into gaps instead, longest lifetime first (`place_around`).
+    """
+    if (problem.fixed != FREE).any():
+        return place_around(problem)
+    start, end = spans(problem, quietest_moment(problem))
+    period = problem.length or 0
+    across = (end > period) & (period > 0)
+    if across.any():
+        return _around(problem, start, end, across)
+    return _decoder(problem, start, end).decode(_order(problem))
+
+
+def _around(
+    problem: Problem, start: Int64Array, end: Int64Array, across: npt.NDArray[np.bool_]
+) -> Int64Array:
+    """The better of two ways to treat the buffers alive across the quietest moment.
+
+    On a circle of offset lines they are buffers like any other. Or they are piled up
+    from offset 0, longest first, and the rest is packed above on a clock cut open
+    there. Neither always wins; mostly it is the circle.
+    """
+    decoder = _decoder(problem, start, end, problem.length)
+    order = _order(problem)
+    circle = decoder.decode(order)
+    if _peak(problem, circle) == lower_bound(problem):
+        return circle
+    pile = decoder.decode(order[~across[order]], stack=order[across[order]])
+    return min(circle, pile, key=lambda offsets: _peak(problem, offsets))
+
+
+def _order(problem: Problem) -> npt.NDArray[np.int32]:
+    return _dsa.longest_first(lifetimes(problem), problem.padded)
+
+
+def _decoder(
+    problem: Problem, start: Int64Array, end: Int64Array, period: int | None = None
+) -> _dsa.BestFit:
+    # Padded sizes stack up to multiples of the granularity by themselves.
+    uniform = bool((problem.alignment == problem.granularity).all())
+    alignment = None if uniform else problem.alignment
+    return _dsa.BestFit(start, end, problem.padded, alignment, period or 0)
+
+
+def _peak(problem: Problem, offsets: Int64Array) -> int:
+    return int(np.max(offsets + problem.padded))

@@ -1,0 +1,68 @@
+"""Lowest gap first: buffers placed one by one around those that are there already."""
+
+from __future__ import annotations
+
+from memplan.core.problem import FREE, MAX_TOTAL_BYTES, Int64Array, Problem
+from memplan.core.verify import verify_offsets
+from memplan.errors import NoPlanError, UsageError
+from memplan.native import _dsa
+from memplan.solve.clock import lifetimes, spans
+
+ORDERS = ("lifetime", "size")
+
+
+def place_around(
+    problem: Problem, capacity: int | None = None, order: str = "lifetime"
+) -> Int64Array:
+    """Offsets in bytes, shape (n,), around the buffers with a fixed offset.
+
+    One by one, each buffer takes the lowest gap between those placed before it that
+    are alive at the same time. One that would reach above `capacity` bytes is left
+    out, with offset -1; fixed buffers stay where they are.
+
+    order: "lifetime", the longest first, or "size", the largest first; ties go by the
+    other, descending, then by index.
+
+    Raises NoPlanError if two fixed buffers collide, UsageError for an unknown order or
+    a negative capacity.
+    """
+    if order not in ORDERS:
+        raise UsageError(
+            f"there is no order {order!r}; the orders are {', '.join(ORDERS)}"
+        )
+    if capacity is not None and capacity < 0:
+        raise UsageError(f"a capacity of {capacity} bytes is negative")
+    _refuse_collisions(problem)
+    start, end = spans(problem)
+    keys = (lifetimes(problem), problem.padded)
+    ranked = _dsa.longest_first(*(keys if order == "lifetime" else keys[::-1]))
+    return _dsa.fill_gaps(
+        start,
+        end,
+        problem.size,
+        problem.alignment,
+        problem.fixed,
+        ranked[problem.fixed[ranked] == FREE],
+        problem.length or 0,
+        # More than any offset can be, so as not to overflow the kernel's integers.
+        None if capacity is None else min(capacity, 2 * MAX_TOTAL_BYTES - 1),
+    )
+
+
+def _refuse_collisions(problem: Problem) -> None:
+    chosen = problem.fixed != FREE
+    if not chosen.any():
+        return
+    labels = [problem.label(i) for i in chosen.nonzero()[0].tolist()]
+    fixed = Problem.of(
+        problem.lower[chosen],
+        problem.upper[chosen],
+        problem.size[chosen],
+        length=problem.length,
+        labels=labels,
+    )
+    collisions = verify_offsets(fixed, problem.fixed[chosen], 2 * MAX_TOTAL_BYTES)
+    if collisions:
+        raise NoPlanError(
+            f"{collisions[0].message}: no plan can hold both at their fixed offsets"
+        )

@@ -1,0 +1,61 @@
+"""`memplan.solve`: one entry for traces, problems and plain arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memplan.solve.methods import METHOD_NAMES, solve_problem
+
+from memplan.core.plan import Plan, Source
+from memplan.core.problem import Int64Like, Problem
+from memplan.errors import UsageError
+from memplan.trace.trace import Trace
+
+__all__ = ["METHOD_NAMES", "solve"]
+
+
+def solve(
+    source: Trace | Problem | tuple[Int64Like, Int64Like, Int64Like],
+    method: str = "bestfit",
+    *,
+    step: str | int = "hot",
+    alignment: int | None = None,
+    origin: Source | None = None,
+) -> Plan:
+    """Plan the memory of a trace's hot step, or of a bare problem.
+
+    source: a Trace, a Problem, or arrays (lower, upper, size) of integers with
+        half-open lifespans, shape (n,) each.
+    method: one of METHOD_NAMES.
+    step: for a trace: "hot", "all" or a step's number.
+    alignment: bytes that offsets are multiples of; the source's own when None (64
+        for a trace recorded on a CPU, 1 for arrays).
+    origin: where the source came from; written into the plan.
+
+    Raises UsageError for an unknown method or step, InputError for lifespans or sizes
+    that are not allowed, NoPlanError when no step repeats.
+    """
+    if isinstance(source, Trace):
+        from memplan.solve.program import solve_trace
+
+        return solve_trace(
+            source, method, step=str(step), alignment=alignment, source=origin
+        )
+    if step != "hot":
+        raise UsageError(f"step {step}: a bare problem has no steps to choose from")
+    if isinstance(source, Problem):
+        problem = source
+        if alignment is not None:
+            problem = Problem.of(
+                problem.lower,
+                problem.upper,
+                problem.size,
+                alignment=alignment,
+                fixed=problem.fixed,
+                length=problem.length,
+                labels=problem.labels,
+            )
+    else:
+        problem = Problem.of(*source, alignment=1 if alignment is None else alignment)
+    plan = solve_problem(problem, method)
+    return plan if origin is None else replace(plan, source=origin)
