@@ -1,0 +1,1 @@
+"""What the benchmarks share: the programs, measured child processes, and ratios."""

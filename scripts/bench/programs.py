@@ -1,0 +1,88 @@
+"""The programs to measure, and the allocators to measure them under."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parent.parent
+
+LIBRARY_FOLDERS = tuple(
+    Path(folder)
+    for folder in (
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/lib",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script, its arguments at the size to measure, and at a size to try out."""
+
+    script: str
+    arguments: tuple[str, ...]
+    tiny: tuple[str, ...]
+
+    def command(self, steps: int, threads: int, tiny: bool) -> list[str]:
+        """The script's path, then its arguments."""
+        sizes = self.tiny if tiny else self.arguments
+        counts = ["--steps", str(steps), "--threads", str(threads)]
+        return [str(SCRIPTS / self.script), *sizes, *counts]
+
+
+def _arguments(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_TINY_RESNET = "--batch-size 2 --image-size 32 --layers 1 1 1 1 --width 8 --classes 10"
+
+PROGRAMS = {
+    "resnet50": Program(
+        "train_resnet50.py",
+        _arguments("--batch-size 6 --image-size 160"),
+        _arguments(_TINY_RESNET),
+    ),
+    "gpt2": Program(
+        "train_gpt2.py",
+        _arguments("--batch-size 1 --sequence-length 256"),
+        _arguments(
+            "--batch-size 1 --sequence-length 8 --layers 1 --width 16 --heads 2 "
+            "--vocabulary 50"
+        ),
+    ),
+    "googlenet": Program(
+        "train_googlenet.py",
+        _arguments("--batch-size 12 --image-size 160"),
+        _arguments("--batch-size 2 --image-size 32 --classes 10"),
+    ),
+    "infer": Program(
+        "infer_resnet50.py",
+        _arguments("--batch-size 4 --image-size 224"),
+        _arguments(_TINY_RESNET),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """What serves a run: torch's default, a plan, or a library preloaded."""
+
+    name: str
+    preload: Path | None = None
+    planned: bool = False
+
+
+DEFAULT = Allocator("default")
+MEMPLAN = Allocator("memplan", planned=True)
+
+OTHERS = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}
+
+
+def find_library(name: str, folders: Sequence[Path] = LIBRARY_FOLDERS) -> Path | None:
+    """The first of `folders` that holds the library, as a path to it."""
+    return next((path for f in folders if (path := f / name).is_file()), None)

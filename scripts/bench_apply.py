@@ -1,0 +1,242 @@
+"""Measure what applying a plan does, in alternating runs of whole processes.
+
+    python scripts/bench_apply.py --programs resnet50 gpt2 --repeats 5 --vs
+
+Each program is recorded and planned once. Then it runs in rounds, one process per
+allocator and round: torch's default, `memplan apply`, and with --vs jemalloc and
+tcmalloc, preloaded. Every run is measured from outside by the same hook
+(bench/hook), and must print the same losses to the last bit, or the benchmark fails.
+
+The figures: peak resident memory of the whole run (imports, model and warm-up steps
+included) and of the steps after the warm-up; the median time of those steps; their
+page faults. Ratios are taken within a round, so that what else the machine does
+falls on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench import ratios
+from bench.child import BenchError, Run, environment, measure, run_child
+from bench.programs import (
+    DEFAULT,
+    MEMPLAN,
+    OTHERS,
+    PROGRAMS,
+    Allocator,
+    find_library,
+)
+
+MEMPLAN_COMMAND = [sys.executable, "-m", "memplan"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure."""
+
+    steps: int
+    warmup: int
+    threads: int
+    repeats: int
+    tiny: bool
+    timeout: float
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Measure programs under memplan apply and other allocators.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    names = list(PROGRAMS)
+    parser.add_argument("--programs", nargs="+", choices=names, default=names)
+    parser.add_argument("--repeats", type=int, default=5, help="rounds that count")
+    parser.add_argument("--steps", type=int, default=15, help="steps a run")
+    parser.add_argument(
+        "--warmup", type=int, default=5, help="steps of a run that do not count"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--vs", action="store_true", help="jemalloc and tcmalloc, preloaded, as well"
+    )
+    parser.add_argument(
+        "--no-plan", action="store_true", help="leave memplan out: only the others"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny models, to try the benchmark itself"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=1800.0, help="seconds a run may take"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every run to FILE, too"
+    )
+    args = parser.parse_args(argv)
+    if args.repeats < 1 or args.threads < 1:
+        parser.error("--repeats and --threads must be at least 1")
+    if args.warmup < 1 or args.steps < args.warmup + 1:
+        parser.error("--warmup must be at least 1, and --steps more than that")
+    return args
+
+
+def allocators(vs: bool, no_plan: bool) -> tuple[list[Allocator], dict[str, str]]:
+    """Those to measure, in the order of a round; and why others are left out."""
+    found = [DEFAULT] if no_plan else [DEFAULT, MEMPLAN]
+    skipped = {}
+    for name, library in OTHERS.items() if vs else ():
+        path = find_library(library)
+        if path is None:
+            skipped[name] = f"{library} is not installed"
+        else:
+            found.append(Allocator(name, preload=path))
+    return found, skipped
+
+
+def make_plan(name: str, command: list[str], folder: Path, timeout: float) -> Path:
+    """Record `command` and plan its memory, in `folder`; say briefly how it went."""
+    trace, plan = folder / f"{name}.parquet", folder / f"{name}.plan.json"
+    env = environment()
+    recording = [*MEMPLAN_COMMAND, "record", "-o", str(trace), *command]
+    _, notes, _ = run_child(recording, env, timeout)
+    for line in notes.strip().splitlines()[:8]:
+        print(f"  {line.replace(str(folder) + os.sep, '')}")
+    solving = [*MEMPLAN_COMMAND, "solve", str(trace), "-o", str(plan), "--json"]
+    output, _, _ = run_child(solving, env, timeout)
+    solved = json.loads(output)
+    shown = ("method", "buffers", "peak", "lower_bound", "status", "seconds")
+    facts = ", ".join(f"{key} {solved[key]}" for key in shown if key in solved)
+    print(f"  memplan solve: {facts}", flush=True)
+    return plan
+
+
+def run_one(
+    allocator: Allocator, command: list[str], plan: Path | None, options: Options
+) -> Run:
+    """One process: `command` under `allocator`; under a plan, with its report."""
+    if not allocator.planned or plan is None:
+        child = [sys.executable, *command]
+        return measure(child, allocator.preload, options.warmup, options.timeout)
+    report = plan.with_suffix(".report.json")
+    report.unlink(missing_ok=True)
+    child = [*MEMPLAN_COMMAND, "apply", "--report", str(report), str(plan), *command]
+    run = measure(child, None, options.warmup, options.timeout)
+    return replace(run, report=json.loads(report.read_text()))
+
+
+def bench_program(
+    name: str, chosen: list[Allocator], folder: Path, options: Options
+) -> dict[str, list[Run]]:
+    """All rounds of one program, after one that warms the machine's caches up."""
+    command = PROGRAMS[name].command(options.steps, options.threads, options.tiny)
+    print(f"\n{name}: {' '.join(command[1:])}", flush=True)
+    plan = None
+    if any(allocator.planned for allocator in chosen):
+        plan = make_plan(name, command, folder, options.timeout)
+    runs: dict[str, list[Run]] = {allocator.name: [] for allocator in chosen}
+    for number in range(options.repeats + 1):
+        for allocator in chosen:
+            run = run_one(allocator, command, plan, options)
+            if number > 0:
+                runs[allocator.name].append(run)
+    ratios.require_equal_losses(name, runs)
+    print(ratios.table(runs))
+    print(f"losses equal bit for bit: {runs['default'][0].digest[:16]}")
+    for line in plan_facts(runs.get(MEMPLAN.name, [])):
+        print(line)
+    sys.stdout.flush()
+    return runs
+
+
+def plan_facts(runs: list[Run]) -> list[str]:
+    """What the reports of the planned runs say: their worst counts, and the arena."""
+    reports = [run.report for run in runs if run.report is not None]
+    if not reports:
+        return []
+    fewest = min(report["planned_requests"] for report in reports)
+    fallback, size, conflicts = (
+        max(report[key] for report in reports)
+        for key in ("fallback_requests", "fallback_bytes", "conflicts")
+    )
+    arena, bound = (
+        max(report[key] for report in reports) / (1 << 20)
+        for key in ("arena_bytes", "lower_bound_bytes")
+    )
+    return [
+        f"requests: {fewest:,} planned, {fallback:,} fallback ({size:,} bytes), "
+        f"{conflicts:,} conflicts",
+        f"arena: {arena:,.1f} MiB, lower bound {bound:,.1f} MiB",
+    ]
+
+
+def machine() -> dict[str, Any]:
+    """Where the figures were measured."""
+    return {
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg(),
+    }
+
+
+def to_json(
+    results: dict[str, dict[str, list[Run]]],
+    options: Options,
+    skipped: dict[str, str],
+) -> dict[str, Any]:
+    """Every run, and the spreads of the ratios."""
+    return {
+        "schema": "memplan.bench-apply",
+        "version": 1,
+        "machine": machine(),
+        "options": asdict(options),
+        "skipped": skipped,
+        "programs": {
+            name: {
+                "runs": {of: [run.to_json() for run in runs[of]] for of in runs},
+                "ratios": ratios.to_json(runs),
+            }
+            for name, runs in results.items()
+        },
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    options = Options(
+        args.steps, args.warmup, args.threads, args.repeats, args.tiny, args.timeout
+    )
+    chosen, skipped = allocators(args.vs, args.no_plan)
+    about = ", ".join(f"{key} {value}" for key, value in machine().items())
+    print(f"{about}\n{options.repeats} rounds, {options.warmup} warm-up steps a run")
+    for name, reason in skipped.items():
+        print(f"{name} left out: {reason}")
+    results = {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-apply-") as folder:
+            for name in args.programs:
+                results[name] = bench_program(name, chosen, Path(folder), options)
+                if args.json is not None:  # now: what is measured is not lost
+                    entries = to_json(results, options, skipped)
+                    args.json.write_text(json.dumps(entries, indent=1) + "\n")
+    except BenchError as error:
+        print(f"bench_apply: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench_apply: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

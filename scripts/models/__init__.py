@@ -1,0 +1,1 @@
+"""The networks that the example programs train and run, in plain PyTorch."""

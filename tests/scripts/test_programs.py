@@ -1,0 +1,202 @@
+"""The example programs: the right networks, and losses that repeat to the last bit."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+PROGRAMS = {
+    "train_resnet50.py": "--batch-size 2 --image-size 32 --layers 1 1 1 1 --width 8",
+    "infer_resnet50.py": "--batch-size 2 --image-size 32 --layers 1 1 1 1 --width 8",
+    "train_googlenet.py": "--batch-size 2 --image-size 32 --auxiliary",
+    "train_gpt2.py": "--batch-size 2 --sequence-length 8 --layers 1 --width 16 "
+    "--heads 2 --vocabulary 50",
+}
+STEP = re.compile(r"step (\d+) loss (\S+) (-?\d+\.\d{6})")
+TIME = re.compile(r"seconds/step median \d+\.\d{4}")
+
+
+@pytest.fixture(autouse=True)
+def scripts_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., list[str]]]:
+    """Runs a program here, at a tiny size; the lines it prints."""
+
+    def lines(script: str, *arguments: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [script, *tiny(script), *arguments])
+        importlib.import_module(script.removesuffix(".py")).main()
+        return capsys.readouterr().out.splitlines()
+
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng():
+        yield lines
+    torch.set_num_threads(threads)
+
+
+def tiny(script: str) -> list[str]:
+    return [*PROGRAMS[script].split(), "--threads", "1", "--steps", "5"]
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_resnet50_has_the_published_number_of_parameters() -> None:
+    from models.resnet import ResNet
+
+    with torch.device("meta"):
+        assert parameters(ResNet()) == 25_557_032
+
+
+def test_gpt2_small_has_the_published_number_of_parameters() -> None:
+    from models.gpt2 import GPT2
+
+    with torch.device("meta"):
+        assert parameters(GPT2()) == 124_439_808
+
+
+def test_googlenet_has_the_published_parameters_but_for_normalized_biases() -> None:
+    from models.googlenet import GoogLeNet
+
+    with torch.device("meta"):
+        model = GoogLeNet()
+    channels = sum(
+        module.num_features
+        for module in model.modules()
+        if isinstance(module, torch.nn.BatchNorm2d)
+    )
+    # Normalization has a scale and a shift where the original has a bias.
+    assert parameters(model) == 6_998_552 + channels
+
+
+def test_a_resnet_block_strides_on_its_3x3_convolution() -> None:
+    from models.resnet import Bottleneck
+
+    sizes = {
+        module.kernel_size[0]: module.stride[0]
+        for module in Bottleneck(64, 32, stride=2).residual
+        if isinstance(module, torch.nn.Conv2d)
+    }
+    assert sizes == {1: 1, 3: 2}
+
+
+@pytest.mark.parametrize(("auxiliary", "heads"), [(False, 1), (True, 3)])
+def test_googlenet_has_its_auxiliary_heads_in_training_only(
+    auxiliary: bool, heads: int
+) -> None:
+    from models.googlenet import GoogLeNet
+
+    with torch.device("meta"):
+        model = GoogLeNet(10, auxiliary)
+        images = torch.empty(2, 3, 64, 64)
+        assert [tuple(head.shape) for head in model(images)] == [(2, 10)] * heads
+        assert len(model.eval()(images)) == 1
+
+
+def test_a_gpt2_token_sees_none_after_it() -> None:
+    from models.gpt2 import GPT2
+
+    torch.manual_seed(0)
+    model = GPT2(vocabulary=20, context=8, layers=2, width=16, heads=2)
+    tokens = torch.arange(8).unsqueeze(0)
+    changed = tokens.clone()
+    changed[0, 5] = 19
+    with torch.no_grad():
+        same = (model(tokens) == model(changed)).all(dim=2)[0]
+    assert same.tolist() == [True] * 5 + [False] * 3
+
+
+@pytest.mark.parametrize("script", PROGRAMS)
+def test_a_program_repeats_its_losses_to_the_last_bit(
+    script: str, run: Callable[..., list[str]]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script), *tiny(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert TIME.fullmatch(lines[-1])
+    assert lines[:-1] == run(script)[:-1]
+
+
+@pytest.mark.parametrize("script", PROGRAMS)
+def test_a_program_depends_on_its_seed(
+    script: str, run: Callable[..., list[str]]
+) -> None:
+    ours, others = (run(script, "--seed", seed) for seed in "12")
+    assert ours[0] != others[0]
+    assert ours[-2] != others[-2]
+
+
+def test_each_step_draws_a_new_batch(run: Callable[..., list[str]]) -> None:
+    assert len({line.split()[3] for line in run("infer_resnet50.py")[:5]}) == 5
+
+
+def test_the_lines_hold_every_loss_exactly_and_their_digest(
+    run: Callable[..., list[str]],
+) -> None:
+    lines = run("train_gpt2.py", "--steps", "3")
+    steps = [STEP.fullmatch(line) for line in lines[:3]]
+    losses = []
+    for number, step in enumerate(steps, 1):
+        assert step is not None
+        assert int(step[1]) == number
+        losses.append(float.fromhex(step[2]))
+        assert f"{losses[-1]:.6f}" == step[3]
+    digest = hashlib.sha256(struct.pack("<3d", *losses)).hexdigest()
+    assert lines[3] == f"loss-sha256 {digest}"
+    assert lines[4] == "seconds/step median unknown: 4 steps or more needed"
+
+
+def test_the_median_leaves_the_first_three_steps_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import step_log
+
+    times = iter([0.0, 50.0, 60.0, 70.0, 71.0, 73.0, 76.0])
+    monkeypatch.setattr(step_log.time, "perf_counter", lambda: next(times))
+    log = step_log.StepLog()
+    for _ in range(6):
+        log.step(1.0)
+    log.finish()
+    assert capsys.readouterr().out.splitlines()[-1] == "seconds/step median 2.0000"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sequence-length", "2000"], "--sequence-length is longer than --context"),
+        (["--heads", "5"], "--width is no multiple of --heads"),
+    ],
+)
+def test_gpt2_refuses_sizes_that_do_not_fit(
+    arguments: list[str],
+    message: str,
+    run: Callable[..., list[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run("train_gpt2.py", *arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
