@@ -1,5 +1,6 @@
 #include "alloc/journal.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -7,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "alloc/crc32.h"
@@ -16,10 +16,15 @@ namespace memplan {
 namespace {
 
 constexpr char kMagic[8] = {'M', 'P', 'L', 'N', 'J', 'R', 'N', '1'};
-constexpr std::size_t kBlockEvents = 1 << 16;
-constexpr std::size_t kMaxWaiting = 1 << 22;  // 160 MiB; beyond it events are dropped
+constexpr std::uint64_t kRing = 1 << 17;  // events; a power of two
 constexpr std::size_t kStackBytes = 1 << 20;  // readers refuse blocks of over 64 MiB
 constexpr auto kInterval = std::chrono::milliseconds(250);
+constexpr auto kPatience = std::chrono::seconds(2);
+
+// Which pass of the ring a slot belongs to; never 0, so that a fresh ring is empty.
+std::uint32_t turn_of(std::uint64_t slot) {
+  return static_cast<std::uint32_t>(slot / kRing) + 1;
+}
 
 }  // namespace
 
@@ -29,9 +34,8 @@ std::int64_t now_ns() {
   return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-Journal::Journal(int descriptor, std::string_view info) : descriptor_(descriptor) {
-  waiting_.reserve(2 * kBlockEvents);
-  spare_.reserve(2 * kBlockEvents);
+Journal::Journal(int descriptor, std::string_view info)
+    : descriptor_(descriptor), ring_(kRing) {
   write_all(kMagic, sizeof kMagic);
   write_block(kInfo, info.data(), info.size());
   // The program's signals are the program's: the writer takes none of them.
@@ -42,12 +46,18 @@ Journal::Journal(int descriptor, std::string_view info) : descriptor_(descriptor
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void Journal::append(const Event& event) {
-  std::lock_guard lock(mutex_);
-  ++seen_;
-  if (closing_ || error_ != 0 || waiting_.size() >= kMaxWaiting) return;
-  waiting_.push_back(event);
-  if (waiting_.size() == kBlockEvents) wake_.notify_one();
+void Journal::append(Event event) {
+  if (closing_.load(std::memory_order_relaxed)) return;
+  const std::uint64_t slot = head_.fetch_add(1, std::memory_order_relaxed);
+  while (slot - tail_.load(std::memory_order_acquire) >= kRing) {
+    wake_.notify_one();
+    sched_yield();
+  }
+  Event& cell = ring_[slot % kRing];
+  event.turn = cell.turn;
+  cell = event;
+  std::atomic_ref(cell.turn).store(turn_of(slot), std::memory_order_release);
+  if (slot % (kRing / 2) == 0) wake_.notify_one();
 }
 
 void Journal::append_stack(std::string json) {
@@ -56,47 +66,60 @@ void Journal::append_stack(std::string json) {
 }
 
 int Journal::close(std::string_view end) {
-  {
-    std::lock_guard lock(mutex_);
-    if (closing_) return error_;
-    closing_ = true;
-  }
+  if (closing_.exchange(true)) return error_;
   wake_.notify_one();
   if (writer_.joinable()) writer_.join();
+  // A thread may be between taking its slot and filling it.
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (drain(), tail_ != head_ && std::chrono::steady_clock::now() < deadline) {
+    sched_yield();
+  }
   write_block(kEnd, end.data(), end.size());
-  if (descriptor_ >= 0 && ::close(descriptor_) != 0 && error_ == 0) error_ = errno;
-  descriptor_ = -1;
+  if (::close(descriptor_) != 0 && error_ == 0) error_ = errno;
   return error_;
 }
 
 void Journal::run() {
   std::unique_lock lock(mutex_);
   while (!closing_) {
-    wake_.wait_for(lock, kInterval,
-                   [&] { return closing_ || waiting_.size() >= kBlockEvents; });
-    flush(lock);
+    wake_.wait_for(lock, kInterval);
+    lock.unlock();
+    drain();
+    lock.lock();
   }
-  flush(lock);  // it may have been closed before this thread ever waited
 }
 
-void Journal::flush(std::unique_lock<std::mutex>& lock) {
-  if (waiting_.empty() && stacks_.empty()) return;
-  std::swap(spare_, waiting_);
-  std::vector<std::string> stacks = std::exchange(stacks_, {});
-  lock.unlock();
-  // Stacks first: an event must not refer to one that a cut has taken away.
-  write_stacks(stacks);
-  for (std::size_t at = 0; at < spare_.size(); at += kBlockEvents) {
-    const std::size_t count = std::min(kBlockEvents, spare_.size() - at);
-    if (write_block(kEvents, spare_.data() + at, count * sizeof(Event))) {
+std::uint64_t Journal::ready_until(std::uint64_t from) const {
+  const std::uint64_t end = std::min(head_.load(), (from / kRing + 1) * kRing);
+  std::uint64_t slot = from;
+  for (; slot < end; ++slot) {
+    auto& turn = const_cast<std::uint32_t&>(ring_[slot % kRing].turn);
+    if (std::atomic_ref(turn).load(std::memory_order_acquire) != turn_of(slot)) break;
+  }
+  return slot;
+}
+
+void Journal::drain() {
+  for (;;) {
+    const std::uint64_t from = tail_.load(std::memory_order_relaxed);
+    const std::uint64_t until = ready_until(from);
+    if (until == from) return;
+    // Stacks first: an event must not refer to one that a cut has taken away.
+    write_stacks();
+    const std::uint64_t count = until - from;
+    if (write_block(kEvents, &ring_[from % kRing], count * sizeof(Event))) {
       written_ += count;
     }
+    tail_.store(until, std::memory_order_release);
   }
-  spare_.clear();
-  lock.lock();
 }
 
-void Journal::write_stacks(const std::vector<std::string>& stacks) {
+void Journal::write_stacks() {
+  std::vector<std::string> stacks;
+  {
+    std::lock_guard lock(mutex_);
+    std::swap(stacks, stacks_);
+  }
   std::string json = "[";
   for (std::size_t i = 0; i < stacks.size(); ++i) {
     json += stacks[i];
@@ -104,7 +127,7 @@ void Journal::write_stacks(const std::vector<std::string>& stacks) {
     json += last ? ']' : ',';
     if (!last) continue;
     write_block(kStacks, json.data(), json.size());
-    json = "[";
+    json.assign(1, '[');
   }
 }
 

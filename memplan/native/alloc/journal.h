@@ -1,8 +1,9 @@
 // The recorder's append-only journal.
 //
-// Events are collected in memory under a mutex and written by a thread of its own,
-// four times a second or every 64 k events, as checksummed blocks: what a killed
-// process leaves behind is readable up to the last whole block.
+// Events go through a ring that any thread fills without a lock, and that a thread of
+// its own empties into the file, four times a second or whenever it is half full, as
+// checksummed blocks: what a killed process leaves behind is readable up to the last
+// whole block. When the disk falls behind, the program waits; no event is dropped.
 //
 // Layout, little-endian: 8 bytes of magic; then blocks of u32 kind, u32 length, u32
 // CRC-32 of kind, length and payload, payload.
@@ -27,7 +28,8 @@ struct Event {
   std::int32_t stack;
   std::uint8_t action;
   std::uint8_t mark;
-  std::uint8_t padding[6];
+  std::uint16_t padding;
+  std::uint32_t turn;  // the ring's own: which pass of the ring the event is from
 };
 static_assert(sizeof(Event) == 40);
 
@@ -41,8 +43,8 @@ class Journal {
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
 
-  // Any thread, at any time; after `close` the event is counted and dropped.
-  void append(const Event& event);
+  // Any thread, at any time; after `close` the event is ignored.
+  void append(Event event);
   // One more stack for the table, as a JSON array of frames.
   void append_stack(std::string json);
 
@@ -51,25 +53,27 @@ class Journal {
   int close(std::string_view end);
 
   // Events that were appended, and those that reached the file.
-  std::uint64_t seen() const { return seen_; }
+  std::uint64_t seen() const { return head_; }
   std::uint64_t written() const { return written_; }
 
  private:
   void run();
-  void flush(std::unique_lock<std::mutex>& lock);
-  void write_stacks(const std::vector<std::string>& stacks);
+  std::uint64_t ready_until(std::uint64_t from) const;
+  void drain();
+  void write_stacks();
   bool write_block(std::uint32_t kind, const void* data, std::size_t bytes);
   void write_all(const void* data, std::size_t bytes);
 
   int descriptor_;
-  std::atomic<int> error_ = 0;
-  bool closing_ = false;
-  std::uint64_t seen_ = 0;
+  int error_ = 0;  // the writer's
   std::uint64_t written_ = 0;
-  std::vector<Event> waiting_;
-  std::vector<Event> spare_;  // the writer's; keeps its memory between blocks
+  std::vector<Event> ring_;
+  // On lines of their own: one is written by the program, the other by the writer.
+  alignas(64) std::atomic<std::uint64_t> head_ = 0;
+  alignas(64) std::atomic<std::uint64_t> tail_ = 0;
+  alignas(64) std::atomic<bool> closing_ = false;
   std::vector<std::string> stacks_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // of stacks_
   std::condition_variable wake_;
   std::thread writer_;
 };
