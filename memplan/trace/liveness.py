@@ -131,9 +131,9 @@ def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepProblem:
     own = slice(
         line.requests(hot.begin).start, line.requests(hot.begin + hot.period - 1).stop
     )
-    upper = line.upper if hot.exact else _longest_lives(line, hot, own)
-    transient = _transient(line, line.lower[own], upper[own])
-    lower, upper = line.lower[own] - begin, upper[own] - begin
+    upper, lived = _lives(line, hot, own)
+    transient = lived <= 1
+    lower = line.lower[own] - begin
     life = np.where(transient, upper - lower, 0)
     # A life of a whole period or more meets its own successor: unroll.
     unrolled = int(-(-(life.max(initial=0) + 1) // max(length, 1)))
@@ -149,6 +149,50 @@ def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepProblem:
         unrolled,
         int(line.size[persistent].sum()),
     )
+
+
+def _lives(line: Timeline, hot: HotSteps, own: slice) -> tuple[Int64Array, Int64Array]:
+    """Where the lives of the period's blocks end, and how many steps they last.
+
+    Ends are ticks of the period's first pass, counted from its begin. A free is placed
+    by the request that comes next, or by its step's end: that means the same in every
+    repetition; ticks do not. Where only the requests repeat,
+    a block lives as long as in any repetition.
+    """
+    upper, lived = _ends(line, hot, own, 0)
+    count = own.stop - own.start
+    passes = 1 if hot.exact else (line.steps - 1 - hot.begin) // hot.period - 1
+    for repetition in range(1, passes):
+        first = own.start + repetition * count
+        if not np.array_equal(line.size[first : first + count], line.size[own]):
+            break
+        later, longer = _ends(line, hot, own, repetition)
+        upper, lived = np.maximum(upper, later), np.maximum(lived, longer)
+    return upper, lived
+
+
+def _ends(
+    line: Timeline, hot: HotSteps, own: slice, repetition: int
+) -> tuple[Int64Array, Int64Array]:
+    """`_lives`, as one repetition of the period has them."""
+    rows = np.arange(own.start, own.stop) + repetition * (own.stop - own.start)
+    freed = line.upper[rows]
+    known = freed != NEVER
+    died = line.step_of(freed)
+    lived = np.where(known, died - line.step_of(line.lower[rows]), line.steps)
+    at = np.minimum(died, line.steps - 1)
+    turns, phase = np.divmod(at - hot.begin, hot.period)
+    like = hot.begin + phase
+    following = np.searchsorted(line.lower, freed, side="left") - line.first[at]
+    counts = np.diff(line.first, append=len(line.size))
+    last_ticks = np.append(line.bounds[1:], line.ticks)
+    request = np.minimum(line.first[like] + following, len(line.size) - 1)
+    inside = following < counts[like]
+    tick = np.where(inside, line.lower[request], last_ticks[like])
+    # No request lies between a step's begin and its first: that is the end before.
+    tick = np.where(following == 0, line.bounds[like], tick)
+    begin, end = line.bounds[hot.begin], last_ticks[hot.begin + hot.period - 1]
+    return tick - begin + (turns - repetition) * (end - begin), lived
 
 
 def _unroll(
@@ -188,27 +232,6 @@ def _unroll(
         int(first) + copy * len(transient) for copy in range(copies) for first in firsts
     ]
     return problem, Requests(tuple(starts), np.tile(line.size[own], copies), buffer)
-
-
-def _longest_lives(line: Timeline, hot: HotSteps, own: slice) -> Int64Array:
-    """Where only the requests repeat: each buffer lives as long as in any repetition.
-
-    A free is placed by the request it precedes, which means the same in every
-    repetition; ticks do not.
-    """
-    count = own.stop - own.start
-    upper: Int64Array = line.upper.copy()
-    repeat = own.start + count
-    while repeat + count <= len(line.size) and np.array_equal(
-        line.size[repeat : repeat + count], line.size[own]
-    ):
-        ends = line.upper[repeat : repeat + count]
-        precedes = np.searchsorted(line.lower, ends, side="left") - (repeat - own.start)
-        known = (ends != NEVER) & (precedes < len(line.lower))
-        ticks = line.lower[np.minimum(precedes, len(line.lower) - 1)]
-        upper[own] = np.maximum(upper[own], np.where(known, ticks, 0))
-        repeat += count
-    return upper
 
 
 def _warmup(line: Timeline, hot: HotSteps, alignment: int) -> WarmupProblem | None:

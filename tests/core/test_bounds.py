@@ -6,10 +6,10 @@ from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
-from strategies import problems
 
 from memplan.core.bounds import live_bytes, lower_bound
 from memplan.core.problem import Problem
+from tests.strategies import problems
 
 
 def alive(problem: Problem, i: int, tick: int) -> bool:

@@ -7,10 +7,10 @@ import hashlib
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from strategies import problems
 
 from memplan.core.problem import FREE, Buffer, Problem
 from memplan.errors import InputError
+from tests.strategies import problems
 
 BIG = 1 << 62
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from strategies import problems
 
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
@@ -18,6 +17,7 @@ from memplan.core.verify import verify
 from memplan.solve import reference
 from memplan.solve.bestfit import best_fit, solve
 from memplan.trace.importers.minimalloc import read_minimalloc
+from tests.strategies import problems
 
 ROOT = Path(__file__).parents[2]
 TRACES = Path(os.environ.get("MEMPLAN_TRACES", ROOT.parent / "shared" / "traces"))

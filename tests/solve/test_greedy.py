@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import problems
 
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import verify_offsets
 from memplan.errors import NoPlanError, UsageError
 from memplan.solve import reference
 from memplan.solve.greedy import ORDERS, place_around
+from tests.strategies import problems
 
 orders = st.sampled_from(ORDERS)
 capacities = st.none() | st.integers(0, 200)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import problems
 
 from memplan.core.problem import Problem
 from memplan.core.verify import verify_offsets
 from memplan.native import _dsa
 from memplan.solve import reference
 from memplan.solve.clock import lifetimes, spans
+from tests.strategies import problems
 
 
 def decoder_of(problem: Problem) -> _dsa.BestFit:

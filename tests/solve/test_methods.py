@@ -7,12 +7,12 @@ import sys
 
 import pytest
 from hypothesis import given, settings
-from strategies import problems
 
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import NoPlanError, UsageError
 from memplan.solve.methods import METHOD_NAMES, METHODS, solve_problem
+from tests.strategies import problems
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)

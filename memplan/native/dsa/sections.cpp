@@ -1,5 +1,6 @@
 #include "dsa/sections.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "dsa/radix.h"
