@@ -62,6 +62,7 @@ def command(
     result = loader.report()
     if not quiet:
         _show(result)
+        _compare_threads(found)
     if report is not None:
         text = json.dumps(result.to_json(), indent=2, sort_keys=True)
         try:
@@ -79,6 +80,16 @@ def _compare_environment(plan: Plan) -> None:
         show.note(
             f"the plan was recorded with torch {plan.program.torch}, and this is "
             f"{torch.__version__}: requests that differ will be served outside it"
+        )
+
+
+def _compare_threads(plan: Plan) -> None:
+    """The number of threads decides what operators ask for; the program sets it."""
+    threads = require_torch("applying a plan").get_num_threads()
+    if plan.program.threads and plan.program.threads != threads:
+        show.note(
+            f"the plan was recorded with {plan.program.threads} threads, and this ran "
+            f"with {threads}: record it with as many, to plan all requests"
         )
 
 

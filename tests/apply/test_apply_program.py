@@ -126,6 +126,18 @@ def test_ctrl_c_under_a_plan_still_reports(memplan: Run, training: Path) -> None
     assert json.loads((training.parent / "r.json").read_text())["steps"] == 8
 
 
+def test_another_number_of_threads_is_told(
+    memplan: Run, training: Path, tmp_path: Path
+) -> None:
+    assert memplan("record", "-q", "-o", "t.parquet", "train.py").returncode == 0
+    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
+    source = training.read_text()
+    training.write_text(source.replace("set_num_threads(1)", "set_num_threads(2)"))
+    done = memplan("apply", "p.json", "train.py")
+    assert done.returncode == 0
+    assert "recorded with 1 threads, and this ran with 2" in done.stderr
+
+
 def test_one_plan_at_a_time(memplan: Run, training: Path, tmp_path: Path) -> None:
     assert memplan("record", "-q", "-o", "t.parquet", "train.py").returncode == 0
     assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
