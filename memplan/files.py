@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import tempfile
@@ -57,13 +58,33 @@ def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
                 os.unlink(temporary)
 
 
-def open_journal(path: PathLike) -> int:
-    """A descriptor to append to a new, empty file at `path`; the caller closes it."""
+def open_journal(path: PathLike, force: bool = False) -> int:
+    """A descriptor to append to a new, empty file at `path`; the caller closes it.
+
+    The file is locked as long as the descriptor is open. Raises UsageError if another
+    process is writing it, or if it is there and `force` is off: it may hold the only
+    copy of a recording that was cut off.
+    """
+    name = os.fspath(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        return os.open(path, flags, 0o666)
+        descriptor = os.open(name, flags if force else flags | os.O_EXCL, 0o666)
+    except FileExistsError:
+        raise UsageError(
+            f"{name} is the journal of a recording that is running or was cut off; "
+            "run memplan recover on it, or pass --force to throw it away"
+        ) from None
     except OSError as error:
         raise EnvironmentUnfitError(_cannot_write(Path(path), error)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+    except OSError:
+        os.close(descriptor)
+        raise UsageError(
+            f"{name} is being written by another recording; name another file"
+        ) from None
+    return descriptor
 
 
 def write_bytes(path: PathLike, data: bytes) -> None:

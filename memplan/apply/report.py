@@ -50,7 +50,7 @@ def make_report(
     hot: dict[str, int],
     warmup: dict[str, int],
     arena_bytes: int,
-    marks: list[tuple[int, int]],
+    marks: list[tuple[int, int, int]],
 ) -> Report:
     """The report of a run: its counts, and its step boundaries (ns, page faults)."""
     return Report(

@@ -18,6 +18,7 @@ from memplan.record.boundary import Boundaries
 from memplan.record.shim import install
 from memplan.trace.trace import Mark
 
+ALIGNMENT = 64  # bytes; of every block that torch's CPU allocator hands out
 _MARKS = {mark.name.lower(): mark for mark in Mark}
 
 
@@ -49,6 +50,11 @@ class Loader:
             )
         if plan.device != "cpu":
             raise InputError(f"{name} is for device {plan.device}, and this is the CPU")
+        if (plan.problem.alignment % ALIGNMENT != 0).any():
+            raise InputError(
+                f"{name} has offsets that are not multiples of {ALIGNMENT} bytes, as "
+                "torch wants them; solve the trace again, without --alignment"
+            )
         self.plan = plan
         mark = _MARKS.get(plan.program.marks, Mark.NONE)
         kinds = () if mark is Mark.NONE else (mark,)

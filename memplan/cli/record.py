@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -107,10 +108,12 @@ def _summarise(path: Path, trace: Trace) -> None:
         ("steps", f"{line.steps - 1:,}, cut by {_CUTS[line.mark]}"),
         ("peak live", format_bytes(int(live.max(initial=0)))),
     ]
+    after = f"memplan solve {shlex.quote(str(path))}"
     try:
         found = step_problem(trace)
     except NoPlanError as failure:
         rows.append(("hot step", f"none: {failure}"))
+        after += " --step all"
     else:
         rows += [
             ("hot step", _hot(found)),
@@ -119,7 +122,7 @@ def _summarise(path: Path, trace: Trace) -> None:
     if trace.info.dropped_events:
         rows.append(("dropped", f"{trace.info.dropped_events:,} events"))
     show.facts(f"memplan: recorded {path}", rows, err=True)
-    click.echo(f"  next: memplan solve {path}", err=True)
+    show.facts(f"  next: {after}", (), err=True)
 
 
 _CUTS = {

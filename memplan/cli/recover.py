@@ -26,8 +26,8 @@ from memplan.units import format_bytes
 def command(journal: Path, output: Path | None, force: bool) -> None:
     """Make a trace from the JOURNAL of a recording that was killed.
 
-    Keeps every whole block; what was lost is told, and the trace is marked as
-    incomplete. The journal is left where it is.
+    Keeps every block up to the first that is not whole; what was lost is told, and the
+    trace is marked as incomplete. The journal is left where it is.
 
     \b
     Example: memplan recover train.parquet.journal
@@ -41,7 +41,7 @@ def command(journal: Path, output: Path | None, force: bool) -> None:
     write_trace(found.trace, path)
     lost = format_bytes(found.bytes_lost)
     complete = found.trace.info.complete
-    state = "complete" if complete else "incomplete: the end is missing"
+    state = "complete" if complete else "incomplete: it was cut off"
     rows = [("events", f"{len(found.trace):,}"), ("state", state)]
     if found.bytes_lost:
         rows.append(("lost", f"{lost}: {found.reason}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,9 +15,9 @@ def facts(title: str, rows: Iterable[tuple[str, str]], err: bool = False) -> Non
     """A title line, and below it names and values in two columns."""
     listed = list(rows)
     width = max((len(name) for name, _ in listed), default=0)
-    click.echo(title, err=err)
-    for name, value in listed:
-        click.echo(f"  {name:<{width}}  {value}", err=err)
+    lines = [f"  {name:<{width}}  {value}" for name, value in listed]
+    with _unheard(err):
+        click.echo("\n".join([title, *lines]), err=err)
 
 
 def table(
@@ -33,7 +34,8 @@ def table(
     for row in rows:
         drawn.add_row(*row)
     width = None if stream.isatty() else 120
-    Console(file=stream, width=width, highlight=False).print(drawn)
+    with _unheard(err):
+        Console(file=stream, width=width, highlight=False).print(drawn)
 
 
 def as_json(entries: dict[str, object]) -> None:
@@ -43,7 +45,13 @@ def as_json(entries: dict[str, object]) -> None:
 
 def note(text: str) -> None:
     """One line to the person, beside the program's own output."""
-    click.echo(f"memplan: {text}", err=True)
+    with _unheard():
+        click.echo(f"memplan: {text}", err=True)
+
+
+def _unheard(err: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Nobody may be listening on standard error; the work is done all the same."""
+    return contextlib.suppress(OSError) if err else contextlib.nullcontext()
 
 
 def file_size(path: Path) -> str:

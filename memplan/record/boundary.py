@@ -7,6 +7,7 @@ loader follows the kind its plan was made with.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
@@ -47,6 +48,8 @@ class Boundaries:
         if Mark.FORWARD in self._kinds:
             from torch.nn.modules.module import register_module_forward_pre_hook
 
+            # The hook tells compiled modules apart itself.
+            warnings.filterwarnings("ignore", "Using .torch.compile.*global hooks")
             self._handles[Mark.FORWARD] = register_module_forward_pre_hook(
                 self._forward_called
             )
@@ -77,6 +80,12 @@ class Boundaries:
             self._listener(Mark.OPTIMIZER)
 
     def _forward_called(self, module: object, *_: object) -> None:
+        import torch
+
+        # A compiler that traces the program must not trace this; what it compiles is
+        # called through a module of its own, which is seen here.
+        if torch.compiler.is_compiling():
+            return
         if self._is_source(Mark.FORWARD, module):
             self._listener(Mark.FORWARD)
 

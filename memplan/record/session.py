@@ -78,7 +78,7 @@ class Recording:
         info = _metadata(self._info(complete=False))
         self._boundaries.start()
         try:
-            descriptor = open_journal(self.journal)
+            descriptor = open_journal(self.journal, self._force)
             _alloc.start_recording(
                 descriptor, info, self._stacks == "python", program_room.__file__
             )
@@ -173,8 +173,13 @@ def record(
         recording.finish()
 
 
-def run_stats(marks: list[tuple[int, int]]) -> RunStats:
-    """From step boundaries (ns, page faults so far): the steady half's medians."""
+def run_stats(marks: list[tuple[int, int, int]]) -> RunStats:
+    """From step boundaries (ns, page faults so far, Mark): the steady half's medians.
+
+    Only the strongest kind of mark counts, as everywhere.
+    """
+    strongest = max((kind for _, _, kind in marks), default=Mark.NONE)
+    marks = [mark for mark in marks if mark[2] == strongest]
     steps = [
         (after[0] - before[0], after[1] - before[1])
         for before, after in itertools.pairwise(marks)

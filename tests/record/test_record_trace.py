@@ -251,3 +251,59 @@ def test_one_recording_at_a_time(tmp_path: Path) -> None:
 
 def test_step_outside_a_recording_does_nothing() -> None:
     memplan.step()
+
+
+def test_a_journal_that_is_there_is_not_thrown_away(
+    memplan: Run, training: Path, tmp_path: Path
+) -> None:
+    journal = tmp_path / "t.parquet.journal"
+    journal.write_bytes(b"the only copy")
+    done = memplan("record", "-o", "t.parquet", "train.py")
+    assert done.returncode == 2
+    assert "run memplan recover on it, or pass --force" in done.stderr
+    assert journal.read_bytes() == b"the only copy"
+    assert memplan("record", "--force", "-o", "t.parquet", "train.py").returncode == 0
+    assert not journal.exists()
+
+
+def test_two_recordings_cannot_share_a_file(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import time\nprint('ready')\ntime.sleep(60)\n")
+    command = [sys.executable, "-u", "-m", "memplan", "record", "--force"]
+    command += ["-o", "t.parquet", "script.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    first = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == "ready\n"
+    second = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    first.kill()
+    first.communicate()
+    assert second.returncode == 2
+    assert "being written by another recording" in second.stderr
+    assert second.stdout == ""
+
+
+def test_a_compiled_model_is_recorded_as_it_runs(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "plain = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())\n"
+        "model = torch.compile(plain, backend='eager')\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(4):\n"
+        "    model(torch.ones(4, 8)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "print(float(plain[0].weight.sum()).hex())\n"
+    )
+    done = memplan("record", "-q", "-o", "t.parquet", "script.py")
+    assert done.returncode == 0, done.stderr
+    alone = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout == alone.stdout
+    assert done.stderr == alone.stderr
+    assert timeline(read(tmp_path / "t.parquet")).steps == 5

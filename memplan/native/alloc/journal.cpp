@@ -2,12 +2,14 @@
 
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include "alloc/crc32.h"
@@ -26,6 +28,13 @@ std::uint32_t turn_of(std::uint64_t slot) {
   return static_cast<std::uint32_t>(slot / kRing) + 1;
 }
 
+Event* map_ring() {
+  void* memory = mmap(nullptr, kRing * sizeof(Event), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<Event*>(memory);
+}
+
 }  // namespace
 
 std::int64_t now_ns() {
@@ -35,7 +44,7 @@ std::int64_t now_ns() {
 }
 
 Journal::Journal(int descriptor, std::string_view info)
-    : descriptor_(descriptor), ring_(kRing) {
+    : descriptor_(descriptor), ring_(map_ring()) {
   write_all(kMagic, sizeof kMagic);
   write_block(kInfo, info.data(), info.size());
   // The program's signals are the program's: the writer takes none of them.
@@ -76,6 +85,7 @@ int Journal::close(std::string_view end) {
   }
   write_block(kEnd, end.data(), end.size());
   if (::close(descriptor_) != 0 && error_ == 0) error_ = errno;
+  madvise(ring_, kRing * sizeof(Event), MADV_DONTNEED);
   return error_;
 }
 
@@ -93,7 +103,7 @@ std::uint64_t Journal::ready_until(std::uint64_t from) const {
   const std::uint64_t end = std::min(head_.load(), (from / kRing + 1) * kRing);
   std::uint64_t slot = from;
   for (; slot < end; ++slot) {
-    auto& turn = const_cast<std::uint32_t&>(ring_[slot % kRing].turn);
+    auto& turn = ring_[slot % kRing].turn;
     if (std::atomic_ref(turn).load(std::memory_order_acquire) != turn_of(slot)) break;
   }
   return slot;

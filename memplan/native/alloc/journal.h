@@ -67,7 +67,7 @@ class Journal {
   int descriptor_;
   int error_ = 0;  // the writer's
   std::uint64_t written_ = 0;
-  std::vector<Event> ring_;
+  Event* ring_;  // never unmapped: a thread may be late
   // On lines of their own: one is written by the program, the other by the writer.
   alignas(64) std::atomic<std::uint64_t> head_ = 0;
   alignas(64) std::atomic<std::uint64_t> tail_ = 0;

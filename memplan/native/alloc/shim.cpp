@@ -225,7 +225,7 @@ void mark_step(std::uint8_t kind) {
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
   std::lock_guard lock(s.marks_mutex);
-  s.marks.push_back({now_ns(), usage.ru_minflt});
+  s.marks.push_back({now_ns(), usage.ru_minflt, kind});
 }
 
 std::vector<StepMark> step_marks() {

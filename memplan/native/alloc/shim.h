@@ -18,6 +18,7 @@ namespace memplan {
 struct StepMark {
   std::int64_t time_ns;
   std::int64_t page_faults;
+  std::uint8_t kind;
 };
 
 // Captures the calling thread's Python stack, hands new ones to the journal, and

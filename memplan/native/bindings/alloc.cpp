@@ -1,7 +1,6 @@
 // Python's view of the allocator shim. Plain data in, plain data out.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -83,9 +82,9 @@ NB_MODULE(_alloc, m) {
   m.def("pass_through", &memplan::pass_through);
   m.def("mark_step", &memplan::mark_step, "kind"_a);
   m.def("step_marks", [] {
-    std::vector<std::pair<std::int64_t, std::int64_t>> result;
+    std::vector<std::tuple<std::int64_t, std::int64_t, int>> result;
     for (const auto& mark : memplan::step_marks()) {
-      result.emplace_back(mark.time_ns, mark.page_faults);
+      result.emplace_back(mark.time_ns, mark.page_faults, mark.kind);
     }
     return result;
   });
