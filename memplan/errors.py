@@ -5,7 +5,8 @@ MemplanError                      70  internal error, the base of all others
 ├── UsageError                     2  options that make no sense together
 ├── InputError                     3  a file that is missing, damaged or refused
 │   └── FormatError                3  a file that is not what it should be
-├── NoPlanError                    4  infeasible, or no plan in the time given
+├── NoPlanError                    4  no plan in the time given, or none at all
+│   └── InfeasibleError            4  proved: there is no plan
 ├── EnvironmentUnfitError          5  no torch, wrong versions, no space on disk
 └── RecordError                  125  the recorder failed, not the program
 
@@ -50,9 +51,23 @@ class FormatError(InputError):
 
 
 class NoPlanError(MemplanError):
-    """No plan exists, or none was found in the time given."""
+    """No plan exists, or none was found in the time given.
+
+    peak: bytes of the best plan that was too large; None if there is none.
+    lower_bound: bytes that no plan can do with less than; None if it is not known.
+    """
 
     exit_code = 4
+
+    def __init__(
+        self, message: str, peak: int | None = None, lower_bound: int | None = None
+    ) -> None:
+        self.peak, self.lower_bound = peak, lower_bound
+        super().__init__(message)
+
+
+class InfeasibleError(NoPlanError):
+    """It is proved that no plan exists: the buffers cannot fit."""
 
 
 class EnvironmentUnfitError(MemplanError):

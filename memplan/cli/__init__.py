@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
 import click
 
 from memplan import __version__
+from memplan.cli import show
 from memplan.cli.group import LazyGroup
-from memplan.errors import EXIT_INTERRUPTED, MemplanError
+from memplan.errors import EXIT_INTERRUPTED, EnvironmentUnfitError, MemplanError
 
 _COMMANDS = {
     "record": "Run a program and write down what it allocates.",
     "recover": "Make the trace of a recording that was cut off.",
     "solve": "Plan the memory of a recorded program.",
+    "convert": "Write a trace, a problem or a plan as MiniMalloc's CSV.",
     "verify": "Check a plan, against its trace if one is given.",
     "plot": "Draw a plan's packing, or a trace's memory over time.",
     "apply": "Run a program under a plan.",
@@ -37,7 +40,10 @@ def main() -> None:
     """Run the command line and exit with the code that fits."""
     debug = "--debug" in sys.argv
     try:
-        code = cli.main(standalone_mode=False)
+        # Not cli.main: it would end with 1 when nobody reads what is printed.
+        with cli.make_context("memplan", sys.argv[1:]) as context:
+            code = cli.invoke(context)
+        sys.stdout.flush()
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
@@ -45,10 +51,14 @@ def main() -> None:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
+    except SystemExit as stop:  # a command's own verdict, or the program's
+        code = stop.code
+        code = _flushed(code if isinstance(code, int) else 0)
     except BrokenPipeError:
-        # The reader has gone; nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = _silenced(0)
+    except OSError as error:
+        code = _silenced(EnvironmentUnfitError.exit_code)
+        show.note(f"cannot write the output: {error.strerror}; send it elsewhere")
     except MemplanError as error:
         if debug:
             raise
@@ -64,3 +74,19 @@ def main() -> None:
         )
         code = MemplanError.exit_code
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _flushed(code: int) -> int:
+    """`code`, with all said; a reader that has gone changes nothing about it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return _silenced(code)
+    return code
+
+
+def _silenced(code: int) -> int:
+    """`code`; nothing more is said, not even when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code

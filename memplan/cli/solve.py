@@ -4,30 +4,67 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from memplan.cli import arguments, show
+from memplan.cli.progress import progress_line
 from memplan.core.plan import Plan, Source
 from memplan.core.planfile import write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
-from memplan.errors import MemplanError
+from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
 from memplan.files import read_bytes, refuse_overwrite
+from memplan.solve.methods import METHODS
+from memplan.solve.options import MAX_SEED, MIP_SOLVERS, Options
 from memplan.solve.solve import METHOD_NAMES, solve
 from memplan.trace.trace import Trace
-from memplan.units import format_bytes, format_gap, format_seconds
+from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
+
+_METHODS_HELP = "\b\nMethods:\n" + "\n".join(
+    f"  {name}\n    {method.summary}" for name, method in METHODS.items()
+)
 
 
-@click.command("solve")
+@click.command("solve", epilog=_METHODS_HELP)
 @arguments.existing("trace")
 @click.option(
     "--method",
     type=click.Choice(METHOD_NAMES),
-    default="bestfit",
+    default="auto",
     show_default=True,
-    help="How to place the buffers.",
+    metavar="METHOD",
+    help="How to place the buffers; see below.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds to solve.  [default: some, and the same plan each time]",
+)
+@click.option(
+    "--capacity",
+    metavar="BYTES",
+    help="Ask only whether a plan fits into this, as in 512MiB: 0 yes, 4 no.",
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="How many.  [default: one a core]"
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, MAX_SEED),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Of random choices.",
+)
+@click.option(
+    "--mip-solver",
+    type=click.Choice(MIP_SOLVERS),
+    help="Who solves for --method mip.  [default: cbc]",
 )
 @click.option(
     "--step",
@@ -52,6 +89,11 @@ from memplan.units import format_bytes, format_gap, format_seconds
 def command(
     trace: Path,
     method: str,
+    time_limit: float | None,
+    capacity: str | None,
+    threads: int | None,
+    seed: int,
+    mip_solver: str | None,
     step: str,
     alignment: int | None,
     output: Path | None,
@@ -61,32 +103,66 @@ def command(
     """Plan the memory of TRACE: an offset for every buffer of its hot step.
 
     TRACE is a recorded trace, or a MiniMalloc CSV file. The plan says how good it
-    is: its lower bound is what no plan can do with less than.
+    is: its lower bound is what no plan can do with less than. Ctrl-C writes the best
+    plan so far, and that is a success.
 
     \b
     Example: memplan solve train.parquet -o train.plan.json
     """
+    if mip_solver is not None and method != "mip":
+        raise UsageError("--mip-solver is for --method mip only; leave it out")
+    options = Options(
+        time_limit=time_limit,
+        capacity=None if capacity is None else parse_bytes(capacity),
+        threads=threads,
+        seed=seed,
+        mip_solver=mip_solver or MIP_SOLVERS[0],
+    )
     path = output or _default_output(trace)
     refuse_overwrite(path, force)
-    source = read_bytes(trace)
     given = arguments.read_input(trace)
-    plan = solve(
-        given,
-        method,
-        step=step,
-        alignment=alignment,
-        origin=Source(trace.name, hashlib.sha256(source).hexdigest(), step),
-    )
-    del source
-    violations = verify(plan)
-    if violations:  # a bug of ours: never let it out of the door
-        raise MemplanError(f"the plan found does not verify: {violations[0].message}")
+    digest = hashlib.sha256(read_bytes(trace)).hexdigest()
+    source = Source(trace.name, digest, step)
+    start = time.perf_counter()
+    try:
+        plan = _solve(given, method, options, step, alignment, source)
+    except NoPlanError as error:
+        if json_ and options.capacity is not None:
+            seconds = time.perf_counter() - start
+            show.as_json(_no_plan_entries(error, method, options, seconds))
+        raise
     write_plan(plan, path, force=force)
     if json_:
         show.as_json(_entries(plan, path))
     else:
         show.facts(f"memplan: planned {path}", _rows(plan))
         click.echo(f"  next: memplan {_next(given, path)}")
+
+
+def _solve(
+    given: Trace | Problem,
+    method: str,
+    options: Options,
+    step: str,
+    alignment: int | None,
+    origin: Source,
+) -> Plan:
+    """A plan that verifies, and a line on how it was found."""
+    with progress_line(method) as progress:
+        plan = solve(
+            given,
+            method,
+            step=step,
+            alignment=alignment,
+            origin=origin,
+            options=replace(options, progress=progress),
+        )
+    violations = verify(plan)
+    if violations:  # a bug of ours: never let it out of the door
+        raise MemplanError(f"the plan found does not verify: {violations[0].message}")
+    if plan.note:
+        show.note(f"{method}: {plan.note}")
+    return plan
 
 
 def _default_output(trace: Path) -> Path:
@@ -107,7 +183,25 @@ def _entries(plan: Plan, path: Path) -> dict[str, object]:
         "gap": plan.gap,
         "status": plan.status,
         "seconds": plan.seconds,
+        "seed": plan.seed,
         "plan": str(path),
+    }
+
+
+def _no_plan_entries(
+    error: NoPlanError, method: str, options: Options, seconds: float
+) -> dict[str, object]:
+    return {
+        "schema": "memplan.solve-result",
+        "version": 1,
+        "method": method,
+        "lower_bound": error.lower_bound,
+        "peak": error.peak,
+        "capacity": options.capacity,
+        "status": "infeasible" if isinstance(error, InfeasibleError) else "unknown",
+        "seconds": seconds,
+        "seed": options.seed,
+        "plan": None,
     }
 
 

@@ -93,6 +93,7 @@ class Plan:
     proved_optimal: the peak is known to be least, by the bound or by a search.
     seconds: how long solving took; not written to the file, whose bytes repeat.
     stated: what the file says of itself, where the plan was read from one.
+    note: how it was found, for people; not written to the file.
     """
 
     problem: Problem
@@ -109,6 +110,7 @@ class Plan:
     requests: Requests | None = None
     warmup: Warmup | None = None
     stated: Stated | None = None
+    note: str = ""
 
     @classmethod
     def of(
@@ -121,11 +123,13 @@ class Plan:
         seed: int = 0,
         seconds: float = 0.0,
         bound: int = 0,
+        note: str = "",
     ) -> Plan:
         """A Plan with its lower bound: the problem's own, or `bound` if higher."""
         low = max(bound, lower_bound(problem))
         plan = cls(problem, offsets, method, low, proved_optimal, seed, seconds)
-        return replace(plan, proved_optimal=proved_optimal or plan.peak == low)
+        proved = proved_optimal or plan.peak == low
+        return replace(plan, proved_optimal=proved, note=note)
 
     @property
     def peak(self) -> int:

@@ -7,6 +7,8 @@ name blocks, int32, first come first served. Wrong arguments raise ValueError or
 TypeError: callers check what users give them.
 """
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
@@ -54,3 +56,96 @@ def fill_gaps(
     Blocks with `fixed` >= 0 are placed before those of `order`, which are the others
     or some of them. One whose top would exceed `capacity` stays out, at -1.
     """
+
+class Search:
+    """Randomised search over orders of priority; threads may share it, in turns.
+
+    classic: float64 of shape (k, n), k > 0, finite: priorities to start from, the
+    highest first. `fixed` as in `fill_gaps`, but None where all blocks are free.
+    """
+
+    def __init__(
+        self,
+        lower: _Int64,
+        upper: _Int64,
+        size: _Int64,
+        classic: npt.NDArray[np.float64],
+        seed: int,
+        alignment: _Int64 | None = None,
+        fixed: _Int64 | None = None,
+        period: int = 0,
+    ) -> None: ...
+    def advance(
+        self,
+        goal: int,
+        orders: int,
+        seconds: float,
+        hard_seconds: float,
+        threads: int,
+    ) -> None:
+        """Search on in whole rounds, whose results do not depend on the threads.
+
+        Ends between rounds once the peak is at most `goal`, `orders` were packed since
+        the beginning, or `seconds` have passed; `hard_seconds` ends a round, too.
+        """
+
+    @property
+    def packed(self) -> int:
+        """Orders packed so far, lanes that were spared the last of them included."""
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes of the best packing, None before there is one."""
+
+    @property
+    def offsets(self) -> _Int64:
+        """Of the best packing; empty before there is one."""
+
+class ExactSearch:
+    """Canonical branch and bound for one capacity; threads may share it, in turns.
+
+    alignment, fixed (-1: free) and capacity in the unit of `size`, all below 2^43.
+    orders: rankings, of the letters W lifetime, A lifetime x size, T largest total of a
+    section, C sections, Z size, O overlapping blocks, all descending. without: rules to
+    switch off, as in `memplan.solve.exact_ladder.RULES`. memo_bytes: for each ranking.
+    """
+
+    def __init__(
+        self,
+        lower: _Int64,
+        upper: _Int64,
+        size: _Int64,
+        alignment: _Int64,
+        fixed: _Int64,
+        capacity: int,
+        orders: list[str],
+        period: int = 0,
+        without: list[str] = ...,
+        memo_bytes: int = ...,
+    ) -> None: ...
+    def run(
+        self,
+        rounds: int,
+        placements: int,
+        threads: int,
+        seconds: float,
+    ) -> Literal["open", "fits", "never"]:
+        """Search on, in rounds of so many `placements` under every ranking.
+
+        Ends after `rounds`, or `seconds`, or the round that found the answer. "never"
+        is a proof. The answers depend on the rounds, not on the number of threads.
+        """
+
+    def tighten(self, capacity: int) -> None:
+        """Ask for less from now on, with nothing that was learned lost."""
+
+    def offsets(self) -> _Int64:
+        """Of the packing that fits; ValueError if there is none."""
+
+    @property
+    def nodes(self) -> int:
+        """Placements under all rankings."""
+
+    @property
+    def winner(self) -> int:
+        """The index of the ranking that found the answer, or -1."""

@@ -13,6 +13,8 @@ where alignments differ, a buffer goes to the line's height rounded up to its ow
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,49 +24,56 @@ from memplan.core.problem import FREE, Int64Array, Problem
 from memplan.native import _dsa
 from memplan.solve.clock import lifetimes, quietest_moment, spans
 from memplan.solve.greedy import place_around
+from memplan.solve.options import DEFAULTS, Options
+
+Order: TypeAlias = npt.NDArray[np.int32]
 
 
-def solve(problem: Problem) -> Plan:
+def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     """The Plan that best fit finds. Raises NoPlanError where fixed offsets collide."""
     return Plan.of(problem, best_fit(problem), "bestfit")
 
 
-def best_fit(problem: Problem) -> Int64Array:
+def best_fit(problem: Problem, order: Order | None = None) -> Int64Array:
     """Offsets in bytes, shape (n,).
 
+    order: indices of all buffers, int32, shape (n,): of those that fit on a line, the
+        first of this order is placed; None for the paper's, longest lifetime first.
+
     A skyline cannot show room beneath a fixed buffer: with fixed offsets, buffers go
-    into gaps instead, longest lifetime first (`place_around`).
+    into gaps instead, in the same order (`place_around`).
     """
     if (problem.fixed != FREE).any():
-        return place_around(problem)
+        return place_around(problem, order="lifetime" if order is None else order)
+    if order is None:
+        order = _dsa.longest_first(lifetimes(problem), problem.padded)
     start, end = spans(problem, quietest_moment(problem))
     period = problem.length or 0
     across = (end > period) & (period > 0)
     if across.any():
-        return _around(problem, start, end, across)
-    return _decoder(problem, start, end).decode(_order(problem))
+        return _around(problem, order, start, end, across)
+    return _decoder(problem, start, end).decode(order)
 
 
 def _around(
-    problem: Problem, start: Int64Array, end: Int64Array, across: npt.NDArray[np.bool_]
+    problem: Problem,
+    order: Order,
+    start: Int64Array,
+    end: Int64Array,
+    across: npt.NDArray[np.bool_],
 ) -> Int64Array:
     """The better of two ways to treat the buffers alive across the quietest moment.
 
     On a circle of offset lines they are buffers like any other. Or they are piled up
-    from offset 0, longest first, and the rest is packed above on a clock cut open
+    from offset 0, in this order, and the rest is packed above on a clock cut open
     there. Neither always wins; mostly it is the circle.
     """
     decoder = _decoder(problem, start, end, problem.length)
-    order = _order(problem)
     circle = decoder.decode(order)
     if _peak(problem, circle) == lower_bound(problem):
         return circle
     pile = decoder.decode(order[~across[order]], stack=order[across[order]])
     return min(circle, pile, key=lambda offsets: _peak(problem, offsets))
-
-
-def _order(problem: Problem) -> npt.NDArray[np.int32]:
-    return _dsa.longest_first(lifetimes(problem), problem.padded)
 
 
 def _decoder(

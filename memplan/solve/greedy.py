@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from memplan.core.problem import FREE, MAX_TOTAL_BYTES, Int64Array, Problem
 from memplan.core.verify import verify_offsets
 from memplan.errors import NoPlanError, UsageError
@@ -12,7 +15,9 @@ ORDERS = ("lifetime", "size")
 
 
 def place_around(
-    problem: Problem, capacity: int | None = None, order: str = "lifetime"
+    problem: Problem,
+    capacity: int | None = None,
+    order: str | npt.NDArray[np.int32] = "lifetime",
 ) -> Int64Array:
     """Offsets in bytes, shape (n,), around the buffers with a fixed offset.
 
@@ -21,12 +26,12 @@ def place_around(
     out, with offset -1; fixed buffers stay where they are.
 
     order: "lifetime", the longest first, or "size", the largest first; ties go by the
-    other, descending, then by index.
+    other, descending, then by index. Or the indices of all buffers, int32, shape (n,).
 
     Raises NoPlanError if two fixed buffers collide, UsageError for an unknown order or
     a negative capacity.
     """
-    if order not in ORDERS:
+    if isinstance(order, str) and order not in ORDERS:
         raise UsageError(
             f"there is no order {order!r}; the orders are {', '.join(ORDERS)}"
         )
@@ -34,8 +39,11 @@ def place_around(
         raise UsageError(f"a capacity of {capacity} bytes is negative")
     _refuse_collisions(problem)
     start, end = spans(problem)
-    keys = (lifetimes(problem), problem.padded)
-    ranked = _dsa.longest_first(*(keys if order == "lifetime" else keys[::-1]))
+    if isinstance(order, str):
+        keys = (lifetimes(problem), problem.padded)
+        ranked = _dsa.longest_first(*(keys if order == "lifetime" else keys[::-1]))
+    else:
+        ranked = order
     return _dsa.fill_gaps(
         start,
         end,

@@ -5,35 +5,38 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from memplan.solve.greedy import place_around
-from memplan.solve.methods import solve_problem
 
 from memplan.core.plan import UNPLANNED, Plan, Requests, Source, Warmup
 from memplan.core.problem import FREE, Int64Array, Problem
 from memplan.core.verify import warmup_with_first_step
+from memplan.solve.greedy import place_around
+from memplan.solve.methods import solve_problem
+from memplan.solve.options import DEFAULTS, Options
 from memplan.trace.liveness import WarmupProblem, step_problem
 from memplan.trace.trace import Trace
 
 
 def solve_trace(
     trace: Trace,
-    method: str = "bestfit",
+    method: str = "auto",
     *,
     step: str = "hot",
     alignment: int | None = None,
     source: Source | None = None,
+    options: Options = DEFAULTS,
 ) -> Plan:
     """Plan one step of `trace`, and the steps before it, in one arena.
 
     step, alignment: as for `memplan.trace.liveness.step_problem`, whose errors it
-    raises. source: written into the plan.
+    raises. source: written into the plan. options: for the method, which also says
+    what it raises.
 
     The hot step alone decides the arena's size. The warm-up before it is placed
     around the hot step's first pass; what does not fit is left to the default
     allocator, once.
     """
     found = step_problem(trace, step, alignment)
-    plan = solve_problem(found.problem, method)
+    plan = solve_problem(found.problem, method, options)
     program = trace.info.program
     if found.hot is None:
         program = replace(program, marks="none")

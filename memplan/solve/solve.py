@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memplan.solve.methods import METHOD_NAMES, solve_problem
-
 from memplan.core.plan import Plan, Source
 from memplan.core.problem import Int64Like, Problem
 from memplan.errors import UsageError
+from memplan.solve.methods import METHOD_NAMES, solve_problem
+from memplan.solve.options import DEFAULTS, Options
 from memplan.trace.trace import Trace
 
-__all__ = ["METHOD_NAMES", "solve"]
+__all__ = ["METHOD_NAMES", "Options", "solve"]
 
 
 def solve(
     source: Trace | Problem | tuple[Int64Like, Int64Like, Int64Like],
-    method: str = "bestfit",
+    method: str = "auto",
     *,
     step: str | int = "hot",
     alignment: int | None = None,
     origin: Source | None = None,
+    options: Options | None = None,
+    time_limit: float | None = None,
+    capacity: int | None = None,
+    threads: int | None = None,
+    seed: int = 0,
 ) -> Plan:
     """Plan the memory of a trace's hot step, or of a bare problem.
 
@@ -31,15 +36,30 @@ def solve(
     alignment: bytes that offsets are multiples of; the source's own when None (64
         for a trace recorded on a CPU, 1 for arrays).
     origin: where the source came from; written into the plan.
+    time_limit, capacity, threads, seed: in seconds and bytes; see `Options`.
+    options: all of those and more at once, instead of them.
 
-    Raises UsageError for an unknown method or step, InputError for lifespans or sizes
-    that are not allowed, NoPlanError when no step repeats.
+    Raises UsageError for an unknown method or step and for options that make no sense,
+    InputError for lifespans or sizes that are not allowed, NoPlanError when no step
+    repeats. With a capacity: InfeasibleError if it is proved that no plan keeps within
+    it, NoPlanError if none was found.
     """
+    if options is None:
+        options = Options(time_limit, capacity, threads, seed)
+    elif Options(time_limit, capacity, threads, seed) != DEFAULTS:
+        raise UsageError(
+            "give either options, or a time limit, capacity, threads, seed"
+        )
     if isinstance(source, Trace):
         from memplan.solve.program import solve_trace
 
         return solve_trace(
-            source, method, step=str(step), alignment=alignment, source=origin
+            source,
+            method,
+            step=str(step),
+            alignment=alignment,
+            source=origin,
+            options=options,
         )
     if step != "hot":
         raise UsageError(f"step {step}: a bare problem has no steps to choose from")
@@ -57,5 +77,5 @@ def solve(
             )
     else:
         problem = Problem.of(*source, alignment=1 if alignment is None else alignment)
-    plan = solve_problem(problem, method)
+    plan = solve_problem(problem, method, options)
     return plan if origin is None else replace(plan, source=origin)

@@ -60,7 +60,7 @@ def test_solve_says_how_good_the_plan_is(memplan: Run, folder: Path) -> None:
         "status",
         "seconds",
     }
-    assert said["method"] == "bestfit"
+    assert said["method"] == "auto"
     assert said["peak"] >= said["lower_bound"] > 0
     assert said["gap"] == pytest.approx(said["peak"] / said["lower_bound"] - 1)
     assert said["status"] in ("optimal", "feasible")
@@ -259,3 +259,28 @@ def test_an_empty_trace_gives_an_empty_plan_or_a_reason(
     assert drawn.returncode == 3
     assert "nothing to draw" in drawn.stderr
     assert memplan("apply", "-q", "e.json", "nothing.py").returncode == 0
+
+
+def test_a_reader_that_has_gone_changes_no_verdict(folder: Path) -> None:
+    command = f"{sys.executable} -m memplan verify p.json"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def ends(shell: str) -> int:
+        return subprocess.run(
+            ["bash", "-c", shell], cwd=folder, env=environment, capture_output=True
+        ).returncode
+
+    assert ends(f"{command} | true; exit ${{PIPESTATUS[0]}}") == 0
+    assert ends(f"{command} > /dev/full") == 5
+    record = f"{sys.executable} -m memplan record --force -o t.parquet train.py"
+    assert ends(f"{record} 2> /dev/full") == 0
+
+
+def test_a_plan_that_torch_could_not_follow_is_refused(
+    memplan: Run, folder: Path
+) -> None:
+    solved = memplan("solve", "t.parquet", "--alignment", "1", "-o", "tight.json")
+    assert solved.returncode == 0
+    done = memplan("apply", "tight.json", "train.py")
+    assert done.returncode == 3
+    assert "not multiples of 64 bytes" in done.stderr

@@ -28,11 +28,6 @@ STEP = re.compile(r"step (\d+) loss (\S+) (-?\d+\.\d{6})")
 TIME = re.compile(r"seconds/step median \d+\.\d{4}")
 
 
-@pytest.fixture(autouse=True)
-def scripts_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-
-
 @pytest.fixture
 def run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import NoPlanError, UsageError
 from memplan.solve.methods import METHOD_NAMES, METHODS, solve_problem
+from memplan.solve.options import Options
 from tests.strategies import problems
 
 
@@ -19,7 +20,8 @@ from tests.strategies import problems
 @settings(max_examples=50, deadline=None)
 @given(problem=problems())
 def test_every_method_makes_plans_that_verify(name: str, problem: Problem) -> None:
-    plan = solve_problem(problem, name)
+    limits = Options(time_limit=2.0, iterations=500, max_nodes=20_000)
+    plan = solve_problem(problem, name, limits)
     assert plan.method == name
     assert plan.seconds > 0
     assert verify(plan) == []
@@ -33,7 +35,9 @@ def test_every_method_says_what_it_does_in_one_line(name: str) -> None:
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="no method 'magic'; the methods are bestfit"):
+    with pytest.raises(
+        UsageError, match="no method 'magic'; the methods are auto, bestfit"
+    ):
         solve_problem(Problem.of([0], [1], [1]), "magic")
 
 

@@ -1,6 +1,5 @@
 // Python's view of the solver kernels: arrays in, arrays out, the GIL released.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
@@ -10,59 +9,19 @@
 #include <stdexcept>
 #include <vector>
 
+#include "bindings/dsa_arrays.h"
 #include "dsa/bestfit.h"
 #include "dsa/gaps.h"
 
 namespace nb = nanobind;
 namespace dsa = memplan::dsa;
+using namespace memplan::bindings;
 using nb::literals::operator""_a;
 
+void bind_exact(nb::module_& m);
+void bind_search(nb::module_& m);
+
 namespace {
-
-template <typename T>
-using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <typename T>
-using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
-
-template <typename T>
-std::span<const T> span_of(const In<T>& array) {
-  return {array.data(), array.size()};
-}
-
-template <typename T>
-Out<T> numpy_from(std::vector<T>&& values) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept {
-    delete static_cast<std::vector<T>*>(p);
-  });
-  return Out<T>(kept->data(), {kept->size()}, owner);
-}
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::invalid_argument(what);
-}
-
-dsa::Blocks blocks_from(const In<std::int64_t>& lower, const In<std::int64_t>& upper,
-                        const In<std::int64_t>& size,
-                        const std::optional<In<std::int64_t>>& alignment,
-                        std::int64_t period) {
-  dsa::Blocks blocks{span_of(lower), span_of(upper), span_of(size), {}, period};
-  if (alignment) blocks.alignment = span_of(*alignment);
-  const std::size_t n = blocks.size.size();
-  require(blocks.lower.size() == n && blocks.upper.size() == n &&
-              (!alignment || blocks.alignment.size() == n),
-          "arrays differ in length");
-  require(period >= 0, "period is negative");
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::int64_t lower_i = blocks.lower[i], upper_i = blocks.upper[i];
-    require(0 <= lower_i && lower_i < upper_i, "need 0 <= lower < upper");
-    require(period == 0 || (lower_i < period && upper_i - lower_i <= period),
-            "need lower < period and upper - lower <= period");
-    require(blocks.size[i] > 0, "need size > 0");
-    require(!alignment || blocks.alignment[i] > 0, "need alignment > 0");
-  }
-  return blocks;
-}
 
 // Marks the blocks of `order`, which must be in range and not marked before.
 void mark(std::span<const std::int32_t> order, std::vector<bool>& seen) {
@@ -145,6 +104,8 @@ Out<std::int64_t> fill_gaps(const In<std::int64_t>& lower,
 }  // namespace
 
 NB_MODULE(_dsa, m) {
+  bind_exact(m);
+  bind_search(m);
   m.doc() = "Kernels for dynamic storage allocation, on numpy arrays.";
   nb::class_<Decoder>(m, "BestFit")
       .def(nb::init<const In<std::int64_t>&, const In<std::int64_t>&,

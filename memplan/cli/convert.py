@@ -1,0 +1,59 @@
+"""memplan convert"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memplan.cli import arguments, show
+from memplan.core.problem import Problem
+from memplan.errors import UsageError
+from memplan.files import refuse_overwrite
+from memplan.trace.exporters.minimalloc import write_minimalloc
+
+
+@click.command("convert")
+@arguments.existing("source", metavar="TRACE|PLAN|CSV")
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option(
+    "--step",
+    default="hot",
+    show_default=True,
+    metavar="N|hot|all",
+    help="Which step of a TRACE: a number, the one that repeats, or the whole run.",
+)
+@click.option("--force", is_flag=True, help="Replace OUTPUT if it exists.")
+def command(source: Path, output: Path, step: str, force: bool) -> None:
+    """Write the packing problem of a TRACE to OUTPUT, a MiniMalloc CSV file.
+
+    Of a PLAN its offsets are written, too. Other solvers read that form, and so does
+    memplan.
+
+    \b
+    Example: memplan convert train.plan.json packing.csv
+    """
+    if output.suffix != ".csv":
+        raise UsageError(f"{output} is not a .csv file; that is what is written")
+    refuse_overwrite(output, force)
+    if arguments.is_plan(source):
+        if step != "hot":
+            raise UsageError(f"--step {step}: a plan has no steps to choose from")
+        plan = arguments.read_plan(source)
+        write_minimalloc(plan.problem, output, plan.offsets)
+        problem = plan.problem
+    else:
+        problem = _problem(source, step)
+        write_minimalloc(problem, output)
+    show.note(f"wrote {len(problem):,} buffers to {output}")
+
+
+def _problem(source: Path, step: str) -> Problem:
+    given = arguments.read_input(source)
+    if isinstance(given, Problem):
+        if step != "hot":
+            raise UsageError(f"--step {step}: a bare problem has no steps")
+        return given
+    from memplan.trace.liveness import step_problem
+
+    return step_problem(given, step).problem

@@ -1,0 +1,42 @@
+"""One line that tells how far a solver has come: on a terminal, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from memplan.solve.options import Progress
+from memplan.units import format_bytes, format_gap
+
+
+@contextlib.contextmanager
+def progress_line(method: str) -> Iterator[Callable[[Progress], None] | None]:
+    """What to call with each Progress; None where standard error is no terminal.
+
+    The line is gone when the context ends.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"{method} ...") as status:
+
+        def show(progress: Progress) -> None:
+            status.update(f"{method}: {describe(progress)}")
+
+        yield show
+
+
+def describe(progress: Progress) -> str:
+    """Best peak, bound, gap, what was tried, and the time, in one line."""
+    bound = progress.lower_bound
+    parts = [f"lower bound {format_bytes(bound)}"]
+    if progress.peak is not None:
+        parts.insert(0, f"peak {format_bytes(progress.peak)}")
+        if bound:
+            parts.append(f"gap {format_gap((progress.peak - bound) / bound)}")
+    parts.append(f"{progress.nodes:,} tried")
+    return ", ".join([*parts, f"{progress.seconds:.1f} s; Ctrl-C keeps the best"])

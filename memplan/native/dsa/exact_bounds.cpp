@@ -1,0 +1,125 @@
+#include "dsa/exact_bounds.h"
+
+#include <algorithm>
+
+
+namespace memplan::dsa {
+
+template <class V>
+Bounds<V>::Bounds(const Model<V>& model, const Rules& rules)
+    : model_(&model), rules_(rules), stack_(model.sections) {
+  for (auto* column : {&start_, &end_, &start_again_, &end_again_}) {
+    column->resize(model.n);
+  }
+  offset_.resize(model.n);
+  size_.resize(model.n);
+  order_.resize(model.n);
+}
+
+template <class V>
+bool Bounds<V>::may_fit(const State<V>& state, std::span<const std::int32_t> waiting,
+                        std::int32_t first, std::int32_t end, Last<V> last,
+                        V capacity) {
+  if (rules_.sections) {
+    const V least = rules_.monotone ? last.offset : 0;
+    if (highest_sum(state.floor() + first, state.remaining() + first, end - first,
+                    least) > capacity) {
+      return false;
+    }
+  }
+  if (!rules_.unallocated && !rules_.stranded) return true;
+  if (!releases(state, waiting, last, capacity)) return false;
+  if (rules_.stranded && !lift_stranded(waiting, capacity)) return false;
+  return !rules_.unallocated || stacks_fit(waiting, first, end, capacity);
+}
+
+// The least offset of each from now on, and which were passed over.
+template <class V>
+bool Bounds<V>::releases(const State<V>& state, std::span<const std::int32_t> waiting,
+                         Last<V> last, V capacity) {
+  const Model<V>& model = *model_;
+  stranded_.clear();
+  std::int32_t position = 0;
+  for (const std::int32_t k : waiting) {
+    const V least = state.least(k);
+    V offset = least;
+    if (Last<V>{least, k} < last) {
+      if (rules_.monotone) offset = last.offset;
+      if (rules_.canonical && model.fixed[k] >= 0) return false;
+      if (rules_.stranded) stranded_.push_back({position, least + model.size[k]});
+    }
+    if (offset > capacity - model.size[k]) return false;
+    start_[position] = model.start[k];
+    end_[position] = model.end[k];
+    offset_[position] = offset;
+    size_[position] = model.size[k];
+    if (model.periodic) {
+      start_again_[position] = model.start_again[k];
+      end_again_[position] = model.end_again[k];
+    }
+    ++position;
+  }
+  return true;
+}
+
+// A stranded buffer must be lifted: by one that begins beneath its top, or moving it
+// down alone would be possible. Then it lies on one, at the top of that or higher.
+template <class V>
+bool Bounds<V>::lift_stranded(std::span<const std::int32_t> waiting, V capacity) {
+  const auto count = static_cast<std::int32_t>(waiting.size());
+  for (const Stranded& one : stranded_) {
+    const std::int32_t at = one.position;
+    const V own = offset_[at];
+    offset_[at] = 2 * capacity + 1;  // it does not lift itself
+    const Lowest<V> lowest = lowest_neighbour(at, count, 2 * capacity + 1);
+    offset_[at] = std::max(own, lowest.top);
+    if (lowest.offset >= one.top || offset_[at] > capacity - size_[at]) return false;
+  }
+  return true;
+}
+
+template <class V>
+Lowest<V> Bounds<V>::lowest_neighbour(std::int32_t at, std::int32_t count,
+                                      V none) const {
+  const auto between = [&](const auto& starts, const auto& ends, auto from, auto to) {
+    return lowest_between(starts.data(), ends.data(), offset_.data(), size_.data(),
+                          count, from, to, none);
+  };
+  Lowest<V> lowest = between(start_, end_, start_[at], end_[at]);
+  if (!model_->periodic) return lowest;
+  const auto add = [&](const Lowest<V>& other) {
+    lowest.offset = std::min(lowest.offset, other.offset);
+    lowest.top = std::min(lowest.top, other.top);
+  };
+  add(between(start_again_, end_again_, start_[at], end_[at]));
+  add(between(start_, end_, start_again_[at], end_again_[at]));
+  add(between(start_again_, end_again_, start_again_[at], end_again_[at]));
+  return lowest;
+}
+
+// In each section, the buffers from any least offset up must fit above it.
+template <class V>
+bool Bounds<V>::stacks_fit(std::span<const std::int32_t> waiting, std::int32_t first,
+                           std::int32_t end, V capacity) {
+  const auto count = static_cast<std::int32_t>(waiting.size());
+  std::fill(stack_.begin() + first, stack_.begin() + end, V{0});
+  for (std::int32_t i = 0; i < count; ++i) {
+    order_[i] = static_cast<std::uint64_t>(offset_[i]) << 20 |
+                static_cast<std::uint64_t>(i);
+  }
+  std::sort(order_.begin(), order_.begin() + count, std::greater<>());
+  for (std::int32_t j = 0; j < count; ++j) {
+    const auto i = static_cast<std::int32_t>(order_[j] & ((1 << 20) - 1));
+    V most = add_to_all(&stack_[start_[i]], end_[i] - start_[i], size_[i]);
+    if (model_->periodic && end_again_[i]) {
+      most = std::max(most, add_to_all(stack_.data(), end_again_[i], size_[i]));
+    }
+    if (most > capacity - offset_[i]) return false;
+  }
+  return true;
+}
+
+template class Bounds<std::int32_t>;
+template class Bounds<std::int64_t>;
+
+}  // namespace memplan::dsa

@@ -1,0 +1,85 @@
+// What the exact search is told about a packing problem, in the order of one ranking.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dsa/bestfit.h"
+
+namespace memplan::dsa {
+
+/// The prunings of the exact search, each of which may be left out. All are sound: with
+/// any of them off the answers are the same, and the search only takes longer.
+///
+/// canonical: a packing is built bottom up, in one order only: by (offset, rank).
+///   Without it dominance, monotone, hatless, stranded and memo have no ground
+///   and are off too.
+/// dominance: nothing is placed where another buffer would fit wholly beneath.
+/// sections: in every section, what is placed and what remains must fit.
+/// unallocated: what remains in a section begins at its least possible offset, and
+///   buffers with a higher one stack up above that (scheduling's release dates).
+/// monotone: nothing is placed below the last placement.
+/// hatless: what was placed without a waiting buffer above it need not be put off.
+/// stranded: a buffer that was passed over must be lifted by a waiting neighbour,
+///   one that begins beneath its top; it will then lie on top of one.
+/// decomposition: parts of time that no waiting buffer connects are solved apart.
+/// symmetry: of buffers that are alike, the first in rank lies lowest.
+/// memo: a state that failed before fails again.
+struct Rules {
+  bool canonical = true, dominance = true, sections = true, unallocated = true,
+       monotone = true, hatless = true, stranded = true, decomposition = true,
+       symmetry = true, memo = true;
+
+  /// Switches one rule by its name; false if there is no such rule.
+  bool set(std::string_view name, bool on);
+
+  /// Without the rules whose ground another one is that is off.
+  Rules grounded() const;
+};
+
+/// A problem for the exact search, in the buffers' own order.
+///
+/// Sizes, alignments and fixed offsets (-1: free) in any unit; lifespans as in
+/// Blocks, on its clock. Every span has n entries.
+struct Instance {
+  Blocks blocks;
+  std::span<const std::int64_t> fixed;
+};
+
+/// The buffers of an Instance by rank, lifespans in sections. V holds sizes.
+///
+/// Buffer k lives in the sections [start, end) and [start_again, end_again), the
+/// second of which is empty unless its lifespan reaches over the end of the period.
+template <class V>
+struct Model {
+  std::int32_t n = 0, sections = 0;
+  bool periodic = false, aligned = false, any_fixed = false;
+  std::vector<std::int32_t> id;  // the buffer of that rank
+  std::vector<V> size, align, fixed;
+  std::vector<std::int32_t> start, end, start_again, end_again;
+  std::vector<std::int32_t> twin;  // the one before it that is alike, or -1
+  // Those alive at the same time, ascending.
+  std::vector<std::vector<std::int32_t>> neighbours;
+
+  bool overlap(std::int32_t i, std::int32_t k) const {
+    const auto meet = [](auto a, auto b, auto c, auto d) { return a < d && c < b; };
+    return meet(start[i], end[i], start[k], end[k]) ||
+           meet(start[i], end[i], start_again[k], end_again[k]) ||
+           meet(start_again[i], end_again[i], start[k], end[k]) ||
+           meet(start_again[i], end_again[i], start_again[k], end_again[k]);
+  }
+};
+
+/// Ranks the buffers by the letters of `order`, all descending, ties by index:
+/// W lifetime, A lifetime x size, T largest section total, C sections, Z size,
+/// O number of overlapping buffers. Throws std::invalid_argument for other letters.
+template <class V>
+Model<V> ranked_model(const Instance& instance, const std::string& order);
+
+extern template Model<std::int32_t> ranked_model(const Instance&, const std::string&);
+extern template Model<std::int64_t> ranked_model(const Instance&, const std::string&);
+
+}  // namespace memplan::dsa

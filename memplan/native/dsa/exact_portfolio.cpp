@@ -1,0 +1,176 @@
+#include "dsa/exact_portfolio.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <limits>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace memplan::dsa {
+
+// A search of either width.
+class Portfolio::Lane {
+ public:
+  virtual ~Lane() = default;
+  virtual Verdict run(std::int64_t nodes, const StopSign& stop) = 0;
+  virtual void tighten(std::int64_t capacity) = 0;
+  virtual std::vector<std::int64_t> offsets() const = 0;
+  virtual std::int64_t nodes() const = 0;
+};
+
+namespace {
+
+template <class V>
+class Ranked final : public Portfolio::Lane {
+ public:
+  Ranked(const Instance& instance, const std::string& order, std::int64_t capacity,
+         const Rules& rules, std::size_t memo_bytes)
+      : model_(ranked_model<V>(instance, order)),
+        search_(model_, static_cast<V>(capacity), rules, memo_bytes) {}
+
+  Verdict run(std::int64_t nodes, const StopSign& stop) override {
+    return search_.run(nodes, stop);
+  }
+  void tighten(std::int64_t capacity) override {
+    search_.tighten(static_cast<V>(capacity));
+  }
+  std::vector<std::int64_t> offsets() const override {
+    std::vector<std::int64_t> by_buffer(model_.n);
+    for (std::int32_t k = 0; k < model_.n; ++k) {
+      by_buffer[model_.id[k]] = search_.offsets()[k];
+    }
+    return by_buffer;
+  }
+  std::int64_t nodes() const override { return search_.nodes(); }
+
+ private:
+  Model<V> model_;
+  Search<V> search_;
+};
+
+// Some threads that work in rounds, and wait for each other in between.
+class Rounds {
+ public:
+  explicit Rounds(int threads) : threads_(threads) {}
+
+  // Every thread calls `work` once in a round; one calls `end` after it, which tells
+  // whether it was the last.
+  template <class Work, class End>
+  void run(const Work& work, const End& end) {
+    const auto loop = [&] {
+      do work();
+      while (!wait(end));
+    };
+    std::vector<std::jthread> others;
+    others.reserve(threads_);
+    try {
+      for (int i = threads_; i > 1; --i) others.emplace_back(loop);
+    } catch (const std::system_error&) {
+      // There are no more threads to be had: go on with those there are.
+      const std::scoped_lock lock(mutex_);
+      threads_ = static_cast<int>(others.size()) + 1;
+    }
+    loop();
+  }
+
+ private:
+  // True after the last round.
+  template <class End>
+  bool wait(const End& end) {
+    std::unique_lock lock(mutex_);
+    if (++arrived_ == threads_) {
+      arrived_ = 0;
+      ++round_;
+      over_ = end();
+      turn_.notify_all();
+    } else {
+      const std::int64_t round = round_;
+      turn_.wait(lock, [&] { return round != round_; });
+    }
+    return over_;
+  }
+
+  int threads_;
+  int arrived_ = 0;
+  std::int64_t round_ = 0;
+  bool over_ = false;
+  std::mutex mutex_;
+  std::condition_variable turn_;
+};
+
+// Sums of two offsets and a size must not overflow.
+bool fits_in_32_bits(const Instance& instance, std::int64_t capacity) {
+  constexpr std::int64_t limit = std::numeric_limits<std::int32_t>::max() / 8;
+  const auto most = [](const auto& values) {
+    return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+  };
+  return capacity < limit && most(instance.blocks.size) < limit &&
+         most(instance.blocks.alignment) < limit && most(instance.fixed) < limit;
+}
+
+}  // namespace
+
+Portfolio::Portfolio(const Instance& instance, const std::vector<std::string>& orders,
+                     std::int64_t capacity, const Rules& rules,
+                     std::size_t memo_bytes)
+    : verdicts_(orders.size(), Verdict::kOpen) {
+  const bool narrow = fits_in_32_bits(instance, capacity);
+  for (const std::string& order : orders) {
+    if (narrow) {
+      lanes_.push_back(std::make_unique<Ranked<std::int32_t>>(
+          instance, order, capacity, rules, memo_bytes));
+    } else {
+      lanes_.push_back(std::make_unique<Ranked<std::int64_t>>(
+          instance, order, capacity, rules, memo_bytes));
+    }
+  }
+}
+
+Portfolio::~Portfolio() = default;
+
+Verdict Portfolio::run(std::int64_t rounds, std::int64_t slice, int threads,
+                       const StopSign& stop) {
+  winner_ = -1;
+  if (rounds <= 0) return Verdict::kOpen;
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i; (i = next.fetch_add(1)) < lanes_.size();) {
+      verdicts_[i] = lanes_[i]->run(slice, stop);
+    }
+  };
+  const auto end = [&] {
+    next = 0;
+    return --rounds == 0 || end_round() || stop.up();
+  };
+  Rounds(std::clamp(threads, 1, static_cast<int>(lanes_.size()))).run(work, end);
+  end_round();
+  return winner_ < 0 ? Verdict::kOpen : verdicts_[winner_];
+}
+
+bool Portfolio::end_round() {
+  const auto ended = std::find_if(verdicts_.begin(), verdicts_.end(),
+                                  [](auto v) { return v != Verdict::kOpen; });
+  if (ended == verdicts_.end()) return false;
+  winner_ = static_cast<int>(ended - verdicts_.begin());
+  return true;
+}
+
+void Portfolio::tighten(std::int64_t capacity) {
+  for (const auto& lane : lanes_) lane->tighten(capacity);
+  std::fill(verdicts_.begin(), verdicts_.end(), Verdict::kOpen);
+  winner_ = -1;
+}
+
+std::vector<std::int64_t> Portfolio::offsets() const {
+  return lanes_.at(static_cast<std::size_t>(winner_))->offsets();
+}
+
+std::int64_t Portfolio::nodes() const {
+  std::int64_t nodes = 0;
+  for (const auto& lane : lanes_) nodes += lane->nodes();
+  return nodes;
+}
+
+}  // namespace memplan::dsa

@@ -1,0 +1,57 @@
+// Randomised search over orders of priority, at any time, on any number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "dsa/bestfit.h"
+#include "dsa/search_lane.h"
+#include "dsa/search_pack.h"
+
+namespace memplan::dsa {
+
+/// Looks for orders of priority that pack lower and lower.
+///
+/// One lane for each of the classic priorities. Lanes work in rounds, and learn of each
+/// other's best only between rounds: what they find depends on the seed and on the
+/// number of rounds, but not on the threads.
+class Search {
+ public:
+  /// blocks: must outlive the search, as must `fixed`: offsets that are given, -1 for
+  /// none; empty if all are free.
+  /// classic: priorities to start from, at least one; each a finite number per block.
+  Search(const Blocks& blocks, std::span<const std::int64_t> fixed,
+         std::vector<std::vector<double>> classic, std::uint64_t seed);
+
+  struct Limits {
+    std::int64_t goal = 0;    // stop at a peak of so many bytes, or less
+    std::int64_t orders = 0;  // stop when so many are packed, since the beginning
+    double seconds = 0;       // stop between rounds after so long
+    double hard_seconds = 0;  // stop even within a round: not repeatable from then on
+    int threads = 1;
+  };
+
+  /// Searches on until one of the limits says stop.
+  void advance(const Limits& limits);
+
+  std::int64_t packed() const { return packed_; }
+  const Packing& best() const { return best_; }
+
+ private:
+  struct Round;
+
+  void play(Round& round, int threads);
+  std::unique_ptr<Packer> new_packer() const;
+
+  Blocks blocks_;
+  std::span<const std::int64_t> fixed_;
+  Terrain terrain_;
+  std::vector<Lane> lanes_;
+  std::vector<std::unique_ptr<Packer>> packers_;  // one a thread
+  std::int64_t packed_ = 0;
+  Packing best_;
+};
+
+}  // namespace memplan::dsa

@@ -1,0 +1,314 @@
+"""`memplan solve` and `memplan convert`: every option, every answer, every mistake."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from memplan.cli import progress as progress_module
+from memplan.cli.progress import describe, progress_line
+from memplan.core.planfile import read_plan
+from memplan.core.verify import verify
+from memplan.solve.options import Progress
+from memplan.trace.importers.minimalloc import read_minimalloc
+from tests.conftest import ROOT, Run
+
+# Never more than 8 bytes are alive.
+SMALL = "id,lower,upper,size\na,0,4,3\nb,2,6,3\nc,4,8,4\nd,0,2,4\ne,6,9,4\n"
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    """A small problem in the folder where commands run."""
+    path = tmp_path / "p.csv"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture
+def hard(tmp_path: Path) -> Path:
+    """A problem that keeps every method busy for a while."""
+    rng = random.Random(1)
+    lines = ["id,lower,upper,size"]
+    for i in range(700):
+        lower = rng.randrange(2000)
+        lines.append(
+            f"{i},{lower},{lower + rng.randrange(1, 500)},{rng.randrange(1, 9999)}"
+        )
+    path = tmp_path / "hard.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "method", ["auto", "bestfit", "bestfit-size", "skyline", "search", "exact", "mip"]
+)
+def test_every_method_writes_a_plan(memplan: Run, csv: Path, method: str) -> None:
+    done = memplan("solve", "p.csv", "--method", method, "-o", "x.json", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["method"] == method
+    assert said["seed"] == 0
+    assert said["seconds"] > 0
+    assert said["status"] in ("optimal", "feasible")
+    plan = read_plan(csv.with_name("x.json"))
+    assert verify(plan) == []
+    assert plan.peak == said["peak"] >= said["lower_bound"]
+
+
+def test_it_says_how_in_one_line(memplan: Run, csv: Path) -> None:
+    done = memplan("solve", "p.csv")
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("memplan: auto: ")
+
+
+def test_options_reach_the_method(memplan: Run, csv: Path) -> None:
+    done = memplan(
+        *("solve", "p.csv", "--method", "search", "--seed", "9", "--threads", "2"),
+        *("--time-limit", "0.1", "--alignment", "8", "-o", "x.json", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    plan = read_plan(csv.with_name("x.json"))
+    assert (plan.seed, json.loads(done.stdout)["seed"]) == (9, 9)
+    assert set(plan.problem.alignment.tolist()) == {8}
+
+
+def test_the_same_file_every_time(memplan: Run, hard: Path) -> None:
+    folder = hard.parent
+    lines = hard.read_text().splitlines()[:120]
+    (folder / "some.csv").write_text("\n".join(lines) + "\n")
+    for name in ("a.json", "b.json"):
+        done = memplan("solve", "some.csv", "--method", "search", "-o", name)
+        assert done.returncode == 0
+    assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes()
+
+
+def test_it_fits(memplan: Run, csv: Path) -> None:
+    done = memplan("solve", "p.csv", "--capacity", "1KiB", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["peak"] <= 1024
+    assert read_plan(csv.with_name("p.plan.json")).peak <= 1024
+
+
+def test_it_does_not_fit_and_that_is_proved(memplan: Run, csv: Path) -> None:
+    done = memplan("solve", "p.csv", "--capacity", "6", "--json")
+    assert done.returncode == 4
+    said = json.loads(done.stdout)
+    assert said["status"] == "infeasible"
+    assert (said["plan"], said["peak"], said["capacity"]) == (None, None, 6)
+    assert said["lower_bound"] == 8
+    assert "memplan: does not fit: it is proved that no plan" in done.stderr
+    assert not csv.with_name("p.plan.json").exists()
+
+
+def test_it_is_unknown_whether_it_fits(memplan: Run, hard: Path) -> None:
+    bound = json.loads(
+        memplan("solve", "hard.csv", "--method", "bestfit", "--json").stdout
+    )
+    tight = str(bound["lower_bound"])
+    done = memplan(
+        *("solve", "hard.csv", "--method", "bestfit-size", "--capacity", tight),
+        *("--json", "--force"),
+    )
+    assert done.returncode == 4
+    said = json.loads(done.stdout)
+    assert said["status"] == "unknown"
+    assert said["peak"] > said["capacity"] == said["lower_bound"]
+    assert "memplan: unknown: bestfit-size found no plan within" in done.stderr
+    quiet = memplan(
+        *("solve", "hard.csv", "--method", "bestfit-size", "--capacity", tight),
+        "--force",
+    )
+    assert (quiet.returncode, quiet.stdout) == (4, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--method", "magic"], 2, "magic"),
+        (["--time-limit", "-1"], 2, "--time-limit"),
+        (["--time-limit", "nan"], 2, "time limit of nan seconds"),
+        (["--time-limit", "soon"], 2, "--time-limit"),
+        (["--capacity", "much"], 2, "'much' is not a size; write 12GiB"),
+        (["--capacity", "-5"], 2, "'-5' is not a size"),
+        (["--threads", "0"], 2, "--threads"),
+        (["--seed", "-1"], 2, "--seed"),
+        (["--seed", str(1 << 63)], 2, "--seed"),
+        (["--alignment", "0"], 2, "--alignment"),
+        (["--step", "3"], 2, "a bare problem has no steps"),
+        (["--mip-solver", "highs"], 2, "--mip-solver is for --method mip only"),
+        (["--method", "mip", "--mip-solver", "abacus"], 2, "abacus"),
+        (["-o", "p.csv"], 2, "p.csv exists; pass --force"),
+        (["-o", "nowhere/x.json"], 2, "nowhere is not a folder"),
+    ],
+)
+def test_every_option_has_its_mistake(
+    memplan: Run, csv: Path, arguments: list[str], code: int, message: str
+) -> None:
+    done = memplan("solve", "p.csv", *arguments)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert csv.read_text() == SMALL
+    assert not csv.with_name("p.plan.json").exists()
+
+
+def test_help_explains_every_method(memplan: Run) -> None:
+    done = memplan("solve", "--help")
+    assert done.returncode == 0
+    for name in ("auto", "bestfit-sections-size", "the paper's integer program"):
+        assert name in done.stdout
+
+
+def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`memplan solve hard.csv ARGUMENTS`, under way."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "memplan", "solve", "hard.csv", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def interrupt(folder: Path, method: str, after: float, number: int) -> None:
+    """A solve that is interrupted leaves a plan that verifies, or none."""
+    plan = folder / "x.json"
+    plan.unlink(missing_ok=True)
+    process = started(folder, "--method", method, "-o", "x.json")
+    time.sleep(after)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    if number == signal.SIGINT:
+        # Before main() begins and after it ends, Python itself dies of the signal.
+        assert process.returncode in (0, 130, -signal.SIGINT), said
+        assert "internal error" not in said
+        assert process.returncode != 0 or plan.exists()
+    if plan.exists():
+        assert verify(read_plan(plan)) == []
+    if number == signal.SIGINT and process.returncode != -signal.SIGINT:
+        assert list(folder.glob(".x.json.*")) == []
+
+
+METHODS = ("auto", "search", "exact", "skyline", "mip")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_interrupted_at_any_moment(hard: Path, method: str) -> None:
+    moments = random.Random(method)
+    for _ in range(4):
+        interrupt(hard.parent, method, moments.uniform(0.05, 0.9), signal.SIGINT)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("method", METHODS)
+def test_interrupted_at_many_moments(
+    hard: Path, method: str, number: signal.Signals
+) -> None:
+    moments = random.Random(f"{method} {number}")
+    for _ in range(20):
+        interrupt(hard.parent, method, moments.uniform(0.02, 1.5), number)
+
+
+def test_an_interrupt_is_told(hard: Path) -> None:
+    process = started(hard.parent, "--method", "search", "--time-limit", "60", "--json")
+    time.sleep(2.0)
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert json.loads(out)["status"] == "feasible"
+    assert said.strip().endswith("interrupted")
+
+
+def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.StringIO()
+    monkeypatch.setattr(progress_module.sys, "stderr", pipe)
+    with progress_line("search") as report:
+        assert report is None
+    assert pipe.getvalue() == ""
+
+
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(progress_module.sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_line("search") as report:
+        assert report is not None
+        report(Progress(2048, 1024, 77, 1.5))
+        time.sleep(0.3)
+    assert "77 tried" in terminal.getvalue()
+
+
+def test_progress_in_words() -> None:
+    found = describe(Progress(2048, 1024, 7777, 1.25))
+    assert found == (
+        "peak 2.0 KiB, lower bound 1.0 KiB, gap 100.00 %, 7,777 tried, 1.2 s; "
+        "Ctrl-C keeps the best"
+    )
+    assert describe(Progress(None, 0, 0, 0.0)).startswith("lower bound 0 B, 0 tried")
+
+
+def test_convert_a_plan_and_read_it_back(memplan: Run, csv: Path) -> None:
+    assert memplan("solve", "p.csv", "-o", "x.json").returncode == 0
+    done = memplan("convert", "x.json", "back.csv")
+    assert done.returncode == 0, done.stderr
+    assert "wrote 5 buffers to back.csv" in done.stderr
+    back = read_minimalloc(csv.with_name("back.csv"))
+    plan = read_plan(csv.with_name("x.json"))
+    assert back.fixed.tolist() == plan.offsets.tolist()
+    assert back.labels == ("a", "b", "c", "d", "e")
+
+
+def test_convert_a_problem(memplan: Run, csv: Path) -> None:
+    assert memplan("convert", "p.csv", "q.csv").returncode == 0
+    assert csv.with_name("q.csv").read_text() == SMALL
+
+
+def test_convert_a_trace(memplan: Run, training: Path) -> None:
+    pytest.importorskip("torch")
+    done = memplan("record", "-q", "-o", "t.parquet", "train.py", "6")
+    assert done.returncode == 0
+    done = memplan("convert", "t.parquet", "t.csv", "--step", "all")
+    assert done.returncode == 0, done.stderr
+    assert len(read_minimalloc(training.with_name("t.csv"))) > 50
+    done = memplan("convert", "t.parquet", "hot.csv")
+    assert done.returncode == 3
+    assert "wraps around the end of the step" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["p.csv", "q.txt"], 2, "q.txt is not a .csv file"),
+        (["p.csv", "p.csv"], 2, "p.csv exists; pass --force"),
+        (["missing.csv", "q.csv"], 3, "missing.csv: no such file"),
+        (["p.csv", "q.csv", "--step", "1"], 2, "a bare problem has no steps"),
+        (["x.json", "q.csv", "--step", "1"], 2, "a plan has no steps"),
+    ],
+)
+def test_convert_refuses(
+    memplan: Run, csv: Path, arguments: list[str], code: int, message: str
+) -> None:
+    assert memplan("solve", "p.csv", "-o", "x.json").returncode == 0
+    done = memplan("convert", *arguments)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert not csv.with_name("q.csv").exists()
