@@ -144,9 +144,11 @@ def bench_program(
     runs: dict[str, list[Run]] = {allocator.name: [] for allocator in chosen}
     for number in range(options.repeats + 1):
         for allocator in chosen:
+            progress(f"round {number} of {options.repeats}: {allocator.name}")
             run = run_one(allocator, command, plan, options)
             if number > 0:
                 runs[allocator.name].append(run)
+    progress("")
     ratios.require_equal_losses(name, runs)
     print(ratios.table(runs))
     print(f"losses equal bit for bit: {runs['default'][0].digest[:16]}")
@@ -154,6 +156,12 @@ def bench_program(
         print(line)
     sys.stdout.flush()
     return runs
+
+
+def progress(text: str) -> None:
+    """Show `text` in place of the last one, where somebody watches."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def plan_facts(runs: list[Run]) -> list[str]:
@@ -230,6 +238,7 @@ def main(argv: list[str] | None = None) -> int:
                     entries = to_json(results, options, skipped)
                     args.json.write_text(json.dumps(entries, indent=1) + "\n")
     except BenchError as error:
+        progress("")
         print(f"bench_apply: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -90,12 +90,12 @@ def _status(field: str) -> int:
 def row(name: str, problem: Problem, repeats: int) -> tuple[str, float]:
     """A line of the table, and the ratio of peak to lower bound."""
     grown = grown_megabytes(lambda: best_fit(problem))
-    plan = solve_problem(problem)
+    plan = solve_problem(problem, "bestfit")
     if len(problem) <= 100_000 and verify(plan):
         raise SystemExit(f"{name}: the plan does not verify")
     arrays = (problem.lower.copy(), problem.upper.copy(), problem.size.copy())
     fit = milliseconds(lambda: best_fit(problem), repeats)
-    whole = milliseconds(lambda: solve_problem(Problem.of(*arrays)), repeats)
+    whole = milliseconds(lambda: solve_problem(Problem.of(*arrays), "bestfit"), repeats)
     ratio = plan.peak / plan.lower_bound
     line = (
         f"{name:<15} {len(problem):>7,} {plan.lower_bound:>13,} {ratio:>11.5f}"
