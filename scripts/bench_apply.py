@@ -20,8 +20,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,36 +134,35 @@ def run_one(
     return replace(run, report=json.loads(report.read_text()))
 
 
-def bench_program(
+def rounds(
     name: str, chosen: list[Allocator], folder: Path, options: Options
-) -> dict[str, list[Run]]:
-    """All rounds of one program, after one that warms the machine's caches up."""
+) -> Iterator[dict[str, Run]]:
+    """One run per allocator and round, after a round that warms the machine up."""
     command = PROGRAMS[name].command(options.steps, options.threads, options.tiny)
     print(f"\n{name}: {' '.join(command[1:])}", flush=True)
     plan = None
     if any(allocator.planned for allocator in chosen):
         plan = make_plan(name, command, folder, options.timeout)
-    runs: dict[str, list[Run]] = {allocator.name: [] for allocator in chosen}
     for number in range(options.repeats + 1):
-        for allocator in chosen:
-            progress(f"round {number} of {options.repeats}: {allocator.name}")
-            run = run_one(allocator, command, plan, options)
-            if number > 0:
-                runs[allocator.name].append(run)
-    progress("")
-    ratios.require_equal_losses(name, runs)
+        found = {of.name: run_one(of, command, plan, options) for of in chosen}
+        if number > 0:
+            times = (f"{of} {run.step_seconds:.4f}" for of, run in found.items())
+            print(f"  round {number}: {', '.join(times)} s a step", flush=True)
+            yield found
+
+
+def by_allocator(done: list[dict[str, Run]]) -> dict[str, list[Run]]:
+    """The runs of each allocator, in the order of the rounds."""
+    return {name: [one[name] for one in done] for name in done[0]}
+
+
+def show(runs: dict[str, list[Run]]) -> None:
+    """Print a program's table, and what its plan did."""
     print(ratios.table(runs))
-    print(f"losses equal bit for bit: {runs['default'][0].digest[:16]}")
+    print(f"losses, equal bit for bit: {runs[DEFAULT.name][0].digest[:16]}")
     for line in plan_facts(runs.get(MEMPLAN.name, [])):
         print(line)
     sys.stdout.flush()
-    return runs
-
-
-def progress(text: str) -> None:
-    """Show `text` in place of the last one, where somebody watches."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def plan_facts(runs: list[Run]) -> list[str]:
@@ -229,16 +230,21 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{about}\n{options.repeats} rounds, {options.warmup} warm-up steps a run")
     for name, reason in skipped.items():
         print(f"{name} left out: {reason}")
-    results = {}
+    results: dict[str, dict[str, list[Run]]] = {}
     try:
         with tempfile.TemporaryDirectory(prefix="bench-apply-") as folder:
             for name in args.programs:
-                results[name] = bench_program(name, chosen, Path(folder), options)
-                if args.json is not None:  # now: what is measured is not lost
-                    entries = to_json(results, options, skipped)
-                    args.json.write_text(json.dumps(entries, indent=1) + "\n")
+                done: list[dict[str, Run]] = []
+                try:
+                    for one in rounds(name, chosen, Path(folder), options):
+                        ratios.require_equal_losses(name, by_allocator([*done, one]))
+                        done.append(one)
+                finally:  # whatever ends it: complete rounds are not lost
+                    if done:
+                        results[name] = by_allocator(done)
+                        show(results[name])
+                        write_json(args.json, to_json(results, options, skipped))
     except BenchError as error:
-        progress("")
         print(f"bench_apply: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -247,5 +253,17 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def write_json(file: Path | None, entries: dict[str, Any]) -> None:
+    """Write `entries` to `file`, if one was asked for."""
+    if file is not None:
+        file.write_text(json.dumps(entries, indent=1) + "\n")
+
+
+def interrupt(*_: object) -> None:
+    """What SIGTERM does: the same as Ctrl-C."""
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)
     sys.exit(main())

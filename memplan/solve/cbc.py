@@ -170,7 +170,7 @@ def _run_silently(command: list[str], folder: Path, seconds: float | None) -> st
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C is for us, and we pass it on
-        preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one system call, no locks
+        preexec_fn=_die_with_parent(),  # noqa: PLW1509 - system calls, no locks
     )
     try:
         patience = None if seconds is None else 2 * seconds + _GRACE_SECONDS
@@ -191,7 +191,14 @@ def _die_with_parent() -> Callable[[], object] | None:
     if not sys.platform.startswith("linux"):
         return None
     set_death_signal = ctypes.CDLL(None).prctl  # looked up before the fork
-    return lambda: set_death_signal(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        set_death_signal(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # too late: it is dead already
+            os._exit(1)
+
+    return prepare
 
 
 def _read_cbc(model: Model, log: str, answer: Path) -> Found:

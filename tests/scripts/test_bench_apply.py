@@ -65,7 +65,7 @@ def test_the_whole_benchmark_of_a_tiny_program(
     code = bench.main([*size, *rest])
     output = capsys.readouterr()
     assert (code, output.err) == (0, "")
-    assert "losses equal bit for bit" in output.out
+    assert "losses, equal bit for bit" in output.out
     written = json.loads(file.read_text())
     assert written["schema"] == "memplan.bench-apply"
     runs = written["programs"]["gpt2"]["runs"]
@@ -80,8 +80,54 @@ def test_a_failing_run_ends_with_1_and_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(*_: object) -> None:
-        raise bench.BenchError("gpt2: losses differ")
+        raise bench.BenchError("exit code 1: python train.py")
 
-    monkeypatch.setattr(bench, "bench_program", fail)
-    assert bench.main(["--tiny"]) == 1
-    assert capsys.readouterr().err == "bench_apply: gpt2: losses differ\n"
+    monkeypatch.setattr(bench, "measure", fail)
+    assert bench.main(["--no-plan"]) == 1
+    assert capsys.readouterr().err == "bench_apply: exit code 1: python train.py\n"
+
+
+def test_an_interrupted_benchmark_keeps_its_complete_rounds(
+    bench: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    from bench.child import Run
+
+    runs = iter([Run(10, 10, 1.0, 1.0, 1.0, "a" * 64)] * 3)
+
+    def measure(*_: object) -> Run:
+        found = next(runs, None)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(bench, "measure", measure)
+    file = tmp_path / "runs.json"
+    assert bench.main(["--no-plan", "--json", str(file)]) == 130
+    output = capsys.readouterr()
+    assert output.err == "bench_apply: interrupted\n"
+    assert "page faults a step" in output.out
+    programs = json.loads(file.read_text())["programs"]
+    # One round warmed up, two were complete, the rest never ran.
+    assert len(programs["resnet50"]["runs"]["default"]) == 2
+
+
+def test_losses_that_differ_end_the_benchmark_with_1(
+    bench: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from bench.child import Run
+
+    digests = iter("aaab")
+
+    def measure(*_: object) -> Run:
+        return Run(10, 10, 1.0, 1.0, 1.0, next(digests) * 64)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    assert bench.main(["--no-plan"]) == 1
+    output = capsys.readouterr()
+    assert output.err.startswith("bench_apply: resnet50: losses differ\n  default: aa")
+    assert "page faults a step" in output.out

@@ -132,7 +132,7 @@ def test_an_interrupt_keeps_the_best(
         if progress.nodes > 0 and len(seen) > after + 6:
             raise KeyboardInterrupt
 
-    plan = auto.solve(puzzle(900, seed=7), Options(progress=interrupt))
+    plan = auto.solve(puzzle(600, seed=7), Options(progress=interrupt))
     assert verify(plan) == []
     assert plan.note.endswith("interrupted")
     assert plan.status == "feasible"
