@@ -84,18 +84,18 @@ def test_equal_to_brute_force_500_times(solver: str) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_never_against_exact_search_2000_times(solver: str) -> None:
-    """Equal, unless a solver is slow: CBC is, where alignments differ."""
+    """Equal, but where a solver takes long: where alignments differ, CBC does."""
     rng = np.random.default_rng(3)
     for _ in range(2000):
         problem = random_problem(rng, 12)
         found = exact.improve(problem, stacked(problem), options=Options(threads=1))
         assert found.proved_optimal
         least = int((found.offsets + problem.padded).max())
-        plan = mip.solve(problem, Options(mip_solver=solver, time_limit=5.0))
+        plan = mip.solve(problem, Options(mip_solver=solver, time_limit=1.0))
         assert verify(plan) == []
         assert plan.lower_bound <= least <= plan.peak
-        plain = (problem.alignment == 1).all() and (problem.fixed < 0).all()
-        assert plan.proved_optimal or not plain
+        same = bool((problem.alignment == 1).all()) and problem.length is None
+        assert plan.proved_optimal or not same or (problem.fixed >= 0).any()
 
 
 @settings(max_examples=60, deadline=None)
