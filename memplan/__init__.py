@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from memplan.core.problem import Problem as Problem
     from memplan.core.verify import verify as verify
     from memplan.record.boundary import step as step
+    from memplan.record.interruption import interrupt as interrupt
+    from memplan.record.interruption import resume as resume
+    from memplan.record.interruption import unplanned as unplanned
     from memplan.record.session import record as record
     from memplan.solve.solve import solve as solve
     from memplan.trace.read import read_trace as read_trace
@@ -30,11 +33,14 @@ _HOMES = {
     "Problem": "memplan.core.problem",
     "Trace": "memplan.trace.trace",
     "apply": "memplan.apply.session",
+    "interrupt": "memplan.record.interruption",
     "read_plan": "memplan.core.planfile",
     "read_trace": "memplan.trace.read",
     "record": "memplan.record.session",
+    "resume": "memplan.record.interruption",
     "solve": "memplan.solve.solve",
     "step": "memplan.record.boundary",
+    "unplanned": "memplan.record.interruption",
     "verify": "memplan.core.verify",
     "write_plan": "memplan.core.planfile",
     "write_trace": "memplan.trace.write",
@@ -46,11 +52,14 @@ __all__ = [
     "Trace",
     "__version__",
     "apply",
+    "interrupt",
     "read_plan",
     "read_trace",
     "record",
+    "resume",
     "solve",
     "step",
+    "unplanned",
     "verify",
     "write_plan",
     "write_trace",

@@ -5,49 +5,21 @@ python scripts/infer_resnet50.py --batch-size 4 --image-size 224 --steps 20
 
 from __future__ import annotations
 
-import argparse
-
-import torch
+from images import image_arguments, infer, prepare
 from models.resnet import RESNET50, ResNet
-from step_log import StepLog
-from torch.nn import functional
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Evaluate ResNet-50 on random images.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+def main() -> None:
+    parser = image_arguments(
+        "Evaluate ResNet-50 on random images.", batch_size=4, image_size=224, steps=20
     )
-    parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="default: PyTorch's choice")
     parser.add_argument(
         "--layers", type=int, nargs=4, default=RESNET50, help="blocks in each stage"
     )
     parser.add_argument("--width", type=int, default=64, help="of the first stage")
-    parser.add_argument("--classes", type=int, default=1000)
-    return parser.parse_args()
-
-
-@torch.inference_mode()
-def main() -> None:
-    args = parse_arguments()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-    generator = torch.Generator().manual_seed(args.seed)
-
-    model = ResNet(args.layers, args.width, args.classes).eval()
-    shape = (args.batch_size, 3, args.image_size, args.image_size)
-    log = StepLog()
-    for _ in range(args.steps):
-        images = torch.randn(shape, generator=generator)
-        labels = torch.randint(args.classes, shape[:1], generator=generator)
-        logits = model(images)
-        log.step(functional.cross_entropy(logits, labels).item())
-    log.finish()
+    args = parser.parse_args()
+    prepare(args)
+    infer(ResNet(args.layers, args.width, args.classes), args)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from memplan.apply.replan import Replan
+from memplan.apply.residency import Memory
 from memplan.core.plan import Plan, RunStats
 from memplan.record.session import run_stats
 
@@ -22,6 +24,8 @@ class Report:
     is a departure too. warmup: the same counts for the steps before the hot ones.
     run, recorded: memory, faults and time of this run, and of the recorded one.
     steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
+    interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
+    replans: each time the plan was made anew. memory: where it lived in the end.
     """
 
     requests: int
@@ -35,6 +39,9 @@ class Report:
     arena_bytes: int
     lower_bound_bytes: int
     steps: int
+    interrupted_requests: int
+    replans: tuple[Replan, ...]
+    memory: Memory
     warmup: dict[str, int]
     run: RunStats
     recorded: RunStats
@@ -51,6 +58,10 @@ def make_report(
     warmup: dict[str, int],
     arena_bytes: int,
     marks: list[tuple[int, int, int]],
+    *,
+    replans: tuple[Replan, ...],
+    interrupted: int,
+    memory: Memory,
 ) -> Report:
     """The report of a run: its counts, and its step boundaries (ns, page faults)."""
     return Report(
@@ -65,6 +76,9 @@ def make_report(
         arena_bytes=arena_bytes,
         lower_bound_bytes=plan.lower_bound,
         steps=len(marks),
+        interrupted_requests=interrupted,
+        replans=replans,
+        memory=memory,
         warmup=warmup,
         run=run_stats(marks),
         recorded=plan.recorded,

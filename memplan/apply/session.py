@@ -6,12 +6,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-import numpy as np
-
+from memplan.apply.replan import Replanner
 from memplan.apply.report import Report, make_report
-from memplan.core.plan import Plan, Program, Requests
+from memplan.apply.residency import resident_bytes, where_memory_lives
+from memplan.apply.tables import replay_arrays
+from memplan.core.plan import Plan, Program
 from memplan.core.planfile import read_plan
-from memplan.core.problem import Int64Array
 from memplan.core.verify import verify
 from memplan.errors import InputError, UsageError
 from memplan.record.boundary import Boundaries
@@ -19,6 +19,10 @@ from memplan.record.shim import install
 from memplan.trace.trace import Mark
 
 ALIGNMENT = 64  # bytes; of every block that torch's CPU allocator hands out
+# Address space for plans to come, of which nothing is resident before it is used.
+GROWTH = 4
+SPARE = 1 << 30
+COLD_STEPS = 32  # pages that no block used in so many steps go back to the system
 _MARKS = {mark.name.lower(): mark for mark in Mark}
 
 
@@ -30,8 +34,12 @@ class Loader:
     allocator, and counted.
     """
 
-    def __init__(self, plan: Plan, name: str = "the plan") -> None:
+    def __init__(
+        self, plan: Plan, name: str = "the plan", *, replan: bool = True
+    ) -> None:
         """Check `plan`; `name` stands for it in messages.
+
+        replan: make the plan anew, while the program runs, where it does not fit.
 
         Raises InputError if it does not verify, has no program to replay, or was
         made for another device.
@@ -59,6 +67,9 @@ class Loader:
         mark = _MARKS.get(plan.program.marks, Mark.NONE)
         kinds = () if mark is Mark.NONE else (mark,)
         self._boundaries = Boundaries(self._step, kinds)
+        self._replan = replan
+        self._replanner: Replanner | None = None
+        self._before = 0
         self._started = False
 
     def start(self) -> None:
@@ -66,11 +77,15 @@ class Loader:
         from memplan.native import _alloc
 
         install("applying a plan")
-        sizes, offsets, starts, loop_start = replay_arrays(self.plan)
+        arena = self.plan.arena_bytes
         self._boundaries.start()
-        self._replay = _alloc.make_replay(
-            sizes, offsets, starts, loop_start, self.plan.peak
-        )
+        reserve = arena * GROWTH + SPARE if self._replan else arena
+        online = reserve if self.plan.elastic else arena
+        table = replay_arrays(self.plan).table(arena, online)
+        self._replay = _alloc.make_replay(table, reserve, COLD_STEPS)
+        if self._replan and self.plan.program.marks != Mark.NONE.name.lower():
+            self._replanner = Replanner(self.plan, self._replay)
+        self._before = resident_bytes()
         self._replay.start()
         self._started = True
 
@@ -81,6 +96,8 @@ class Loader:
         if self._started:
             _alloc.pass_through()
             self._boundaries.stop()
+            if self._replanner is not None:
+                self._replanner.finish()
 
     def report(self) -> Report:
         """How it went so far. Raises UsageError before `start`."""
@@ -94,25 +111,36 @@ class Loader:
             self._replay.warmup_counts(),
             self._replay.arena_bytes,
             _alloc.step_marks(),
+            replans=() if self._replanner is None else tuple(self._replanner.replans),
+            interrupted=_alloc.interrupted_requests(),
+            memory=where_memory_lives(
+                self._before, self._replay, _alloc.tensor_bytes()
+            ),
         )
 
     def _step(self, mark: Mark) -> None:
         from memplan.native import _alloc
 
         _alloc.mark_step(mark)
+        if self._replanner is not None:
+            self._replanner.step_ended()
 
 
 @contextlib.contextmanager
-def apply(plan: Plan | str | os.PathLike[str]) -> Iterator[Loader]:
+def apply(
+    plan: Plan | str | os.PathLike[str], *, replan: bool = True
+) -> Iterator[Loader]:
     """Serve the block's CPU tensors from `plan`, a Plan or a plan file.
+
+    replan: as for Loader.
 
     `with memplan.apply("plan.json") as loader: train()`; afterwards
     `loader.report()` tells how it went. Raises what Loader raises.
     """
     if isinstance(plan, Plan):
-        loader = Loader(plan)
+        loader = Loader(plan, replan=replan)
     else:
-        loader = Loader(read_plan(plan), str(plan))
+        loader = Loader(read_plan(plan), str(plan), replan=replan)
     loader.start()
     try:
         yield loader
@@ -133,30 +161,3 @@ def check_program(plan: Plan, running: Program, name: str) -> None:
             f"{name} was made for {planned.script}, not for {running.script}; "
             f"record {running.script} and solve its trace"
         )
-
-
-def replay_arrays(plan: Plan) -> tuple[Int64Array, Int64Array, Int64Array, int]:
-    """Sizes and offsets (-1: unplanned) of all requests, the steps' first indexes,
-    and the step from which on they repeat."""
-    parts: list[tuple[Requests, Int64Array]] = []
-    if plan.warmup is not None:
-        parts.append((plan.warmup.requests, plan.warmup.offsets))
-    loop_start = len(plan.warmup.requests.starts) if plan.warmup is not None else 0
-    if plan.requests is not None:
-        parts.append((plan.requests, plan.offsets))
-    sizes: list[Int64Array] = []
-    offsets: list[Int64Array] = []
-    starts: list[int] = []
-    before = 0
-    for requests, places in parts:
-        # UNPLANNED is -1 and finds the entry appended.
-        offsets.append(np.append(places, -1)[requests.buffer])
-        sizes.append(requests.size)
-        starts.extend(before + first for first in requests.starts)
-        before += len(requests)
-    return (
-        np.concatenate(sizes).astype(np.int64),
-        np.concatenate(offsets).astype(np.int64),
-        np.array(starts, dtype=np.int64),
-        loop_start,
-    )

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import click
 
+from memplan.apply.replan import Replan
 from memplan.apply.report import Report
+from memplan.apply.residency import Memory
 from memplan.apply.session import Loader, check_program
 from memplan.cli import arguments, show
 from memplan.core.plan import Plan
@@ -19,6 +21,8 @@ from memplan.record.program import run
 from memplan.record.shim import require_torch
 from memplan.units import format_bytes, format_seconds
 
+MOST_REPLANS = 6  # listed one by one
+
 
 @click.command("apply", cls=arguments.ProgramCommand)
 @click.option(
@@ -27,12 +31,19 @@ from memplan.units import format_bytes, format_seconds
     help="Write the report as JSON to this file, too.",
 )
 @click.option("--force", is_flag=True, help="Replace the report if it exists.")
+@click.option(
+    "--replan/--no-replan",
+    default=True,
+    show_default=True,
+    help="Plan anew while the program runs, where the plan does not fit it.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print no report.")
 @arguments.existing("plan")
 @arguments.program
 def command(
     report: Path | None,
     force: bool,
+    replan: bool,
     quiet: bool,
     plan: Path,
     module: str | None,
@@ -51,7 +62,7 @@ def command(
     if report is not None:
         refuse_overwrite(report, force)
     found = arguments.read_plan(plan)
-    loader = Loader(found, str(plan))
+    loader = Loader(found, str(plan), replan=replan)
     check_program(found, target.identity(), str(plan))
     _compare_environment(found)
     loader.start()
@@ -111,6 +122,13 @@ def _show(report: Report) -> None:
         outside = f"{report.fallback_requests:,} outside it"
         size = format_bytes(report.fallback_bytes)
         rows.append(("departures", f"{departures:,}: {where}, {outside} ({size})"))
+    if report.interrupted_requests:
+        rows.append(
+            ("interrupted", f"{report.interrupted_requests:,} requests passed through")
+        )
+    if report.replans:
+        rows.append(("planned anew", _replans(report.replans)))
+    rows.append(("resident", _lives(report.memory)))
     show.facts(f"memplan: {report.steps:,} steps under the plan", rows, err=True)
     show.table(
         "",
@@ -121,6 +139,28 @@ def _show(report: Report) -> None:
             _compared("time per step", "step_seconds", format_seconds, report),
         ],
     )
+
+
+def _replans(replans: tuple[Replan, ...]) -> str:
+    """When, why and how long each took."""
+    shown = [f"after step {r.step:,} ({r.reason})" for r in replans[:MOST_REPLANS]]
+    if len(replans) > len(shown):
+        shown.append(f"{len(replans) - len(shown):,} more")
+    longest = max(replan.seconds for replan in replans)
+    times = "once" if len(replans) == 1 else f"{len(replans):,} times"
+    return f"{times}, {', '.join(shown)}; at most {format_seconds(longest)} each"
+
+
+def _lives(memory: Memory) -> str:
+    """Where resident memory lives, the largest part first."""
+    parts = {
+        "arena": memory.arena,
+        "tensors outside it": memory.tensors_outside,
+        "process before": memory.before,
+        "other native": max(memory.other, 0),
+    }
+    ranked = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in ranked)
 
 
 def _compared(

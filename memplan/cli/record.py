@@ -11,12 +11,16 @@ import click
 
 from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
+from memplan.record.cuda import CudaRecording, Device, new_recording, path_of
 from memplan.record.program import run
 from memplan.record.session import Recording
 from memplan.trace.liveness import StepProblem, step_problem
 from memplan.trace.steps import live_curve, timeline
+from memplan.trace.streams import streams_of
 from memplan.trace.trace import Mark, Trace
 from memplan.units import format_bytes
+
+DEVICES: dict[str, Device] = {"auto": "auto", "cpu": "cpu", "cuda": "cuda"}
 
 
 @click.command("record", cls=arguments.ProgramCommand)
@@ -28,10 +32,11 @@ from memplan.units import format_bytes
 )
 @click.option(
     "--device",
-    type=click.Choice(["cpu"]),
-    default="cpu",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
     show_default=True,
-    help="Whose memory to record.",
+    help="Whose memory to record; auto: the GPU's if SCRIPT uses it. "
+    "CUDA is experimental.",
 )
 @click.option(
     "--steps",
@@ -69,7 +74,8 @@ def command(
     target = arguments.target(module, script)
     stem = target.name if target.is_module else Path(target.name).stem
     path = output or Path(f"{stem}.{os.getpid()}.parquet")
-    recording = Recording(
+    recording = new_recording(
+        DEVICES[device],
         path,
         steps=steps,
         stacks="python" if stacks == "python" else "none",
@@ -87,10 +93,11 @@ def command(
         sys.exit(code or failure.exit_code)
     if not quiet and recording.trace is not None:
         _summarise(recording.path, recording.trace)
+        _tell_of_cuda(recording)
     sys.exit(code)
 
 
-def _finish(recording: Recording) -> MemplanError | None:
+def _finish(recording: Recording | CudaRecording) -> MemplanError | None:
     """The program's exit code comes first: a failure of ours is told, not raised."""
     try:
         recording.finish()
@@ -121,8 +128,29 @@ def _summarise(path: Path, trace: Trace) -> None:
         ]
     if trace.info.dropped_events:
         rows.append(("dropped", f"{trace.info.dropped_events:,} events"))
+    if trace.info.device != "cpu":
+        rows.insert(0, ("device", trace.info.device))
     show.facts(f"memplan: recorded {path}", rows, err=True)
     show.facts(f"  next: {after}", (), err=True)
+
+
+def _tell_of_cuda(recording: Recording | CudaRecording) -> None:
+    """What a recording of CUDA memory has beside its first device's trace."""
+    traces: dict[int, Trace] = getattr(recording, "traces", {})
+    for i, (device, trace) in enumerate(traces.items()):
+        if i:
+            path = path_of(recording.path, device)
+            show.note(f"device {device} is in {path}: {len(trace):,} events")
+        if len(streams_of(trace)) > 1:
+            show.note(
+                f"device {device} has {len(streams_of(trace))} streams; a plan serves "
+                "one stream, see memplan.trace.streams"
+            )
+        if not trace.info.complete:
+            show.note(
+                f"the history of device {device} was full: its oldest events are "
+                "missing; record fewer steps with --steps"
+            )
 
 
 _CUTS = {

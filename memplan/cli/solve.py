@@ -184,6 +184,9 @@ def _entries(plan: Plan, path: Path) -> dict[str, object]:
         "status": plan.status,
         "seconds": plan.seconds,
         "seed": plan.seed,
+        "elastic": plan.elastic,
+        "kinds": len(plan.kinds),
+        "arena_bytes": plan.arena_bytes,
         "plan": str(path),
     }
 
@@ -214,6 +217,14 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
         ("lower bound", format_bytes(plan.lower_bound)),
         ("gap", format_gap(plan.gap) + proof),
     ]
+    if plan.elastic:
+        rows.insert(1, ("steps", "alike but for their sizes: planned for the largest"))
+    if plan.kinds:
+        steps = sum(kind.seen for kind in plan.kinds)
+        arena = format_bytes(plan.arena_bytes)
+        rows.append(
+            ("other steps", f"{steps:,} of {len(plan.kinds):,} kinds, arena {arena}")
+        )
     if plan.warmup is not None and plan.requests is not None:
         rows.append(
             ("warm-up", f"{len(plan.warmup.problem):,} buffers in the same arena")

@@ -65,6 +65,25 @@ class Warmup:
     ticks: int
 
 
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A step of another kind than the hot ones: a short last batch, an evaluation.
+
+    Its clock is linear and begins with the step; buffers may outlive the step by one.
+    seen: how many steps of the recording were of this kind.
+    """
+
+    problem: Problem
+    offsets: Int64Array
+    requests: Requests
+    seen: int = 1
+
+    @property
+    def peak(self) -> int:
+        """The highest top of its buffers, in bytes."""
+        return int((self.offsets + self.problem.padded).max(initial=0))
+
+
 @dataclass(frozen=True)
 class Source:
     """Where the problem came from: file name, SHA-256 (hex), the step asked for."""
@@ -94,6 +113,9 @@ class Plan:
     seconds: how long solving took; not written to the file, whose bytes repeat.
     stated: what the file says of itself, where the plan was read from one.
     note: how it was found, for people; not written to the file.
+    kinds: steps that may stand in place of a hot one, in the same arena.
+    elastic: requests of the hot steps are told by their place in the step, and may be
+        for fewer bytes than planned.
     """
 
     problem: Problem
@@ -111,6 +133,8 @@ class Plan:
     warmup: Warmup | None = None
     stated: Stated | None = None
     note: str = ""
+    kinds: tuple[Kind, ...] = ()
+    elastic: bool = False
 
     @classmethod
     def of(
@@ -138,6 +162,11 @@ class Plan:
             return 0
         unit = self.problem.granularity
         return -(-int((self.offsets + self.problem.size).max()) // unit) * unit
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena: the peak of the hot steps and of all other kinds."""
+        return max([self.peak, *(kind.peak for kind in self.kinds)])
 
     @property
     def gap(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.core.plan import UNPLANNED, Plan, Requests, Warmup
+from memplan.core.plan import UNPLANNED, Kind, Plan, Requests, Warmup
 from memplan.core.problem import MAX_TOTAL_BYTES, Int64Array, Problem
 from memplan.core.strictjson import MAX_INTEGER, MAX_TEXT, is_text, shown
 from memplan.errors import FormatError
@@ -21,6 +21,10 @@ def check_structure(plan: Plan, path: object, remedy: str = "") -> None:
         before = plan.warmup
         problem = _misfit(before.problem, before.offsets, before.requests)
         problem = f"warm-up: {problem}" if problem else _warmup_misfit(plan, before)
+    for number, kind in enumerate(plan.kinds):
+        problem = problem or _kind_misfit(kind, number)
+    if not problem and plan.elastic and plan.requests is None:
+        problem = "an elastic plan must list its requests"
     if problem:
         raise FormatError(path, problem, remedy)
 
@@ -56,6 +60,10 @@ def _labels_misfit(labels: tuple[str, ...]) -> str:
 
 
 def _requests_misfit(problem: Problem, requests: Requests) -> str:
+    if problem.gaps is not None:
+        # A program may read at any time what it has not freed.
+        name = problem.label(int(problem.gaps.buffer[0]))
+        return f"buffer {name} has gaps, which a recorded program's buffers never have"
     count, starts = len(requests), requests.starts
     if len(requests.buffer) != count:
         return f"{count} request sizes for {len(requests.buffer)} requests"
@@ -85,6 +93,15 @@ def _service_misfit(problem: Problem, requests: Requests) -> str:
     if back.any():
         return f"request {planned[np.argmax(back)]} is out of the order of the clock"
     return ""
+
+
+def _kind_misfit(kind: Kind, number: int) -> str:
+    problem = _misfit(kind.problem, kind.offsets, kind.requests)
+    if not problem and kind.problem.length is not None:
+        problem = "its clock must be linear, and has a length"
+    if not problem and kind.requests.starts != (0,):
+        problem = "it must be one step, and has more starts than one"
+    return f"kind {number}: {problem}" if problem else ""
 
 
 def _warmup_misfit(plan: Plan, warmup: Warmup) -> str:

@@ -73,6 +73,17 @@ def dump_plan(plan: Plan) -> bytes:
         section = _section(before.problem, before.offsets, before.requests)
         warmup = _object(section | {"ticks": str(before.ticks)})
     fields = {name: _encode(value) for name, value in header.items()}
+    if plan.elastic:
+        fields["elastic"] = "true"
+    if plan.kinds:
+        kinds = [
+            _object(
+                _section(kind.problem, kind.offsets, kind.requests)
+                | {"seen": str(kind.seen)}
+            )
+            for kind in plan.kinds
+        ]
+        fields["kinds"] = "[\n" + ",\n".join(kinds) + "\n]"
     fields |= _section(plan.problem, plan.offsets, plan.requests) | {"warmup": warmup}
     digest = hashlib.sha256(_file(fields)).hexdigest()
     data = _file(fields | {"checksum": _encode(digest)})
@@ -140,6 +151,9 @@ def _section(
         buffers["alignment"] = problem.alignment.tolist()
     if (problem.fixed != FREE).any():
         buffers["fixed"] = ["null" if f == FREE else f for f in problem.fixed.tolist()]
+    if problem.gaps is not None:
+        rows_of_gaps = problem.gaps.by_buffer(len(problem))
+        buffers["gaps"] = [list(map(list, gaps)) for gaps in rows_of_gaps]
     unplanned: dict[str, Iterable[object]] = {"id": [], "size": []}
     if requests is not None:
         buffers["id"] = request_of_buffer(requests).tolist()

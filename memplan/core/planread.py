@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from memplan.core.gaps import Gaps
 from memplan.core.plan import (
     UNPLANNED,
+    Kind,
     Plan,
     Program,
     Requests,
@@ -47,7 +49,10 @@ _KEYS = (
     | frozenset({"seed", "version", "warmup"})
     | _SECTION
 )
+# Left out where there is nothing to say.
+_EXTRA = frozenset({"elastic", "kinds"})
 _ROW = frozenset({"id", "lower", "offset", "size", "upper"})
+_OPTIONAL = frozenset({"fixed", "gaps"})  # in all rows of a section, or in none
 _UNPLANNED_ROW = frozenset({"id", "size"})
 _CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
 _MAGIC = {
@@ -78,7 +83,8 @@ def load_plan(data: bytes, name: str = "plan") -> Plan:
         raise FormatError(name, "the file is empty", _REMEDY)
     value = parse(data, name, _REMEDY)
     _check_version(value, name)
-    table = Table.of(value, name, _KEYS, remedy=_REMEDY)
+    keys = _KEYS | _EXTRA.intersection(value if isinstance(value, dict) else ())
+    table = Table.of(value, name, keys, remedy=_REMEDY)
     _check_sum(table, data)
     problem, offsets, requests = _section(table, _length(table))
     header = read_header(table)
@@ -87,7 +93,15 @@ def load_plan(data: bytes, name: str = "plan") -> Plan:
         raise table.error(
             "trace.buffers", f"is {stated}, and {len(problem)} are listed"
         )
-    plan = Plan(problem, offsets, requests=requests, warmup=_warmup(table), **header)
+    plan = Plan(
+        problem,
+        offsets,
+        requests=requests,
+        warmup=_warmup(table),
+        kinds=_kinds(table),
+        elastic="elastic" in table.fields and table.flag("elastic"),
+        **header,
+    )
     check_structure(plan, name, _REMEDY)
     return plan
 
@@ -166,16 +180,30 @@ def _warmup(table: Table) -> Warmup | None:
     return Warmup(problem, offsets, requests, inner.integer("ticks"))
 
 
+def _kinds(table: Table) -> tuple[Kind, ...]:
+    kinds = []
+    for i, value in enumerate(table.rows("kinds") if "kinds" in table.fields else ()):
+        keys = _SECTION | {"seen"}
+        inner = Table.of(value, table.path, keys, f"kinds[{i}]", _REMEDY)
+        problem, offsets, requests = _section(inner, None)
+        if requests is None:
+            raise inner.error("starts", "is null, and must be a list")
+        kinds.append(Kind(problem, offsets, requests, inner.integer("seen", 1)))
+    return tuple(kinds)
+
+
 def _section(
     table: Table, length: int | None
 ) -> tuple[Problem, Int64Array, Requests | None]:
     """The buffers of a section, their offsets, and the requests of a recorded one."""
     rows = table.rows("buffers")
     uniform = table.fields["alignment"] is not None
-    pinned = bool(rows) and isinstance(rows[0], dict) and "fixed" in rows[0]
-    keys = _ROW | set(["alignment"][uniform:] + ["fixed"][: int(pinned)])
+    first = rows[0] if rows and isinstance(rows[0], dict) else {}
+    pinned = "fixed" in first
+    keys = _ROW | _OPTIONAL.intersection(first) | set(["alignment"][uniform:])
     columns = table.columns("buffers", keys)
     ids = columns.pop("id")
+    gaps = _gaps(table, columns.pop("gaps", []), ids)
     free = [value is None for value in columns.get("fixed", ())]
     if pinned:
         columns["fixed"] = [0 if f is None else f for f in columns["fixed"]]
@@ -198,10 +226,31 @@ def _section(
     else:
         labels = _labels(table, ids)
     try:
-        problem = Problem.of(**arrays, length=length, labels=labels)
+        problem = Problem.of(**arrays, length=length, labels=labels, gaps=gaps)
     except InputError as error:
         raise table.error("buffers", f"do not make a problem: {error}") from None
     return problem, offsets, requests
+
+
+def _gaps(table: Table, rows: list[object], ids: list[object]) -> Gaps | None:
+    """The gaps of all buffers: [lower, upper] each, and [begin, end] of a window."""
+    place = _place("buffers", "gaps", ids)
+    gaps: list[tuple[Any, ...]] = []
+    for i, row in enumerate(rows):
+        if not isinstance(row, list):
+            raise table.error(place(i), f"is {shown(row)}, and must be a list")
+        for gap in row:
+            if not isinstance(gap, list) or len(gap) not in (2, 4):
+                problem = "holds what is not [lower, upper] or [lower, upper, begin, "
+                raise table.error(place(i), f"{problem}end]")
+            if gap[2:] and gap[2] == gap[3]:
+                raise table.error(place(i), "has a window of no bytes: leave it out")
+            gaps.append((i, *(gap if gap[2:] else [*gap, 0, 0])))
+    if not gaps:
+        return None
+    owners, *columns = zip(*gaps, strict=True)
+    arrays = [table.integers(column, lambda k: place(owners[k])) for column in columns]
+    return Gaps.of(np.array(owners), *arrays)
 
 
 def _requests(table: Table, ids: list[object], sizes: Int64Array) -> Requests:

@@ -15,10 +15,19 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from memplan.core.gaps import Gaps, check_gaps
+from memplan.core.integers import Int64Array, Int64Like, int64
 from memplan.errors import InputError
 
-Int64Array = npt.NDArray[np.int64]
-Int64Like = npt.ArrayLike
+__all__ = [
+    "FREE",
+    "MAX_LENGTH",
+    "MAX_TOTAL_BYTES",
+    "Buffer",
+    "Int64Array",
+    "Int64Like",
+    "Problem",
+]
 
 MAX_TOTAL_BYTES = 1 << 62
 MAX_LENGTH = 1 << 62  # ticks of a period; twice that still fits in an int64
@@ -46,6 +55,8 @@ class Problem:
     alignment: bytes; offsets must be multiples of it.
     fixed: bytes; an offset that is given, or FREE (-1).
     labels: names of the buffers, where the input had any.
+    gaps: when buffers are not used, or not all of their bytes; None where all are used
+        all their life. Only on a linear clock.
     """
 
     lower: Int64Array
@@ -55,6 +66,7 @@ class Problem:
     fixed: Int64Array
     length: int | None = None
     labels: tuple[str, ...] | None = None
+    gaps: Gaps | None = None
 
     @classmethod
     def of(
@@ -67,13 +79,14 @@ class Problem:
         fixed: Int64Like = FREE,
         length: int | None = None,
         labels: Sequence[str] | None = None,
+        gaps: Gaps | None = None,
     ) -> Problem:
         """A checked Problem from array-likes; scalars are broadcast.
 
         Raises InputError naming the first buffer that is not allowed, and why.
         """
         columns = {"lower": lower, "upper": upper, "size": size}
-        arrays = {name: _int64(name, values) for name, values in columns.items()}
+        arrays = {name: int64(name, values) for name, values in columns.items()}
         n = len(arrays["size"])
         for name in ("lower", "upper"):
             if len(arrays[name]) != n:
@@ -81,12 +94,16 @@ class Problem:
                     f"{name} has {len(arrays[name])} entries, size has {n}"
                 )
         for name, values in (("alignment", alignment), ("fixed", fixed)):
-            arrays[name] = _int64(name, values, n)
+            arrays[name] = int64(name, values, n)
         if labels is not None and len(labels) != n:
             raise InputError(f"labels has {len(labels)} entries, size has {n}")
         names = None if labels is None else tuple(labels)
-        problem = cls(**arrays, length=length, labels=names)
+        # No gaps are written one way, so that the same problem is the same.
+        gaps = gaps if gaps is not None and len(gaps) else None
+        problem = cls(**arrays, length=length, labels=names, gaps=gaps)
         problem._check()
+        if gaps is not None:
+            check_gaps(problem, gaps)
         for array in arrays.values():
             array.flags.writeable = False
         return problem
@@ -121,9 +138,17 @@ class Problem:
         return self.lower > self.upper
 
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of the (size, lower, upper) rows as little-endian int64."""
+        """SHA-256, in hex, of the (size, lower, upper) rows as little-endian int64.
+
+        Where there are gaps, ``gaps`` follows in ASCII, and their rows (buffer, lower,
+        upper, begin, end), by buffer and time.
+        """
         rows = np.stack([self.size, self.lower, self.upper], axis=1).astype("<i8")
-        return hashlib.sha256(rows.tobytes()).hexdigest()
+        digest = hashlib.sha256(rows.tobytes())
+        if self.gaps is not None:
+            gaps = np.stack(self.gaps.columns, axis=1).astype("<i8")
+            digest.update(b"gaps" + gaps.tobytes())
+        return digest.hexdigest()
 
     def _check(self) -> None:
         self._refuse(self.size < 1, "size is {size}, and must be at least 1 byte")
@@ -164,24 +189,3 @@ class Problem:
         columns = ("lower", "upper", "size", "alignment", "fixed")
         values = {name: int(getattr(self, name)[i]) for name in columns}
         raise InputError(f"buffer {self.label(i)}: " + problem.format(**values))
-
-
-def _int64(name: str, values: Int64Like, n: int | None = None) -> Int64Array:
-    """A fresh 1-D int64 array; floats, overflow and wrong shapes are refused."""
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError) as error:
-        raise InputError(f"{name}: not an array of integers ({error})") from None
-    if array.size == 0:
-        array = array.astype(np.int64)
-    if array.dtype.kind == "u" and array.size and int(array.max()) >= 1 << 63:
-        raise InputError(f"{name}: {int(array.max())} does not fit in 63 bits")
-    if array.dtype.kind not in "iu":
-        hint = " (integers beyond 2^63?)" if array.dtype.kind == "O" else ""
-        raise InputError(f"{name}: expected integers, got {array.dtype}{hint}")
-    if n is not None and array.ndim == 0:
-        return np.full(n, array, dtype=np.int64)
-    if array.ndim != 1 or (n is not None and len(array) != n):
-        want = "one dimension" if n is None else f"{n} entries"
-        raise InputError(f"{name}: expected {want}, got shape {array.shape}")
-    return np.array(array, dtype=np.int64)

@@ -2,7 +2,8 @@
 
 It sweeps the clock once, with the address ranges of the live buffers in a sorted
 list. As long as that list is free of overlaps, a newcomer can only touch its
-neighbours; one that does is reported and kept out, so the list stays clean.
+neighbours; one that does is reported and kept out, so the list stays clean. A buffer
+with gaps comes and goes in pieces: the rectangles of time and bytes that it uses.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memplan.core.gaps import join, pieces
 from memplan.core.plan import Plan, Stated, Warmup
 from memplan.core.problem import Int64Array, Problem
 
@@ -63,6 +65,10 @@ def verify(plan: Plan) -> list[Violation]:
         )
     if not found and plan.warmup is not None:
         found = _verify_warmup(plan, plan.warmup)
+    for number, kind in enumerate(plan.kinds if not found else ()):
+        for one in verify_offsets(kind.problem, kind.offsets, plan.arena_bytes):
+            text = f"kind {number}: {one.message}"
+            found.append(Violation(one.failure, one.buffers, text))
     return found
 
 
@@ -108,17 +114,19 @@ def verify_offsets(
 
 
 def _overlaps(problem: Problem, offsets: Int64Array) -> list[Violation]:
-    lower, upper = problem.lower.tolist(), problem.upper.tolist()
-    start, end = offsets.tolist(), (offsets + problem.size).tolist()
+    used = pieces(problem)
+    owner, lower, upper = used.owner.tolist(), used.lower.tolist(), used.upper.tolist()
+    start = (offsets[used.owner] + used.begin).tolist()
+    end = (offsets[used.owner] + used.end).tolist()
     # Frees (0) come before allocations (1) at the same tick: half-open lifespans.
     events = [(t, 1, i) for i, t in enumerate(lower)]
     events += [(t, 0, i) for i, t in enumerate(upper)]
     # A wrap-around buffer is alive when the clock starts, and again at its end.
-    events += [(-1, 1, i) for i in np.flatnonzero(problem.wraps).tolist()]
+    events += [(-1, 1, i) for i in range(len(used)) if lower[i] > upper[i]]
     events.sort()
 
     found: list[Violation] = []
-    live: list[tuple[int, int]] = []  # (start, buffer), disjoint, ascending
+    live: list[tuple[int, int]] = []  # (start, piece), disjoint, ascending
     kept = [False] * len(lower)
     seen: set[tuple[int, int]] = set()
     for time, is_allocation, i in events:
@@ -134,10 +142,11 @@ def _overlaps(problem: Problem, offsets: Int64Array) -> list[Violation]:
             clashes.append(live[first][1])
             first += 1
         for j in clashes:
-            pair = (min(i, j), max(i, j))
+            pair = (min(owner[i], owner[j]), max(owner[i], owner[j]))
             if pair not in seen:
                 seen.add(pair)
-                found.append(_overlap(problem, i, j, start, end, max(time, 0)))
+                low, high = max(start[i], start[j]), min(end[i], end[j])
+                found.append(_overlap(problem, pair, low, high, max(time, 0)))
         if not clashes:
             live.insert(place, (start[i], i))
             kept[i] = True
@@ -145,10 +154,9 @@ def _overlaps(problem: Problem, offsets: Int64Array) -> list[Violation]:
 
 
 def _overlap(
-    problem: Problem, i: int, j: int, start: list[int], end: list[int], time: int
+    problem: Problem, pair: tuple[int, int], low: int, high: int, time: int
 ) -> Violation:
-    names = (problem.label(min(i, j)), problem.label(max(i, j)))
-    low, high = max(start[i], start[j]), min(end[i], end[j])
+    names = (problem.label(pair[0]), problem.label(pair[1]))
     text = (
         f"buffers {names[0]} and {names[1]} are both alive at tick {time} "
         f"and share the bytes [{low}, {high})"
@@ -171,6 +179,7 @@ def warmup_with_first_step(plan: Plan, warmup: Warmup) -> tuple[Problem, Int64Ar
     hot, before = plan.problem, warmup.problem
     period = hot.length or 0
     upper = np.where(hot.wraps, hot.upper + period, hot.upper)
+    later = None if hot.gaps is None else hot.gaps.shifted(len(before), warmup.ticks)
     joint = Problem.of(
         np.concatenate([before.lower, hot.lower + warmup.ticks]),
         np.concatenate([before.upper, upper + warmup.ticks]),
@@ -178,5 +187,6 @@ def warmup_with_first_step(plan: Plan, warmup: Warmup) -> tuple[Problem, Int64Ar
         alignment=np.concatenate([before.alignment, hot.alignment]),
         labels=[f"warm-up {before.label(i)}" for i in range(len(before))]
         + [hot.label(i) for i in range(len(hot))],
+        gaps=join(before.gaps, later),
     )
     return joint, np.concatenate([warmup.offsets, plan.offsets])

@@ -1,5 +1,6 @@
 """The packing of a plan: time across, addresses up, one rectangle per buffer.
 
+A buffer with gaps in its lifespan is drawn as what it uses, in several rectangles.
 As in Figure 1 of profile-guided memory optimization, on real data.
 """
 
@@ -19,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from memplan.core.bounds import live_bytes
+from memplan.core.gaps import pieces
 from memplan.core.plan import Plan
 from memplan.core.problem import Int64Array, Problem
 from memplan.errors import InputError
@@ -83,7 +85,8 @@ def packing(plan: Plan, title: str = "") -> Figure:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """Rectangles, shape (m,) each: ticks, bytes, class; a wrapped buffer has two."""
+    """Rectangles, shape (m,) each: ticks, bytes, class; a wrapped buffer has two, one
+    with gaps as many as it has pieces."""
 
     left: Int64Array
     right: Int64Array
@@ -94,17 +97,23 @@ class _Pieces:
     @classmethod
     def of(cls, problem: Problem, offsets: Int64Array) -> _Pieces:
         start, end = _clock(problem)
-        wraps, kind = problem.wraps, lifetime_classes(problem)
-        again = np.flatnonzero(wraps & (problem.upper > 0))
-        rows = np.concatenate([np.arange(len(problem)), again])
-        left = np.concatenate([problem.lower, np.full(len(again), start)])
-        right = np.where(wraps, end, problem.upper)
-        right = np.concatenate([right, problem.upper[again]])
+        used = pieces(problem)
+        wraps = used.lower > used.upper
+        again = np.flatnonzero(wraps & (used.upper > 0))
+        rows = np.concatenate([np.arange(len(used)), again])
+        left = np.concatenate([used.lower, np.full(len(again), start)])
+        right = np.where(wraps, end, used.upper)
+        right = np.concatenate([right, used.upper[again]])
         # Short-lived ones last: drawn at least a pixel wide, they stay in sight.
         order = np.argsort(left - right, kind="stable")
         rows = rows[order]
+        owner, begin = used.owner[rows], used.begin[rows]
         return cls(
-            left[order], right[order], offsets[rows], problem.size[rows], kind[rows]
+            left[order],
+            right[order],
+            offsets[owner] + begin,
+            used.end[rows] - begin,
+            lifetime_classes(problem)[owner],
         )
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 The six priorities take milliseconds, and often reach the lower bound: then that is
 all. Otherwise the problem is taken apart, and each part that is too high is searched:
 briefly at random, then exactly if it is small, then at random for what time is left.
+With gaps in lifespans there are the six priorities only.
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ class _Attempt:
         if peak <= self._goal():
             at = "at the lower bound" if peak == self.bound else "within the capacity"
             self.did.append(f"best fit by {self.name} is {at}")
+            return
+        if self.problem.gaps is not None:
+            self.did.append(
+                f"best fit by {self.name}, the best of six priorities; with gaps in "
+                "lifespans there is no search, and no proof but the lower bound's"
+            )
             return
         base, parts = take_apart(self.problem)
         if len(parts) > 1:

@@ -13,6 +13,7 @@ where alignments differ, a buffer goes to the line's height rounded up to its ow
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ from memplan.core.plan import Plan
 from memplan.core.problem import FREE, Int64Array, Problem
 from memplan.native import _dsa
 from memplan.solve.clock import lifetimes, quietest_moment, spans
+from memplan.solve.gapped import place_pieces
 from memplan.solve.greedy import place_around
 from memplan.solve.options import DEFAULTS, Options
 
@@ -41,18 +43,39 @@ def best_fit(problem: Problem, order: Order | None = None) -> Int64Array:
         first of this order is placed; None for the paper's, longest lifetime first.
 
     A skyline cannot show room beneath a fixed buffer: with fixed offsets, buffers go
-    into gaps instead, in the same order (`place_around`).
+    into the room between instead, in the same order (`place_around`). Nor can it show
+    the room in the gaps of lifespans (`place_pieces`).
     """
-    if (problem.fixed != FREE).any():
-        return place_around(problem, order="lifetime" if order is None else order)
     if order is None:
         order = _dsa.longest_first(lifetimes(problem), problem.padded)
+    if problem.gaps is not None:
+        return _with_gaps(problem, order)
+    if (problem.fixed != FREE).any():
+        return place_around(problem, order=order)
     start, end = spans(problem, quietest_moment(problem))
     period = problem.length or 0
     across = (end > period) & (period > 0)
     if across.any():
         return _around(problem, order, start, end, across)
     return _decoder(problem, start, end).decode(order)
+
+
+def _with_gaps(problem: Problem, order: Order) -> Int64Array:
+    """The better of two ways to pack buffers with gaps in their lifespans.
+
+    They are placed in this order, each as low as it can go. Or they are packed as if
+    there were no gaps, and then let down into them from the lowest up: none rises by
+    that. Neither always wins.
+    """
+    direct = place_pieces(problem, order)
+    # Fixed buffers may need each other's gaps.
+    fixed = (problem.fixed != FREE).any()
+    if fixed or _peak(problem, direct) == lower_bound(problem):
+        return direct
+    whole = best_fit(replace(problem, gaps=None), order)
+    lowest_first = np.argsort(whole, kind="stable").astype(np.int32)
+    settled = place_pieces(problem, lowest_first)
+    return min(direct, settled, key=lambda offsets: _peak(problem, offsets))
 
 
 def _around(

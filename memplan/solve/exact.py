@@ -21,6 +21,7 @@ from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
 from memplan.core.problem import Int64Array, Problem
 from memplan.solve.exact_ladder import MOST_BUFFERS, Ladder, Tuning
+from memplan.solve.gapped import refuse_gaps
 from memplan.solve.options import DEFAULTS, Options, Progress
 from memplan.solve.parts import Part, take_apart
 from memplan.solve.priorities import best_of_six
@@ -54,8 +55,9 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     With a capacity, ends as soon as a plan keeps within it, or it is proved that none
     can: then the plan's lower bound exceeds the capacity.
 
-    Raises NoPlanError where fixed offsets collide.
+    Raises NoPlanError where fixed offsets collide, UsageError for gaps in lifespans.
     """
+    refuse_gaps(problem, "exact")
     start = time.perf_counter()
     incumbent, name = best_of_six(problem, options)
     if options.time_limit is not None:
@@ -89,7 +91,10 @@ def improve(
     bound: bytes that are known to be needed. options: as for `solve`; `max_nodes` is
     DEFAULT_NODES where it and the time limit are None. tuning: rules and rankings; its
     threads and limits are those of the options.
+
+    Raises UsageError for gaps in lifespans.
     """
+    refuse_gaps(problem, "exact")
     start = time.perf_counter()
     limit, most = options.time_limit, options.max_nodes
     if most is None:

@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.core.problem import FREE, MAX_TOTAL_BYTES, Int64Array, Problem
-from memplan.core.verify import verify_offsets
-from memplan.errors import NoPlanError, UsageError
+from memplan.errors import UsageError
 from memplan.native import _dsa
 from memplan.solve.clock import lifetimes, spans
+from memplan.solve.fixed import refuse_collisions
+from memplan.solve.gapped import refuse_gaps
 
 ORDERS = ("lifetime", "size")
 
@@ -29,7 +30,7 @@ def place_around(
     other, descending, then by index. Or the indices of all buffers, int32, shape (n,).
 
     Raises NoPlanError if two fixed buffers collide, UsageError for an unknown order or
-    a negative capacity.
+    a negative capacity, and for gaps in lifespans, which `gapped.place_pieces` takes.
     """
     if isinstance(order, str) and order not in ORDERS:
         raise UsageError(
@@ -37,7 +38,8 @@ def place_around(
         )
     if capacity is not None and capacity < 0:
         raise UsageError(f"a capacity of {capacity} bytes is negative")
-    _refuse_collisions(problem)
+    refuse_gaps(problem, "place_around")
+    refuse_collisions(problem)
     start, end = spans(problem)
     if isinstance(order, str):
         keys = (lifetimes(problem), problem.padded)
@@ -55,22 +57,3 @@ def place_around(
         # More than any offset can be, so as not to overflow the kernel's integers.
         None if capacity is None else min(capacity, 2 * MAX_TOTAL_BYTES - 1),
     )
-
-
-def _refuse_collisions(problem: Problem) -> None:
-    chosen = problem.fixed != FREE
-    if not chosen.any():
-        return
-    labels = [problem.label(i) for i in chosen.nonzero()[0].tolist()]
-    fixed = Problem.of(
-        problem.lower[chosen],
-        problem.upper[chosen],
-        problem.size[chosen],
-        length=problem.length,
-        labels=labels,
-    )
-    collisions = verify_offsets(fixed, problem.fixed[chosen], 2 * MAX_TOTAL_BYTES)
-    if collisions:
-        raise NoPlanError(
-            f"{collisions[0].message}: no plan can hold both at their fixed offsets"
-        )

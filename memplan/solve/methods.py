@@ -12,6 +12,7 @@ from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.errors import InfeasibleError, NoPlanError, UsageError
+from memplan.solve.gapped import refuse_gaps
 from memplan.solve.options import DEFAULTS, Options
 from memplan.units import format_bytes
 
@@ -24,10 +25,12 @@ class Method:
 
     function: "module:name" of a function that takes a Problem and Options, and returns
     a Plan: the best it found, whether or not it keeps within `Options.capacity`.
+    gaps: whether it takes problems with gaps in lifespans.
     """
 
     summary: str
     function: str
+    gaps: bool = True
 
     def load(self) -> Function:
         """The function itself; only now is its module imported."""
@@ -66,14 +69,17 @@ METHODS = {
     "search": Method(
         "randomised best fit, better the longer it may take",
         "memplan.solve.search:solve",
+        gaps=False,
     ),
     "exact": Method(
         "branch and bound: proves the least peak, for some hundreds of buffers",
         "memplan.solve.exact:solve",
+        gaps=False,
     ),
     "mip": Method(
         "the paper's integer program, for some tens of buffers",
         "memplan.solve.mip:solve",
+        gaps=False,
     ),
 }
 METHOD_NAMES = tuple(METHODS)
@@ -86,13 +92,16 @@ def solve_problem(
 
     method: a key of METHODS. The plan is not verified here: `core.verify` does that.
 
-    Raises UsageError for any other name, NoPlanError where fixed offsets leave no plan.
+    Raises UsageError for any other name, and for gaps in lifespans where the method
+    does not take them, NoPlanError where fixed offsets leave no plan.
     With a capacity, raises InfeasibleError if it is proved that no plan keeps within
     it, and NoPlanError if the method found none.
     """
     if method not in METHODS:
         known = ", ".join(METHODS)
         raise UsageError(f"there is no method {method!r}; the methods are {known}")
+    if not METHODS[method].gaps:
+        refuse_gaps(problem, method)
     start = time.perf_counter()
     capacity = options.capacity
     if capacity is not None:

@@ -26,6 +26,7 @@ from memplan.core.plan import Plan
 from memplan.core.problem import FREE, MAX_TOTAL_BYTES, Int64Array, Problem
 from memplan.core.verify import verify_offsets
 from memplan.solve import cbc
+from memplan.solve.gapped import refuse_gaps
 from memplan.solve.model import Model, build
 from memplan.solve.options import DEFAULTS, Options, Progress
 from memplan.solve.priorities import best_of_six
@@ -39,9 +40,11 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
 
     Takes one thread unless told to take more. Ctrl-C ends it with the best so far.
 
-    Raises UsageError for more pairs than memory allows, EnvironmentUnfitError where the
-    solver is not there or fails, NoPlanError where fixed offsets collide.
+    Raises UsageError for more pairs than memory allows and for gaps in lifespans,
+    EnvironmentUnfitError where the solver is not there or fails, NoPlanError where
+    fixed offsets collide.
     """
+    refuse_gaps(problem, "mip")
     start = time.perf_counter()
     offsets, _ = best_of_six(problem, options)
     search = Search(problem, replace(options, iterations=_FIRST_ORDERS), offsets)

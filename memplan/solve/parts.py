@@ -3,7 +3,8 @@
 A buffer that is alive as long as anything is can lie at the bottom: in some best
 packing it does. And where nothing is alive across a moment, what comes before it and
 what comes after can be packed without regard for each other. Each may make the other
-possible again. All this needs offsets that are free and one alignment for all.
+possible again. All this needs offsets that are free and one alignment for all, and no
+gaps in lifespans.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def take_apart(problem: Problem) -> tuple[Int64Array, list[Part]]:
     everyone = np.arange(len(problem), dtype=np.int64)
     offsets = np.full(len(problem), -1, dtype=np.int64)
     uniform = bool((problem.alignment == problem.granularity).all())
-    if not len(problem) or not uniform or (problem.fixed != FREE).any():
+    tied = (problem.fixed != FREE).any() or problem.gaps is not None
+    if not len(problem) or not uniform or tied:
         return offsets, [Part(everyone, problem, 0)]
     floor = 0
     if problem.length is not None:
@@ -67,7 +69,7 @@ def take_apart(problem: Problem) -> tuple[Int64Array, list[Part]]:
 
 
 def subset(problem: Problem, members: Int64Array) -> Problem:
-    """Only the buffers `members`, without labels, on the same clock."""
+    """Only the buffers `members`, ascending, without labels, on the same clock."""
     return Problem.of(
         problem.lower[members],
         problem.upper[members],
@@ -75,6 +77,7 @@ def subset(problem: Problem, members: Int64Array) -> Problem:
         alignment=problem.alignment[members],
         fixed=problem.fixed[members],
         length=problem.length,
+        gaps=None if problem.gaps is None else problem.gaps.among(members),
     )
 
 

@@ -10,6 +10,7 @@ from memplan.core.plan import UNPLANNED, Plan, Requests, Source, Warmup
 from memplan.core.problem import FREE, Int64Array, Problem
 from memplan.core.verify import warmup_with_first_step
 from memplan.solve.greedy import place_around
+from memplan.solve.kinds import plan_kinds
 from memplan.solve.methods import solve_problem
 from memplan.solve.options import DEFAULTS, Options
 from memplan.trace.liveness import WarmupProblem, step_problem
@@ -40,13 +41,15 @@ def solve_trace(
     program = trace.info.program
     if found.hot is None:
         program = replace(program, marks="none")
+    plan = replace(plan, requests=found.requests)
     plan = replace(
         plan,
+        kinds=plan_kinds(plan, found.kinds),
+        elastic=found.hot is not None and found.hot.elastic,
         device=trace.info.device,
         source=source or Source(step=step),
         program=program,
         recorded=trace.info.run,
-        requests=found.requests,
     )
     if found.warmup is None:
         return plan

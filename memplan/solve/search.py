@@ -22,6 +22,7 @@ from memplan.core.plan import Plan
 from memplan.core.problem import FREE, Int64Array, Problem
 from memplan.native import _dsa
 from memplan.solve.clock import quietest_moment, spans
+from memplan.solve.gapped import refuse_gaps
 from memplan.solve.options import DEFAULTS, Options, Progress
 from memplan.solve.priorities import best_of_six, merits
 
@@ -32,8 +33,9 @@ _NO_LIMIT = 1 << 62
 def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     """The best Plan found within the limits of `options`, or until Ctrl-C.
 
-    Raises NoPlanError where fixed offsets collide.
+    Raises NoPlanError where fixed offsets collide, UsageError for gaps in lifespans.
     """
+    refuse_gaps(problem, "search")
     start = time.perf_counter()
     offsets, _ = best_of_six(problem, options)
     search = Search(problem, options, offsets)
@@ -61,7 +63,8 @@ class Search:
     """
 
     def __init__(self, problem: Problem, options: Options, offsets: Int64Array) -> None:
-        """offsets: a plan to begin with."""
+        """offsets: a plan to begin with. Raises UsageError for gaps in lifespans."""
+        refuse_gaps(problem, "search")
         self.problem = problem
         self.options = options
         self.offsets = offsets

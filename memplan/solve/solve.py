@@ -74,6 +74,7 @@ def solve(
                 fixed=problem.fixed,
                 length=problem.length,
                 labels=problem.labels,
+                gaps=problem.gaps,
             )
     else:
         problem = Problem.of(*source, alignment=1 if alignment is None else alignment)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from memplan.core.plan import UNPLANNED, Requests
 from memplan.core.problem import Int64Array, Problem
 from memplan.errors import NoPlanError, UsageError
+from memplan.trace.kinds import KindProblem, other_kinds
 from memplan.trace.steps import HotSteps, Timeline, find_hot, timeline
 from memplan.trace.trace import Trace
 
@@ -45,6 +46,7 @@ class StepProblem:
     hot: the steps chosen; None when the whole recording is planned as one.
     unrolled: how many steps `problem` spans for each of the period.
     persistent_bytes: exact bytes alive, and outliving steps, when the hot step begins.
+    kinds: steps after the first hot one that are of another kind.
     """
 
     problem: Problem
@@ -53,6 +55,7 @@ class StepProblem:
     hot: HotSteps | None
     unrolled: int
     persistent_bytes: int
+    kinds: tuple[KindProblem, ...] = ()
 
 
 def step_problem(
@@ -137,8 +140,9 @@ def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepProblem:
     life = np.where(transient, upper - lower, 0)
     # A life of a whole period or more meets its own successor: unroll.
     unrolled = int(-(-(life.max(initial=0) + 1) // max(length, 1)))
+    size = _sizes(line, hot, own)
     problem, requests = _unroll(
-        lower, upper, line, own, transient, length, unrolled, hot, alignment
+        lower, upper, size, line, own, transient, length, unrolled, hot, alignment
     )
     persistent = (line.lower < begin) & (line.step_of(line.upper) > hot.begin + 1)
     return StepProblem(
@@ -148,6 +152,7 @@ def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepProblem:
         hot,
         unrolled,
         int(line.size[persistent].sum()),
+        other_kinds(line, hot, requests, alignment) if hot.passes > 1 else (),
     )
 
 
@@ -195,9 +200,19 @@ def _ends(
     return tick - begin + (turns - repetition) * (end - begin), lived
 
 
+def _sizes(line: Timeline, hot: HotSteps, own: slice) -> Int64Array:
+    """Bytes of the period's requests; of elastic ones, the most in any pass."""
+    count = own.stop - own.start
+    passes = hot.passes if hot.elastic else 1
+    sizes = line.size[own.start : own.start + passes * count]
+    most: Int64Array = sizes.reshape(passes, count).max(axis=0)
+    return most
+
+
 def _unroll(
     lower: Int64Array,
     upper: Int64Array,
+    size: Int64Array,
     line: Timeline,
     own: slice,
     transient: BoolArray,
@@ -215,7 +230,7 @@ def _unroll(
     problem = Problem.of(
         low,
         np.where(high > total, high - total, high),
-        np.tile(line.size[own][chosen], copies),
+        np.tile(size[chosen], copies),
         alignment=alignment,
         length=max(total, 1),
     )
@@ -231,7 +246,7 @@ def _unroll(
     starts = [
         int(first) + copy * len(transient) for copy in range(copies) for first in firsts
     ]
-    return problem, Requests(tuple(starts), np.tile(line.size[own], copies), buffer)
+    return problem, Requests(tuple(starts), np.tile(size, copies), buffer)
 
 
 def _warmup(line: Timeline, hot: HotSteps, alignment: int) -> WarmupProblem | None:

@@ -12,15 +12,20 @@ _HEAD_BYTES = 4096
 def read_trace(path: PathLike) -> Trace:
     """The Trace in a ``.parquet``, ``.json`` or ``.json.gz`` file.
 
-    What the file is, its contents tell, not its name. Raises InputError if it cannot
-    be read, FormatError (an InputError) if it is not a whole and valid trace.
+    A CUDA memory snapshot (``torch.cuda.memory._dump_snapshot``) will do, too, if one
+    device alone has a history in it. What the file is, its contents tell, not its
+    name. Raises InputError if it cannot be read, FormatError (an InputError) if it is
+    not a whole and valid trace.
     """
     from memplan.trace import columnar_json, journal, parquet
+    from memplan.trace.importers import snapshot
 
     with open_input(path) as (stream, _):
         head = stream.read(_HEAD_BYTES)
     if head.startswith(parquet.MAGIC):
         return parquet.read_parquet(path)
+    if snapshot.looks_like_snapshot(head):
+        return snapshot.read_snapshot(path)
     if head.startswith(columnar_json.GZIP_MAGIC) or head.lstrip().startswith(b"{"):
         return columnar_json.read_json(path)
     if head.startswith(journal.MAGIC):
@@ -31,6 +36,6 @@ def read_trace(path: PathLike) -> Trace:
         )
     raise FormatError(
         path,
-        "neither a Parquet nor a JSON trace",
+        "neither a Parquet nor a JSON trace, nor a memory snapshot",
         "name a trace recorded or imported by memplan",
     )

@@ -3,11 +3,13 @@
 Boundaries come from the strongest kind of mark in the trace. A step is *hot* when
 the one after it makes the same requests in the same order (profile-guided memory
 optimization, section 1); programs that alternate between a few kinds of steps are
-hot with a longer period.
+hot with a longer period. Failing that, steps that do the same with other sizes are
+hot, and *elastic*: sentences of any length, say (section 4.3).
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from dataclasses import dataclass
 
@@ -81,11 +83,15 @@ class HotSteps:
     """Steps that repeat: `period` steps from `begin` on, and again right after.
 
     exact: the frees repeat as well as the requests, not the requests alone.
+    elastic: the order of requests and frees repeats, the sizes do not.
+    passes: how often the period comes, one after the other.
     """
 
     begin: int
     period: int
     exact: bool
+    elastic: bool = False
+    passes: int = 1
 
 
 def timeline(trace: Trace) -> Timeline:
@@ -148,16 +154,25 @@ def strongest_mark(events: Columns) -> Mark:
     return Mark(int(kinds.max())) if len(kinds) else Mark.NONE
 
 
+class Alike(enum.Enum):
+    """In what steps must agree to be of one kind."""
+
+    ALL = enum.auto()  # requests, and when they are freed
+    REQUESTS = enum.auto()
+    ORDER = enum.auto()  # of requests and frees, whatever their sizes
+
+
 def find_hot(line: Timeline) -> HotSteps | None:
     """The steps that repeat longest, or None.
 
     Steps with the same requests and the same frees are looked for first, then steps
-    with the same requests. Among periods that cover equally many steps, the
-    shortest; among equally long runs, the first. Step 0 and the last one are never
-    hot: the program's start, and a step that may be cut off.
+    with the same requests, then those with requests and frees in the same order.
+    Among periods that cover equally many steps, the shortest; among equally long
+    runs, the first. Step 0 and the last one are never hot: the program's start, and a
+    step that may be cut off.
     """
-    for exact in (True, False):
-        marks = [_signature(line, step, exact) for step in range(1, line.steps - 1)]
+    for alike in Alike:
+        marks = [signature(line, step, alike) for step in range(1, line.steps - 1)]
         best: tuple[int, HotSteps] | None = None
         for period in range(1, min(MAX_PERIOD, len(marks) // 2) + 1):
             same = [a == b for a, b in zip(marks, marks[period:], strict=False)]
@@ -166,7 +181,9 @@ def find_hot(line: Timeline) -> HotSteps | None:
                 continue
             covered = length + period
             if best is None or covered > best[0]:
-                best = covered, HotSteps(begin + 1, period, exact)
+                exact, elastic = alike is not Alike.REQUESTS, alike is Alike.ORDER
+                passes = covered // period
+                best = covered, HotSteps(begin + 1, period, exact, elastic, passes)
         if best is not None:
             return best[1]
     return None
@@ -186,15 +203,18 @@ def _longest_run(flags: list[bool]) -> tuple[int, int]:
     return best
 
 
-def _signature(line: Timeline, step: int, exact: bool) -> bytes:
-    """What a step does, as a hash: its requests, and with `exact` also its frees.
+def signature(line: Timeline, step: int, alike: Alike) -> bytes:
+    """What a step does, as a hash that is equal for steps of one kind.
 
     A free is told by how many requests came before it in its step, and by the
     request it ends: the step's own, or of the step before. Older ones do not count.
     """
     own = line.requests(step)
-    digest = hashlib.sha256(line.size[own].astype("<i8").tobytes())
-    if not exact:
+    if alike is Alike.ORDER:
+        digest = hashlib.sha256(b"%d" % (own.stop - own.start))
+    else:
+        digest = hashlib.sha256(line.size[own].astype("<i8").tobytes())
+    if alike is Alike.REQUESTS:
         return digest.digest()
     begin, end = line.span(step)
     candidates = np.arange(_first_of(line, step - 1), own.stop, dtype=np.int64)

@@ -63,7 +63,10 @@ def soak(total: int, seed: int) -> tuple[int, int, dict[str, int], _alloc.Replay
     offsets = rng.integers(0, (ARENA - 300_032) // 64, 2000) * 64
     offsets[rng.random(2000) < 0.05] = -1
     starts = np.array([0, 300, 600], dtype=np.int64)
-    replay = _alloc.make_replay(sizes, offsets, starts, 1, ARENA)
+    table = _alloc.table(
+        sizes, offsets, starts, 1, 3, [False] * 3, [False] * 2000, ARENA, ARENA
+    )
+    replay = _alloc.make_replay(table, ARENA)
     soakers = [Soaker(replay, seed + i + 1, total // THREADS) for i in range(THREADS)]
     threads = [threading.Thread(target=soaker.run) for soaker in soakers]
     for thread in threads:

@@ -24,9 +24,19 @@ def make(
     """A replay of (size, offset) requests."""
     sizes = np.array([size for size, _ in requests], dtype=np.int64)
     offsets = np.array([offset for _, offset in requests], dtype=np.int64)
-    return _alloc.make_replay(
-        sizes, offsets, np.array(starts, dtype=np.int64), loop_start, arena
+    count = len(starts)
+    table = _alloc.table(
+        sizes,
+        offsets,
+        np.array(starts, dtype=np.int64),
+        loop_start,
+        count,
+        [False] * count,
+        [False] * len(sizes),
+        arena,
+        arena,
     )
+    return _alloc.make_replay(table, arena)
 
 
 def test_planned_requests_get_their_offsets_again_and_again() -> None:
@@ -130,7 +140,7 @@ def test_steps_repeat_from_the_loop_start() -> None:
         ([(0, 0)], (0,), 0, "not positive"),
         ([(64, 0)], (), 0, "begin with 0"),
         ([(64, 0)], (1,), 0, "begin with 0"),
-        ([(64, 0)], (0,), 1, "reach beyond"),
+        ([(64, 0)], (0,), 1, "must be some"),
         ([(64, 0)], (0, 5), 0, "ascend"),
     ],
 )

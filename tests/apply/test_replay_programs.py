@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 import memplan
-from memplan.apply.session import replay_arrays
+from memplan.apply.tables import replay_arrays
 from memplan.core.plan import Plan
 from memplan.native import _alloc
 from memplan.trace.steps import find_hot, timeline
@@ -19,7 +19,8 @@ from tests.programs import Made, Step, programs, trace_of
 
 def serve(plan: Plan, trace: Trace) -> _alloc.Replay:
     """Run the recorded program under the plan; live blocks are checked for overlap."""
-    replay = _alloc.make_replay(*replay_arrays(plan), plan.peak)
+    arena = plan.arena_bytes
+    replay = _alloc.make_replay(replay_arrays(plan).table(arena, arena), arena)
     blocks: dict[int, int] = {}
     live: dict[int, int] = {}
     events = trace.events
@@ -120,7 +121,7 @@ def test_a_program_without_boundaries_is_planned_as_one_step() -> None:
 
 
 def test_when_no_step_repeats_the_remedy_is_named() -> None:
-    trace = trace_of([(Made(64 * i, 0),) for i in range(1, 6)])
+    trace = trace_of([(Made(64, 0),) * i for i in range(1, 6)])
     with pytest.raises(Exception, match=r"memplan\.step\(\).*--step N") as caught:
         memplan.solve(trace)
     assert getattr(caught.value, "exit_code", None) == 4

@@ -135,6 +135,10 @@ def assert_same_problem(one: Problem, other: Problem) -> None:
     for name in ("lower", "upper", "size", "alignment", "fixed"):
         assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
     assert one.length == other.length
+    assert (one.gaps is None) == (other.gaps is None)
+    if one.gaps is not None and other.gaps is not None:
+        for mine, theirs in zip(one.gaps.columns, other.gaps.columns, strict=True):
+            assert mine.tolist() == theirs.tolist()
 
 
 def assert_same(one: Plan, other: Plan) -> None:

@@ -18,6 +18,7 @@ from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 
 from memplan.core.bounds import live_bytes
+from memplan.core.gaps import Gaps
 from memplan.core.plan import Plan, Program, Requests, Source
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
@@ -57,6 +58,26 @@ def test_every_buffer_is_a_rectangle() -> None:
     assert axes_of(figure).get_xlim() == (0, 9)
     assert axes_of(figure).get_ylim()[1] >= 30
     assert named(figure, "tabs") == []
+
+
+def test_a_buffer_with_gaps_is_drawn_where_it_is_used() -> None:
+    gaps = Gaps.of([0, 0], [2, 5], [4, 7], [0, 3], [0, 6])
+    problem = Problem.of([0, 2], [9, 4], [10, 10], gaps=gaps)
+    plan = Plan.of(problem, np.array([20, 20]), "bestfit")
+    assert boxes(packing(plan)) == [
+        (0, 2, 20, 30),
+        (2, 4, 20, 30),
+        (4, 5, 20, 30),
+        (5, 7, 23, 26),
+        (7, 9, 20, 30),
+    ]
+
+
+def test_a_plan_of_which_nothing_is_used_can_be_drawn() -> None:
+    problem = Problem.of([0], [9], [10], gaps=Gaps.of([0], [0], [9]))
+    figure = packing(Plan.of(problem, np.array([0]), "bestfit"))
+    FigureCanvasAgg(figure).draw()
+    assert boxes(figure) == []
 
 
 def test_a_wrapped_buffer_is_two_rectangles_of_one_colour_with_tabs() -> None:

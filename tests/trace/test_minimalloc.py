@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memplan.core.gaps import Gaps
 from memplan.core.problem import FREE, Problem
 from memplan.errors import EnvironmentUnfitError, FormatError, InputError
 from memplan.trace.exporters.minimalloc import write_minimalloc
 from memplan.trace.importers.minimalloc import Gap, parse_gaps, read_minimalloc
+from tests.gap_samples import gapped
 
 HEADER = "id,lower,upper,size"
 
@@ -152,7 +154,9 @@ def test_an_inclusive_end_before_its_start(tmp_path):
         ("hint", "-2", "line 2, column hint: '-2' is not from -1 to"),
         ("offset", "-2", "line 2, column offset: '-2' is not from -1 to"),
         ("offset", "", "line 2, column offset: '' is not an integer"),
-        ("gaps", "1-2 5-8@0:4", "line 2, column gaps: 2 gaps, which this version does"),
+        ("gaps", "1-2 5-8@0:5", "buffer a: the gap [5, 8) with bytes [0, 5) has a win"),
+        ("gaps", "1-4 3-5", "buffer a: the gap [3, 5) begins before the gap before it"),
+        ("gaps", "5-10", "buffer a: the gap [5, 10) leaves its lifespan; it lives in"),
         ("gaps", "1:2", "line 2, column gaps: '1:2' is not a gap; write lower-upper"),
         ("gaps", "3-3", "line 2, column gaps: the gap '3-3' is empty"),
     ],
@@ -199,9 +203,52 @@ def test_gaps():
     for stray in ("1", "1-", "-1-2", "1-2@", "1-2@3", "1-2,3-4", "1-" + "9" * 5000):
         with pytest.raises(InputError, match="is not a gap"):
             parse_gaps(stray)
+    top = (1 << 63) - 1
+    assert parse_gaps(f"0-{top}@0:{top}") == [Gap(0, top, (0, top))]
+    for far, inclusive in ((f"0-{top + 1}", False), (f"0-{top}", True)):
+        with pytest.raises(InputError, match=r"goes beyond 2.63 - 1"):
+            parse_gaps(far, inclusive)
+    with pytest.raises(InputError, match=r"goes beyond 2.63 - 1"):
+        parse_gaps(f"0-1@0:{top + 1}")
     for empty in ("2-1", "1-1", "1-2@3:3"):
         with pytest.raises(InputError, match="is empty"):
             parse_gaps(empty)
+
+
+def test_gaps_in_both_forms_of_the_header(tmp_path):
+    expected = [[(1, 2), (5, 8, 0, 4)], [], [(3, 4)]]
+    rows = "a,0,9,4,1-2 5-8@0:4\nb,2,3,1,\nc,3,9,2, 3-4 \n"
+    problem = read(tmp_path, f"{HEADER},gaps\n{rows}")
+    assert problem.gaps.by_buffer(3) == expected
+    rows = "1-1 5-7@0:4,a,0,8,4\n,b,2,2,1\n3-3,c,3,8,2\n"
+    again = read(tmp_path, f"gaps,id,start,end,size\n{rows}")
+    assert again.gaps.by_buffer(3) == expected
+    assert again.fingerprint() == problem.fingerprint()
+
+
+def test_gaps_are_written_so(tmp_path):
+    gaps = Gaps.of([1, 1], [5, 2], [8, 3], [0, 0], [4, 0])
+    problem = Problem.of([0, 1], [2, 9], [4, 5], gaps=gaps)
+    write_minimalloc(problem, tmp_path / "p.csv", np.array([5, 0]))
+    assert (tmp_path / "p.csv").read_text() == (
+        "id,lower,upper,size,gaps,offset\n0,0,2,4,,5\n1,1,9,5,2-3 5-8@0:4,0\n"
+    )
+
+
+def test_far_down_gaps_belong_to_their_rows(tmp_path):
+    lines = [f"{i},0,9,2," for i in range(70_000)]
+    lines[66_000] += "1-2"
+    problem = read(tmp_path, "\n".join([f"{HEADER},gaps", *lines]))
+    assert problem.gaps.buffer.tolist() == [66_000]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(problem=gapped(fixed=True))
+def test_gaps_that_are_written_are_read(tmp_path, problem):
+    write_minimalloc(problem, tmp_path / "p.csv")
+    again = read_minimalloc(tmp_path / "p.csv")
+    assert again.fingerprint() == problem.fingerprint()
+    assert (again.gaps is None) == (problem.gaps is None)
 
 
 ID = st.text(st.characters(exclude_characters=",\n\r", exclude_categories=["Cs"]))

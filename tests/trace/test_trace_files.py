@@ -218,7 +218,7 @@ def test_an_unknown_suffix_is_refused(tmp_path):
     [
         (b"", "the file is empty"),
         (b"id,lower,upper,size\n", "neither a Parquet nor a JSON trace"),
-        (b"\x80\x04]", "neither a Parquet nor a JSON trace"),
+        (b"\x80\x04]", "cut off at byte 3"),
         (b"[]", "neither a Parquet nor a JSON trace"),
         (journal.MAGIC, "did not come to its end; make a trace of it: memplan recover"),
         (

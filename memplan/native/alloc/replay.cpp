@@ -1,81 +1,70 @@
 #include "alloc/replay.h"
 
-#include <algorithm>
 #include <new>
 #include <utility>
 
 namespace memplan {
 namespace {
 
-// How many entries ahead of the last match, and behind it, a request may be matched:
-// threads that allocate side by side change places by a few.
-constexpr std::size_t kWindow = 64;
-constexpr std::size_t kNoMatch = static_cast<std::size_t>(-1);
+// Steps whose counts are kept for whoever asks; the oldest are dropped.
+constexpr double kUnknown = -1.0;
+constexpr std::size_t kMostSteps = 4096;
+// Blocks from this size on are worth a look at their pages.
+constexpr std::uint64_t kLarge = 1 << 20;
+
+void add(Counts& sum, const Counts& one) {
+  sum.requests += one.requests;
+  sum.planned += one.planned;
+  sum.unplanned += one.unplanned;
+  sum.conflicts += one.conflicts;
+  sum.online += one.online;
+  sum.fallback += one.fallback;
+  sum.online_bytes += one.online_bytes;
+  sum.fallback_bytes += one.fallback_bytes;
+}
 
 }  // namespace
 
-Replay::Replay(std::vector<Request> requests, std::vector<std::size_t> starts,
-               std::size_t loop_start, std::uint64_t arena_bytes)
-    : requests_(std::move(requests)),
-      starts_(std::move(starts)),
-      loop_start_(loop_start),
-      arena_(arena_bytes),
-      used_(requests_.size(), false) {
-  starts_.push_back(requests_.size());
-  enter(0);
-}
-
-void Replay::enter(std::size_t step) {
-  step_ = step;
-  looped_ = step >= loop_start_;
-  cursor_ = reach_ = starts_[step];
-  std::fill(used_.begin() + static_cast<std::ptrdiff_t>(starts_[step]),
-            used_.begin() + static_cast<std::ptrdiff_t>(starts_[step + 1]), false);
-}
-
-bool Replay::next_step() {
-  std::lock_guard lock(mutex_);
-  const bool before = looped_;
-  const std::size_t next = step_ + 1;
-  enter(next + 1 < starts_.size() ? next : loop_start_);
-  return looped_ && !before;
-}
-
-std::size_t Replay::match(std::uint64_t bytes) {
-  const std::size_t end = std::min(starts_[step_ + 1], reach_ + kWindow);
-  for (std::size_t i = cursor_; i < end; ++i) {
-    if (used_[i] || requests_[i].size != bytes) continue;
-    used_[i] = true;
-    reach_ = std::max(reach_, i + 1);
-    // Entries the program has passed by without asking are given up.
-    if (reach_ > kWindow) cursor_ = std::max(cursor_, reach_ - kWindow);
-    while (cursor_ < reach_ && used_[cursor_]) ++cursor_;
-    return i;
-  }
-  return kNoMatch;
-}
+Replay::Replay(Table table, std::uint64_t reserve, std::uint32_t cold)
+    : matcher_(std::move(table)),
+      arena_(reserve),
+      cold_(cold),
+      touched_(matcher_.table().requests.size(), kUnknown) {}
 
 void* Replay::allocate(std::uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  Counts& counts = looped_ ? hot_ : warmup_;
-  ++counts.requests;
-  const std::size_t entry = match(bytes);
-  if (entry != kNoMatch) {
-    const std::int64_t offset = requests_[entry].offset;
+  ++step_.requests;
+  return place(bytes, step_);
+}
+
+void* Replay::place(std::uint64_t bytes, Counts& counts) {
+  const std::size_t entry = matcher_.match(bytes);
+  if (entry != Matcher::kNoMatch) {
+    const std::int64_t offset = matcher_.table().requests[entry].offset;
     if (offset < 0) {
       ++counts.unplanned;
       return nullptr;
     }
     if (arena_.take(static_cast<std::uint64_t>(offset), bytes)) {
       ++counts.planned;
+      follow_pages(entry, static_cast<std::uint64_t>(offset), bytes);
       return arena_.address(static_cast<std::uint64_t>(offset));
     }
     ++counts.conflicts;
   }
+  return place_online(bytes, counts);
+}
+
+void* Replay::place_online(std::uint64_t bytes, Counts& counts) {
+  if (matcher_.outgrown() && !returning_) {
+    // Where this step's blocks come to lie is anyone's guess: nothing else may stay.
+    arena_.return_dead_pages();
+    returning_ = true;
+  }
   // In the warm-up a stranger may be there to stay, and would stand in the way of
   // every step to come.
-  if (looped_) {
-    const std::int64_t offset = arena_.take_anywhere(bytes);
+  if (matcher_.looped()) {
+    const std::int64_t offset = arena_.take_anywhere(bytes, matcher_.table().online_bytes);
     if (offset >= 0) {
       ++counts.online;
       counts.online_bytes += bytes;
@@ -87,9 +76,76 @@ void* Replay::allocate(std::uint64_t bytes) {
   return nullptr;
 }
 
-void Replay::release(void* pointer) {
+std::uint64_t Replay::release(void* pointer) {
   std::lock_guard lock(mutex_);
-  arena_.give_back(arena_.offset_of(pointer));
+  const std::uint64_t offset = arena_.offset_of(pointer);
+  const std::uint64_t bytes = arena_.give_back(offset);
+  if (bytes < kLarge) return bytes;
+  bool goes = returning_;
+  if (const auto block = followed_.find(offset); block != followed_.end()) {
+    const std::size_t entry = block->second;
+    if (touched_[entry] == kUnknown) touched_[entry] = arena_.resident_part(offset, bytes);
+    goes = goes || matcher_.table().requests[entry].sparse;
+    followed_.erase(block);
+  }
+  if (goes) arena_.return_pages(offset, bytes);
+  return bytes;
+}
+
+// The first time that a large block is made in its place, its pages are made new: those
+// that are resident when it is freed, it has touched.
+void Replay::follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes) {
+  if (bytes < kLarge || !matcher_.looped()) return;
+  const bool unknown = touched_[entry] == kUnknown;
+  if (unknown) arena_.return_pages(offset, bytes);
+  if (unknown || matcher_.table().requests[entry].sparse) followed_[offset] = entry;
+}
+
+bool Replay::next_step() {
+  std::lock_guard lock(mutex_);
+  const bool before = matcher_.looped();
+  add(before ? hot_ : warmup_, step_);
+  if (before && ended_.size() < kMostSteps) ended_.push_back({matcher_.step(), step_});
+  step_ = {};
+  if (next_table_) {
+    matcher_.adopt(std::move(*next_table_));
+    next_table_.reset();
+    touched_.assign(matcher_.table().requests.size(), kUnknown);
+    followed_.clear();
+    returning_ = true;
+  } else {
+    matcher_.next_step();
+  }
+  if (returning_) arena_.return_dead_pages();
+  returning_ = unsettled_;
+  if (cold_ != 0) returned_ += arena_.release_cold(cold_);
+  return matcher_.looped() && !before;
+}
+
+void Replay::unsettle(bool unsettled) {
+  std::lock_guard lock(mutex_);
+  unsettled_ = unsettled;
+  if (unsettled) returning_ = true;
+}
+
+void Replay::adopt(Table table) {
+  std::lock_guard lock(mutex_);
+  next_table_ = std::move(table);
+}
+
+std::uint64_t Replay::arena_bytes() {
+  std::lock_guard lock(mutex_);
+  return matcher_.table().arena_bytes;
+}
+
+std::uint64_t Replay::top() {
+  std::lock_guard lock(mutex_);
+  return arena_.top();
+}
+
+std::uint64_t Replay::returned_bytes() {
+  std::lock_guard lock(mutex_);
+  return returned_;
 }
 
 std::size_t Replay::live_blocks() {
@@ -104,12 +160,31 @@ std::uint64_t Replay::live_bytes() {
 
 Counts Replay::warmup_counts() {
   std::lock_guard lock(mutex_);
-  return warmup_;
+  Counts sum = warmup_;
+  if (!matcher_.looped()) add(sum, step_);
+  return sum;
 }
 
 Counts Replay::hot_counts() {
   std::lock_guard lock(mutex_);
-  return hot_;
+  Counts sum = hot_;
+  if (matcher_.looped()) add(sum, step_);
+  return sum;
+}
+
+std::vector<StepCounts> Replay::take_steps() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(ended_, {});
+}
+
+std::vector<std::uint64_t> Replay::largest() {
+  std::lock_guard lock(mutex_);
+  return matcher_.largest();
+}
+
+std::vector<double> Replay::touched() {
+  std::lock_guard lock(mutex_);
+  return touched_;
 }
 
 void Replay::forget_lock() { new (&mutex_) std::mutex; }

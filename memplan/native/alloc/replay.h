@@ -1,25 +1,21 @@
 // Serves a program's requests at the offsets a plan gives them.
 //
-// The plan is a list of steps, each a sequence of requests; the first ones are the
-// program's warm-up, and from `loop_start` on they repeat. A request is matched to
-// an entry of exactly its size, among the next few that have not been asked for.
 // Whatever the plan says, an address is handed out only if no live block overlaps
-// it (promise 2): a plan may be wrong about a program, never about memory.
+// it (promise 2): a plan may be wrong about a program, never about memory. For the
+// same reason a plan can be exchanged for another while blocks are alive.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "alloc/arena.h"
+#include "alloc/matcher.h"
 
 namespace memplan {
-
-struct Request {
-  std::uint64_t size;    // exact bytes
-  std::int64_t offset;   // -1: the default allocator serves it, as planned
-};
 
 struct Counts {
   std::uint64_t requests = 0;
@@ -32,48 +28,74 @@ struct Counts {
   std::uint64_t fallback_bytes = 0;
 };
 
+// One step as it went: the step of the plan that was followed, and its counts.
+struct StepCounts {
+  std::size_t step;
+  Counts counts;
+};
+
 class Replay {
  public:
-  // `starts` holds the index of each step's first request, ascending, the first 0;
-  // steps from `loop_start` on repeat for ever.
-  Replay(std::vector<Request> requests, std::vector<std::size_t> starts,
-         std::size_t loop_start, std::uint64_t arena_bytes);
+  // Reserves `reserve` bytes of address space, of which the table's `arena_bytes` are
+  // used; a later table may use more. Pages that no block used in the last `cold`
+  // steps go back to the system; 0 keeps them.
+  Replay(Table table, std::uint64_t reserve, std::uint32_t cold);
 
   // An address in the arena, or null: then the default allocator must serve.
   void* allocate(std::uint64_t bytes);
-  void release(void* pointer);
+  // The rounded size of the block that was there.
+  std::uint64_t release(void* pointer);
   // The program begins its next step. True at the first repeated one.
   bool next_step();
+  // While this lasts, large blocks return their pages when they are freed: slower, but
+  // no more is resident than what lives. For plans that may yet change.
+  void unsettle(bool unsettled);
+  // From the next step on, go by another table, whose warm-up is over.
+  void adopt(Table table);
 
   bool contains(const void* pointer) const { return arena_.contains(pointer); }
   std::uintptr_t base() const {
     return reinterpret_cast<std::uintptr_t>(arena_.address(0));
   }
-  std::uint64_t arena_bytes() const { return arena_.size(); }
+  std::uint64_t reserved_bytes() const { return arena_.size(); }
+  std::uint64_t arena_bytes();
+  std::uint64_t top();
+  std::uint64_t returned_bytes();
   std::size_t live_blocks();
   std::uint64_t live_bytes();
   // Of the warm-up steps, and of the repeated ones.
   Counts warmup_counts();
   Counts hot_counts();
+  // The repeated steps that ended since the last call.
+  std::vector<StepCounts> take_steps();
+  // Per request of the table, the most bytes asked for in its place; of elastic steps.
+  std::vector<std::uint64_t> largest();
+  // Per request of the table, the part of its pages that the program touched before it
+  // freed the block; -1 where that is not known: of small blocks, and those alive.
+  std::vector<double> touched();
   // A forked child has other threads, or none: it must not wait for a lock that one
   // of its parent's holds.
   void forget_lock();
 
  private:
-  void enter(std::size_t step);
-  std::size_t match(std::uint64_t bytes);
+  void* place(std::uint64_t bytes, Counts& counts);
+  void* place_online(std::uint64_t bytes, Counts& counts);
+  void follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes);
 
-  const std::vector<Request> requests_;
-  std::vector<std::size_t> starts_;  // with the end of the last step appended
-  const std::size_t loop_start_;
-  Arena arena_;
   std::mutex mutex_;
-  std::size_t step_ = 0;
-  std::size_t cursor_ = 0;  // no unused entry of the step lies below it
-  std::size_t reach_ = 0;   // one past the last entry matched
-  std::vector<bool> used_;
-  bool looped_ = false;
-  Counts warmup_, hot_;
+  Matcher matcher_;
+  Arena arena_;
+  const std::uint32_t cold_;
+  std::optional<Table> next_table_;
+  bool unsettled_ = false;
+  bool returning_ = false;  // this step returns its pages as it frees them
+  std::vector<double> touched_;
+  // Large blocks whose pages are looked at, or returned, when they are freed: offset ->
+  // request.
+  std::unordered_map<std::uint64_t, std::size_t> followed_;
+  Counts warmup_, hot_, step_;
+  std::vector<StepCounts> ended_;
+  std::uint64_t returned_ = 0;
 };
 
 }  // namespace memplan

@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "alloc/c10.h"
+#include "alloc/eventlog.h"
+#include "alloc/ledger.h"
 
 namespace memplan {
 namespace {
@@ -25,6 +27,9 @@ struct State {
   c10::Allocator* base = nullptr;
   c10::Deleter base_delete = nullptr;
   std::atomic<Mode> mode = Mode::kPass;
+  // Interruptions in force; while there are any, requests pass through.
+  std::atomic<int> interruptions = 0;
+  std::atomic<std::uint64_t> interrupted_requests = 0;
 
   // Recording. A closed journal is kept: another thread may be about to append.
   std::atomic<Journal*> journal = nullptr;
@@ -34,6 +39,8 @@ struct State {
   std::array<std::atomic<Replay*>, kMaxReplays> replays = {};
   std::atomic<std::size_t> replay_count = 0;
   std::atomic<Replay*> replay = nullptr;
+  Ledger ledger;
+  EventLog log;
 
   std::mutex marks_mutex;
   std::vector<StepMark> marks;
@@ -50,19 +57,35 @@ std::int32_t thread_id() {
   return id;
 }
 
-void log(Action action, const void* pointer, std::size_t bytes, std::uint8_t mark = 0) {
-  State& s = state();
-  Journal* journal = s.journal.load(std::memory_order_acquire);
-  if (journal == nullptr) return;
+Event event_of(Action action, const void* pointer, std::size_t bytes,
+               std::uint8_t mark = 0) {
   Event event{};
   event.address = reinterpret_cast<std::uint64_t>(pointer);
   event.size = static_cast<std::int64_t>(bytes);
   event.thread = thread_id();
   event.action = action;
   event.mark = mark;
-  event.stack = action == kAlloc && s.capture != nullptr ? s.capture(*journal) : -1;
+  event.stack = -1;
   event.time_ns = now_ns();
+  return event;
+}
+
+// Into the recording's journal.
+void record_event(Action action, const void* pointer, std::size_t bytes,
+                  std::uint8_t mark = 0) {
+  State& s = state();
+  Journal* journal = s.journal.load(std::memory_order_acquire);
+  if (journal == nullptr) return;
+  Event event = event_of(action, pointer, bytes, mark);
+  if (action == kAlloc && s.capture != nullptr) event.stack = s.capture(*journal);
   journal->append(event);
+}
+
+// Into the log that is kept while a plan is served.
+void log_event(Action action, const void* pointer, std::size_t bytes,
+               std::uint8_t mark = 0) {
+  State& s = state();
+  if (s.log.is_open()) s.log.append(event_of(action, pointer, bytes, mark));
 }
 
 Replay* owner(const void* pointer) {
@@ -77,17 +100,19 @@ Replay* owner(const void* pointer) {
 
 void delete_block(void* pointer) {
   State& s = state();
+  // Before the real free, or another thread's reuse of the address would come first.
+  log_event(kFree, pointer, 0);
   if (Replay* replay = owner(pointer)) {
-    replay->release(pointer);
+    s.ledger.arena_block_died(replay->release(pointer));
     if (s.symbols.reporter != nullptr) {
       s.symbols.report_delete(s.symbols.reporter, pointer);
     }
     return;
   }
   if (s.mode.load(std::memory_order_relaxed) == Mode::kRecord) {
-    // Before the real free, or another thread's reuse of the address would come first.
-    log(kFree, pointer, 0);
+    record_event(kFree, pointer, 0);
   }
+  s.ledger.outside_block_died(pointer);
   s.base_delete(pointer);
 }
 
@@ -97,6 +122,10 @@ class Shim final : public c10::Allocator {
     State& s = state();
     const Mode mode = s.mode.load(std::memory_order_acquire);
     if (mode == Mode::kPass || bytes == 0) return s.base->allocate(bytes);
+    if (s.interruptions.load(std::memory_order_relaxed) > 0) {
+      s.interrupted_requests.fetch_add(1, std::memory_order_relaxed);
+      return s.base->allocate(bytes);
+    }
     return mode == Mode::kRecord ? record(bytes) : replay(bytes);
   }
   bool is_simple_data_ptr(const c10::DataPtr& pointer) const override {
@@ -112,7 +141,7 @@ class Shim final : public c10::Allocator {
     c10::DataPtr block = state().base->allocate(bytes);
     // A deleter that is not the base's own belongs to somebody else's bookkeeping.
     if (block.context.get_deleter() == state().base_delete) {
-      log(kAlloc, block.data, bytes);
+      record_event(kAlloc, block.data, bytes);
       block.context.get_deleter() = &delete_block;
     }
     return block;
@@ -120,13 +149,25 @@ class Shim final : public c10::Allocator {
   static c10::DataPtr replay(std::size_t bytes) {
     State& s = state();
     void* address = s.replay.load(std::memory_order_acquire)->allocate(bytes);
-    if (address == nullptr) return s.base->allocate(bytes);
+    if (address == nullptr) return outside(bytes);
+    s.ledger.arena_block_born(round_up(bytes, kAlignment));
+    log_event(kAlloc, address, bytes);
     if (s.symbols.reporter != nullptr) {
       s.symbols.report_new(s.symbols.reporter, address, bytes);
     }
     c10::DataPtr block;
     block.data = address;
     block.context = {address, &delete_block};
+    return block;
+  }
+  static c10::DataPtr outside(std::size_t bytes) {
+    State& s = state();
+    c10::DataPtr block = s.base->allocate(bytes);
+    if (block.context.get_deleter() == s.base_delete) {
+      s.ledger.outside_block_born(block.data, round_up(bytes, kAlignment));
+      log_event(kAlloc, block.data, bytes);
+      block.context.get_deleter() = &delete_block;
+    }
     return block;
   }
 };
@@ -142,8 +183,17 @@ void in_child() {
   State& s = state();
   s.mode.store(Mode::kPass);
   s.journal.store(nullptr);
+  s.ledger.forget_lock();
+  s.log.forget_lock();
   const std::size_t count = s.replay_count.load();
   for (std::size_t i = 0; i < count; ++i) s.replays[i].load()->forget_lock();
+}
+
+// With the tensors in the arena, glibc serves the operators' scratch: some MiB that it
+// would hand back and fault in again in every step.
+void keep_scratch() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
 }
 
 void clear_marks() {
@@ -204,6 +254,8 @@ RecordingEnd stop_recording(const std::string& end) {
 void start_replay(Replay* replay) {
   State& s = state();
   clear_marks();
+  keep_scratch();
+  s.interrupted_requests.store(0);
   const std::size_t count = s.replay_count.load();
   s.replays.at(count).store(replay);
   s.replay_count.store(count + 1, std::memory_order_release);
@@ -213,14 +265,33 @@ void start_replay(Replay* replay) {
 
 void pass_through() { state().mode.store(Mode::kPass); }
 
+void interrupt() { state().interruptions.fetch_add(1); }
+
+bool resume() {
+  std::atomic<int>& interruptions = state().interruptions;
+  int now = interruptions.load();
+  while (now > 0 && !interruptions.compare_exchange_weak(now, now - 1)) {
+  }
+  return now > 0;
+}
+
+std::uint64_t interrupted_requests() { return state().interrupted_requests.load(); }
+
+TensorBytes tensor_bytes() { return state().ledger.sums(); }
+
+void open_log() { state().log.open(); }
+
+std::vector<Event> take_log() { return state().log.take(); }
+
 void mark_step(std::uint8_t kind) {
   State& s = state();
   const Mode mode = s.mode.load();
   if (mode == Mode::kRecord) {
-    log(kStep, nullptr, 0, kind);
+    record_event(kStep, nullptr, 0, kind);
   } else if (mode == Mode::kReplay) {
     // The warm-up is over: hand back what glibc kept of it.
     if (s.replay.load()->next_step()) malloc_trim(0);
+    log_event(kStep, nullptr, 0, kind);
   }
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "alloc/journal.h"
+#include "alloc/ledger.h"
 #include "alloc/replay.h"
 
 namespace memplan {
@@ -46,6 +47,21 @@ RecordingEnd stop_recording(const std::string& end);
 void start_replay(Replay* replay);
 // Passes requests through; blocks alive in an arena stay where they are.
 void pass_through();
+
+// Until as many calls of `resume`, requests pass through: they are neither recorded
+// nor matched (profile-guided memory optimization, section 4.3).
+void interrupt();
+// False if there was nothing to resume from.
+bool resume();
+// Requests that passed through for this reason since replay was started.
+std::uint64_t interrupted_requests();
+
+// What tensors take up, of those born since a plan was first served.
+TensorBytes tensor_bytes();
+
+// While a plan is served: keep the events to come, and hand them over.
+void open_log();
+std::vector<Event> take_log();
 
 // The program begins its next step; `kind` is written to the recording.
 void mark_step(std::uint8_t kind);

@@ -1,6 +1,7 @@
 // Python's view of the allocator shim. Plain data in, plain data out.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -23,6 +24,18 @@ namespace {
 
 using Column = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// Rows of (time_ns, address, size, thread, action, mark).
+using EventRow = std::tuple<std::int64_t, std::uint64_t, std::int64_t, std::int32_t, int, int>;
+
+std::vector<EventRow> to_rows(const std::vector<memplan::Event>& events) {
+  std::vector<EventRow> rows;
+  rows.reserve(events.size());
+  for (const memplan::Event& e : events) {
+    rows.emplace_back(e.time_ns, e.address, e.size, e.thread, e.action, e.mark);
+  }
+  return rows;
+}
+
 nb::dict to_dict(const Counts& counts) {
   nb::dict result;
   result["requests"] = counts.requests;
@@ -36,26 +49,42 @@ nb::dict to_dict(const Counts& counts) {
   return result;
 }
 
-Replay* make_replay(const Column& sizes, const Column& offsets, const Column& starts,
-                    std::size_t loop_start, std::uint64_t arena_bytes) {
-  std::vector<memplan::Request> requests(sizes.shape(0));
-  if (offsets.shape(0) != requests.size()) {
-    throw nb::value_error("sizes and offsets differ in length");
+// Plain arrays to a table; what would lead the matcher astray is refused.
+memplan::Table table_of(const Column& sizes, const Column& offsets, const Column& starts,
+                        std::size_t loop_begin, std::size_t loop_end,
+                        const std::vector<bool>& elastic,
+                        const std::vector<bool>& sparse, std::uint64_t arena_bytes,
+                        std::uint64_t online_bytes) {
+  memplan::Table table;
+  table.requests.resize(sizes.shape(0));
+  if (offsets.shape(0) != table.requests.size() || sparse.size() != offsets.shape(0)) {
+    throw nb::value_error("sizes, offsets and sparse differ in length");
   }
-  for (std::size_t i = 0; i < requests.size(); ++i) {
+  for (std::size_t i = 0; i < table.requests.size(); ++i) {
     if (sizes.data()[i] <= 0) throw nb::value_error("a size is not positive");
-    requests[i] = {static_cast<std::uint64_t>(sizes.data()[i]), offsets.data()[i]};
+    table.requests[i] = {static_cast<std::uint64_t>(sizes.data()[i]), offsets.data()[i],
+                         sparse[i]};
   }
-  std::vector<std::size_t> first(starts.data(), starts.data() + starts.shape(0));
-  if (first.empty() || first[0] != 0 || loop_start >= first.size()) {
-    throw nb::value_error("starts must begin with 0 and reach beyond loop_start");
+  const std::size_t count = starts.shape(0);
+  if (elastic.size() != count) throw nb::value_error("starts and elastic differ in length");
+  if (loop_begin > loop_end || loop_end > count || (count > 0 && loop_begin == loop_end)) {
+    throw nb::value_error("the steps that repeat must be some, and reach beyond none");
   }
-  for (std::size_t i = 0; i < first.size(); ++i) {
-    const std::size_t next = i + 1 < first.size() ? first[i + 1] : requests.size();
-    if (first[i] > next) throw nb::value_error("starts must ascend");
+  if (count == 0 ? !table.requests.empty() : starts.data()[0] != 0) {
+    throw nb::value_error("starts must begin with 0");
   }
-  // Lives for ever: blocks in its arena may outlast everything.
-  return new Replay(std::move(requests), std::move(first), loop_start, arena_bytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto first = static_cast<std::size_t>(starts.data()[i]);
+    const std::size_t next = i + 1 < count ? static_cast<std::size_t>(starts.data()[i + 1])
+                                           : table.requests.size();
+    if (first > next) throw nb::value_error("starts must ascend");
+    table.steps.push_back({first, next, elastic[i]});
+  }
+  table.loop_begin = loop_begin;
+  table.loop_end = loop_end;
+  table.arena_bytes = arena_bytes;
+  table.online_bytes = online_bytes;
+  return table;
 }
 
 }  // namespace
@@ -89,6 +118,26 @@ NB_MODULE(_alloc, m) {
     return result;
   });
 
+  m.def("interrupt", &memplan::interrupt);
+  m.def("resume", &memplan::resume);
+  m.def("interrupted_requests", &memplan::interrupted_requests);
+  m.def("tensor_bytes", [] {
+    const memplan::TensorBytes sums = memplan::tensor_bytes();
+    nb::dict result;
+    result["live"] = sums.live;
+    result["most_live"] = sums.most_live;
+    result["outside"] = sums.outside;
+    result["outside_at_most"] = sums.outside_at_most;
+    return result;
+  });
+  m.def("open_log", &memplan::open_log);
+  m.def("take_log", [] { return to_rows(memplan::take_log()); });
+
+  nb::class_<memplan::Table>(m, "Table")
+      .def_ro("arena_bytes", &memplan::Table::arena_bytes);
+  m.def("table", &table_of, "sizes"_a, "offsets"_a, "starts"_a, "loop_begin"_a,
+        "loop_end"_a, "elastic"_a, "sparse"_a, "arena_bytes"_a, "online_bytes"_a);
+
   nb::class_<Replay>(m, "Replay")
       .def("start", [](Replay& self) { memplan::start_replay(&self); })
       .def("allocate",
@@ -105,9 +154,29 @@ NB_MODULE(_alloc, m) {
       .def("warmup_counts", [](Replay& self) { return to_dict(self.warmup_counts()); })
       .def("hot_counts", [](Replay& self) { return to_dict(self.hot_counts()); })
       .def_prop_ro("base", [](Replay& self) { return self.base(); })
+      .def("adopt", &Replay::adopt, "table"_a)
+      .def("unsettle", &Replay::unsettle, "unsettled"_a)
+      .def("take_steps",
+           [](Replay& self) {
+             std::vector<std::pair<std::size_t, nb::dict>> result;
+             for (const auto& [step, counts] : self.take_steps()) {
+               result.emplace_back(step, to_dict(counts));
+             }
+             return result;
+           })
+      .def("largest", &Replay::largest)
+      .def("touched", &Replay::touched)
       .def_prop_ro("arena_bytes", &Replay::arena_bytes)
+      .def_prop_ro("reserved_bytes", &Replay::reserved_bytes)
+      .def_prop_ro("top", &Replay::top)
+      .def_prop_ro("returned_bytes", &Replay::returned_bytes)
       .def_prop_ro("live_blocks", &Replay::live_blocks)
       .def_prop_ro("live_bytes", &Replay::live_bytes);
-  m.def("make_replay", &make_replay, "sizes"_a, "offsets"_a, "starts"_a, "loop_start"_a,
-        "arena_bytes"_a, nb::rv_policy::reference);
+  m.def(
+      "make_replay",
+      [](const memplan::Table& table, std::uint64_t reserve, std::uint32_t cold) {
+        // Lives for ever: blocks in its arena may outlast everything.
+        return new Replay(table, reserve, cold);
+      },
+      "table"_a, "reserve"_a, "cold"_a = 0, nb::rv_policy::reference);
 }

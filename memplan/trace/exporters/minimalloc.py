@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from memplan.core.gaps import Gaps
 from memplan.core.problem import Int64Array, Problem
 from memplan.errors import InputError
 from memplan.files import PathLike, atomic_write
@@ -18,7 +22,8 @@ def write_minimalloc(
 
     offsets: bytes, shape (n,), a solution for the `offset` column; without them the
         column holds the fixed offsets, -1 where a buffer may go anywhere, and is
-        left out if all may. `alignment` is left out where all are 1.
+        left out if all may. `alignment` is left out where all are 1, and `gaps` where
+        there are none.
 
     Raises InputError for what the format cannot say: wrap-around lifespans, labels
     with commas or line breaks, and labels that are not unique.
@@ -30,9 +35,15 @@ def write_minimalloc(
             f"buffer {name} wraps around the end of the step, which MiniMalloc's CSV "
             "cannot say; export the trace unrolled, or keep the plan's own JSON"
         )
-    columns = {"lower": problem.lower, "upper": problem.upper, "size": problem.size}
+    columns: dict[str, npt.NDArray[Any]] = {
+        "lower": problem.lower,
+        "upper": problem.upper,
+        "size": problem.size,
+    }
     if len(problem) and problem.alignment.max() > 1:
         columns["alignment"] = problem.alignment
+    if problem.gaps is not None:
+        columns["gaps"] = np.array(_gap_fields(problem, problem.gaps), dtype=object)
     if offsets is not None:
         if offsets.shape != problem.size.shape or offsets.dtype.kind not in "iu":
             kind = f"{offsets.dtype} of shape {offsets.shape}"
@@ -47,6 +58,13 @@ def write_minimalloc(
             texts = [map(str, c[begin:end].tolist()) for c in columns.values()]
             rows = zip(labels[begin:end], *texts, strict=True)
             stream.write("".join([f"{','.join(row)}\n" for row in rows]).encode())
+
+
+def _gap_fields(problem: Problem, gaps: Gaps) -> list[str]:
+    """A field per buffer: ``lower-upper`` or ``lower-upper@begin:end`` for each gap."""
+    forms = {2: "{}-{}", 4: "{}-{}@{}:{}"}
+    rows = gaps.by_buffer(len(problem))
+    return [" ".join(forms[len(gap)].format(*gap) for gap in row) for row in rows]
 
 
 def _labels(problem: Problem) -> list[str]:

@@ -2,7 +2,7 @@
 
 A header row in any order: `id lower upper size`, and optionally `alignment hint gaps
 offset`. `buffer` and `buffer_id` stand for id; `start` and `begin` for lower; `end`
-for an upper that is inclusive. There is no quoting.
+for an upper that is inclusive, as then are the ends of gaps. There is no quoting.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from memplan.core.gaps import Gaps
 from memplan.core.problem import FREE, Int64Array, Problem
 from memplan.core.strictjson import MAX_INTEGER, shown
 from memplan.errors import FormatError, InputError
@@ -40,7 +41,7 @@ _LEAST = {"lower": 0, "upper": 0, "size": 1, "alignment": 1, "hint": -1, "offset
 _LINES_AT_A_TIME = 1 << 15
 _DIGITS = re.compile(r"[0-9,]*")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_GAP = re.compile(r"(\d{1,18})-(\d{1,18})(?:@(\d{1,18}):(\d{1,18}))?", re.ASCII)
+_GAP = re.compile(r"(\d{1,19})-(\d{1,19})(?:@(\d{1,19}):(\d{1,19}))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def read_minimalloc(path: PathLike) -> Problem:
     """The Problem in a MiniMalloc CSV file; its ids become labels.
 
     An `offset` is a fixed position (-1: anywhere), a `hint` is ignored. Raises
-    FormatError naming line and column; gaps are not supported, and refused.
+    FormatError naming line and column, or the buffer.
     """
     with open_input(path) as (stream, _):
         data = stream.read()
@@ -90,6 +91,8 @@ def parse_gaps(text: str, inclusive: bool = False) -> list[Gap]:
         window = None if match[3] is None else (int(match[3]), int(match[4]))
         if lower >= upper or (window is not None and window[0] >= window[1]):
             raise InputError(f"the gap {shown(word)} is empty")
+        if max(upper, *(window or (0,))) > MAX_INTEGER:
+            raise InputError(f"the gap {shown(word)} goes beyond 2^63 - 1")
         gaps.append(Gap(lower, upper, window))
     return gaps
 
@@ -119,6 +122,7 @@ class _Table:
         self._check_header()
         self.inclusive = "end" in self.names
         self.ids: list[str] = []
+        self.gaps: list[tuple[int, int, int, int, int]] = []
         self.parts: dict[str, list[Int64Array]] = {
             name: [] for name in self.columns if name in _LEAST
         }
@@ -153,6 +157,7 @@ class _Table:
                 alignment=alignment,
                 fixed=fixed,
                 labels=self.ids,
+                gaps=Gaps.of(*zip(*self.gaps, strict=True)) if self.gaps else None,
             )
         except InputError as error:
             raise FormatError(self.path, str(error)) from None
@@ -179,7 +184,7 @@ class _Table:
         if column == "id":
             self.ids += fields
         elif column == "gaps":
-            self._refuse_gaps(first, fields)
+            self._add_gaps(first, fields)
         else:
             self.parts[column].append(self._integers(first, name, column, fields))
 
@@ -216,20 +221,18 @@ class _Table:
             values[i] = value
         return values
 
-    def _refuse_gaps(self, first: int, fields: Sequence[str]) -> None:
-        for i, field in enumerate(fields):
+    def _add_gaps(self, first: int, fields: Sequence[str]) -> None:
+        for line, field in enumerate(fields, first):
             if not field.strip():
                 continue
             try:
                 gaps = parse_gaps(field, self.inclusive)
             except InputError as error:
-                self._fail(first + i, "gaps", str(error))
-            raise FormatError(
-                self.path,
-                f"line {first + i}, column gaps: {len(gaps)} gaps, which this version "
-                "does not support",
-                "empty the column to keep these buffers' places all through",
-            )
+                self._fail(line, "gaps", str(error))
+            # Line 2 holds the first buffer.
+            for gap in gaps:
+                begin, end = gap.window or (0, 0)
+                self.gaps.append((line - 2, gap.lower, gap.upper, begin, end))
 
     def _check_rows(self, lower: Int64Array, upper: Int64Array) -> None:
         empty: npt.NDArray[np.bool_] = lower >= upper

@@ -1,0 +1,119 @@
+"""From a plan to the tables that the native loader goes by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.core.plan import Plan, Requests
+from memplan.core.problem import Int64Array
+
+BoolArray = npt.NDArray[np.bool_]
+
+if TYPE_CHECKING:
+    from memplan.native._alloc import Table
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayArrays:
+    """All requests of a plan, in the order: warm-up, hot steps, other kinds.
+
+    sizes: exact bytes; offsets: bytes, -1 where the default allocator serves; shape
+    (m,) each. starts: first index of each step, shape (s,). Steps [loop_begin,
+    loop_end) repeat. elastic: per step, whether requests are told by their place.
+    sparse: per request, whether its pages go back when it is freed, shape (m,).
+    """
+
+    sizes: Int64Array
+    offsets: Int64Array
+    starts: Int64Array
+    loop_begin: int
+    loop_end: int
+    elastic: list[bool]
+    sparse: BoolArray
+
+    def table(self, arena_bytes: int, online_bytes: int) -> Table:
+        """The native table, for an arena of so many bytes.
+
+        online_bytes: requests that depart from the plan are placed below this.
+        """
+        from memplan.native import _alloc
+
+        return _alloc.table(
+            self.sizes,
+            self.offsets,
+            self.starts,
+            self.loop_begin,
+            self.loop_end,
+            self.elastic,
+            self.sparse.tolist(),
+            arena_bytes,
+            online_bytes,
+        )
+
+
+def replay_arrays(
+    plan: Plan, *, warmup: bool = True, sparse: BoolArray | None = None
+) -> ReplayArrays:
+    """The arrays of `plan`; without its warm-up for a program already in its loop.
+
+    sparse: which buffers of the hot steps are touched only in part, shape (n,).
+    """
+    parts: list[tuple[Requests, Int64Array, bool]] = []
+    if plan.warmup is not None and warmup:
+        parts.append((plan.warmup.requests, plan.warmup.offsets, False))
+    loop_begin = sum(len(requests.starts) for requests, _, _ in parts)
+    loop_end = loop_begin
+    if plan.requests is not None:
+        parts.append((plan.requests, plan.offsets, plan.elastic))
+        loop_end += len(plan.requests.starts)
+    parts += [(kind.requests, kind.offsets, False) for kind in plan.kinds]
+    none = np.empty(0, dtype=np.int64)
+    returns = [none.astype(np.bool_)]
+    sizes, offsets, starts = [none], [none], [none]
+    elastic: list[bool] = []
+    before = 0
+    for requests, places, by_place in parts:
+        # UNPLANNED is -1 and finds the entry appended.
+        offsets.append(np.append(places, -1)[requests.buffer])
+        sizes.append(requests.size)
+        hot = requests is plan.requests and sparse is not None
+        chosen = sparse if hot and sparse is not None else np.zeros(len(places), bool)
+        returns.append(np.append(chosen, False)[requests.buffer])
+        starts.append(np.array(requests.starts, dtype=np.int64) + before)
+        elastic += [by_place] * len(requests.starts)
+        before += len(requests)
+    return ReplayArrays(
+        np.concatenate(sizes).astype(np.int64),
+        np.concatenate(offsets).astype(np.int64),
+        np.concatenate(starts),
+        loop_begin,
+        loop_end,
+        elastic,
+        np.concatenate(returns),
+    )
+
+
+def joined(first: ReplayArrays, second: ReplayArrays) -> ReplayArrays:
+    """`first`, whose steps go on repeating, and the repeated steps of `second` and its
+    other kinds as more kinds. Neither may have a warm-up; elastic steps are left out:
+    their requests do not tell them from others."""
+    assert first.loop_begin == second.loop_begin == 0
+    ends = np.append(second.starts[1:], len(second.sizes))
+    kept = [i for i, elastic in enumerate(second.elastic) if not elastic]
+    rows = [np.arange(second.starts[i], ends[i]) for i in kept]
+    chosen = np.concatenate([np.empty(0, dtype=np.int64), *rows])
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    begins = len(first.sizes) + np.cumsum(lengths) - lengths
+    return ReplayArrays(
+        np.concatenate([first.sizes, second.sizes[chosen]]),
+        np.concatenate([first.offsets, second.offsets[chosen]]),
+        np.concatenate([first.starts, begins]),
+        first.loop_begin,
+        first.loop_end,
+        [*first.elastic, *[False] * len(kept)],
+        np.concatenate([first.sparse, second.sparse[chosen]]),
+    )

@@ -1,0 +1,66 @@
+// What a program's tensors take up while a plan is served: in all, and outside the
+// arena.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+
+namespace memplan {
+
+struct TensorBytes {
+  std::uint64_t live = 0;             // in the arena and outside it
+  std::uint64_t most_live = 0;        // ever
+  std::uint64_t outside = 0;          // not in the arena
+  std::uint64_t outside_at_most = 0;  // when `most_live` was reached
+};
+
+// Counts bytes, and remembers the blocks that lie outside the arena, whose sizes their
+// deleter is not told. Any thread, at any time.
+class Ledger {
+ public:
+  void arena_block_born(std::uint64_t bytes) {
+    std::lock_guard lock(mutex_);
+    add(bytes);
+  }
+  void arena_block_died(std::uint64_t bytes) {
+    std::lock_guard lock(mutex_);
+    sums_.live -= bytes;
+  }
+  void outside_block_born(const void* pointer, std::uint64_t bytes) {
+    std::lock_guard lock(mutex_);
+    blocks_[pointer] = bytes;
+    sums_.outside += bytes;
+    add(bytes);
+  }
+  // Nothing happens for a block that was born before the ledger was opened.
+  void outside_block_died(const void* pointer) {
+    std::lock_guard lock(mutex_);
+    const auto block = blocks_.find(pointer);
+    if (block == blocks_.end()) return;
+    sums_.live -= block->second;
+    sums_.outside -= block->second;
+    blocks_.erase(block);
+  }
+  TensorBytes sums() {
+    std::lock_guard lock(mutex_);
+    return sums_;
+  }
+  // See Replay::forget_lock.
+  void forget_lock() { new (&mutex_) std::mutex; }
+
+ private:
+  void add(std::uint64_t bytes) {
+    sums_.live += bytes;
+    if (sums_.live <= sums_.most_live) return;
+    sums_.most_live = sums_.live;
+    sums_.outside_at_most = sums_.outside;
+  }
+
+  std::mutex mutex_;
+  TensorBytes sums_;
+  std::unordered_map<const void*, std::uint64_t> blocks_;
+};
+
+}  // namespace memplan

@@ -1,0 +1,151 @@
+"""Steps of other kinds than the hot one: a short last batch, an evaluation.
+
+Each kind is a step of its own to plan, on a linear clock that begins with it. Blocks
+of the step before that are still alive in it, and blocks of the step after that are
+made while its own are alive, are its neighbours: their places are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memplan.core.plan import UNPLANNED, Requests
+from memplan.core.problem import Int64Array, Problem
+from memplan.trace.steps import Alike, HotSteps, Timeline, signature
+
+MOST_KINDS = 32
+HOT = -1  # in `Neighbours.kind`: of the hot steps
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """Blocks of other steps that a kind's own must keep clear of; shape (k,) each.
+
+    lower, upper: ticks of the kind's clock, half-open. kind: HOT, or the number of
+    another kind. request: of the hot steps' requests, or of that kind's.
+    """
+
+    lower: Int64Array
+    upper: Int64Array
+    size: Int64Array
+    kind: Int64Array
+    request: Int64Array
+
+
+@dataclass(frozen=True, eq=False)
+class KindProblem:
+    """One kind of step: its buffers on a linear clock, its requests, its neighbours.
+
+    steps: the numbers of the recorded steps that are of this kind.
+    """
+
+    problem: Problem
+    requests: Requests
+    neighbours: Neighbours
+    steps: tuple[int, ...]
+
+
+def other_kinds(
+    line: Timeline, hot: HotSteps, requests: Requests, alignment: int
+) -> tuple[KindProblem, ...]:
+    """The kinds of the steps after the first hot one that are not hot.
+
+    requests: of the hot steps, as planned. The kinds seen most often, at most
+    MOST_KINDS; none where the hot steps are elastic, and take steps of many sizes.
+    """
+    if hot.elastic:
+        return ()
+    chosen = _Steps(line, hot, requests)
+    found: list[KindProblem] = []
+    for steps in chosen.kinds:
+        found.append(_kind(line, chosen, steps, alignment))
+    return tuple(found)
+
+
+class _Steps:
+    """Which step of the plan each recorded step stands for.
+
+    of: per recorded step its kind (HOT or a number) and the request it begins with, for
+    those that stand for one. kinds: the recorded steps of each kind.
+    """
+
+    def __init__(self, line: Timeline, hot: HotSteps, requests: Requests) -> None:
+        self.of: dict[int, tuple[int, int]] = {}
+        period = [
+            signature(line, hot.begin + i, Alike.REQUESTS) for i in range(hot.period)
+        ]
+        loop = period * (len(requests.starts) // hot.period)
+        groups: dict[bytes, list[int]] = {}
+        following = 0
+        for step in range(hot.begin, line.steps - 1):
+            mark = signature(line, step, Alike.REQUESTS)
+            place = _next_like(loop, following, mark)
+            if place is None:
+                groups.setdefault(mark, []).append(step)
+                continue
+            self.of[step] = HOT, requests.starts[place]
+            following = (place + 1) % len(loop)
+        often = sorted(groups.values(), key=len, reverse=True)[:MOST_KINDS]
+        self.kinds = [tuple(steps) for steps in sorted(often) if _asks(line, steps[0])]
+        for number, steps in enumerate(self.kinds):
+            self.of |= dict.fromkeys(steps, (number, 0))
+
+
+def _next_like(loop: list[bytes], begin: int, mark: bytes) -> int | None:
+    around = [*range(begin, len(loop)), *range(begin)]
+    return next((place for place in around if loop[place] == mark), None)
+
+
+def _asks(line: Timeline, step: int) -> bool:
+    return len(line.size[line.requests(step)]) > 0
+
+
+def _kind(
+    line: Timeline, chosen: _Steps, steps: tuple[int, ...], alignment: int
+) -> KindProblem:
+    step = steps[0]
+    own, (begin, _) = line.requests(step), line.span(step)
+    rows = np.arange(own.start, own.stop)
+    died = line.step_of(line.upper[rows])
+    mine = rows[died <= step + 1]
+    problem = Problem.of(
+        line.lower[mine] - begin,
+        line.upper[mine] - begin,
+        line.size[mine],
+        alignment=alignment,
+    )
+    buffer = np.full(len(rows), UNPLANNED, dtype=np.int64)
+    buffer[mine - own.start] = np.arange(len(mine))
+    requests = Requests((0,), line.size[own], buffer)
+    neighbours = _neighbours(line, chosen, step, int(problem.upper.max(initial=0)))
+    return KindProblem(problem, requests, neighbours, steps)
+
+
+def _neighbours(line: Timeline, chosen: _Steps, step: int, end: int) -> Neighbours:
+    begin = line.span(step)[0]
+    parts = [
+        np.stack([lower, upper, size, np.full(len(size), kind), request])
+        for near in (step - 1, step + 1)
+        for lower, upper, size, kind, request in _blocks(line, chosen, near, begin)
+    ]
+    table = np.concatenate([np.empty((5, 0), dtype=np.int64), *parts], axis=1)
+    alive = (table[1] > 0) & (table[0] < end)
+    return Neighbours(*table[:, alive])
+
+
+def _blocks(
+    line: Timeline, chosen: _Steps, near: int, begin: int
+) -> Iterator[tuple[Int64Array, Int64Array, Int64Array, int, Int64Array]]:
+    """Lower, upper, size, kind and request of a nearby step's transient blocks."""
+    if near not in chosen.of:
+        return
+    kind, first = chosen.of[near]
+    own = line.requests(near)
+    rows = np.arange(own.start, own.stop)
+    rows = rows[line.step_of(line.upper[rows]) <= min(near + 1, line.steps - 1)]
+    lower = np.maximum(line.lower[rows] - begin, 0)
+    upper = line.upper[rows] - begin
+    yield lower, upper, line.size[rows], kind, rows - own.start + first

@@ -1,0 +1,212 @@
+// A random program over several streams, with failures injected, that checks what it
+// is given: in the order of its calls, and on the fake device in device time.
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fake_cudart.h"
+
+namespace {
+
+// The allocator's functions, as torch calls them.
+struct Allocator {
+  void* (*allocate)(long, int, void*);
+  void (*release)(void*, std::size_t, int, void*);
+  void (*record_stream)(void*, void*);
+  void (*empty_cache)();
+  void (*next_step)();
+  void (*begin_pool)(int, std::pair<unsigned long long, unsigned long long>,
+                     std::function<bool(void*)>);
+  void (*end_pool)(int, std::pair<unsigned long long, unsigned long long>);
+};
+
+struct Outcome {
+  std::uint64_t requests;
+  std::uint64_t served;
+  std::uint64_t out_of_memory;  // raised, in torch's words
+  std::uint64_t other_errors;   // raised, in CUDA's
+  std::uint64_t captured;       // refused under capture
+  std::uint64_t unexpected;     // raised, in other words, or not raised where due
+  std::uint64_t recorded;       // uses by another stream
+  std::uint64_t overlaps;       // of blocks alive at the same time
+};
+
+struct Live {
+  char* address;
+  std::uint64_t size;
+  void* stream;
+  std::uint32_t token;
+};
+
+// All threads' live blocks, to hold each other against.
+class Ledger {
+ public:
+  void add(const Live& block) {
+    std::lock_guard lock(mutex_);
+    const auto above = blocks_.lower_bound(block.address);
+    if (above != blocks_.end() && above->first < block.address + block.size) ++overlaps_;
+    if (above != blocks_.begin() && std::prev(above)->second > block.address) ++overlaps_;
+    blocks_[block.address] = block.address + block.size;
+  }
+  void remove(const Live& block) {
+    std::lock_guard lock(mutex_);
+    blocks_.erase(block.address);
+  }
+  std::uint64_t overlaps() const { return overlaps_; }
+
+ private:
+  std::mutex mutex_;
+  std::map<char*, char*> blocks_;
+  std::uint64_t overlaps_ = 0;
+};
+
+std::atomic<std::uint32_t> next_token{0};
+
+class Program {
+ public:
+  Program(const Allocator& allocator, const std::vector<void*>& streams, Ledger& ledger,
+          unsigned seed, bool alone)
+      : use_(allocator), streams_(streams), ledger_(ledger), random_(seed), alone_(alone) {}
+
+  void run(std::uint64_t requests) {
+    for (std::uint64_t i = 0; i < requests; ++i) {
+      request(quick_stream());
+      if (chance(0.5)) fake_advance(quick_stream(), below(30));
+      if (chance(0.01)) slow_ = any_stream();
+      while (live_.size() > 120 || (!live_.empty() && chance(0.49))) release();
+      if (chance(0.003)) use_.next_step();
+      if (chance(0.0005)) use_.empty_cache();
+      if (chance(0.01)) inject();
+      if (alone_ && chance(0.001)) capture();
+    }
+    while (!live_.empty()) release();
+  }
+
+  Outcome outcome = {};
+
+ private:
+  std::uint64_t below(std::uint64_t n) { return random_() % n; }
+  bool chance(double p) { return static_cast<double>(random_() % 1000000) < p * 1e6; }
+  void* any_stream() { return streams_[below(streams_.size())]; }
+  void* quick_stream() {
+    void* stream = any_stream();
+    while (stream == slow_) stream = any_stream();
+    return stream;
+  }
+
+  void request(void* stream) {
+    static constexpr std::array<std::uint64_t, 8> kSizes = {
+        8, 512, 1000, 4096, 5000, 65536, 300000, 1 << 20};
+    const std::uint64_t size = kSizes[below(chance(0.1) ? 8 : 6)];
+    ++outcome.requests;
+    void* address = nullptr;
+    try {
+      address = use_.allocate(static_cast<long>(size), 0, stream);
+    } catch (const std::exception& failure) {
+      const std::string words = failure.what();
+      if (words.rfind("CUDA out of memory. Tried to allocate", 0) == 0) {
+        ++outcome.out_of_memory;
+      } else if (words.rfind("CUDA error: ", 0) == 0) {
+        ++outcome.other_errors;
+      } else {
+        ++outcome.unexpected;
+      }
+      return;
+    }
+    ++outcome.served;
+    const Live block{static_cast<char*>(address), size, stream, ++next_token};
+    ledger_.add(block);
+    live_.push_back(block);
+    fake_fill(stream, address, size, block.token);
+    while (chance(0.25)) {
+      void* user = any_stream();
+      fake_wait(user, stream);
+      fake_check(user, address, size, block.token);
+      use_.record_stream(address, user);
+      ++outcome.recorded;
+    }
+  }
+
+  void release() {
+    std::swap(live_[below(live_.size())], live_.back());
+    const Live block = live_.back();
+    live_.pop_back();
+    fake_check(block.stream, block.address, block.size, block.token);
+    ledger_.remove(block);
+    use_.release(block.address, block.size, 0, block.stream);
+  }
+
+  void inject() {
+    static constexpr std::array<int, 6> kFunctions = {
+        kMalloc, kEventCreate, kEventRecord, kEventQuery, kEventSynchronize,
+        kDeviceSynchronize};
+    const int function = kFunctions[below(kFunctions.size())];
+    const int code = function == kMalloc && chance(0.8) ? 2 : 719;
+    fake_fail(function, static_cast<long>(below(4)), 1 + static_cast<long>(below(3)), code);
+  }
+
+  // A capture in the midst: nothing is served on its stream, and nothing breaks it.
+  void capture() {
+    void* stream = streams_.back();
+    const bool told = chance(0.5);
+    if (told) use_.begin_pool(0, {0, 1}, [](void*) { return true; });
+    fake_capture(stream, 1);
+    try {
+      use_.allocate(4096, 0, stream);
+      ++outcome.unexpected;
+    } catch (const std::exception& failure) {
+      const bool clear = std::strstr(failure.what(), "graph capture") != nullptr;
+      ++(clear ? outcome.captured : outcome.unexpected);
+    }
+    for (int i = 0; i < 5 && !live_.empty(); ++i) release();
+    use_.empty_cache();
+    fake_capture(stream, 0);
+    if (told) use_.end_pool(0, {0, 1});
+  }
+
+  const Allocator& use_;
+  const std::vector<void*>& streams_;
+  Ledger& ledger_;
+  std::mt19937_64 random_;
+  const bool alone_;
+  // For a while one stream stands still, and only reads what the others make: the
+  // longer it lags behind, the more it would show that its blocks were used again.
+  void* slow_ = nullptr;
+  std::vector<Live> live_;
+};
+
+}  // namespace
+
+// Runs `requests` in all, on `threads` threads and the `count` streams given. Ends
+// with every block freed and no failure left to be injected.
+API void soak(const Allocator* allocator, void** streams, std::size_t count,
+              std::uint64_t requests, unsigned threads, unsigned seed, Outcome* total) {
+  const std::vector<void*> all(streams, streams + count);
+  Ledger ledger;
+  std::vector<Program> programs;
+  for (unsigned i = 0; i < threads; ++i) {
+    programs.emplace_back(*allocator, all, ledger, seed + i, threads == 1);
+  }
+  std::vector<std::thread> running;
+  for (Program& program : programs) {
+    running.emplace_back([&] { program.run(requests / threads); });
+  }
+  for (std::thread& thread : running) thread.join();
+  for (int function = 0; function < kFunctions; ++function) fake_fail(function, 0, 0, 0);
+  fake_run_all();
+  for (const Program& program : programs) {
+    const auto* from = reinterpret_cast<const std::uint64_t*>(&program.outcome);
+    auto* to = reinterpret_cast<std::uint64_t*>(total);
+    for (std::size_t i = 0; i < sizeof(Outcome) / sizeof(*to); ++i) to[i] += from[i];
+  }
+  total->overlaps = ledger.overlaps();
+}

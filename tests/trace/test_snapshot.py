@@ -1,0 +1,367 @@
+"""CUDA memory snapshots as traces."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.errors import FormatError, UsageError
+from memplan.trace.importers.snapshot import (
+    HistoryMark,
+    Imported,
+    devices_of,
+    from_snapshot,
+    read_snapshot,
+)
+from memplan.trace.liveness import step_problem
+from memplan.trace.match import match_frees
+from memplan.trace.read import read_trace
+from memplan.trace.streams import on_stream, streams_of
+from memplan.trace.trace import Action, Mark, Trace
+from memplan.trace.write import write_trace
+from tests.conftest import Run
+from tests.snapshot_samples import FRAMES, Device, snapshot, step
+
+BASE = 0x7F_0000_0000
+
+
+def rows(found: Imported) -> list[tuple[str, int, int, int]]:
+    """Action, address beyond BASE, size and stream of each event."""
+    events = found.trace.events
+    return [
+        (Action(action).name, max(int(address) - BASE, 0), int(size), int(stream))
+        for action, address, size, stream in zip(
+            events.action, events.address, events.size, events.stream, strict=True
+        )
+    ]
+
+
+def save(value: object, path: Path, protocol: int = 4) -> Path:
+    path.write_bytes(pickle.dumps(value, protocol=protocol))
+    return path
+
+
+def test_a_life_ends_when_its_free_completed() -> None:
+    device = Device()
+    device.allocate(BASE, 1000, stream=5)
+    device.free(BASE, complete=False)
+    device.allocate(BASE + 4096, 512)
+    device.complete(BASE)
+    found = from_snapshot(snapshot(device))
+    assert rows(found) == [
+        ("ALLOC", 0, 1024, 5),
+        ("FREE_REQUESTED", 0, 1024, 5),
+        ("ALLOC", 4096, 512, 0),
+        ("FREE_COMPLETED", 0, 1024, 5),
+    ]
+    partner = match_frees(found.trace.events)
+    assert partner[0] == 3
+    assert partner[2] == -1
+
+
+def test_sizes_are_rounded_as_the_allocator_does() -> None:
+    device = Device()
+    for i, size in enumerate((1, 512, 513)):
+        device.allocate(BASE + 4096 * i, size)
+    events = from_snapshot(snapshot(device)).trace.events
+    assert events.size.tolist() == events.requested_size.tolist() == [512, 512, 1024]
+
+
+def test_what_is_no_block_of_a_program_is_left_out() -> None:
+    device = Device()
+    device.other("segment_alloc")
+    device.other("snapshot")
+    device.allocate(BASE, 512)
+    device.other("oom", device_free=10)
+    device.other("segment_free")
+    device.other("something_new")
+    assert [row[0] for row in rows(from_snapshot(snapshot(device)))] == ["ALLOC"]
+
+
+def test_blocks_older_than_the_history_are_left_out_and_counted() -> None:
+    device = Device()
+    device.recording = False
+    device.allocate(BASE, 512)
+    device.allocate(BASE + 512, 512)
+    device.recording = True
+    device.free(BASE)
+    device.allocate(BASE, 1024)
+    found = from_snapshot(snapshot(device))
+    assert rows(found) == [("ALLOC", 0, 1024, 0)]
+    assert (found.unmatched_frees, found.entries) == (1, 3)
+
+
+def test_a_history_that_was_full_begins_with_frees_nobody_can_match(
+    tmp_path: Path,
+) -> None:
+    device = Device(limit=10)
+    for i in range(6):
+        device.allocate(BASE + 4096 * i, 512)
+    for i in range(6):
+        device.free(BASE + 4096 * i, complete=i > 2)
+    path = save(snapshot(device), tmp_path / "s.pickle")
+    trace = read_trace(path)
+    assert trace.info.dropped_events > 0
+    assert trace.info.complete
+
+
+def test_an_address_is_used_again_and_again() -> None:
+    device = Device()
+    for size in (512, 1024, 512):
+        device.allocate(BASE, size)
+        device.free(BASE)
+    partner = match_frees(from_snapshot(snapshot(device)).trace.events)
+    assert partner.tolist() == [2, -1, 0, 5, -1, 3, 8, -1, 6]
+
+
+def test_stacks_are_kept_once() -> None:
+    device = Device()
+    for i in range(3):
+        device.allocate(BASE + 4096 * i, 512, frames=FRAMES if i else [])
+    trace = from_snapshot(snapshot(device)).trace
+    assert trace.events.stack.tolist() == [-1, 0, 0]
+    assert [frame.name for frame in trace.stacks[0]] == ["forward", "<module>"]
+    assert trace.info.stacks == "python"
+
+
+def test_times_count_from_the_first_event_and_do_not_decrease() -> None:
+    device = Device()
+    for i in range(4):
+        device.allocate(BASE + 4096 * i, 512)
+    device.entries[2]["time_us"] -= 60
+    found = from_snapshot(snapshot(device)).trace.events
+    assert found.time_ns.tolist() == [0, 50_000, 50_000, 150_000]
+
+
+def test_files_without_times_keep_their_order() -> None:
+    device = Device()
+    for i in range(3):
+        device.allocate(BASE + 4096 * i, 512)
+    for entry in device.entries:
+        del entry["time_us"]
+    assert from_snapshot(snapshot(device)).trace.events.time_ns.tolist() == [
+        *(0, 1000, 2000),
+    ]
+
+
+def marked(tagged: bool) -> tuple[dict[str, Any], list[HistoryMark]]:
+    """Four steps after a weight's allocation, a mark before each."""
+    device, marks = Device(), []
+    device.allocate(BASE, 100_000)
+    for i in range(4):
+        # Where tags tell the truth, a clock that is some microseconds off does not.
+        marks.append(HistoryMark(Mark.OPTIMIZER, device.now + (170 if tagged else 1)))
+        if tagged:
+            device.metadata = f"memplan:{i + 1}"
+        step(device, BASE)
+    return snapshot(device), marks
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_marks_stand_where_they_were_seen(tagged: bool) -> None:
+    value, marks = marked(tagged)
+    trace = from_snapshot(value, marks=marks).trace
+    actions = trace.events.action
+    where = np.flatnonzero(actions == Action.STEP).tolist()
+    assert where == [1, 11, 21, 31]
+    assert set(trace.events.mark[where].tolist()) == {Mark.OPTIMIZER}
+    assert trace.info.program.marks == "optimizer"
+    found = step_problem(trace)
+    assert found.hot is not None
+    assert set(found.problem.size.tolist()) == {1024, 2048, 3072}
+    assert found.persistent_bytes == 100_352
+
+
+@pytest.mark.parametrize("tag", ["memplan:1", "memplan:x", "memplan:99", "mine", None])
+def test_tags_that_contradict_the_clock_do_not_count(tag: str | None) -> None:
+    value, marks = marked(tagged=False)
+    for entry in value["device_traces"][0]:
+        entry["user_metadata"] = tag
+    far_apart = [
+        HistoryMark(mark.mark, mark.time_us + 10_000 * i)
+        for i, mark in enumerate(marks)
+    ]
+    for i, entry in enumerate(value["device_traces"][0]):
+        entry["time_us"] += 10_000 * ((i - 1) // 9) + (500 if i else 0)
+    actions = from_snapshot(value, marks=far_apart).trace.events.action
+    assert np.flatnonzero(actions == Action.STEP).tolist() == [1, 11, 21, 31]
+
+
+def test_marks_after_the_last_event_are_kept() -> None:
+    device = Device()
+    device.allocate(BASE, 512)
+    marks = [HistoryMark(Mark.EXPLICIT, device.now + 10**9)] * 2
+    actions = from_snapshot(snapshot(device), marks=marks).trace.events.action
+    assert actions.tolist() == [Action.ALLOC, Action.STEP, Action.STEP]
+
+
+def test_several_devices_are_chosen_from() -> None:
+    idle, first, second = Device(), Device(), Device()
+    first.allocate(BASE, 512)
+    second.allocate(BASE, 1024)
+    value = snapshot(idle, first, second)
+    assert devices_of(value) == [1, 2]
+    with pytest.raises(FormatError, match=r"devices 1, 2; choose one"):
+        from_snapshot(value)
+    trace = from_snapshot(value, device=2).trace
+    assert trace.events.size.tolist() == [1024]
+    assert trace.events.device.tolist() == [2]
+    with pytest.raises(UsageError, match="device 0: the snapshot holds device 1, 2"):
+        from_snapshot(value, device=0)
+
+
+def test_the_streams_of_a_trace_can_be_told_apart() -> None:
+    device = Device()
+    device.allocate(BASE, 512)
+    device.allocate(BASE + 4096, 8192, stream=77)
+    device.free(BASE + 4096)
+    device.free(BASE)
+    mark = HistoryMark(Mark.EXPLICIT, device.now + 1)
+    trace = from_snapshot(snapshot(device), marks=[mark]).trace
+    assert list(streams_of(trace).items()) == [(77, 8192), (0, 512)]
+    side = on_stream(trace, 77)
+    assert side.events.size.tolist() == [8192, 8192, 8192, 0]
+    assert side.events.action.tolist()[-1] == Action.STEP
+    with pytest.raises(UsageError, match="the trace has streams 77, 0"):
+        on_stream(trace, 5)
+
+
+@pytest.mark.parametrize("form", ["pickle-2", "pickle-4", "pickle-5", "json"])
+def test_any_form_of_file_is_read_and_can_be_written_as_a_trace(
+    tmp_path: Path, form: str
+) -> None:
+    value, _ = marked(tagged=False)
+    path = tmp_path / "snapshot"
+    if form == "json":
+        path.write_text(json.dumps(value))
+    else:
+        save(value, path, int(form[-1]))
+    trace = read_trace(path)
+    assert (trace.info.device, trace.info.alignment) == ("cuda", 512)
+    assert len(trace) == 1 + 4 * 9
+    write_trace(trace, tmp_path / "t.parquet")
+    again = read_trace(tmp_path / "t.parquet")
+    assert again.events.address.tolist() == trace.events.address.tolist()
+    assert list(again.stacks) == list(trace.stacks)
+
+
+def test_a_trace_that_names_segments_is_still_a_trace(tmp_path: Path) -> None:
+    device = Device()
+    frames = [{"filename": "segments", "line": 1, "name": "device_traces"}]
+    device.allocate(BASE, 512, frames=frames)
+    trace: Trace = from_snapshot(snapshot(device)).trace
+    write_trace(trace, tmp_path / "t.json")
+    assert len(read_trace(tmp_path / "t.json")) == 1
+
+
+def test_solve_and_convert_take_a_snapshot(memplan: Run, tmp_path: Path) -> None:
+    value, _ = marked(tagged=False)
+    path = save(value, tmp_path / "snapshot.pickle")
+    done = memplan("solve", path, "-o", "p.json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "p.json").read_text())
+    assert plan["device"]["type"] == "cuda"
+    assert all(buffer["offset"] % 512 == 0 for buffer in plan["buffers"])
+    assert memplan("convert", path, "p.csv").returncode == 0
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 1 + 12
+
+
+def test_a_snapshot_that_would_run_code_is_refused(
+    memplan: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "evil.pickle").write_bytes(b"\x80\x04cos\nsystem\n(X\x02\0\0\0lstR.")
+    done = memplan("solve", "evil.pickle")
+    assert done.returncode == 3
+    assert "contains opcode GLOBAL at byte 2; plain data expected" in done.stderr
+
+
+def broken(**changes: object) -> dict[str, Any]:
+    """A snapshot whose only entry has these fields instead; ... takes one away."""
+    device = Device()
+    device.allocate(BASE, 512)
+    entry = device.entries[0]
+    for name, value in changes.items():
+        if value is ...:
+            del entry[name]
+        else:
+            entry[name] = value
+    return snapshot(device)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "not a memory snapshot"),
+        ({}, "not a memory snapshot"),
+        ([{"device": 0, "blocks": []}], "segments without their history"),
+        ({"device_traces": 5}, "device_traces is 5, not a list"),
+        ({"device_traces": [{}]}, r"device_traces\[0\] is an object, not a list"),
+        ({"device_traces": []}, "holds no memory history"),
+        ({"device_traces": [[], []]}, "holds no memory history"),
+        ({"device_traces": [[5]]}, r"device_traces\[0\]\[0\]: 5 has no action"),
+        ({"device_traces": [[{}]]}, "has no action"),
+        (broken(action=3), "has no action"),
+        (broken(addr=-1), r"device_traces\[0\]\[0\].addr: -1 is not an integer"),
+        (broken(addr=1 << 64), "addr"),
+        (broken(addr="x"), "addr: 'x' is not an integer"),
+        (broken(addr=True), "addr: true is not an integer"),
+        (broken(addr=...), "addr: null is not an integer"),
+        (broken(size=-1), "size: -1 is not an integer"),
+        (broken(size=1 << 63), "size"),
+        (broken(size=1.5), "size"),
+        (broken(stream=-1), "stream"),
+        (broken(stream=1 << 63), "stream"),
+        (broken(time_us=-1), "time_us"),
+        (broken(time_us=1 << 62), "time_us"),
+        (broken(frames=5), "frames: 5 is not a list"),
+        (broken(frames=[5]), "frames: 5 is not"),
+        (broken(frames=[{"filename": "a", "line": 1}]), "frames: an object is not"),
+        (broken(frames=[{"filename": "a", "line": True, "name": "b"}]), "frames"),
+        (broken(frames=[{"filename": "a", "line": 1 << 63, "name": "b"}]), "frames"),
+    ],
+)
+def test_every_field_is_checked(value: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=message):
+        read_snapshot(save(value, tmp_path / "s.pickle"))
+
+
+def test_a_line_that_is_not_known_becomes_0_and_a_long_name_is_cut() -> None:
+    frames = [{"filename": "a" * 70_000, "line": -1, "name": "f"}]
+    trace = from_snapshot(broken(frames=frames)).trace
+    assert trace.stacks[0][0].line == 0
+    assert len(trace.stacks[0][0].filename) == 65536
+
+
+ENTRY = st.fixed_dictionaries(
+    {
+        "action": st.sampled_from(
+            ["alloc", "free_requested", "free_completed", "segment_alloc", "oom"]
+        ),
+        "addr": st.integers(0, 5).map(lambda i: BASE + 4096 * i),
+        "size": st.integers(0, 5000),
+        "stream": st.integers(0, 2),
+        "time_us": st.integers(0, 100),
+    }
+)
+
+
+@given(entries=st.lists(ENTRY, min_size=1, max_size=60), marks=st.integers(0, 5))
+def test_any_history_becomes_a_sound_trace(
+    entries: list[dict[str, Any]], marks: int
+) -> None:
+    seen = [HistoryMark(Mark.FORWARD, 20 * i) for i in range(marks)]
+    found = from_snapshot({"device_traces": [entries]}, marks=seen)
+    events = found.trace.events
+    assert (np.diff(events.time_ns) >= 0).all()
+    assert int((events.action == Action.STEP).sum()) == marks
+    frees = events.action == Action.FREE_COMPLETED
+    assert (match_frees(events)[frees] >= 0).all()
+    completed = sum(entry["action"] == "free_completed" for entry in entries)
+    assert completed == int(frees.sum()) + found.unmatched_frees
