@@ -8,10 +8,10 @@ JOBS ?= 2
 SOURCES = $(shell find memplan/native -name '*.cpp' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo soak bench traces clean
+.PHONY: help setup test test-gpu lint demo soak bench traces clean
 
 help:  ## List the targets.
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | \
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
 		awk -F ':.*## ' '{ printf "  %-8s %s\n", $$1, $$2 }'
 
 setup: $(VENV)/ready  ## Make the virtual environment and build the native code.
@@ -27,6 +27,9 @@ test: setup  ## Lint, check types and run the tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n $(JOBS) -m 'not soak'
+
+test-gpu: setup  ## The tests that need a GPU, with the reason where there is none.
+	$(BIN)/pytest tests/gpu -rs
 
 lint: setup  ## Only the linter and the type checker.
 	$(BIN)/ruff check .

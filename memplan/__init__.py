@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from memplan.apply.cuda import stats as stats
     from memplan.apply.session import apply as apply
     from memplan.core.plan import Plan as Plan
     from memplan.core.planfile import read_plan as read_plan
@@ -39,6 +40,7 @@ _HOMES = {
     "record": "memplan.record.session",
     "resume": "memplan.record.interruption",
     "solve": "memplan.solve.solve",
+    "stats": "memplan.apply.cuda",
     "step": "memplan.record.boundary",
     "unplanned": "memplan.record.interruption",
     "verify": "memplan.core.verify",
@@ -58,6 +60,7 @@ __all__ = [
     "record",
     "resume",
     "solve",
+    "stats",
     "step",
     "unplanned",
     "verify",

@@ -138,11 +138,15 @@ def rounds(
     name: str, chosen: list[Allocator], folder: Path, options: Options
 ) -> Iterator[dict[str, Run]]:
     """One run per allocator and round, after a round that warms the machine up."""
-    command = PROGRAMS[name].command(options.steps, options.threads, options.tiny)
+    program = PROGRAMS[name]
+    steps = options.steps if options.tiny else max(options.steps, program.steps)
+    command = program.command(steps, options.threads, options.tiny)
     print(f"\n{name}: {' '.join(command[1:])}", flush=True)
     plan = None
     if any(allocator.planned for allocator in chosen):
-        plan = make_plan(name, command, folder, options.timeout)
+        recorded = min(program.recorded or steps, steps)
+        to_record = program.command(recorded, options.threads, options.tiny)
+        plan = make_plan(name, to_record, folder, options.timeout)
     for number in range(options.repeats + 1):
         found = {of.name: run_one(of, command, plan, options) for of in chosen}
         if number > 0:
@@ -179,7 +183,15 @@ def plan_facts(runs: list[Run]) -> list[str]:
         max(report[key] for report in reports) / (1 << 20)
         for key in ("arena_bytes", "lower_bound_bytes")
     )
+    most_live, top = (
+        max(report["memory"][key] for report in reports) / (1 << 20)
+        for key in ("most_live_in_arena", "arena_top")
+    )
+    replans = [[replan["step"] for replan in report["replans"]] for report in reports]
     return [
+        f"arena used up to {top:,.1f} MiB, most live in it {most_live:,.1f} MiB",
+        f"planned anew after steps {replans[-1] or 'none'}",
+        f"memory: {reports[-1]['memory']}",
         f"requests: {fewest:,} planned, {fallback:,} fallback ({size:,} bytes), "
         f"{conflicts:,} conflicts",
         f"arena: {arena:,.1f} MiB, lower bound {bound:,.1f} MiB",

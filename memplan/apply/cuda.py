@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from memplan.apply.cuda_library import Library
-from memplan.apply.cuda_report import CudaReport, make_cuda_report
+from memplan.apply.cuda_report import make_cuda_report
+from memplan.apply.report import Report
 from memplan.core.plan import Plan, Requests
 from memplan.core.problem import Int64Array
 from memplan.core.verify import verify
@@ -122,7 +123,7 @@ class CudaLoader:
             self._running.pass_through(True)
             self._boundaries.stop()
 
-    def report(self) -> CudaReport:
+    def report(self) -> Report:
         """How it went so far, on all devices. Raises UsageError before `start`."""
         if self._running is None:
             raise UsageError("nothing to report: the loader was not started")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from memplan.apply.replan import Replan
 from memplan.apply.residency import Memory
@@ -25,7 +25,9 @@ class Report:
     run, recorded: memory, faults and time of this run, and of the recorded one.
     steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
     interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
-    replans: each time the plan was made anew. memory: where it lived in the end.
+    replans: each time the plan was made anew. memory: where it lived, on the CPU.
+    device: "cpu" or "cuda", where the default allocator is cudaMalloc, and what it gave
+    is kept for reuse; devices: `memplan.apply.cuda.stats` of each.
     """
 
     requests: int
@@ -39,12 +41,14 @@ class Report:
     arena_bytes: int
     lower_bound_bytes: int
     steps: int
-    interrupted_requests: int
-    replans: tuple[Replan, ...]
-    memory: Memory
     warmup: dict[str, int]
     run: RunStats
     recorded: RunStats
+    interrupted_requests: int = 0
+    replans: tuple[Replan, ...] = ()
+    memory: Memory | None = None
+    device: str = "cpu"
+    devices: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """The report as plain data, with `schema` and `version`."""

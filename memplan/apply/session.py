@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from memplan.apply.replan import Replanner
 from memplan.apply.report import Report, make_report
@@ -17,6 +18,9 @@ from memplan.errors import InputError, UsageError
 from memplan.record.boundary import Boundaries
 from memplan.record.shim import install
 from memplan.trace.trace import Mark
+
+if TYPE_CHECKING:
+    from memplan.apply.cuda import CudaLoader
 
 ALIGNMENT = 64  # bytes; of every block that torch's CPU allocator hands out
 # Address space for plans to come, of which nothing is resident before it is used.
@@ -126,21 +130,30 @@ class Loader:
             self._replanner.step_ended()
 
 
+def loader_of(plan: Plan, name: str, *, replan: bool = True) -> Loader | CudaLoader:
+    """The loader for the plan's device; `name` stands for the plan in messages."""
+    if plan.device != "cuda":
+        return Loader(plan, name, replan=replan)
+    from memplan.apply.cuda import CudaLoader
+
+    return CudaLoader(plan, name)
+
+
 @contextlib.contextmanager
 def apply(
     plan: Plan | str | os.PathLike[str], *, replan: bool = True
-) -> Iterator[Loader]:
-    """Serve the block's CPU tensors from `plan`, a Plan or a plan file.
+) -> Iterator[Loader | CudaLoader]:
+    """Serve the block's tensors from `plan`, a Plan or a plan file.
 
-    replan: as for Loader.
+    replan: as for Loader; a plan for CUDA (experimental) stays as it is, and is in
+    force until the process ends.
 
     `with memplan.apply("plan.json") as loader: train()`; afterwards
     `loader.report()` tells how it went. Raises what Loader raises.
     """
-    if isinstance(plan, Plan):
-        loader = Loader(plan, replan=replan)
-    else:
-        loader = Loader(read_plan(plan), str(plan), replan=replan)
+    found = plan if isinstance(plan, Plan) else read_plan(plan)
+    name = "the plan" if isinstance(plan, Plan) else str(plan)
+    loader = loader_of(found, name, replan=replan)
     loader.start()
     try:
         yield loader

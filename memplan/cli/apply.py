@@ -12,7 +12,7 @@ import click
 from memplan.apply.replan import Replan
 from memplan.apply.report import Report
 from memplan.apply.residency import Memory
-from memplan.apply.session import Loader, check_program
+from memplan.apply.session import check_program, loader_of
 from memplan.cli import arguments, show
 from memplan.core.plan import Plan
 from memplan.errors import MemplanError
@@ -49,11 +49,14 @@ def command(
     module: str | None,
     script: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT with the memory of its CPU tensors laid out as PLAN says.
+    """Run SCRIPT with the memory of its tensors laid out as PLAN says.
 
     The plan is verified first, with no way round. The program computes what it
     computed before, and its exit code is passed through. Requests that depart from
     the plan are served all the same, and counted.
+
+    A plan made from a CUDA recording is applied to CUDA memory: experimental, it has
+    not run on a GPU yet.
 
     \b
     Example: memplan apply train.plan.json train.py --epochs 90
@@ -62,7 +65,7 @@ def command(
     if report is not None:
         refuse_overwrite(report, force)
     found = arguments.read_plan(plan)
-    loader = Loader(found, str(plan), replan=replan)
+    loader = loader_of(found, str(plan), replan=replan)
     check_program(found, target.identity(), str(plan))
     _compare_environment(found)
     loader.start()
@@ -128,7 +131,8 @@ def _show(report: Report) -> None:
         )
     if report.replans:
         rows.append(("planned anew", _replans(report.replans)))
-    rows.append(("resident", _lives(report.memory)))
+    if report.memory is not None:
+        rows.append(("resident", _lives(report.memory)))
     show.facts(f"memplan: {report.steps:,} steps under the plan", rows, err=True)
     show.table(
         "",

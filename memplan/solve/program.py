@@ -14,6 +14,7 @@ from memplan.solve.kinds import plan_kinds
 from memplan.solve.methods import solve_problem
 from memplan.solve.options import DEFAULTS, Options
 from memplan.trace.liveness import WarmupProblem, step_problem
+from memplan.trace.streams import on_stream, streams_of
 from memplan.trace.trace import Trace
 
 
@@ -36,7 +37,7 @@ def solve_trace(
     around the hot step's first pass; what does not fit is left to the default
     allocator, once.
     """
-    found = step_problem(trace, step, alignment)
+    found = step_problem(_one_stream(trace), step, alignment)
     plan = solve_problem(found.problem, method, options)
     program = trace.info.program
     if found.hot is None:
@@ -54,6 +55,15 @@ def solve_trace(
     if found.warmup is None:
         return plan
     return replace(plan, warmup=_place_warmup(plan, found.warmup))
+
+
+def _one_stream(trace: Trace) -> Trace:
+    """The events of the default CUDA stream, or of the busiest one: an arena, and so a
+    plan, belongs to one stream. Other streams are served outside it."""
+    streams = streams_of(trace)
+    if trace.info.device == "cpu" or len(streams) < 2:
+        return trace
+    return on_stream(trace, 0 if 0 in streams else next(iter(streams)))
 
 
 def _place_warmup(plan: Plan, warmup: WarmupProblem) -> Warmup:

@@ -22,11 +22,17 @@ LIBRARY_FOLDERS = tuple(
 
 @dataclass(frozen=True)
 class Program:
-    """A script, its arguments at the size to measure, and at a size to try out."""
+    """A script, its arguments at the size to measure, and at a size to try out.
+
+    steps: of a measured run, where those asked for would be too few; recorded: steps of
+    the run that the plan is made from, None for as many.
+    """
 
     script: str
     arguments: tuple[str, ...]
     tiny: tuple[str, ...]
+    steps: int = 0
+    recorded: int | None = None
 
     def command(self, steps: int, threads: int, tiny: bool) -> list[str]:
         """The script's path, then its arguments."""
@@ -64,6 +70,13 @@ PROGRAMS = {
         "infer_resnet50.py",
         _arguments("--batch-size 4 --image-size 224"),
         _arguments(_TINY_RESNET),
+    ),
+    "seq2seq": Program(
+        "train_seq2seq.py",
+        _arguments("--batch-size 32 --longest 50"),
+        _arguments("--batch-size 2 --longest 12 --vocabulary 50 --width 16"),
+        steps=200,
+        recorded=24,
     ),
 }
 

@@ -125,7 +125,7 @@ def test_when_no_step_repeats_the_remedy_is_named() -> None:
     with pytest.raises(Exception, match=r"memplan\.step\(\).*--step N") as caught:
         memplan.solve(trace)
     assert getattr(caught.value, "exit_code", None) == 4
-    assert len(memplan.solve(trace, step=2).problem) == 1
+    assert len(memplan.solve(trace, step=2).problem) == 3
     with pytest.raises(Exception, match="steps 0 to 4 only"):
         memplan.solve(trace, step=5)
     with pytest.raises(Exception, match="write hot, all or"):

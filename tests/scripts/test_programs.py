@@ -21,6 +21,12 @@ PROGRAMS = {
     "train_resnet50.py": "--batch-size 2 --image-size 32 --layers 1 1 1 1 --width 8",
     "infer_resnet50.py": "--batch-size 2 --image-size 32 --layers 1 1 1 1 --width 8",
     "train_googlenet.py": "--batch-size 2 --image-size 32 --auxiliary",
+    "infer_googlenet.py": "--batch-size 2 --image-size 32",
+    "train_alexnet.py": "--batch-size 2 --image-size 67",
+    "infer_alexnet.py": "--batch-size 2 --image-size 67",
+    "train_inception_resnet.py": "--batch-size 2 --image-size 75",
+    "infer_inception_resnet.py": "--batch-size 1 --image-size 75",
+    "train_seq2seq.py": "--batch-size 2 --longest 12 --vocabulary 50 --width 16",
     "train_gpt2.py": "--batch-size 2 --sequence-length 8 --layers 1 --width 16 "
     "--heads 2 --vocabulary 50",
 }
@@ -58,6 +64,20 @@ def test_resnet50_has_the_published_number_of_parameters() -> None:
 
     with torch.device("meta"):
         assert parameters(ResNet()) == 25_557_032
+
+
+def test_alexnet_has_the_published_number_of_parameters() -> None:
+    from models.alexnet import AlexNet
+
+    with torch.device("meta"):
+        assert parameters(AlexNet()) == 60_965_224
+
+
+def test_inception_resnet_has_the_number_of_parameters_of_its_authors_code() -> None:
+    from models.inception_resnet import InceptionResNet
+
+    with torch.device("meta"):
+        assert parameters(InceptionResNet()) == 55_843_464
 
 
 def test_gpt2_small_has_the_published_number_of_parameters() -> None:
