@@ -18,6 +18,7 @@ from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
 from memplan.files import read_bytes, refuse_overwrite
+from memplan.solve.exact_ladder import RULES
 from memplan.solve.methods import METHODS
 from memplan.solve.options import MAX_SEED, MIP_SOLVERS, Options
 from memplan.solve.solve import METHOD_NAMES, solve
@@ -27,6 +28,7 @@ from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
 _METHODS_HELP = "\b\nMethods:\n" + "\n".join(
     f"  {name}\n    {method.summary}" for name, method in METHODS.items()
 )
+MAX_ALIGNMENT = 1 << 40  # bytes
 
 
 @click.command("solve", epilog=_METHODS_HELP)
@@ -67,6 +69,13 @@ _METHODS_HELP = "\b\nMethods:\n" + "\n".join(
     help="Who solves for --method mip.  [default: cbc]",
 )
 @click.option(
+    "--without",
+    type=click.Choice(RULES),
+    multiple=True,
+    metavar="RULE",
+    help=f"A pruning rule that --method exact does without: {', '.join(RULES)}.",
+)
+@click.option(
     "--step",
     default="hot",
     show_default=True,
@@ -75,7 +84,7 @@ _METHODS_HELP = "\b\nMethods:\n" + "\n".join(
 )
 @click.option(
     "--alignment",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_ALIGNMENT),
     help="Bytes that offsets are multiples of.  [default: the trace's own]",
 )
 @click.option(
@@ -94,6 +103,7 @@ def command(
     threads: int | None,
     seed: int,
     mip_solver: str | None,
+    without: tuple[str, ...],
     step: str,
     alignment: int | None,
     output: Path | None,
@@ -111,12 +121,15 @@ def command(
     """
     if mip_solver is not None and method != "mip":
         raise UsageError("--mip-solver is for --method mip only; leave it out")
+    if without and method != "exact":
+        raise UsageError("--without is for --method exact only; leave it out")
     options = Options(
         time_limit=time_limit,
         capacity=None if capacity is None else parse_bytes(capacity),
         threads=threads,
         seed=seed,
         mip_solver=mip_solver or MIP_SOLVERS[0],
+        without=without,
     )
     path = output or _default_output(trace)
     refuse_overwrite(path, force)

@@ -90,17 +90,19 @@ def improve(
 
     bound: bytes that are known to be needed. options: as for `solve`; `max_nodes` is
     DEFAULT_NODES where it and the time limit are None. tuning: rules and rankings; its
-    threads and limits are those of the options.
+    threads and limits are those of the options, which may name more rules to leave out.
 
-    Raises UsageError for gaps in lifespans.
+    Raises UsageError for gaps in lifespans, and for a rule that there is not.
     """
     refuse_gaps(problem, "exact")
     start = time.perf_counter()
+    tuning = Tuning() if tuning is None else tuning
     limit, most = options.time_limit, options.max_nodes
     if most is None:
         most = DEFAULT_NODES if limit is None else 1 << 62
     tuning = replace(
-        Tuning() if tuning is None else tuning,
+        tuning,
+        without=tuple(dict.fromkeys((*tuning.without, *options.without))),
         threads=options.workers(),
         deadline=math.inf if limit is None else start + limit,
         most_nodes=most,

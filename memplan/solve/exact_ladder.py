@@ -18,7 +18,7 @@ import numpy as np
 
 from memplan.core.problem import FREE, Int64Array, Problem
 from memplan.core.verify import verify_offsets
-from memplan.errors import MemplanError
+from memplan.errors import MemplanError, UsageError
 from memplan.native import _dsa
 from memplan.solve.clock import quietest_moment, spans
 
@@ -65,6 +65,17 @@ class Tuning:
     without: tuple[str, ...] = ()
     orders: tuple[str, ...] = ORDERS
     memo_bytes: int = 1 << 22
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a rule or an order that there is not."""
+        for kind, known, named in (
+            ("rule", RULES, self.without),
+            ("order", ORDERS, self.orders),
+        ):
+            unknown = sorted(set(named) - set(known))
+            if unknown:
+                listed = ", ".join(known)
+                raise UsageError(f"there is no {kind} {unknown[0]!r}: take {listed}")
 
 
 class Ladder:

@@ -43,6 +43,8 @@ class Options:
     iterations: orders that `search` decodes; None for as many as it thinks best.
     max_nodes: nodes that `exact` visits; None for as many as it thinks best.
     mip_solver: one of MIP_SOLVERS.
+    without: pruning rules that `exact` is to do without, of
+        `memplan.solve.exact_ladder.RULES`: slower, with the same answers.
 
     Raises UsageError for values that make no sense.
     """
@@ -55,6 +57,7 @@ class Options:
     iterations: int | None = None
     max_nodes: int | None = None
     mip_solver: str = "cbc"
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         limit = self.time_limit

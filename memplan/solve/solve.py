@@ -77,6 +77,19 @@ def solve(
                 gaps=problem.gaps,
             )
     else:
-        problem = Problem.of(*source, alignment=1 if alignment is None else alignment)
+        problem = _from_arrays(source, 1 if alignment is None else alignment)
     plan = solve_problem(problem, method, options)
     return plan if origin is None else replace(plan, source=origin)
+
+
+def _from_arrays(arrays: object, alignment: int) -> Problem:
+    """The Problem of (lower, upper, size). Raises UsageError for what is not three."""
+    if not isinstance(arrays, tuple | list) or len(arrays) != 3:
+        got = type(arrays).__name__
+        if isinstance(arrays, tuple | list):
+            got += f" of {len(arrays)}"
+        raise UsageError(
+            f"solve a Trace, a Problem or arrays (lower, upper, size), not a {got}"
+        )
+    lower, upper, size = arrays
+    return Problem.of(lower, upper, size, alignment=alignment)

@@ -148,6 +148,8 @@ def test_it_is_unknown_whether_it_fits(memplan: Run, hard: Path) -> None:
         (["--alignment", "0"], 2, "--alignment"),
         (["--step", "3"], 2, "a bare problem has no steps"),
         (["--mip-solver", "highs"], 2, "--mip-solver is for --method mip only"),
+        (["--without", "memo"], 2, "--without is for --method exact only"),
+        (["--alignment", "9" * 20], 2, "--alignment"),
         (["--method", "mip", "--mip-solver", "abacus"], 2, "abacus"),
         (["-o", "p.csv"], 2, "p.csv exists; pass --force"),
         (["-o", "nowhere/x.json"], 2, "nowhere is not a folder"),
@@ -225,9 +227,19 @@ def test_interrupted_at_many_moments(
         interrupt(hard.parent, method, moments.uniform(0.02, 1.5), number)
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has had, its threads' together."""
+    fields = (
+        Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")")[1].split()
+    )
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_an_interrupt_is_told(hard: Path) -> None:
     process = started(hard.parent, "--method", "search", "--time-limit", "60", "--json")
-    time.sleep(2.0)
+    # Seconds of its own, however busy the machine is: it is searching by then.
+    while process.poll() is None and cpu_seconds(process.pid) < 3.0:
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, said = process.communicate(timeout=60)
     assert process.returncode == 0, said

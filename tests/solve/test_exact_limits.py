@@ -15,9 +15,10 @@ from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify, verify_offsets
-from memplan.errors import InfeasibleError, NoPlanError
+from memplan.errors import InfeasibleError, NoPlanError, UsageError
 from memplan.native import _dsa
 from memplan.solve import exact
+from memplan.solve.exact_ladder import RULES, Tuning
 from memplan.solve.methods import solve_problem
 from memplan.solve.options import Options, Progress
 from memplan.solve.priorities import solve as skyline
@@ -164,3 +165,15 @@ def test_interrupted_by_whoever_watches() -> None:
     assert found.interrupted and not found.proved_optimal
     peak = int((found.offsets + problem.size).max())
     assert verify_offsets(problem, found.offsets, peak) == []
+
+
+def test_rules_can_be_left_out_by_name_and_unknown_ones_are_refused() -> None:
+    problem = Problem.of([0, 1, 2], [2, 3, 4], [10, 20, 30])
+    usual = exact.solve(problem)
+    for rule in RULES:
+        plan = exact.solve(problem, Options(without=(rule,)))
+        assert (plan.peak, plan.status) == (usual.peak, "optimal")
+    with pytest.raises(UsageError, match="no rule 'nonsense': take canonical"):
+        exact.solve(problem, Options(without=("nonsense",)))
+    with pytest.raises(UsageError, match="no order 'XYZ'"):
+        Tuning(orders=("XYZ",))

@@ -13,6 +13,7 @@ from memplan.core.verify import verify
 from memplan.errors import NoPlanError, UsageError
 from memplan.solve.methods import METHOD_NAMES, METHODS, solve_problem
 from memplan.solve.options import Options
+from memplan.solve.solve import solve
 from tests.strategies import problems
 
 
@@ -57,3 +58,9 @@ def test_a_method_loads_when_it_is_used() -> None:
         "assert 'memplan.solve.bestfit' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("source", [([0], [1]), 5, None, "x.csv", ([0],) * 4])
+def test_what_is_no_problem_is_refused_by_what_it_is(source: object) -> None:
+    with pytest.raises(UsageError, match="arrays \\(lower, upper, size\\), not a "):
+        solve(source)  # type: ignore[arg-type]

@@ -86,11 +86,19 @@ class ExactSearch {
     using Clock = dsa::StopSign::Clock;
     seconds = std::clamp(seconds, 0.0, 1e9);
     const auto wait = std::chrono::duration<double>(seconds);
-    nb::gil_scoped_release released;
-    const std::scoped_lock one_at_a_time(mutex_);
-    const dsa::StopSign stop(Clock::now() +
-                             std::chrono::duration_cast<Clock::duration>(wait));
-    verdict_ = portfolio_.run(rounds, slice, threads, stop);
+    const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(wait);
+    bool interrupted = false;
+    {
+      nb::gil_scoped_release released;
+      const std::scoped_lock one_at_a_time(mutex_);
+      const dsa::StopSign stop(deadline, [&] {
+        nb::gil_scoped_acquire held;
+        interrupted = PyErr_CheckSignals() != 0;
+        return interrupted;
+      });
+      verdict_ = portfolio_.run(rounds, slice, threads, stop);
+    }
+    if (interrupted) throw nb::python_error();
     if (verdict_ == dsa::Verdict::kOpen) return "open";
     return verdict_ == dsa::Verdict::kFits ? "fits" : "never";
   }

@@ -5,7 +5,7 @@
 namespace memplan::dsa {
 namespace {
 
-constexpr std::int64_t kStopEvery = 256;  // nodes between two looks at the stop flag
+constexpr std::int64_t kStopEvery = 64;  // nodes between two looks at the stop flag
 
 }  // namespace
 

@@ -4,7 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "dsa/exact_bounds.h"
@@ -16,20 +19,32 @@ namespace memplan::dsa {
 
 enum class Verdict : std::uint8_t { kOpen, kFits, kNever };
 
-/// When to leave off: at a moment, or when somebody says so.
+/// When to leave off: at a moment, or when somebody asked says so.
 class StopSign {
  public:
   using Clock = std::chrono::steady_clock;
-  explicit StopSign(Clock::time_point deadline) : deadline_(deadline) {}
+  /// ask: called now and then, by the thread alone that made the sign.
+  StopSign(Clock::time_point deadline, std::function<bool()> ask)
+      : deadline_(deadline), ask_(std::move(ask)) {}
 
-  void raise() { raised_.store(true, std::memory_order_relaxed); }
   bool up() const {
-    return raised_.load(std::memory_order_relaxed) || Clock::now() >= deadline_;
+    if (raised_.load(std::memory_order_relaxed)) return true;
+    const auto now = Clock::now();
+    if (now >= deadline_) return true;
+    if (std::this_thread::get_id() != owner_ || now < next_) return false;
+    next_ = now + kPause;
+    if (ask_()) raised_.store(true, std::memory_order_relaxed);
+    return raised_.load(std::memory_order_relaxed);
   }
 
  private:
-  std::atomic<bool> raised_ = false;
-  Clock::time_point deadline_;
+  static constexpr std::chrono::milliseconds kPause{50};
+
+  const Clock::time_point deadline_;
+  const std::function<bool()> ask_;
+  const std::thread::id owner_ = std::this_thread::get_id();
+  mutable std::atomic<bool> raised_ = false;
+  mutable Clock::time_point next_ = Clock::now() + kPause;  // the owner's alone
 };
 
 /// Searches for a packing beneath a capacity, under one ranking.
