@@ -86,3 +86,27 @@ def programs(draw: st.DrawFn) -> list[Step]:
     ]
     repeats = draw(st.integers(5, 7))
     return odd + cycle * repeats
+
+
+@st.composite
+def programs_of_kinds(draw: st.DrawFn) -> list[Step]:
+    """A step that repeats, and then, in any order, some of up to three other kinds."""
+
+    def step(count: int) -> Step:
+        lives = st.one_of(st.integers(0, count), st.just(None), st.integers(0, 2))
+        return tuple(Made(draw(SIZES), draw(lives)) for _ in range(count))
+
+    hot = step(draw(st.integers(1, 10)))
+    others = [step(draw(st.integers(1, 12))) for _ in range(draw(st.integers(1, 3)))]
+    turns = st.lists(st.sampled_from([hot, hot, *others]), min_size=1, max_size=20)
+    return [(Made(64, 0),), *[hot] * 4, *draw(turns), hot]
+
+
+@st.composite
+def programs_of_sizes(draw: st.DrawFn) -> list[Step]:
+    """Steps whose requests and frees have one order, and sizes drawn anew each time."""
+    count = draw(st.integers(1, 10))
+    lives = draw(st.lists(st.integers(0, count), min_size=count, max_size=count))
+    sizes = st.lists(st.integers(1, 4096), min_size=count, max_size=count)
+    steps = draw(st.lists(sizes, min_size=6, max_size=12))
+    return [(Made(64, 0),)] + [tuple(map(Made, some, lives)) for some in steps]

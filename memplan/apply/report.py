@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from memplan.apply.replan import Replan
 from memplan.apply.residency import Memory
 from memplan.core.plan import Plan, RunStats
+from memplan.record.ranks import rank
 from memplan.record.session import run_stats
 
 SCHEMA = "memplan.apply-report"
@@ -27,7 +28,8 @@ class Report:
     interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
     replans: each time the plan was made anew. memory: where it lived, on the CPU.
     device: "cpu" or "cuda", where the default allocator is cudaMalloc, and what it gave
-    is kept for reuse; devices: `memplan.apply.cuda.stats` of each.
+    is kept for reuse; devices: `memplan.apply.cuda.stats` of each. rank: this process's
+    among those that a launcher started; None if it was launched alone.
     """
 
     requests: int
@@ -49,6 +51,7 @@ class Report:
     memory: Memory | None = None
     device: str = "cpu"
     devices: dict[int, dict[str, int]] = field(default_factory=dict)
+    rank: int | None = field(default_factory=rank)
 
     def to_json(self) -> dict[str, object]:
         """The report as plain data, with `schema` and `version`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,16 +12,18 @@ from memplan.apply.replan import Replanner
 from memplan.apply.report import Report, make_report
 from memplan.apply.residency import resident_bytes, where_memory_lives
 from memplan.apply.tables import replay_arrays
-from memplan.core.plan import Plan, Program
+from memplan.core.plan import Plan, Program, Requests
 from memplan.core.planfile import read_plan
 from memplan.core.verify import verify
-from memplan.errors import InputError, UsageError
+from memplan.errors import EnvironmentUnfitError, InputError, UsageError
 from memplan.record.boundary import Boundaries
 from memplan.record.shim import install
 from memplan.trace.trace import Mark
+from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.apply.cuda import CudaLoader
+    from memplan.native._alloc import Replay
 
 ALIGNMENT = 64  # bytes; of every block that torch's CPU allocator hands out
 # Address space for plans to come, of which nothing is resident before it is used.
@@ -62,10 +65,15 @@ class Loader:
             )
         if plan.device != "cpu":
             raise InputError(f"{name} is for device {plan.device}, and this is the CPU")
-        if (plan.problem.alignment % ALIGNMENT != 0).any():
+        if _misaligned(plan):
             raise InputError(
                 f"{name} has offsets that are not multiples of {ALIGNMENT} bytes, as "
                 "torch wants them; solve the trace again, without --alignment"
+            )
+        if any((requests.size == 0).any() for requests in _all_requests(plan)):
+            raise InputError(
+                f"{name} has a request for 0 bytes, which no program makes; "
+                "solve the trace again"
             )
         self.plan = plan
         mark = _MARKS.get(plan.program.marks, Mark.NONE)
@@ -74,30 +82,51 @@ class Loader:
         self._replan = replan
         self._replanner: Replanner | None = None
         self._before = 0
-        self._started = False
+        self._started = self._running = False
+        self._watching = threading.Lock()
 
     def start(self) -> None:
         """Begin to serve. Raises EnvironmentUnfitError where that is not possible."""
+        install("applying a plan")
+        self._boundaries.start()
+        try:
+            self._replay = self._make_replay()
+            self._replanner = None
+            if self._replan and self.plan.program.marks != Mark.NONE.name.lower():
+                self._replanner = Replanner(self.plan, self._replay)
+            self._before = resident_bytes()
+            if not self._replay.start():
+                raise EnvironmentUnfitError(
+                    "this process has applied too many plans; start a new one"
+                )
+        except BaseException:
+            self._boundaries.stop()
+            raise
+        self._started = self._running = True
+
+    def _make_replay(self) -> Replay:
+        """With room for plans to come, if the system grants it."""
         from memplan.native import _alloc
 
-        install("applying a plan")
         arena = self.plan.arena_bytes
-        self._boundaries.start()
-        reserve = arena * GROWTH + SPARE if self._replan else arena
-        online = reserve if self.plan.elastic else arena
-        table = replay_arrays(self.plan).table(arena, online)
-        self._replay = _alloc.make_replay(table, reserve, COLD_STEPS)
-        if self._replan and self.plan.program.marks != Mark.NONE.name.lower():
-            self._replanner = Replanner(self.plan, self._replay)
-        self._before = resident_bytes()
-        self._replay.start()
-        self._started = True
+        arrays = replay_arrays(self.plan)
+        for reserve in (arena * GROWTH + SPARE, arena)[not self._replan :]:
+            online = reserve if self.plan.elastic else arena
+            # Only the native code knows what address space is left.
+            with contextlib.suppress(MemoryError, OverflowError, TypeError):
+                table = arrays.table(arena, online)
+                return _alloc.make_replay(table, reserve, COLD_STEPS)
+        raise EnvironmentUnfitError(
+            f"the system refuses {format_bytes(arena)} of address space for the "
+            "plan's arena; is there a limit (ulimit -v)?"
+        )
 
     def stop(self) -> None:
         """Serve no more; blocks still alive stay where they are, and valid."""
         from memplan.native import _alloc
 
-        if self._started:
+        if self._running:
+            self._running = False
             _alloc.pass_through()
             self._boundaries.stop()
             if self._replanner is not None:
@@ -125,9 +154,32 @@ class Loader:
     def _step(self, mark: Mark) -> None:
         from memplan.native import _alloc
 
-        _alloc.mark_step(mark)
-        if self._replanner is not None:
+        # Should threads mark steps side by side, one of them does the watching. Nor may
+        # a forked child wait for a thread that it does not have.
+        alone = self._replanner is not None and self._watching.acquire(blocking=False)
+        if self._replanner is None or not alone:
+            _alloc.mark_step(mark)
+            return
+        try:
+            self._replanner.adopt_ready()
+            _alloc.mark_step(mark)
             self._replanner.step_ended()
+        finally:
+            self._watching.release()
+
+
+def _all_requests(plan: Plan) -> list[Requests]:
+    sections = (plan, plan.warmup, *plan.kinds)
+    return [part.requests for part in sections if part is not None and part.requests]
+
+
+def _misaligned(plan: Plan) -> bool:
+    sections = (plan, plan.warmup, *plan.kinds)
+    return any(
+        (part.problem.alignment % ALIGNMENT != 0).any()
+        for part in sections
+        if part is not None
+    )
 
 
 def loader_of(plan: Plan, name: str, *, replan: bool = True) -> Loader | CudaLoader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from memplan.core.plan import Plan
 from memplan.errors import MemplanError
 from memplan.files import refuse_overwrite, write_bytes
 from memplan.record.program import run
+from memplan.record.ranks import of_rank, written_by_rank
 from memplan.record.shim import require_torch
 from memplan.units import format_bytes, format_seconds
 
@@ -28,7 +30,8 @@ MOST_REPLANS = 6  # listed one by one
 @click.option(
     "--report",
     type=click.Path(path_type=Path),
-    help="Write the report as JSON to this file, too.",
+    help="Write the report as JSON to this file, too; %r in it, and in PLAN, becomes "
+    "the rank under torchrun.",
 )
 @click.option("--force", is_flag=True, help="Replace the report if it exists.")
 @click.option(
@@ -62,17 +65,22 @@ def command(
     Example: memplan apply train.plan.json train.py --epochs 90
     """
     target = arguments.target(module, script)
+    plan = of_rank(plan)
     if report is not None:
+        report = written_by_rank(report)
         refuse_overwrite(report, force)
     found = arguments.read_plan(plan)
     loader = loader_of(found, str(plan), replan=replan)
     check_program(found, target.identity(), str(plan))
     _compare_environment(found)
     loader.start()
+    process = os.getpid()
     try:
         code = run(target)
     finally:
         loader.stop()
+    if os.getpid() != process:  # a forked child got here: its parent reports
+        sys.exit(code)
     result = loader.report()
     if not quiet:
         _show(result)
@@ -130,10 +138,13 @@ def _show(report: Report) -> None:
             ("interrupted", f"{report.interrupted_requests:,} requests passed through")
         )
     if report.replans:
-        rows.append(("planned anew", _replans(report.replans)))
+        rows += _replans(report.replans)
     if report.memory is not None:
-        rows.append(("resident", _lives(report.memory)))
-    show.facts(f"memplan: {report.steps:,} steps under the plan", rows, err=True)
+        rows += _lives(report.memory)
+    title = f"memplan: {report.steps:,} steps under the plan"
+    if report.rank is not None:
+        title += f", rank {report.rank}"
+    show.facts(title, rows, err=True)
     show.table(
         "",
         ("", "recorded", "planned", "ratio"),
@@ -145,18 +156,22 @@ def _show(report: Report) -> None:
     )
 
 
-def _replans(replans: tuple[Replan, ...]) -> str:
-    """When, why and how long each took."""
-    shown = [f"after step {r.step:,} ({r.reason})" for r in replans[:MOST_REPLANS]]
-    if len(replans) > len(shown):
-        shown.append(f"{len(replans) - len(shown):,} more")
+def _replans(replans: tuple[Replan, ...]) -> list[tuple[str, str]]:
+    """How often and how long, and when and why."""
     longest = max(replan.seconds for replan in replans)
     times = "once" if len(replans) == 1 else f"{len(replans):,} times"
-    return f"{times}, {', '.join(shown)}; at most {format_seconds(longest)} each"
+    rows = [("planned anew", f"{times}, in at most {format_seconds(longest)}")]
+    for first in range(0, min(len(replans), MOST_REPLANS), 3):
+        some = replans[first : min(first + 3, MOST_REPLANS)]
+        shown = ", ".join(f"after step {r.step:,} ({r.reason})" for r in some)
+        rows.append(("", shown))
+    if len(replans) > MOST_REPLANS:
+        rows.append(("", f"and {len(replans) - MOST_REPLANS:,} times more"))
+    return rows
 
 
-def _lives(memory: Memory) -> str:
-    """Where resident memory lives, the largest part first."""
+def _lives(memory: Memory) -> list[tuple[str, str]]:
+    """Where resident memory lives, the largest part first, and what the arena holds."""
     parts = {
         "arena": memory.arena,
         "tensors outside it": memory.tensors_outside,
@@ -164,7 +179,13 @@ def _lives(memory: Memory) -> str:
         "other native": max(memory.other, 0),
     }
     ranked = sorted(parts.items(), key=lambda part: -part[1])
-    return ", ".join(f"{name} {format_bytes(size)}" for name, size in ranked)
+    texts = [f"{name} {format_bytes(size)}" for name, size in ranked]
+    live = format_bytes(memory.most_live_in_arena)
+    return [
+        ("resident", ", ".join(texts[:2])),
+        ("", ", ".join(texts[2:])),
+        ("most live", f"{live} of tensors in the arena"),
+    ]
 
 
 def _compared(

@@ -13,6 +13,7 @@ from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
 from memplan.record.cuda import CudaRecording, Device, new_recording, path_of
 from memplan.record.program import run
+from memplan.record.ranks import written_by_rank
 from memplan.record.session import Recording
 from memplan.trace.liveness import StepProblem, step_problem
 from memplan.trace.steps import live_curve, timeline
@@ -28,7 +29,8 @@ DEVICES: dict[str, Device] = {"auto": "auto", "cpu": "cpu", "cuda": "cuda"}
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="The trace: .parquet, .json or .json.gz.  [default: SCRIPT.PID.parquet]",
+    help="The trace: .parquet, .json or .json.gz; %r in it becomes the rank under "
+    "torchrun.  [default: SCRIPT.PID.parquet]",
 )
 @click.option(
     "--device",
@@ -73,7 +75,8 @@ def command(
     """
     target = arguments.target(module, script)
     stem = target.name if target.is_module else Path(target.name).stem
-    path = output or Path(f"{stem}.{os.getpid()}.parquet")
+    process = os.getpid()
+    path = written_by_rank(output) if output else Path(f"{stem}.{process}.parquet")
     recording = new_recording(
         DEVICES[device],
         path,
@@ -87,11 +90,13 @@ def command(
     try:
         code = run(target)
     finally:
-        failure = _finish(recording)
+        # A forked child may get here, too: the recording is its parent's.
+        ours = os.getpid() == process
+        failure = _finish(recording) if ours else None
     if failure is not None:
         show.note(str(failure))
         sys.exit(code or failure.exit_code)
-    if not quiet and recording.trace is not None:
+    if ours and not quiet and recording.trace is not None:
         _summarise(recording.path, recording.trace)
         _tell_of_cuda(recording)
     sys.exit(code)

@@ -7,6 +7,7 @@ loader follows the kind its plan was made with.
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Collection
@@ -94,6 +95,15 @@ class Boundaries:
             self._unhook(Mark.FORWARD)
             self._unhook(Mark.OPTIMIZER)
             self._listener(Mark.EXPLICIT)
+
+
+def _stop_in_child() -> None:
+    """A forked child is another program: its steps are not those of its parent."""
+    if Boundaries._active is not None:
+        Boundaries._active.stop()
+
+
+os.register_at_fork(after_in_child=_stop_in_child)
 
 
 def step() -> None:

@@ -19,6 +19,7 @@ from memplan.errors import EnvironmentUnfitError, MemplanError, RecordError, Usa
 from memplan.files import refuse_overwrite
 from memplan.record.boundary import Boundaries
 from memplan.record.cuda_history import MAX_ENTRIES, CudaHistory
+from memplan.record.ranks import rank, ranks
 from memplan.record.session import Recording, Stacks, run_stats
 from memplan.record.shim import require_torch
 from memplan.trace.importers.snapshot import devices_of, from_snapshot
@@ -267,5 +268,7 @@ def _trace_of(
         dropped_events=max(1, found.unmatched_frees) if overflowed else 0,
         complete=not overflowed,
         producer=f"memplan {__version__}",
+        rank=rank() or 0,
+        ranks=ranks(),
     )
     return replace(found.trace, info=info)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
-import runpy
 import sys
 import threading
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
+from importlib.abc import InspectLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
 from memplan.core.plan import Program
@@ -73,11 +74,11 @@ def run(target: Target) -> int:
     for the program's own non-daemon threads.
     """
     try:
-        with _as_main(target):
-            if target.is_module:
-                runpy.run_module(target.name, run_name="__main__", alter_sys=True)
-            else:
-                _run_script(target.name)
+        _set_arguments(target)
+        if target.is_module:
+            _run_module(target.name)
+        else:
+            _run_script(target.name)
     except SystemExit as stop:
         return _exit_code(stop.code)
     except KeyboardInterrupt as error:
@@ -94,32 +95,52 @@ def run(target: Target) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _as_main(target: Target) -> Iterator[None]:
-    """`sys.argv` and `sys.path` as the program expects them."""
-    before = sys.argv, list(sys.path)
+def _set_arguments(target: Target) -> None:
+    """`sys.argv` and `sys.path` as the program expects them, to the very end."""
     folder = (
         os.getcwd() if target.is_module else str(Path(target.name).resolve().parent)
     )
     sys.argv = [target.name, *target.arguments]
     # Python puts the script's folder where memplan's own start-up put its entry.
     sys.path[0:1] = [folder]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = before
 
 
 def _run_script(path: str) -> None:
     path = os.path.abspath(path)  # as Python itself has it since 3.9
-    source = Path(path).read_bytes()
-    module = types.ModuleType("__main__")
-    module.__dict__.update(
-        __file__=path, __builtins__=__builtins__, __spec__=None, __cached__=None
+    code = compile(Path(path).read_bytes(), path, "exec")
+    loader = SourceFileLoader("__main__", path)
+    _run_code(code, __file__=path, __loader__=loader, __cached__=None)
+
+
+def _run_module(name: str) -> None:
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    code = None
+    if spec is not None and isinstance(spec.loader, InspectLoader):
+        code = spec.loader.get_code(spec.name)
+    if spec is None or not isinstance(code, types.CodeType):
+        raise ImportError(f"No code object available for {name}")
+    sys.argv[0] = spec.origin or name
+    _run_code(
+        code,
+        __file__=spec.origin,
+        __loader__=spec.loader,
+        __cached__=spec.cached,
+        __package__=spec.parent,
+        __spec__=spec,
     )
+
+
+def _run_code(code: types.CodeType, **names: object) -> None:
+    """Run `code` in a new `__main__`.
+
+    It stays: threads, pickles, exit handlers and child processes look it up to the end.
+    """
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=__builtins__, **names)
     sys.modules["__main__"] = module
-    # The module stays: threads, pickles and exit handlers look it up to the end.
-    exec(compile(source, path, "exec"), module.__dict__)
+    exec(code, module.__dict__)
 
 
 def _exit_code(code: object) -> int:
@@ -133,10 +154,7 @@ def _exit_code(code: object) -> int:
 
 def _print_traceback(error: BaseException) -> None:
     trace = error.__traceback__
-    own = {__file__, contextlib.__file__, runpy.__file__}
-    while trace is not None and trace.tb_frame.f_code.co_filename in own | {
-        "<frozen runpy>"
-    }:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     if sys.excepthook is sys.__excepthook__:
         traceback.print_exception(type(error), error, trace)
@@ -145,6 +163,10 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _join_threads() -> None:
+    # As Python's own end has it: executors are told first, or they would wait for work.
+    told: list[Callable[[], object]] = getattr(threading, "_threading_atexits", [])
+    while told:
+        told.pop()()
     others: Sequence[threading.Thread] = [
         thread
         for thread in threading.enumerate()

@@ -20,6 +20,7 @@ from memplan.errors import MemplanError, RecordError, UsageError
 from memplan.files import open_journal, refuse_overwrite
 from memplan.record import program as program_room
 from memplan.record.boundary import Boundaries
+from memplan.record.ranks import rank, ranks
 from memplan.record.shim import install, peak_rss
 from memplan.trace.info import to_metadata
 from memplan.trace.journal import recover_journal
@@ -67,6 +68,7 @@ class Recording:
             self._mark, (Mark.FORWARD, Mark.OPTIMIZER, Mark.EXPLICIT)
         )
         self._running = False
+        self._process = os.getpid()
 
     def start(self) -> None:
         """Begin. Raises EnvironmentUnfitError where recording is not possible."""
@@ -85,20 +87,34 @@ class Recording:
         except BaseException:
             self._boundaries.stop()
             raise
+        _alloc.say_on_termination(
+            f"memplan: terminated while recording: memplan recover {self.journal} "
+            "makes the trace of what is there\n"
+        )
         self._running = True
+        self._process = os.getpid()
 
     def finish(self) -> None:
         """Stop, and turn the journal into the trace; harmless when not running.
 
-        Raises RecordError if events or the trace could not be written; the journal is
-        kept then, for `memplan recover`.
+        In a forked child nothing happens: the recording is its parent's. Raises
+        RecordError if events or the trace could not be written; the journal is kept
+        then, for `memplan recover`.
         """
         from memplan.native import _alloc
 
-        if not self._running:
+        if not self._running or os.getpid() != self._process:
             return
         self._running = False
         self._boundaries.stop()
+        try:
+            self._finish()
+        finally:
+            _alloc.say_nothing_on_termination()
+
+    def _finish(self) -> None:
+        from memplan.native import _alloc
+
         info = replace(self._info(complete=True), run=run_stats(_alloc.step_marks()))
         error, seen, written = _alloc.stop_recording(_metadata(info))
         if error:
@@ -149,6 +165,8 @@ class Recording:
             stacks=self._stacks,
             complete=complete,
             producer=f"memplan {__version__}",
+            rank=rank() or 0,
+            ranks=ranks(),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -40,12 +41,16 @@ class KindProblem:
     """One kind of step: its buffers on a linear clock, its requests, its neighbours.
 
     steps: the numbers of the recorded steps that are of this kind.
+    begins_as: a row (kind, request) for each of its first requests, those by which it
+        cannot be told yet from the step that was expected, or from an earlier kind:
+        it is served in that request's place, as in `Neighbours`. Shape (p, 2).
     """
 
     problem: Problem
     requests: Requests
     neighbours: Neighbours
     steps: tuple[int, ...]
+    begins_as: Int64Array
 
 
 def other_kinds(
@@ -60,8 +65,8 @@ def other_kinds(
         return ()
     chosen = _Steps(line, hot, requests)
     found: list[KindProblem] = []
-    for steps in chosen.kinds:
-        found.append(_kind(line, chosen, steps, alignment))
+    for number in range(len(chosen.kinds)):
+        found.append(_kind(line, chosen, number, alignment))
     return tuple(found)
 
 
@@ -69,11 +74,15 @@ class _Steps:
     """Which step of the plan each recorded step stands for.
 
     of: per recorded step its kind (HOT or a number) and the request it begins with, for
-    those that stand for one. kinds: the recorded steps of each kind.
+    those that stand for one. kinds: the recorded steps of each kind. expected: per
+    recorded step the place in the loop of the hot step that was due.
     """
 
     def __init__(self, line: Timeline, hot: HotSteps, requests: Requests) -> None:
         self.of: dict[int, tuple[int, int]] = {}
+        self.expected: dict[int, int] = {}
+        self.loop = [requests.size[a:b] for a, b in _spans(requests)]
+        self.starts = requests.starts
         period = [
             signature(line, hot.begin + i, Alike.REQUESTS) for i in range(hot.period)
         ]
@@ -83,6 +92,7 @@ class _Steps:
         for step in range(hot.begin, line.steps - 1):
             mark = signature(line, step, Alike.REQUESTS)
             place = _next_like(loop, following, mark)
+            self.expected[step] = following
             if place is None:
                 groups.setdefault(mark, []).append(step)
                 continue
@@ -92,6 +102,33 @@ class _Steps:
         self.kinds = [tuple(steps) for steps in sorted(often) if _asks(line, steps[0])]
         for number, steps in enumerate(self.kinds):
             self.of |= dict.fromkeys(steps, (number, 0))
+
+    def begins_as(self, line: Timeline, number: int) -> Int64Array:
+        """`KindProblem.begins_as` of a kind: which steps the loader takes it for."""
+        step = self.kinds[number][0]
+        place, sizes = self.expected[step], line.size[line.requests(step)]
+        around = [*range(place, len(self.loop)), *range(place)]
+        candidates = [(HOT, self.starts[i], self.loop[i]) for i in around]
+        for kind in range(number):
+            like = line.size[line.requests(self.kinds[kind][0])]
+            candidates.append((kind, 0, like))
+        rows: list[tuple[int, int]] = []
+        for kind, first, like in candidates:
+            # Later ones come into question only where they go on alike for longer.
+            alike = _common(sizes, like)
+            rows += [(kind, first + i) for i in range(len(rows), alike)]
+        return np.array(rows, dtype=np.int64).reshape(-1, 2)
+
+
+def _spans(requests: Requests) -> Iterator[tuple[int, int]]:
+    return pairwise([*requests.starts, len(requests)])
+
+
+def _common(one: Int64Array, other: Int64Array) -> int:
+    """How many entries the two begin with alike."""
+    count = min(len(one), len(other))
+    differ = np.flatnonzero(one[:count] != other[:count])
+    return int(differ[0]) if len(differ) else count
 
 
 def _next_like(loop: list[bytes], begin: int, mark: bytes) -> int | None:
@@ -103,9 +140,8 @@ def _asks(line: Timeline, step: int) -> bool:
     return len(line.size[line.requests(step)]) > 0
 
 
-def _kind(
-    line: Timeline, chosen: _Steps, steps: tuple[int, ...], alignment: int
-) -> KindProblem:
+def _kind(line: Timeline, chosen: _Steps, number: int, alignment: int) -> KindProblem:
+    steps = chosen.kinds[number]
     step = steps[0]
     own, (begin, _) = line.requests(step), line.span(step)
     rows = np.arange(own.start, own.stop)
@@ -121,7 +157,8 @@ def _kind(
     buffer[mine - own.start] = np.arange(len(mine))
     requests = Requests((0,), line.size[own], buffer)
     neighbours = _neighbours(line, chosen, step, int(problem.upper.max(initial=0)))
-    return KindProblem(problem, requests, neighbours, steps)
+    begins_as = chosen.begins_as(line, number)
+    return KindProblem(problem, requests, neighbours, steps, begins_as)
 
 
 def _neighbours(line: Timeline, chosen: _Steps, step: int, end: int) -> Neighbours:

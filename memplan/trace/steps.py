@@ -113,7 +113,7 @@ def timeline(trace: Trace) -> Timeline:
         size=events.requested_size[allocations].astype(np.int64),
         lower=lower,
         freed=freed,
-        upper=_outlast_races(lower, freed, events.thread[counted]),
+        upper=_outlast_races(lower, freed, events.thread[counted], bounds),
         row=allocations.astype(np.int64),
         bounds=bounds,
         first=np.searchsorted(lower, bounds, side="left").astype(np.int64),
@@ -123,27 +123,34 @@ def timeline(trace: Trace) -> Timeline:
 
 
 def _outlast_races(
-    lower: Int64Array, freed: Int64Array, thread: npt.NDArray[np.int32]
+    lower: Int64Array,
+    freed: Int64Array,
+    thread: npt.NDArray[np.int32],
+    bounds: Int64Array,
 ) -> Int64Array:
     """`freed`, put off to the end of the parallel region that a block lives in.
 
     Within a parallel region (an operator's inner threads, each with its scratch) the
     order of requests and frees changes from run to run, so all blocks made and freed
     in one count as alive together. A region is where threads other than the busiest
-    one show up, and as many events around as those threads can have exchanged.
-    thread: of every tick.
+    one show up, and as many events around as the threads of a step can have exchanged;
+    it does not outlast the step. thread: of every tick. bounds: of the steps.
     """
     kinds, counts = np.unique(thread, return_counts=True)
     if len(kinds) < 2:
         return freed
     others = np.flatnonzero(thread != kinds[np.argmax(counts)])
-    reach = 2 * len(kinds)
+    ends_of_steps = np.append(bounds[1:], len(thread))
+    steps = zip(bounds.tolist(), ends_of_steps.tolist(), strict=True)
+    reach = 2 * max(len(np.unique(thread[begin:end])) for begin, end in steps)
     apart = np.flatnonzero(np.diff(others) > 2 * reach)
     begins = others[np.append(0, apart + 1)] - reach
     ends = others[np.append(apart, len(others) - 1)] + reach
     region = np.maximum(np.searchsorted(begins, lower, side="right") - 1, 0)
     inside = (lower >= begins[region]) & (freed <= ends[region])
-    until = np.minimum(ends[region], len(thread))
+    step = np.searchsorted(ends_of_steps, freed, side="left")
+    last = ends_of_steps[np.minimum(step, len(ends_of_steps) - 1)]
+    until = np.minimum(ends[region], last)
     outlasted: Int64Array = np.where(inside, np.maximum(freed, until), freed)
     return outlasted
 
@@ -166,27 +173,57 @@ def find_hot(line: Timeline) -> HotSteps | None:
     """The steps that repeat longest, or None.
 
     Steps with the same requests and the same frees are looked for first, then steps
-    with the same requests, then those with requests and frees in the same order.
-    Among periods that cover equally many steps, the shortest; among equally long
-    runs, the first. Step 0 and the last one are never hot: the program's start, and a
-    step that may be cut off.
+    with the same requests, then those with requests and frees in the same order; these
+    also where the former are but a few that are alike by chance. Step 0 and the last
+    one are never hot: the program's start, and a step that may be cut off; nor are
+    steps that ask for nothing.
     """
+    marks = {
+        alike: [signature(line, step, alike) for step in range(1, line.steps - 1)]
+        for alike in Alike
+    }
+    strict: HotSteps | None = None
     for alike in Alike:
-        marks = [signature(line, step, alike) for step in range(1, line.steps - 1)]
-        best: tuple[int, HotSteps] | None = None
-        for period in range(1, min(MAX_PERIOD, len(marks) // 2) + 1):
-            same = [a == b for a, b in zip(marks, marks[period:], strict=False)]
-            begin, length = _longest_run(same)
-            if length < period:
-                continue
-            covered = length + period
-            if best is None or covered > best[0]:
-                exact, elastic = alike is not Alike.REQUESTS, alike is Alike.ORDER
-                passes = covered // period
-                best = covered, HotSteps(begin + 1, period, exact, elastic, passes)
-        if best is not None:
-            return best[1]
-    return None
+        found = _repeating(line, marks[alike], alike)
+        if found is None:
+            continue
+        if found.elastic:
+            return found if strict is None or _longer(found, strict) else strict
+        usual = marks[Alike.REQUESTS]
+        own = set(usual[found.begin - 1 : found.begin - 1 + found.period])
+        if 2 * sum(mark in own for mark in usual) >= len(usual):
+            return strict or found
+        strict = strict or found
+    return strict
+
+
+def _longer(one: HotSteps, other: HotSteps) -> bool:
+    return one.period * one.passes > other.period * other.passes
+
+
+def _repeating(line: Timeline, marks: list[bytes], alike: Alike) -> HotSteps | None:
+    """The longest run of steps, the first one's mark first, that repeats.
+
+    Among periods that cover equally many steps, the shortest; among equally long
+    runs, the first.
+    """
+    best: tuple[int, HotSteps] | None = None
+    for period in range(1, min(MAX_PERIOD, len(marks) // 2) + 1):
+        same = [a == b for a, b in zip(marks, marks[period:], strict=False)]
+        begin, length = _longest_run(same)
+        if length < period or not _asks(line, begin + 1, period):
+            continue
+        covered = length + period
+        if best is None or covered > best[0]:
+            exact, elastic = alike is not Alike.REQUESTS, alike is Alike.ORDER
+            passes = covered // period
+            best = covered, HotSteps(begin + 1, period, exact, elastic, passes)
+    return None if best is None else best[1]
+
+
+def _asks(line: Timeline, begin: int, count: int) -> bool:
+    steps = range(begin, begin + count)
+    return any(line.requests(step).start < line.requests(step).stop for step in steps)
 
 
 def _longest_run(flags: list[bool]) -> tuple[int, int]:

@@ -43,7 +43,8 @@ class TraceInfo:
     """What is known of a run beside its events.
 
     started: RFC 3339; complete: False when the recording was cut off; dropped_events:
-    how many events are missing; device: "cpu" or "cuda".
+    how many events are missing; device: "cpu" or "cuda"; rank: the process's number
+    among its `ranks`, 0 of 1 for a program that was launched alone.
     """
 
     program: Program = field(default_factory=Program)
@@ -56,6 +57,8 @@ class TraceInfo:
     complete: bool = True
     stacks: str = "none"
     producer: str = ""
+    rank: int = 0
+    ranks: int = 1
 
 
 @dataclass(frozen=True, eq=False)

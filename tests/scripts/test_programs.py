@@ -26,6 +26,7 @@ PROGRAMS = {
     "infer_alexnet.py": "--batch-size 2 --image-size 67",
     "train_inception_resnet.py": "--batch-size 2 --image-size 75",
     "infer_inception_resnet.py": "--batch-size 1 --image-size 75",
+    "infer_seq2seq.py": "--batch-size 2 --vocabulary 50 --width 16",
     "train_seq2seq.py": "--batch-size 2 --longest 12 --vocabulary 50 --width 16",
     "train_gpt2.py": "--batch-size 2 --sequence-length 8 --layers 1 --width 16 "
     "--heads 2 --vocabulary 50",

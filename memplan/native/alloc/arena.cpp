@@ -12,11 +12,14 @@ namespace memplan {
 namespace {
 
 constexpr std::uint64_t kHugePage = 2 << 20;
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 56;
 const auto kPage = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
 
 }  // namespace
 
 Arena::Arena(std::uint64_t bytes) : size_(round_up(bytes, kAlignment)) {
+  // More than any address space; and what follows must not wrap around.
+  if (bytes > kMostBytes) throw std::bad_alloc();
   const std::uint64_t mapped = round_up(size_, kHugePage) + kHugePage;
   void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -34,8 +37,9 @@ void Arena::note_use(std::uint64_t begin, std::uint64_t end) {
 }
 
 bool Arena::take(std::uint64_t offset, std::uint64_t bytes) {
+  if (bytes > size_ || offset > size_) return false;
   const std::uint64_t end = offset + round_up(bytes, kAlignment);
-  if (end > size_ || end < offset) return false;
+  if (end > size_) return false;
   const auto above = live_.lower_bound(offset);
   if (above != live_.end() && above->first < end) return false;
   if (above != live_.begin() && std::prev(above)->second > offset) return false;
@@ -46,6 +50,7 @@ bool Arena::take(std::uint64_t offset, std::uint64_t bytes) {
 }
 
 std::int64_t Arena::take_anywhere(std::uint64_t bytes, std::uint64_t limit) {
+  if (bytes > size_) return -1;
   const std::uint64_t want = round_up(bytes, kAlignment);
   std::uint64_t best_gap = std::numeric_limits<std::uint64_t>::max();
   std::int64_t best = -1;

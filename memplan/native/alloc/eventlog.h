@@ -14,7 +14,7 @@ namespace memplan {
 class EventLog {
  public:
   // More than this and the log closes itself: a program that long has no step.
-  static constexpr std::size_t kMostEvents = 4'000'000;
+  static constexpr std::size_t kMostEvents = 1'000'000;
 
   void open() {
     std::lock_guard lock(mutex_);
@@ -34,11 +34,9 @@ class EventLog {
     open_ = false;
     return std::exchange(events_, {});
   }
-  // See Replay::forget_lock.
-  void forget_lock() {
-    new (&mutex_) std::mutex;
-    open_ = false;
-  }
+  // See Replay::lock.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
 
  private:
   std::mutex mutex_;

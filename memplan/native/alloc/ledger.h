@@ -47,8 +47,9 @@ class Ledger {
     std::lock_guard lock(mutex_);
     return sums_;
   }
-  // See Replay::forget_lock.
-  void forget_lock() { new (&mutex_) std::mutex; }
+  // See Replay::lock.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
 
  private:
   void add(std::uint64_t bytes) {

@@ -47,8 +47,12 @@ void Matcher::enter(std::size_t step) {
 }
 
 void Matcher::next_step() {
-  if (step_ + 1 <= table_.loop_begin && !looped()) {
+  const bool idle = seen_ == 0 && step_ < table_.steps.size() &&
+                    table_.steps[step_].first < table_.steps[step_].last;
+  if (!looped()) {
     enter(step_ + 1);
+  } else if (idle) {
+    enter(step_);  // a step without requests is none of the plan's
   } else {
     enter(loop_next_);
   }
@@ -102,17 +106,8 @@ std::size_t Matcher::take(std::size_t entry) {
 }
 
 bool Matcher::follow_another(std::uint64_t bytes) {
-  const auto candidate = [&](std::size_t step) {
-    return step != step_ && begins_like_this(step, bytes);
-  };
-  std::size_t chosen = table_.steps.size();
-  for (std::size_t step = table_.loop_begin; step < table_.steps.size(); ++step) {
-    if (candidate(step)) {
-      chosen = step;
-      break;
-    }
-  }
-  if (chosen == table_.steps.size()) return false;
+  const std::size_t chosen = another_like(bytes);
+  if (chosen == kNoMatch) return false;
   const std::size_t position = seen_ - 1, expected = loop_next_;
   std::vector<std::uint64_t> before = std::move(history_);
   history_ = {};
@@ -128,6 +123,17 @@ bool Matcher::follow_another(std::uint64_t bytes) {
   cursor_ = reach_ = first + position;
   in_order_ = true;
   return true;
+}
+
+std::size_t Matcher::another_like(std::uint64_t bytes) const {
+  const std::size_t begin = table_.loop_begin, loop = table_.loop_end - begin;
+  for (std::size_t i = 0; begin + i < table_.steps.size(); ++i) {
+    // The loop's steps from the one that is to come next, then the other kinds.
+    const std::size_t turn = i < loop ? (loop_next_ - begin + i) % loop : i;
+    const std::size_t step = begin + turn;
+    if (step != step_ && begins_like_this(step, bytes)) return step;
+  }
+  return kNoMatch;
 }
 
 bool Matcher::begins_like_this(std::size_t step, std::uint64_t bytes) const {

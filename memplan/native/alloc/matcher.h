@@ -47,7 +47,8 @@ class Matcher {
 
   // The table's request that is one of `bytes`, or kNoMatch.
   std::size_t match(std::uint64_t bytes);
-  // The program begins its next step.
+  // The program begins its next step. One that asked for nothing stood for none of the
+  // loop's.
   void next_step();
   // From the next request on, go by another table, from its first repeated step.
   void adopt(Table table);
@@ -67,6 +68,8 @@ class Matcher {
   std::size_t match_by_position(std::uint64_t bytes);
   std::size_t match_nearby(std::uint64_t bytes);
   bool follow_another(std::uint64_t bytes);
+  // The step that this one, so far, and a request of `bytes` begin; or kNoMatch.
+  std::size_t another_like(std::uint64_t bytes) const;
   bool begins_like_this(std::size_t step, std::uint64_t bytes) const;
   std::size_t take(std::size_t entry);
 

@@ -1,13 +1,12 @@
 #include "alloc/replay.h"
 
-#include <new>
 #include <utility>
 
 namespace memplan {
 namespace {
 
-// Steps whose counts are kept for whoever asks; the oldest are dropped.
-constexpr double kUnknown = -1.0;
+constexpr double kUnknown = -1.0;  // in `touched_`
+// Steps whose counts are kept for whoever asks; those after them are not.
 constexpr std::size_t kMostSteps = 4096;
 // Blocks from this size on are worth a look at their pages.
 constexpr std::uint64_t kLarge = 1 << 20;
@@ -107,14 +106,14 @@ bool Replay::next_step() {
   add(before ? hot_ : warmup_, step_);
   if (before && ended_.size() < kMostSteps) ended_.push_back({matcher_.step(), step_});
   step_ = {};
-  if (next_table_) {
+  matcher_.next_step();
+  // A warm-up is served to its end.
+  if (next_table_ && matcher_.looped()) {
     matcher_.adopt(std::move(*next_table_));
     next_table_.reset();
     touched_.assign(matcher_.table().requests.size(), kUnknown);
-    followed_.clear();
+    followed_.clear();  // of the table before
     returning_ = true;
-  } else {
-    matcher_.next_step();
   }
   if (returning_) arena_.return_dead_pages();
   returning_ = unsettled_;
@@ -186,7 +185,5 @@ std::vector<double> Replay::touched() {
   std::lock_guard lock(mutex_);
   return touched_;
 }
-
-void Replay::forget_lock() { new (&mutex_) std::mutex; }
 
 }  // namespace memplan

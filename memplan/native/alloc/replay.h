@@ -50,7 +50,8 @@ class Replay {
   // While this lasts, large blocks return their pages when they are freed: slower, but
   // no more is resident than what lives. For plans that may yet change.
   void unsettle(bool unsettled);
-  // From the next step on, go by another table, whose warm-up is over.
+  // From the next step on, or the end of the warm-up, go by another table: from its
+  // first repeated step. Of several, the latest counts.
   void adopt(Table table);
 
   bool contains(const void* pointer) const { return arena_.contains(pointer); }
@@ -73,9 +74,10 @@ class Replay {
   // Per request of the table, the part of its pages that the program touched before it
   // freed the block; -1 where that is not known: of small blocks, and those alive.
   std::vector<double> touched();
-  // A forked child has other threads, or none: it must not wait for a lock that one
-  // of its parent's holds.
-  void forget_lock();
+  // Around a fork: the child's copy is then of no other thread's half-done work, and
+  // under no other thread's lock.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
 
  private:
   void* place(std::uint64_t bytes, Counts& counts);

@@ -177,16 +177,35 @@ Shim& shim() {
   return *the_shim;
 }
 
+// How many replays `before_fork` locked.
+std::size_t replays_locked = 0;
+
+// No thread takes one of these locks while it holds another.
+void before_fork() {
+  State& s = state();
+  s.marks_mutex.lock();
+  s.log.lock();
+  s.ledger.lock();
+  replays_locked = s.replay_count.load();
+  for (std::size_t i = 0; i < replays_locked; ++i) s.replays[i].load()->lock();
+}
+
+void in_parent() {
+  State& s = state();
+  for (std::size_t i = replays_locked; i-- > 0;) s.replays[i].load()->unlock();
+  s.ledger.unlock();
+  s.log.unlock();
+  s.marks_mutex.unlock();
+}
+
 // A forked child (a data loader's worker) is another program: it passes through, and
 // what it frees of the parent's arena it frees in its own copy only.
 void in_child() {
   State& s = state();
   s.mode.store(Mode::kPass);
   s.journal.store(nullptr);
-  s.ledger.forget_lock();
-  s.log.forget_lock();
-  const std::size_t count = s.replay_count.load();
-  for (std::size_t i = 0; i < count; ++i) s.replays[i].load()->forget_lock();
+  in_parent();
+  s.log.take();
 }
 
 // With the tensors in the arena, glibc serves the operators' scratch: some MiB that it
@@ -230,7 +249,7 @@ std::string install(const std::string& path) {
     s.base = nullptr;
     return "another CPU allocator is installed, with a higher priority";
   }
-  pthread_atfork(nullptr, nullptr, &in_child);
+  pthread_atfork(&before_fork, &in_parent, &in_child);
   return {};
 }
 
@@ -251,16 +270,18 @@ RecordingEnd stop_recording(const std::string& end) {
   return {error, journal->seen(), journal->written()};
 }
 
-void start_replay(Replay* replay) {
+bool start_replay(Replay* replay) {
   State& s = state();
+  const std::size_t count = s.replay_count.load();
+  if (count == kMaxReplays) return false;
   clear_marks();
   keep_scratch();
   s.interrupted_requests.store(0);
-  const std::size_t count = s.replay_count.load();
-  s.replays.at(count).store(replay);
+  s.replays[count].store(replay);
   s.replay_count.store(count + 1, std::memory_order_release);
   s.replay.store(replay, std::memory_order_release);
   s.mode.store(Mode::kReplay, std::memory_order_release);
+  return true;
 }
 
 void pass_through() { state().mode.store(Mode::kPass); }

@@ -43,8 +43,9 @@ struct RecordingEnd {
 // Stops, writes the end block (JSON) and closes the journal.
 RecordingEnd stop_recording(const std::string& end);
 
-// From now on, serves requests as `replay` says; it lives for ever.
-void start_replay(Replay* replay);
+// From now on, serves requests as `replay` says; it lives for ever. False if there were
+// too many before it.
+bool start_replay(Replay* replay);
 // Passes requests through; blocks alive in an arena stay where they are.
 void pass_through();
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "alloc/last_words.h"
 #include "alloc/replay.h"
 #include "alloc/shim.h"
 #include "alloc/stacks.h"
@@ -23,18 +24,6 @@ using memplan::Replay;
 namespace {
 
 using Column = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// Rows of (time_ns, address, size, thread, action, mark).
-using EventRow = std::tuple<std::int64_t, std::uint64_t, std::int64_t, std::int32_t, int, int>;
-
-std::vector<EventRow> to_rows(const std::vector<memplan::Event>& events) {
-  std::vector<EventRow> rows;
-  rows.reserve(events.size());
-  for (const memplan::Event& e : events) {
-    rows.emplace_back(e.time_ns, e.address, e.size, e.thread, e.action, e.mark);
-  }
-  return rows;
-}
 
 nb::dict to_dict(const Counts& counts) {
   nb::dict result;
@@ -108,6 +97,8 @@ NB_MODULE(_alloc, m) {
         return std::make_tuple(error, seen, written);
       },
       "end"_a);
+  m.def("say_on_termination", &memplan::say_on_termination, "line"_a);
+  m.def("say_nothing_on_termination", &memplan::say_nothing_on_termination);
   m.def("pass_through", &memplan::pass_through);
   m.def("mark_step", &memplan::mark_step, "kind"_a);
   m.def("step_marks", [] {
@@ -131,7 +122,11 @@ NB_MODULE(_alloc, m) {
     return result;
   });
   m.def("open_log", &memplan::open_log);
-  m.def("take_log", [] { return to_rows(memplan::take_log()); });
+  // As in a journal's blocks of events.
+  m.def("take_log", [] {
+    const std::vector<memplan::Event> events = memplan::take_log();
+    return nb::bytes(events.data(), events.size() * sizeof(memplan::Event));
+  });
 
   nb::class_<memplan::Table>(m, "Table")
       .def_ro("arena_bytes", &memplan::Table::arena_bytes);
@@ -139,7 +134,7 @@ NB_MODULE(_alloc, m) {
         "loop_end"_a, "elastic"_a, "sparse"_a, "arena_bytes"_a, "online_bytes"_a);
 
   nb::class_<Replay>(m, "Replay")
-      .def("start", [](Replay& self) { memplan::start_replay(&self); })
+      .def("start", [](Replay& self) { return memplan::start_replay(&self); })
       .def("allocate",
            [](Replay& self, std::uint64_t bytes) {
              return reinterpret_cast<std::uintptr_t>(self.allocate(bytes));
