@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 AUXILIARY_WEIGHT = 0.3
+EVALUATED = 2  # batches at the end of an epoch
 
 
 def image_arguments(
@@ -31,6 +32,21 @@ def image_arguments(
     return parser
 
 
+def train_arguments(
+    description: str, *, batch_size: int, image_size: int
+) -> argparse.ArgumentParser:
+    """A parser of what every program that trains on images takes."""
+    parser = image_arguments(description, batch_size=batch_size, image_size=image_size)
+    parser.add_argument("--learning-rate", type=float, default=0.01)
+    parser.add_argument(
+        "--epoch",
+        type=int,
+        default=0,
+        help="steps, the last with half a batch, and an evaluation after it; 0: none",
+    )
+    return parser
+
+
 def prepare(args: argparse.Namespace) -> None:
     """Set the threads and the seed, before a model is made."""
     if args.threads:
@@ -46,12 +62,12 @@ class RandomImages:
         self._classes = args.classes
         self._generator = torch.Generator().manual_seed(args.seed)
 
-    def draw(self) -> tuple[Tensor, Tensor]:
-        """The next batch."""
-        images = torch.randn(self._shape, generator=self._generator)
-        labels = torch.randint(
-            self._classes, self._shape[:1], generator=self._generator
-        )
+    def draw(self, *, short: bool = False) -> tuple[Tensor, Tensor]:
+        """The next batch; a short one is what is left over at an epoch's end."""
+        count = (self._shape[0] + 1) // 2 if short else self._shape[0]
+        shape = (count, *self._shape[1:])
+        images = torch.randn(shape, generator=self._generator)
+        labels = torch.randint(self._classes, (count,), generator=self._generator)
         return images, labels
 
 
@@ -59,17 +75,20 @@ def train(
     model: nn.Module,
     args: argparse.Namespace,
     *,
-    learning_rate: float = 0.01,
     weight_decay: float = 1e-4,
 ) -> None:
     """Train with SGD and momentum. A model with auxiliary heads returns their logits
-    after its own."""
+    after its own. With epochs, each ends with a short batch and an evaluation."""
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=learning_rate, momentum=0.9, weight_decay=weight_decay
+        model.parameters(),
+        lr=args.learning_rate,
+        momentum=0.9,
+        weight_decay=weight_decay,
     )
     data, log = RandomImages(args), StepLog()
-    for _ in range(args.steps):
-        images, labels = data.draw()
+    for step in range(1, args.steps + 1):
+        ends = args.epoch > 0 and step % args.epoch == 0
+        images, labels = data.draw(short=ends)
         optimizer.zero_grad()
         outputs = model(images)
         logits, *others = [outputs] if isinstance(outputs, Tensor) else outputs
@@ -79,7 +98,19 @@ def train(
         loss.backward()
         optimizer.step()
         log.step(loss.item())
+        if ends:
+            evaluate(model, data)
     log.finish()
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: RandomImages) -> None:
+    """Some batches without gradients, and back to training."""
+    model.eval()
+    for _ in range(EVALUATED):
+        images, _ = data.draw()
+        model(images)
+    model.train()
 
 
 @torch.inference_mode()

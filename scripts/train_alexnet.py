@@ -5,18 +5,17 @@ python scripts/train_alexnet.py --batch-size 32 --image-size 227 --steps 10
 
 from __future__ import annotations
 
-from images import image_arguments, prepare, train
+from images import prepare, train, train_arguments
 from models.alexnet import AlexNet
 
 
 def main() -> None:
-    parser = image_arguments(
+    parser = train_arguments(
         "Train AlexNet on random images with SGD.", batch_size=32, image_size=227
     )
-    parser.add_argument("--learning-rate", type=float, default=0.01)
     args = parser.parse_args()
     prepare(args)
-    train(AlexNet(args.classes), args, learning_rate=args.learning_rate)
+    train(AlexNet(args.classes), args)
 
 
 if __name__ == "__main__":

@@ -5,22 +5,21 @@ python scripts/train_googlenet.py --batch-size 12 --image-size 160 --steps 10
 
 from __future__ import annotations
 
-from images import image_arguments, prepare, train
+from images import prepare, train, train_arguments
 from models.googlenet import GoogLeNet
 
 
 def main() -> None:
-    parser = image_arguments(
+    parser = train_arguments(
         "Train GoogLeNet on random images with SGD.", batch_size=12, image_size=160
     )
-    parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument(
         "--auxiliary", action="store_true", help="train the two auxiliary heads too"
     )
     args = parser.parse_args()
     prepare(args)
     model = GoogLeNet(args.classes, args.auxiliary)
-    train(model, args, learning_rate=args.learning_rate, weight_decay=2e-4)
+    train(model, args, weight_decay=2e-4)
 
 
 if __name__ == "__main__":

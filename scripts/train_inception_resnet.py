@@ -5,20 +5,19 @@ python scripts/train_inception_resnet.py --batch-size 4 --image-size 171 --steps
 
 from __future__ import annotations
 
-from images import image_arguments, prepare, train
+from images import prepare, train, train_arguments
 from models.inception_resnet import InceptionResNet
 
 
 def main() -> None:
-    parser = image_arguments(
+    parser = train_arguments(
         "Train Inception-ResNet-v2 on random images with SGD.",
         batch_size=4,
         image_size=171,
     )
-    parser.add_argument("--learning-rate", type=float, default=0.01)
     args = parser.parse_args()
     prepare(args)
-    train(InceptionResNet(args.classes), args, learning_rate=args.learning_rate)
+    train(InceptionResNet(args.classes), args)
 
 
 if __name__ == "__main__":
