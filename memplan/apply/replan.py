@@ -35,6 +35,7 @@ METHOD = "skyline"  # milliseconds, on one core: the program needs the others
 DEPARTED = 0.05  # of a step's requests: more than that, and the plan does not fit it
 PATIENCE = 3  # such steps in a row before others are recorded
 RECORDED_STEPS = 6
+SLACK = 16  # one part in so many is added to a size that has grown
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ class Replanner:
         starts = () if self.plan.requests is None else self.plan.requests.starts
         self._probed = self._steps + 2 * len(starts) + 1
         self._replay.unsettle(self.plan.elastic and sparse is None)
+        self._replay.probe(sparse is None)
 
     def _busy(self) -> bool:
         """A plan is in the making, or waits for a boundary."""
@@ -232,11 +234,12 @@ def _take_log() -> bytes:
 def larger(plan: Plan, most: Int64Array, sparse: BoolArray | None = None) -> Plan:
     """`plan` with room for requests of `most` bytes each, where that is more.
 
-    sparse: buffers to keep apart, if any.
+    Those get some more yet: one that has grown will grow again, and bytes that are not
+    touched cost nothing. sparse: buffers to keep apart, if any.
     """
     assert plan.requests is not None
     requests, problem = plan.requests, plan.problem
-    sizes = np.maximum(requests.size, most)
+    sizes = np.where(most > requests.size, most + most // SLACK, requests.size)
     planned = requests.buffer != UNPLANNED
     size = problem.size.copy()
     size[requests.buffer[planned]] = sizes[planned]

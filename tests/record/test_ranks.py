@@ -39,6 +39,8 @@ for step in range(10):
     losses.append(loss.item().hex())
 with open(f"{sys.argv[1]}.{rank}", "w") as file:
     file.write(" ".join(losses))
+del loss, model
+dist.barrier()
 dist.destroy_process_group()
 """
 
@@ -133,16 +135,24 @@ def test_ranks_that_would_share_a_file_do_not_start(
 
 
 def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Two ranks, by torchrun."""
+    """Two ranks, by torchrun; again where gloo's own threads end a rank at its exit,
+    as they do now and then without memplan, too."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [sys.executable, *torchrun, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    before = set(folder.iterdir())
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, *torchrun, *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        if "terminate called without an active exception" not in done.stderr:
+            break
+        for made in set(folder.iterdir()) - before:
+            made.unlink()
+    return done
 
 
 def test_each_rank_records_and_follows_a_plan_of_its_own(

@@ -95,7 +95,7 @@ std::uint64_t Replay::release(void* pointer) {
 // that are resident when it is freed, it has touched.
 void Replay::follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes) {
   if (bytes < kLarge || !matcher_.looped()) return;
-  const bool unknown = touched_[entry] == kUnknown;
+  const bool unknown = probing_ && touched_[entry] == kUnknown;
   if (unknown) arena_.return_pages(offset, bytes);
   if (unknown || matcher_.table().requests[entry].sparse) followed_[offset] = entry;
 }
@@ -125,6 +125,11 @@ void Replay::unsettle(bool unsettled) {
   std::lock_guard lock(mutex_);
   unsettled_ = unsettled;
   if (unsettled) returning_ = true;
+}
+
+void Replay::probe(bool probing) {
+  std::lock_guard lock(mutex_);
+  probing_ = probing;
 }
 
 void Replay::adopt(Table table) {

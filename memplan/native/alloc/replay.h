@@ -50,6 +50,9 @@ class Replay {
   // While this lasts, large blocks return their pages when they are freed: slower, but
   // no more is resident than what lives. For plans that may yet change.
   void unsettle(bool unsettled);
+  // Whether large blocks' pages are looked at, the first time each is planned; at first
+  // they are.
+  void probe(bool probing);
   // From the next step on, or the end of the warm-up, go by another table: from its
   // first repeated step. Of several, the latest counts.
   void adopt(Table table);
@@ -90,6 +93,7 @@ class Replay {
   const std::uint32_t cold_;
   std::optional<Table> next_table_;
   bool unsettled_ = false;
+  bool probing_ = true;
   bool returning_ = false;  // this step returns its pages as it frees them
   std::vector<double> touched_;
   // Large blocks whose pages are looked at, or returned, when they are freed: offset ->

@@ -151,6 +151,7 @@ NB_MODULE(_alloc, m) {
       .def_prop_ro("base", [](Replay& self) { return self.base(); })
       .def("adopt", &Replay::adopt, "table"_a)
       .def("unsettle", &Replay::unsettle, "unsettled"_a)
+      .def("probe", &Replay::probe, "probing"_a)
       .def("take_steps",
            [](Replay& self) {
              std::vector<std::pair<std::size_t, nb::dict>> result;
