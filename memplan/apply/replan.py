@@ -154,7 +154,8 @@ class Replanner:
         starts = () if self.plan.requests is None else self.plan.requests.starts
         self._probed = self._steps + 2 * len(starts) + 1
         self._replay.unsettle(self.plan.elastic and sparse is None)
-        self._replay.probe(sparse is None)
+        # A look costs each large block its pages once: not worth it for steps that fit.
+        self._replay.probe(self.plan.elastic and sparse is None)
 
     def _busy(self) -> bool:
         """A plan is in the making, or waits for a boundary."""

@@ -94,6 +94,8 @@ class Loader:
             self._replanner = None
             if self._replan and self.plan.program.marks != Mark.NONE.name.lower():
                 self._replanner = Replanner(self.plan, self._replay)
+            else:
+                self._replay.probe(False)
             self._before = resident_bytes()
             if not self._replay.start():
                 raise EnvironmentUnfitError(
