@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from program import program_arguments
 from step_log import StepLog
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,17 +18,10 @@ def image_arguments(
     description: str, *, batch_size: int, image_size: int, steps: int = 10
 ) -> argparse.ArgumentParser:
     """A parser of what every image program takes, with these defaults."""
-    parser = argparse.ArgumentParser(
-        description=description,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--batch-size", type=int, default=batch_size)
+    parser = program_arguments(description, batch_size=batch_size, steps=steps)
     parser.add_argument(
         "--image-size", type=int, default=image_size, help="pixels a side"
     )
-    parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="default: PyTorch's choice")
     parser.add_argument("--classes", type=int, default=1000)
     return parser
 
@@ -45,13 +39,6 @@ def train_arguments(
         help="steps, the last with half a batch, and an evaluation after it; 0: none",
     )
     return parser
-
-
-def prepare(args: argparse.Namespace) -> None:
-    """Set the threads and the seed, before a model is made."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
 
 
 class RandomImages:

@@ -5,8 +5,9 @@ python scripts/infer_alexnet.py --batch-size 1 --image-size 227 --steps 20
 
 from __future__ import annotations
 
-from images import image_arguments, infer, prepare
+from images import image_arguments, infer
 from models.alexnet import AlexNet
+from program import prepare
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ python scripts/infer_googlenet.py --batch-size 1 --image-size 224 --steps 20
 
 from __future__ import annotations
 
-from images import image_arguments, infer, prepare
+from images import image_arguments, infer
 from models.googlenet import GoogLeNet
+from program import prepare
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ python scripts/infer_inception_resnet.py --batch-size 1 --image-size 171 --steps
 
 from __future__ import annotations
 
-from images import image_arguments, infer, prepare
+from images import image_arguments, infer
 from models.inception_resnet import InceptionResNet
+from program import prepare
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ python scripts/infer_resnet50.py --batch-size 4 --image-size 224 --steps 20
 
 from __future__ import annotations
 
-from images import image_arguments, infer, prepare
+from images import image_arguments, infer
 from models.resnet import RESNET50, ResNet
+from program import prepare
 
 
 def main() -> None:

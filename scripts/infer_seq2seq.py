@@ -9,33 +9,23 @@ from __future__ import annotations
 import argparse
 
 import torch
-from images import prepare
 from models.seq2seq import Seq2Seq
+from program import prepare
+from sentences import Sentences, parse, sentence_arguments
 from step_log import StepLog
 from torch import Tensor, nn
-from train_seq2seq import Sentences
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Translate random sentences with an encoder-decoder, greedily.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = sentence_arguments(
+        "Translate random sentences with an encoder-decoder, greedily.",
+        batch_size=1,
+        steps=20,
     )
-    parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--shortest", type=int, default=10, help="of a batch's length")
-    parser.add_argument("--longest", type=int, default=50)
     parser.add_argument(
         "--words", type=int, default=100, help="to translate to, always as many"
     )
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="default: PyTorch's choice")
-    parser.add_argument("--vocabulary", type=int, default=8000)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=2)
-    args = parser.parse_args()
-    if not 1 <= args.shortest <= args.longest:
-        parser.error("--shortest must be at least 1, and at most --longest")
+    args = parse(parser)
     if args.words < 1:
         parser.error("--words must be at least 1")
     return args
@@ -49,18 +39,12 @@ class Greedy(nn.Module):
         self.model, self.words = model, words
 
     def forward(self, source: Tensor) -> Tensor:
-        model = self.model
-        encoded, state = model.encoder(model.source(source))
-        padding = (source == 0).unsqueeze(1)
+        encoded, state = self.model.encode(source)
         word = torch.ones_like(source[:, :1])
         total = torch.zeros(())
         for _ in range(self.words):
-            decoded, state = model.decoder(model.target(word), state)
-            scores = torch.bmm(model.attention(decoded), encoded.transpose(1, 2))
-            weights = scores.masked_fill(padding, float("-inf")).softmax(2)
-            context = torch.bmm(weights, encoded)
-            attended = torch.tanh(model.joined(torch.cat([context, decoded], 2)))
-            likeliest, word = model.projection(attended).log_softmax(2).max(2)
+            logits, state = self.model.decode(word, state, encoded, source)
+            likeliest, word = logits.log_softmax(2).max(2)
             total = total + likeliest.mean()
         return total / self.words
 

@@ -5,8 +5,9 @@ python scripts/train_alexnet.py --batch-size 32 --image-size 227 --steps 10
 
 from __future__ import annotations
 
-from images import prepare, train, train_arguments
+from images import train, train_arguments
 from models.alexnet import AlexNet
+from program import prepare
 
 
 def main() -> None:

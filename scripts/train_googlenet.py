@@ -5,8 +5,9 @@ python scripts/train_googlenet.py --batch-size 12 --image-size 160 --steps 10
 
 from __future__ import annotations
 
-from images import prepare, train, train_arguments
+from images import train, train_arguments
 from models.googlenet import GoogLeNet
+from program import prepare
 
 
 def main() -> None:

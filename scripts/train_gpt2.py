@@ -9,20 +9,16 @@ import argparse
 
 import torch
 from models.gpt2 import GPT2
+from program import prepare, program_arguments
 from step_log import StepLog
 from torch.nn import functional
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Train GPT-2 on random tokens with AdamW.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = program_arguments(
+        "Train GPT-2 on random tokens with AdamW.", batch_size=1, steps=10
     )
-    parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--sequence-length", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="default: PyTorch's choice")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--heads", type=int, default=12)
@@ -39,9 +35,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
+    prepare(args)
     generator = torch.Generator().manual_seed(args.seed)
 
     model = GPT2(args.vocabulary, args.context, args.layers, args.width, args.heads)

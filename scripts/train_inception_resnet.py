@@ -5,8 +5,9 @@ python scripts/train_inception_resnet.py --batch-size 4 --image-size 171 --steps
 
 from __future__ import annotations
 
-from images import prepare, train, train_arguments
+from images import train, train_arguments
 from models.inception_resnet import InceptionResNet
+from program import prepare
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ python scripts/train_resnet50.py --batch-size 6 --image-size 160 --steps 10
 
 from __future__ import annotations
 
-from images import prepare, train, train_arguments
+from images import train, train_arguments
 from models.resnet import RESNET50, ResNet
+from program import prepare
 
 
 def main() -> None:

@@ -86,6 +86,7 @@ class Replanner:
         self._grows = True
         self._work: threading.Thread | None = None
         self._made: _Made | None = None  # set by that thread, as its last act
+        self._sparse: BoolArray | None = None
         self._watch(None)
 
     def adopt_ready(self) -> None:
@@ -104,7 +105,7 @@ class Replanner:
         self._departed = 0  # until now it could not but depart
         if made.reason == "different":
             self._earlier = self._arrays
-            self._watch(None)
+            self._sparse = None
         arrays = replay_arrays(plan, warmup=False, sparse=self._sparse)
         arena = plan.arena_bytes
         if self._earlier is not None:
@@ -124,9 +125,10 @@ class Replanner:
         for _, counts in steps:
             self._steps += 1
             departures = counts["online"] + counts["fallback"]
-            fits = departures <= DEPARTED * counts["requests"]
             # Larger requests are no other program.
-            fits = fits or self._grow()
+            fits = (departures > 0 and self._grow()) or (
+                departures <= DEPARTED * counts["requests"]
+            )
             self._departed = 0 if fits else self._departed + 1
         if self._sparse is None and self._steps >= self._probed and not self._busy():
             self._keep_sparse_apart()
@@ -153,9 +155,8 @@ class Replanner:
         self._sparse = sparse
         starts = () if self.plan.requests is None else self.plan.requests.starts
         self._probed = self._steps + 2 * len(starts) + 1
+        # It costs large blocks their pages: not worth it for steps of one size.
         self._replay.unsettle(self.plan.elastic and sparse is None)
-        # A look costs each large block its pages once: not worth it for steps that fit.
-        self._replay.probe(self.plan.elastic and sparse is None)
 
     def _busy(self) -> bool:
         """A plan is in the making, or waits for a boundary."""

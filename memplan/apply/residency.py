@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memplan.record.shim import peak_rss
+from memplan.record.resident import peak_resident_bytes
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Replay
@@ -40,7 +39,7 @@ class Memory:
 
 def where_memory_lives(before: int, replay: Replay, tensors: dict[str, int]) -> Memory:
     """The Memory of this process. tensors: of the native `tensor_bytes`."""
-    peak = peak_rss()
+    peak = peak_resident_bytes()
     arena = _resident_in(replay.base, replay.base + replay.reserved_bytes)
     outside = tensors["outside_at_most"]
     return Memory(
@@ -54,15 +53,6 @@ def where_memory_lives(before: int, replay: Replay, tensors: dict[str, int]) -> 
         arena_top=replay.top,
         returned=replay.returned_bytes,
     )
-
-
-def resident_bytes() -> int:
-    """Bytes of this process that are resident now; 0 if unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def _resident_in(begin: int, end: int) -> int:

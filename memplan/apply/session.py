@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from memplan.apply.replan import Replanner
 from memplan.apply.report import Report, make_report
-from memplan.apply.residency import resident_bytes, where_memory_lives
+from memplan.apply.residency import where_memory_lives
 from memplan.apply.tables import replay_arrays
 from memplan.core.plan import Plan, Program, Requests
 from memplan.core.planfile import read_plan
 from memplan.core.verify import verify
 from memplan.errors import EnvironmentUnfitError, InputError, UsageError
 from memplan.record.boundary import Boundaries
+from memplan.record.resident import resident_bytes
 from memplan.record.shim import install
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
@@ -94,8 +95,6 @@ class Loader:
             self._replanner = None
             if self._replan and self.plan.program.marks != Mark.NONE.name.lower():
                 self._replanner = Replanner(self.plan, self._replay)
-            else:
-                self._replay.probe(False)
             self._before = resident_bytes()
             if not self._replay.start():
                 raise EnvironmentUnfitError(

@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import UNPLANNED, Plan
-from memplan.core.problem import Int64Array, Problem
 from memplan.solve.methods import solve_problem
 
 BoolArray = npt.NDArray[np.bool_]
 
 PART = 0.75  # touched less than this, and a buffer is sparse
 GAIN = 0.95  # of the arena: it must come to less than that, to be worth while
-PAGE = 1 << 21  # bytes; where the sparse part begins
+HUGE_PAGE = 1 << 21  # bytes; the sparse part begins at one
 
 
 def sparse_buffers(plan: Plan, touched: Sequence[float]) -> BoolArray:
@@ -38,9 +37,10 @@ def sparse_buffers(plan: Plan, touched: Sequence[float]) -> BoolArray:
     parts[plan.requests.buffer[planned]] = np.where(known < 0, 1.0, known)
     sparse: BoolArray = parts < PART
     if sparse.any():
-        least = lower_bound(_chosen(plan.problem, ~sparse))
         resident = np.ceil(plan.problem.size * parts).astype(np.int64)
-        least += lower_bound(_chosen(plan.problem, sparse, resident))
+        touched_only = replace(plan.problem, size=np.maximum(resident, 1))
+        least = lower_bound(plan.problem.take(np.flatnonzero(~sparse)))
+        least += lower_bound(touched_only.take(np.flatnonzero(sparse)))
         if least < GAIN * plan.peak:
             return sparse
     return np.zeros(len(plan.problem), dtype=np.bool_)
@@ -49,33 +49,20 @@ def sparse_buffers(plan: Plan, touched: Sequence[float]) -> BoolArray:
 def solved_apart(plan: Plan, sparse: BoolArray, method: str) -> Plan:
     """`plan` with offsets found anew, those of sparse buffers above all others'."""
     offsets = np.zeros(len(plan.problem), dtype=np.int64)
-    floor, bound, proved = 0, 0, True
-    for chosen in (~sparse, sparse):
-        if not chosen.any():
-            continue
-        found = solve_problem(_chosen(plan.problem, chosen), method)
-        offsets[chosen] = found.offsets + floor
-        floor = -(-(floor + found.peak) // PAGE) * PAGE
-        bound = lower_bound(plan.problem)
-        proved = found.proved_optimal and not sparse.any()
+    whole = np.flatnonzero(~sparse)
+    below = solve_problem(plan.problem.take(whole), method)
+    offsets[whole] = below.offsets
+    if sparse.any():
+        apart = np.flatnonzero(sparse)
+        floor = -(-below.peak // HUGE_PAGE) * HUGE_PAGE
+        above = solve_problem(plan.problem.take(apart), method)
+        offsets[apart] = above.offsets + floor
     return replace(
         plan,
         offsets=offsets,
         method=method,
-        lower_bound=bound,
-        proved_optimal=proved,
+        lower_bound=lower_bound(plan.problem),
+        proved_optimal=below.proved_optimal and not sparse.any(),
         warmup=None,
         stated=None,
-    )
-
-
-def _chosen(
-    problem: Problem, chosen: BoolArray, size: Int64Array | None = None
-) -> Problem:
-    return Problem.of(
-        problem.lower[chosen],
-        problem.upper[chosen],
-        (problem.size if size is None else np.maximum(size, 1))[chosen],
-        alignment=problem.alignment[chosen],
-        length=problem.length,
     )

@@ -62,37 +62,37 @@ def replay_arrays(
 
     sparse: which buffers of the hot steps are touched only in part, shape (n,).
     """
-    parts: list[tuple[Requests, Int64Array, bool]] = []
+    if sparse is None:
+        sparse = np.zeros(len(plan.problem), dtype=np.bool_)
+    parts: list[tuple[Requests, Int64Array, BoolArray | None]] = []
     if plan.warmup is not None and warmup:
-        parts.append((plan.warmup.requests, plan.warmup.offsets, False))
+        parts.append((plan.warmup.requests, plan.warmup.offsets, None))
     loop_begin = sum(len(requests.starts) for requests, _, _ in parts)
     loop_end = loop_begin
     if plan.requests is not None:
-        parts.append((plan.requests, plan.offsets, plan.elastic))
+        parts.append((plan.requests, plan.offsets, sparse))
         loop_end += len(plan.requests.starts)
-    parts += [(kind.requests, kind.offsets, False) for kind in plan.kinds]
+    parts += [(kind.requests, kind.offsets, None) for kind in plan.kinds]
     none = np.empty(0, dtype=np.int64)
     returns = [none.astype(np.bool_)]
     sizes, offsets, starts = [none], [none], [none]
-    elastic: list[bool] = []
     before = 0
-    for requests, places, by_place in parts:
+    for requests, places, returned in parts:
         # UNPLANNED is -1 and finds the entry appended.
         offsets.append(np.append(places, -1)[requests.buffer])
         sizes.append(requests.size)
-        hot = requests is plan.requests and sparse is not None
-        chosen = sparse if hot and sparse is not None else np.zeros(len(places), bool)
+        chosen = np.zeros(len(places), np.bool_) if returned is None else returned
         returns.append(np.append(chosen, False)[requests.buffer])
         starts.append(np.array(requests.starts, dtype=np.int64) + before)
-        elastic += [by_place] * len(requests.starts)
         before += len(requests)
+    steps = range(sum(map(len, starts)))
     return ReplayArrays(
         np.concatenate(sizes).astype(np.int64),
         np.concatenate(offsets).astype(np.int64),
         np.concatenate(starts),
         loop_begin,
         loop_end,
-        elastic,
+        [plan.elastic and loop_begin <= step < loop_end for step in steps],
         np.concatenate(returns),
     )
 

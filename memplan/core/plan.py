@@ -81,7 +81,7 @@ class Kind:
     @property
     def peak(self) -> int:
         """The highest top of its buffers, in bytes."""
-        return int((self.offsets + self.problem.padded).max(initial=0))
+        return self.problem.peak(self.offsets)
 
 
 @dataclass(frozen=True)

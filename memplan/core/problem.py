@@ -137,6 +137,22 @@ class Problem:
         """Which buffers are alive across the end of the clock's period."""
         return self.lower > self.upper
 
+    def peak(self, offsets: Int64Array) -> int:
+        """Bytes that the buffers take up at these offsets, which are shape (n,)."""
+        return int((offsets + self.padded).max(initial=0))
+
+    def take(self, members: Int64Array) -> Problem:
+        """Only the buffers `members`, ascending, without labels, on the same clock."""
+        return Problem.of(
+            self.lower[members],
+            self.upper[members],
+            self.size[members],
+            alignment=self.alignment[members],
+            fixed=self.fixed[members],
+            length=self.length,
+            gaps=None if self.gaps is None else self.gaps.among(members),
+        )
+
     def fingerprint(self) -> str:
         """SHA-256, in hex, of the (size, lower, upper) rows as little-endian int64.
 

@@ -21,7 +21,8 @@ from memplan.files import open_journal, refuse_overwrite
 from memplan.record import program as program_room
 from memplan.record.boundary import Boundaries
 from memplan.record.ranks import rank, ranks
-from memplan.record.shim import install, peak_rss
+from memplan.record.resident import peak_resident_bytes
+from memplan.record.shim import install
 from memplan.trace.info import to_metadata
 from memplan.trace.journal import recover_journal
 from memplan.trace.stacks import StackTable
@@ -204,9 +205,9 @@ def run_stats(marks: list[tuple[int, int, int]]) -> RunStats:
     ]
     steady = steps[len(steps) // 2 :]
     if not steady:
-        return RunStats(peak_rss_bytes=peak_rss())
+        return RunStats(peak_rss_bytes=peak_resident_bytes())
     return RunStats(
-        peak_rss_bytes=peak_rss(),
+        peak_rss_bytes=peak_resident_bytes(),
         page_faults_per_step=float(statistics.median(faults for _, faults in steady)),
         step_seconds=statistics.median(time for time, _ in steady) / 1e9,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,3 @@ def install(purpose: str) -> None:
             f"torch {torch.__version__} has a CPU allocator that memplan does not "
             f"know: {fault}; nothing was changed"
         )
-
-
-def peak_rss() -> int:
-    """Bytes of resident memory at the process's highest so far; 0 if unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return 0

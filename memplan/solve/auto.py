@@ -66,7 +66,7 @@ class _Attempt:
 
     def run(self) -> None:
         """Better offsets and bounds, until both meet or a limit is reached."""
-        peak = _peak(self.problem, self.offsets)
+        peak = self.problem.peak(self.offsets)
         if peak <= self._goal():
             at = "at the lower bound" if peak == self.bound else "within the capacity"
             self.did.append(f"best fit by {self.name} is {at}")
@@ -108,7 +108,7 @@ class _Attempt:
         """Whatever ends below the peak that the whole must have is good enough."""
 
         def report(progress: Progress) -> None:
-            peak = _peak(self.problem, self.offsets)
+            peak = self.problem.peak(self.offsets)
             if progress.peak is not None and len(part.members) == len(self.problem):
                 peak = min(peak, progress.peak)
             seconds = time.perf_counter() - self.start
@@ -168,9 +168,5 @@ class _Attempt:
         return found.proved_optimal or search.done or search.peak < before
 
     def _keep_if_better(self, offsets: Int64Array) -> None:
-        if _peak(self.problem, offsets) < _peak(self.problem, self.offsets):
+        if self.problem.peak(offsets) < self.problem.peak(self.offsets):
             self.offsets = offsets.copy()
-
-
-def _peak(problem: Problem, offsets: Int64Array) -> int:
-    return int((offsets + problem.padded).max(initial=0))

@@ -70,12 +70,12 @@ def _with_gaps(problem: Problem, order: Order) -> Int64Array:
     direct = place_pieces(problem, order)
     # Fixed buffers may need each other's gaps.
     fixed = (problem.fixed != FREE).any()
-    if fixed or _peak(problem, direct) == lower_bound(problem):
+    if fixed or problem.peak(direct) == lower_bound(problem):
         return direct
     whole = best_fit(replace(problem, gaps=None), order)
     lowest_first = np.argsort(whole, kind="stable").astype(np.int32)
     settled = place_pieces(problem, lowest_first)
-    return min(direct, settled, key=lambda offsets: _peak(problem, offsets))
+    return min(direct, settled, key=problem.peak)
 
 
 def _around(
@@ -93,10 +93,10 @@ def _around(
     """
     decoder = _decoder(problem, start, end, problem.length)
     circle = decoder.decode(order)
-    if _peak(problem, circle) == lower_bound(problem):
+    if problem.peak(circle) == lower_bound(problem):
         return circle
     pile = decoder.decode(order[~across[order]], stack=order[across[order]])
-    return min(circle, pile, key=lambda offsets: _peak(problem, offsets))
+    return min(circle, pile, key=problem.peak)
 
 
 def _decoder(
@@ -106,7 +106,3 @@ def _decoder(
     uniform = bool((problem.alignment == problem.granularity).all())
     alignment = None if uniform else problem.alignment
     return _dsa.BestFit(start, end, problem.padded, alignment, period or 0)
-
-
-def _peak(problem: Problem, offsets: Int64Array) -> int:
-    return int(np.max(offsets + problem.padded))

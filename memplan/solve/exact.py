@@ -169,7 +169,7 @@ class _Climb:
     @property
     def peak(self) -> int:
         """Bytes of the best plan so far."""
-        return _peak(self._problem, self.offsets)
+        return self._problem.peak(self.offsets)
 
     @property
     def offsets(self) -> Int64Array:
@@ -177,7 +177,7 @@ class _Climb:
         offsets: Int64Array = self._base.copy()
         for part, ladder in zip(self._parts, self._ladders, strict=True):
             offsets[part.members] = part.floor + ladder.offsets
-        if _peak(self._problem, offsets) < _peak(self._problem, self._incumbent):
+        if self._problem.peak(offsets) < self._problem.peak(self._incumbent):
             return offsets
         return self._incumbent
 
@@ -222,7 +222,3 @@ class _Climb:
 
 
 _ENDED = object()
-
-
-def _peak(problem: Problem, offsets: Int64Array) -> int:
-    return int((offsets + problem.padded).max(initial=0))

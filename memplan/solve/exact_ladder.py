@@ -94,7 +94,7 @@ class Ladder:
         self.goal = 0
         self._tuning = tuning
         self._low = -(-lower // self._unit)
-        self._high = -(-_peak(problem, incumbent) // self._unit)
+        self._high = -(-problem.peak(incumbent) // self._unit)
         self._probes: dict[int, _dsa.ExactSearch] = {}
         self._spent = 0  # nodes of searches that are over
 
@@ -106,7 +106,7 @@ class Ladder:
     @property
     def peak(self) -> int:
         """Bytes of the best plan so far."""
-        return _peak(self.problem, self.offsets)
+        return self.problem.peak(self.offsets)
 
     @property
     def nodes(self) -> int:
@@ -227,18 +227,14 @@ class Ladder:
     def _take(self, offsets: Int64Array) -> None:
         """A new best plan, in units."""
         offsets = offsets * self._unit
-        wrong = verify_offsets(self.problem, offsets, _peak(self.problem, offsets))
+        wrong = verify_offsets(self.problem, offsets, self.problem.peak(offsets))
         if wrong:
             raise MemplanError(
                 f"exact search went wrong: {wrong[0].message}; please report it"
             )
         self.offsets = offsets
-        self._high = -(-_peak(self.problem, offsets) // self._unit)
+        self._high = -(-self.problem.peak(offsets) // self._unit)
 
     def _drop_answered(self) -> None:
         for capacity in [c for c in self._probes if not self._open(c)]:
             self._spent += self._probes.pop(capacity).nodes
-
-
-def _peak(problem: Problem, offsets: Int64Array) -> int:
-    return int((offsets + problem.padded).max(initial=0))

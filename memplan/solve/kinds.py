@@ -43,7 +43,7 @@ def _obstacles(
 ) -> tuple[Neighbours, Int64Array]:
     """The neighbours that have a place, and their offsets."""
     offsets = _offsets_of(plan, planned, near.kind, near.request)
-    return _chosen(near, offsets != FREE), offsets[offsets != FREE]
+    return near.take(offsets != FREE), offsets[offsets != FREE]
 
 
 def _offsets_of(
@@ -89,7 +89,7 @@ def _place(
         apart = _apart(joint)
         given = np.where(apart[:count], given, FREE)
         kept = apart[count:]
-        return _place(problem, given, _chosen(near, kept), offsets[kept])
+        return _place(problem, given, near.take(kept), offsets[kept])
     return min(tried, key=lambda found: int((found + problem.size).max(initial=0)))
 
 
@@ -102,8 +102,3 @@ def _apart(problem: Problem) -> BoolArray:
         alive = (problem.lower < problem.upper[i]) & (problem.lower[i] < problem.upper)
         kept[i] = not (kept & alive & (low < high[i]) & (low[i] < high)).any()
     return kept
-
-
-def _chosen(near: Neighbours, chosen: BoolArray) -> Neighbours:
-    columns = (near.lower, near.upper, near.size, near.kind, near.request)
-    return Neighbours(*(column[chosen] for column in columns))

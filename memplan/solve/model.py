@@ -63,7 +63,7 @@ def build(
     size = problem.padded // unit
     fixed = np.where(problem.fixed == FREE, FREE, problem.fixed // unit)
     start: Int64Array | None = offsets // unit
-    ceiling = int((offsets + problem.padded).max(initial=0)) // unit
+    ceiling = problem.peak(offsets) // unit
     if capacity is not None and capacity < ceiling * unit:
         ceiling, start = capacity // unit, None
     first, second = pairs(problem)

@@ -47,7 +47,7 @@ def take_apart(problem: Problem) -> tuple[Int64Array, list[Part]]:
         always = lifetimes(problem) == problem.length
         floor = _stack(problem, everyone[always], 0, offsets)
         everyone = everyone[~always]
-        rest = subset(problem, everyone)
+        rest = problem.take(everyone)
         start, end = spans(rest, quietest_moment(rest))
         if (end > problem.length).any():
             return offsets, [Part(everyone, rest, floor)]
@@ -60,25 +60,12 @@ def take_apart(problem: Problem) -> tuple[Int64Array, list[Part]]:
         bottom = (start == start.min()) & (end == end.max())
         pieces = _pieces(start[~bottom], end[~bottom])
         if not bottom.any() and len(pieces) == 1:
-            parts.append(Part(members, subset(problem, members), floor))
+            parts.append(Part(members, problem.take(members), floor))
             continue
         floor = _stack(problem, members[bottom], floor, offsets)
         members, start, end = members[~bottom], start[~bottom], end[~bottom]
         pending += [(members[k], start[k], end[k], floor) for k in pieces]
     return offsets, parts
-
-
-def subset(problem: Problem, members: Int64Array) -> Problem:
-    """Only the buffers `members`, ascending, without labels, on the same clock."""
-    return Problem.of(
-        problem.lower[members],
-        problem.upper[members],
-        problem.size[members],
-        alignment=problem.alignment[members],
-        fixed=problem.fixed[members],
-        length=problem.length,
-        gaps=None if problem.gaps is None else problem.gaps.among(members),
-    )
 
 
 def _stack(

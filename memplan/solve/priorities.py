@@ -83,7 +83,7 @@ def best_of_six(
     goal = max(bound, options.capacity or 0)
     # The paper's order alone needs no floats, and is often enough.
     best, winner = best_fit(problem), "lifetime"
-    peak = _peak(problem, best)
+    peak = problem.peak(best)
     if peak <= goal:
         return best, winner
     for tried, (name, merit) in enumerate(merits(problem).items()):
@@ -94,8 +94,8 @@ def best_of_six(
         if name == "lifetime":
             continue
         offsets = best_fit(problem, ranked(problem, merit))
-        if _peak(problem, offsets) < peak:
-            best, winner, peak = offsets, name, _peak(problem, offsets)
+        if problem.peak(offsets) < peak:
+            best, winner, peak = offsets, name, problem.peak(offsets)
         if peak <= goal:
             break
     return best, winner
@@ -104,10 +104,6 @@ def best_of_six(
 def _solve_by(name: str, problem: Problem, options: Options = DEFAULTS) -> Plan:
     offsets = best_fit(problem, ranked(problem, merits(problem)[name]))
     return Plan.of(problem, offsets, f"bestfit-{name}")
-
-
-def _peak(problem: Problem, offsets: Int64Array) -> int:
-    return int((offsets + problem.padded).max(initial=0))
 
 
 by_lifetime_sqrt_size = partial(_solve_by, "lifetime-sqrt-size")

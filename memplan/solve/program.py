@@ -87,12 +87,7 @@ def _place_warmup(plan: Plan, warmup: WarmupProblem) -> Warmup:
 def _without(draft: Warmup, placed: Int64Array) -> Warmup:
     """The warm-up without the buffers that found no place: those are unplanned."""
     chosen = np.flatnonzero(placed >= 0)
-    problem = Problem.of(
-        draft.problem.lower[chosen],
-        draft.problem.upper[chosen],
-        draft.problem.size[chosen],
-        alignment=draft.problem.alignment[chosen],
-    )
+    problem = draft.problem.take(chosen)
     renumbered = np.full(len(draft.problem) + 1, UNPLANNED, dtype=np.int64)
     renumbered[chosen] = np.arange(len(chosen))
     # UNPLANNED is -1 and finds the last entry, which is UNPLANNED too.

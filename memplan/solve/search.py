@@ -74,7 +74,7 @@ class Search:
     @property
     def peak(self) -> int:
         """Bytes of the best plan so far."""
-        return int((self.offsets + self.problem.padded).max(initial=0))
+        return self.problem.peak(self.offsets)
 
     @property
     def packed(self) -> int:
@@ -119,7 +119,7 @@ class Search:
 
     def take(self, offsets: Int64Array) -> None:
         """Go on from these offsets if they are better than the best so far."""
-        if int((offsets + self.problem.padded).max(initial=0)) < self.peak:
+        if self.problem.peak(offsets) < self.peak:
             self.offsets = offsets
 
     def _new_kernel(self) -> _dsa.Search:

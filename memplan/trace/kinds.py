@@ -8,10 +8,11 @@ made while its own are alive, are its neighbours: their places are given.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from memplan.core.plan import UNPLANNED, Requests
 from memplan.core.problem import Int64Array, Problem
@@ -34,6 +35,10 @@ class Neighbours:
     size: Int64Array
     kind: Int64Array
     request: Int64Array
+
+    def take(self, rows: npt.NDArray[np.bool_]) -> Neighbours:
+        """Those chosen, as new columns."""
+        return Neighbours(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +69,8 @@ def other_kinds(
     if hot.elastic:
         return ()
     chosen = _Steps(line, hot, requests)
-    found: list[KindProblem] = []
-    for number in range(len(chosen.kinds)):
-        found.append(_kind(line, chosen, number, alignment))
-    return tuple(found)
+    numbers = range(len(chosen.kinds))
+    return tuple(_kind(line, chosen, number, alignment) for number in numbers)
 
 
 class _Steps:
@@ -99,7 +102,7 @@ class _Steps:
             self.of[step] = HOT, requests.starts[place]
             following = (place + 1) % len(loop)
         often = sorted(groups.values(), key=len, reverse=True)[:MOST_KINDS]
-        self.kinds = [tuple(steps) for steps in sorted(often) if _asks(line, steps[0])]
+        self.kinds = [tuple(steps) for steps in sorted(often) if line.count(steps[0])]
         for number, steps in enumerate(self.kinds):
             self.of |= dict.fromkeys(steps, (number, 0))
 
@@ -136,10 +139,6 @@ def _next_like(loop: list[bytes], begin: int, mark: bytes) -> int | None:
     return next((place for place in around if loop[place] == mark), None)
 
 
-def _asks(line: Timeline, step: int) -> bool:
-    return len(line.size[line.requests(step)]) > 0
-
-
 def _kind(line: Timeline, chosen: _Steps, number: int, alignment: int) -> KindProblem:
     steps = chosen.kinds[number]
     step = steps[0]
@@ -162,27 +161,19 @@ def _kind(line: Timeline, chosen: _Steps, number: int, alignment: int) -> KindPr
 
 
 def _neighbours(line: Timeline, chosen: _Steps, step: int, end: int) -> Neighbours:
+    """The transient blocks of the steps around it that live in ticks [0, end)."""
     begin = line.span(step)[0]
-    parts = [
-        np.stack([lower, upper, size, np.full(len(size), kind), request])
-        for near in (step - 1, step + 1)
-        for lower, upper, size, kind, request in _blocks(line, chosen, near, begin)
-    ]
-    table = np.concatenate([np.empty((5, 0), dtype=np.int64), *parts], axis=1)
-    alive = (table[1] > 0) & (table[0] < end)
-    return Neighbours(*table[:, alive])
-
-
-def _blocks(
-    line: Timeline, chosen: _Steps, near: int, begin: int
-) -> Iterator[tuple[Int64Array, Int64Array, Int64Array, int, Int64Array]]:
-    """Lower, upper, size, kind and request of a nearby step's transient blocks."""
-    if near not in chosen.of:
-        return
-    kind, first = chosen.of[near]
-    own = line.requests(near)
-    rows = np.arange(own.start, own.stop)
-    rows = rows[line.step_of(line.upper[rows]) <= min(near + 1, line.steps - 1)]
-    lower = np.maximum(line.lower[rows] - begin, 0)
-    upper = line.upper[rows] - begin
-    yield lower, upper, line.size[rows], kind, rows - own.start + first
+    parts = [np.empty((5, 0), dtype=np.int64)]
+    for near in (step - 1, step + 1):
+        if near not in chosen.of:
+            continue
+        kind, first = chosen.of[near]
+        own = line.requests(near)
+        rows = np.arange(own.start, own.stop)
+        rows = rows[line.step_of(line.upper[rows]) <= min(near + 1, line.steps - 1)]
+        lower = np.maximum(line.lower[rows] - begin, 0)
+        upper, kinds = line.upper[rows] - begin, np.full(len(rows), kind)
+        request = rows - own.start + first
+        parts.append(np.stack([lower, upper, line.size[rows], kinds, request]))
+    found = Neighbours(*np.concatenate(parts, axis=1))
+    return found.take((found.upper > 0) & (found.lower < end))

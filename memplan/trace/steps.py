@@ -71,6 +71,11 @@ class Timeline:
             len(self.size) if last else int(self.first[step + 1]),
         )
 
+    def count(self, step: int, steps: int = 1) -> int:
+        """How many allocations `step` and those after it made, so many in all."""
+        begin, end = self.requests(step), self.requests(step + steps - 1)
+        return int(end.stop) - int(begin.start)
+
     def span(self, step: int) -> tuple[int, int]:
         """First tick of `step`, and the tick after its last."""
         last = step + 1 == self.steps
@@ -178,18 +183,18 @@ def find_hot(line: Timeline) -> HotSteps | None:
     one are never hot: the program's start, and a step that may be cut off; nor are
     steps that ask for nothing.
     """
-    marks = {
-        alike: [signature(line, step, alike) for step in range(1, line.steps - 1)]
-        for alike in Alike
-    }
+    whole = range(1, line.steps - 1)
+    usual = [signature(line, step, Alike.REQUESTS) for step in whole]
     strict: HotSteps | None = None
     for alike in Alike:
-        found = _repeating(line, marks[alike], alike)
+        marks = usual
+        if alike is not Alike.REQUESTS:
+            marks = [signature(line, step, alike) for step in whole]
+        found = _repeating(line, marks, alike)
         if found is None:
             continue
         if found.elastic:
             return found if strict is None or _longer(found, strict) else strict
-        usual = marks[Alike.REQUESTS]
         own = set(usual[found.begin - 1 : found.begin - 1 + found.period])
         if 2 * sum(mark in own for mark in usual) >= len(usual):
             return strict or found
@@ -211,7 +216,7 @@ def _repeating(line: Timeline, marks: list[bytes], alike: Alike) -> HotSteps | N
     for period in range(1, min(MAX_PERIOD, len(marks) // 2) + 1):
         same = [a == b for a, b in zip(marks, marks[period:], strict=False)]
         begin, length = _longest_run(same)
-        if length < period or not _asks(line, begin + 1, period):
+        if length < period or not line.count(begin + 1, period):
             continue
         covered = length + period
         if best is None or covered > best[0]:
@@ -219,11 +224,6 @@ def _repeating(line: Timeline, marks: list[bytes], alike: Alike) -> HotSteps | N
             passes = covered // period
             best = covered, HotSteps(begin + 1, period, exact, elastic, passes)
     return None if best is None else best[1]
-
-
-def _asks(line: Timeline, begin: int, count: int) -> bool:
-    steps = range(begin, begin + count)
-    return any(line.requests(step).start < line.requests(step).stop for step in steps)
 
 
 def _longest_run(flags: list[bool]) -> tuple[int, int]:

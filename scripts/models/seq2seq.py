@@ -4,8 +4,12 @@ Approaches to Attention-based Neural Machine Translation, 2015, global, general)
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
+
+State: TypeAlias = tuple[Tensor, Tensor]  # of an LSTM: hidden and cell, per layer
 
 
 class Seq2Seq(nn.Module):
@@ -27,10 +31,24 @@ class Seq2Seq(nn.Module):
         self.projection = nn.Linear(width, vocabulary)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        encoded, state = self.encoder(self.source(source))
-        decoded, _ = self.decoder(self.target(target), state)
+        encoded, state = self.encode(source)
+        logits, _ = self.decode(target, state, encoded, source)
+        return logits
+
+    def encode(self, source: Tensor) -> tuple[Tensor, State]:
+        """What the decoder attends to, (N, S, width), and the state it starts from."""
+        return self.encoder(self.source(source))
+
+    def decode(
+        self, target: Tensor, state: State, encoded: Tensor, source: Tensor
+    ) -> tuple[Tensor, State]:
+        """Logits (N, T, vocabulary) of what follows `target`, and the state after it.
+
+        encoded: of `source`, as `encode` gives it.
+        """
+        decoded, state = self.decoder(self.target(target), state)
         scores = torch.bmm(self.attention(decoded), encoded.transpose(1, 2))
         scores = scores.masked_fill((source == 0).unsqueeze(1), float("-inf"))
         context = torch.bmm(scores.softmax(2), encoded)
         attended = torch.tanh(self.joined(torch.cat([context, decoded], 2)))
-        return self.projection(attended)
+        return self.projection(attended), state

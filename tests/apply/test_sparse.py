@@ -21,10 +21,15 @@ RESERVE = 64 * MIB
 
 
 def served(
-    *requests: tuple[int, int], sparse: tuple[int, ...] = (), elastic: bool = False
+    *requests: tuple[int, int],
+    sparse: tuple[int, ...] = (),
+    elastic: bool = False,
+    unsettled: bool = False,
 ) -> Served:
     table = table_of(list(requests), arena=RESERVE, sparse=sparse, elastic=elastic)
-    return Served(_alloc.make_replay(table, RESERVE))
+    replay = _alloc.make_replay(table, RESERVE)
+    replay.unsettle(unsettled)
+    return Served(replay)
 
 
 def touch(program: Served, offset: int, size: int, value: int = 7) -> None:
@@ -45,7 +50,8 @@ def use(program: Served, size: int, touched: int) -> int:
 
 
 def test_the_part_that_was_touched_is_known_when_a_block_is_freed() -> None:
-    program = served((4 * MIB, 0), (4 * MIB, 4 * MIB), (1000, 8 * MIB))
+    requests = (4 * MIB, 0), (4 * MIB, 4 * MIB), (1000, 8 * MIB)
+    program = served(*requests, unsettled=True)
     use(program, 4 * MIB, MIB)
     assert program.replay.touched() == [pytest.approx(0.25, abs=0.26), -1, -1]
     use(program, 4 * MIB, 4 * MIB)
@@ -57,12 +63,14 @@ def test_the_part_that_was_touched_is_known_when_a_block_is_freed() -> None:
 def test_what_an_earlier_block_touched_is_not_counted() -> None:
     program = served((4 * MIB, 0), (4 * MIB, 0))
     use(program, 4 * MIB, 4 * MIB)
+    assert program.replay.touched() == [-1, -1]
+    program.replay.unsettle(True)
     use(program, 4 * MIB, 4096)
     assert program.replay.touched()[1] < 0.6
 
 
 def test_it_is_looked_at_once() -> None:
-    program = served((4 * MIB, 0))
+    program = served((4 * MIB, 0), unsettled=True)
     use(program, 4 * MIB, 4 * MIB)
     program.replay.next_step()
     use(program, 4 * MIB, 4096)

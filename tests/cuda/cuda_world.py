@@ -43,10 +43,10 @@ class World:
     def __init__(self, allocator: Path, runtime: Path, load: bool = True) -> None:
         self.runtime = runtime
         self._fake = ctypes.CDLL(str(runtime))
-        self.library = Library(allocator)
+        self.native = Library(allocator)
         self._raw = ctypes.CDLL(str(allocator))
         if load:
-            self.library.load_runtime(str(runtime))
+            self.native.load_runtime(str(runtime))
         self._fake.fake_stream.restype = _POINTER
         self._raw.memplan_cuda_try_alloc.restype = _POINTER
         self._raw.memplan_cuda_try_alloc.argtypes = (
@@ -150,10 +150,10 @@ class World:
         sizes = np.array([size for size, _ in requests], dtype=np.int64)
         offsets = np.array([offset for _, offset in requests], dtype=np.int64)
         first = np.array(starts, dtype=np.int64)
-        self.library.load_plan(device, rank, sizes, offsets, first, loop_start, arena)
+        self.native.load_plan(device, rank, sizes, offsets, first, loop_start, arena)
 
     def stats(self, device: int = 0) -> dict[str, int]:
-        return self.library.stats(device)
+        return self.native.stats(device)
 
     def assert_sound(self) -> None:
         """Nothing on the device went wrong so far."""
@@ -167,7 +167,7 @@ class World:
     def assert_no_leak(self) -> None:
         """All can be given back, and is."""
         self.run_all()
-        assert self.library.shut_down() == 0
+        assert self.native.shut_down() == 0
         seen = self.counts()
         assert (seen["live_bytes"], seen["live_events"]) == (0, 0)
         self.assert_sound()
@@ -184,8 +184,8 @@ class World:
             planned = list(zip(sizes, places, strict=True))
             self.plan(planned, arena, starts=(0, 300, 600), loop_start=1, rank=rank)
         self.cap(40 * MIB)
-        self.library.set_cache_limit(4 * MIB)
-        functions = (_POINTER * len(_TORCHS))(*map(self.library.address, _TORCHS))
+        self.native.set_cache_limit(4 * MIB)
+        functions = (_POINTER * len(_TORCHS))(*map(self.native.address, _TORCHS))
         streams = (_POINTER * 5)(None, *[self.stream() for _ in range(4)])
         outcome = (_U64 * len(_OUTCOME))()
         self._fake.soak(

@@ -79,7 +79,7 @@ def ready(
     world = world_of(load=False)
     monkeypatch.setattr(cuda_room, "_library", None)
     monkeypatch.setattr(cuda_room, "require_torch", lambda purpose: fake_torch)
-    monkeypatch.setattr(cuda_room, "library_path", lambda: world.library.path)
+    monkeypatch.setattr(cuda_room, "library_path", lambda: world.native.path)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     yield world
@@ -142,9 +142,9 @@ def test_torch_is_given_the_librarys_functions(
 ) -> None:
     CudaLoader(make_plan()).start()
     assert fake_torch.hooks == {
-        "set_record_stream_fn": ready.library.address("record_stream"),
-        "set_reset_fn": ready.library.address("empty_cache"),
-        "set_begin_allocate_to_pool": ready.library.address("begin_pool"),
+        "set_record_stream_fn": ready.native.address("record_stream"),
+        "set_reset_fn": ready.native.address("empty_cache"),
+        "set_begin_allocate_to_pool": ready.native.address("begin_pool"),
     }
     with pytest.raises(EnvironmentUnfitError, match=r"another process .*IPC"):
         fake_torch.UntypedStorage()._share_cuda_()

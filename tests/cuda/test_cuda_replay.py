@@ -27,7 +27,7 @@ def test_planned_requests_get_their_offsets_again_and_again(world: World) -> Non
             world.fill(None, block, size, 10 * step + token)
             world.check(None, block, size, 10 * step + token)
             world.release(block)
-        world.library.next_step()
+        world.native.next_step()
     stats = world.stats()
     assert (stats["hot_requests"], stats["hot_planned"]) == (9, 9)
     assert stats["fallback"] == stats["conflicts"] == 0
@@ -55,10 +55,10 @@ def test_sizes_match_as_rounded_to_512(world: World) -> None:
 def test_a_planned_range_in_use_is_a_conflict_and_goes_elsewhere(world: World) -> None:
     world.plan([(512, 0)], 1024)
     first = world.take(512)
-    world.library.next_step()
+    world.native.next_step()
     second = world.take(512)
     assert second - first == 512
-    world.library.next_step()
+    world.native.next_step()
     third = world.take(512)
     assert not first <= third < first + 1024
     stats = world.stats()
@@ -73,7 +73,7 @@ def test_in_the_warm_up_departures_stay_out_of_the_arena(world: World) -> None:
     world.plan([(512, 0), (512, 0)], 4096, starts=(0, 1), loop_start=1)
     stranger = world.take(2048)
     assert world.stats()["fallback"] == 1
-    world.library.next_step()
+    world.native.next_step()
     other = world.take(2048)
     assert world.stats()["online"] == 1
     world.release(stranger)
@@ -138,19 +138,19 @@ def test_a_cached_block_is_not_wasted_on_a_much_smaller_request(world: World) ->
 
 
 def test_the_cache_is_bounded_and_can_be_emptied(world: World) -> None:
-    world.library.set_cache_limit(4 * MIB)
+    world.native.set_cache_limit(4 * MIB)
     blocks = [world.take(MIB) for _ in range(10)]
     for block in blocks:
         world.release(block)
     assert world.stats()["cached_bytes"] == 4 * MIB
     assert world.counts()["live_bytes"] == world.stats()["reserved_bytes"] == 4 * MIB
-    world.library.empty_cache()
+    world.native.empty_cache()
     assert world.stats()["cached_bytes"] == world.counts()["live_bytes"] == 0
     world.assert_no_leak()
 
 
 def test_blocks_evicted_from_the_cache_are_no_longer_in_use(world: World) -> None:
-    world.library.set_cache_limit(0)
+    world.native.set_cache_limit(0)
     block = world.take(MIB)
     world.fill(None, block, MIB, 1)
     world.check(None, block, MIB, 1)
@@ -162,14 +162,14 @@ def test_blocks_evicted_from_the_cache_are_no_longer_in_use(world: World) -> Non
 def test_passing_through_leaves_the_arenas_alone(world: World) -> None:
     world.plan([(512, 0)], 512)
     block = world.take(512)
-    world.library.pass_through(True)
-    world.library.next_step()
+    world.native.pass_through(True)
+    world.native.next_step()
     outside = world.take(512)
     assert world.stats()["planned"] == 1
     assert world.stats()["fallback"] == 0
-    world.library.pass_through(False)
+    world.native.pass_through(False)
     world.release(block)
-    world.library.next_step()
+    world.native.next_step()
     assert world.take(512) == block
     world.release(block)
     world.release(outside)
@@ -209,7 +209,7 @@ def test_a_free_finds_its_device_whatever_is_passed(world: World) -> None:
 def test_shutting_down_tells_of_blocks_still_in_use(world: World) -> None:
     world.plan([(512, 0)], 512)
     block = world.take(512)
-    assert world.library.shut_down() == 1
+    assert world.native.shut_down() == 1
     assert world.counts()["live_bytes"] == 512
     world.release(block)
     world.assert_no_leak()
@@ -248,8 +248,8 @@ def test_without_the_runtime_nothing_is_served(
     world = world_of(load=False)
     assert "was not found" in str(world.allocate(512))
     with pytest.raises(EnvironmentUnfitError, match=r"nowhere\.so is not loaded"):
-        world.library.load_runtime("/nowhere.so")
-    world.library.load_runtime(str(world.runtime))
+        world.native.load_runtime("/nowhere.so")
+    world.native.load_runtime(str(world.runtime))
     world.release(world.take(512))
     world.assert_no_leak()
 
@@ -259,7 +259,7 @@ def test_a_library_that_is_no_runtime_is_refused(
 ) -> None:
     world = world_of(load=False)
     with pytest.raises(EnvironmentUnfitError, match="has no cudaGetDevice"):
-        world.library.load_runtime(str(world.library.path))
+        world.native.load_runtime(str(world.native.path))
 
 
 @st.composite
@@ -314,7 +314,7 @@ def test_whatever_the_program_does_no_two_blocks_meet(
             world.check(stream, address, size, mark)
             world.record_stream(address, stream)
         elif what == "step":
-            world.library.next_step()
+            world.native.next_step()
         elif what == "advance":
             world.advance(stream, argument)
     for address, size, own, mark in live:

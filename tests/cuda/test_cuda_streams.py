@@ -22,14 +22,14 @@ def test_a_block_is_not_reused_before_its_other_stream_is_done(world: World) -> 
     world.plan([(512, 0)], 512)
     side = world.stream()
     block = used_by(world, side)
-    world.library.next_step()
+    world.native.next_step()
     second = world.take(512)
     assert second != block
     assert world.stats()["conflicts"] == world.stats()["pending_blocks"] == 1
     world.fill(None, second, 512, 8)
     world.advance(None)
     world.advance(side)
-    world.library.next_step()
+    world.native.next_step()
     assert world.take(512) == block
     assert world.stats()["pending_blocks"] == 0
     world.release(block)
@@ -145,7 +145,7 @@ def test_a_size_beyond_all_bounds_is_out_of_memory(world: World) -> None:
 
 def test_memory_kept_back_is_released_before_giving_up(world: World) -> None:
     world.cap(4 * MIB)
-    world.library.set_cache_limit(100 * MIB)
+    world.native.set_cache_limit(100 * MIB)
     blocks = [world.take(MIB) for _ in range(4)]
     for block in blocks:
         world.fill(None, block, MIB, 1)
@@ -235,10 +235,10 @@ def test_what_cuda_does_not_take_back_is_kept_or_counted(world: World) -> None:
     block = world.take(MIB)
     world.release(block)
     world.fail("cudaDeviceSynchronize", code=LAUNCH_FAILURE)
-    world.library.empty_cache()
+    world.native.empty_cache()
     assert world.stats()["cached_bytes"] == MIB
     world.fail("cudaFree", code=LAUNCH_FAILURE)
-    world.library.empty_cache()
+    world.native.empty_cache()
     stats = world.stats()
     assert (stats["cached_bytes"], stats["stranded_blocks"]) == (0, 1)
     assert stats["reserved_bytes"] == MIB
@@ -261,14 +261,14 @@ def test_a_request_under_capture_is_refused_and_leaves_it_whole(world: World) ->
 
 
 def test_frees_under_capture_wait_for_its_end(world: World) -> None:
-    world.library.set_cache_limit(0)
+    world.native.set_cache_limit(0)
     side = world.stream()
     alone, shared = world.take(512), world.take(512)
     world.record_stream(shared, side)
     world.capture(side, True)
     world.release(alone)
     world.release(shared)
-    world.library.empty_cache()
+    world.native.empty_cache()
     assert world.counts()["capture_violations"] == 0
     assert world.counts()["cudaFree"] == 0
     assert world.stats()["pending_blocks"] == 1
@@ -289,7 +289,7 @@ def test_while_a_pool_is_open_nothing_is_waited_for(world: World) -> None:
     before = world.counts()
     assert "out of memory" in str(world.allocate(3 * MIB))
     other = used_by(world, side, MIB)
-    world.library.empty_cache()
+    world.native.empty_cache()
     after = world.counts()
     for name in ("EventQuery", "EventRecord", "EventSynchronize", "DeviceSynchronize"):
         assert after[f"cuda{name}"] == before[f"cuda{name}"], name

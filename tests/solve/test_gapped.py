@@ -20,7 +20,7 @@ from memplan.solve.gapped import place_pieces
 from memplan.solve.greedy import place_around
 from memplan.solve.methods import METHODS, solve_problem
 from memplan.solve.options import DEFAULTS, Options
-from memplan.solve.parts import subset, take_apart
+from memplan.solve.parts import take_apart
 from memplan.solve.search import Search
 from memplan.solve.solve import solve
 from tests.gap_samples import gapped, least_peak, plainly_placed, random_gapped
@@ -183,7 +183,7 @@ def test_problems_with_gaps_stay_whole_and_their_members_keep_them() -> None:
     offsets, parts = take_apart(SHARED)
     assert offsets.tolist() == [-1, -1]
     assert [part.problem for part in parts] == [SHARED]
-    one = subset(SHARED, np.array([0])).gaps
+    one = SHARED.take(np.array([0])).gaps
     assert one is not None
     assert one.by_buffer(1) == [[(3, 6)]]
-    assert subset(SHARED, np.array([1])).gaps is None
+    assert SHARED.take(np.array([1])).gaps is None

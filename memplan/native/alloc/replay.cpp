@@ -33,28 +33,24 @@ Replay::Replay(Table table, std::uint64_t reserve, std::uint32_t cold)
 void* Replay::allocate(std::uint64_t bytes) {
   std::lock_guard lock(mutex_);
   ++step_.requests;
-  return place(bytes, step_);
-}
-
-void* Replay::place(std::uint64_t bytes, Counts& counts) {
   const std::size_t entry = matcher_.match(bytes);
   if (entry != Matcher::kNoMatch) {
     const std::int64_t offset = matcher_.table().requests[entry].offset;
     if (offset < 0) {
-      ++counts.unplanned;
+      ++step_.unplanned;
       return nullptr;
     }
     if (arena_.take(static_cast<std::uint64_t>(offset), bytes)) {
-      ++counts.planned;
+      ++step_.planned;
       follow_pages(entry, static_cast<std::uint64_t>(offset), bytes);
       return arena_.address(static_cast<std::uint64_t>(offset));
     }
-    ++counts.conflicts;
+    ++step_.conflicts;
   }
-  return place_online(bytes, counts);
+  return place_online(bytes);
 }
 
-void* Replay::place_online(std::uint64_t bytes, Counts& counts) {
+void* Replay::place_online(std::uint64_t bytes) {
   if (matcher_.outgrown() && !returning_) {
     // Where this step's blocks come to lie is anyone's guess: nothing else may stay.
     arena_.return_dead_pages();
@@ -65,13 +61,13 @@ void* Replay::place_online(std::uint64_t bytes, Counts& counts) {
   if (matcher_.looped()) {
     const std::int64_t offset = arena_.take_anywhere(bytes, matcher_.table().online_bytes);
     if (offset >= 0) {
-      ++counts.online;
-      counts.online_bytes += bytes;
+      ++step_.online;
+      step_.online_bytes += bytes;
       return arena_.address(static_cast<std::uint64_t>(offset));
     }
   }
-  ++counts.fallback;
-  counts.fallback_bytes += bytes;
+  ++step_.fallback;
+  step_.fallback_bytes += bytes;
   return nullptr;
 }
 
@@ -83,7 +79,9 @@ std::uint64_t Replay::release(void* pointer) {
   bool goes = returning_;
   if (const auto block = followed_.find(offset); block != followed_.end()) {
     const std::size_t entry = block->second;
-    if (touched_[entry] == kUnknown) touched_[entry] = arena_.resident_part(offset, bytes);
+    if (unsettled_ && touched_[entry] == kUnknown) {
+      touched_[entry] = arena_.resident_part(offset, bytes);
+    }
     goes = goes || matcher_.table().requests[entry].sparse;
     followed_.erase(block);
   }
@@ -91,11 +89,11 @@ std::uint64_t Replay::release(void* pointer) {
   return bytes;
 }
 
-// The first time that a large block is made in its place, its pages are made new: those
-// that are resident when it is freed, it has touched.
+// While unsettled, a large block's pages are made new the first time that it is made in
+// its place: those that are resident when it is freed, it has touched.
 void Replay::follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes) {
   if (bytes < kLarge || !matcher_.looped()) return;
-  const bool unknown = probing_ && touched_[entry] == kUnknown;
+  const bool unknown = unsettled_ && touched_[entry] == kUnknown;
   if (unknown) arena_.return_pages(offset, bytes);
   if (unknown || matcher_.table().requests[entry].sparse) followed_[offset] = entry;
 }
@@ -125,11 +123,6 @@ void Replay::unsettle(bool unsettled) {
   std::lock_guard lock(mutex_);
   unsettled_ = unsettled;
   if (unsettled) returning_ = true;
-}
-
-void Replay::probe(bool probing) {
-  std::lock_guard lock(mutex_);
-  probing_ = probing;
 }
 
 void Replay::adopt(Table table) {

@@ -47,12 +47,10 @@ class Replay {
   std::uint64_t release(void* pointer);
   // The program begins its next step. True at the first repeated one.
   bool next_step();
-  // While this lasts, large blocks return their pages when they are freed: slower, but
-  // no more is resident than what lives. For plans that may yet change.
+  // While this lasts, large blocks return their pages when they are freed, and it is
+  // noted which they touched: slower, but no more is resident than what lives. For plans
+  // that may yet change.
   void unsettle(bool unsettled);
-  // Whether large blocks' pages are looked at, the first time each is planned; at first
-  // they are.
-  void probe(bool probing);
   // From the next step on, or the end of the warm-up, go by another table: from its
   // first repeated step. Of several, the latest counts.
   void adopt(Table table);
@@ -75,7 +73,8 @@ class Replay {
   // Per request of the table, the most bytes asked for in its place; of elastic steps.
   std::vector<std::uint64_t> largest();
   // Per request of the table, the part of its pages that the program touched before it
-  // freed the block; -1 where that is not known: of small blocks, and those alive.
+  // freed the block; -1 where that is not known: of small blocks, those alive, and those
+  // that came while the plan was settled.
   std::vector<double> touched();
   // Around a fork: the child's copy is then of no other thread's half-done work, and
   // under no other thread's lock.
@@ -83,8 +82,7 @@ class Replay {
   void unlock() { mutex_.unlock(); }
 
  private:
-  void* place(std::uint64_t bytes, Counts& counts);
-  void* place_online(std::uint64_t bytes, Counts& counts);
+  void* place_online(std::uint64_t bytes);
   void follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes);
 
   std::mutex mutex_;
@@ -93,7 +91,6 @@ class Replay {
   const std::uint32_t cold_;
   std::optional<Table> next_table_;
   bool unsettled_ = false;
-  bool probing_ = true;
   bool returning_ = false;  // this step returns its pages as it frees them
   std::vector<double> touched_;
   // Large blocks whose pages are looked at, or returned, when they are freed: offset ->

@@ -128,8 +128,7 @@ NB_MODULE(_alloc, m) {
     return nb::bytes(events.data(), events.size() * sizeof(memplan::Event));
   });
 
-  nb::class_<memplan::Table>(m, "Table")
-      .def_ro("arena_bytes", &memplan::Table::arena_bytes);
+  nb::class_<memplan::Table>(m, "Table");
   m.def("table", &table_of, "sizes"_a, "offsets"_a, "starts"_a, "loop_begin"_a,
         "loop_end"_a, "elastic"_a, "sparse"_a, "arena_bytes"_a, "online_bytes"_a);
 
@@ -151,7 +150,6 @@ NB_MODULE(_alloc, m) {
       .def_prop_ro("base", [](Replay& self) { return self.base(); })
       .def("adopt", &Replay::adopt, "table"_a)
       .def("unsettle", &Replay::unsettle, "unsettled"_a)
-      .def("probe", &Replay::probe, "probing"_a)
       .def("take_steps",
            [](Replay& self) {
              std::vector<std::pair<std::size_t, nb::dict>> result;
