@@ -10,6 +10,9 @@ constexpr double kUnknown = -1.0;  // in `touched_`
 constexpr std::size_t kMostSteps = 4096;
 // Blocks from this size on are worth a look at their pages.
 constexpr std::uint64_t kLarge = 1 << 20;
+// Sparse blocks return their pages in one step of so many: what a longer step touched
+// does not stay for good, and most steps find their pages in place.
+constexpr std::size_t kSparseSteps = 4;
 
 void add(Counts& sum, const Counts& one) {
   sum.requests += one.requests;
@@ -82,7 +85,8 @@ std::uint64_t Replay::release(void* pointer) {
     if (unsettled_ && touched_[entry] == kUnknown) {
       touched_[entry] = arena_.resident_part(offset, bytes);
     }
-    goes = goes || matcher_.table().requests[entry].sparse;
+    goes = goes || (matcher_.table().requests[entry].sparse &&
+                    steps_ % kSparseSteps == 0);
     followed_.erase(block);
   }
   if (goes) arena_.return_pages(offset, bytes);
@@ -104,6 +108,7 @@ bool Replay::next_step() {
   add(before ? hot_ : warmup_, step_);
   if (before && ended_.size() < kMostSteps) ended_.push_back({matcher_.step(), step_});
   step_ = {};
+  ++steps_;
   matcher_.next_step();
   // A warm-up is served to its end.
   if (next_table_ && matcher_.looped()) {

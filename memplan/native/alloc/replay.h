@@ -90,6 +90,7 @@ class Replay {
   Arena arena_;
   const std::uint32_t cold_;
   std::optional<Table> next_table_;
+  std::uint64_t steps_ = 0;  // ended so far
   bool unsettled_ = false;
   bool returning_ = false;  // this step returns its pages as it frees them
   std::vector<double> touched_;
