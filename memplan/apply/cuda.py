@@ -15,23 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from memplan.apply.cuda_library import Library
 from memplan.apply.cuda_report import make_cuda_report
+from memplan.apply.fitness import check_plan, step_marks
 from memplan.apply.report import Report
-from memplan.core.plan import Plan, Requests
-from memplan.core.problem import Int64Array
-from memplan.core.verify import verify
-from memplan.errors import EnvironmentUnfitError, InputError, UsageError
+from memplan.apply.tables import replay_arrays
+from memplan.core.plan import Plan
+from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.record.boundary import Boundaries
 from memplan.record.shim import require_torch
 from memplan.trace.trace import Mark
 
-ALIGNMENT = 512  # bytes; torch's own CUDA allocator rounds every request up to this
 CACHE_LIMIT = 256 << 20  # bytes of freed blocks kept outside the arenas
 MAX_DEVICES = 64
-_MARKS = {mark.name.lower(): mark for mark in Mark}
 _MAPS = Path("/proc/self/maps")
 
 _library: Library | None = None  # once it is torch's allocator
@@ -77,11 +73,9 @@ class CudaLoader:
         self.plan = plan
         self._plans = (StreamPlan(plan, device), *others)
         for each in self._plans:
-            _check_plan(each.plan, name)
+            check_plan(each.plan, name, "cuda")
         self._cache_limit = cache_limit
-        mark = _MARKS.get(plan.program.marks, Mark.NONE)
-        kinds = () if mark is Mark.NONE else (mark,)
-        self._boundaries = Boundaries(self._step, kinds)
+        self._boundaries = Boundaries(self._step, step_marks(plan))
         self._marks: list[tuple[int, int, int]] = []
         self._running: Library | None = None
 
@@ -106,10 +100,9 @@ class CudaLoader:
         self._boundaries.start()
         try:
             for each in self._plans:
-                sizes, offsets, starts, loop_start = _arrays(each.plan)
+                arrays = replay_arrays(each.plan)
                 library.load_plan(
-                    *(each.device, each.stream, sizes, offsets, starts, loop_start),
-                    arena_bytes=each.plan.peak,
+                    each.device, each.stream, arrays, each.plan.arena_bytes
                 )
             _install(torch, library)
         except BaseException:
@@ -210,26 +203,6 @@ def _unfit(reason: str, remedy: str) -> NoReturn:
     raise EnvironmentUnfitError(f"a plan cannot be applied to CUDA: {reason}; {remedy}")
 
 
-def _check_plan(plan: Plan, name: str) -> None:
-    violations = verify(plan)
-    if violations:
-        raise InputError(
-            f"{name} does not verify: {violations[0].message}; solve the trace again"
-        )
-    if plan.requests is None:
-        raise InputError(
-            f"{name} was made from a bare problem and has no requests to replay; "
-            "record a program and solve its trace"
-        )
-    if plan.device != "cuda":
-        raise InputError(f"{name} is for device {plan.device}, and this is CUDA")
-    if (plan.problem.alignment % ALIGNMENT != 0).any():
-        raise InputError(
-            f"{name} has offsets that are not multiples of {ALIGNMENT} bytes, as torch "
-            "wants them; solve the trace again, without --alignment"
-        )
-
-
 def _install(torch: Any, library: Library) -> None:
     """Make `library` torch's allocator; EnvironmentUnfitError if torch refuses."""
     memory = torch.cuda.memory
@@ -261,28 +234,4 @@ def _refuse_sharing(*_: object, **__: object) -> NoReturn:
     raise EnvironmentUnfitError(
         "CUDA tensors cannot be sent to another process under a plan (IPC); send them "
         "as CPU tensors, or run without the plan"
-    )
-
-
-def _arrays(plan: Plan) -> tuple[Int64Array, Int64Array, Int64Array, int]:
-    """Sizes and offsets (-1: unplanned) of all requests, the steps' first indexes,
-    and the step from which on they repeat."""
-    parts: list[tuple[Requests, Int64Array]] = []
-    if plan.warmup is not None:
-        parts.append((plan.warmup.requests, plan.warmup.offsets))
-    loop_start = sum(len(requests.starts) for requests, _ in parts)
-    if plan.requests is not None:
-        parts.append((plan.requests, plan.offsets))
-    # UNPLANNED is -1 and finds the entry appended.
-    offsets = [np.append(places, -1)[requests.buffer] for requests, places in parts]
-    starts: list[int] = []
-    before = 0
-    for requests, _ in parts:
-        starts.extend(before + first for first in requests.starts)
-        before += len(requests)
-    return (
-        np.concatenate([requests.size for requests, _ in parts]).astype(np.int64),
-        np.concatenate(offsets).astype(np.int64),
-        np.array(starts, dtype=np.int64),
-        loop_start,
     )

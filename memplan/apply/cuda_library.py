@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from memplan.core.problem import Int64Array
+from memplan.apply.tables import ReplayArrays
 from memplan.errors import EnvironmentUnfitError
 
 _PREFIX = "memplan_cuda_"
@@ -17,7 +17,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         ctypes.c_char_p,
         (
             *(ctypes.c_int, ctypes.c_uint, _I64S, _I64S, ctypes.c_size_t),
-            *(_I64S, ctypes.c_size_t, ctypes.c_size_t, _U64),
+            *(_I64S, ctypes.POINTER(ctypes.c_bool), ctypes.c_size_t),
+            *(ctypes.c_size_t, ctypes.c_size_t, _U64),
         ),
     ),
     "next_step": (None, ()),
@@ -67,27 +68,22 @@ class Library:
         self._check(self._function("load_runtime")(path.encode()))
 
     def load_plan(
-        self,
-        device: int,
-        rank: int,
-        sizes: Int64Array,
-        offsets: Int64Array,
-        starts: Int64Array,
-        loop_start: int,
-        arena_bytes: int,
+        self, device: int, rank: int, plan: ReplayArrays, arena_bytes: int
     ) -> None:
-        """Serve one stream from a plan: requests of `sizes` bytes at `offsets`.
+        """Serve one stream from a plan, in an arena of so many bytes.
 
-        An offset of -1 leaves a request to cudaMalloc. starts: the index of each step's
-        first request; steps from `loop_start` on repeat. All arrays are contiguous.
-        rank: 0 for the default stream, n for the n-th other one to ask for memory.
+        An offset of -1 leaves a request to cudaMalloc. rank: 0 for the default stream,
+        n for the n-th other one to ask for memory.
         Raises EnvironmentUnfitError if that stream has a plan already.
         """
-        pointers = [array.ctypes.data_as(_I64S) for array in (sizes, offsets, starts)]
+        columns = plan.sizes, plan.offsets, plan.starts
+        pointers = [array.ctypes.data_as(_I64S) for array in columns]
+        elastic = (ctypes.c_bool * len(plan.elastic))(*plan.elastic)
         self._check(
             self._function("load_plan")(
-                *(device, rank, pointers[0], pointers[1], len(sizes)),
-                *(pointers[2], len(starts), loop_start, arena_bytes),
+                *(device, rank, pointers[0], pointers[1], len(plan.sizes)),
+                *(pointers[2], elastic, len(plan.starts)),
+                *(plan.loop_begin, plan.loop_end, arena_bytes),
             )
         )
 

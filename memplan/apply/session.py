@@ -8,14 +8,14 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memplan.apply.fitness import check_plan, step_marks
 from memplan.apply.replan import Replanner
 from memplan.apply.report import Report, make_report
 from memplan.apply.residency import where_memory_lives
 from memplan.apply.tables import replay_arrays
-from memplan.core.plan import Plan, Program, Requests
+from memplan.core.plan import Plan
 from memplan.core.planfile import read_plan
-from memplan.core.verify import verify
-from memplan.errors import EnvironmentUnfitError, InputError, UsageError
+from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.record.boundary import Boundaries
 from memplan.record.resident import resident_bytes
 from memplan.record.shim import install
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from memplan.apply.cuda import CudaLoader
     from memplan.native._alloc import Replay
 
-ALIGNMENT = 64  # bytes; of every block that torch's CPU allocator hands out
 # Address space for plans to come, of which nothing is resident before it is used.
 GROWTH = 4
 SPARE = 1 << 30
 COLD_STEPS = 32  # pages that no block used in so many steps go back to the system
-_MARKS = {mark.name.lower(): mark for mark in Mark}
 
 
 class Loader:
@@ -52,34 +50,9 @@ class Loader:
         Raises InputError if it does not verify, has no program to replay, or was
         made for another device.
         """
-        violations = verify(plan)
-        if violations:
-            more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-            raise InputError(
-                f"{name} does not verify: {violations[0].message}{more}; "
-                "solve the trace again"
-            )
-        if plan.requests is None:
-            raise InputError(
-                f"{name} was made from a bare problem and has no requests to replay; "
-                "record a program and solve its trace"
-            )
-        if plan.device != "cpu":
-            raise InputError(f"{name} is for device {plan.device}, and this is the CPU")
-        if _misaligned(plan):
-            raise InputError(
-                f"{name} has offsets that are not multiples of {ALIGNMENT} bytes, as "
-                "torch wants them; solve the trace again, without --alignment"
-            )
-        if any((requests.size == 0).any() for requests in _all_requests(plan)):
-            raise InputError(
-                f"{name} has a request for 0 bytes, which no program makes; "
-                "solve the trace again"
-            )
+        check_plan(plan, name, "cpu")
         self.plan = plan
-        mark = _MARKS.get(plan.program.marks, Mark.NONE)
-        kinds = () if mark is Mark.NONE else (mark,)
-        self._boundaries = Boundaries(self._step, kinds)
+        self._boundaries = Boundaries(self._step, step_marks(plan))
         self._replan = replan
         self._replanner: Replanner | None = None
         self._before = 0
@@ -93,7 +66,7 @@ class Loader:
         try:
             self._replay = self._make_replay()
             self._replanner = None
-            if self._replan and self.plan.program.marks != Mark.NONE.name.lower():
+            if self._replan and step_marks(self.plan):
                 self._replanner = Replanner(self.plan, self._replay)
             self._before = resident_bytes()
             if not self._replay.start():
@@ -169,20 +142,6 @@ class Loader:
             self._watching.release()
 
 
-def _all_requests(plan: Plan) -> list[Requests]:
-    sections = (plan, plan.warmup, *plan.kinds)
-    return [part.requests for part in sections if part is not None and part.requests]
-
-
-def _misaligned(plan: Plan) -> bool:
-    sections = (plan, plan.warmup, *plan.kinds)
-    return any(
-        (part.problem.alignment % ALIGNMENT != 0).any()
-        for part in sections
-        if part is not None
-    )
-
-
 def loader_of(plan: Plan, name: str, *, replan: bool = True) -> Loader | CudaLoader:
     """The loader for the plan's device; `name` stands for the plan in messages."""
     if plan.device != "cuda":
@@ -212,18 +171,3 @@ def apply(
         yield loader
     finally:
         loader.stop()
-
-
-def check_program(plan: Plan, running: Program, name: str) -> None:
-    """Raise InputError unless `plan` was made for the program about to run.
-
-    The same source or the same name will do: scripts get edited, and move. What
-    they then ask for is matched request by request.
-    """
-    planned = plan.program
-    same_source = bool(planned.sha256) and planned.sha256 == running.sha256
-    if planned.script and not same_source and planned.script != running.script:
-        raise InputError(
-            f"{name} was made for {planned.script}, not for {running.script}; "
-            f"record {running.script} and solve its trace"
-        )

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import click
 
+from memplan.apply.fitness import check_program
 from memplan.apply.replan import Replan
 from memplan.apply.report import Report
 from memplan.apply.residency import Memory
-from memplan.apply.session import check_program, loader_of
+from memplan.apply.session import loader_of
 from memplan.cli import arguments, show
 from memplan.core.plan import Plan
 from memplan.errors import MemplanError

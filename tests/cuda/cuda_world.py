@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from memplan.apply.cuda_library import Library
+from memplan.apply.tables import ReplayArrays
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2
@@ -143,14 +144,28 @@ class World:
         *,
         starts: tuple[int, ...] = (0,),
         loop_start: int = 0,
+        kinds: int = 0,
+        elastic: bool = False,
         device: int = 0,
         rank: int = 0,
     ) -> None:
-        """Serve a stream from (size, offset) requests."""
+        """Serve a stream from (size, offset) requests; the last steps are other kinds,
+        and those that repeat may be elastic."""
         sizes = np.array([size for size, _ in requests], dtype=np.int64)
         offsets = np.array([offset for _, offset in requests], dtype=np.int64)
         first = np.array(starts, dtype=np.int64)
-        self.native.load_plan(device, rank, sizes, offsets, first, loop_start, arena)
+        steps = len(starts)
+        loop_end = steps - kinds
+        plan = ReplayArrays(
+            sizes,
+            offsets,
+            first,
+            loop_start,
+            loop_end,
+            [elastic and loop_start <= i < loop_end for i in range(steps)],
+            np.zeros(len(sizes), dtype=np.bool_),
+        )
+        self.native.load_plan(device, rank, plan, arena)
 
     def stats(self, device: int = 0) -> dict[str, int]:
         return self.native.stats(device)

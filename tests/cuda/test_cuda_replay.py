@@ -130,6 +130,40 @@ def test_freed_blocks_outside_the_arenas_serve_their_own_stream_again(
     assert world.counts()["cudaMalloc"] == 2
 
 
+def test_a_step_of_another_kind_is_recognised(world: World) -> None:
+    requests = [(1024, 0), (512, 1024), (1024, 512), (2048, 2048)]
+    world.plan(requests, 4096, starts=(0, 2), kinds=1)
+    places = []
+    for sizes in [(1024, 512), (1024, 2048), (1024, 512)]:
+        blocks = [world.take(size) for size in sizes]
+        places.append([block - blocks[0] for block in blocks])
+        for block in blocks:
+            world.release(block)
+        world.native.next_step()
+    # The first request does not tell them apart, the second does.
+    assert places == [[0, 1024], [0, 2048], [0, 1024]]
+    assert world.stats()["hot_planned"] == 6
+    world.assert_no_leak()
+
+
+def test_elastic_steps_go_by_position(world: World) -> None:
+    world.plan([(4096, 0), (2048, 4096)], 8192, elastic=True)
+    base = None
+    for first, second in [(4096, 2048), (700, 2000), (512, 512)]:
+        blocks = [world.take(first), world.take(second)]
+        base = base or blocks[0]
+        assert [block - base for block in blocks] == [0, 4096]
+        for block in blocks:
+            world.release(block)
+        world.native.next_step()
+    # More than planned: that step goes on without the plan.
+    large = world.take(6000)
+    assert world.stats()["hot_planned"] == 6
+    assert world.stats()["hot_online"] == 1
+    world.release(large)
+    world.assert_no_leak()
+
+
 def test_a_cached_block_is_not_wasted_on_a_much_smaller_request(world: World) -> None:
     block = world.take(64 * UNIT)
     world.release(block)

@@ -80,9 +80,9 @@ const char* told(std::string message) {
 
 std::string plan_fault(const std::int64_t* sizes, std::size_t count,
                        const std::int64_t* starts, std::size_t steps,
-                       std::size_t loop_start) {
-  if (steps == 0 || starts[0] != 0 || loop_start >= steps) {
-    return "starts must begin with 0 and reach beyond loop_start";
+                       std::size_t loop_begin, std::size_t loop_end) {
+  if (steps == 0 || starts[0] != 0 || loop_begin >= loop_end || loop_end > steps) {
+    return "starts must begin with 0, and the loop be some of the steps";
   }
   for (std::size_t i = 0; i < steps; ++i) {
     const auto next = i + 1 < steps ? starts[i + 1] : static_cast<std::int64_t>(count);
@@ -156,22 +156,32 @@ MEMPLAN_API const char* memplan_cuda_load_runtime(const char* path) {
 }
 
 // Requests of `sizes` bytes at `offsets` (-1: not planned), in steps that begin at
-// `starts`; steps from `loop_start` on repeat. For `rank` see Heap::load.
+// `starts`, `elastic` or not; steps [loop_begin, loop_end) repeat, and those after them
+// are of other kinds. For `rank` see Heap::load.
 MEMPLAN_API const char* memplan_cuda_load_plan(
     int device, unsigned rank, const std::int64_t* sizes, const std::int64_t* offsets,
-    std::size_t count, const std::int64_t* starts, std::size_t steps,
-    std::size_t loop_start, std::uint64_t arena_bytes) {
+    std::size_t count, const std::int64_t* starts, const bool* elastic,
+    std::size_t steps, std::size_t loop_begin, std::size_t loop_end,
+    std::uint64_t arena_bytes) {
   try {
-    std::string fault = plan_fault(sizes, count, starts, steps, loop_start);
+    std::string fault = plan_fault(sizes, count, starts, steps, loop_begin, loop_end);
     if (!fault.empty()) return told(std::move(fault));
-    std::vector<Entry> entries(count);
+    memplan::Table table;
+    table.loop_begin = loop_begin;
+    table.loop_end = loop_end;
+    table.arena_bytes = arena_bytes;
+    table.requests.resize(count);
     for (std::size_t i = 0; i < count; ++i) {
-      entries[i] = {round_up(static_cast<std::uint64_t>(sizes[i])), offsets[i]};
+      table.requests[i] = {round_up(static_cast<std::uint64_t>(sizes[i])), offsets[i]};
       if (offsets[i] > 0 && offsets[i] % static_cast<std::int64_t>(kGranularity) != 0) {
         return told("an offset is not a multiple of 512");
       }
     }
-    Matcher matcher(std::move(entries), {starts, starts + steps}, loop_start);
+    for (std::size_t i = 0; i < steps; ++i) {
+      const auto end = i + 1 < steps ? static_cast<std::size_t>(starts[i + 1]) : count;
+      table.steps.push_back({static_cast<std::size_t>(starts[i]), end, elastic[i]});
+    }
+    memplan::Matcher matcher(std::move(table));
     if (heap(device).load(rank, std::move(matcher), arena_bytes)) return nullptr;
     return told("that stream has a plan already");
   } catch (const std::exception& failure) {

@@ -111,13 +111,14 @@ void* Heap::from_plan(Planned* arena, std::uint64_t bytes, Stream stream) {
   }
   count(kRequests, kHotRequests);
   if (arena != nullptr) {
-    const auto offset = arena->matcher.match(bytes);
-    if (offset && *offset < 0) {
-      count(kUnplanned, kHotUnplanned);
-      return nullptr;
-    }
-    if (offset) {
-      const auto at = static_cast<std::uint64_t>(*offset);
+    const std::size_t entry = arena->matcher.match(bytes);
+    if (entry != Matcher::kNoMatch) {
+      const std::int64_t offset = arena->matcher.table().requests[entry].offset;
+      if (offset < 0) {
+        count(kUnplanned, kHotUnplanned);
+        return nullptr;
+      }
+      const auto at = static_cast<std::uint64_t>(offset);
       if (arena->ranges.take(at, bytes)) {
         count(kPlanned, kHotPlanned);
         return hand_out(arena->base + at, bytes, stream, arena);

@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "alloc/matcher.h"
 #include "cuda/cache.h"
-#include "cuda/matcher.h"
 #include "cuda/ranges.h"
 #include "cuda/runtime.h"
 #include "cuda/stats.h"
