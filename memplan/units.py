@@ -7,7 +7,9 @@ import re
 from memplan.errors import UsageError
 
 _IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
+_SIZE = re.compile(
+    r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE
+)
 
 
 def parse_bytes(text: str) -> int:

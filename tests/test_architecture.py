@@ -32,7 +32,7 @@ ROOMS = {
     "plot": BASE | {"core", "trace"},
     "chunk": BASE | {"core"},
     "fuse": BASE | {"core"},
-    "blocking": BASE | {"core"},
+    "blocking": BASE | {"core", "native"},
     "cli": BASE
     | {"core", "trace", "record", "solve", "apply", "report", "plot"}
     | {"chunk", "fuse", "blocking"},

@@ -13,31 +13,49 @@ from memplan.cli import cli
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = sorted(set(re.findall(r"^memplan (\w+ .*?)(?:\s{2,}#.*)?$", README, re.M)))
+# Lines that end in a backslash go on in the next one.
+JOINED = re.sub(r" *\\\n\s+", " ", README)
+COMMANDS = sorted(set(re.findall(r"^memplan (\w+ .*?)(?:\s{2,}#.*)?$", JOINED, re.M)))
+
+
+def names(group: click.Group, before: str = "") -> list[str]:
+    """Of all commands, those in groups with the group's before theirs."""
+    found = []
+    for name in group.list_commands(click.Context(group)):
+        inner = group.get_command(click.Context(group), name)
+        found.append(before + name)
+        if isinstance(inner, click.Group):
+            found += names(inner, f"{before}{name} ")
+    return found
 
 
 def command(name: str) -> click.Command:
-    found = cli.get_command(click.Context(cli), name)
+    found: click.Command | None = cli
+    for word in name.split():
+        assert isinstance(found, click.Group)
+        found = found.get_command(click.Context(found), word)
     assert found is not None, name
     return found
 
 
 def test_the_readme_shows_every_command() -> None:
-    listed = set(cli.list_commands(click.Context(cli)))
-    assert listed <= set(re.findall(r"memplan (\w+)", README))
+    shown = set(re.findall(r"memplan (\w+)", README))
+    assert set(cli.list_commands(click.Context(cli))) <= shown
 
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_in_the_readme_parses(line: str) -> None:
     name, *arguments = shlex.split(line)
+    if isinstance(command(name), click.Group):
+        name, arguments = f"{name} {arguments[0]}", arguments[1:]
     context = command(name).make_context(name, arguments, resilient_parsing=False)
     assert context.params
 
 
-@pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
+@pytest.mark.parametrize("name", names(cli))
 def test_every_command_has_help_with_an_example(name: str) -> None:
     text = command(name).get_help(click.Context(command(name), info_name=name))
-    assert "Example: memplan " + name in text
+    assert "Example: memplan " + name.split(maxsplit=1)[0] in text
     assert max(map(len, text.splitlines())) <= 80
 
 

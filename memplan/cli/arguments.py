@@ -90,8 +90,17 @@ def read_input(path: Path) -> Trace | Problem:
 
 def is_plan(path: Path) -> bool:
     """Whether the file says it is a plan. Raises InputError if it cannot be read."""
+    return _says(path, b'"memplan.plan"')
+
+
+def is_blocking_plan(path: Path) -> bool:
+    """Whether the file says that it is a plan of loop nests; raises likewise."""
+    return _says(path, b'"memplan.blocking-plan"')
+
+
+def _says(path: Path, schema: bytes) -> bool:
     data = read_bytes(path)
-    return data[:1] == b"{" and b'"memplan.plan"' in data
+    return data[:1] == b"{" and schema in data
 
 
 def read_plan(path: Path) -> Plan:

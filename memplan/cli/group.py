@@ -9,14 +9,20 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Commands live in `memplan.cli.<name>`, each as a function named `command`.
+    """Commands live in `<package>.<name>`, each as a function named `command`.
 
     The help text lists them from `commands_help`, without importing any.
     """
 
-    def __init__(self, *args: Any, commands_help: dict[str, str], **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        commands_help: dict[str, str],
+        package: str = "memplan.cli",
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
-        self._help = commands_help
+        self._help, self._package = commands_help, package
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._help)
@@ -24,7 +30,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._help:
             return None
-        command: click.Command = import_module(f"memplan.cli.{cmd_name}").command
+        command: click.Command = import_module(f"{self._package}.{cmd_name}").command
         return command
 
     def format_commands(

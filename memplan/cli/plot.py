@@ -24,6 +24,9 @@ from memplan.errors import UsageError
 def command(source: Path, output: Path, force: bool) -> None:
     """Draw the packing of a PLAN, or the memory of a TRACE over time.
 
+    Of a blocking plan: its energy by level and tensor, a single layer's loop nest,
+    and energy against area, where the plan holds that.
+
     \b
     Example: memplan plot train.plan.json -o packing.png
     """
@@ -34,6 +37,10 @@ def command(source: Path, output: Path, force: bool) -> None:
         from memplan.plot.packing import packing
 
         figure = packing(arguments.read_plan(source), source.name)
+    elif arguments.is_blocking_plan(source):
+        from memplan.cli.blocking.picture import picture
+
+        figure = picture(source)
     else:
         from memplan.plot.memory import memory
 

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -23,19 +24,23 @@ def facts(title: str, rows: Iterable[tuple[str, str]], err: bool = False) -> Non
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], err: bool = True
 ) -> None:
-    """A table: the first column's text to the left, numbers to the right."""
+    """A table: the first column's text to the left, numbers to the right.
+
+    Where it is too wide, the first column is folded, so that no number is cut.
+    """
     from rich.console import Console
     from rich.table import Table
 
     stream = sys.stderr if err else sys.stdout
     drawn = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for i, column in enumerate(columns):
-        drawn.add_column(column, justify="right" if i else "left", no_wrap=True)
+        justify: Literal["left", "right"] = "right" if i else "left"
+        drawn.add_column(column, justify=justify, no_wrap=i > 0, overflow="fold")
     for row in rows:
         drawn.add_row(*row)
     width = None if stream.isatty() else 120
     with _unheard(err):
-        Console(file=stream, width=width, highlight=False).print(drawn)
+        Console(file=stream, width=width, highlight=False, markup=False).print(drawn)
 
 
 def as_json(entries: dict[str, object]) -> None:

@@ -1,0 +1,81 @@
+"""The best nest that a search has found, and when the search has to stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from memplan.blocking.batch_pricing import FloatArray, IntArray
+from memplan.blocking.orders import Extents, Order
+from memplan.errors import UsageError
+
+_EVERY = 0.1  # seconds between two reports
+
+
+@dataclass(frozen=True)
+class SearchProgress:
+    """How far a search is: pJ of the best nest so far, how many were evaluated, and
+    seconds since it began."""
+
+    energy: float
+    evaluated: int
+    seconds: float
+
+
+class OutOfTime(Exception):  # noqa: N818 - ends a search; it is no error
+    """The time limit is over; the incumbent is what was found."""
+
+
+class Incumbent:
+    """Keeps the best of all nests offered.
+
+    Raises UsageError where the time limit is negative or no number.
+    """
+
+    def __init__(
+        self,
+        time_limit: float | None = None,
+        progress: Callable[[SearchProgress], None] | None = None,
+    ) -> None:
+        check_time_limit(time_limit)
+        self.order: Order | None = None
+        self.extents: Extents = ()
+        self.energy = math.inf
+        self.evaluated = 0
+        self._progress = progress
+        self._limit = math.inf if time_limit is None else time_limit
+        self._start = self._reported = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the search began."""
+        return time.monotonic() - self._start
+
+    def offer(self, energies: FloatArray, order: Order, extents: IntArray) -> None:
+        """Take note of nests, as the batch evaluator takes them.
+
+        Raises OutOfTime after the limit.
+        """
+        best = int(np.argmin(energies))
+        if energies[best] < self.energy:
+            self.energy = float(energies[best])
+            self.order = order
+            self.extents = tuple(int(n) for n in extents[:, best])
+        self.evaluated += len(energies)
+        now = time.monotonic()
+        if self._progress is not None and now - self._reported >= _EVERY:
+            self._reported = now
+            done = SearchProgress(self.energy, self.evaluated, now - self._start)
+            self._progress(done)
+        if now - self._start > self._limit:
+            raise OutOfTime
+
+
+def check_time_limit(time_limit: float | None) -> None:
+    """Raises UsageError where it is negative or no number."""
+    if time_limit is not None and not (math.isfinite(time_limit) and time_limit >= 0):
+        raise UsageError(f"a time limit of {time_limit} seconds makes no sense")

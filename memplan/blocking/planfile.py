@@ -1,0 +1,272 @@
+"""Blocking plan files: JSON that says how layers are blocked, and what that costs.
+
+Energies are pJ. Nothing in a file is run, and nothing believed before it is checked:
+the loops have to cover their layer, and the energies to add up.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from memplan import __version__
+from memplan.blocking.counts import Buffer
+from memplan.blocking.evaluation import Evaluation, Placed, Share
+from memplan.blocking.layer import DIMS, MAX_SIZE, Layer, Tensor
+from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
+from memplan.core.strictjson import Refused, Table, parse, shown
+from memplan.errors import FormatError, InputError, UsageError
+from memplan.files import atomic_write, read_bytes, refuse_overwrite
+
+SCHEMA = "memplan.blocking-plan"
+VERSION = 1
+MAX_BYTES = 16 << 20
+
+T = TypeVar("T")
+
+_REMEDY = "make the plan anew with memplan blocking optimize"
+_KEYS = frozenset({"budget", "curve", "layers", "memory", "producer"})
+_KEYS |= {"schema", "version"}
+_ENTRY = frozenset({"buffers", "compulsory_pJ", "count", "energy_pJ", "layer"})
+_ENTRY |= {"mac_pJ", "search", "shares", "sram_bytes", "string", "unroll"}
+_LAYER = frozenset({"kernel", "name", "stride", *DIMS})
+_SEARCH = frozenset({"lower_bound_pJ", "method", "proved_optimal", "seconds"})
+_BUFFER = frozenset({"begin", "drains", "elements", "end", "fills", "level"})
+_BUFFER |= {"name", "reads", "tensor", "writes"}
+_SHARE = frozenset({"accesses", "level", "pJ", "tensor"})
+_POINT = frozenset({"area_mm2", "budget", "energy_pJ", "sram_bytes"})
+
+
+def write_plan(
+    plan: BlockingPlan, path: str | os.PathLike[str], *, force: bool = False
+) -> None:
+    """Write `plan` to `path`, whole or not at all; `force` replaces a file.
+
+    Raises UsageError if the file exists, EnvironmentUnfitError if the disk refuses.
+    """
+    refuse_overwrite(Path(path), force)
+    with atomic_write(path) as stream:
+        stream.write(dump_plan(plan))
+
+
+def read_plan(path: str | os.PathLike[str]) -> BlockingPlan:
+    """The plan in the file at `path`; raises InputError, or as `load_plan` does."""
+    return load_plan(read_bytes(path, MAX_BYTES), os.fspath(path))
+
+
+def dump_plan(plan: BlockingPlan) -> bytes:
+    """The bytes of the plan's file."""
+    entries = {
+        "budget": plan.budget,
+        "curve": [
+            {
+                "area_mm2": point.area_mm2,
+                "budget": point.budget,
+                "energy_pJ": point.energy_pj,
+                "sram_bytes": point.sram_bytes,
+            }
+            for point in plan.curve
+        ],
+        "layers": [_entry(planned) for planned in plan.layers],
+        "memory": plan.memory,
+        "producer": f"memplan {__version__}",
+        "schema": SCHEMA,
+        "version": VERSION,
+    }
+    return (json.dumps(entries, indent=1, sort_keys=True) + "\n").encode("ascii")
+
+
+def _entry(planned: PlannedLayer) -> dict[str, object]:
+    found, search = planned.evaluation, planned.search
+    layer = found.layer
+    return {
+        "buffers": [
+            {
+                "level": placed.level,
+                "name": placed.name,
+                "tensor": placed.tensor.value,
+                **vars(placed.buffer),
+            }
+            for placed in found.buffers
+        ],
+        "compulsory_pJ": found.compulsory,
+        "count": planned.count,
+        "energy_pJ": found.total,
+        "layer": {
+            "kernel": layer.kernel,
+            "name": layer.name,
+            "stride": list(layer.stride),
+            **{dim: layer.size(dim) for dim in DIMS},
+        },
+        "mac_pJ": found.mac_pj,
+        "search": {
+            "lower_bound_pJ": search.lower_bound,
+            "method": search.method,
+            "proved_optimal": search.proved_optimal,
+            "seconds": search.seconds,
+        },
+        "shares": [
+            {
+                "accesses": share.accesses,
+                "level": share.level,
+                "pJ": share.pj,
+                "tensor": share.tensor.value,
+            }
+            for share in found.shares
+        ],
+        "sram_bytes": found.sram_bytes,
+        "string": str(found.nest),
+        "unroll": dict(found.nest.unroll),
+    }
+
+
+def load_plan(data: bytes, name: str = "plan") -> BlockingPlan:
+    """The plan in `data`; `name` stands for the file in messages.
+
+    Raises FormatError naming the place of what is unknown, missing or wrong.
+    """
+    value = parse(data, name, _REMEDY)
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+        raise FormatError(name, f"is no blocking plan, which says {SCHEMA!r}", _REMEDY)
+    if value.get("version") != VERSION:
+        said = shown(value.get("version"))
+        raise FormatError(
+            name,
+            f"version is {said}, and {VERSION} is what this memplan reads",
+            _REMEDY,
+        )
+    table = Table.of(value, name, _KEYS, remedy=_REMEDY)
+    table.text("producer")
+    layers = _each(table, "layers", _ENTRY, _planned)
+    if not layers:
+        raise table.error("layers", "is empty")
+    return BlockingPlan(
+        layers,
+        None if table.fields["memory"] is None else table.text("memory"),
+        None if table.fields["budget"] is None else table.integer("budget"),
+        _each(table, "curve", _POINT, _point),
+    )
+
+
+def _planned(table: Table) -> PlannedLayer:
+    layer = _layer(table.table("layer", _LAYER))
+    nest = _nest(table, layer)
+    search = table.table("search", _SEARCH)
+    found = Evaluation(
+        layer,
+        nest,
+        _each(table, "buffers", _BUFFER, lambda row: _placed(row, len(nest.loops))),
+        _each(table, "shares", _SHARE, _share),
+        _number(table, "compulsory_pJ"),
+        table.integer("sram_bytes"),
+        _number(table, "mac_pJ"),
+    )
+    if not math.isclose(_number(table, "energy_pJ"), found.total, rel_tol=1e-9):
+        problem = f"is not what the shares add up to, {found.total:.10g}"
+        raise table.error("energy_pJ", problem)
+    return PlannedLayer(
+        found,
+        Search(
+            search.text("method"),
+            _number(search, "seconds"),
+            None
+            if search.fields["lower_bound_pJ"] is None
+            else _number(search, "lower_bound_pJ"),
+            search.flag("proved_optimal"),
+        ),
+        table.integer("count", 1),
+    )
+
+
+def _layer(table: Table) -> Layer:
+    sizes = {dim: table.integer(dim, 1, MAX_SIZE) for dim in DIMS}
+    stride = table.rows("stride")
+    steps = table.integers(stride, lambda i: f"stride[{i}]", 1, MAX_SIZE).tolist()
+    if len(steps) != 2:
+        raise table.error("stride", f"has {len(steps)} numbers, and must have 2")
+    try:
+        return Layer(
+            table.text("name"),
+            **sizes,
+            stride=(steps[0], steps[1]),
+            kernel=table.flag("kernel"),
+        )
+    except InputError as error:  # too many multiplications in all
+        raise FormatError(table.path, f"{table.where}: {error}", _REMEDY) from None
+
+
+def _nest(table: Table, layer: Layer) -> Nest:
+    given = table.fields["unroll"]
+    dims = [dim for dim in DIMS if isinstance(given, dict) and dim in given]
+    unrolled = table.table("unroll", frozenset(dims))
+    unroll = {dim: unrolled.integer(dim, 1, MAX_SIZE) for dim in dims}
+    try:
+        return parse_nest(table.text("string"), layer, unroll)
+    except (UsageError, InputError) as error:
+        raise table.error("string", f"is no nest of the layer: {error}") from None
+
+
+def _placed(table: Table, loops: int) -> Placed:
+    end = table.integer("end", 1, loops) if loops else 0
+    counts = {key: table.integer(key) for key in ("reads", "writes", "fills", "drains")}
+    buffer = Buffer(
+        table.integer("begin", 0, max(end - 1, 0)),
+        end,
+        table.integer("elements", 1),
+        **counts,
+    )
+    return Placed(table.text("name"), _tensor(table), table.text("level"), buffer)
+
+
+def _share(table: Table) -> Share:
+    accesses = table.integer("accesses")
+    return Share(table.text("level"), _tensor(table), accesses, _number(table, "pJ"))
+
+
+def _point(table: Table) -> CurvePoint:
+    return CurvePoint(
+        table.integer("budget"),
+        table.integer("sram_bytes"),
+        _number(table, "area_mm2"),
+        _number(table, "energy_pJ"),
+    )
+
+
+def _each(
+    table: Table, key: str, keys: frozenset[str], read: Callable[[Table], T]
+) -> tuple[T, ...]:
+    """Every row of a list of objects with exactly `keys`."""
+    rows = enumerate(table.rows(key))
+    name = table.name(key)
+    return tuple(
+        read(Table.of(row, table.path, keys, f"{name}[{i}]", table.remedy))
+        for i, row in rows
+    )
+
+
+def _tensor(table: Table) -> Tensor:
+    text = table.text("tensor")
+    try:
+        return Tensor(text)
+    except ValueError:
+        names = ", ".join(tensor.value for tensor in Tensor)
+        raise table.error("tensor", f"is {shown(text)}, and none of {names}") from None
+
+
+def _number(table: Table, key: str) -> float:
+    """The field as a number from 0 up; a Refused holds the text of a fraction."""
+    value = table.fields[key]
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | Refused):
+            raise ValueError
+        number = float(value.text if isinstance(value, Refused) else value)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise table.error(key, f"is {shown(value)}, and must be a number from 0 up")
+    return number

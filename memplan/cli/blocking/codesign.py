@@ -1,0 +1,104 @@
+"""memplan blocking codesign"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memplan.blocking.area import AreaPoint
+from memplan.blocking.area import area_curve as trace_curve
+from memplan.blocking.layer import Layer, parse_layer
+from memplan.blocking.models import ModelLayer
+from memplan.blocking.objective import Codesign
+from memplan.blocking.plan import CurvePoint
+from memplan.blocking.search import optimize
+from memplan.cli.blocking import options, report, results
+from memplan.cli.blocking.progress import searching, working
+from memplan.files import refuse_overwrite
+from memplan.units import format_bytes, parse_bytes
+
+_LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of two
+
+
+@click.command("codesign")
+@options.layer
+@options.budget
+@options.paper_unroll
+@click.option(
+    "--area-curve",
+    is_flag=True,
+    help="The least energy for budgets of 32KiB, 64KiB, ... up to --budget, or 16MiB.",
+)
+@options.search
+@options.output
+@options.json_
+def command(
+    layer_text: str,
+    budget: str | None,
+    unroll: str | None,
+    area_curve: bool,
+    time_limit: float | None,
+    threads: int | None,
+    seed: int,
+    output: Path | None,
+    force: bool,
+    json_: bool,
+) -> None:
+    """Find a loop nest and the memories for it together.
+
+    Every buffer has a memory of its own size, all of them within --budget. Area is
+    that of the memories and the datapath, in 45 nm as the paper has it.
+
+    \b
+    Example: memplan blocking codesign --layer conv1 --budget 1MiB
+    """
+    layer = parse_layer(layer_text)
+    objective = Codesign(budget=None if budget is None else parse_bytes(budget))
+    if output is not None:
+        refuse_overwrite(output, force)
+    datapath = options.datapath(unroll, layer)
+    with searching("exact") as progress:
+        found = optimize(
+            layer,
+            datapath,
+            objective,
+            time_limit=time_limit,
+            threads=threads,
+            seed=seed,
+            progress=progress,
+        )
+    curve: tuple[CurvePoint, ...] = ()
+    if area_curve:
+        curve = _curve(layer, datapath, objective.budget or _MOST, time_limit, threads)
+    plan = results.planned([ModelLayer(layer, 1)], [found], objective, curve)
+    results.hand_over(plan, objective, output=output, force=force, json_=json_)
+
+
+def _curve(
+    layer: Layer,
+    unroll: dict[str, int],
+    most: int,
+    time_limit: float | None,
+    threads: int | None,
+) -> tuple[CurvePoint, ...]:
+    budgets = [_LEAST << i for i in range(64) if _LEAST << i < most] + [most]
+    with working("area curve") as told:
+
+        def progress(point: AreaPoint) -> None:
+            if told is not None:
+                energy = report.energy(point.result.energy)
+                told(f"{format_bytes(point.budget)}: {energy}")
+
+        points = trace_curve(
+            layer,
+            budgets,
+            unroll,
+            time_limit=time_limit,
+            threads=threads,
+            progress=progress,
+        )
+    return tuple(
+        CurvePoint(point.budget, point.nbytes, point.mm2, point.result.energy)
+        for point in points
+    )

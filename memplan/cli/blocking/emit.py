@@ -1,0 +1,73 @@
+"""memplan blocking emit"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from memplan.blocking.emit import emit
+from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.layer import parse_layer
+from memplan.blocking.layout import Layout, padded
+from memplan.blocking.nest import parse_nest, parse_unroll
+from memplan.cli import show
+from memplan.cli.blocking import options
+from memplan.files import refuse_overwrite, write_bytes
+
+
+@click.command("emit")
+@options.layer
+@options.string
+@options.unroll("nothing: loops over register tiles")
+@click.option(
+    "--cache",
+    default="xeon-e5645",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="The caches that the matrix product is blocked for, and --pad looks at.",
+)
+@options.pad
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The C++ file.  [default: standard output]",
+)
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+def command(
+    layer_text: str,
+    string: str,
+    unroll: str | None,
+    cache: str,
+    pad: bool,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Write a loop nest as one C++ file.
+
+    Compiled and run, it compares its result with a direct convolution, ends with 1 if
+    they differ, and prints how long it took beside im2col with a matrix product.
+
+    \b
+    Example: memplan blocking emit --layer conv5 -o conv5.cpp \\
+      --string "Fw3 Fh3 C32 K8 X28 Y4 K128 C256 Y28 K512"
+    """
+    layer = parse_layer(layer_text)
+    nest = parse_nest(string, layer, parse_unroll(unroll or ""))
+    hierarchy = load_hierarchy(cache)
+    layout = padded(layer, Layout.dense(layer), hierarchy) if pad else None
+    if output is not None:
+        refuse_overwrite(output, force)
+    text = emit(layer, nest, layout=layout, hierarchy=hierarchy)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write_bytes(output, text.encode("utf-8"))
+    show.note(f"wrote {output}")
+    program = shlex.quote(str(output.with_suffix("")))
+    source = shlex.quote(str(output))
+    click.echo(
+        f"  next: c++ -std=c++17 -O3 -march=native {source} -o {program}", err=True
+    )

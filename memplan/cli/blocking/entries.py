@@ -1,0 +1,188 @@
+"""What blocking commands print as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memplan.blocking.codesign import codesign_energy
+from memplan.blocking.counts import Traffic, count
+from memplan.blocking.energy import paper_curves
+from memplan.blocking.evaluation import Evaluation
+from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.layer import DIMS, Layer, Tensor
+from memplan.blocking.literal import LiteralTraffic, count_literally, literal_energy
+from memplan.blocking.nest import Nest
+from memplan.blocking.objective import Fixed, Objective
+from memplan.blocking.packing import Packed, pack
+from memplan.blocking.plan import BlockingPlan, PlannedLayer
+
+_PAPER_CHIP = 8 << 20  # bytes: "the SRAM size is limited to 8MB", section 5.3
+
+
+def layer_entry(layer: Layer) -> dict[str, object]:
+    """A layer's name, sizes and multiplications."""
+    sizes: dict[str, object] = {dim: layer.size(dim) for dim in DIMS}
+    rest = {"stride": list(layer.stride), "kernel": layer.kernel, "macs": layer.macs}
+    return {"name": layer.name, **sizes, **rest}
+
+
+def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, object]:
+    """Both ways of counting, own memories, and the hierarchies of the paper; `pack` is
+    for the hierarchy given, `energy_codesign_budget_pJ` for the budget given."""
+    traffic, curves = count(nest), paper_curves()
+    literal = count_literally(nest)
+    free = codesign_energy(traffic, curves)
+    own = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
+    found: dict[str, object] = {
+        "schema": "memplan.blocking-evaluation",
+        "version": 1,
+        "layer": layer_entry(layer),
+        "string": str(nest),
+        "unroll": dict(nest.unroll),
+        "exact": {t.value: _exact(own) for t, own in traffic.items()},
+        "paper_literal": {t.value: _literal(own) for t, own in literal.items()},
+        "energy_codesign_pJ": {
+            "total": free.total,
+            **own,
+            "sram_bytes": free.sram_bytes,
+        },
+        "energy_codesign_per_mac_pJ": free.total / layer.macs,
+        "compulsory_pJ": free.total - free.without_compulsory,
+        "energy_codesign_8MB_pJ": _within(traffic, _PAPER_CHIP),
+        "energy_codesign_paper_literal_pJ": literal_energy(literal, curves),
+    }
+    for key, name in (("pack_diannao", "diannao"), ("pack_westmere", "xeon-e5645")):
+        found[key] = _packed(pack(traffic, load_hierarchy(name)))
+    if isinstance(objective, Fixed):
+        packed = pack(traffic, objective.hierarchy)
+        found["memory"] = objective.hierarchy.name
+        found["pack"] = _packed(packed)
+        found["energy_per_mac_pJ"] = packed.total / layer.macs
+    elif objective.budget is not None:
+        found["budget"] = objective.budget
+        found["energy_codesign_budget_pJ"] = _within(traffic, objective.budget)
+    return found
+
+
+def planned_entries(planned: PlannedLayer) -> dict[str, object]:
+    """One layer's nest, its energy, and how good it is."""
+    found, search = planned.evaluation, planned.search
+    lower_bound = search.lower_bound
+    gap: float | None = 0.0
+    if not search.proved_optimal:
+        gap = None if lower_bound is None else max(found.total / lower_bound - 1, 0.0)
+    return {
+        "schema": "memplan.blocking-result",
+        "version": 1,
+        "layer": layer_entry(found.layer),
+        "count": planned.count,
+        "string": str(found.nest),
+        "unroll": dict(found.nest.unroll),
+        "method": search.method,
+        "seconds": search.seconds,
+        "proved_optimal": search.proved_optimal,
+        "lower_bound_pJ": lower_bound,
+        "gap": gap,
+        "energy_pJ": found.total,
+        "energy_per_mac_pJ": found.per_mac(found.total),
+        "compulsory_pJ": found.compulsory,
+        "sram_bytes": found.sram_bytes,
+        "buffers": buffer_entries(found),
+        "energy": [
+            {
+                "level": share.level,
+                "tensor": share.tensor.value,
+                "accesses": share.accesses,
+                "pJ": share.pj,
+            }
+            for share in found.shares
+        ],
+    }
+
+
+def curve_entries(plan: BlockingPlan) -> list[dict[str, object]]:
+    """The least energy within each budget."""
+    return [
+        {
+            "budget": point.budget,
+            "sram_bytes": point.sram_bytes,
+            "area_mm2": point.area_mm2,
+            "energy_pJ": point.energy_pj,
+            "energy_per_mac_pJ": point.energy_pj / plan.macs,
+        }
+        for point in plan.curve
+    ]
+
+
+def all_entries(plan: BlockingPlan) -> dict[str, object]:
+    """Every layer, and the energy of all, each as often as it is run."""
+    return {
+        "schema": "memplan.blocking-results",
+        "version": 1,
+        "memory": plan.memory,
+        "budget": plan.budget,
+        "energy_pJ": plan.total,
+        "energy_per_mac_pJ": plan.total / plan.macs,
+        "seconds": sum(one.search.seconds for one in plan.layers),
+        "proved_optimal": all(one.search.proved_optimal for one in plan.layers),
+        "layers": [planned_entries(one) for one in plan.layers],
+    }
+
+
+def buffer_entries(found: Evaluation) -> list[dict[str, object]]:
+    """Every buffer of a nest with its level and what passes through it."""
+    return [
+        {
+            "name": placed.name,
+            "tensor": placed.tensor.value,
+            "level": placed.level,
+            "elements": placed.buffer.elements,
+            "bytes": placed.nbytes,
+            "reads": placed.buffer.reads,
+            "writes": placed.buffer.writes,
+            "fills": placed.buffer.fills,
+            "drains": placed.buffer.drains,
+        }
+        for placed in found.buffers
+    ]
+
+
+def _within(traffic: Mapping[Tensor, Traffic], budget: int) -> float:
+    return codesign_energy(traffic, paper_curves(), budget=budget).total
+
+
+def _exact(own: Traffic) -> dict[str, object]:
+    rows = [
+        {
+            "elements": buffer.elements,
+            "reads_served": buffer.reads,
+            "writes_from_below": buffer.writes,
+            "fills_from_above": buffer.fills,
+            "drains_to_above": buffer.drains,
+        }
+        for buffer in own.buffers
+    ]
+    return {"buffers": rows, "dram_accesses": own.main}
+
+
+def _literal(own: LiteralTraffic) -> dict[str, object]:
+    rows = [
+        {
+            "elements": buffer.elements,
+            "refetch_rate": buffer.refetch,
+            "accesses_eq1": buffer.accesses,
+        }
+        for buffer in own.buffers
+    ]
+    return {"buffers": rows, "dram_alpha": own.alpha}
+
+
+def _packed(packed: Packed) -> dict[str, object]:
+    return {
+        "accesses": {
+            level: {tensor.value: count for tensor, count in served.items()}
+            for level, served in packed.accesses.items()
+        },
+        "total_pJ": packed.total,
+        "assign": dict(packed.assigned),
+    }

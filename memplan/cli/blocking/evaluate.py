@@ -1,0 +1,107 @@
+"""memplan blocking evaluate"""
+
+from __future__ import annotations
+
+import click
+
+from memplan.blocking.evaluation import Evaluation, evaluate
+from memplan.blocking.layer import parse_layer
+from memplan.blocking.nest import parse_nest, parse_unroll
+from memplan.cli import show
+from memplan.cli.blocking import options, report
+from memplan.cli.blocking.entries import case_entries
+
+_COUNTING = {
+    "exact": "exact",
+    "paper": "the paper's Table 2 and equation 1",
+    "both": "exact; below, beside the paper's Table 2 and equation 1",
+}
+
+
+@click.command("evaluate")
+@options.layer
+@options.string
+@options.memory(options.OWN)
+@options.unroll("nothing: one multiplication")
+@options.budget
+@click.option(
+    "--counting",
+    type=click.Choice(("exact", "paper", "both")),
+    default="exact",
+    show_default=True,
+    help="Exactly, as the paper's Table 2 and equation 1 do, or side by side.",
+)
+@options.json_
+def command(
+    layer_text: str,
+    string: str,
+    memory: str | None,
+    unroll: str | None,
+    budget: str | None,
+    counting: str,
+    json_: bool,
+) -> None:
+    """Count the accesses of one loop nest, and the energy that they take.
+
+    Energy per MAC is over the multiplications that the layer needs, however many the
+    datapath's padding adds. JSON holds both ways of counting, and every preset.
+
+    \b
+    Example: memplan blocking evaluate --layer conv5 --unroll C16,K16 \\
+      --string "X4 Y7 Fw3 Fh3 X28 K64 C128 Y28 C256 K512" --memory diannao
+    """
+    layer = parse_layer(layer_text)
+    nest = parse_nest(string, layer, parse_unroll(unroll or ""))
+    objective = options.machine(memory, budget)
+    if json_:
+        show.as_json(case_entries(layer, nest, objective))
+        return
+    found = evaluate(layer, nest, objective, literally=counting == "paper")
+    rows = [*report.nest_rows(found, objective), ("counting", _COUNTING[counting])]
+    show.facts(f"memplan: {layer.name}", rows + report.energy_rows(found))
+    click.echo()
+    if counting == "both":
+        _side_by_side(found, evaluate(layer, nest, objective, literally=True))
+        return
+    report.buffer_table(found, objective)
+    click.echo()
+    report.energy_table(found)
+
+
+def _side_by_side(exact: Evaluation, paper: Evaluation) -> None:
+    """Accesses and energy of both ways of counting; buffers go by their loops."""
+    papers = {(own.tensor, own.buffer.end): own.buffer.reads for own in paper.buffers}
+    rows = []
+    for placed in exact.buffers:
+        real = placed.buffer.reads + placed.buffer.writes
+        elements = report.amount(placed.buffer.elements)
+        said = papers.get((placed.tensor, placed.buffer.end))
+        pair = (
+            ["none", ""]
+            if said is None
+            else [report.amount(said), report.ratio(said, real)]
+        )
+        rows.append([placed.name, elements, report.amount(real), *pair])
+    columns = ["buffer", "elements", "exact", "paper", "paper/exact"]
+    show.table("Accesses", columns, rows, err=False)
+    click.echo()
+    totals = [
+        (tensor.value, exact.pj(tensor=tensor), paper.pj(tensor=tensor))
+        for tensor in exact.nest.layer.tensors
+    ]
+    totals.append(("all", exact.total, paper.total))
+    pair_without = exact.without_compulsory, paper.without_compulsory
+    totals.append(("without compulsory", *pair_without))
+    show.table(
+        "Energy, pJ per MAC",
+        ["tensor", "exact", "paper", "paper/exact"],
+        [
+            [
+                name,
+                *(f"{exact.per_mac(pj):.4f}" for pj in pair),
+                report.ratio(*reversed(pair)),
+            ]
+            for name, *pair in totals
+        ],
+        err=False,
+    )

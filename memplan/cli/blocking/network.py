@@ -1,0 +1,199 @@
+"""memplan blocking network"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import click
+
+from memplan.blocking.area import DIANNAO_MM2
+from memplan.blocking.models import ModelLayer
+from memplan.blocking.nest import parse_unroll
+from memplan.blocking.network import distinct
+from memplan.blocking.network_design import MAX_LEVELS, NetworkDesign, design_network
+from memplan.blocking.networks import NETWORKS
+from memplan.blocking.objective import Fixed, Objective
+from memplan.blocking.search import Result
+from memplan.blocking.sweep import Task, sweep
+from memplan.cli import show
+from memplan.cli.blocking import options, report, results
+from memplan.cli.blocking.progress import sweeping, working
+from memplan.errors import UsageError
+from memplan.files import refuse_overwrite
+from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
+
+
+@click.command("network")
+@click.argument("network", metavar="NETWORK")
+@options.memory()
+@options.budget
+@click.option(
+    "--levels",
+    type=click.IntRange(1, MAX_LEVELS),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Memories a tensor at most, with --budget.",
+)
+@options.paper_unroll
+@options.search
+@options.ray
+@options.output
+@options.json_
+def command(
+    network: str,
+    memory: str | None,
+    budget: str | None,
+    levels: int,
+    unroll: str | None,
+    time_limit: float | None,
+    threads: int | None,
+    seed: int,
+    ray: str | None,
+    output: Path | None,
+    force: bool,
+    json_: bool,
+) -> None:
+    """Block every layer of a network for one hierarchy that all share.
+
+    NETWORK is alexnet, vgg-b or vgg-d, or model.py:factory. With --memory the
+    hierarchy is given. With --budget one is looked for, whose memories take no more
+    than these bytes; it needs at most the energy of the paper's, the best of those
+    that are among the ten best designs of every layer. The datapath is then C16,K16
+    for all layers, and those without weights are left out.
+
+    \b
+    Example: memplan blocking network alexnet --budget 1MiB
+    """
+    if (memory is None) == (budget is None):
+        raise UsageError("give --memory for a hierarchy, or --budget to look for one")
+    if output is not None:
+        refuse_overwrite(output, force)
+    layers = _layers(network)
+    hand_over = partial(results.hand_over, output=output, force=force, json_=json_)
+    if memory is not None:
+        objective = options.machine(memory, None)
+        found = _blocked(layers, objective, unroll, time_limit, threads, seed, ray)
+        hand_over(results.planned(layers, found, objective), objective)
+        return
+    if ray is not None:
+        raise UsageError("--ray is for a given --memory; leave it out")
+    assert budget is not None
+    nbytes = parse_bytes(budget)
+    datapath = parse_unroll(unroll or options.PAPER_DATAPATH)
+    design = _designed(layers, datapath, nbytes, levels, time_limit, threads)
+    if not design.complete:
+        show.note("the time was over before all memories were looked at")
+    chosen = Fixed(design.network.hierarchy)
+    plan = results.planned(
+        [ModelLayer(one.layer, one.count) for one in design.network.layers],
+        [one.result for one in design.network.layers],
+        chosen,
+    )
+    plan = replace(plan, budget=nbytes)
+    hand_over(plan, chosen, more=_entries(design), rows=_rows(design))
+
+
+def _blocked(
+    layers: Sequence[ModelLayer],
+    objective: Objective,
+    unroll: str | None,
+    time_limit: float | None,
+    threads: int | None,
+    seed: int,
+    ray: str | None,
+) -> list[Result]:
+    """Every layer's best nest on a given hierarchy."""
+    tasks = [
+        Task(
+            one.layer,
+            options.datapath(unroll, one.layer),
+            objective,
+            time_limit=time_limit,
+            seed=seed,
+        )
+        for one in layers
+    ]
+    with sweeping("layers", len(tasks)) as ended:
+        processes = None if ray else threads
+        return sweep(tasks, processes=processes, address=ray, progress=ended)
+
+
+def _designed(
+    layers: Sequence[ModelLayer],
+    datapath: dict[str, int],
+    budget: int,
+    levels: int,
+    time_limit: float | None,
+    threads: int | None,
+) -> NetworkDesign:
+    """The memories that all layers need least energy with."""
+    weighted = _with_weights(layers)
+    with working("memories") as told:
+
+        def progress(energy: float, seconds: float) -> None:
+            if told is not None:
+                told(f"{report.energy(energy)}, {format_seconds(seconds)}")
+
+        return design_network(
+            [one.layer for one in weighted],
+            datapath,
+            budget,
+            levels=levels,
+            counts=[one.count for one in weighted],
+            time_limit=time_limit,
+            threads=threads,
+            progress=progress,
+        )
+
+
+def _layers(network: str) -> list[ModelLayer]:
+    """Layers that differ, and how often each is run."""
+    if ":" in network:
+        every = options.all_layers([network])
+    elif network.lower() in NETWORKS:
+        every = [ModelLayer(layer, 1) for layer in NETWORKS[network.lower()]]
+    else:
+        raise UsageError(
+            f"{network!r} is no network: give one of {', '.join(NETWORKS)}, or "
+            "model.py:factory"
+        )
+    pairs = distinct([one.layer for one in every], [one.count for one in every])
+    return [ModelLayer(layer, count) for layer, count in pairs]
+
+
+def _with_weights(layers: Sequence[ModelLayer]) -> list[ModelLayer]:
+    """Those that a datapath of multipliers by weights works on."""
+    for one in layers:
+        if not one.layer.kernel:
+            show.note(f"left out {one.layer.name}: it has no weights")
+    kept = [one for one in layers if one.layer.kernel]
+    if not kept:
+        raise UsageError("no layer has weights; give --memory instead of --budget")
+    return kept
+
+
+def _rows(design: NetworkDesign) -> list[tuple[str, str]]:
+    """How large the memories are, and how much better than the paper's method's."""
+    common, own = design.common.energy, design.network.energy
+    better = f"{report.energy(common)}, {format_gap(common / own - 1)} more"
+    return [
+        ("on the chip", f"{format_bytes(design.network.nbytes)}"),
+        ("area", f"{design.network.mm2:.2f} mm², DianNao's is {DIANNAO_MM2:g}"),
+        ("the paper's way", f"{better}: in every layer's {design.considered:,} best"),
+        ("found in", format_seconds(design.seconds)),
+    ]
+
+
+def _entries(design: NetworkDesign) -> dict[str, object]:
+    return {
+        "sizes": {tensor.value: list(own) for tensor, own in design.sizes.items()},
+        "sram_bytes": design.network.nbytes,
+        "area_mm2": design.network.mm2,
+        "common_energy_pJ": design.common.energy,
+        "common_of_best": design.considered,
+        "complete": design.complete,
+    }

@@ -1,0 +1,104 @@
+"""memplan blocking optimize"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memplan.blocking.search import METHODS, Result, optimize
+from memplan.blocking.sweep import Task, sweep
+from memplan.cli.blocking import options, results
+from memplan.cli.blocking.progress import searching, sweeping
+from memplan.errors import UsageError
+from memplan.files import refuse_overwrite
+
+
+@click.command("optimize")
+@options.layers
+@options.memory(options.OWN)
+@options.budget
+@options.paper_unroll
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default=METHODS[0],
+    show_default=True,
+    help="A proof, the paper's heuristic, or all nests of few levels.",
+)
+@click.option(
+    "--levels",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Loops a dimension, for beam (4) and enumerate (2); exact needs no limit.",
+)
+@options.search
+@options.ray
+@options.output
+@options.json_
+def command(
+    layer_texts: tuple[str, ...],
+    memory: str | None,
+    budget: str | None,
+    unroll: str | None,
+    method: str,
+    levels: int | None,
+    time_limit: float | None,
+    threads: int | None,
+    seed: int,
+    ray: str | None,
+    output: Path | None,
+    force: bool,
+    json_: bool,
+) -> None:
+    """Find the loop nest of least energy for a layer, or for several.
+
+    Without --memory every buffer has a memory of its own size, all of them within
+    --budget. The exact method proves that no nest does better, or says how far one
+    could; it also chooses which buffers get the bytes there are, where evaluate
+    serves those used most. Ctrl-C keeps the best so far.
+
+    \b
+    Example: memplan blocking optimize --layer conv4 --memory diannao
+    """
+    objective = options.machine(memory, budget)
+    if output is not None:
+        refuse_overwrite(output, force)
+    given = options.all_layers(layer_texts)
+    tasks = [
+        Task(
+            one.layer,
+            options.datapath(unroll, one.layer),
+            objective,
+            method=method,
+            levels=levels,
+            time_limit=time_limit,
+            seed=seed,
+        )
+        for one in given
+    ]
+    if len(tasks) > 1:
+        with sweeping("optimize", len(tasks)) as ended:
+            processes = None if ray else threads
+            found = sweep(tasks, processes=processes, address=ray, progress=ended)
+    elif ray is not None:
+        raise UsageError("--ray is for several layers; leave it out")
+    else:
+        found = [_alone(tasks[0], threads)]
+    plan = results.planned(given, found, objective)
+    results.hand_over(plan, objective, output=output, force=force, json_=json_)
+
+
+def _alone(task: Task, threads: int | None) -> Result:
+    with searching(task.method) as progress:
+        return optimize(
+            task.layer,
+            task.unroll,
+            task.objective,
+            method=task.method,
+            levels=task.levels,
+            time_limit=task.time_limit,
+            threads=threads,
+            seed=task.seed,
+            progress=progress,
+        )

@@ -1,0 +1,202 @@
+"""Options that several blocking commands share, and what their words stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.layer import Layer, parse_layer
+from memplan.blocking.models import ModelLayer, layers_of_model
+from memplan.blocking.nest import parse_unroll
+from memplan.blocking.objective import Codesign, Fixed, Objective
+from memplan.cli import show
+from memplan.errors import UsageError
+from memplan.units import parse_bytes
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_SEED = (1 << 32) - 1
+OWN = "each buffer has a memory of its own size"
+PAPER_DATAPATH = "C16,K16"  # 16 x 16 multipliers
+
+
+def layer(function: F) -> F:
+    """`--layer`, of a command that takes one."""
+    return click.option(
+        "--layer",
+        "layer_text",
+        required=True,
+        metavar="LAYER",
+        help="A layer of the paper's Table 4, or C,K,X,Y,Fw,Fh: 256,512,28,28,3,3. "
+        "After it ,B8 stands for a batch, ,G2 for groups, ,S2 for a stride.",
+    )(function)
+
+
+def layers(function: F) -> F:
+    """`--layer`, of a command that takes several, or a model's."""
+    return click.option(
+        "--layer",
+        "layer_texts",
+        required=True,
+        multiple=True,
+        metavar="LAYER",
+        help="A layer of the paper's Table 4, or C,K,X,Y,Fw,Fh (then ,B8 for a batch, "
+        ",G2 for groups, ,S2 for a stride), or model.py:factory for every layer of a "
+        "PyTorch model. May be given several times.",
+    )(function)
+
+
+def string(function: F) -> F:
+    """`--string`, the loop nest."""
+    return click.option(
+        "--string",
+        "string",
+        required=True,
+        metavar="LOOPS",
+        help='The loop nest, innermost first, extents cumulative: "Fw3 Fh3 X8 K64".',
+    )(function)
+
+
+def memory(default: str = "") -> Callable[[F], F]:
+    """`--memory`, a hierarchy; `default` says what is taken without it."""
+    return click.option(
+        "--memory",
+        metavar="NAME|FILE",
+        help="A hierarchy: one that memplan blocking layers lists, or a .toml file."
+        + (f"  [default: {default}]" if default else ""),
+    )
+
+
+def budget(function: F) -> F:
+    """`--budget`, bytes on the chip."""
+    return click.option(
+        "--budget",
+        metavar="BYTES",
+        help="Bytes of all memories on the chip: 8MiB is the paper's 8 MB, 8MB is "
+        "8,000,000 bytes.",
+    )(function)
+
+
+def unroll(default: str) -> Callable[[F], F]:
+    """`--unroll`, the datapath; `default` says what is taken without it."""
+    return click.option(
+        "--unroll",
+        metavar="DIMS",
+        help="What the datapath does at once, as in C16,K16; sizes are rounded up to "
+        f"it.  [default: {default}]",
+    )
+
+
+def paper_unroll(function: F) -> F:
+    """`--unroll` of commands that search."""
+    default = f"{PAPER_DATAPATH}, or all C or K of a layer that has fewer"
+    return unroll(default)(function)
+
+
+def search(function: F) -> F:
+    """`--time-limit`, `--threads` and `--seed`."""
+    for option in (
+        click.option(
+            "--seed",
+            type=click.IntRange(0, MAX_SEED),
+            default=0,
+            show_default=True,
+            metavar="N",
+            help="Of random choices, which only the beam makes.",
+        ),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="How many.  [default: one a core]",
+        ),
+        click.option(
+            "--time-limit",
+            type=click.FloatRange(min=0),
+            metavar="S",
+            help="Seconds a search, after which the best so far is taken.  "
+            "[default: none]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def ray(function: F) -> F:
+    """`--ray`, a cluster."""
+    return click.option(
+        "--ray",
+        metavar="ADDRESS",
+        help='A Ray cluster to search the layers on: "auto", or host:port.',
+    )(function)
+
+
+def output(function: F) -> F:
+    """`-o PLAN.json` and `--force`."""
+    function = click.option(
+        "--force", is_flag=True, help="Replace the plan if it exists."
+    )(function)
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path),
+        metavar="PLAN",
+        help="Write a plan, which memplan plot draws.",
+    )(function)
+
+
+def pad(function: F) -> F:
+    """`--pad`."""
+    return click.option(
+        "--pad",
+        is_flag=True,
+        help="Move planes apart in memory where they would share cache sets.",
+    )(function)
+
+
+def json_(function: F) -> F:
+    """`--json`."""
+    return click.option("--json", "json_", is_flag=True, help="Print JSON.")(function)
+
+
+def all_layers(texts: Iterable[str]) -> list[ModelLayer]:
+    """Every layer that is meant, and how often it is run.
+
+    Says which operations of a model are no layers. Raises UsageError or InputError.
+    """
+    found: list[ModelLayer] = []
+    for text in texts:
+        if ":" not in text:
+            found.append(ModelLayer(parse_layer(text), 1))
+            continue
+        model = layers_of_model(text)
+        for reason in model.skipped:
+            show.note(f"left out {reason}")
+        if not model.layers:
+            raise UsageError(f"{text} runs no convolution, product or pooling")
+        found += model.layers
+    return found
+
+
+def machine(memory: str | None, budget: str | None) -> Objective:
+    """What is to be minimised. Raises UsageError if both are given."""
+    if memory is None:
+        return Codesign(budget=None if budget is None else parse_bytes(budget))
+    if budget is not None:
+        raise UsageError(
+            f"--memory {memory} has its own sizes, and --budget is for memories that "
+            "are yet to be chosen; leave one of them out"
+        )
+    return Fixed(load_hierarchy(memory))
+
+
+def datapath(text: str | None, layer: Layer) -> dict[str, int]:
+    """`text`, or the paper's, cut to the channels that the layer has."""
+    if text is not None:
+        return parse_unroll(text)
+    paper = parse_unroll(PAPER_DATAPATH)
+    return {dim: min(count, layer.size(dim)) for dim, count in paper.items()}

@@ -1,0 +1,146 @@
+"""memplan blocking parallel"""
+
+from __future__ import annotations
+
+import click
+
+from memplan.blocking.layer import Layer, parse_layer
+from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.objective import Codesign
+from memplan.blocking.parallel import SHARED, CoresEnergy, cores_energy
+from memplan.blocking.search import optimize
+from memplan.cli import show
+from memplan.cli.blocking import options, report
+from memplan.cli.blocking.entries import layer_entry
+from memplan.cli.blocking.progress import searching
+from memplan.errors import UsageError
+from memplan.units import parse_bytes
+
+
+@click.command("parallel")
+@options.layer
+@click.option(
+    "--cores",
+    default="1,2,4,8",
+    show_default=True,
+    metavar="N,...",
+    help="How many cores, as in 1,2,4,8.",
+)
+@click.option(
+    "--unroll",
+    "split",
+    type=click.Choice(tuple(SHARED)),
+    help="What cores split: the kernels (k), or the image (xy).  [default: each]",
+)
+@click.option(
+    "--string",
+    metavar="LOOPS",
+    help="The loop nest, innermost first.  [default: the best for one core]",
+)
+@click.option(
+    "--datapath",
+    "unroll",
+    metavar="DIMS",
+    help=f"What a core does at once.  [default: {options.PAPER_DATAPATH}, or all C or "
+    "K of a layer that has fewer]",
+)
+@options.budget
+@options.search
+@options.json_
+def command(
+    layer_text: str,
+    cores: str,
+    split: str | None,
+    string: str | None,
+    unroll: str | None,
+    budget: str | None,
+    time_limit: float | None,
+    threads: int | None,
+    seed: int,
+    json_: bool,
+) -> None:
+    """Spread a layer over several cores, whose last memories are split or shared.
+
+    Cores that split the kernels share the input, and every output is then handed to
+    all; cores that split the image share the kernels. What is shared is sent to all
+    at once, over wires as long as all memories are wide.
+
+    \b
+    Example: memplan blocking parallel --layer conv1 --cores 1,2,4,8 --unroll xy
+    """
+    layer = parse_layer(layer_text)
+    numbers = _numbers(cores)
+    objective = Codesign(budget=None if budget is None else parse_bytes(budget))
+    datapath = options.datapath(unroll, layer)
+    if string is not None:
+        nest = parse_nest(string, layer, datapath)
+    else:
+        with searching("exact") as progress:
+            nest = optimize(
+                layer,
+                datapath,
+                objective,
+                time_limit=time_limit,
+                threads=threads,
+                seed=seed,
+                progress=progress,
+            ).nest
+    splits = tuple(SHARED) if split is None else (split,)
+    found = [cores_energy(nest, n, way, objective) for way in splits for n in numbers]
+    if json_:
+        show.as_json(_entries(layer, nest, found))
+        return
+    rows = [("layer", report.layer_text(layer)), *report.loop_rows(nest)]
+    rows += report.memory_rows(objective)
+    show.facts(f"memplan: {layer.name}", rows)
+    for way in splits:
+        click.echo()
+        _table(layer, way, [one for one in found if one.split == way])
+
+
+def _numbers(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not part.isdecimal() or int(part) < 1:
+            raise UsageError(
+                f"--cores {text}: {part!r} is no number of cores from 1 up"
+            )
+    return list(map(int, parts))
+
+
+def _table(layer: Layer, way: str, found: list[CoresEnergy]) -> None:
+    tensors = layer.tensors
+    columns = ["cores", "private", *(f"last {t.value}" for t in tensors)]
+    columns += ["DRAM", "shuffle", "all"]
+    rows = []
+    for one in found:
+        parts = [one.private, *(one.last[t] for t in tensors), one.main, one.shuffle]
+        cells = [f"{pj / layer.macs:.4f}" for pj in (*parts, one.total)]
+        rows.append([str(one.cores), *cells])
+    shared = SHARED[way].value
+    what = "kernels" if way == "k" else "image"
+    title = f"Energy, pJ per MAC: cores split the {what} and share the {shared}"
+    show.table(title, columns, rows, err=False)
+
+
+def _entries(layer: Layer, nest: Nest, found: list[CoresEnergy]) -> dict[str, object]:
+    return {
+        "schema": "memplan.blocking-parallel",
+        "version": 1,
+        "layer": layer_entry(layer),
+        "string": str(nest),
+        "datapath": dict(nest.unroll),
+        "cores": [
+            {
+                "cores": one.cores,
+                "unroll": one.split,
+                "private_pJ": one.private,
+                "last_level_pJ": {t.value: pj for t, pj in one.last.items()},
+                "dram_pJ": one.main,
+                "shuffle_pJ": one.shuffle,
+                "energy_pJ": one.total,
+                "energy_per_mac_pJ": one.total / layer.macs,
+            }
+            for one in found
+        ],
+    }

@@ -1,0 +1,96 @@
+"""A blocking plan as the plain data that pictures are drawn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memplan.blocking.evaluation import Evaluation
+from memplan.blocking.plan import BlockingPlan
+from memplan.blocking.planfile import read_plan
+from memplan.cli.blocking import report
+from memplan.plot.areacurve import AreaPoint
+from memplan.plot.blocked import blocked
+from memplan.plot.energybars import EnergyBars
+from memplan.plot.loopnest import DrawnBuffer, LoopNest
+from memplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def picture(path: Path) -> Figure:
+    """The picture of the blocking plan at `path`. Raises as `read_plan` does."""
+    plan = read_plan(path)
+    single = plan.layers[0].evaluation if len(plan.layers) == 1 else None
+    return blocked(
+        [_bars(one.evaluation, one.count) for one in plan.layers],
+        path.name if single is None else single.layer.name,
+        _facts(plan),
+        nest=None if single is None else _nest(single),
+        curve=[
+            AreaPoint(
+                point.budget,
+                point.sram_bytes,
+                point.area_mm2,
+                point.energy_pj / plan.macs,
+            )
+            for point in plan.curve
+        ],
+    )
+
+
+def _facts(plan: BlockingPlan) -> list[str]:
+    per_mac = f"{plan.total / plan.macs:.4g} pJ/MAC"
+    memory = plan.memory or "each buffer a memory of its own"
+    if plan.budget is not None:
+        memory += f", {format_bytes(plan.budget)} in all"
+    facts = [memory, f"{report.energy(plan.total)}, {per_mac}"]
+    proof = "proved optimal"
+    if len(plan.layers) == 1:
+        facts.insert(0, report.layer_text(plan.layers[0].evaluation.layer))
+    else:
+        facts.insert(0, f"{len(plan.layers)} layers")
+        proof = "every nest proved optimal"
+    methods = ", ".join(sorted({one.search.method for one in plan.layers}))
+    proved = all(one.search.proved_optimal for one in plan.layers)
+    return [*facts, f"{methods}, {proof}" if proved else methods]
+
+
+def _bars(found: Evaluation, count: int) -> EnergyBars:
+    layer = found.layer
+    parts = {
+        tensor.value: {
+            level: found.per_mac(found.pj(level, tensor)) for level in found.levels
+        }
+        for tensor in layer.tensors
+    }
+    times = f" × {count}" if count > 1 else ""
+    return EnergyBars(
+        layer.name + times,
+        parts,
+        found.per_mac(found.compulsory),
+        found.mac_pj,
+        found.total * count,
+    )
+
+
+def _nest(found: Evaluation) -> LoopNest:
+    nest = found.nest
+    unroll = report.unroll_text(dict(nest.unroll))
+    return LoopNest(
+        [(loop.dim, loop.inner, loop.outer) for loop in nest.loops],
+        [tensor.value for tensor in found.layer.tensors],
+        [
+            DrawnBuffer(
+                placed.name,
+                placed.tensor.value,
+                placed.level,
+                placed.buffer.begin,
+                placed.buffer.end,
+                placed.nbytes,
+            )
+            for placed in found.buffers
+        ],
+        f"datapath: {unroll} at once" if unroll else "datapath: one MAC at a time",
+    )

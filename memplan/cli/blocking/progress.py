@@ -1,0 +1,60 @@
+"""One line on how far a search or a simulation is: on a terminal, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+
+from memplan.blocking.incumbent import SearchProgress
+from memplan.blocking.search import Result
+from memplan.cli.blocking import report
+from memplan.units import format_seconds
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[Callable[[str], None] | None]:
+    """What to call with how far it is; None where standard error is no terminal.
+
+    The line is gone when the context ends.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"{what} ...") as status:
+        yield lambda how_far: status.update(f"{what}: {how_far}")
+
+
+@contextlib.contextmanager
+def searching(what: str) -> Iterator[Callable[[SearchProgress], None] | None]:
+    """What to call with each SearchProgress, likewise."""
+    with working(what) as told:
+        yield None if told is None else lambda progress: told(describe(progress))
+
+
+@contextlib.contextmanager
+def sweeping(what: str, tasks: int) -> Iterator[Callable[[int, Result], None] | None]:
+    """What to call with a task's number and result as it ends: a bar, likewise."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = (what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True, highlight=False)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=tasks)
+        yield lambda number, result: bar.advance(task)
+
+
+def describe(progress: SearchProgress) -> str:
+    """The best energy, what was tried, and the time, in one line."""
+    parts = [] if math.isinf(progress.energy) else [report.energy(progress.energy)]
+    parts.append(f"{report.amount(progress.evaluated)} tried")
+    parts.append(format_seconds(progress.seconds))
+    return ", ".join(parts) + "; Ctrl-C keeps the best"

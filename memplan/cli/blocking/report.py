@@ -1,0 +1,186 @@
+"""How blocking commands print layers, buffers and energies."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+
+from memplan.blocking.counts import ELEMENT_BYTES
+from memplan.blocking.evaluation import Evaluation
+from memplan.blocking.hierarchy import Hierarchy, Level
+from memplan.blocking.layer import Layer, Tensor
+from memplan.blocking.nest import Nest
+from memplan.blocking.objective import Fixed, Objective
+from memplan.blocking.packing import MAIN
+from memplan.cli import show
+from memplan.units import format_bytes
+
+_SHORT = 76  # characters of a value that one line holds
+_NAMES = 16  # columns that names take, beside values
+_EXACT_UP_TO = 9_999_999
+_THOUSANDS = ("", " k", " M", " G", " T", " P", " E")
+_ENERGIES = ("pJ", "nJ", "µJ", "mJ", "J", "kJ")
+
+
+def amount(count: float) -> str:
+    """A count: every digit up to ten million, then five: "924.84 M"."""
+    if abs(count) <= _EXACT_UP_TO:
+        return f"{round(count):,}"
+    return _scaled(count, _THOUSANDS)
+
+
+def energy(pj: float) -> str:
+    """An energy given in pJ: "1.2504 mJ"."""
+    unit = next((i for i in range(len(_ENERGIES)) if pj < 1000 ** (i + 1)), -1)
+    return f"{pj / 1000 ** (unit % len(_ENERGIES)):.5g} {_ENERGIES[unit]}"
+
+
+def ratio(one: float, other: float) -> str:
+    """`one` in parts of `other`: "1.58"; nothing where that is nought."""
+    return f"{one / other:.2f}" if other else ""
+
+
+def per_mac(evaluation: Evaluation, pj: float) -> str:
+    """`pJ` as "1.3519 pJ/MAC", over the multiplications that the layer needs."""
+    return f"{evaluation.per_mac(pj):.5g} pJ/MAC"
+
+
+def _scaled(count: float, units: tuple[str, ...]) -> str:
+    power = 0
+    while abs(count) >= 999.995 and power < len(units) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.2f}{units[power]}"
+
+
+def layer_text(layer: Layer) -> str:
+    """Its sizes in words: "28 x 28 x 256 -> 512, window 3 x 3"."""
+    text = f"{layer.X} x {layer.Y} x {layer.C} -> {layer.K}"
+    if (layer.Fw, layer.Fh) != (1, 1):
+        text += f", window {layer.Fw} x {layer.Fh}"
+    if layer.stride != (1, 1):
+        text += f", stride {' x '.join(map(str, layer.stride))}"
+    if layer.G > 1:
+        text += f", {layer.G} groups"
+    if layer.B > 1:
+        text += f", batch {layer.B}"
+    return text + ("" if layer.kernel else ", no weights")
+
+
+def unroll_text(unroll: dict[str, int]) -> str:
+    """What the datapath does at once, as ``--unroll`` takes it."""
+    return ",".join(f"{dim}{count}" for dim, count in unroll.items() if count > 1)
+
+
+def level_text(level: Level) -> str:
+    """A level's name and sizes: "L1 32.0 KiB"."""
+    if level.private_bytes is None:
+        return f"{level.name} {format_bytes(level.capacity(Tensor.INPUT))}"
+    own = (
+        f"{tensor.value} {format_bytes(size)}"
+        for tensor, size in level.private_bytes.items()
+        if size >= ELEMENT_BYTES  # else there is none
+    )
+    return f"{level.name} ({', '.join(own)})"
+
+
+def hierarchy_text(hierarchy: Hierarchy) -> str:
+    """All levels, innermost first."""
+    return ", ".join([*map(level_text, hierarchy.levels), MAIN])
+
+
+def memory_rows(objective: Objective) -> list[tuple[str, str]]:
+    """The memory, or what memories may be chosen: a level a line, if they are long."""
+    if isinstance(objective, Fixed):
+        hierarchy = objective.hierarchy
+        text = f"{hierarchy.name}: {hierarchy_text(hierarchy)}"
+        if len(text) <= _SHORT:
+            return [("memory", text)]
+        levels = [("", level_text(level)) for level in hierarchy.levels]
+        return [("memory", f"{hierarchy.name}:"), *levels, ("", MAIN)]
+    limit = objective.budget
+    within = "" if limit is None else f", {format_bytes(limit)} in all"
+    return [("memory", f"each buffer its own{within}")]
+
+
+def loop_rows(nest: Nest) -> list[tuple[str, str]]:
+    """The nest's string, in as many lines as a terminal needs."""
+    text = str(nest) or "none: the datapath does all at once"
+    if not sys.stdout.isatty():
+        return [("loops", text)]
+    width = max(shutil.get_terminal_size().columns - _NAMES, _NAMES)
+    lines = textwrap.wrap(text, width, break_long_words=False)
+    return list(zip(["loops", *[""] * (len(lines) - 1)], lines, strict=True))
+
+
+def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
+    """What was evaluated, name and value."""
+    nest, layer = found.nest, found.layer
+    rows = [
+        ("layer", layer_text(layer)),
+        ("MACs", f"{layer.macs:,}"),
+        *loop_rows(nest),
+        *memory_rows(objective),
+    ]
+    if unroll := unroll_text(dict(nest.unroll)):
+        padded = ""
+        if nest.layer != layer:
+            padded = f", so C, K are {nest.layer.C}, {nest.layer.K}"
+        rows.insert(2, ("datapath", f"{unroll} at once{padded}"))
+    return rows
+
+
+def energy_rows(found: Evaluation) -> list[tuple[str, str]]:
+    """The totals, with and without what no blocking saves."""
+
+    def both(pj: float) -> str:
+        return f"{energy(pj)}, {per_mac(found, pj)}"
+
+    return [
+        ("on the chip", format_bytes(found.sram_bytes)),
+        ("energy", f"{both(found.total)}, and {found.mac_pj:g} for the MAC"),
+        ("compulsory", f"{both(found.compulsory)}: each element once in {MAIN}"),
+        ("without it", both(found.without_compulsory)),
+    ]
+
+
+def buffer_table(found: Evaluation, objective: Objective) -> None:
+    """Every buffer: its size, what passes through it, and its level."""
+    columns = ["buffer", "elements", "bytes", "reads", "writes"]
+    columns += ["fills", "drains", "level"]
+    given = isinstance(objective, Fixed)
+    rows = [
+        [
+            placed.name,
+            amount(placed.buffer.elements),
+            format_bytes(placed.nbytes),
+            amount(placed.buffer.reads),
+            amount(placed.buffer.writes),
+            amount(placed.buffer.fills),
+            amount(placed.buffer.drains),
+            placed.level if given or placed.level == MAIN else "own",
+        ]
+        for placed in found.buffers
+    ]
+    show.table("Buffers, from the inside", columns, rows, err=False)
+
+
+def energy_table(found: Evaluation) -> None:
+    """pJ per multiplication by level and tensor."""
+    tensors = found.nest.layer.tensors
+
+    def row(name: str, level: str | None) -> list[str]:
+        cells = [found.pj(level, tensor) for tensor in tensors]
+        total = found.pj(level)
+        part = total / found.total if found.total else 0.0
+        return [
+            name,
+            *(f"{found.per_mac(pj):.4f}" if pj else "" for pj in cells),
+            f"{found.per_mac(total):.4f}",
+            f"{part:.1%}".replace("%", " %"),
+        ]
+
+    columns = ("level", *(tensor.value for tensor in tensors), "all", "part")
+    rows = [row(level, level) for level in found.levels]
+    rows.append(row("all", None))
+    show.table("Energy, pJ per MAC", columns, rows, err=False)

@@ -1,0 +1,161 @@
+"""What becomes of a search's nests: a plan file, JSON, or a report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from memplan.blocking.area import DIANNAO_MM2, area_mm2
+from memplan.blocking.chosen import evaluate_chosen
+from memplan.blocking.evaluation import Evaluation, evaluate
+from memplan.blocking.layer import Layer
+from memplan.blocking.models import ModelLayer
+from memplan.blocking.objective import Codesign, Objective
+from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
+from memplan.blocking.planfile import write_plan
+from memplan.blocking.search import Result
+from memplan.cli import show
+from memplan.cli.blocking import report
+from memplan.cli.blocking.entries import all_entries, curve_entries, planned_entries
+from memplan.units import format_bytes, format_gap, format_seconds
+
+
+def planned(
+    layers: Sequence[ModelLayer],
+    found: Sequence[Result],
+    objective: Objective,
+    curve: tuple[CurvePoint, ...] = (),
+) -> BlockingPlan:
+    """The plan of all layers, each evaluated anew."""
+    rows = tuple(
+        PlannedLayer(
+            _evaluated(one.layer, result, objective),
+            Search(result.method, result.seconds, result.lower_bound, result.proved),
+            one.count,
+        )
+        for one, result in zip(layers, found, strict=True)
+    )
+    if isinstance(objective, Codesign):
+        return BlockingPlan(rows, None, objective.budget, curve)
+    return BlockingPlan(rows, objective.hierarchy.name, None, curve)
+
+
+def _evaluated(layer: Layer, result: Result, objective: Objective) -> Evaluation:
+    if result.held is None:
+        return evaluate(layer, result.nest, objective)
+    return evaluate_chosen(layer, result.nest, objective, result.held)
+
+
+def hand_over(
+    plan: BlockingPlan,
+    objective: Objective,
+    *,
+    output: Path | None,
+    force: bool,
+    json_: bool,
+    more: Mapping[str, object] | None = None,
+    rows: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Write the plan if that is asked for, and print it: as JSON with the entries
+    `more`, for people with the facts `rows`."""
+    if output is not None:
+        write_plan(plan, output, force=force)
+    alone = plan.layers[0] if len(plan.layers) == 1 else None
+    if json_:
+        entries = all_entries(plan) if alone is None else planned_entries(alone)
+        if plan.memory is None:
+            entries["area_mm2"] = max(map(_area, plan.layers))
+        if plan.curve:
+            entries["curve"] = curve_entries(plan)
+        show.as_json({**entries, **(more or {})})
+        return
+    if alone is not None:
+        _report(alone, objective, rows)
+    else:
+        _overview(plan, objective, rows)
+    if plan.curve:
+        _curve(plan)
+    if output is not None:
+        show.note(f"wrote {output}")
+        drawn = shlex.quote(str(output.with_suffix(".svg")))
+        next_ = f"memplan plot {shlex.quote(str(output))} -o {drawn}"
+        click.echo(f"  next: {next_}", err=True)
+
+
+def proof(search: Search, energy: float) -> str:
+    """What is known about better nests: "proved optimal", "gap 1.20 %", or nothing."""
+    if search.proved_optimal:
+        return "proved optimal"
+    if search.lower_bound is None:
+        return "gap unknown"
+    return f"gap at most {format_gap(max(energy / search.lower_bound - 1, 0.0))}"
+
+
+def _report(
+    planned: PlannedLayer, objective: Objective, facts: Sequence[tuple[str, str]]
+) -> None:
+    """All about one layer's nest."""
+    found, search = planned.evaluation, planned.search
+    how = f"{search.method}, {format_seconds(search.seconds)}"
+    rows = report.nest_rows(found, objective)
+    rows += [("method", f"{how}, {proof(search, found.total)}")]
+    rows += report.energy_rows(found)
+    if isinstance(objective, Codesign):
+        rows.append(("area", f"{_area(planned):.2f} mm², DianNao's is {DIANNAO_MM2:g}"))
+    show.facts(f"memplan: {found.layer.name}", [*rows, *facts])
+    click.echo()
+    report.buffer_table(found, objective)
+    click.echo()
+    report.energy_table(found)
+
+
+def _area(planned: PlannedLayer) -> float:
+    return area_mm2(planned.evaluation.sram_bytes)
+
+
+def _curve(plan: BlockingPlan) -> None:
+    """The least energy within each budget."""
+    rows = [
+        [
+            format_bytes(point.budget),
+            format_bytes(point.sram_bytes),
+            f"{point.area_mm2:.2f}",
+            report.energy(point.energy_pj),
+            f"{point.energy_pj / plan.macs:.4f}",
+        ]
+        for point in plan.curve
+    ]
+    columns = ["budget", "used", "mm²", "energy", "pJ/MAC"]
+    click.echo()
+    show.table("Least energy by area", columns, rows, err=False)
+
+
+def _overview(
+    plan: BlockingPlan, objective: Objective, facts: Sequence[tuple[str, str]]
+) -> None:
+    """A line for each layer, and one for all."""
+    energy = f"{report.energy(plan.total)}, {plan.total / plan.macs:.5g} pJ/MAC"
+    rows = [*report.memory_rows(objective), ("energy", energy), *facts]
+    show.facts(f"memplan: {len(plan.layers)} layers", rows)
+    click.echo()
+    lines = []
+    own = isinstance(objective, Codesign)  # else memories are the same for all
+    for one in plan.layers:
+        found = one.evaluation
+        known = proof(one.search, found.total).removeprefix("gap ")
+        row = [found.layer.name, str(one.count), report.amount(found.layer.macs)]
+        row += [report.energy(found.total), f"{found.per_mac(found.total):.4f}"]
+        row += [format_bytes(found.sram_bytes)] * own
+        known = "0 %" if one.search.proved_optimal else known.removeprefix("at most ")
+        lines.append([*row, known, format_seconds(one.search.seconds)])
+    seconds = sum(one.search.seconds for one in plan.layers)
+    runs = str(sum(one.count for one in plan.layers))
+    whole = ["all", runs, report.amount(plan.macs), report.energy(plan.total)]
+    whole += [f"{plan.total / plan.macs:.4f}", *[""] * own, ""]
+    lines.append([*whole, format_seconds(seconds)])
+    columns = ["layer", "runs", "MACs", "energy", "pJ/MAC"]
+    columns += [*["on chip"] * own, "gap", "time"]
+    show.table("Each layer, run once", columns, lines, err=False)

@@ -1,0 +1,134 @@
+"""memplan blocking simulate"""
+
+from __future__ import annotations
+
+import click
+
+from memplan.blocking.cache import MAX_MACS, Simulation, simulate
+from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.layer import parse_layer
+from memplan.blocking.nest import parse_nest, parse_unroll
+from memplan.cli import show
+from memplan.cli.blocking import options, report
+from memplan.cli.blocking.entries import layer_entry
+from memplan.cli.blocking.progress import working
+
+
+@click.command("simulate")
+@options.layer
+@options.string
+@click.option(
+    "--cache",
+    default="xeon-e5645",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="A hierarchy of caches: with bytes, ways and line at every level.",
+)
+@options.unroll("nothing: loops over register tiles")
+@options.pad
+@click.option(
+    "--max-macs",
+    type=click.IntRange(min=1),
+    default=MAX_MACS,
+    show_default=True,
+    metavar="N",
+    help="Of a larger layer the first iterations of the outermost loops are simulated.",
+)
+@options.json_
+def command(
+    layer_text: str,
+    string: str,
+    cache: str,
+    unroll: str | None,
+    pad: bool,
+    max_macs: int,
+    json_: bool,
+) -> None:
+    """Send every reference of a loop nest through simulated caches.
+
+    Beside it stand what the model expects, and im2col with a blocked matrix product.
+    Elements are 4-byte floats, caches evict what was used least recently. Where
+    planes lie so that they share sets, a note says so, and --pad moves them apart.
+
+    \b
+    Example: memplan blocking simulate --layer conv5 --cache xeon-e5645 \\
+      --string "Fw3 Fh3 C32 K8 X28 Y4 K128 C256 Y28 K512"
+    """
+    layer = parse_layer(layer_text)
+    nest = parse_nest(string, layer, parse_unroll(unroll or ""))
+    hierarchy = load_hierarchy(cache)
+    with working("simulating"):
+        found = simulate(layer, nest, hierarchy, pad=pad, max_macs=max_macs)
+    if json_:
+        show.as_json(_entries(found))
+        return
+    rows = [
+        ("layer", report.layer_text(layer)),
+        *report.loop_rows(found.nest),
+        ("register", f"{report.unroll_text(dict(found.nest.unroll))} at once"),
+        ("caches", f"{hierarchy.name}: {report.hierarchy_text(hierarchy)}"),
+    ]
+    if found.share < 1:
+        part = f"{report.layer_text(found.layer)}: {found.share:.1%} of the MACs"
+        rows.insert(1, ("simulated", part.replace("%", " %")))
+    show.facts(f"memplan: {layer.name}", rows)
+    click.echo()
+    _table(found)
+    for alias in found.aliasing:
+        show.note(str(alias) + ("" if pad else " with --pad"))
+
+
+def _table(found: Simulation) -> None:
+    columns = ["level", "accesses", "misses", "model", "misses/model"]
+    columns += ["GEMM accesses", "GEMM/blocked"]
+    gemm = found.gemm or ()
+    rows = []
+    for own, other, expected in zip(found.blocked, gemm, found.expected, strict=True):
+        rows.append(
+            [
+                own.name,
+                report.amount(own.accesses),
+                report.amount(own.misses),
+                report.amount(expected),
+                report.ratio(own.misses, expected),
+                report.amount(other.accesses),
+                report.ratio(other.accesses, own.accesses),
+            ]
+        )
+    title = "References: elements at the innermost level, lines at the others"
+    show.table(title, columns, rows, err=False)
+
+
+def _entries(found: Simulation) -> dict[str, object]:
+    gemm = found.gemm or ()
+    return {
+        "schema": "memplan.blocking-simulation",
+        "version": 1,
+        "layer": layer_entry(found.layer),
+        "string": str(found.nest),
+        "unroll": dict(found.nest.unroll),
+        "share": found.share,
+        "levels": [
+            {
+                "name": own.name,
+                "accesses": own.accesses,
+                "misses": own.misses,
+                "writebacks": own.writebacks,
+                "expected_misses": expected,
+                "gemm_accesses": other.accesses,
+                "gemm_misses": other.misses,
+            }
+            for own, other, expected in zip(
+                found.blocked, gemm, found.expected, strict=True
+            )
+        ],
+        "aliasing": [
+            {
+                "tensor": alias.tensor.value,
+                "stride_bytes": alias.stride,
+                "level": alias.level,
+                "sets": alias.sets,
+            }
+            for alias in found.aliasing
+        ],
+    }

@@ -1,0 +1,115 @@
+"""Kernels for loop nests: cache simulation.
+
+Dimensions are numbered X, Y, C, K, Fw, Fh, B, G from 0. Wrong arguments raise
+ValueError or TypeError: callers check what users give them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+class ConvTensors:
+    """Where the tensors of a convolution lie in memory.
+
+    sizes: of all dimensions, C and K of one group; stride: columns and rows; input and
+    output: elements from one row, and from one plane, to the next; packed_kernel:
+    [G][K / tile k][C][Fh][Fw][tile k] or [G][K][C][Fh][Fw]; tile: the register tile's
+    columns and channels.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        stride: Sequence[int],
+        element_bytes: int,
+        input: Sequence[int],  # noqa: A002
+        output: Sequence[int],
+        packed_kernel: bool,
+        tile: Sequence[int],
+    ) -> None: ...
+
+class CacheSim:
+    """Set-associative caches, innermost first, each (bytes, ways, bytes of a line).
+
+    Least recently used first out, write-allocate, write-back, neither inclusive nor
+    exclusive; references of one call after another go to the same caches. Threads may
+    share one; they take turns.
+    """
+
+    def __init__(self, levels: Sequence[Sequence[int]]) -> None: ...
+    def access(
+        self, addresses: npt.NDArray[np.int64], writes: npt.NDArray[np.bool_]
+    ) -> None:
+        """References in order: byte addresses >= 0, and which of them write."""
+
+    def blocked(self, tensors: ConvTensors, loops: Sequence[tuple[int, int]]) -> None:
+        """A blocked convolution: (dimension, extent), innermost first, over tiles.
+
+        Every element is a reference: of the input and the kernel, and of the output
+        where its register tile is read and written.
+        """
+
+    def gemm(self, tensors: ConvTensors, blocks: Sequence[int]) -> None:
+        """im2col and a matrix product with packed blocks: depth, positions, channels.
+
+        For every image and group; positions and channels in whole register tiles.
+        """
+
+    def counts(self) -> list[tuple[int, int, int]]:
+        """By level: accesses, misses, write-backs.
+
+        A level's misses are the next one's accesses. A dirty line that leaves a level
+        is written into the next one without a fetch, and counts as a write-back only.
+        """
+
+class Optimum:
+    """The best loop nest found, with X Y C K B and the whole window numbered from 0.
+
+    energy: pJ, infinite where there was no time for any nest; lower_bound: of all
+    nests; labels: partial nests looked at.
+    """
+
+    @property
+    def energy(self) -> float: ...
+    @property
+    def lower_bound(self) -> float: ...
+    @property
+    def proved(self) -> bool: ...
+    @property
+    def labels(self) -> int: ...
+    @property
+    def loops(self) -> list[tuple[int, int]]:
+        """(dimension, extent), innermost first; the window's extent is 0."""
+
+    @property
+    def kept(self) -> list[tuple[int, int, float, float]]:
+        """(tensor, index of the loop it is used again in, elements, pJ), inside out."""
+
+def optimum(
+    extent: Sequence[int],
+    base: Sequence[int],
+    window: Sequence[int],
+    base_window: Sequence[int],
+    stride: Sequence[int],
+    kernel: bool,
+    memories: Sequence[
+        tuple[
+            Sequence[tuple[float, float]],
+            float,
+            int,
+            Sequence[tuple[float, float, int]],
+            float,
+        ]
+    ],
+    pools: Sequence[float],
+    element_bytes: float,
+    count_fills: bool,
+    seconds: float,
+    threads: int,
+) -> Optimum:
+    """The loop nest of least energy; see native/blocking/optimum_problem.h.
+
+    extent and base: of X Y C K B; memories: of input, kernel and output, each (knots,
+    largest, pool, levels, main_pj). Ctrl-C raises KeyboardInterrupt.
+    """

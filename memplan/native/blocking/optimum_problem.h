@@ -1,0 +1,79 @@
+// What the search for the least-energy loop nest is asked, and what it answers.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace memplan::nest::optimum {
+
+/// The tensors of a layer, and the dimensions of its loops; kF is the whole window.
+enum Tensor : int { kInput, kKernel, kOutput, kTensors };
+enum Dim : int { kX, kY, kC, kK, kB, kF };
+inline constexpr int kDims = 5;  // without the window, whose loops are never split
+
+/// extent: sizes, multiples of `base`, which the datapath covers below all loops;
+/// window, base_window and stride: columns and rows. kernel: whether it has weights.
+struct Layer {
+  std::array<std::int64_t, kDims> extent{}, base{};
+  std::array<std::int64_t, 2> window{}, base_window{}, stride{};
+  bool kernel = true;
+};
+
+/// Energy of an access to a memory of `bytes`.
+struct Knot {
+  double bytes, pj;
+};
+
+/// A memory that is there: what an access costs, and where its bytes are taken from.
+struct Level {
+  double bytes, pj;
+  int pool;  // -1: none other uses it
+};
+
+/// What one tensor's tiles may be kept in.
+///
+/// Either memories made to measure, whose energy is given by `knots`, ascending and
+/// linear between them if both axes are logarithmic, up to `largest` bytes; or
+/// `levels`. Outside of both lies main memory, at `main_pj`.
+struct Memories {
+  std::vector<Knot> knots;
+  double largest = 0;
+  int pool = -1;  // of memories made to measure
+  std::vector<Level> levels;
+  double main_pj = 0;
+};
+
+/// pools: bytes that several memories share. count_fills: whether what comes from
+/// outside is also charged where it is written to.
+struct Problem {
+  Layer layer;
+  std::array<Memories, kTensors> memories;
+  std::vector<double> pools;
+  double element_bytes = 0;
+  bool count_fills = false;
+};
+
+/// A loop, by what it covers together with those inside it; of kF, extent is 0.
+struct Loop {
+  int dim;
+  std::int64_t extent;
+};
+
+/// A tile that is kept: for the loops from `loop` inwards, counted from the innermost.
+struct Kept {
+  int tensor, loop;
+  double elements, pj;
+};
+
+/// loops: innermost first; empty as long as none were found. lower_bound: no nest takes
+/// less energy. labels: partial nests that were looked at. kept: inside out.
+struct Optimum {
+  double energy = 0, lower_bound = 0;
+  bool proved = false;
+  std::int64_t labels = 0;
+  std::vector<Loop> loops;
+  std::vector<Kept> kept;
+};
+
+}  // namespace memplan::nest::optimum

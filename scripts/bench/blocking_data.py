@@ -1,0 +1,125 @@
+"""What the blocking paper's figures show, as this model gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from memplan.blocking.area import AreaPoint, area_curve, area_mm2
+from memplan.blocking.codesign import Energy, codesign_energy
+from memplan.blocking.counts import count
+from memplan.blocking.energy import DRAM_PJ, MAC_PJ, paper_curves
+from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
+from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.objective import Codesign, Fixed
+from memplan.blocking.packing import MAIN, pack
+from memplan.blocking.parallel import CoresEnergy, core_scaling
+from memplan.blocking.search import Result, optimize
+
+MIB = 1 << 20
+UNROLL = {"C": 16, "K": 16}
+CONVOLUTIONS = tuple(PAPER_LAYERS[f"conv{i}"] for i in range(1, 6))
+# DianNao's own schedule with x split once more, as the paper does (section 5.2): x by
+# the largest divisor up to 4, and as many channels as its 2 KB of input hold.
+BASELINES = {
+    "Conv1": "X4 C16 Fw11 Fh11 C256 K384 X256 Y256",
+    "Conv2": "X4 C16 Fw9 Fh9 C32 K48 X500 Y375",
+    "Conv3": "X4 C16 Fw4 Fh4 C112 K208 X32 Y32",
+    "Conv4": "X4 C32 Fw3 Fh3 C128 K256 X56 Y56",
+    "Conv5": "X4 C32 Fw3 Fh3 C256 K512 X28 Y28",
+}
+# Six nests for Conv1 in the order of their energy: the optimum, and five that hold
+# more or less of the kernel in the outermost memory.
+BUDGETS = tuple(kib << 10 for kib in (40, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
+
+
+@dataclass(frozen=True)
+class OnDianNao:
+    """One schedule: pJ per multiplication on the chip and in main memory, by tensor;
+    compulsory: the part of main memory's that has to be."""
+
+    chip: Mapping[Tensor, float]
+    main: Mapping[Tensor, float]
+    compulsory: float
+
+    @property
+    def total(self) -> float:
+        """pJ per multiplication."""
+        return sum(self.chip.values()) + sum(self.main.values())
+
+    def of(self, tensor: Tensor) -> float:
+        """pJ per multiplication of one tensor."""
+        return self.chip[tensor] + self.main[tensor]
+
+
+def unroll_of(layer: Layer) -> dict[str, int]:
+    """The datapath's channels, where the layer has any."""
+    return {dim: n for dim, n in UNROLL.items() if layer.kernel and layer.size(dim) > 1}
+
+
+@cache
+def on_diannao(layer: Layer, optimal: bool) -> OnDianNao:
+    """Figure 5: DianNao's own schedule, or the optimal one."""
+    diannao = load_hierarchy("diannao")
+    nest = (
+        optimize(layer, unroll_of(layer), Fixed(diannao)).nest
+        if optimal
+        else parse_nest(BASELINES[layer.name], layer, UNROLL)
+    )
+    packed = pack(count(nest), diannao)
+    main = {t: n * DRAM_PJ / layer.macs for t, n in packed.accesses[MAIN].items()}
+    chip = {t: packed.by_tensor[t] / layer.macs - main[t] for t in main}
+    return OnDianNao(chip, main, packed.compulsory / layer.macs)
+
+
+@cache
+def codesigned(layer: Layer, budget: int | None) -> tuple[Result, Energy]:
+    """Figures 6 and 8: the optimum within a budget, and where its energy goes."""
+    found = optimize(
+        layer, unroll_of(layer), Codesign(budget=budget), time_limit=TIME_LIMIT
+    )
+    return found, codesign_energy(count(found.nest), paper_curves(), budget=budget)
+
+
+TIME_LIMIT = 120.0  # seconds for one search; what is not proved then is marked
+
+
+@cache
+def curve(layer: Layer, budgets: tuple[int, ...]) -> list[AreaPoint]:
+    """Figure 7."""
+    return area_curve(layer, budgets, unroll_of(layer), time_limit=TIME_LIMIT)
+
+
+def benchmarks() -> tuple[Layer, ...]:
+    """Figure 8's layers: Table 4, and FC2 for a batch, as FC layers are used."""
+    return (*PAPER_LAYERS.values(), fully_connected("FC2 x1024", 4096, 4096, 1024))
+
+
+def per_mac(layer: Layer, pj: float) -> float:
+    """pJ per multiplication that the layer really has."""
+    return pj / layer.macs
+
+
+def scaling(nests: Sequence[Nest]) -> list[list[CoresEnergy]]:
+    """Figure 9: every nest on 1, 2, 4 and 8 cores, sharing the kernels or the input."""
+    return [core_scaling(nest) for nest in nests]
+
+
+__all__ = [
+    "BUDGETS",
+    "CONVOLUTIONS",
+    "MAC_PJ",
+    "MIB",
+    "UNROLL",
+    "OnDianNao",
+    "area_mm2",
+    "benchmarks",
+    "codesigned",
+    "curve",
+    "on_diannao",
+    "per_mac",
+    "scaling",
+    "unroll_of",
+]

@@ -1,0 +1,313 @@
+"""The cache simulator against plain Python, and against what the model expects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cache_reference import PlainCaches, Reference, blocked, gemm, room
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_strategies import nests
+
+from memplan.blocking.cache import (
+    FLOAT_BYTES,
+    Simulation,
+    expected_misses,
+    gemm_blocks,
+    register_tiled,
+    sample,
+    simulate,
+    simulator_of,
+)
+from memplan.blocking.hierarchy import Cache, Hierarchy, Level, load_hierarchy
+from memplan.blocking.layer import DIMS, PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.layout import Layout
+from memplan.blocking.nest import Nest, parse_nest
+from memplan.errors import UsageError
+from memplan.native import _nest
+
+XEON = load_hierarchy("xeon-e5645")
+TILE = {"X": 4, "K": 8}
+
+
+def machine(*levels: tuple[int, int, int]) -> Hierarchy:
+    """A hierarchy of caches of so many bytes, ways, and bytes of a line."""
+    found = tuple(
+        Level(f"L{depth}", nbytes, None, {}, Cache(nbytes, ways, line))
+        for depth, (nbytes, ways, line) in enumerate(levels, 1)
+    )
+    return replace(XEON, name="machine", levels=found)
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """One to three levels of few sets, whose number need not be a power of two."""
+    found, line = [], 4
+    for _ in range(draw(st.integers(1, 3))):
+        line = max(line, draw(st.sampled_from([4, 16, 64])))
+        ways = draw(st.integers(1, 4))
+        found.append((line * ways * draw(st.integers(1, 7)), ways, line))
+    return found
+
+
+def plain(
+    levels: list[tuple[int, int, int]], references: Iterable[Reference]
+) -> list[tuple[int, ...]]:
+    caches = PlainCaches(levels)
+    for address, write in references:
+        caches.access(0, address, write)
+    return [tuple(counts) for counts in caches.counts]
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    geometries(),
+    st.lists(st.tuples(st.integers(0, 1500), st.booleans()), max_size=300),
+    st.integers(0, 300),
+)
+def test_counts_are_those_of_plain_caches(
+    levels: list[tuple[int, int, int]], references: list[Reference], cut: int
+) -> None:
+    simulator = _nest.CacheSim(levels)
+    for part in (references[:cut], references[cut:]):
+        addresses = np.array([address for address, _ in part], dtype=np.int64)
+        simulator.access(addresses, np.array([write for _, write in part], dtype=bool))
+    assert simulator.counts() == plain(levels, references)
+
+
+def test_a_known_sequence() -> None:
+    # Two ways of one set: the third line pushes out the least recent one, not the
+    # oldest; only the dirty line is written back.
+    simulator = _nest.CacheSim([(128, 2, 64)])
+    lines = np.array([0, 64, 0, 128, 0, 64], dtype=np.int64)
+    writes = np.array([False, True, False, False, False, False])
+    simulator.access(lines, writes)
+    assert simulator.counts() == [(6, 4, 1)]
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [],
+        [(0, 1, 64)],
+        [(1024, 0, 64)],
+        [(1000, 2, 64)],
+        [(96, 1, 48)],
+        [(128, 1, 2)],
+        [(1024, 2, 64), (4096, 4, 32)],
+    ],
+)
+def test_levels_that_cannot_be_built(levels: list[tuple[int, int, int]]) -> None:
+    with pytest.raises(ValueError, match=r"need|line|whole"):
+        _nest.CacheSim(levels)
+
+
+def test_arrays_that_do_not_fit() -> None:
+    simulator = _nest.CacheSim([(128, 2, 64)])
+    with pytest.raises(ValueError, match="length"):
+        simulator.access(np.zeros(2, dtype=np.int64), np.zeros(1, dtype=bool))
+    with pytest.raises(ValueError, match="negative"):
+        simulator.access(np.array([0, -1], dtype=np.int64), np.zeros(2, dtype=bool))
+    assert simulator.counts() == [(0, 0, 0)]
+
+
+def tensors(layer: Layer, layout: Layout) -> _nest.ConvTensors:
+    return _nest.ConvTensors(
+        [layer.size(dim) for dim in DIMS],
+        list(layer.stride),
+        FLOAT_BYTES,
+        [layout.input_row, layout.input_plane],
+        [layout.output_row, layout.output_plane],
+        layout.packed_kernel,
+        [4, 8],
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    nests(window_innermost=False, divisors=False, macs=400),
+    geometries(),
+    st.integers(0, 3),
+    st.integers(0, 40),
+    st.booleans(),
+)
+def test_references_of_blocked_nests(
+    nest: Nest, levels: list[tuple[int, int, int]], row: int, plane: int, packed: bool
+) -> None:
+    layer = replace(nest.layer, kernel=True)
+    tiled = register_tiled(layer, replace(nest, layer=layer))
+    layout = replace(room(layer, row, plane), packed_kernel=packed)
+    simulator = _nest.CacheSim(levels)
+    loops = [(DIMS.index(loop.dim), loop.outer) for loop in tiled.loops]
+    simulator.blocked(tensors(layer, layout), loops)
+    assert simulator.counts() == plain(levels, blocked(layer, layout, tiled))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    nests(window_innermost=False, divisors=False, macs=400),
+    geometries(),
+    st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(1, 2)),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_references_of_matrix_products(
+    nest: Nest,
+    levels: list[tuple[int, int, int]],
+    blocks: tuple[int, int, int],
+    row: int,
+    packed: bool,
+) -> None:
+    layer = nest.layer
+    layout = replace(room(layer, row, 0), packed_kernel=packed)
+    depth, rows, columns = blocks[0], 4 * blocks[1], 8 * blocks[2]
+    simulator = _nest.CacheSim(levels)
+    simulator.gemm(tensors(layer, layout), (depth, rows, columns))
+    expected = plain(levels, gemm(layer, layout, (depth, rows, columns)))
+    assert simulator.counts() == expected
+
+
+def test_nests_and_blocks_that_do_not_fit() -> None:
+    layer = Layer("small", 8, 4, 3, 16)
+    simulator = _nest.CacheSim([(1024, 2, 64)])
+    of = tensors(layer, Layout.dense(layer))
+    for loops in (
+        [(0, 8), (2, 3), (3, 16)],  # Y is missing
+        [(0, 8), (1, 4), (2, 3), (2, 3), (3, 16)],  # C twice the same
+        [(0, 8), (1, 4), (2, 3), (3, 12), (3, 16)],  # cuts the register tile
+        [(0, 8), (1, 4), (2, 3), (3, 16), (8, 2)],
+    ):
+        with pytest.raises(ValueError, match=r"loop|tile"):
+            simulator.blocked(of, loops)
+    with pytest.raises(ValueError, match="register tiles"):
+        simulator.gemm(of, (3, 6, 8))
+    with pytest.raises(ValueError, match="overlap"):
+        tensors(layer, replace(Layout.dense(layer), output_plane=31))
+
+
+# A layer of the paper's kind, and a nest found for half of each cache's capacity.
+LAYER = Layer("28x28", 28, 28, 64, 128, 3, 3)
+STRING = "Fw3 Fh3 X28 Y7 K16 C64 Y14 K64 K128 Y28"
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Simulation:
+    return simulate(LAYER, parse_nest(STRING, LAYER, TILE), XEON)
+
+
+def test_the_model_expects_what_is_simulated(simulated: Simulation) -> None:
+    assert simulated.share == 1
+    assert simulated.aliasing == ()
+    for level, expected in zip(simulated.blocked, simulated.expected, strict=True):
+        assert abs(level.misses / expected - 1) < 0.25, level.name
+
+
+def test_blocking_saves_most_accesses_of_a_matrix_product(
+    simulated: Simulation,
+) -> None:
+    assert simulated.gemm is not None
+    by_name = {level.name: level.accesses for level in simulated.blocked}
+    product = {level.name: level.accesses for level in simulated.gemm}
+    assert product["L2"] > 5 * by_name["L2"]
+    assert product["L3"] > 3 * by_name["L3"]
+
+
+def test_accesses_follow_from_the_loops(simulated: Simulation) -> None:
+    # Each step reads 4 inputs and 8 weights; the sums over windows are added up in
+    # registers, and written C times, of which the first needs no read.
+    outputs = LAYER.X * LAYER.Y * LAYER.K
+    assert simulated.blocked[0].accesses == (
+        LAYER.macs // 32 * 12 + outputs * (2 * LAYER.C - 1)
+    )
+    for inner, outer in zip(simulated.blocked, simulated.blocked[1:], strict=False):
+        assert outer.accesses == inner.misses
+
+
+def test_every_line_is_fetched_at_least_once(simulated: Simulation) -> None:
+    words = 30 * 30 * 64 + 9 * 64 * 128 + 28 * 28 * 128
+    assert simulated.blocked[-1].misses == words // 16  # all fits the last level
+
+
+def test_a_sample_is_the_first_iterations_of_the_outermost_loops() -> None:
+    layer = PAPER_LAYERS["conv5"]
+    nest = register_tiled(
+        layer, parse_nest("Fw3 Fh3 X28 C8 Y7 K32 Y28 C256 K512", layer, TILE)
+    )
+    part, inner = sample(layer, nest, layer.macs // 4)
+    assert (part.K, part.C, part.Y) == (128, 256, 28)
+    assert str(inner) == "Fw3 Fh3 X28 C8 Y7 K32 Y28 C256 K128"
+    part, inner = sample(layer, nest, layer.macs // 17)
+    assert (part.K, part.C, part.Y) == (32, 240, 28)
+    assert str(inner) == "Fw3 Fh3 X28 C8 Y7 K32 Y28 C240"
+    assert sample(layer, nest, layer.macs) == (layer, nest)
+
+
+def test_a_sample_keeps_the_whole_layers_strides() -> None:
+    layer = PAPER_LAYERS["conv1"]
+    nest = parse_nest("Fw11 Fh11 X64 Y8 K64 C256 X256 Y256 K384", layer, TILE)
+    found = simulate(layer, nest, XEON, gemm=False, max_macs=10**6)
+    assert found.layer.macs <= 10**6
+    assert found.share == found.layer.macs / layer.macs
+    assert found.layout == Layout.dense(layer)
+    assert found.gemm is None
+    assert Tensor.OUTPUT in {entry.tensor for entry in found.aliasing}
+
+
+def test_a_plain_kernel_is_packed_by_the_product_alone() -> None:
+    layer = Layer("small", 16, 16, 12, 40, 4, 4)
+    nest = parse_nest("Fw4 Fh4 C6 Y8 X16 K40 Y16 C12", layer)
+    packed, scattered = (
+        simulate(layer, nest, XEON, packed_kernel=packed) for packed in (True, False)
+    )
+    assert packed.gemm is not None and scattered.gemm is not None
+    more = scattered.gemm[0].accesses - packed.gemm[0].accesses
+    assert more == 2 * layer.C * layer.K * layer.Fw * layer.Fh
+    assert scattered.blocked[0].accesses == packed.blocked[0].accesses
+
+
+def test_edges_and_datapaths_are_rounded_up_to_register_tiles() -> None:
+    layer = Layer("odd", 10, 5, 20, 13, 3, 3)
+    nest = parse_nest("C16 X3 K7 Fw3 Fh3 X10 Y5 K13 C20", layer)
+    tiled = register_tiled(layer, nest)
+    assert str(tiled) == "C16 Fw3 Fh3 X12 Y5 K16 C20"
+    unrolled = parse_nest("X10 Y5 Fw3 Fh3 C32", layer, {"C": 16, "K": 16})
+    assert str(register_tiled(layer, unrolled)) == "C16 K16 X12 Y5 Fw3 Fh3 C20"
+
+
+def test_blocks_of_the_matrix_product_follow_the_caches() -> None:
+    depth, rows, columns = gemm_blocks(LAYER, XEON.caches)
+    assert depth == 288  # 576 in two, each panel of 8 channels half of the first level
+    assert rows == 112
+    assert columns == 5456
+    small = machine((1024, 2, 64))
+    assert gemm_blocks(Layer("one", 1, 1, 1, 1), small.caches) == (1, 128, 128)
+
+
+def test_expected_misses_of_a_cache_too_small_for_anything() -> None:
+    layer = Layer("tiny", 4, 4, 2, 8)
+    nest = register_tiled(layer, parse_nest("C2 Y4", layer, TILE))
+    # Nothing fits: inputs and weights are read as often as they are used, and each
+    # column's sums are written twice.
+    [misses] = expected_misses(nest, machine((16, 1, 16)))
+    assert misses * 4 == 4 * 4 * 2 + 8 * 2 * 4 + 2 * 4 * 4 * 8
+
+
+def test_what_cannot_be_simulated() -> None:
+    pool = PAPER_LAYERS["pool"]
+    nest = parse_nest("Fw2 Fh2 X56 Y56 G128", pool)
+    with pytest.raises(UsageError, match="Pool has no weights"):
+        simulate(pool, nest, XEON)
+    other = parse_nest(STRING, LAYER)
+    with pytest.raises(UsageError, match="of 28x28, not of Conv5"):
+        simulate(PAPER_LAYERS["conv5"], other, XEON)
+    with pytest.raises(UsageError, match="SRAM"):
+        simulate(LAYER, other, load_hierarchy("diannao"))
+    with pytest.raises(UsageError, match="machine: a line must be a power of two"):
+        simulator_of(machine((96, 1, 48)))
+    with pytest.raises(UsageError, match="machine: lines must not become smaller"):
+        simulator_of(machine((1024, 2, 64), (4096, 4, 32)))
+    with pytest.raises(UsageError, match="too large"):
+        simulator_of(machine((1 << 40, 1, 64)))

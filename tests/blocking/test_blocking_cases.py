@@ -1,0 +1,109 @@
+"""The reference cases: counts as integers, energies to 1e-6."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.blocking.codesign import codesign_energy
+from memplan.blocking.counts import Traffic, count
+from memplan.blocking.energy import paper_curves, table_3
+from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.layer import Layer, Tensor
+from memplan.blocking.literal import count_literally, literal_energy
+from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.packing import pack
+
+FILE = Path(__file__).parents[3] / "shared/blocking/cases.json"
+if not FILE.exists():
+    pytest.skip(
+        "the reference cases are not beside the checkout", allow_module_level=True
+    )
+REFERENCE = json.loads(FILE.read_text(encoding="utf-8"))
+CASES = REFERENCE["cases"]
+
+
+def nest_of(case: dict[str, Any]) -> Nest:
+    sizes = {d: case["layer"][d] for d in ("X", "Y", "C", "K", "Fw", "Fh")}
+    layer = Layer(case["layer"]["name"], **sizes)
+    return parse_nest(case["string"], layer, case["unroll"])
+
+
+every_case = pytest.mark.parametrize(
+    "case", CASES, ids=[f"{c['layer']['name']}-{i}" for i, c in enumerate(CASES)]
+)
+
+
+def as_rows(traffic: Traffic) -> dict[str, Any]:
+    return {
+        "buffers": [
+            {
+                "elements": buffer.elements,
+                "reads_served": buffer.reads,
+                "writes_from_below": buffer.writes,
+                "fills_from_above": buffer.fills,
+                "drains_to_above": buffer.drains,
+            }
+            for buffer in traffic.buffers
+        ],
+        "dram_accesses": traffic.main,
+    }
+
+
+@every_case
+def test_counts_are_equal(case: dict[str, Any]) -> None:
+    for tensor, traffic in count(nest_of(case)).items():
+        assert as_rows(traffic) == case["exact"][tensor.value]
+
+
+@every_case
+def test_the_papers_counts_are_equal(case: dict[str, Any]) -> None:
+    for tensor, traffic in count_literally(nest_of(case)).items():
+        expected = case["paper_literal"][tensor.value]
+        assert traffic.alpha == expected["dram_alpha"]
+        assert len(traffic.buffers) == len(expected["buffers"])
+        for buffer, row in zip(traffic.buffers, expected["buffers"], strict=True):
+            assert buffer.elements == row["elements"]
+            assert buffer.refetch == pytest.approx(row["refetch_rate"], rel=1e-9)
+            assert buffer.accesses == pytest.approx(row["accesses_eq1"], rel=1e-9)
+
+
+@every_case
+def test_energies_are_equal(case: dict[str, Any]) -> None:
+    nest = nest_of(case)
+    traffic, curves = count(nest), paper_curves()
+    energy = codesign_energy(traffic, curves)
+    expected = case["energy_codesign_pJ"]
+    assert energy.total == pytest.approx(expected["total"], rel=1e-6)
+    assert energy.sram_bytes == expected["sram_bytes"]
+    for tensor in Tensor:
+        one = energy.by_tensor[tensor]
+        assert one == pytest.approx(expected[tensor.value], rel=1e-6)
+    limited = codesign_energy(traffic, curves, budget=8 << 20)
+    assert limited.total == pytest.approx(case["energy_codesign_8MB_pJ"], rel=1e-6)
+    literal = literal_energy(count_literally(nest), curves)
+    expected = case["energy_codesign_paper_literal_pJ"]
+    assert literal == pytest.approx(expected, rel=1e-6)
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("name", "key"), [("diannao", "pack_diannao"), ("xeon-e5645", "pack_westmere")]
+)
+def test_buffers_go_to_the_same_levels(
+    case: dict[str, Any], name: str, key: str
+) -> None:
+    packed = pack(count(nest_of(case)), load_hierarchy(name))
+    expected = case[key]
+    assert dict(packed.assigned) == expected["assign"]
+    assert packed.total == pytest.approx(expected["total_pJ"], rel=1e-6)
+    for level, row in expected["accesses"].items():
+        assert {t.value: n for t, n in packed.accesses[level].items()} == row
+
+
+@pytest.mark.parametrize("row", REFERENCE["energy_table"])
+def test_the_energy_of_an_access(row: dict[str, Any]) -> None:
+    assert table_3(row["word"])(row["bytes"]) == pytest.approx(row["pJ"], rel=1e-6)

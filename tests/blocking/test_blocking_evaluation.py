@@ -1,0 +1,132 @@
+"""An evaluation agrees with what searches minimise, and its parts add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memplan.blocking.chosen import evaluate_chosen
+from memplan.blocking.energy import paper_curves
+from memplan.blocking.evaluation import evaluate, level_bytes
+from memplan.blocking.hierarchy import Hierarchy, load_hierarchy, presets
+from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.literal import count_literally, literal_energy
+from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.objective import Codesign, Fixed, Objective
+from memplan.blocking.search import optimize
+
+CONV5 = PAPER_LAYERS["conv5"]
+NESTS = [
+    (CONV5, "X4 Y7 Fw3 Fh3 X28 K64 C128 Y28 C256 K512", {"C": 16, "K": 16}),
+    (PAPER_LAYERS["conv1"], "X4 C16 Fw11 Fh11 C256 K384 X256 Y256", {"C": 16, "K": 16}),
+    (PAPER_LAYERS["pool"], "Fw2 Fh2 X56 G16 Y56 G128", {}),
+    (PAPER_LAYERS["fc2"], "C64 K32 C4096 K4096", {}),
+    (
+        Layer("edge", 7, 5, 3, 10, 3, 3, stride=(2, 2)),
+        "X3 C2 K4 Fw3 Fh3 X7 Y5 C3 K10",
+        {},
+    ),
+]
+MACHINES: list[Objective] = [
+    Codesign(),
+    Codesign(count_fills=True),
+    Codesign(budget=20_000),
+    Codesign(budget=0),
+    *(Fixed(load_hierarchy(name)) for name in presets()),
+    *(Fixed(replace(load_hierarchy(name), count_fills=True)) for name in presets()),
+]
+
+
+def nest_of(case: tuple[Layer, str, dict[str, int]]) -> Nest:
+    layer, string, unroll = case
+    return parse_nest(string, layer, unroll)
+
+
+@pytest.mark.parametrize("case", NESTS, ids=lambda case: case[0].name)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_it_is_what_searches_minimise(
+    case: tuple[Layer, str, dict[str, int]], machine: Objective
+) -> None:
+    nest = nest_of(case)
+    found = evaluate(case[0], nest, machine)
+    assert found.total == pytest.approx(machine.evaluate(nest), rel=1e-12)
+    for parts in (
+        [found.pj(level) for level in found.levels],
+        [found.pj(tensor=tensor) for tensor in Tensor],
+    ):
+        assert sum(parts) == pytest.approx(found.total, rel=1e-12)
+    assert found.levels[-1] == "DRAM"
+    assert {placed.level for placed in found.buffers} <= set(found.levels)
+    assert 0 < found.without_compulsory + found.compulsory <= found.total * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("case", NESTS, ids=lambda case: case[0].name)
+def test_the_papers_counts_keep_their_energy(
+    case: tuple[Layer, str, dict[str, int]],
+) -> None:
+    nest = nest_of(case)
+    found = evaluate(case[0], nest, literally=True)
+    expected = literal_energy(count_literally(nest), paper_curves())
+    assert found.total == pytest.approx(expected, rel=1e-12)
+    packed = evaluate(case[0], nest, Fixed(load_hierarchy("diannao")), literally=True)
+    for tensor, own in count_literally(nest).items():
+        placed = [buffer for buffer in packed.buffers if buffer.tensor is tensor]
+        served = [buffer.buffer.reads for buffer in placed]
+        assert served == [round(buffer.accesses) for buffer in own.buffers]
+
+
+def test_energy_is_for_the_multiplications_that_are_needed() -> None:
+    layer = PAPER_LAYERS["conv3"]
+    nest = parse_nest("Fw4 Fh4 X32 Y32 C112 K208", layer, {"C": 16, "K": 16})
+    found = evaluate(layer, nest)
+    assert found.per_mac(found.total) == found.total / (32 * 32 * 108 * 200 * 16)
+
+
+def test_bytes_of_a_level_are_those_of_all_its_memories() -> None:
+    assert level_bytes(load_hierarchy("diannao").levels[0]) == 36 << 10
+    assert level_bytes(load_hierarchy("xeon-e5645").levels[1]) == 256 << 10
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer("even", 8, 4, 16, 8, 3, 3, B=2),
+        Layer("groups", 6, 12, 4, 16, G=3),
+        Layer("pool", 28, 14, 1, 1, 2, 2, G=16, stride=(2, 2), kernel=False),
+    ],
+    ids=lambda layer: layer.name,
+)
+@pytest.mark.parametrize("shrink", [1, 512])
+def test_chosen_buffers_cost_what_the_search_says(
+    layer: Layer, machine: Objective, shrink: int
+) -> None:
+    if isinstance(machine, Fixed):
+        machine = Fixed(shrunk(machine.hierarchy, shrink))
+    elif machine.budget is not None:
+        machine = replace(machine, budget=machine.budget // shrink)
+    found = optimize(layer, {}, machine)
+    assert found.held is not None
+    own = evaluate_chosen(layer, found.nest, machine, found.held)
+    assert own.total == pytest.approx(found.energy, rel=1e-9)
+    assert own.levels[-1] == "DRAM"
+    assert {placed.level for placed in own.buffers} <= set(own.levels)
+    on_chip = [placed for placed in own.buffers if placed.level != "DRAM"]
+    assert len(on_chip) == len(found.held)
+    if isinstance(machine, Codesign):
+        assert own.sram_bytes == sum(placed.nbytes for placed in on_chip)
+
+
+def shrunk(hierarchy: Hierarchy, by: int) -> Hierarchy:
+    """With levels so small that buffers compete for them."""
+    levels = []
+    for depth, level in enumerate(hierarchy.levels):
+        least = 8 << depth
+        private, shared = level.private_bytes, level.shared
+        if private is not None:
+            private = {t: max(size // by, least) for t, size in private.items()}
+        if shared is not None:
+            shared = max(shared // by, 4 * least)
+        levels.append(replace(level, shared=shared, private_bytes=private, cache=None))
+    return replace(hierarchy, levels=tuple(levels))

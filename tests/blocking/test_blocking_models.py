@@ -1,0 +1,143 @@
+"""The layers of PyTorch models: what runs, how often, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memplan.blocking.layer import Layer
+from memplan.blocking.models import layers_of_model
+from memplan.blocking.networks import NETWORKS
+from memplan.errors import InputError, MemplanError, UsageError
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+Written = Callable[[str], str]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Writes `def made()` with a body into a file, and names it."""
+
+    def write(body: str) -> str:
+        file = tmp_path / "model.py"
+        text = "import torch\nfrom torch import nn\ndef made():\n"
+        file.write_text(text + "".join(f"    {line}\n" for line in body.splitlines()))
+        return f"{file}:made"
+
+    return write
+
+
+def test_convolutions_products_and_pooling(written: Written) -> None:
+    spec = written(
+        "m = nn.Sequential(nn.Conv2d(3, 16, (3, 5), stride=(2, 1), padding=1),\n"
+        "    nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, groups=4), nn.AvgPool2d(3, 1),\n"
+        "    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))\n"
+        "return m, torch.randn(2, 3, 32, 32)"
+    )
+    found = layers_of_model(spec)
+    assert [one.layer for one in found.layers] == [
+        Layer("0", 30, 16, 3, 16, 5, 3, B=2, stride=(1, 2)),
+        Layer("1", 15, 8, 1, 1, 2, 2, B=2, G=16, stride=(2, 2), kernel=False),
+        Layer("2", 13, 6, 4, 8, 3, 3, B=2, G=4),
+        Layer("3", 11, 4, 1, 1, 3, 3, B=2, G=32, kernel=False),
+        Layer("6", 1, 1, 32, 10, B=2),
+    ]
+    assert found.skipped == ()
+
+
+def test_layers_alike_are_counted(written: Written) -> None:
+    found = layers_of_model(
+        written(
+            "c = nn.Conv2d(8, 8, 3, padding=1)\n"
+            "return nn.Sequential(c, nn.ReLU(), c, nn.Conv2d(8, 8, 3, padding=1)), (\n"
+            "    torch.randn(1, 8, 9, 9),)"
+        )
+    )
+    assert [(one.layer.name, one.count) for one in found.layers] == [("0", 3)]
+
+
+def test_functions_and_batched_products_are_seen(written: Written) -> None:
+    spec = written(
+        "class M(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        y = nn.functional.conv1d(x, torch.ones(6, 4, 3))\n"
+        "        return y @ y.transpose(1, 2)\n"
+        "return M(), torch.randn(5, 4, 12)"
+    )
+    found = [one.layer for one in layers_of_model(spec).layers]
+    assert found == [
+        Layer("M", 10, 1, 4, 6, 3, B=5),
+        Layer("M", 1, 1, 10, 6, B=6, G=5),
+    ]
+
+
+def test_what_is_no_such_nest_is_named_with_the_reason(written: Written) -> None:
+    found = layers_of_model(
+        written(
+            "m = nn.Sequential(nn.Conv2d(2, 2, 3, dilation=2),\n"
+            "    nn.ConvTranspose2d(2, 2, 3), nn.Flatten(2), nn.LSTM(64, 4))\n"
+            "return m, torch.randn(1, 2, 10, 10)"
+        )
+    )
+    assert found.layers == ()
+    assert found.skipped[:2] == (
+        "0: a dilated convolution",
+        "1: a transposed convolution",
+    )
+    assert "3: " in found.skipped[2]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("model.py", "write it as FILE.py:FACTORY"),
+        ("model.txt:made", "write it as FILE.py:FACTORY"),
+        ("nowhere.py:made", "there is no such file"),
+    ],
+)
+def test_a_bad_specification_is_refused(spec: str, reason: str) -> None:
+    with pytest.raises(MemplanError, match=reason):
+        layers_of_model(spec)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return 1", "must return a pair"),
+        ("return nn.Linear(1, 1)", "must return a pair"),
+        ("raise ValueError('why')", "ValueError: why"),
+        ("return nn.Linear(1, 1), torch.randn(1, 7)", "failed on its inputs"),
+    ],
+)
+def test_a_factory_that_fails_is_told(written: Written, body: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        layers_of_model(written(body))
+
+
+def test_a_file_without_the_factory_or_with_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("made = 3\n")
+    with pytest.raises(InputError, match="has no function made"):
+        layers_of_model(f"{file}:made")
+    file.write_text("import nothing_like_this\n")
+    with pytest.raises(InputError, match="ModuleNotFoundError"):
+        layers_of_model(f"{file}:made")
+    with pytest.raises(UsageError):
+        layers_of_model(f"{file}:not a name")
+
+
+def test_the_papers_networks_have_its_multiplications() -> None:
+    def macs(name: str, *, window: bool) -> float:
+        layers = [x for x in NETWORKS[name] if (x.Fw > 1) == window]
+        return sum(layer.macs for layer in layers) / 1e9
+
+    # Table 1 of the paper; AlexNet's 1.9 are neither those of its two groups nor
+    # those without groups.
+    assert macs("vgg-b", window=True) == pytest.approx(11.2, abs=0.05)
+    assert macs("vgg-d", window=True) == pytest.approx(15.3, abs=0.05)
+    assert macs("vgg-b", window=False) == pytest.approx(0.124, abs=0.001)
+    assert macs("alexnet", window=True) == pytest.approx(0.666, abs=0.001)

@@ -1,0 +1,262 @@
+"""Several layers on one hierarchy, given or designed for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_strategies import nests
+
+from memplan.blocking.design_moves import descended, ranked_designs
+from memplan.blocking.energy import paper_curves
+from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.layer import Layer, Tensor, fully_connected, pooling
+from memplan.blocking.nest import Nest
+from memplan.blocking.nest_pool import NestPool
+from memplan.blocking.network import distinct, network_energy, sram_bytes
+from memplan.blocking.network_design import design_network, private_hierarchy
+from memplan.blocking.networks import NETWORKS
+from memplan.blocking.objective import Codesign, Fixed
+from memplan.blocking.search import optimize
+from memplan.errors import NoPlanError, UsageError
+
+CORE = {"C": 16, "K": 16}
+LAYERS = (
+    Layer("first", 28, 28, 16, 32, 3, 3),
+    Layer("second", 14, 14, 32, 64, 3, 3),
+    Layer("again", 14, 14, 32, 64, 3, 3),
+    fully_connected("last", 256, 64),
+)
+DIANNAO = load_hierarchy("diannao")
+
+
+def test_layers_of_one_shape_are_one() -> None:
+    assert [(one.name, n) for one, n in distinct(LAYERS)] == [
+        ("first", 1),
+        ("second", 2),
+        ("last", 1),
+    ]
+    assert [n for _, n in distinct(LAYERS, [1, 2, 3, 4])] == [1, 5, 4]
+    assert sum(n for _, n in distinct(NETWORKS["vgg-d"])) == 16
+
+
+@pytest.mark.parametrize(
+    ("layers", "counts"), [([], None), (LAYERS, [1]), (LAYERS[:1], [0])]
+)
+def test_counts_that_do_not_fit(layers: list[Layer], counts: list[int] | None) -> None:
+    with pytest.raises(UsageError, match="how often"):
+        distinct(layers, counts)
+
+
+def test_a_network_is_the_sum_of_its_layers() -> None:
+    seen: list[str] = []
+    found = network_energy(
+        LAYERS, CORE, DIANNAO, progress=lambda one: seen.append(one.layer.name)
+    )
+    assert seen == ["first", "second", "last"]
+    alone = [optimize(layer, CORE, Fixed(DIANNAO)).energy for layer in LAYERS]
+    assert found.energy == pytest.approx(sum(alone), rel=1e-12)
+    assert found.macs == sum(layer.macs for layer in LAYERS)
+    assert found.proved
+    assert found.nbytes == 36 << 10
+    assert found.mm2 == pytest.approx(1)
+    beam = network_energy(LAYERS, CORE, DIANNAO, method="beam", counts=[2, 1, 1, 1])
+    assert not beam.proved
+    assert beam.energy >= found.energy + alone[0] * 0.999
+
+
+def test_bytes_of_shared_levels_count_once() -> None:
+    assert sram_bytes(load_hierarchy("xeon-e5645")) == (32 + 256 + 12 * 1024) << 10
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(nests(window_innermost=False, divisors=True), min_size=1, max_size=3),
+    st.lists(st.integers(2, 400), min_size=3, max_size=6, unique=True),
+    st.booleans(),
+)
+def test_a_pool_prices_nests_as_packing_does_or_less(
+    some: list[Nest], sizes: list[int], fills: bool
+) -> None:
+    """Less where a memory does not pay, which packing fills all the same."""
+    half = len(sizes) // 2
+    design = {tensor: tuple(sorted(sizes[:half])) for tensor in Tensor}
+    design[Tensor.OUTPUT] = tuple(sorted(sizes[half : half + 1]))
+    hierarchy = private_hierarchy(design, paper_curves(), fills)
+    one_level = replace(hierarchy, levels=hierarchy.levels[-1:])
+    last = {tensor: own[-1:] for tensor, own in design.items()}
+    for nest in some:
+        pool = NestPool(paper_curves(), fills)
+        pool.add(nest)
+        pool.add(nest)
+        assert pool.nests == [nest]
+        packed = Fixed(hierarchy).evaluate(nest)
+        assert pool.best(design)[0] <= packed * (1 + 1e-12)
+        if not fills:  # one memory always pays, then
+            alone = Fixed(one_level).evaluate(nest)
+            assert pool.best(last)[0] == pytest.approx(alone, rel=1e-12)
+
+
+def test_a_pool_agrees_with_the_exact_method() -> None:
+    design = {
+        Tensor.INPUT: (512, 4096),
+        Tensor.KERNEL: (8192,),
+        Tensor.OUTPUT: (64, 2048),
+    }
+    for fills in (False, True):
+        hierarchy = private_hierarchy(design, paper_curves(), fills)
+        assert sram_bytes(hierarchy) == 512 + 4096 + 8192 + 64 + 2048
+        pool = NestPool(paper_curves(), fills)
+        result = optimize(LAYERS[1], CORE, Fixed(hierarchy))
+        pool.add(result.nest)
+        assert pool.best(design)[0] == pytest.approx(result.energy, rel=1e-9)
+
+
+def some_pools() -> list[NestPool]:
+    pools = []
+    for layer in (LAYERS[0], pooling("pool", 14, 14, 32, (2, 2), 2)):
+        pool = NestPool(paper_curves(), False)
+        for kib in (1, 8, 64):
+            design = dict.fromkeys(Tensor, (64, kib << 10))
+            hierarchy = private_hierarchy(design, paper_curves())
+            pool.add(optimize(layer, {}, Fixed(hierarchy)).nest)
+        pools.append(pool)
+    return pools
+
+
+def test_designs_are_ranked_by_what_is_known() -> None:
+    pools, sizes = some_pools(), [(64, 1024), (64, 8192), (1024, 8192)]
+    ranked = ranked_designs(pools, sizes, 20_000)
+    designs = [ranked.design(i) for i in range(len(ranked.places))]
+    fitting = [
+        some for some in product(sizes, repeat=3) if sum(map(sum, some)) <= 20_000
+    ]
+    assert [tuple(design.values()) for design in designs] == fitting
+    assert 0 < len(fitting) < 27
+    for number, design in enumerate(designs):
+        assert sum(map(sum, design.values())) <= 20_000
+        for row, pool in zip(ranked.energies, pools, strict=True):
+            assert row[number] == pytest.approx(pool.best(design)[0], rel=1e-12)
+    total = ranked.energies[0] + 3 * ranked.energies[1]
+    assert ranked.least([1, 3], 2)[0] == np.argmin(total)
+    place, taken = ranked.common([1, 3], 1)
+    assert taken >= 1
+    for order in ranked.by_layer:
+        assert place in order[:taken]
+
+
+def test_descent_ends_below_its_start() -> None:
+    pools = some_pools()
+    start = dict.fromkeys(Tensor, (64, 1024))
+    found = descended(pools, [1, 1], start, 1 << 14, 2)
+    assert sum(map(sum, found.values())) <= 1 << 14
+    assert all(len(own) <= 2 for own in found.values())
+    before, after = (sum(p.best(d)[0] for p in pools) for d in (start, found))
+    assert after < before
+    assert descended(pools, [1, 1], found, 1 << 14, 2) == found
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_designed_network(levels: int) -> None:
+    budget = 48 << 10
+    seen: list[float] = []
+    design = design_network(
+        LAYERS, CORE, budget, levels=levels, progress=lambda e, s: seen.append(e)
+    )
+    assert design.complete
+    assert design.network.proved
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] == design.network.energy <= design.common.energy
+    assert design.considered >= 10
+    assert sum(map(sum, design.sizes.values())) <= budget
+    assert all(len(own) <= levels for own in design.sizes.values())
+    # The same again, from the sizes alone.
+    hierarchy = private_hierarchy(design.sizes, paper_curves())
+    again = network_energy(LAYERS, CORE, hierarchy)
+    assert again.energy == pytest.approx(design.network.energy, rel=1e-9)
+    # DianNao has less memory, in parts that are not made for these layers.
+    assert design.network.energy < network_energy(LAYERS, CORE, DIANNAO).energy
+
+
+def test_fills_count_and_some_layers_have_no_kernel() -> None:
+    layers = [LAYERS[0], pooling("pool", 14, 14, 32, (2, 2), 2)]
+    free = design_network(layers, {}, 1 << 14, levels=1, counts=[1, 2])
+    objective = Codesign(count_fills=True)
+    paid = design_network(
+        layers, {}, 1 << 14, levels=1, counts=[1, 2], objective=objective
+    )
+    assert paid.network.energy > free.network.energy
+    assert paid.network.hierarchy.count_fills
+    assert [one.count for one in paid.network.layers] == [1, 2]
+
+
+def test_the_end_of_the_time_returns_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, best = [0.0], [0]
+
+    def later(energy: float, seconds: float) -> None:
+        best[0] += 1
+
+    from memplan.blocking import network_design  # its clock is set by hand
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now[0]
+
+    monkeypatch.setattr(network_design, "time", Clock)
+    solve: Any = network_design._Designer._descend
+
+    def stop(designer: Any, design: Any) -> None:
+        now[0] = 100.0
+        solve(designer, design)
+
+    monkeypatch.setattr(network_design._Designer, "_descend", stop)
+    found = design_network(
+        LAYERS, CORE, 48 << 10, levels=1, time_limit=50, progress=later
+    )
+    assert not found.complete
+    assert found.seconds == 100
+    assert best[0] >= 1
+    assert found.network.energy <= found.common.energy
+
+
+def test_ctrl_c_before_there_is_anything() -> None:
+    def press(energy: float, seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        design_network(LAYERS, CORE, 48 << 10, progress=press)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 100}, "need at least 960"),
+        ({"budget": 1 << 20, "levels": 4}, "take 1 to 3"),
+        ({"budget": 1 << 20, "time_limit": -1.0}, "makes no sense"),
+        ({"budget": 1 << 20, "counts": [1]}, "how often"),
+    ],
+)
+def test_budgets_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        design_network(LAYERS, CORE, **options)
+
+
+def test_curves_have_to_agree_on_main_memory() -> None:
+    curves = paper_curves()
+    curves[Tensor.INPUT] = replace(curves[Tensor.INPUT], dram_pj=100.0)
+    design = dict.fromkeys(Tensor, (64,))
+    with pytest.raises(UsageError, match="several energies"):
+        private_hierarchy(design, curves)
+
+
+def test_a_time_that_is_too_short_for_anything() -> None:
+    with pytest.raises(NoPlanError, match="too short to compare"):
+        design_network(LAYERS, CORE, 1 << 20, time_limit=0.0)

@@ -1,0 +1,259 @@
+"""Any method by name, many at once, and the curve of energy against area."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_strategies import layers
+
+from memplan.blocking import search
+from memplan.blocking.area import AreaPoint, area_curve, area_mm2
+from memplan.blocking.exact import Held, optimum
+from memplan.blocking.held import held_energy
+from memplan.blocking.hierarchy import Level, load_hierarchy
+from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.objective import Codesign, Fixed, Objective
+from memplan.blocking.search import Result, optimize
+from memplan.blocking.sweep import Task, sweep
+from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
+
+CORE = {"C": 16, "K": 16}
+SMALL = Layer("small", 14, 14, 32, 64, 3, 3)
+TINY = Layer("tiny", 1, 9, 16, 8, 1, 3)
+DIANNAO = load_hierarchy("diannao")
+TWO_LEVELS = replace(
+    DIANNAO,
+    levels=(
+        Level("small", None, dict.fromkeys(Tensor, 64), {}),
+        Level("middle", None, dict.fromkeys(Tensor, 80), {}),
+    ),
+)
+OBJECTIVES: list[Objective] = [
+    Codesign(),
+    Codesign(budget=100),
+    Codesign(budget=2000, count_fills=True),
+    Fixed(DIANNAO),
+    Fixed(TWO_LEVELS),
+    Fixed(replace(TWO_LEVELS, count_fills=True)),
+    Fixed(load_hierarchy("xeon-e5645")),
+    Fixed(replace(DIANNAO, levels=(Level("l", 100, None, {}),))),
+]
+
+
+@settings(max_examples=30, deadline=None)
+@given(layers(macs=300), st.sampled_from(OBJECTIVES))
+def test_the_exact_method_is_never_worse(layer: Layer, objective: Objective) -> None:
+    exact = optimize(layer, {}, objective)
+    assert exact.proved
+    assert exact.gap == 0
+    assert exact.lower_bound == pytest.approx(exact.energy, rel=1e-9)
+    assert exact.held is not None
+    counted = held_energy(exact.nest, objective, exact.held)
+    assert exact.energy == pytest.approx(counted, rel=1e-12)
+    beam = optimize(layer, {}, objective, method="beam", levels=2)
+    assert beam.energy == objective.evaluate(beam.nest)
+    assert beam.energy >= exact.energy * (1 - 1e-9)
+    # The objective's own rule, which takes every buffer, does not do better, either.
+    assert objective.evaluate(exact.nest) >= exact.energy * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("method", search.METHODS)
+def test_every_method_has_its_result_counted_anew(method: str) -> None:
+    result = optimize(TINY, {}, Codesign(), method=method, seed=3)
+    assert result.method == method
+    by_rule = Codesign().evaluate(result.nest)
+    assert result.seconds > 0
+    if method == "exact":
+        # It leaves a memory out that costs more than it saves.
+        assert result.energy < by_rule
+    else:
+        assert result.energy == by_rule
+        assert result.gap is result.lower_bound is result.held is None
+        assert not result.proved
+
+
+def test_levels_are_those_of_a_dimension() -> None:
+    for levels in (1, 2, 3):
+        result = optimize(TINY, {}, Codesign(), method="enumerate", levels=levels)
+        dims = [loop.dim for loop in result.nest.loops]
+        assert max(map(dims.count, dims)) <= levels
+
+
+def test_a_gap_where_time_ran_out() -> None:
+    result = Result(optimize(SMALL, CORE, Codesign()).nest, "exact", 6.0, 4.0, False, 1)
+    assert result.gap == 0.5
+
+
+def test_a_search_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*args: object, **options: object) -> object:
+        return replace(optimum(SMALL, CORE), energy=1.0)
+
+    monkeypatch.setattr(search, "optimum", wrong)
+    with pytest.raises(MemplanError, match="exact search says 1 pJ") as raised:
+        optimize(SMALL, CORE, Codesign())
+    assert raised.value.exit_code == 70
+
+
+def test_buffers_that_are_not_there() -> None:
+    objective = Codesign()
+    best = optimize(SMALL, CORE, objective)
+    assert best.held
+    first = best.held[0]
+    assert isinstance(first, Held)
+    larger = first.nbytes + 2
+    pj = objective.curves[first.tensor](larger)
+    for wrong, message in (
+        (replace(first, nbytes=larger, pj=pj), "is no buffer of the nest"),
+        (replace(first, pj=2 * first.pj), "is not priced by its size"),
+    ):
+        with pytest.raises(MemplanError, match=message):
+            held_energy(best.nest, objective, [wrong, *best.held[1:]])
+    with pytest.raises(MemplanError, match="exceed 10"):
+        held_energy(best.nest, Codesign(budget=10), best.held)
+    with pytest.raises(MemplanError, match="is in no level"):
+        held_energy(best.nest, Fixed(TWO_LEVELS), best.held)
+
+
+def test_levels_that_hold_too_much() -> None:
+    shared = replace(DIANNAO, levels=(Level("l", 100, None, {}),))
+    best = optimize(SMALL, CORE, Fixed(replace(shared, levels=_level(1 << 20))))
+    assert best.held
+    tight = max(one.nbytes for one in best.held)
+    with pytest.raises(MemplanError, match="more than it has room for"):
+        held_energy(best.nest, Fixed(replace(shared, levels=_level(tight))), best.held)
+
+
+def _level(nbytes: int) -> tuple[Level, ...]:
+    return (Level("l", nbytes, None, dict.fromkeys(Tensor, 1.0)),)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "guess"}, "no method 'guess': take exact, beam, enumerate"),
+        ({"levels": 2}, "takes any number of levels"),
+        ({"time_limit": -1.0}, "time limit of -1.0"),
+        ({"time_limit": math.inf, "method": "beam"}, "makes no sense"),
+        ({"levels": 0, "method": "beam"}, "0 levels"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        optimize(SMALL, CORE, Codesign(), **options)  # type: ignore[arg-type]
+
+
+TASKS = [
+    Task(SMALL, CORE, Codesign()),
+    Task(SMALL, CORE, Fixed(DIANNAO)),
+    Task(PAPER_LAYERS["fc1"], CORE, Codesign(budget=4096), method="beam"),
+]
+
+
+def test_many_at_once_are_the_same_as_one_by_one() -> None:
+    alone, together = [], []
+    first = sweep(TASKS, processes=1, progress=lambda i, r: alone.append(i))
+    second = sweep(TASKS, processes=2, progress=lambda i, r: together.append(i))
+    assert alone == sorted(together) == [0, 1, 2]
+    for one, other in zip(first, second, strict=True):
+        assert replace(one, seconds=0) == replace(other, seconds=0)
+    assert sweep([]) == []
+
+
+def test_a_task_that_fails_ends_the_sweep() -> None:
+    tasks = [TASKS[0], replace(TASKS[0], method="guess")]
+    for processes in (1, 2):
+        with pytest.raises(UsageError, match="no method 'guess'"):
+            sweep(tasks, processes=processes)
+
+
+def test_processes_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="0 processes"):
+        sweep(TASKS, processes=0)
+    with pytest.raises(UsageError, match="decides on processes itself"):
+        sweep(TASKS, processes=2, address="auto")
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EnvironmentUnfitError, match=r"memplan\[ray\]"):
+        sweep(TASKS, address="auto")
+
+
+def fake_ray(calls: list[object]) -> SimpleNamespace:
+    """What is used of Ray, done here and in reverse order."""
+
+    def init(address: str, **options: object) -> None:
+        if address != "auto":
+            raise ConnectionError("nobody there")
+        calls.append(address)
+
+    def remote(function):  # type: ignore[no-untyped-def]
+        return SimpleNamespace(remote=lambda task: (function, task))
+
+    return SimpleNamespace(
+        init=init,
+        remote=remote,
+        wait=lambda waiting, num_returns: (waiting[-num_returns:], []),
+        get=lambda reference: reference[0](reference[1]),
+        cancel=calls.append,
+    )
+
+
+class Hashed(Task):
+    """A task that a reference to it can be made of."""
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setitem(sys.modules, "ray", fake_ray(calls))
+    tasks = [Hashed(**vars(task)) for task in TASKS]
+    seen: list[int] = []
+    found = sweep(tasks, address="auto", progress=lambda i, r: seen.append(i))
+    assert calls == ["auto"]
+    assert seen == [2, 1, 0]
+    for one, other in zip(found, sweep(TASKS, processes=1), strict=True):
+        assert replace(one, seconds=0) == replace(other, seconds=0)
+    with pytest.raises(EnvironmentUnfitError, match=r"elsewhere.*nobody there"):
+        sweep(tasks, address="elsewhere")
+    tasks[1] = Hashed(SMALL, CORE, Codesign(), method="guess")
+    with pytest.raises(UsageError, match="guess"):
+        sweep(tasks, address="auto")
+    assert len(calls) == 3  # initialized again, and the one left is cancelled
+
+
+def test_area_as_the_paper_has_it() -> None:
+    assert area_mm2(36 << 10) == pytest.approx(1)
+    assert area_mm2(1 << 20) == pytest.approx(6, rel=0.06)
+    assert area_mm2(8 << 20) == pytest.approx(45, rel=0.01)
+
+
+def test_more_bytes_take_less_energy() -> None:
+    layer, budgets = PAPER_LAYERS["conv4"], [40 << 10, 1 << 20, 8 << 20]
+    seen: list[AreaPoint] = []
+    curve = area_curve(layer, budgets, CORE, progress=seen.append)
+    assert curve == seen
+    assert [point.budget for point in curve] == budgets
+    assert all(point.nbytes <= point.budget for point in curve)
+    energies = [point.energy for point in curve]
+    assert energies == sorted(energies, reverse=True)
+    assert curve[1].result.energy == pytest.approx(1.17010e9, rel=1e-5)
+    assert curve[2].result.energy == pytest.approx(1.16327e9, rel=1e-5)
+    assert curve[2].energy == pytest.approx(1.16327 / 6.418097, rel=1e-5)
+    assert curve[2].area == curve[2].mm2 == area_mm2(curve[2].nbytes)
+
+
+def test_area_of_nests_that_are_not_proved() -> None:
+    layer = Layer("fc", 1, 1, 256, 256)
+    (point,) = area_curve(layer, [4096], CORE, method="enumerate")
+    assert 0 < point.nbytes <= 4096
+    assert point.result.method == "enumerate"

@@ -1,0 +1,189 @@
+"""Counts against a machine that executes the loops, element by element."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from nest_strategies import nests
+from nest_trace import Memory, MissError, Row, trace
+
+from memplan.blocking.counts import Traffic, count
+from memplan.blocking.layer import INDEXED_BY, Layer, Tensor
+from memplan.blocking.nest import Loop, Nest, parse_nest
+
+FILE = Path(__file__).parents[3] / "shared/blocking/cases.json"
+AXES = (("X", "Fw"), ("Y", "Fh"))
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def examples(number: int) -> settings:
+    return settings(max_examples=number, deadline=None, suppress_health_check=SLOW)
+
+
+def modelled(traffic: Traffic) -> list[Row]:
+    """The model's counts as `trace` has them, main memory's last."""
+    inner = [
+        Row(b.elements, b.reads, b.writes, b.fills, b.drains) for b in traffic.buffers
+    ]
+    first = traffic.alpha if traffic.tensor is Tensor.OUTPUT else 0
+    written = (traffic.main + first) // 2 if first else 0
+    return [*inner, Row(0, traffic.main - written, written, 0, 0)]
+
+
+def may_stay(nest: Nest, loops: list[Loop], dim: str) -> bool:
+    """Whether these loops along `dim` have a single trip each in one of its tiles."""
+    own = [loop for loop in loops if loop.dim == dim]
+    return min(nest.tiles(dim, own[-1].outer)) <= own[0].inner
+
+
+def returns(nest: Nest, end: int, turned: list[Loop], loop: Loop) -> bool:
+    """Whether `loop` moves an input's tile on by as much as those along the same axis
+    that start anew move it back. Where edges make steps differ, it may always be."""
+    if any(each.outer % each.inner for each in nest.loops):
+        return True
+    tile, (image, window) = nest.extents(end), AXES[loop.dim in AXES[1]]
+    step = {image: nest.layer.stride[image == "Y"], window: 1}
+    other = window if loop.dim == image else image
+    reach = max(turn.outer for turn in turned if turn.dim == other)
+    return tile[loop.dim] * step[loop.dim] == (reach - tile[other]) * step[other]
+
+
+def may_coincide(nest: Nest, tensor: Tensor, end: int) -> bool:
+    """Whether a buffer whose run ends at loop `end` may be visited with the same tile
+    twice in a row: the model fetches it twice then, and the machine once.
+
+    From one visit to the next some loop advances, and those between it and the run
+    start anew. If it does not walk over the tensor, the tile stays where those inside
+    have a single trip each, as in an edge tile. If it does, the tile stays only where
+    image and window move by as much in opposite directions, and nothing else does.
+    """
+    turned: list[Loop] = []
+    for loop in nest.loops[end:]:
+        walks = loop.dim in INDEXED_BY[tensor]
+        axes = [axis for axis in AXES if walks and loop.dim in axis]
+        axis = set(axes[0]) if axes and tensor is Tensor.INPUT else set()
+        dims = {turn.dim for turn in turned}
+        opposite = dims & axis - {loop.dim}
+        still = all(may_stay(nest, turned, dim) for dim in dims - axis)
+        if still and (not walks or (opposite and returns(nest, end, turned, loop))):
+            return True
+        turned += [loop] if walks else []
+    return False
+
+
+def compare(nest: Nest) -> Iterator[tuple[Tensor, bool, bool]]:
+    """Of every buffer: its tensor, whether tiles may coincide, and whether any did.
+
+    Sizes and demand must be equal, nothing may be counted too little, and nothing too
+    much without an explanation.
+    """
+    measured = trace(nest)
+    for tensor, own in count(nest).items():
+        model, real = modelled(own), measured[tensor]
+        assert real[0].reads + real[0].writes == own.demand
+        assert model[0].reads == real[0].reads
+        for i, buffer in enumerate(own.buffers):
+            assert model[i].elements == real[i].elements
+            for row in (model, real):  # what leaves one is what the next one serves
+                assert row[i][3:] == row[i + 1][1:3]
+            excess = model[i].fills - real[i].fills
+            assert excess >= 0
+            assert model[i].drains - real[i].drains == excess * bool(real[i].drains)
+            may = may_coincide(nest, tensor, buffer.end)
+            assert may or not excess
+            yield tensor, may, excess > 0
+
+
+def check_exact(nest: Nest) -> None:
+    """Whole windows innermost, and no edge: every count is the machine's."""
+    measured = trace(nest)
+    for tensor, own in count(nest).items():
+        assert modelled(own) == measured[tensor]
+
+
+def check_halos(nest: Nest) -> None:
+    """No edge: only an input's tiles may coincide, and those that may, do."""
+    for tensor, may, did in compare(nest):
+        assert may == did
+        assert tensor is Tensor.INPUT or not may
+
+
+def check_edges(nest: Nest) -> None:
+    """Whole windows innermost: where edge tiles may coincide, they do."""
+    for _, may, did in compare(nest):
+        assert may == did
+
+
+def check_both(nest: Nest) -> None:
+    """Of kernels and results, tiles that may coincide do."""
+    for tensor, may, did in compare(nest):
+        assert tensor is Tensor.INPUT or may == did
+
+
+@given(nests(window_innermost=True, divisors=True))
+@examples(1100)
+def test_counts_are_exact_where_the_window_is_innermost(nest: Nest) -> None:
+    check_exact(nest)
+
+
+@given(nests(window_innermost=False, divisors=True))
+@examples(300)
+def test_counts_are_exact_unless_halos_coincide(nest: Nest) -> None:
+    check_halos(nest)
+
+
+@given(nests(window_innermost=True, divisors=False))
+@examples(400)
+def test_counts_are_exact_unless_edge_tiles_coincide(nest: Nest) -> None:
+    check_edges(nest)
+
+
+@given(nests(window_innermost=False, divisors=False))
+@examples(300)
+def test_counts_are_a_bound_of_any_string(nest: Nest) -> None:
+    check_both(nest)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("check", "innermost", "divisors"),
+    [
+        (check_exact, True, True),
+        (check_halos, False, True),
+        (check_edges, True, False),
+        (check_both, False, False),
+    ],
+)
+def test_counts_of_many_strings(
+    check: Callable[[Nest], None], innermost: bool, divisors: bool
+) -> None:
+    drawn = nests(window_innermost=innermost, divisors=divisors, macs=1000)
+    examples(5000)(given(drawn)(check))()
+
+
+def test_the_machine_refuses_what_its_buffers_do_not_hold() -> None:
+    main = Memory(None, written=False)
+    main.tile, main.held = frozenset({0, 1, 2}), {0: 5, 1: 6, 2: 7}
+    buffer = Memory(main, written=False)
+    buffer.visit(frozenset({0, 1}))
+    assert buffer.read(frozenset({1})) == {1: 6}
+    with pytest.raises(MissError, match=r"\[2\] are not in the tile"):
+        buffer.read(frozenset({1, 2}))
+
+
+def test_every_reference_count_is_that_of_the_machine() -> None:
+    if not FILE.exists():
+        pytest.skip("the reference cases are not beside the checkout")
+    cases = json.loads(FILE.read_text(encoding="utf-8"))["cases"]
+    traced = [case for case in cases if "brute_force" in case]
+    assert len(traced) == 21
+    for case in traced:
+        sizes = {d: case["layer"][d] for d in ("X", "Y", "C", "K", "Fw", "Fh")}
+        layer = Layer(case["layer"]["name"], **sizes)
+        measured = trace(parse_nest(case["string"], layer, case["unroll"]))
+        for tensor, rows in measured.items():
+            assert [row._asdict() for row in rows] == case["brute_force"][tensor.value]

@@ -1,0 +1,303 @@
+"""`memplan blocking layers` and `evaluate`: every option, every answer and mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from memplan.blocking.evaluation import evaluate
+from memplan.blocking.hierarchy import load_hierarchy, presets
+from memplan.blocking.layer import PAPER_LAYERS, parse_layer
+from memplan.blocking.nest import parse_nest
+from memplan.blocking.networks import NETWORKS
+from memplan.blocking.objective import Fixed
+from memplan.cli.blocking import command as group
+from memplan.cli.blocking import report
+from memplan.cli.blocking.options import datapath
+from tests.cli.conftest import Blocking
+from tests.conftest import ROOT
+
+CASES = Path(__file__).parents[3] / "shared/blocking/cases.json"
+STRING = "X4 Y7 Fw3 Fh3 X28 K64 C128 Y28 C256 K512"
+CONV5 = ("--layer", "conv5", "--string", STRING, "--unroll", "C16,K16")
+SMALL = ("--layer", "4,8,8,8,3,3", "--string", "Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8")
+FIXED = """\
+title = "two levels"
+count_fills = {fills}
+
+[[level]]
+name = "near"
+private = {{ input = "2KiB", kernel = "32KiB", output = "2KiB" }}
+
+[[level]]
+name = "far"
+shared = "{far}"
+pj = 20.0
+"""
+
+
+def facts(text: str) -> dict[str, str]:
+    """The names and values of the first table."""
+    rows = (
+        line.strip().split("  ", 1)
+        for line in text.split("\n\n", maxsplit=1)[0].splitlines()
+    )
+    return {row[0]: row[1].strip() for row in rows if len(row) == 2}
+
+
+def table(text: str, title: str) -> dict[str, list[str]]:
+    """The rows of the table with this title, by what their first column says."""
+    part = text[text.index(title) :].split("\n\n", maxsplit=1)[0]
+    rows = (line.replace(" M", "M").split() for line in part.splitlines()[2:])
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_layers_lists_all_there_is(blocking: Blocking) -> None:
+    done = blocking("layers")
+    assert (done.code, done.err) == (0, "")
+    for name in [*PAPER_LAYERS, *NETWORKS, *presets()]:
+        assert f"{name} " in done.out or f"{name}:" in done.out
+    assert max(map(len, done.out.splitlines())) <= 88
+    said = json.loads(blocking("layers", "--json").out)
+    assert said["layers"]["conv5"]["macs"] == 28 * 28 * 256 * 512 * 9
+    assert [one["name"] for one in said["networks"]["alexnet"]][:2] == [
+        "conv1",
+        "conv2",
+    ]
+    private = said["hierarchies"]["diannao"]["levels"][0]["private_bytes"]
+    assert private == {"input": 2048, "kernel": 32768, "output": 2048}
+
+
+def test_evaluate_shows_buffers_and_energy(blocking: Blocking) -> None:
+    done = blocking("evaluate", *CONV5, "--memory", "diannao")
+    assert (done.code, done.err) == (0, "")
+    said = facts(done.out)
+    assert said["layer"] == "28 x 28 x 256 -> 512, window 3 x 3"
+    assert said["MACs"] == "924,844,032"
+    assert said["loops"] == STRING
+    assert said["energy"].startswith("12.055 mJ, 13.034 pJ/MAC")
+    assert said["compulsory"].startswith("579.67 µJ, 0.62677 pJ/MAC")
+    assert said["without it"] == "11.475 mJ, 12.407 pJ/MAC"
+    buffers = table(done.out, "Buffers")
+    assert list(buffers) == [f"{t}B{i}" for t in "IKO" for i in range(3)]
+    assert " ".join(buffers["KB2"]) == "73,728 144.0 KiB 4,718,592 0 1,179,648 0 DRAM"
+    energy = table(done.out, "Energy")
+    assert list(energy) == ["SRAM", "DRAM", "all"]
+    assert energy["all"][3] == "13.0342"
+
+
+def test_each_buffer_has_a_memory_of_its_own_unless_told(blocking: Blocking) -> None:
+    said = blocking("evaluate", *CONV5)
+    assert facts(said.out)["memory"] == "each buffer its own"
+    assert facts(said.out)["on the chip"] == "732.5 KiB"
+    assert {row[-1] for row in table(said.out, "Buffers").values()} == {"own"}
+    limited = blocking("evaluate", *CONV5, "--budget", "100KiB")
+    assert facts(limited.out)["memory"] == "each buffer its own, 100.0 KiB in all"
+    assert {row[-1] for row in table(limited.out, "Buffers").values()} == {
+        "own",
+        "DRAM",
+    }
+
+
+def test_counting_as_the_paper_does(blocking: Blocking) -> None:
+    exact = blocking("evaluate", *SMALL)
+    paper = blocking("evaluate", *SMALL, "--counting", "paper")
+    assert table(exact.out, "Buffers")["IB0"][3:5] == ["18,432", "0"]
+    assert table(paper.out, "Buffers")["IB0"][3:5] == ["7,200", "0"]
+    both = table(blocking("evaluate", *SMALL, "--counting", "both").out, "Accesses")
+    assert both["IB0"] == ["72", "18,432", "7,200", "0.39"]
+    assert both["IB1"] == ["400", "1,152", "800", "0.69"]
+
+
+@pytest.mark.parametrize("memory", [(), ("--memory", "diannao")])
+def test_both_ways_stand_side_by_side(
+    blocking: Blocking, memory: tuple[str, ...]
+) -> None:
+    rows = table(
+        blocking("evaluate", *CONV5, *memory, "--counting", "both").out, "Energy"
+    )
+    for column, counting in enumerate(("exact", "paper")):
+        alone = blocking("evaluate", *CONV5, *memory, "--counting", counting)
+        assert table(alone.out, "Energy")["all"][3] == rows["all"][column]
+
+
+def test_a_layer_without_weights_has_no_kernel(blocking: Blocking) -> None:
+    done = blocking(
+        *("evaluate", "--layer", "pool", "--memory", "diannao"),
+        *("--string", "Fw2 Fh2 X56 Y56 G128"),
+    )
+    assert done.code == 0
+    assert "kernel" not in done.out.split("Energy")[1]
+    assert facts(done.out)["layer"].endswith("128 groups, no weights")
+
+
+def test_energy_is_divided_by_the_multiplications_needed(blocking: Blocking) -> None:
+    # 108 channels are computed as 112, 200 as 208: the energy is for all of them.
+    string = "X8 Y8 Fw4 Fh4 X32 Y32 C112 K208"
+    done = blocking(
+        *("evaluate", "--layer", "conv3", "--unroll", "C16,K16", "--json"),
+        *("--string", string),
+    )
+    said = json.loads(done.out)
+    total = said["energy_codesign_pJ"]["total"]
+    macs = 32 * 32 * 108 * 200 * 16
+    assert said["energy_codesign_per_mac_pJ"] == pytest.approx(total / macs)
+    shown = blocking(
+        *("evaluate", "--layer", "conv3", "--unroll", "C16,K16", "--string", string)
+    )
+    assert facts(shown.out)["datapath"] == "C16,K16 at once, so C, K are 112, 208"
+
+
+def as_arguments(case: dict[str, Any]) -> list[str]:
+    sizes = (case["layer"][dim] for dim in ("C", "K", "X", "Y", "Fw", "Fh"))
+    unroll = ",".join(f"{dim}{count}" for dim, count in case["unroll"].items())
+    layer, string = ",".join(map(str, sizes)), case["string"]
+    return ["--layer", layer, "--string", string, "--unroll", unroll, "--json"]
+
+
+def compare(said: Any, expected: Any) -> None:
+    """The same keys, integers equal, energies to a millionth."""
+    if isinstance(expected, dict):
+        assert set(said) == set(expected)
+        for key, value in expected.items():
+            compare(said[key], value)
+    elif isinstance(expected, list):
+        assert len(said) == len(expected)
+        for one, value in zip(said, expected, strict=True):
+            compare(one, value)
+    elif isinstance(expected, float):
+        assert said == pytest.approx(expected, rel=1e-6)
+    else:
+        assert said == expected
+
+
+@pytest.mark.skipif(not CASES.exists(), reason="no reference cases beside the checkout")
+def test_json_has_the_shape_and_numbers_of_the_reference_cases(
+    blocking: Blocking,
+) -> None:
+    keys = ["exact", "paper_literal", "pack_diannao", "pack_westmere"]
+    keys += [f"energy_codesign{k}_pJ" for k in ("", "_8MB", "_paper_literal")]
+    cases = json.loads(CASES.read_text(encoding="utf-8"))["cases"]
+    assert len(cases) > 30
+    for case in cases:
+        done = blocking("evaluate", *as_arguments(case), "--memory", "diannao")
+        assert done.code == 0, done.err
+        said = json.loads(done.out)
+        for key in keys:
+            compare(said[key], case[key])
+        compare(said["pack"], case["pack_diannao"])
+        assert said["unroll"] == case["unroll"]
+        assert said["layer"]["macs"] == case["layer"]["macs"]
+
+
+@pytest.mark.parametrize("fills", ["false", "true"])
+def test_a_hierarchy_from_a_file(blocking: Blocking, fills: str) -> None:
+    Path("two.toml").write_text(FIXED.format(far="1MiB", fills=fills), encoding="utf-8")
+    done = blocking("evaluate", *CONV5, "--memory", "two.toml", "--json")
+    said = json.loads(done.out)
+    assert list(said["pack"]["accesses"]) == sorted(["near", "far", "DRAM"])
+    layer = parse_layer("conv5")
+    nest = parse_nest(STRING, layer, {"C": 16, "K": 16})
+    found = evaluate(layer, nest, Fixed(load_hierarchy("two.toml")))
+    assert found.total == pytest.approx(said["pack"]["total_pJ"], rel=1e-12)
+    assert found.sram_bytes == (36 << 10) + (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--layer", "conv9"], 2, "'conv9' is no layer: give one of conv1"),
+        (["--layer", "1,2,3"], 2, "layer '1,2,3' has 3 sizes; 4 or 6 are needed"),
+        (["--layer", "256,512,28,x,3,3"], 2, "'x' is no size"),
+        (["--layer", "256,512,-28,28,3,3"], 3, "X is -28, and must be in [1"),
+        (["--layer", "256,512,0,28,3,3"], 3, "X is 0, and must be in [1"),
+        (["--string", "X28 Fw3 Fh3"], 2, "does not cover Conv5: Y ends at 1 of 28"),
+        (["--string", "X28 Y29"], 2, "token 2, 'Y29': Conv5 has Y = 28, and no more"),
+        (["--string", "X28 Z3"], 2, "token 2, 'Z3': a loop is one of"),
+        (["--string", "X28 X4"], 2, "token 2, 'X4': the loops inside it cover 28"),
+        (["--string", "X-4"], 2, "token 1, 'X-4': a loop is one of"),
+        (["--string", "C24"], 2, "'C24': the datapath does 16 of C at once, and 24"),
+        (["--unroll", "C16,Q4"], 2, "unrolling 'Q4': give dimensions with a number"),
+        (["--unroll", "C16,C8"], 2, "unrolling 'C8': C is given twice"),
+        (["--memory", "eniac"], 2, "'eniac' is no hierarchy: give a .toml file, or"),
+        (["--memory", "none.toml"], 3, "none.toml: no such file"),
+        (["--memory", "hole.toml"], 3, "level far is not larger than near inside it"),
+        (["--memory", "bad.toml"], 3, "bad.toml: is no TOML"),
+        (["--budget", "-5"], 2, "'-5' is not a size; write 12GiB"),
+        (["--budget", "much"], 2, "'much' is not a size"),
+        (
+            ["--memory", "diannao", "--budget", "1MiB"],
+            2,
+            "--memory diannao has its own",
+        ),
+        (["--counting", "twice"], 2, "'twice' is not one of 'exact', 'paper', 'both'"),
+    ],
+)
+def test_every_mistake_is_named_in_one_line(
+    blocking: Blocking, arguments: list[str], code: int, message: str
+) -> None:
+    hole = FIXED.format(far="16KiB", fills="false")
+    Path("hole.toml").write_text(hole, encoding="utf-8")
+    Path("bad.toml").write_text("[[level]\n", encoding="utf-8")
+    done = blocking("evaluate", *CONV5, *arguments)
+    assert done.code == code, done.err
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    lines = done.err.splitlines()
+    assert len(lines) == 1 or lines[0].startswith("Usage:")
+
+
+@pytest.mark.parametrize("name", ["evaluate", "simulate", "emit"])
+def test_what_a_command_cannot_do_without(blocking: Blocking, name: str) -> None:
+    assert "Missing option '--layer'" in blocking(name).err
+    done = blocking(name, "--layer", "conv5")
+    assert done.code == 2
+    assert "Missing option '--string'" in done.err
+
+
+@pytest.mark.parametrize("name", group.list_commands(click.Context(group)))
+def test_every_command_has_help_with_an_example(blocking: Blocking, name: str) -> None:
+    done = blocking(name, "--help")
+    assert done.code == 0
+    assert f"Example: memplan blocking {name}" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+    (short,) = [
+        line.split(maxsplit=1)[1]
+        for line in blocking("--help").out.splitlines()
+        if line.split()[:1] == [name]
+    ]
+    assert short.endswith(".")
+
+
+def test_listing_the_commands_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['memplan', 'blocking', '--help']\n"
+        "import memplan.cli as c\n"
+        "try: c.main()\nexcept SystemExit: pass\n"
+        "heavy = ('numpy', 'rich', 'torch', 'matplotlib', 'memplan.blocking')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_counts_and_energies_in_words() -> None:
+    amounts = {7: "7", 9_999_999: "9,999,999", 10**7: "10.00 M", 999_999_999: "1.00 G"}
+    assert {count: report.amount(count) for count in amounts} == amounts
+    energies = {0.5: "0.5 pJ", 999.0: "999 pJ", 1.25034e9: "1.2503 mJ", 2e15: "2 kJ"}
+    assert {pj: report.energy(pj) for pj in energies} == energies
+
+
+def test_the_papers_datapath_is_cut_to_the_layers_channels() -> None:
+    assert datapath(None, parse_layer("conv5")) == {"C": 16, "K": 16}
+    assert datapath(None, parse_layer("3,96,55,55,11,11")) == {"C": 3, "K": 16}
+    assert datapath("K8", parse_layer("conv5")) == {"K": 8}

@@ -1,0 +1,343 @@
+"""The blocking commands that search, simulate and write code, and their plans."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from memplan.blocking.incumbent import SearchProgress
+from memplan.blocking.planfile import read_plan
+from memplan.cli.blocking import progress as progress_module
+from memplan.cli.blocking.progress import describe, searching, sweeping
+from tests.cli.conftest import Blocking, Command
+
+SMALL = "8,16,6,6,3,3"
+STRING = "Fw3 Fh3 C8 X6 K16 Y6"
+MODEL = """\
+import torch
+
+def tiny():
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(8, 8, 3), torch.nn.Conv2d(8, 8, 3, padding=1),
+        torch.nn.Conv2d(8, 8, 3, padding=1),
+    )
+    return model, (torch.zeros(2, 3, 14, 14),)
+"""
+
+
+@pytest.mark.parametrize("method", ["exact", "beam", "enumerate"])
+@pytest.mark.parametrize("memory", [(), ("--memory", "diannao"), ("--budget", "1KiB")])
+def test_optimize_says_what_it_found(
+    blocking: Blocking, method: str, memory: tuple[str, ...]
+) -> None:
+    layer = ("--layer", SMALL, "--unroll", "C8,K8")
+    done = blocking("optimize", *layer, *memory, "--method", method, "--json")
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    assert said["proved_optimal"] == (method == "exact")
+    assert said["gap"] == (0 if method == "exact" else None)
+    assert said["seconds"] > 0
+    assert said["energy_per_mac_pJ"] == said["energy_pJ"] / (6 * 6 * 8 * 16 * 9)
+    again = blocking(
+        *("evaluate", *layer, *memory, "--string", said["string"], "--json")
+    )
+    checked = json.loads(again.out)
+    energy = {
+        (): lambda: checked["energy_codesign_pJ"]["total"],
+        ("--memory", "diannao"): lambda: checked["pack"]["total_pJ"],
+        ("--budget", "1KiB"): lambda: checked["energy_codesign_budget_pJ"],
+    }[memory]()
+    if method == "exact":  # which chooses buffers, too
+        assert said["energy_pJ"] <= energy * (1 + 1e-9)
+    else:
+        assert said["energy_pJ"] == pytest.approx(energy, rel=1e-9)
+    shares = sum(share["pJ"] for share in said["energy"])
+    assert shares == pytest.approx(said["energy_pJ"], rel=1e-9)
+    assert {"name", "bytes", "reads", "level"} <= set(said["buffers"][0])
+
+
+def test_no_method_beats_the_exact_one(blocking: Blocking) -> None:
+    energies = {}
+    for method in ("exact", "beam", "enumerate"):
+        done = blocking(
+            *("optimize", "--layer", SMALL, "--unroll", "C8,K8"),
+            *("--memory", "diannao", "--method", method, "--json"),
+        )
+        energies[method] = json.loads(done.out)["energy_pJ"]
+    assert energies["exact"] <= min(energies.values()) * (1 + 1e-9)
+
+
+def test_a_plan_is_written_read_and_drawn(blocking: Blocking, command: Command) -> None:
+    done = blocking("optimize", "--layer", SMALL, "-o", "p.json")
+    assert done.code == 0, done.err
+    assert "method       exact, " in done.out
+    assert "proved optimal" in done.out
+    assert done.err.splitlines()[0] == "memplan: wrote p.json"
+    assert done.err.splitlines()[1] == "  next: memplan plot p.json -o p.svg"
+    plan = read_plan("p.json")
+    assert plan.layers[0].search.proved_optimal
+    assert dict(plan.layers[0].evaluation.nest.unroll) == {"C": 8, "K": 16}
+    drawn = command("plot", "p.json", "-o", "p.svg")
+    assert drawn.code == 0, drawn.err
+    assert Path("p.svg").read_text(encoding="utf-8").startswith("<?xml")
+    refused = blocking("optimize", "--layer", SMALL, "-o", "p.json")
+    assert refused.code == 2
+    assert "p.json exists; pass --force" in refused.err
+
+
+def test_several_layers_and_their_sum(blocking: Blocking) -> None:
+    layers = ("--layer", SMALL, "--layer", "fc1", "--layer", "4,8,4,4,3,3,B2")
+    done = blocking(
+        *("optimize", *layers, "--threads", "1", "--memory", "diannao"),
+        *("--json", "-o", "p.json"),
+    )
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    energies = [one["energy_pJ"] for one in said["layers"]]
+    assert said["energy_pJ"] == pytest.approx(sum(energies))
+    assert said["proved_optimal"]
+    assert [one["unroll"] for one in said["layers"]] == [
+        {"C": 8, "K": 16},
+        {"C": 16, "K": 16},
+        {"C": 4, "K": 8},
+    ]
+    shown = blocking("optimize", *layers, "--threads", "1", "--memory", "diannao")
+    assert [line.split()[0] for line in shown.out.splitlines()[-5:]] == [
+        *("layer", SMALL, "FC1", "4,8,4,4,3,3,B2", "all")
+    ]
+    assert "on chip" not in shown.out
+
+
+def test_every_layer_of_a_model(blocking: Blocking) -> None:
+    pytest.importorskip("torch")
+    Path("net.py").write_text(MODEL, encoding="utf-8")
+    done = blocking(
+        *("optimize", "--layer", "net.py:tiny", "--memory", "diannao", "--json"),
+        *("--threads", "1"),
+    )
+    assert done.code == 0, done.err
+    layers = {one["layer"]["name"]: one for one in json.loads(done.out)["layers"]}
+    assert [one["count"] for one in layers.values()] == [1, 1, 3]
+    assert next(iter(layers.values()))["layer"]["B"] == 2
+    done = blocking("network", "net.py:tiny", "--budget", "64KiB", "--json")
+    assert done.code == 0, done.err
+    assert "it has no weights" in done.err
+    assert len(json.loads(done.out)["layers"]) == 2
+    missing = blocking("optimize", "--layer", "none.py:tiny")
+    assert missing.code in (2, 3)
+    assert "none.py" in missing.err
+
+
+def test_codesign_with_a_curve(blocking: Blocking) -> None:
+    command = ("codesign", "--layer", "conv3", "--budget", "100KiB", "--area-curve")
+    done = blocking(*command, "--json", "-o", "p.json")
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    assert [point["budget"] for point in said["curve"]] == [32768, 65536, 102400]
+    energies = [point["energy_pJ"] for point in said["curve"]]
+    assert energies == sorted(energies, reverse=True)
+    assert energies[-1] == said["energy_pJ"]
+    assert said["sram_bytes"] <= 102400
+    points = read_plan("p.json").curve
+    assert [point.area_mm2 for point in points] == [
+        point["area_mm2"] for point in said["curve"]
+    ]
+    shown = blocking(*command)
+    assert "Least energy by area" in shown.out
+    assert "mm², DianNao's is 1" in shown.out
+
+
+def test_a_network_on_a_given_hierarchy(blocking: Blocking) -> None:
+    done = blocking(
+        *("network", "alexnet", "--memory", "diannao", "--json", "--threads", "1")
+    )
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    assert [one["layer"]["name"] for one in said["layers"]][-1] == "fc8"
+    assert said["proved_optimal"]
+    assert said["memory"] == "diannao"
+
+
+def test_memories_for_a_network(blocking: Blocking) -> None:
+    network = ("network", "alexnet", "--budget", "64KiB", "--levels", "1")
+    done = blocking(*network, "--json", "-o", "p.json")
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    assert said["energy_pJ"] <= said["common_energy_pJ"]
+    assert said["sram_bytes"] <= 64 << 10
+    assert {t: len(own) for t, own in said["sizes"].items()} == {
+        "input": 1,
+        "kernel": 1,
+        "output": 1,
+    }
+    plan = read_plan("p.json")
+    assert (plan.memory, plan.budget) == ("designed", 64 << 10)
+    shown = blocking(*network)
+    assert "the paper's way" in shown.out
+    assert shown.out.splitlines()[-1].split()[:2] == ["all", "8"]
+
+
+def test_cores_in_figures_and_json(blocking: Blocking) -> None:
+    done = blocking("parallel", "--layer", "conv4", "--cores", "1,2", "--json")
+    assert done.code == 0, done.err
+    cores = json.loads(done.out)["cores"]
+    assert [(one["unroll"], one["cores"]) for one in cores] == [
+        *(("k", 1), ("k", 2), ("xy", 1), ("xy", 2))
+    ]
+    assert cores[0]["energy_pJ"] == pytest.approx(cores[2]["energy_pJ"])
+    assert (cores[0]["shuffle_pJ"], cores[1]["shuffle_pJ"] > 0) == (0, True)
+    string = "Fw3 Fh3 X4 Y8 K32 C32 X56 Y56 C128 K256"
+    shown = blocking(
+        *("parallel", "--layer", "conv4", "--string", string, "--unroll", "xy")
+    )
+    assert "cores split the image and share the kernel" in shown.out
+    assert [line.split()[0] for line in shown.out.splitlines()[-4:]] == list("1248")
+
+
+def test_caches_are_simulated(blocking: Blocking) -> None:
+    command = ("simulate", "--layer", SMALL, "--string", STRING)
+    done = blocking(*command, "--json")
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    assert [level["name"] for level in said["levels"]] == ["L1", "L2", "L3"]
+    inner, outer = said["levels"][:2]
+    assert outer["accesses"] == inner["misses"] > 0
+    assert said["share"] == 1
+    part = blocking(*command, "--max-macs", "20000")
+    assert "% of the MACs" in part.out
+    assert part.out.splitlines()[-1].split()[0] == "L3"
+
+
+def test_planes_that_share_sets_are_told_and_moved(blocking: Blocking) -> None:
+    command = ("simulate", "--layer", "16,64,32,32,1,1")
+    string = ("--string", "C16 X32 Y32 K64")
+    told = blocking(*command, *string)
+    assert "memplan: output: planes lie 4096 bytes apart" in told.err
+    assert told.err.strip().endswith("pad the planes with --pad")
+    padded = blocking(*command, *string, "--pad")
+    assert (padded.code, padded.err) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_the_code_that_is_written_is_right(blocking: Blocking) -> None:
+    command = ("emit", "--layer", SMALL, "--string", STRING)
+    done = blocking(*command, "-o", "conv.cpp")
+    assert (done.code, done.out) == (0, "")
+    assert "memplan: wrote conv.cpp" in done.err
+    hint = done.err.splitlines()[1].strip().removeprefix("next: ")
+    assert blocking(*command).out == Path("conv.cpp").read_text(encoding="utf-8")
+    subprocess.run(hint.split(), check=True)
+    assert subprocess.run(["./conv"], capture_output=True).returncode == 0
+    assert blocking(*command, "-o", "conv.cpp").code == 2
+    assert blocking(*command, "-o", "conv.cpp", "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["optimize", "--layer", "conv9"], 2, "'conv9' is no layer"),
+        (["optimize", "--layer", SMALL, "--method", "luck"], 2, "'luck' is not one of"),
+        (["optimize", "--layer", SMALL, "--levels", "3"], 2, "any number of levels"),
+        (["optimize", "--layer", SMALL, "--levels", "0"], 2, "--levels"),
+        (["optimize", "--layer", SMALL, "--time-limit", "-1"], 2, "--time-limit"),
+        (["optimize", "--layer", SMALL, "--time-limit", "nan"], 2, "nan seconds"),
+        (["optimize", "--layer", SMALL, "--threads", "0"], 2, "--threads"),
+        (["optimize", "--layer", SMALL, "--seed", "-1"], 2, "--seed"),
+        (["optimize", "--layer", "conv1", "--time-limit", "0"], 4, "are too few for"),
+        (["optimize", "--layer", SMALL, "--unroll", "X"], 2, "unrolling 'X'"),
+        (["optimize", "--layer", SMALL, "--ray", "auto"], 2, "--ray is for several"),
+        (["optimize", "--layer", SMALL, "-o", "no/p.json"], 2, "no is not a folder"),
+        (
+            ["optimize", "--layer", SMALL, "--memory", "diannao", "--budget", "1MiB"],
+            *(2, "--memory diannao has its own sizes"),
+        ),
+        (["codesign", "--layer", SMALL, "--budget", "-1"], 2, "'-1' is not a size"),
+        (["network", "lenet", "--memory", "diannao"], 2, "'lenet' is no network"),
+        (["network", "alexnet"], 2, "give --memory for a hierarchy, or --budget"),
+        (
+            ["network", "alexnet", "--memory", "diannao", "--budget", "1MiB"],
+            *(2, "give --memory for a hierarchy, or --budget"),
+        ),
+        (["network", "alexnet", "--budget", "1m", "--ray", "auto"], 2, "--ray is for"),
+        (["network", "alexnet", "--budget", "100"], 2, "a budget of 100 bytes"),
+        (["network", "alexnet", "--budget", "1m", "--levels", "9"], 2, "--levels"),
+        (["parallel", "--layer", SMALL, "--cores", "1,x"], 2, "'x' is no number"),
+        (["parallel", "--layer", SMALL, "--cores", "0"], 2, "'0' is no number"),
+        (["parallel", "--layer", SMALL, "--cores", "5"], 2, "5 cores cannot share"),
+        (["parallel", "--layer", SMALL, "--unroll", "c"], 2, "'c' is not one of"),
+        (
+            ["simulate", "--layer", SMALL, "--string", STRING, "--cache", "diannao"],
+            *(2, "level SRAM of diannao is no cache"),
+        ),
+        (
+            ["simulate", "--layer", "pool", "--string", "Fw2 Fh2 X56 Y56 G128"],
+            *(2, "has no weights"),
+        ),
+        (["emit", "--layer", SMALL, "--string", "X7"], 2, "'X7': 8,16,6,6,3,3 has X"),
+    ],
+)
+def test_every_mistake_is_named_in_one_line(
+    blocking: Blocking, arguments: list[str], code: int, message: str
+) -> None:
+    done = blocking(*arguments)
+    assert done.code == code, done.err
+    assert message in done.err
+    assert done.out == ""
+    lines = done.err.splitlines()
+    assert len(lines) == 1 or lines[0].startswith("Usage:")
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_a_cluster_needs_ray(blocking: Blocking) -> None:
+    layers = ("--layer", SMALL, "--layer", "fc1")
+    done = blocking("optimize", *layers, "--ray", "auto")
+    assert done.code == 5
+    assert "memplan: a cluster needs Ray" in done.err
+
+
+def test_plot_refuses_what_is_no_plan(blocking: Blocking, command: Command) -> None:
+    assert blocking("optimize", "--layer", SMALL, "-o", "p.json").code == 0
+    entries = json.loads(Path("p.json").read_text(encoding="utf-8"))
+    entries["layers"][0]["string"] = "X99"
+    Path("bad.json").write_text(json.dumps(entries), encoding="utf-8")
+    done = command("plot", "bad.json", "-o", "bad.svg")
+    assert done.code == 3
+    assert "bad.json: layers[0].string is no nest of the layer: token 1" in done.err
+    assert not Path("bad.svg").exists()
+
+
+def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.StringIO()
+    monkeypatch.setattr(progress_module.sys, "stderr", pipe)
+    with searching("exact") as one, sweeping("network", 3) as many:
+        assert one is None
+        assert many is None
+    assert pipe.getvalue() == ""
+
+
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(progress_module.sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with searching("beam") as report:
+        assert report is not None
+        report(SearchProgress(2.5e9, 77, 1.5))
+        time.sleep(0.3)
+    assert "2.5 mJ, 77 tried, 1.5 s" in terminal.getvalue()
+
+
+def test_progress_in_words() -> None:
+    first = SearchProgress(float("inf"), 20_000_000, 0.25)
+    assert describe(first) == "20.00 M tried, 250 ms; Ctrl-C keeps the best"
