@@ -11,7 +11,7 @@ from math import isclose
 
 from memplan.blocking.counts import Buffer, Traffic, count
 from memplan.blocking.energy import MAC_PJ
-from memplan.blocking.evaluation import Evaluation, Placed, Share, level_bytes
+from memplan.blocking.evaluation import Evaluation, Placed, Share, sram_bytes
 from memplan.blocking.exact import Held
 from memplan.blocking.hierarchy import Hierarchy
 from memplan.blocking.layer import Layer, Tensor
@@ -32,9 +32,9 @@ def evaluate_chosen(
         names = [f"B{place}" for place in range(len(held))]
         on_chip, mac_pj = sum(one.nbytes for one in held), MAC_PJ
     else:
-        levels = objective.hierarchy.levels
-        names = [level.name for level in levels]
-        on_chip, mac_pj = sum(map(level_bytes, levels)), objective.hierarchy.mac_pj
+        hierarchy = objective.hierarchy
+        names = [level.name for level in hierarchy.levels]
+        on_chip, mac_pj = sram_bytes(hierarchy), hierarchy.mac_pj
     served = {
         (name, tensor): Share(name, tensor, 0, 0.0)
         for name in [*names, MAIN]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memplan.blocking.codesign import codesign_energy
 from memplan.blocking.counts import ELEMENT_BYTES, Buffer, Traffic, count, runs
 from memplan.blocking.energy import MAC_PJ
-from memplan.blocking.hierarchy import Hierarchy, Level
+from memplan.blocking.hierarchy import Hierarchy
 from memplan.blocking.layer import Layer, Tensor
 from memplan.blocking.literal import count_literally
 from memplan.blocking.nest import Nest
@@ -154,16 +154,20 @@ def _in_hierarchy(
         _placed(traffic, packed.assigned),
         shares,
         packed.compulsory,
-        sum(map(level_bytes, hierarchy.levels)),
+        sram_bytes(hierarchy),
         hierarchy.mac_pj,
     )
 
 
-def level_bytes(level: Level) -> int:
-    """Bytes of all memories of one level."""
-    if level.private_bytes is not None:
-        return sum(level.private_bytes.values())
-    return level.capacity(Tensor.INPUT)
+def sram_bytes(hierarchy: Hierarchy) -> int:
+    """Bytes of all its memories that hold an element, or more."""
+    sizes: list[int] = []
+    for level in hierarchy.levels:
+        if level.private_bytes is not None:
+            sizes += level.private_bytes.values()
+        else:
+            sizes.append(level.capacity(Tensor.INPUT))
+    return sum(nbytes for nbytes in sizes if nbytes >= ELEMENT_BYTES)
 
 
 def _in_own_memories(layer: Layer, nest: Nest, machine: Codesign) -> Evaluation:

@@ -68,7 +68,7 @@ def layers_of(model: Any, inputs: tuple[Any, ...]) -> ModelLayers:
     try:
         with torch.no_grad(), found.following(model), Watch():
             model(*inputs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"the model failed on its inputs: {type(error).__name__}: {error}"
         ) from error
@@ -229,7 +229,7 @@ def _made(spec: str) -> tuple[Any, tuple[Any, ...]]:
     factory = _loaded(Path(file), name)
     try:
         made = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{spec} failed: {type(error).__name__}: {error}") from error
     import torch
 
@@ -251,7 +251,7 @@ def _loaded(file: Path, name: str) -> Callable[[], Any]:
     sys.path.insert(0, str(file.parent.resolve()))
     try:
         found.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{file}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.blocking.area import area_mm2
-from memplan.blocking.counts import ELEMENT_BYTES
+from memplan.blocking.evaluation import sram_bytes
 from memplan.blocking.hierarchy import Hierarchy
-from memplan.blocking.layer import Layer, Tensor
+from memplan.blocking.layer import Layer
 from memplan.blocking.objective import Fixed
 from memplan.blocking.search import Result, optimize
 from memplan.errors import UsageError
@@ -60,17 +60,6 @@ class NetworkEnergy:
     def mm2(self) -> float:
         """Chip area, 45 nm."""
         return area_mm2(self.nbytes)
-
-
-def sram_bytes(hierarchy: Hierarchy) -> int:
-    """Bytes of all its memories that hold an element, or more."""
-    sizes: list[int] = []
-    for level in hierarchy.levels:
-        if level.private_bytes is not None:
-            sizes += level.private_bytes.values()
-        else:
-            sizes.append(level.capacity(Tensor.INPUT))
-    return sum(nbytes for nbytes in sizes if nbytes >= ELEMENT_BYTES)
 
 
 def distinct(

@@ -51,7 +51,7 @@ class NetworkDesign:
 
 def design_network(
     layers: Sequence[Layer],
-    unroll: Mapping[str, int],
+    unroll: Mapping[str, int] | Callable[[Layer], Mapping[str, int]],
     budget: int,
     *,
     levels: int = 2,
@@ -63,7 +63,8 @@ def design_network(
 ) -> NetworkDesign:
     """Sizes of up to `levels` memories a tensor, no more than `budget` bytes in all.
 
-    counts: how often each layer is run; objective: curves and whether fills count, its
+    unroll: what the datapath does at once, for all layers, or said of each. counts: how
+    often each layer is run; objective: curves and whether fills count, its
     budget is not used. time_limit: seconds for all of it; after them, or Ctrl-C, the
     best so far is returned, once there is one. progress: called with the least pJ so
     far and the seconds. The network's energy is never above the common design's.
@@ -137,12 +138,15 @@ class _Designer:
     def __init__(
         self,
         layers: Sequence[tuple[Layer, int]],
-        unroll: Mapping[str, int],
+        unroll: Mapping[str, int] | Callable[[Layer], Mapping[str, int]],
         budget: int,
         levels: int,
         objective: Codesign,
     ) -> None:
-        self._layers, self._unroll = layers, unroll
+        self._layers = layers
+        self._unrolls = [
+            unroll(layer) if callable(unroll) else unroll for layer, _ in layers
+        ]
         self._budget, self._levels = budget, levels
         self._curves, self._fills = objective.curves, objective.count_fills
         self._counts = [count for _, count in layers]
@@ -172,6 +176,12 @@ class _Designer:
         starts += [int(order[0]) for order in ranked.by_layer]
         for start in dict.fromkeys(starts):
             self._descend(ranked.design(start))
+        # What a layer alone would have lies between the sizes of `ranked`.
+        alone = [self._alone(number) for number in range(len(self._layers))]
+        alone = [design for design in alone if any(design.values())]
+        alone.sort(key=lambda design: self._solve(design).energy)
+        for design in alone[:_STARTS]:
+            self._descend(design)
 
     def _grid(self) -> list[Sizes]:
         sizes = [_SMALLEST]
@@ -196,6 +206,25 @@ class _Designer:
                     }
                 )
         return found
+
+    def _alone(self, number: int) -> Design:
+        """The memories that one layer would have if all the budget were its own."""
+        self._in_time()
+        layer, _ = self._layers[number]
+        own = Codesign(self._curves, self._budget, self._fills)
+        result = optimize(layer, self._unrolls[number], own, threads=self.threads)
+        self._pools[number].add(result.nest)
+        held = result.held or ()
+        return {
+            tensor: tuple(sorted({b.nbytes for b in held if b.tensor is tensor}))[
+                -self._levels :
+            ]
+            for tensor in Tensor
+        }
+
+    def _in_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise TimeoutError
 
     def _descend(self, design: Design) -> None:
         """From a start to where neither sizes nor nests get any better."""
@@ -244,12 +273,10 @@ class _Designer:
         known = self._solved.get(key)
         if known is not None:
             return known
-        if time.monotonic() > self.deadline:
-            raise TimeoutError
+        self._in_time()
         layer, _ = self._layers[number]
-        result = optimize(
-            layer, self._unroll, Fixed(self._hierarchy(design)), threads=self.threads
-        )
+        unroll, memories = self._unrolls[number], Fixed(self._hierarchy(design))
+        result = optimize(layer, unroll, memories, threads=self.threads)
         self._pools[number].add(result.nest)
         self._solved[key] = result
         return result

@@ -26,6 +26,7 @@ from memplan.files import atomic_write, read_bytes, refuse_overwrite
 SCHEMA = "memplan.blocking-plan"
 VERSION = 1
 MAX_BYTES = 16 << 20
+_SAME = 1e-9  # relative; energies that differ by more are not of the same accesses
 
 T = TypeVar("T")
 
@@ -166,9 +167,10 @@ def _planned(table: Table) -> PlannedLayer:
         table.integer("sram_bytes"),
         _number(table, "mac_pJ"),
     )
-    if not math.isclose(_number(table, "energy_pJ"), found.total, rel_tol=1e-9):
+    if not math.isclose(_number(table, "energy_pJ"), found.total, rel_tol=_SAME):
         problem = f"is not what the shares add up to, {found.total:.10g}"
         raise table.error("energy_pJ", problem)
+    _check_levels(table, found)
     return PlannedLayer(
         found,
         Search(
@@ -181,6 +183,18 @@ def _planned(table: Table) -> PlannedLayer:
         ),
         table.integer("count", 1),
     )
+
+
+def _check_levels(table: Table, found: Evaluation) -> None:
+    """Every buffer lies in a level that has a share of the energy."""
+    if not found.shares:
+        raise table.error("shares", "is empty")
+    for place, placed in enumerate(found.buffers):
+        if placed.level not in found.levels:
+            problem = f"is {shown(placed.level)}, and no share is of that level"
+            raise table.error(f"buffers[{place}].level", problem)
+    if found.compulsory > found.total * (1 + _SAME):
+        raise table.error("compulsory_pJ", "is more than energy_pJ")
 
 
 def _layer(table: Table) -> Layer:

@@ -16,7 +16,7 @@ from memplan.blocking.nest import Nest, parse_nest
 from memplan.blocking.objective import Objective
 from memplan.errors import MemplanError, UsageError
 
-METHODS = ("exact", "beam", "enumerate")
+METHODS = ("exact", "split", "beam", "enumerate")
 _SAME = 1e-9  # relative; energies that differ by more are not of the same nest
 
 ProgressReport = Callable[[SearchProgress], None]
@@ -62,9 +62,11 @@ def optimize(
 ) -> Result:
     """The nest of least energy that `method` finds.
 
-    "exact": over all depths and extents, and all choices of buffers. "beam": the
-    paper's heuristic, up to `levels` loops a dimension (4). "enumerate": all of up to
-    `levels` loops a dimension (2). time_limit: seconds, after which the best so far is
+    "exact": over all depths and extents, and all choices of buffers. "split": from
+    there on, loops of Fw and Fh are moved apart as long as that helps; nothing is
+    proved then, for the exact search keeps them together. "beam": the paper's
+    heuristic, up to `levels` loops a dimension (4). "enumerate": all of up to `levels`
+    loops a dimension (2). time_limit: seconds, after which the best so far is
     returned, as after Ctrl-C; threads: of the exact method, None for all; seed: of the
     beam.
     Raises UsageError where these make no sense, and NoPlanError where the exact method
@@ -73,8 +75,8 @@ def optimize(
     check_time_limit(time_limit)
     if method not in METHODS:
         raise UsageError(f"there is no method {method!r}: take {', '.join(METHODS)}")
-    if levels is not None and method == "exact":
-        raise UsageError("the exact method takes any number of levels: give none")
+    if levels is not None and method in ("exact", "split"):
+        raise UsageError(f"the {method} method takes any number of levels: give none")
     begin = time.monotonic()
     if method == "beam":
         found = beam_search(
@@ -108,6 +110,22 @@ def optimize(
             best.seconds,
             best.held,
         )
+        if method == "split":
+            left = None if time_limit is None else max(time_limit - best.seconds, 0.0)
+            found = beam_search(
+                layer,
+                unroll,
+                objective,
+                levels=1,
+                time_limit=left,
+                seed=seed,
+                starts=[result.nest],
+                split_window=True,
+                progress=progress,
+            )
+            result = replace(result, lower_bound=None, proved=False)
+            if found.energy < result.energy:
+                result = _of(found, method)
     return _verified(result, objective, time.monotonic() - begin)
 
 

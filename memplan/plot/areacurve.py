@@ -38,8 +38,9 @@ def draw_curve(
         line = axes.axhline(mac_pj, color=style.BOUND, linewidth=1.2)
         line.set_linestyle((0, (6, 4)))
         axes.set_ylabel("pJ per MAC", fontsize=10, color=style.INK)
-    by_bytes.set_xscale("log", base=2)
     sizes = [point.budget for point in points]
+    if min(sizes) > 0:  # no budget at all has no place on a logarithmic axis
+        by_bytes.set_xscale("log", base=2)
     every = -(-len(sizes) // 8)
     labels = [format_bytes(size).replace(".0 ", " ") for size in sizes[::every]]
     by_bytes.set_xticks(sizes[::every], labels)

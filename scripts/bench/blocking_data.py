@@ -83,6 +83,11 @@ def codesigned(layer: Layer, budget: int | None) -> tuple[Result, Energy]:
     return found, codesign_energy(count(found.nest), paper_curves(), budget=budget)
 
 
+def window_apart(layer: Layer) -> Result:
+    """The best nest found with Fw and Fh as loops of their own."""
+    return optimize(layer, unroll_of(layer), Codesign(), method="split")
+
+
 TIME_LIMIT = 120.0  # seconds for one search; what is not proved then is marked
 
 
@@ -122,4 +127,5 @@ __all__ = [
     "per_mac",
     "scaling",
     "unroll_of",
+    "window_apart",
 ]

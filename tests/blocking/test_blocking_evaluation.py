@@ -8,7 +8,7 @@ import pytest
 
 from memplan.blocking.chosen import evaluate_chosen
 from memplan.blocking.energy import paper_curves
-from memplan.blocking.evaluation import evaluate, level_bytes
+from memplan.blocking.evaluation import evaluate, sram_bytes
 from memplan.blocking.hierarchy import Hierarchy, load_hierarchy, presets
 from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor
 from memplan.blocking.literal import count_literally, literal_energy
@@ -83,9 +83,9 @@ def test_energy_is_for_the_multiplications_that_are_needed() -> None:
     assert found.per_mac(found.total) == found.total / (32 * 32 * 108 * 200 * 16)
 
 
-def test_bytes_of_a_level_are_those_of_all_its_memories() -> None:
-    assert level_bytes(load_hierarchy("diannao").levels[0]) == 36 << 10
-    assert level_bytes(load_hierarchy("xeon-e5645").levels[1]) == 256 << 10
+def test_bytes_on_the_chip_are_those_of_all_memories() -> None:
+    assert sram_bytes(load_hierarchy("diannao")) == 36 << 10
+    assert sram_bytes(load_hierarchy("xeon-e5645")) == (32 + 256 + 12 * 1024) << 10
 
 
 @pytest.mark.parametrize("machine", MACHINES)

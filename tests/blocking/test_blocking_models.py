@@ -110,6 +110,7 @@ def test_a_bad_specification_is_refused(spec: str, reason: str) -> None:
         ("return 1", "must return a pair"),
         ("return nn.Linear(1, 1)", "must return a pair"),
         ("raise ValueError('why')", "ValueError: why"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
         ("return nn.Linear(1, 1), torch.randn(1, 7)", "failed on its inputs"),
     ],
 )

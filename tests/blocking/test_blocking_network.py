@@ -14,11 +14,12 @@ from nest_strategies import nests
 
 from memplan.blocking.design_moves import descended, ranked_designs
 from memplan.blocking.energy import paper_curves
+from memplan.blocking.evaluation import sram_bytes
 from memplan.blocking.hierarchy import load_hierarchy
 from memplan.blocking.layer import Layer, Tensor, fully_connected, pooling
 from memplan.blocking.nest import Nest
 from memplan.blocking.nest_pool import NestPool
-from memplan.blocking.network import distinct, network_energy, sram_bytes
+from memplan.blocking.network import distinct, network_energy
 from memplan.blocking.network_design import design_network, private_hierarchy
 from memplan.blocking.networks import NETWORKS
 from memplan.blocking.objective import Codesign, Fixed
@@ -68,10 +69,6 @@ def test_a_network_is_the_sum_of_its_layers() -> None:
     beam = network_energy(LAYERS, CORE, DIANNAO, method="beam", counts=[2, 1, 1, 1])
     assert not beam.proved
     assert beam.energy >= found.energy + alone[0] * 0.999
-
-
-def test_bytes_of_shared_levels_count_once() -> None:
-    assert sram_bytes(load_hierarchy("xeon-e5645")) == (32 + 256 + 12 * 1024) << 10
 
 
 @settings(max_examples=60, deadline=None)
@@ -181,6 +178,21 @@ def test_a_designed_network(levels: int) -> None:
     assert again.energy == pytest.approx(design.network.energy, rel=1e-9)
     # DianNao has less memory, in parts that are not made for these layers.
     assert design.network.energy < network_energy(LAYERS, CORE, DIANNAO).energy
+
+
+def test_every_layer_may_have_a_datapath_of_its_own() -> None:
+    layers = [Layer("few", 14, 14, 3, 16, 3, 3), LAYERS[1]]
+
+    def own(layer: Layer) -> dict[str, int]:
+        return {"C": min(16, layer.C), "K": 16}
+
+    design = design_network(layers, own, 1 << 14, levels=1)
+    nests = [one.result.nest for one in design.network.layers]
+    assert [dict(nest.unroll)["C"] for nest in nests] == [3, 16]
+    alike = design_network(layers, CORE, 1 << 14, levels=1)
+    assert design.network.energy < alike.network.energy
+    two = design_network(layers, own, 1 << 14, levels=2)
+    assert two.network.energy < design.network.energy
 
 
 def test_fills_count_and_some_layers_have_no_kernel() -> None:

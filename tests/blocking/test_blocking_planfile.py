@@ -133,6 +133,18 @@ def layer_of(entries: dict[str, Any]) -> dict[str, Any]:
             r"shares\[0\].tensor is 'weights', and none of input, kernel, output",
         ),
         (lambda e: layer_of(e)["shares"][0].update(pJ=-1), r"shares\[0\].pJ is -1"),
+        (
+            lambda e: layer_of(e).update(shares=[], energy_pJ=0),
+            r"layers\[0\].shares is empty",
+        ),
+        (
+            lambda e: layer_of(e)["buffers"][1].update(level="nowhere"),
+            r"buffers\[1\].level is 'nowhere', and no share is of that level",
+        ),
+        (
+            lambda e: layer_of(e).update(compulsory_pJ=1e300),
+            r"layers\[0\].compulsory_pJ is more than energy_pJ",
+        ),
         (lambda e: layer_of(e)["buffers"][0].update(end=11), r"end is 11, .* 1 to 10"),
         (lambda e: layer_of(e)["buffers"][0].update(begin=4), r"begin is 4, .* 0 to 3"),
         (lambda e: layer_of(e)["buffers"][0].update(reads=1.5), r"reads is 1.5"),

@@ -152,6 +152,9 @@ def test_energy_is_divided_by_the_multiplications_needed(blocking: Blocking) -> 
         *("evaluate", "--layer", "conv3", "--unroll", "C16,K16", "--string", string)
     )
     assert facts(shown.out)["datapath"] == "C16,K16 at once, so C, K are 112, 208"
+    window = ("--unroll", "Fw3", "--string", "Fw6 Fh4 X32 Y32 C108 K200")
+    shown = blocking("evaluate", "--layer", "conv3", *window)
+    assert facts(shown.out)["datapath"] == "Fw3 at once, so Fw is 6"
 
 
 def as_arguments(case: dict[str, Any]) -> list[str]:

@@ -55,6 +55,10 @@ def test_optimize_says_what_it_found(
         ("--memory", "diannao"): lambda: checked["pack"]["total_pJ"],
         ("--budget", "1KiB"): lambda: checked["energy_codesign_budget_pJ"],
     }[memory]()
+    assert checked["energy_pJ"] == pytest.approx(energy, rel=1e-9)
+    assert checked["energy_per_mac_pJ"] == checked["energy_pJ"] / (6 * 6 * 8 * 16 * 9)
+    assert checked["sram_bytes"] == said["sram_bytes"] or method == "exact"
+    assert {"name", "bytes", "reads", "level"} <= set(checked["buffers"][0])
     if method == "exact":  # which chooses buffers, too
         assert said["energy_pJ"] <= energy * (1 + 1e-9)
     else:
@@ -155,6 +159,17 @@ def test_codesign_with_a_curve(blocking: Blocking) -> None:
     assert "mm², DianNao's is 1" in shown.out
 
 
+def test_a_curve_without_any_bytes(blocking: Blocking, command: Command) -> None:
+    none = ("codesign", "--layer", SMALL, "--budget", "0", "--area-curve")
+    done = blocking(*none, "--json", "-o", "p.json")
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    assert [point["budget"] for point in said["curve"]] == [0]
+    assert said["curve"][0]["energy_pJ"] == said["energy_pJ"]
+    drawn = command("plot", "p.json", "-o", "p.svg")
+    assert (drawn.code, drawn.err) == (0, "memplan: drew p.svg\n")
+
+
 def test_a_network_on_a_given_hierarchy(blocking: Blocking) -> None:
     done = blocking(
         *("network", "alexnet", "--memory", "diannao", "--json", "--threads", "1")
@@ -180,6 +195,11 @@ def test_memories_for_a_network(blocking: Blocking) -> None:
     }
     plan = read_plan("p.json")
     assert (plan.memory, plan.budget) == ("designed", 64 << 10)
+    # Three channels are not padded to the datapath's sixteen, unless that is asked for.
+    assert said["layers"][0]["unroll"] == {"C": 3, "K": 16}
+    assert said["layers"][1]["unroll"] == {"C": 16, "K": 16}
+    padded = blocking(*network, "--json", "--unroll", "C16,K16")
+    assert json.loads(padded.out)["energy_pJ"] > said["energy_pJ"]
     shown = blocking(*network)
     assert "the paper's way" in shown.out
     assert shown.out.splitlines()[-1].split()[:2] == ["all", "8"]
@@ -214,6 +234,8 @@ def test_caches_are_simulated(blocking: Blocking) -> None:
     part = blocking(*command, "--max-macs", "20000")
     assert "% of the MACs" in part.out
     assert part.out.splitlines()[-1].split()[0] == "L3"
+    one = blocking("simulate", "--layer", "1,1,1,1,1,1", "--string", "")
+    assert "register  one MAC at once" in one.out
 
 
 def test_planes_that_share_sets_are_told_and_moved(blocking: Blocking) -> None:
@@ -269,6 +291,11 @@ def test_the_code_that_is_written_is_right(blocking: Blocking) -> None:
         (["network", "alexnet", "--budget", "1m", "--ray", "auto"], 2, "--ray is for"),
         (["network", "alexnet", "--budget", "100"], 2, "a budget of 100 bytes"),
         (["network", "alexnet", "--budget", "1m", "--levels", "9"], 2, "--levels"),
+        (
+            ["network", "alexnet", "--memory", "diannao", "--levels", "2"],
+            *(2, "--levels is for a --budget"),
+        ),
+        (["codesign", "--layer", SMALL, "--seed", "1"], 2, "No such option"),
         (["parallel", "--layer", SMALL, "--cores", "1,x"], 2, "'x' is no number"),
         (["parallel", "--layer", SMALL, "--cores", "0"], 2, "'0' is no number"),
         (["parallel", "--layer", SMALL, "--cores", "5"], 2, "5 cores cannot share"),
@@ -312,6 +339,19 @@ def test_plot_refuses_what_is_no_plan(blocking: Blocking, command: Command) -> N
     assert done.code == 3
     assert "bad.json: layers[0].string is no nest of the layer: token 1" in done.err
     assert not Path("bad.svg").exists()
+
+
+@pytest.mark.parametrize("name", ["optimize", "codesign", "parallel"])
+def test_ctrl_c_without_a_result_is_told(
+    blocking: Blocking, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def press(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"memplan.cli.blocking.{name}.optimize", press)
+    done = blocking(name, "--layer", SMALL)
+    assert done.code == 130
+    assert (done.out, done.err) == ("", "memplan: interrupted, so there is no result\n")
 
 
 def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:

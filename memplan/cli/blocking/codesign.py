@@ -40,7 +40,6 @@ def command(
     area_curve: bool,
     time_limit: float | None,
     threads: int | None,
-    seed: int,
     output: Path | None,
     force: bool,
     json_: bool,
@@ -65,12 +64,12 @@ def command(
             objective,
             time_limit=time_limit,
             threads=threads,
-            seed=seed,
             progress=progress,
         )
     curve: tuple[CurvePoint, ...] = ()
     if area_curve:
-        curve = _curve(layer, datapath, objective.budget or _MOST, time_limit, threads)
+        most = _MOST if objective.budget is None else objective.budget
+        curve = _curve(layer, datapath, most, time_limit, threads)
     plan = results.planned([ModelLayer(layer, 1)], [found], objective, curve)
     results.hand_over(plan, objective, output=output, force=force, json_=json_)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from memplan.blocking.codesign import codesign_energy
 from memplan.blocking.counts import Traffic, count
 from memplan.blocking.energy import paper_curves
-from memplan.blocking.evaluation import Evaluation
+from memplan.blocking.evaluation import Evaluation, evaluate
 from memplan.blocking.hierarchy import load_hierarchy
 from memplan.blocking.layer import DIMS, Layer, Tensor
 from memplan.blocking.literal import LiteralTraffic, count_literally, literal_energy
@@ -27,9 +27,10 @@ def layer_entry(layer: Layer) -> dict[str, object]:
 
 
 def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, object]:
-    """Both ways of counting, own memories, and the hierarchies of the paper; `pack` is
-    for the hierarchy given, `energy_codesign_budget_pJ` for the budget given."""
+    """Both ways of counting, own memories, and the hierarchies of the paper;
+    `energy_pJ`, `buffers` and `pack` are for the memories and the budget given."""
     traffic, curves = count(nest), paper_curves()
+    given = evaluate(layer, nest, objective)
     literal = count_literally(nest)
     free = codesign_energy(traffic, curves)
     own = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
@@ -47,20 +48,22 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
             "sram_bytes": free.sram_bytes,
         },
         "energy_codesign_per_mac_pJ": free.total / layer.macs,
-        "compulsory_pJ": free.total - free.without_compulsory,
+        "compulsory_pJ": given.compulsory,
+        "energy_pJ": given.total,
+        "energy_per_mac_pJ": given.per_mac(given.total),
+        "sram_bytes": given.sram_bytes,
+        "buffers": buffer_entries(given),
         "energy_codesign_8MB_pJ": _within(traffic, _PAPER_CHIP),
         "energy_codesign_paper_literal_pJ": literal_energy(literal, curves),
     }
     for key, name in (("pack_diannao", "diannao"), ("pack_westmere", "xeon-e5645")):
         found[key] = _packed(pack(traffic, load_hierarchy(name)))
     if isinstance(objective, Fixed):
-        packed = pack(traffic, objective.hierarchy)
         found["memory"] = objective.hierarchy.name
-        found["pack"] = _packed(packed)
-        found["energy_per_mac_pJ"] = packed.total / layer.macs
+        found["pack"] = _packed(pack(traffic, objective.hierarchy))
     elif objective.budget is not None:
         found["budget"] = objective.budget
-        found["energy_codesign_budget_pJ"] = _within(traffic, objective.budget)
+        found["energy_codesign_budget_pJ"] = given.total
     return found
 
 

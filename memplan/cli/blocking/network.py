@@ -11,7 +11,6 @@ import click
 
 from memplan.blocking.area import DIANNAO_MM2
 from memplan.blocking.models import ModelLayer
-from memplan.blocking.nest import parse_unroll
 from memplan.blocking.network import distinct
 from memplan.blocking.network_design import MAX_LEVELS, NetworkDesign, design_network
 from memplan.blocking.networks import NETWORKS
@@ -25,6 +24,8 @@ from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
 from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
 
+_LEVELS = 2  # memories a tensor
+
 
 @click.command("network")
 @click.argument("network", metavar="NETWORK")
@@ -33,10 +34,8 @@ from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
 @click.option(
     "--levels",
     type=click.IntRange(1, MAX_LEVELS),
-    default=2,
-    show_default=True,
     metavar="N",
-    help="Memories a tensor at most, with --budget.",
+    help=f"Memories a tensor at most, with --budget.  [default: {_LEVELS}]",
 )
 @options.paper_unroll
 @options.search
@@ -47,11 +46,10 @@ def command(
     network: str,
     memory: str | None,
     budget: str | None,
-    levels: int,
+    levels: int | None,
     unroll: str | None,
     time_limit: float | None,
     threads: int | None,
-    seed: int,
     ray: str | None,
     output: Path | None,
     force: bool,
@@ -62,31 +60,32 @@ def command(
     NETWORK is alexnet, vgg-b or vgg-d, or model.py:factory. With --memory the
     hierarchy is given. With --budget one is looked for, whose memories take no more
     than these bytes; it needs at most the energy of the paper's, the best of those
-    that are among the ten best designs of every layer. The datapath is then C16,K16
-    for all layers, and those without weights are left out.
+    that are among the ten best designs of every layer. Layers without weights are
+    then left out.
 
     \b
     Example: memplan blocking network alexnet --budget 1MiB
     """
     if (memory is None) == (budget is None):
         raise UsageError("give --memory for a hierarchy, or --budget to look for one")
+    if memory is not None and levels is not None:
+        raise UsageError("--levels is for a --budget; leave it out")
+    if budget is not None and ray is not None:
+        raise UsageError("--ray is for a given --memory; leave it out")
     if output is not None:
         refuse_overwrite(output, force)
     layers = _layers(network)
     hand_over = partial(results.hand_over, output=output, force=force, json_=json_)
     if memory is not None:
         objective = options.machine(memory, None)
-        found = _blocked(layers, objective, unroll, time_limit, threads, seed, ray)
+        found = _blocked(layers, objective, unroll, time_limit, threads, ray)
         hand_over(results.planned(layers, found, objective), objective)
         return
-    if ray is not None:
-        raise UsageError("--ray is for a given --memory; leave it out")
     assert budget is not None
     nbytes = parse_bytes(budget)
-    datapath = parse_unroll(unroll or options.PAPER_DATAPATH)
-    design = _designed(layers, datapath, nbytes, levels, time_limit, threads)
+    design = _designed(layers, unroll, nbytes, levels or _LEVELS, time_limit, threads)
     if not design.complete:
-        show.note("the time was over before all memories were looked at")
+        show.note("stopped before all memories were looked at")
     chosen = Fixed(design.network.hierarchy)
     plan = results.planned(
         [ModelLayer(one.layer, one.count) for one in design.network.layers],
@@ -103,7 +102,6 @@ def _blocked(
     unroll: str | None,
     time_limit: float | None,
     threads: int | None,
-    seed: int,
     ray: str | None,
 ) -> list[Result]:
     """Every layer's best nest on a given hierarchy."""
@@ -113,7 +111,6 @@ def _blocked(
             options.datapath(unroll, one.layer),
             objective,
             time_limit=time_limit,
-            seed=seed,
         )
         for one in layers
     ]
@@ -124,7 +121,7 @@ def _blocked(
 
 def _designed(
     layers: Sequence[ModelLayer],
-    datapath: dict[str, int],
+    unroll: str | None,
     budget: int,
     levels: int,
     time_limit: float | None,
@@ -140,7 +137,7 @@ def _designed(
 
         return design_network(
             [one.layer for one in weighted],
-            datapath,
+            partial(options.datapath, unroll),
             budget,
             levels=levels,
             counts=[one.count for one in weighted],

@@ -33,6 +33,7 @@ from memplan.files import refuse_overwrite
     help="Loops a dimension, for beam (4) and enumerate (2); exact needs no limit.",
 )
 @options.search
+@options.seed
 @options.ray
 @options.output
 @options.json_
@@ -56,7 +57,8 @@ def command(
     Without --memory every buffer has a memory of its own size, all of them within
     --budget. The exact method proves that no nest does better, or says how far one
     could; it also chooses which buffers get the bytes there are, where evaluate
-    serves those used most. Ctrl-C keeps the best so far.
+    serves those used most. Ctrl-C keeps the best so
+    far of beam and enumerate, and ends the exact method without a result.
 
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao

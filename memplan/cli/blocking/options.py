@@ -32,7 +32,8 @@ def layer(function: F) -> F:
         required=True,
         metavar="LAYER",
         help="A layer of the paper's Table 4, or C,K,X,Y,Fw,Fh: 256,512,28,28,3,3. "
-        "After it ,B8 stands for a batch, ,G2 for groups, ,S2 for a stride.",
+        "After it ,B8 stands for a batch, ,G2 for groups of C to K channels each, ,S2 "
+        "for a stride.",
     )(function)
 
 
@@ -45,8 +46,9 @@ def layers(function: F) -> F:
         multiple=True,
         metavar="LAYER",
         help="A layer of the paper's Table 4, or C,K,X,Y,Fw,Fh (then ,B8 for a batch, "
-        ",G2 for groups, ,S2 for a stride), or model.py:factory for every layer of a "
-        "PyTorch model. May be given several times.",
+        ",G2 for groups of C to K channels each, ,S2 for a stride), or "
+        "model.py:factory for every layer of a PyTorch model. May be given several "
+        "times.",
     )(function)
 
 
@@ -98,16 +100,8 @@ def paper_unroll(function: F) -> F:
 
 
 def search(function: F) -> F:
-    """`--time-limit`, `--threads` and `--seed`."""
+    """`--time-limit` and `--threads`."""
     for option in (
-        click.option(
-            "--seed",
-            type=click.IntRange(0, MAX_SEED),
-            default=0,
-            show_default=True,
-            metavar="N",
-            help="Of random choices, which only the beam makes.",
-        ),
         click.option(
             "--threads",
             type=click.IntRange(min=1),
@@ -124,6 +118,18 @@ def search(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def seed(function: F) -> F:
+    """`--seed`, of commands that have the beam."""
+    return click.option(
+        "--seed",
+        type=click.IntRange(0, MAX_SEED),
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Of random choices, which only the beam makes.",
+    )(function)
 
 
 def ray(function: F) -> F:

@@ -56,7 +56,6 @@ def command(
     budget: str | None,
     time_limit: float | None,
     threads: int | None,
-    seed: int,
     json_: bool,
 ) -> None:
     """Spread a layer over several cores, whose last memories are split or shared.
@@ -82,7 +81,6 @@ def command(
                 objective,
                 time_limit=time_limit,
                 threads=threads,
-                seed=seed,
                 progress=progress,
             ).nest
     splits = tuple(SHARED) if split is None else (split,)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from memplan.blocking.incumbent import SearchProgress
 from memplan.blocking.search import Result
+from memplan.cli import show
 from memplan.cli.blocking import report
 from memplan.units import format_seconds
 
@@ -19,14 +20,15 @@ def working(what: str) -> Iterator[Callable[[str], None] | None]:
 
     The line is gone when the context ends.
     """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
+    with _saying_if_interrupted():
+        if not sys.stderr.isatty():
+            yield None
+            return
+        from rich.console import Console
 
-    console = Console(stderr=True, highlight=False)
-    with console.status(f"{what} ...") as status:
-        yield lambda how_far: status.update(f"{what}: {how_far}")
+        console = Console(stderr=True, highlight=False)
+        with console.status(f"{what} ...") as status:
+            yield lambda how_far: status.update(f"{what}: {how_far}")
 
 
 @contextlib.contextmanager
@@ -39,17 +41,33 @@ def searching(what: str) -> Iterator[Callable[[SearchProgress], None] | None]:
 @contextlib.contextmanager
 def sweeping(what: str, tasks: int) -> Iterator[Callable[[int, Result], None] | None]:
     """What to call with a task's number and result as it ends: a bar, likewise."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+    with _saying_if_interrupted():
+        if not sys.stderr.isatty():
+            yield None
+            return
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TimeElapsedColumn,
+        )
 
-    columns = (what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True, highlight=False)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=tasks)
-        yield lambda number, result: bar.advance(task)
+        columns = (what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        console = Console(stderr=True, highlight=False)
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(what, total=tasks)
+            yield lambda number, result: bar.advance(task)
+
+
+@contextlib.contextmanager
+def _saying_if_interrupted() -> Iterator[None]:
+    """Ctrl-C ends what has no result yet, and nobody should wait for one."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        show.note("interrupted, so there is no result")
+        raise
 
 
 def describe(progress: SearchProgress) -> str:

@@ -9,7 +9,7 @@ import textwrap
 from memplan.blocking.counts import ELEMENT_BYTES
 from memplan.blocking.evaluation import Evaluation
 from memplan.blocking.hierarchy import Hierarchy, Level
-from memplan.blocking.layer import Layer, Tensor
+from memplan.blocking.layer import DIMS, Layer, Tensor
 from memplan.blocking.nest import Nest
 from memplan.blocking.objective import Fixed, Objective
 from memplan.blocking.packing import MAIN
@@ -124,8 +124,10 @@ def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
     ]
     if unroll := unroll_text(dict(nest.unroll)):
         padded = ""
-        if nest.layer != layer:
-            padded = f", so C, K are {nest.layer.C}, {nest.layer.K}"
+        if larger := [d for d in DIMS if nest.layer.size(d) != layer.size(d)]:
+            sizes = ", ".join(str(nest.layer.size(dim)) for dim in larger)
+            verb = "is" if len(larger) == 1 else "are"
+            padded = f", so {', '.join(larger)} {verb} {sizes}"
         rows.insert(2, ("datapath", f"{unroll} at once{padded}"))
     return rows
 

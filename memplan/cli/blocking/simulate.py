@@ -65,7 +65,10 @@ def command(
     rows = [
         ("layer", report.layer_text(layer)),
         *report.loop_rows(found.nest),
-        ("register", f"{report.unroll_text(dict(found.nest.unroll))} at once"),
+        (
+            "register",
+            f"{report.unroll_text(dict(found.nest.unroll)) or 'one MAC'} at once",
+        ),
         ("caches", f"{hierarchy.name}: {report.hierarchy_text(hierarchy)}"),
     ]
     if found.share < 1:
