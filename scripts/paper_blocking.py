@@ -358,10 +358,11 @@ def main() -> None:
     page.say("## Networks on one hierarchy (section 3.6)")
     page.say(
         "Total energy of all layers, convolutions and fully connected ones, on "
-        "memories common to them. The paper's method takes the 10 best designs of each "
-        "layer and what these have in common; here it takes twice as many, and so on, where they "
-        "have nothing. Ours starts from its result, and from others. Each layer's nest "
-        "is proved optimal on the memories; their sizes are not."
+        "memories common to them. The paper's method takes the 10 best designs of "
+        "each layer and what these have in common; here it takes twice as many, "
+        "and so on, where they have nothing. Ours starts from its result, and "
+        "from others. Each layer's nest is proved optimal on the memories; their "
+        "sizes are not."
     )
     page.table(
         "network | budget | paper's method, mJ | memplan, mJ | ratio | seconds",
