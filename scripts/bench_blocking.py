@@ -23,7 +23,8 @@ from typing import Any
 from memplan.blocking.codesign import codesign_energy
 from memplan.blocking.counts import count
 from memplan.blocking.energy import DRAM_PJ, MAC_PJ, paper_curves
-from memplan.blocking.hierarchy import Hierarchy, Level, load_hierarchy
+from memplan.blocking.hierarchy import Hierarchy, Level
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import DIMS, PAPER_LAYERS, Layer, Tensor
 from memplan.blocking.nest import parse_nest
 from memplan.blocking.objective import Codesign, Fixed, Objective

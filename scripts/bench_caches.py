@@ -23,7 +23,8 @@ from bench.blocking_caches import MACHINE, NESTS
 
 from memplan.blocking.cache import MAX_MACS, simulate, simulator_of
 from memplan.blocking.emit import emit
-from memplan.blocking.hierarchy import Hierarchy, load_hierarchy
+from memplan.blocking.hierarchy import Hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import PAPER_LAYERS
 from memplan.blocking.nest import parse_nest
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from memplan.blocking.codesign import codesign_energy
 from memplan.blocking.counts import count
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import Layer
 from memplan.blocking.objective import Codesign, Fixed
 from memplan.blocking.search import Result, optimize

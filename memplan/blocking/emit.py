@@ -11,7 +11,8 @@ import re
 from importlib import resources
 
 from memplan.blocking.cache import TILE_K, TILE_X, gemm_blocks, register_tiled
-from memplan.blocking.hierarchy import Hierarchy, load_hierarchy
+from memplan.blocking.hierarchy import Hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import Layer
 from memplan.blocking.layout import Layout
 from memplan.blocking.nest import Loop, Nest

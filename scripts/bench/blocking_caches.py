@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.blocking.cache import simulate
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import PAPER_LAYERS
 from memplan.blocking.nest import parse_nest
 

@@ -10,7 +10,7 @@ from memplan.blocking.area import AreaPoint, area_curve, area_mm2
 from memplan.blocking.codesign import Energy, codesign_energy
 from memplan.blocking.counts import count
 from memplan.blocking.energy import DRAM_PJ, MAC_PJ, paper_curves
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
 from memplan.blocking.nest import Nest, parse_nest
 from memplan.blocking.objective import Codesign, Fixed

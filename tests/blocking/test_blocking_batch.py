@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from nest_strategies import nests
 
 from memplan.blocking.batch import BatchEvaluator
-from memplan.blocking.hierarchy import Hierarchy, Level, load_hierarchy
+from memplan.blocking.hierarchy import Hierarchy, Level
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor
 from memplan.blocking.nest import Nest, nest_of
 from memplan.blocking.objective import Codesign, Fixed, Objective

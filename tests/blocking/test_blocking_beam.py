@@ -12,7 +12,7 @@ from nest_strategies import layers
 from memplan.blocking.beam import beam_search
 from memplan.blocking.enumerate_nests import enumerate_nests
 from memplan.blocking.exact import optimum
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.incumbent import SearchProgress
 from memplan.blocking.layer import DIMS, PAPER_LAYERS, Layer, fully_connected
 from memplan.blocking.nest import parse_nest

@@ -22,7 +22,8 @@ from memplan.blocking.cache import (
     simulate,
     simulator_of,
 )
-from memplan.blocking.hierarchy import Cache, Hierarchy, Level, load_hierarchy
+from memplan.blocking.hierarchy import Cache, Hierarchy, Level
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import DIMS, PAPER_LAYERS, Layer, Tensor
 from memplan.blocking.layout import Layout
 from memplan.blocking.nest import Nest, parse_nest

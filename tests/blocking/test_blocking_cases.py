@@ -11,7 +11,7 @@ import pytest
 from memplan.blocking.codesign import codesign_energy
 from memplan.blocking.counts import Traffic, count
 from memplan.blocking.energy import paper_curves, table_3
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import Layer, Tensor
 from memplan.blocking.literal import count_literally, literal_energy
 from memplan.blocking.nest import Nest, parse_nest

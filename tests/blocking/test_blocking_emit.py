@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from nest_strategies import nests
 
 from memplan.blocking.emit import emit
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import PAPER_LAYERS, Layer, fully_connected
 from memplan.blocking.layout import Layout, padded
 from memplan.blocking.nest import Nest, parse_nest

@@ -9,7 +9,8 @@ import pytest
 from memplan.blocking.chosen import evaluate_chosen
 from memplan.blocking.energy import paper_curves
 from memplan.blocking.evaluation import evaluate, sram_bytes
-from memplan.blocking.hierarchy import Hierarchy, load_hierarchy, presets
+from memplan.blocking.hierarchy import Hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy, presets
 from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor
 from memplan.blocking.literal import count_literally, literal_energy
 from memplan.blocking.nest import Nest, parse_nest

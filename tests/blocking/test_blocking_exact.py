@@ -14,7 +14,8 @@ from memplan.blocking.counts import count
 from memplan.blocking.energy import Curve, paper_curves, table_3
 from memplan.blocking.exact import optimum
 from memplan.blocking.held import held_energy
-from memplan.blocking.hierarchy import Hierarchy, Level, load_hierarchy
+from memplan.blocking.hierarchy import Hierarchy, Level
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor, parse_layer
 from memplan.blocking.nest import nest_of, parse_nest
 from memplan.blocking.objective import Codesign, Fixed, Objective

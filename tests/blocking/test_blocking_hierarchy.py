@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memplan.blocking.energy import DRAM_PJ, MAC_PJ, paper_curves, table_3
-from memplan.blocking.hierarchy import Cache, Hierarchy, load_hierarchy, presets
+from memplan.blocking.hierarchy import Cache, Hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy, presets
 from memplan.blocking.layer import Tensor
 from memplan.errors import FormatError, InputError, MemplanError, UsageError
 

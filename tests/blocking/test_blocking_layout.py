@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.blocking.cache import simulate
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import Layer, Tensor
 from memplan.blocking.layout import FLOAT_BYTES, Layout, aliasing, padded
 from memplan.blocking.nest import parse_nest

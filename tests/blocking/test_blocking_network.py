@@ -15,7 +15,7 @@ from nest_strategies import nests
 from memplan.blocking.design_moves import descended, ranked_designs
 from memplan.blocking.energy import paper_curves
 from memplan.blocking.evaluation import sram_bytes
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import Layer, Tensor, fully_connected, pooling
 from memplan.blocking.nest import Nest
 from memplan.blocking.nest_pool import NestPool

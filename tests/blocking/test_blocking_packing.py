@@ -9,7 +9,8 @@ from nest_strategies import nests, traffic_of
 
 from memplan.blocking.counts import Traffic, count
 from memplan.blocking.energy import paper_curves
-from memplan.blocking.hierarchy import Hierarchy, Level, load_hierarchy, presets
+from memplan.blocking.hierarchy import Hierarchy, Level
+from memplan.blocking.hierarchy_file import load_hierarchy, presets
 from memplan.blocking.layer import Tensor
 from memplan.blocking.nest import Nest
 from memplan.blocking.packing import Packed, buffer_name, pack

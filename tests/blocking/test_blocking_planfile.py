@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.blocking.evaluation import evaluate
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import PAPER_LAYERS, Layer, parse_layer
 from memplan.blocking.nest import parse_nest
 from memplan.blocking.objective import Codesign, Fixed, Objective

@@ -18,7 +18,8 @@ from memplan.blocking.area import AreaPoint, area_curve, area_mm2
 from memplan.blocking.counts import count
 from memplan.blocking.exact import Held, optimum
 from memplan.blocking.held import held_energy
-from memplan.blocking.hierarchy import Level, load_hierarchy
+from memplan.blocking.hierarchy import Level
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
 from memplan.blocking.objective import Codesign, Fixed, Objective
 from memplan.blocking.search import Result, optimize

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from memplan.blocking.evaluation import evaluate
-from memplan.blocking.hierarchy import load_hierarchy, presets
+from memplan.blocking.hierarchy_file import load_hierarchy, presets
 from memplan.blocking.layer import PAPER_LAYERS, parse_layer
 from memplan.blocking.nest import parse_nest
 from memplan.blocking.networks import NETWORKS

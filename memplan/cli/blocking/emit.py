@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from memplan.blocking.emit import emit
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import parse_layer
 from memplan.blocking.layout import Layout, padded
 from memplan.blocking.nest import parse_nest, parse_unroll

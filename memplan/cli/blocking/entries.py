@@ -8,7 +8,7 @@ from memplan.blocking.codesign import codesign_energy
 from memplan.blocking.counts import Traffic, count
 from memplan.blocking.energy import paper_curves
 from memplan.blocking.evaluation import Evaluation, evaluate
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import DIMS, Layer, Tensor
 from memplan.blocking.literal import LiteralTraffic, count_literally, literal_energy
 from memplan.blocking.nest import Nest

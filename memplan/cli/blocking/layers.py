@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from memplan.blocking.hierarchy import Hierarchy, load_hierarchy, presets
+from memplan.blocking.hierarchy import Hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy, presets
 from memplan.blocking.layer import DIMS, PAPER_LAYERS, Layer, elements
 from memplan.blocking.networks import NETWORKS
 from memplan.blocking.packing import MAIN

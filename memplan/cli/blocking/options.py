@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import Layer, parse_layer
 from memplan.blocking.models import ModelLayer, layers_of_model
 from memplan.blocking.nest import parse_unroll

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from memplan.blocking.cache import MAX_MACS, Simulation, simulate
-from memplan.blocking.hierarchy import load_hierarchy
+from memplan.blocking.hierarchy_file import load_hierarchy
 from memplan.blocking.layer import parse_layer
 from memplan.blocking.nest import parse_nest, parse_unroll
 from memplan.cli import show
