@@ -42,10 +42,12 @@ demo: setup  ## Record, plan, plot and apply ResNet-50 training; takes some minu
 soak: setup  ## The long-running tests.
 	$(BIN)/pytest -m soak
 
-bench: setup  ## Time the solver, the recorder and the loader; takes a while.
+bench: setup  ## Time solver, recorder, loader and blocking; takes a while.
 	$(BIN)/python scripts/bench_bestfit.py
 	$(BIN)/python scripts/bench_record.py
 	$(BIN)/python scripts/bench_apply.py
+	$(BIN)/python scripts/bench_blocking.py
+	$(BIN)/python scripts/bench_caches.py
 
 traces: setup  ## Record the samples in traces/ anew.
 	$(BIN)/python scripts/make_traces.py
