@@ -208,10 +208,11 @@ def windows_apart(page: Page) -> None:
     """What no block of window loops can do."""
     page.say("## Beyond the paper: the window taken apart")
     page.say(
-        "The paper, its successors and the exact search keep the loops over the window "
+        "The paper's strings and the exact search keep the loops over the window "
         "together. Apart, each axis of the window can stand where its own halo is "
-        "least: `--method split` starts from the proved optimum and moves them. Its "
-        "energies are counted from above (tiles that follow each other may coincide)."
+        "least: `--method split` starts from the proved optimum and moves them. "
+        "Its energies are counted from above (tiles that follow each other may "
+        "coincide)."
     )
     rows = []
     for layer in data.CONVOLUTIONS:
