@@ -54,6 +54,17 @@ class Options:
     timeout: float
 
 
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every benchmark that runs the example programs takes."""
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny models, to try the benchmark itself"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=1800.0, help="seconds a run may take"
+    )
+
+
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Measure programs under memplan apply and other allocators.",
@@ -66,19 +77,13 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--warmup", type=int, default=5, help="steps of a run that do not count"
     )
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--vs", action="store_true", help="jemalloc and tcmalloc, preloaded, as well"
     )
     parser.add_argument(
         "--no-plan", action="store_true", help="leave memplan out: only the others"
     )
-    parser.add_argument(
-        "--tiny", action="store_true", help="tiny models, to try the benchmark itself"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=1800.0, help="seconds a run may take"
-    )
+    add_run_arguments(parser)
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write every run to FILE, too"
     )

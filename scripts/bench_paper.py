@@ -28,7 +28,14 @@ from bench.child import BenchError
 from bench.paper import NETWORKS, Case, Device, Result
 from bench.paper_cuda import LAUNCHER, reserved_bytes
 from bench.programs import DEFAULT, MEMPLAN
-from bench_apply import Options, interrupt, machine, run_one, write_json
+from bench_apply import (
+    Options,
+    add_run_arguments,
+    interrupt,
+    machine,
+    run_one,
+    write_json,
+)
 
 PROVED = ("alexnet", "googlenet")  # in inference; the two that CPLEX proved
 LEAST_STEPS = 5  # fewer have none that repeats
@@ -50,7 +57,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="to train with, instead of those each network has",
     )
     parser.add_argument("--steps", type=int, default=6, help="steps a run")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--prove-seconds",
         type=float,
@@ -60,12 +66,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--skip-runs", action="store_true", help="only record and plan, run nothing"
     )
-    parser.add_argument(
-        "--tiny", action="store_true", help="tiny models, to try the benchmark itself"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=1800.0, help="seconds a run may take"
-    )
+    add_run_arguments(parser)
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write everything to FILE, too"
     )

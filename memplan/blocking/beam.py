@@ -16,8 +16,7 @@ import numpy as np
 from memplan.blocking.batch import BatchEvaluator
 from memplan.blocking.batch_pricing import FloatArray, IntArray
 from memplan.blocking.climb import climb
-from memplan.blocking.enumerate_nests import Found
-from memplan.blocking.incumbent import Incumbent, OutOfTime, SearchProgress
+from memplan.blocking.incumbent import Found, Incumbent, SearchProgress, found_by
 from memplan.blocking.layer import Layer
 from memplan.blocking.nest import Nest
 from memplan.blocking.objective import Objective
@@ -67,26 +66,15 @@ def beam_search(
     blocking = Blocking(layer, unroll)
     incumbent = Incumbent(time_limit, progress)
     beam = _Beam(blocking, objective, incumbent, np.random.default_rng(seed))
-    complete = True
-    try:
+
+    def search() -> None:
         beam.start(starts)
         for _ in range(1, levels):
             beam.widen()
         for order, extents in list(beam.kept)[:CLIMBERS]:
             climb(beam.evaluate, blocking, incumbent, order, extents, split_window)
-    except (OutOfTime, KeyboardInterrupt):
-        if incumbent.order is None:
-            raise
-        complete = False
-    assert incumbent.order is not None
-    order, extents = blocking.tidied(incumbent.order, incumbent.extents)
-    return Found(
-        blocking.nest(order, extents),
-        incumbent.energy,
-        incumbent.evaluated,
-        complete,
-        incumbent.seconds,
-    )
+
+    return found_by(blocking, incumbent, search)
 
 
 class _Beam:

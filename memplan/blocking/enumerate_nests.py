@@ -9,33 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from memplan.blocking.batch import BatchEvaluator
 from memplan.blocking.batch_pricing import IntArray
-from memplan.blocking.incumbent import Incumbent, OutOfTime, SearchProgress
+from memplan.blocking.incumbent import Found, Incumbent, SearchProgress, found_by
 from memplan.blocking.layer import Layer
-from memplan.blocking.nest import Nest
 from memplan.blocking.objective import Objective
 from memplan.blocking.orders import WINDOW, Blocking, Order, all_orders
 from memplan.errors import UsageError
 
 _PART = 1 << 16  # nests between two looks at the clock
 _MAX_LEVELS = 4
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search found. complete: whether it came to its end; it did not where time
-    ran out, or Ctrl-C was pressed."""
-
-    nest: Nest
-    energy: float
-    evaluated: int
-    complete: bool
-    seconds: float
 
 
 def enumerate_nests(
@@ -57,21 +44,8 @@ def enumerate_nests(
         raise UsageError(f"{levels} levels to enumerate: take 1 to {_MAX_LEVELS}")
     blocking = Blocking(layer, unroll)
     incumbent = Incumbent(time_limit, progress)
-    complete = True
-    try:
-        _search(blocking, objective, levels, incumbent)
-    except (OutOfTime, KeyboardInterrupt):
-        if incumbent.order is None:
-            raise
-        complete = False
-    assert incumbent.order is not None
-    order, extents = blocking.tidied(incumbent.order, incumbent.extents)
-    return Found(
-        blocking.nest(order, extents),
-        incumbent.energy,
-        incumbent.evaluated,
-        complete,
-        incumbent.seconds,
+    return found_by(
+        blocking, incumbent, partial(_search, blocking, objective, levels, incumbent)
     )
 
 

@@ -133,21 +133,11 @@ def _in_hierarchy(
     layer: Layer, nest: Nest, traffic: Mapping[Tensor, Traffic], hierarchy: Hierarchy
 ) -> Evaluation:
     packed = pack(traffic, hierarchy)
-    found: dict[str, list[Share]] = {}
-    filled: dict[Tensor, int] = dict.fromkeys(traffic, 0)
-    # From the outside in: what a level serves, fills the next one that holds any.
-    for depth, (level, served) in reversed(list(enumerate(packed.accesses.items()))):
-        found[level] = []
-        for tensor, accesses in served.items():
-            price = (
-                hierarchy.dram_pj if level == MAIN else hierarchy.price(depth, tensor)
-            )
-            paid = accesses
-            if accesses:
-                paid += filled[tensor] * hierarchy.count_fills
-                filled[tensor] = accesses
-            found[level].append(Share(level, tensor, accesses, paid * price))
-    shares = tuple(share for level in packed.accesses for share in found[level])
+    shares = tuple(
+        Share(level, tensor, accesses, packed.pj[level][tensor])
+        for level, served in packed.accesses.items()
+        for tensor, accesses in served.items()
+    )
     return Evaluation(
         layer,
         nest,

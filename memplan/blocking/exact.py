@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from memplan.blocking.counts import ELEMENT_BYTES
 from memplan.blocking.hierarchy import Hierarchy
+from memplan.blocking.incumbent import check_time_limit
 from memplan.blocking.layer import DIMS, Layer, Tensor
 from memplan.blocking.objective import Codesign, Fixed, Objective
 from memplan.errors import NoPlanError, UsageError
@@ -134,8 +135,7 @@ def _check(
                 f"unrolling {dim!r} by {extent}: give one of {', '.join(DIMS)} and a "
                 "number from 1 up"
             )
-    if time_limit is not None and not (math.isfinite(time_limit) and time_limit >= 0):
-        raise UsageError(f"a time limit of {time_limit} seconds makes no sense")
+    check_time_limit(time_limit)
     if threads is not None and threads < 1:
         raise UsageError(f"threads is {threads}, and must be at least 1")
 

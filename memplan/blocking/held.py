@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import isclose
 
 from memplan.blocking.counts import ELEMENT_BYTES, Buffer, Traffic, count
@@ -22,29 +23,53 @@ def held_energy(nest: Nest, objective: Objective, held: Sequence[Held]) -> float
     Raises MemplanError where a buffer is none of the nest's, is priced as no memory of
     the objective's is, or all do not fit together; that would be a mistake in a search.
     """
-    traffic = count(nest)
     if isinstance(objective, Codesign):
-        fills = objective.count_fills
         _check_own(objective, held)
     else:
-        fills = objective.hierarchy.count_fills
         _check_levels(objective.hierarchy, held)
-    total = 0.0
-    for tensor, own in traffic.items():
-        flow = own.demand
-        for one in held:
-            if one.tensor is tensor:
-                outward = _buffer(own, one).outward
-                total += one.pj * (flow + (outward if fills else 0))
-                flow = outward
-        total += flow * _main_pj(objective, tensor)
-    return total
+    return sum(
+        flow.pj
+        for own in count(nest).values()
+        for flow in held_flows(own, objective, held)
+    )
 
 
-def _main_pj(objective: Objective, tensor: Tensor) -> float:
-    if isinstance(objective, Codesign):
-        return objective.curves[tensor].dram_pj
-    return objective.hierarchy.dram_pj
+@dataclass(frozen=True)
+class HeldFlow:
+    """What one tensor does in the memory of a buffer, or in main memory, where both are
+    None: elements served, and their energy in pJ."""
+
+    held: Held | None
+    buffer: Buffer | None
+    accesses: int
+    pj: float
+
+
+def held_flows(
+    own: Traffic, objective: Objective, held: Sequence[Held]
+) -> Iterator[HeldFlow]:
+    """One tensor's memories, innermost first, and main memory last.
+
+    Raises MemplanError where a buffer of `held` is none of the tensor's.
+    """
+    flow = own.demand
+    for one in held:
+        if one.tensor is own.tensor:
+            buffer = _buffer(own, one)
+            filled = buffer.outward if objective.count_fills else 0
+            yield HeldFlow(one, buffer, flow, one.pj * (flow + filled))
+            flow = buffer.outward
+    yield HeldFlow(None, None, flow, flow * objective.main_pj(own.tensor))
+
+
+def level_of(hierarchy: Hierarchy, held: Held) -> int | None:
+    """The innermost level, from 0, that holds the buffer at its price."""
+    for depth, level in enumerate(hierarchy.levels):
+        price = hierarchy.price(depth, held.tensor)
+        fits = level.capacity(held.tensor) >= held.nbytes
+        if fits and isclose(price, held.pj, rel_tol=_SAME):
+            return depth
+    return None
 
 
 def _buffer(traffic: Traffic, held: Held) -> Buffer:
@@ -69,15 +94,10 @@ def _check_levels(hierarchy: Hierarchy, held: Sequence[Held]) -> None:
     """Each is in a level of its price that holds it, with the others there."""
     taken: list[dict[Tensor, int]] = [{} for _ in hierarchy.levels]
     for one in held:
-        depths = [
-            depth
-            for depth, level in enumerate(hierarchy.levels)
-            if isclose(hierarchy.price(depth, one.tensor), one.pj, rel_tol=_SAME)
-            and level.capacity(one.tensor) >= one.nbytes
-        ]
-        if not depths:
+        depth = level_of(hierarchy, one)
+        if depth is None:
             raise _wrong(one, "is in no level")
-        room = taken[depths[0]]
+        room = taken[depth]
         room[one.tensor] = max(one.nbytes, room.get(one.tensor, 0))
     for level, used in zip(hierarchy.levels, taken, strict=True):
         if level.shared is not None and sum(used.values()) > level.shared:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.blocking.batch_pricing import FloatArray, IntArray
-from memplan.blocking.orders import Extents, Order
+from memplan.blocking.nest import Nest
+from memplan.blocking.orders import Blocking, Extents, Order
 from memplan.errors import UsageError
 
 _EVERY = 0.1  # seconds between two reports
@@ -73,6 +74,41 @@ class Incumbent:
             self._progress(done)
         if now - self._start > self._limit:
             raise OutOfTime
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found. complete: whether it came to its end; it did not where time
+    ran out, or Ctrl-C was pressed."""
+
+    nest: Nest
+    energy: float
+    evaluated: int
+    complete: bool
+    seconds: float
+
+
+def found_by(
+    blocking: Blocking, incumbent: Incumbent, search: Callable[[], None]
+) -> Found:
+    """What `search`, which offers nests to the incumbent, finds until it ends, its time
+    is over, or Ctrl-C. Raises these two again where there is no nest yet."""
+    complete = True
+    try:
+        search()
+    except (OutOfTime, KeyboardInterrupt):
+        if incumbent.order is None:
+            raise
+        complete = False
+    assert incumbent.order is not None
+    order, extents = blocking.tidied(incumbent.order, incumbent.extents)
+    return Found(
+        blocking.nest(order, extents),
+        incumbent.energy,
+        incumbent.evaluated,
+        complete,
+        incumbent.seconds,
+    )
 
 
 def check_time_limit(time_limit: float | None) -> None:

@@ -42,6 +42,10 @@ class Codesign:
             count_fills=self.count_fills,
         ).total
 
+    def main_pj(self, tensor: Tensor) -> float:
+        """pJ of an access to main memory."""
+        return self.curves[tensor].dram_pj
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -52,6 +56,15 @@ class Fixed:
     def evaluate(self, nest: Nest) -> float:
         """pJ of all accesses of one nest."""
         return pack(count(nest), self.hierarchy).total
+
+    @property
+    def count_fills(self) -> bool:
+        """Whether writing what was fetched costs as reading does."""
+        return self.hierarchy.count_fills
+
+    def main_pj(self, tensor: Tensor) -> float:
+        """pJ of an access to main memory, the same for all tensors."""
+        return self.hierarchy.dram_pj
 
 
 Objective: TypeAlias = Codesign | Fixed

@@ -20,14 +20,22 @@ _LETTER = {Tensor.INPUT: "I", Tensor.KERNEL: "K", Tensor.OUTPUT: "O"}
 
 @dataclass(frozen=True)
 class Packed:
-    """accesses: elements by level, innermost first and main memory last, and by
-    tensor; assigned: the level of each buffer, named IB0, KB0, OB0 from the inside;
-    pj: energy of all accesses, and compulsory, of main memory's that have to be."""
+    """accesses, pj: elements served and their energy by level, innermost first and main
+    memory last, and by tensor; assigned: the level of each buffer, named IB0, KB0, OB0
+    from the inside; compulsory: pJ of main memory's accesses that have to be."""
 
     accesses: Mapping[str, Mapping[Tensor, int]]
+    pj: Mapping[str, Mapping[Tensor, float]]
     assigned: Mapping[str, str]
-    by_tensor: Mapping[Tensor, float]
     compulsory: float
+
+    @property
+    def by_tensor(self) -> dict[Tensor, float]:
+        """pJ of all accesses, by tensor."""
+        return {
+            tensor: sum(own[tensor] for own in self.pj.values())
+            for tensor in self.pj[MAIN]
+        }
 
     @property
     def total(self) -> float:
@@ -47,9 +55,11 @@ def pack(traffic: Mapping[Tensor, Traffic], hierarchy: Hierarchy) -> Packed:
     accesses: dict[str, dict[Tensor, int]] = {
         name: dict.fromkeys(traffic, 0) for name in names
     }
-    by_tensor = {}
+    pj: dict[str, dict[Tensor, float]] = {
+        name: dict.fromkeys(traffic, 0.0) for name in names
+    }
     for tensor, own in traffic.items():
-        flow, total = own.demand, 0.0
+        flow = own.demand
         for depth, level in enumerate(hierarchy.levels):
             inside = [
                 buffer
@@ -62,16 +72,16 @@ def pack(traffic: Mapping[Tensor, Traffic], hierarchy: Hierarchy) -> Packed:
             flow = inside[-1].outward
             accesses[level.name][tensor] = served
             filled = flow if hierarchy.count_fills else 0
-            total += (served + filled) * hierarchy.price(depth, tensor)
+            pj[level.name][tensor] = (served + filled) * hierarchy.price(depth, tensor)
         accesses[MAIN][tensor] = flow
-        by_tensor[tensor] = total + flow * hierarchy.dram_pj
+        pj[MAIN][tensor] = flow * hierarchy.dram_pj
     assigned = {
         buffer_name(tensor, place): names[levels[tensor, place]]
         for tensor, own in traffic.items()
         for place in range(len(own.used))
     }
     compulsory = sum(own.compulsory for own in traffic.values()) * hierarchy.dram_pj
-    return Packed(accesses, assigned, by_tensor, compulsory)
+    return Packed(accesses, pj, assigned, compulsory)
 
 
 def _assign(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from memplan.blocking.beam import beam_search
-from memplan.blocking.enumerate_nests import Found, enumerate_nests
+from memplan.blocking.enumerate_nests import enumerate_nests
 from memplan.blocking.exact import Held, optimum
 from memplan.blocking.held import held_energy
-from memplan.blocking.incumbent import SearchProgress, check_time_limit
+from memplan.blocking.incumbent import Found, SearchProgress, check_time_limit
 from memplan.blocking.layer import Layer
 from memplan.blocking.nest import Nest, parse_nest
 from memplan.blocking.objective import Objective
@@ -78,16 +79,9 @@ def optimize(
     if levels is not None and method in ("exact", "split"):
         raise UsageError(f"the {method} method takes any number of levels: give none")
     begin = time.monotonic()
+    beam = partial(beam_search, layer, unroll, objective, seed=seed, progress=progress)
     if method == "beam":
-        found = beam_search(
-            layer,
-            unroll,
-            objective,
-            levels=4 if levels is None else levels,
-            time_limit=time_limit,
-            seed=seed,
-            progress=progress,
-        )
+        found = beam(levels=4 if levels is None else levels, time_limit=time_limit)
         result = _of(found, method)
     elif method == "enumerate":
         found = enumerate_nests(
@@ -112,16 +106,8 @@ def optimize(
         )
         if method == "split":
             left = None if time_limit is None else max(time_limit - best.seconds, 0.0)
-            found = beam_search(
-                layer,
-                unroll,
-                objective,
-                levels=1,
-                time_limit=left,
-                seed=seed,
-                starts=[result.nest],
-                split_window=True,
-                progress=progress,
+            found = beam(
+                levels=1, time_limit=left, starts=[result.nest], split_window=True
             )
             result = replace(result, lower_bound=None, proved=False)
             if found.energy < result.energy:

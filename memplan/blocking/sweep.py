@@ -12,7 +12,7 @@ from typing import Any
 
 from memplan.blocking.layer import Layer
 from memplan.blocking.objective import Objective
-from memplan.blocking.search import Result, optimize
+from memplan.blocking.search import ProgressReport, Result, optimize
 from memplan.errors import EnvironmentUnfitError, UsageError
 
 
@@ -28,8 +28,10 @@ class Task:
     time_limit: float | None = None
     seed: int = 0
 
-    def run(self) -> Result:
-        """The search's result, found on one thread."""
+    def run(
+        self, threads: int | None = 1, progress: ProgressReport | None = None
+    ) -> Result:
+        """The search's result. threads: of the exact method, None for all."""
         return optimize(
             self.layer,
             self.unroll,
@@ -37,8 +39,9 @@ class Task:
             method=self.method,
             levels=self.levels,
             time_limit=self.time_limit,
-            threads=1,
+            threads=threads,
             seed=self.seed,
+            progress=progress,
         )
 
 

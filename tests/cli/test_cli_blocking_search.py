@@ -341,14 +341,21 @@ def test_plot_refuses_what_is_no_plan(blocking: Blocking, command: Command) -> N
     assert not Path("bad.svg").exists()
 
 
-@pytest.mark.parametrize("name", ["optimize", "codesign", "parallel"])
+@pytest.mark.parametrize(
+    ("name", "searcher"),
+    [
+        ("optimize", "blocking.sweep"),
+        ("codesign", "cli.blocking.codesign"),
+        ("parallel", "cli.blocking.parallel"),
+    ],
+)
 def test_ctrl_c_without_a_result_is_told(
-    blocking: Blocking, monkeypatch: pytest.MonkeyPatch, name: str
+    blocking: Blocking, monkeypatch: pytest.MonkeyPatch, name: str, searcher: str
 ) -> None:
     def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"memplan.cli.blocking.{name}.optimize", press)
+    monkeypatch.setattr(f"memplan.{searcher}.optimize", press)
     done = blocking(name, "--layer", SMALL)
     assert done.code == 130
     assert (done.out, done.err) == ("", "memplan: interrupted, so there is no result\n")

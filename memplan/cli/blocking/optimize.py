@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.search import METHODS, Result, optimize
+from memplan.blocking.search import METHODS, Result
 from memplan.blocking.sweep import Task, sweep
 from memplan.cli.blocking import options, results
 from memplan.cli.blocking.progress import searching, sweeping
@@ -93,14 +93,4 @@ def command(
 
 def _alone(task: Task, threads: int | None) -> Result:
     with searching(task.method) as progress:
-        return optimize(
-            task.layer,
-            task.unroll,
-            task.objective,
-            method=task.method,
-            levels=task.levels,
-            time_limit=task.time_limit,
-            threads=threads,
-            seed=task.seed,
-            progress=progress,
-        )
+        return task.run(threads, progress)

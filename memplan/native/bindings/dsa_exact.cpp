@@ -83,7 +83,7 @@ class ExactSearch {
 
   const char* run(std::int64_t rounds, std::int64_t slice, int threads,
                   double seconds) {
-    using Clock = dsa::StopSign::Clock;
+    using Clock = memplan::StopSign::Clock;
     seconds = std::clamp(seconds, 0.0, 1e9);
     const auto wait = std::chrono::duration<double>(seconds);
     const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(wait);
@@ -91,7 +91,7 @@ class ExactSearch {
     {
       nb::gil_scoped_release released;
       const std::scoped_lock one_at_a_time(mutex_);
-      const dsa::StopSign stop(deadline, [&] {
+      const memplan::StopSign stop(deadline, [&] {
         nb::gil_scoped_acquire held;
         interrupted = PyErr_CheckSignals() != 0;
         return interrupted;

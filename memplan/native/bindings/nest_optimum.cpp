@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "blocking/optimum.h"
-#include "dsa/exact_search.h"
+#include "stop_sign.h"
 
 namespace nb = nanobind;
 namespace nest = memplan::nest::optimum;
-using memplan::dsa::StopSign;
+using memplan::StopSign;
 using nb::literals::operator""_a;
 
 namespace {

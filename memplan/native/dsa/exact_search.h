@@ -1,51 +1,19 @@
 // Canonical branch and bound over packings, on a stack that can be left and resumed.
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <functional>
 #include <span>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "dsa/exact_bounds.h"
 #include "dsa/exact_memo.h"
 #include "dsa/exact_model.h"
 #include "dsa/exact_state.h"
+#include "stop_sign.h"
 
 namespace memplan::dsa {
 
 enum class Verdict : std::uint8_t { kOpen, kFits, kNever };
-
-/// When to leave off: at a moment, or when somebody asked says so.
-class StopSign {
- public:
-  using Clock = std::chrono::steady_clock;
-  /// ask: called now and then, by the thread alone that made the sign.
-  StopSign(Clock::time_point deadline, std::function<bool()> ask)
-      : deadline_(deadline), ask_(std::move(ask)) {}
-
-  bool up() const {
-    if (raised_.load(std::memory_order_relaxed)) return true;
-    const auto now = Clock::now();
-    if (now >= deadline_) return true;
-    if (std::this_thread::get_id() != owner_ || now < next_) return false;
-    next_ = now + kPause;
-    if (ask_()) raised_.store(true, std::memory_order_relaxed);
-    return raised_.load(std::memory_order_relaxed);
-  }
-
- private:
-  static constexpr std::chrono::milliseconds kPause{50};
-
-  const Clock::time_point deadline_;
-  const std::function<bool()> ask_;
-  const std::thread::id owner_ = std::this_thread::get_id();
-  mutable std::atomic<bool> raised_ = false;
-  mutable Clock::time_point next_ = Clock::now() + kPause;  // the owner's alone
-};
 
 /// Searches for a packing beneath a capacity, under one ranking.
 ///
