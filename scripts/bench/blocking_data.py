@@ -30,8 +30,6 @@ BASELINES = {
     "Conv4": "X4 C32 Fw3 Fh3 C128 K256 X56 Y56",
     "Conv5": "X4 C32 Fw3 Fh3 C256 K512 X28 Y28",
 }
-# Six nests for Conv1 in the order of their energy: the optimum, and five that hold
-# more or less of the kernel in the outermost memory.
 BUDGETS = tuple(kib << 10 for kib in (40, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
 
 

@@ -60,10 +60,10 @@ def test_figure_5_is_the_reference() -> None:
 
 
 def test_a_page_with_a_table_and_a_figure(tmp_path: Path) -> None:
-    import paper_blocking
+    from bench.blocking_page import Page
     from bench.blocking_plots import bars
 
-    page = paper_blocking.Page(tmp_path)
+    page = Page(tmp_path)
     page.say("# Title")
     page.table("a | b", [("x", "1")])
     page.figure("one", bars([("g", "n", {"p": 2.0})], "T", "f", "u"), "caption")

@@ -1,0 +1,291 @@
+"""The blocking paper's figures 3 to 9, each with a table, for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench import blocking_data as data
+from bench.blocking_caches import cache_counts
+from bench.blocking_page import Page
+from bench.blocking_plots import Bar, bars, curves
+from memplan.blocking.layer import Tensor
+from memplan.blocking.nest import parse_nest
+
+NAMES = {Tensor.INPUT: "IB", Tensor.KERNEL: "KB", Tensor.OUTPUT: "OB"}
+# Nests for Conv1 whose outermost memory holds more or less of the kernels.
+SCHEDULES = (
+    "Y2 Y4 X2 Y8 X8 Fw11 Fh11 Y16 Y32 X16 X64 K32 C32 C64 Y64 X128 K96 K192 C256 Y256 "
+    "X256 K384",
+    "X4 Y16 Fw11 Fh11 X256 K192 C256 Y256 K384",
+    "X4 Y16 Fw11 Fh11 X256 K384 C256 Y256",
+    "X8 Y8 Fw11 Fh11 X256 K384 C256 Y256",
+)
+
+
+def figures_3_and_4(page: Page) -> None:
+    """Cache accesses of the blocked nest and of im2col with a matrix product."""
+    counted = cache_counts()
+    page.say("## Figures 3 and 4: cache accesses")
+    page.say(
+        "No hardware counters: a simulator of the Xeon E5645's caches (LRU) runs every "
+        "reference of the blocked nest and of im2col with a blocked product, both "
+        "over register tiles of 4 x 8. A level's accesses are the misses of the one "
+        "inside it. Of layers with more than 2e9 multiplications a part is simulated, "
+        "both ways the same part. The paper's ratios are to ATLAS and MKL, which are "
+        "not this matrix product."
+    )
+    page.table(
+        "layer | simulated | blocked L2 | GEMM L2 | ratio | blocked L3 | GEMM L3 | "
+        "ratio | misses / model, L1 | L2",
+        [
+            (
+                one.name,
+                f"{one.share:.1%}",
+                f"{one.blocked[0]:,.3g}",
+                f"{one.gemm[0]:,.3g}",
+                f"{one.gemm[0] / one.blocked[0]:.1f}",
+                f"{one.blocked[1]:,.3g}",
+                f"{one.gemm[1]:,.3g}",
+                f"{one.gemm[1] / one.blocked[1]:.1f}",
+                *(f"{ratio:.2f}" for ratio in one.against_model),
+            )
+            for one in counted
+        ],
+    )
+    rows: list[Bar] = []
+    for level, number in (("L2", 0), ("L3", 1)):
+        for one in counted:
+            group = f"{level}, {one.name}"
+            rows.append((group, "blocked", {"blocked": one.blocked[number]}))
+            rows.append((group, "GEMM", {"im2col + GEMM": one.gemm[number]}))
+    half = len(rows) // 2
+    for figure, part in (("3", rows[:half]), ("4", rows[half:])):
+        level = "L2" if figure == "3" else "L3"
+        page.figure(
+            f"figure{figure}",
+            bars(
+                [(group.split(", ")[1], name, parts) for group, name, parts in part],
+                f"Figure {figure}: accesses to {level}",
+                "simulated caches of the Xeon E5645",
+                "accesses (log)",
+                log=True,
+            ),
+            f"Accesses to {level}, blocked and by a matrix product",
+        )
+
+
+def figure_5(page: Page) -> None:
+    """DianNao with its own schedule, and with the optimal one."""
+    page.say("## Figure 5: DianNao's own schedule and the optimal one")
+    rows: list[Bar] = []
+    table = []
+    for layer in data.CONVOLUTIONS:
+        own, best = data.on_diannao(layer, False), data.on_diannao(layer, True)
+        for name, one in (("own", own), ("optimal", best)):
+            parts = {f"{NAMES[t]} SRAM": one.chip[t] for t in Tensor}
+            parts |= {f"{NAMES[t]} DRAM": one.main[t] for t in Tensor}
+            rows.append((layer.name, name, parts))
+        kernel = own.of(Tensor.KERNEL) / best.of(Tensor.KERNEL)
+        table.append(
+            (
+                layer.name,
+                f"{own.total:.1f}",
+                f"{best.total:.2f}",
+                f"{own.total / best.total:.1f}",
+                f"{kernel:.1f}",
+                f"{sum(best.main.values()):.2f}",
+                f"{best.compulsory:.2f}",
+            )
+        )
+    page.table(
+        "layer | own, pJ/MAC | optimal | ratio | KB ratio | optimal's DRAM | "
+        "compulsory",
+        table,
+    )
+    page.figure(
+        "figure5",
+        bars(
+            rows,
+            "Figure 5: energy of memory on DianNao",
+            "2 KB of input, 32 KB of kernels, 2 KB of output; pJ per multiplication",
+            "pJ per MAC",
+        ),
+        "Energy on DianNao by tensor and memory",
+    )
+
+
+def figure_6(page: Page) -> None:
+    """Memories and nest together, within 8 MB."""
+    page.say("## Figure 6: memories of 8 MB at most, designed with the nest")
+    rows: list[Bar] = []
+    table = []
+    for layer in data.CONVOLUTIONS:
+        found, energy = data.codesigned(layer, 8 * data.MIB)
+        reference = data.on_diannao(layer, True)
+        total = reference.total * layer.macs
+        parts = {
+            f"{NAMES[t]}": (energy.by_tensor[t] - energy.main[t]) / total
+            for t in Tensor
+        }
+        parts["DRAM"] = sum(energy.main.values()) / total
+        rows.append((layer.name, "", parts))
+        own = data.on_diannao(layer, False).total * layer.macs
+        without = own - reference.compulsory * layer.macs
+        table.append(
+            (
+                layer.name,
+                f"{found.energy / layer.macs:.3f}" + ("" if found.proved else " *"),
+                f"{energy.sram_bytes / 1024:,.0f}",
+                f"{own / found.energy:.1f}",
+                f"{total / found.energy:.1f}",
+                f"{without / energy.without_compulsory:.1f}",
+            )
+        )
+    page.table(
+        "layer | pJ/MAC | SRAM KiB | DianNao's own / this | optimal / this | "
+        "own / this, both without compulsory",
+        table,
+    )
+    page.say("\\* best found, not proved in the time given." if _starred(table) else "")
+    page.figure(
+        "figure6",
+        bars(
+            rows,
+            "Figure 6: energy of memory with 8 MB",
+            "DianNao with its optimal schedule is 1",
+            "energy",
+        ),
+        "Energy with memories of 8 MB beside DianNao's optimum",
+    )
+
+
+def _starred(table: Sequence[Sequence[str]]) -> bool:
+    return any("*" in cell for row in table for cell in row)
+
+
+def windows_apart(page: Page) -> None:
+    """What no block of window loops can do."""
+    page.say("## Beyond the paper: the window taken apart")
+    page.say(
+        "The paper's strings and the exact search keep the loops over the window "
+        "together. Apart, each axis of the window can stand where its own halo is "
+        "least: `--method split` starts from the proved optimum and moves them. "
+        "Its energies are counted from above (tiles that follow each other may "
+        "coincide)."
+    )
+    rows = []
+    for layer in data.CONVOLUTIONS:
+        whole, _ = data.codesigned(layer, None)
+        apart = data.window_apart(layer)
+        rows.append(
+            (
+                layer.name,
+                f"{whole.energy / layer.macs:.3f}",
+                f"{apart.energy / layer.macs:.3f}",
+                f"{apart.energy / whole.energy:.3f}",
+                f"`{apart.nest}`" if apart.energy < whole.energy else "the same",
+            )
+        )
+    page.table("layer | optimum, pJ/MAC | apart | ratio | nest", rows)
+
+
+def figure_7(page: Page) -> None:
+    """Least energy within an area."""
+    page.say("## Figure 7: energy against area")
+    points, table = {}, []
+    for layer in data.CONVOLUTIONS[2:]:
+        found = data.curve(layer, data.BUDGETS)
+        points[layer.name] = [(p.area, p.energy) for p in found]
+        table += [
+            (
+                f"{layer.name}, {p.budget >> 10:,} KiB",
+                f"{p.nbytes / 1024:,.0f}",
+                f"{p.area:.1f}",
+                f"{1 / p.energy:.1f}" + ("" if p.result.proved else " *"),
+            )
+            for p, before in zip(found, [None, *found], strict=False)
+            if before is None or p.nbytes > before.nbytes
+        ]
+    page.table("budget | used KiB | area / DianNao | DianNao's optimum / this", table)
+    page.say("\\* best found, not proved in the time given." if _starred(table) else "")
+    page.figure(
+        "figure7",
+        curves(
+            points,
+            "Figure 7: energy against area",
+            "DianNao with its optimal schedule is 1",
+        ),
+        "Energy against area for Conv3, Conv4 and Conv5",
+    )
+
+
+def figure_8(page: Page) -> None:
+    """Memory beside computation."""
+    page.say("## Figure 8: energy of memory and of computation")
+    rows: list[Bar] = []
+    table = []
+    for layer in data.benchmarks():
+        found, energy = data.codesigned(layer, 8 * data.MIB)
+        memory = found.energy / layer.macs
+        without = energy.without_compulsory / layer.macs
+        rows.append((layer.name, "MAC", {"computation": data.MAC_PJ}))
+        rows.append((layer.name, "mem", {"memory": memory}))
+        table.append(
+            (
+                layer.name,
+                f"{memory:.3g}" + ("" if found.proved else " *"),
+                f"{without:.3g}",
+                "yes" if memory < 0.8 * data.MAC_PJ else "no",
+                "yes" if without < 0.8 * data.MAC_PJ else "no",
+            )
+        )
+    page.table(
+        "layer | memory, pJ/MAC | without compulsory DRAM | < 80 % of a MAC | "
+        "the same without",
+        table,
+    )
+    page.figure(
+        "figure8",
+        bars(
+            rows,
+            "Figure 8: energy of memory and of computation",
+            "memories of 8 MB at most; a 16-bit multiplication takes 1 pJ",
+            "pJ per MAC (log)",
+            log=True,
+            line=0.8,
+        ),
+        "Energy of memory beside that of computation",
+    )
+
+
+def figure_9(page: Page) -> None:
+    """Several cores."""
+    page.say("## Figure 9: several cores on Conv1")
+    layer = data.CONVOLUTIONS[0]
+    nests = [parse_nest(text, layer, data.UNROLL) for text in SCHEDULES]
+    rows: list[Bar] = []
+    table = []
+    for number, scaled in enumerate(data.scaling(nests), 1):
+        for one in scaled:
+            shared = "KB" if one.split == "xy" else "IB"
+            parts = {"private": one.private}
+            parts |= {f"last {NAMES[t]}": pj for t, pj in one.last.items()}
+            parts |= {"DRAM": one.main, "shuffle": one.shuffle}
+            per_mac = {name: pj / layer.macs for name, pj in parts.items()}
+            rows.append((f"schedule {number}, {shared}", str(one.cores), per_mac))
+        for split, shared in (("xy", "KB"), ("k", "IB")):
+            own = [one.total / layer.macs for one in scaled if one.split == split]
+            table.append(
+                (f"schedule {number}, {shared} shared", *(f"{pj:.3f}" for pj in own))
+            )
+    page.table("pJ/MAC | 1 core | 2 | 4 | 8", table)
+    page.figure(
+        "figure9",
+        bars(
+            rows,
+            "Figure 9: energy of memory on 1, 2, 4 and 8 cores",
+            "Conv1; the kernels shared (KB) or the input (IB); pJ per multiplication",
+            "pJ per MAC",
+        ),
+        "Energy of Conv1 on several cores",
+    )
