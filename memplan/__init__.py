@@ -5,26 +5,24 @@ The public names are loaded on first use, so that importing memplan costs nothin
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from memplan.version import __version__
 
 if TYPE_CHECKING:
-    from memplan.apply.cuda import stats as stats
-    from memplan.apply.session import apply as apply
+    from memplan.applying.cuda import stats as stats
+    from memplan.applying.session import apply as apply
     from memplan.core.plan import Plan as Plan
     from memplan.core.planfile import read_plan as read_plan
     from memplan.core.planfile import write_plan as write_plan
     from memplan.core.problem import Problem as Problem
     from memplan.core.verify import verify as verify
-    from memplan.record.boundary import step as step
-    from memplan.record.interruption import interrupt as interrupt
-    from memplan.record.interruption import resume as resume
-    from memplan.record.interruption import unplanned as unplanned
-    from memplan.record.session import record as record
-    from memplan.solve.solve import solve as solve
+    from memplan.recording.boundary import step as step
+    from memplan.recording.interruption import interrupt as interrupt
+    from memplan.recording.interruption import resume as resume
+    from memplan.recording.interruption import unplanned as unplanned
+    from memplan.recording.session import record as record
+    from memplan.solving.solve import solve as solve
     from memplan.trace.read import read_trace as read_trace
     from memplan.trace.trace import Trace as Trace
     from memplan.trace.write import write_trace as write_trace
@@ -33,16 +31,16 @@ _HOMES = {
     "Plan": "memplan.core.plan",
     "Problem": "memplan.core.problem",
     "Trace": "memplan.trace.trace",
-    "apply": "memplan.apply.session",
-    "interrupt": "memplan.record.interruption",
+    "apply": "memplan.applying.session",
+    "interrupt": "memplan.recording.interruption",
     "read_plan": "memplan.core.planfile",
     "read_trace": "memplan.trace.read",
-    "record": "memplan.record.session",
-    "resume": "memplan.record.interruption",
-    "solve": "memplan.solve.solve",
-    "stats": "memplan.apply.cuda",
-    "step": "memplan.record.boundary",
-    "unplanned": "memplan.record.interruption",
+    "record": "memplan.recording.session",
+    "resume": "memplan.recording.interruption",
+    "solve": "memplan.solving.solve",
+    "stats": "memplan.applying.cuda",
+    "step": "memplan.recording.boundary",
+    "unplanned": "memplan.recording.interruption",
     "verify": "memplan.core.verify",
     "write_plan": "memplan.core.planfile",
     "write_trace": "memplan.trace.write",
@@ -75,24 +73,9 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     value = getattr(import_module(_HOMES[name]), name)
-    setattr(sys.modules[__name__], name, value)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """`memplan.record` is a function here and a folder there: the function wins.
-
-    Importing a submodule binds it in its package; for these names it must not.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in _HOMES and isinstance(value, ModuleType):
-            return
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO
 
 from memplan.errors import EnvironmentUnfitError, FormatError, InputError, UsageError
+from memplan.limits import MAX_FILE_BYTES
 
 PathLike = str | os.PathLike[str]
-MAX_FILE_BYTES = 2 << 30
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:

@@ -23,8 +23,8 @@ import numpy as np
 
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
-from memplan.solve.bestfit import best_fit
-from memplan.solve.methods import solve_problem
+from memplan.solving.bestfit import best_fit
+from memplan.solving.methods import solve_problem
 from memplan.trace.importers.minimalloc import read_minimalloc
 
 ROOT = Path(__file__).resolve().parents[1]

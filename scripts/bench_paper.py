@@ -232,7 +232,7 @@ def draw(file: Path | None, results: Sequence[Result], device: Device) -> None:
         # Not before the last run: matplotlib would swell the peaks of children.
         from bench.paper_plot import figure
 
-        from memplan.plot.save import save
+        from memplan.plotting.save import save
 
         save(figure(results, device), file, force=True)
 

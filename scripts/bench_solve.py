@@ -27,9 +27,9 @@ from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import NoPlanError
-from memplan.solve.bestfit import best_fit
-from memplan.solve.methods import solve_problem
-from memplan.solve.options import Options
+from memplan.solving.bestfit import best_fit
+from memplan.solving.methods import solve_problem
+from memplan.solving.options import Options
 from memplan.trace.importers.minimalloc import read_minimalloc
 from memplan.trace.liveness import step_problem
 from memplan.trace.read import read_trace

@@ -6,7 +6,6 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,25 +16,37 @@ PACKAGE = Path(memplan.__file__).parent
 
 # What each room may import of memplan, besides itself. The data flows one way:
 # a recording becomes a trace, a trace a problem, a problem a plan, which is applied.
-BASE = {"errors", "units", "files", "__version__"}
-ROOMS = {
+# Chunking, fusing and blocking are wings beside that corridor: they never import each
+# other; what they share lies in graph and toolchain. Some rooms are still to be built.
+GROUND: dict[str, set[str]] = {
+    "version": set(),
     "errors": set(),
+    "limits": set(),
     "units": {"errors"},
-    "files": {"errors"},
+    "arrays": {"errors", "limits"},
+    "files": {"errors", "limits"},
+}
+BASE = set(GROUND) | {"formats"}
+CORRIDOR = BASE | {"core", "trace", "native"}
+ROOMS: dict[str, set[str]] = {
+    **GROUND,
     "native": set(),
+    "formats": set(GROUND),
     "core": BASE,
     "trace": BASE | {"core"},
-    "record": BASE | {"core", "trace", "native"},
-    "solve": BASE | {"core", "trace", "native"},
-    "apply": BASE | {"core", "trace", "record", "solve", "native"},
-    "report": BASE | {"core", "trace", "record", "solve", "apply"},
-    "plot": BASE | {"core", "trace"},
-    "chunk": BASE | {"core"},
-    "fuse": BASE | {"core"},
-    "blocking": BASE | {"core", "native"},
-    "cli": BASE
-    | {"core", "trace", "record", "solve", "apply", "report", "plot"}
-    | {"chunk", "fuse", "blocking"},
+    "recording": CORRIDOR,
+    "solving": CORRIDOR,
+    "applying": CORRIDOR | {"recording", "solving"},
+    "reporting": CORRIDOR | {"recording", "solving", "applying"},
+    "plotting": BASE | {"core", "trace"},
+    "graph": BASE,
+    "toolchain": set(GROUND),
+    "chunking": BASE | {"graph"},
+    "fusing": BASE | {"graph", "toolchain"},
+    "blocking": BASE | {"native", "toolchain"},
+    "cli": CORRIDOR
+    | {"recording", "solving", "applying", "reporting", "plotting"}
+    | {"chunking", "fusing", "blocking"},
     "__main__": {"cli"},
 }
 
@@ -43,12 +54,12 @@ ROOMS = {
 HOMES = {
     "click": {"cli"},
     "rich": {"cli"},
-    "torch": {"record", "apply", "chunk", "fuse", "blocking"},
-    "matplotlib": {"plot"},
-    "pandas": {"trace", "report"},
-    "pyarrow": {"trace", "report"},
-    "pulp": {"solve/cbc.py"},
-    "numpy": set(ROOMS) - {"errors", "units", "files", "__main__"},
+    "torch": {"recording", "applying", "graph", "chunking", "fusing", "blocking"},
+    "matplotlib": {"plotting"},
+    "pandas": {"trace", "reporting"},
+    "pyarrow": {"trace", "reporting"},
+    "pulp": {"solving/cbc.py"},
+    "numpy": set(ROOMS) - (set(GROUND) - {"arrays"}) - {"__main__"},
 }
 
 
@@ -98,7 +109,7 @@ def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
     for name, line, at_top in imports(path):
         head, _, rest = name.partition(".")
         if head == "memplan":
-            other = rest.split(".")[0] or "__version__"
+            other = rest.split(".")[0] or "the package face"
             if other != room and other not in ROOMS[room]:
                 wrong.append(f"{path}:{line}: {room} imports {name}")
         elif head in HOMES:
@@ -168,8 +179,13 @@ def test_every_public_name_is_there_and_listed() -> None:
         memplan.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_functions_keep_their_names_beside_the_rooms() -> None:
-    for room in ("record.session", "solve.solve", "apply.session"):
-        function, _, module = room.partition(".")
-        imported = import_module(f"memplan.{room}")
-        assert getattr(memplan, function) is getattr(imported, function), module
+def test_no_room_has_the_name_of_a_public_verb() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    assert not rooms & set(memplan.__all__)
+
+
+def test_a_module_in_a_room_can_be_imported_by_its_path() -> None:
+    import memplan.solving.methods as methods  # noqa: PLR0402 - the form meant
+
+    assert "bestfit" in methods.METHOD_NAMES
+    assert callable(memplan.solve)

@@ -12,13 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memplan.blocking.batch_pricing import (
-    Closing,
-    FloatArray,
-    IntArray,
-    Rows,
-    pricing,
-)
+from memplan.arrays import Float64Array, Int64Array
+from memplan.blocking.batch_pricing import Closing, Rows, pricing
 from memplan.blocking.layer import DIMS, INDEXED_BY, Layer, Tensor, elements, footprint
 from memplan.blocking.objective import Objective
 
@@ -34,8 +29,8 @@ class _Step:
 
     dim: str
     active: Rows
-    inner: Mapping[str, FloatArray]
-    visits: FloatArray
+    inner: Mapping[str, Float64Array]
+    visits: Float64Array
 
 
 @dataclass(frozen=True)
@@ -44,9 +39,9 @@ class _Run:
 
     open: Rows
     by_kernels: Rows  # whether a K loop began it; of an input
-    wide: FloatArray
-    high: FloatArray
-    rest: FloatArray
+    wide: Float64Array
+    high: Float64Array
+    rest: Float64Array
 
 
 class BatchEvaluator:
@@ -69,7 +64,7 @@ class BatchEvaluator:
             self._below[tensor] = float(below)
             self._alpha[tensor] = float(elements(self.layer, tensor))
 
-    def __call__(self, order: Sequence[str], extents: IntArray) -> FloatArray:
+    def __call__(self, order: Sequence[str], extents: Int64Array) -> Float64Array:
         """pJ of each nest, shape (n,).
 
         order: dimensions of the loops, innermost first; extents: shape (loops, n),
@@ -83,7 +78,7 @@ class BatchEvaluator:
             found[begin : begin + _CHUNK] = self._energies(order, part)
         return found
 
-    def _energies(self, order: Sequence[str], extents: IntArray) -> FloatArray:
+    def _energies(self, order: Sequence[str], extents: Int64Array) -> Float64Array:
         steps = self._steps(order, extents)
         n = extents.shape[1]
         return self._pricing(
@@ -97,7 +92,7 @@ class BatchEvaluator:
             return 2 * self._below[tensor] - self._alpha[tensor]
         return self._below[tensor]
 
-    def _steps(self, order: Sequence[str], extents: IntArray) -> list[_Step]:
+    def _steps(self, order: Sequence[str], extents: Int64Array) -> list[_Step]:
         """The loops, and one that ends them all."""
         n = extents.shape[1]
         inner = {dim: np.full(n, float(self.base[dim])) for dim in DIMS}
@@ -185,7 +180,7 @@ def _remaining(run: _Run, ends: Rows) -> _Run | None:
     return replace(run, open=left)
 
 
-def _columns(count: FloatArray, window: FloatArray, stride: int) -> FloatArray:
+def _columns(count: Float64Array, window: Float64Array, stride: int) -> Float64Array:
     """`layer.columns` of arrays."""
     if stride == 1:
         return count + (window - 1)

@@ -13,15 +13,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memplan.arrays import BoolArray, Float64Array
 from memplan.blocking.counts import ELEMENT_BYTES
 from memplan.blocking.energy import Curve
 from memplan.blocking.hierarchy import Hierarchy
 from memplan.blocking.layer import Tensor
 from memplan.blocking.objective import Codesign, Objective
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Rows: TypeAlias = BoolArray | bool  # which of the nests; True for all, False for none
 # Counts above 2^53 are rounded; less than this is no saving.
 _LESS = 1 - 4e-15
@@ -32,12 +30,12 @@ class Closing:
     """Buffers that end at one loop: in which rows, and there elements and outward."""
 
     rows: Rows
-    elements: FloatArray
-    outward: FloatArray
+    elements: Float64Array
+    outward: Float64Array
 
 
 Closings: TypeAlias = Mapping[Tensor, Iterator[Closing]]
-Pricing: TypeAlias = Callable[[Mapping[Tensor, float], Closings, int], FloatArray]
+Pricing: TypeAlias = Callable[[Mapping[Tensor, float], Closings, int], Float64Array]
 
 
 def pricing(objective: Objective) -> Pricing:
@@ -56,9 +54,9 @@ class _Prices:
         self._x, self._y = np.log(curve.nbytes), np.log(curve.pj)
         self.limit, self.dram_pj = curve.dram_above, curve.dram_pj
 
-    def __call__(self, nbytes: FloatArray) -> FloatArray:
+    def __call__(self, nbytes: Float64Array) -> Float64Array:
         """pJ on the chip, however large."""
-        found: FloatArray = np.exp(np.interp(np.log(nbytes), self._x, self._y))
+        found: Float64Array = np.exp(np.interp(np.log(nbytes), self._x, self._y))
         return found
 
 
@@ -71,7 +69,7 @@ class _Free:
 
     def __call__(
         self, demand: Mapping[Tensor, float], closings: Closings, n: int
-    ) -> FloatArray:
+    ) -> Float64Array:
         total = np.zeros(n)
         for tensor, buffers in closings.items():
             price, flow = self._prices[tensor], np.full(n, demand[tensor])
@@ -102,7 +100,7 @@ class _Private:
 
     def __call__(
         self, demand: Mapping[Tensor, float], closings: Closings, n: int
-    ) -> FloatArray:
+    ) -> Float64Array:
         total = np.zeros(n)
         for tensor, buffers in closings.items():
             capacity = self._capacity[tensor]
@@ -133,9 +131,9 @@ class _Collected:
 
     tensors: npt.NDArray[np.intp]
     used: BoolArray
-    nbytes: FloatArray
-    inward: FloatArray
-    outward: FloatArray
+    nbytes: Float64Array
+    inward: Float64Array
+    outward: Float64Array
 
 
 def _collected(
@@ -147,7 +145,7 @@ def _collected(
     """None if there are no buffers. prices: to leave out those above their limits."""
     tensors: list[int] = []
     used: list[BoolArray] = []
-    rows: list[tuple[FloatArray, FloatArray, FloatArray]] = []
+    rows: list[tuple[Float64Array, Float64Array, Float64Array]] = []
     for number, (tensor, buffers) in enumerate(closings.items()):
         flow = np.full(n, demand[tensor])
         for closing in buffers:
@@ -165,7 +163,7 @@ def _collected(
     return _Collected(np.array(tensors), np.stack(used), nbytes, inward, outward)
 
 
-def _ranked(accesses: FloatArray, used: BoolArray) -> npt.NDArray[np.intp]:
+def _ranked(accesses: Float64Array, used: BoolArray) -> npt.NDArray[np.intp]:
     """Each nest's buffers, those with most accesses first, as many as one uses at
     most; shape (least m, n)."""
     order = np.argsort(-accesses, axis=0, kind="stable")
@@ -183,7 +181,7 @@ class _Budgeted:
 
     def __call__(
         self, demand: Mapping[Tensor, float], closings: Closings, n: int
-    ) -> FloatArray:
+    ) -> Float64Array:
         found = _collected(demand, closings, n, self._prices)
         kept = None if found is None else self._kept(found)
         total = np.zeros(n)
@@ -229,7 +227,7 @@ class _Shared:
 
     def __call__(
         self, demand: Mapping[Tensor, float], closings: Closings, n: int
-    ) -> FloatArray:
+    ) -> Float64Array:
         found = _collected(demand, closings, n, None)
         chosen = None if found is None else self._assigned(found, list(closings))
         hierarchy, total = self._hierarchy, np.zeros(n)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from memplan.arrays import Float64Array, Int64Array
 from memplan.blocking.batch import BatchEvaluator
-from memplan.blocking.batch_pricing import FloatArray, IntArray
 from memplan.blocking.climb import climb
 from memplan.blocking.incumbent import Found, Incumbent, SearchProgress, found_by
 from memplan.blocking.layer import Layer
@@ -89,7 +89,7 @@ class _Beam:
     ) -> None:
         self.evaluate = BatchEvaluator(blocking.layer, blocking.unroll, objective)
         self._blocking, self._incumbent, self._random = blocking, incumbent, random
-        self._found: list[tuple[float, Order, IntArray]] = []
+        self._found: list[tuple[float, Order, Int64Array]] = []
         self.kept: dict[tuple[Order, Extents], float] = {}
 
     def start(self, starts: Sequence[Nest]) -> None:
@@ -162,7 +162,7 @@ class _Beam:
         return sorted(chosen)
 
     def _try(
-        self, order: Order, extents: IntArray, begins: Sequence[int] = (0,)
+        self, order: Order, extents: Int64Array, begins: Sequence[int] = (0,)
     ) -> None:
         """Keep the best from each of `begins` to the next, or to the end."""
         energies = self.evaluate(order, extents)
@@ -174,7 +174,7 @@ class _Beam:
                 self._found.append((float(energies[row]), order, column))
 
 
-def _least(energies: FloatArray, count: int) -> list[int]:
+def _least(energies: Float64Array, count: int) -> list[int]:
     """Positions of the least."""
     if len(energies) <= count:
         return list(range(len(energies)))

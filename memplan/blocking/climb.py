@@ -8,8 +8,8 @@ from itertools import combinations
 
 import numpy as np
 
+from memplan.arrays import Int64Array
 from memplan.blocking.batch import BatchEvaluator
-from memplan.blocking.batch_pricing import IntArray
 from memplan.blocking.incumbent import Incumbent
 from memplan.blocking.orders import WINDOW, Blocking, Extents, Order, divisors
 
@@ -50,7 +50,7 @@ def climb(
 
 def _moved(
     blocking: Blocking, dim: str, order: Order, extents: Extents, split_window: bool
-) -> tuple[Order, IntArray]:
+) -> tuple[Order, Int64Array]:
     """An order with a place for `dim` in every gap between the other loops, and the
     extents of all ways to fill them; an empty place is a loop of one trip."""
     taken = blocking.window if dim == WINDOW else (dim,)
@@ -72,7 +72,7 @@ def _moved(
         else _slots(blocking.base[dim], blocking.size[dim], gaps)
     )
     template: list[str] = []
-    rows: list[IntArray] = []
+    rows: list[Int64Array] = []
     gap = iter(slots)
     for place in range(len(others) + 1):
         if place not in closed:
@@ -95,16 +95,16 @@ def _inside(blocking: Blocking, loops: Sequence[tuple[str, int]], place: int) ->
     return {loops[place - 1][0], loops[place][0]} <= set(blocking.window)
 
 
-def _block_slots(gaps: int) -> IntArray:
+def _block_slots(gaps: int) -> Int64Array:
     """1 from the gap on that the block is in, shape (gaps, gaps)."""
     return np.tri(gaps, dtype=np.int64)
 
 
 @lru_cache(maxsize=256)
-def _slots(base: int, size: int, gaps: int) -> IntArray:
+def _slots(base: int, size: int, gaps: int) -> Int64Array:
     """The extent reached in each gap, of all ways to get from `base` to `size` in
     divisors, shape (gaps, n); those with fewer loops first, and as many as _ROWS."""
-    parts: list[IntArray] = []
+    parts: list[Int64Array] = []
     count = 0
     for loops in range(1, gaps + 1):
         chains = _chains(base, size, loops)
@@ -121,7 +121,7 @@ def _slots(base: int, size: int, gaps: int) -> IntArray:
 
 
 @lru_cache(maxsize=256)
-def _chains(base: int, size: int, loops: int) -> IntArray:
+def _chains(base: int, size: int, loops: int) -> Int64Array:
     """Extents of so many loops that grow from `base` to `size`, both with them, each a
     proper divisor of the next, shape (n, loops + 1)."""
     chains: Sequence[tuple[int, ...]] = [(size,)]

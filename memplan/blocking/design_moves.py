@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from memplan.blocking.batch_pricing import FloatArray
+from memplan.arrays import Float64Array
 from memplan.blocking.layer import Tensor
 from memplan.blocking.nest_pool import Design, NestPool, Sizes
 
@@ -24,7 +24,7 @@ class RankedDesigns:
 
     sizes: Sequence[Sizes]
     places: npt.NDArray[np.intp]
-    energies: FloatArray
+    energies: Float64Array
     by_layer: npt.NDArray[np.intp]  # shape (layers, n), least energy first
 
     def design(self, number: int) -> Design:
@@ -106,7 +106,7 @@ def descended(
 
 
 def _best_pair(
-    costs: Sequence[dict[Tensor, FloatArray]],
+    costs: Sequence[dict[Tensor, Float64Array]],
     counts: Sequence[int],
     ways: dict[Tensor, list[Sizes]],
     pair: tuple[Tensor, Tensor],
@@ -128,7 +128,7 @@ def _best_pair(
     return float(total[one, other]), one, other
 
 
-def _costs(pool: NestPool, tensor: Tensor, ways: Sequence[Sizes]) -> FloatArray:
+def _costs(pool: NestPool, tensor: Tensor, ways: Sequence[Sizes]) -> Float64Array:
     """pJ of each of the sizes in every nest, shape (ways, nests)."""
     found = np.empty((len(ways), len(pool.nests)))
     for row, sizes in zip(found, ways, strict=True):

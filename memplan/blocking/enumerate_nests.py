@@ -13,8 +13,8 @@ from functools import partial
 
 import numpy as np
 
+from memplan.arrays import Int64Array
 from memplan.blocking.batch import BatchEvaluator
-from memplan.blocking.batch_pricing import IntArray
 from memplan.blocking.incumbent import Found, Incumbent, SearchProgress, found_by
 from memplan.blocking.layer import Layer
 from memplan.blocking.objective import Objective
@@ -77,7 +77,7 @@ def _search(
             incumbent.offer(evaluate(order, extents), order, extents)
 
 
-def _extents(blocking: Blocking, levels: int) -> dict[str, IntArray]:
+def _extents(blocking: Blocking, levels: int) -> dict[str, Int64Array]:
     """By dimension, every chain of extents inner to outer, shape (levels, m)."""
     found = {}
     for dim in blocking.dims:
@@ -96,10 +96,10 @@ def _extents(blocking: Blocking, levels: int) -> dict[str, IntArray]:
 def _spread(
     blocking: Blocking,
     order: Order,
-    rows: Mapping[str, IntArray],
-    part: Sequence[IntArray],
+    rows: Mapping[str, Int64Array],
+    part: Sequence[Int64Array],
     count: int,
-) -> IntArray:
+) -> Int64Array:
     """Extents of the loops of `order`, where `part` chooses each dimension's chain."""
     chosen = dict(zip(blocking.dims, part, strict=True))
     used = dict.fromkeys(blocking.dims, 0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.blocking.batch_pricing import FloatArray, IntArray
+from memplan.arrays import Float64Array, Int64Array
 from memplan.blocking.nest import Nest
 from memplan.blocking.orders import Blocking, Extents, Order
 from memplan.errors import UsageError
@@ -56,7 +56,7 @@ class Incumbent:
         """Since the search began."""
         return time.monotonic() - self._start
 
-    def offer(self, energies: FloatArray, order: Order, extents: IntArray) -> None:
+    def offer(self, energies: Float64Array, order: Order, extents: Int64Array) -> None:
         """Take note of nests, as the batch evaluator takes them.
 
         Raises OutOfTime after the limit.

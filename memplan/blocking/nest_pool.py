@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from memplan.blocking.batch_pricing import FloatArray
+from memplan.arrays import Float64Array
 from memplan.blocking.counts import ELEMENT_BYTES, count
 from memplan.blocking.energy import Curve
 from memplan.blocking.layer import Tensor
@@ -29,8 +29,8 @@ class NestPool:
         # them, with the demand in front.
         self._nbytes: dict[Tensor, list[list[int]]] = {t: [] for t in Tensor}
         self._flows: dict[Tensor, list[list[int]]] = {t: [] for t in Tensor}
-        self._arrays: dict[Tensor, tuple[FloatArray, FloatArray]] = {}
-        self._costs: dict[tuple[Tensor, Sizes], FloatArray] = {}
+        self._arrays: dict[Tensor, tuple[Float64Array, Float64Array]] = {}
+        self._costs: dict[tuple[Tensor, Sizes], Float64Array] = {}
 
     def add(self, nest: Nest) -> None:
         """Keep this nest, too."""
@@ -49,7 +49,7 @@ class NestPool:
         """Bytes of all buffers of `tensor` in all nests."""
         return {nbytes for nest in self._nbytes[tensor] for nbytes in nest}
 
-    def costs(self, tensor: Tensor, sizes: Sizes) -> FloatArray | float:
+    def costs(self, tensor: Tensor, sizes: Sizes) -> Float64Array | float:
         """pJ of the tensor's accesses in every nest, shape (n,); 0 without tensor."""
         if not self._flows[tensor]:
             return 0.0
@@ -69,7 +69,7 @@ class NestPool:
         place = int(np.argmin(total))
         return float(total[place]), self.nests[place]
 
-    def _priced(self, tensor: Tensor, sizes: Sizes) -> FloatArray:
+    def _priced(self, tensor: Tensor, sizes: Sizes) -> Float64Array:
         curve, flows = self._curves[tensor], self._flows[tensor]
         total, flow = np.zeros(len(flows)), self._passed(tensor, 0)
         for nbytes in sizes:
@@ -77,10 +77,10 @@ class NestPool:
             served = flow + outward if self._fills else flow
             total += np.where(outward < flow, served * curve.on_chip(nbytes), 0)
             flow = outward
-        priced: FloatArray = total + flow * curve.dram_pj
+        priced: Float64Array = total + flow * curve.dram_pj
         return priced
 
-    def _passed(self, tensor: Tensor, nbytes: int) -> FloatArray:
+    def _passed(self, tensor: Tensor, nbytes: int) -> Float64Array:
         """What passes out of the buffers of up to so many bytes, in every nest."""
         if tensor not in self._arrays:
             self._arrays[tensor] = (
@@ -89,11 +89,11 @@ class NestPool:
             )
         sizes, flows = self._arrays[tensor]
         held = (sizes <= nbytes).sum(axis=1)
-        found: FloatArray = flows[np.arange(len(flows)), held]
+        found: Float64Array = flows[np.arange(len(flows)), held]
         return found
 
 
-def _padded(rows: Sequence[Sequence[int]], rest: float) -> FloatArray:
+def _padded(rows: Sequence[Sequence[int]], rest: float) -> Float64Array:
     """The rows as one array, shape (n, longest), filled up with `rest`."""
     found = np.full((len(rows), max(map(len, rows))), rest)
     for row, values in zip(found, rows, strict=True):

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from memplan.blocking.batch_pricing import IntArray
+from memplan.arrays import Int64Array
 from memplan.blocking.layer import Layer
 from memplan.blocking.nest import Nest, nest_of
 
@@ -49,7 +49,7 @@ class Blocking:
             loops.extend(self.window if dim == WINDOW else (dim,))
         return (*loops, *self.groups)
 
-    def extents(self, dim: str, inner: int | None = None) -> IntArray:
+    def extents(self, dim: str, inner: int | None = None) -> Int64Array:
         """Those that a loop of `dim` around `inner` may have, ascending from `inner`
         itself, by default the datapath's, to the whole size."""
         inner = self.base[dim] if inner is None else inner
@@ -88,7 +88,7 @@ class Blocking:
 
 
 @lru_cache(maxsize=4096)
-def divisors(number: int) -> IntArray:
+def divisors(number: int) -> Int64Array:
     """All divisors, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return np.array(sorted({*small, *(number // d for d in small)}), dtype=np.int64)
@@ -130,7 +130,7 @@ def all_orders(counts: Mapping[str, int]) -> Iterator[Order]:
     yield from extended()
 
 
-def grid(choices: Sequence[IntArray]) -> IntArray:
+def grid(choices: Sequence[Int64Array]) -> Int64Array:
     """Every combination of the choices, shape (len(choices), n)."""
     if not choices:
         return np.empty((0, 1), dtype=np.int64)

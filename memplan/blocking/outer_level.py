@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memplan.blocking.batch_pricing import IntArray
+from memplan.arrays import Int64Array
 from memplan.blocking.orders import Blocking, Extents, Order, grid, level_orders
 
 _PART = 1 << 15  # nests between two looks at the clock
@@ -45,7 +45,7 @@ class OuterLevel:
         self._groups = _column([blocking.size[dim] for dim in blocking.groups])
         self._seeds = [_Seed(blocking, order, extents) for order, extents in seeds]
 
-    def counts(self) -> npt.NDArray[np.int64]:
+    def counts(self) -> Int64Array:
         """Nests of every seed and outer order, shape (seeds, outers).
 
         0 where the outer level would begin with the dimension that the seed ends with:
@@ -58,14 +58,14 @@ class OuterLevel:
 
     def parts(
         self, pairs: Sequence[tuple[int, int]], sample: int | None = None, key: int = 0
-    ) -> Iterator[tuple[Order, IntArray, list[Section]]]:
+    ) -> Iterator[tuple[Order, Int64Array, list[Section]]]:
         """Order, extents and sections of the pairs of seed and outer order.
 
         All their nests or, of each pair, `sample` at random; the same ones for the
         same `key`. Pairs must come seed by seed.
         """
         random = np.random.default_rng(key)
-        rows: list[IntArray] = []
+        rows: list[Int64Array] = []
         sections: list[Section] = []
         order: Order = ()
         count = 0
@@ -85,7 +85,7 @@ class OuterLevel:
         if rows:
             yield order, np.concatenate(rows, axis=1), sections
 
-    def _extents(self, seed: _Seed, outer: int, chosen: IntArray) -> IntArray:
+    def _extents(self, seed: _Seed, outer: int, chosen: Int64Array) -> Int64Array:
         """Of one seed and outer order, where `chosen` are the freed extents, by
         dimension."""
         inner, width = len(seed.order), chosen.shape[1]
@@ -112,7 +112,7 @@ class _Seed:
         self.order: Order = tuple(dim for dim, _ in loops)
         self.column = _column([extent for _, extent in loops])
         self.free: list[int] = []
-        self.choices: list[IntArray] = []
+        self.choices: list[Int64Array] = []
         for dim in blocking.dims:
             *inside, last = [i for i, own in enumerate(self.order) if own == dim]
             self.free.append(last)
@@ -120,11 +120,11 @@ class _Seed:
             self.choices.append(blocking.extents(dim, below))
         self.count = int(np.prod([len(own) for own in self.choices], dtype=np.int64))
 
-    def grid(self) -> IntArray:
+    def grid(self) -> Int64Array:
         """All combinations, shape (dimensions, count)."""
         return grid(self.choices)
 
-    def drawn(self, random: np.random.Generator, count: int) -> IntArray:
+    def drawn(self, random: np.random.Generator, count: int) -> Int64Array:
         """Some at random, or all if there are no more."""
         if self.count <= count:
             return self.grid()
@@ -132,7 +132,7 @@ class _Seed:
         return np.stack(rows)
 
 
-def _column(values: Sequence[int]) -> IntArray:
+def _column(values: Sequence[int]) -> Int64Array:
     return np.array(values, dtype=np.int64).reshape(-1, 1)
 
 

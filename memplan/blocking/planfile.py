@@ -13,15 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from memplan import __version__
 from memplan.blocking.counts import Buffer
 from memplan.blocking.evaluation import Evaluation, Placed, Share
 from memplan.blocking.layer import DIMS, MAX_SIZE, Layer, Tensor
 from memplan.blocking.nest import Nest, parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
-from memplan.core.strictjson import Refused, Table, parse, shown
 from memplan.errors import FormatError, InputError, UsageError
 from memplan.files import atomic_write, read_bytes, refuse_overwrite
+from memplan.formats.strictjson import Refused, Table, parse, shown
+from memplan.version import __version__
 
 SCHEMA = "memplan.blocking-plan"
 VERSION = 1

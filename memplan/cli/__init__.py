@@ -8,10 +8,10 @@ import sys
 
 import click
 
-from memplan import __version__
 from memplan.cli import show
 from memplan.cli.group import LazyGroup
 from memplan.errors import EXIT_INTERRUPTED, EnvironmentUnfitError, MemplanError
+from memplan.version import __version__
 
 _COMMANDS = {
     "record": "Run a program and write down what it allocates.",

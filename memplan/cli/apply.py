@@ -10,18 +10,18 @@ from pathlib import Path
 
 import click
 
-from memplan.apply.fitness import check_program
-from memplan.apply.replan import Replan
-from memplan.apply.report import Report
-from memplan.apply.residency import Memory
-from memplan.apply.session import loader_of
+from memplan.applying.replan import Replan
+from memplan.applying.report import Report
+from memplan.applying.residency import Memory
+from memplan.applying.session import loader_of
+from memplan.applying.suitability import check_program
 from memplan.cli import arguments, show
 from memplan.core.plan import Plan
 from memplan.errors import MemplanError
 from memplan.files import refuse_overwrite, write_bytes
-from memplan.record.program import run
-from memplan.record.ranks import of_rank, written_by_rank
-from memplan.record.shim import require_torch
+from memplan.recording.ranks import of_rank, written_by_rank
+from memplan.recording.shim import require_torch
+from memplan.recording.target import run
 from memplan.units import format_bytes, format_seconds
 
 MOST_REPLANS = 6  # listed one by one

@@ -14,7 +14,7 @@ from memplan.files import read_bytes
 if TYPE_CHECKING:
     from memplan.core.plan import Plan
     from memplan.core.problem import Problem
-    from memplan.record.program import Target
+    from memplan.recording.target import Target
     from memplan.trace.trace import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,7 +65,7 @@ def program(function: F) -> F:
 
 def target(module: str | None, script: tuple[str, ...]) -> Target:
     """The program that `program` was given. Raises UsageError if there is none."""
-    from memplan.record.program import Target
+    from memplan.recording.target import Target
 
     if module is None and not script:
         raise UsageError("name a script to run, or a module with -m")

@@ -30,11 +30,11 @@ def command(source: Path, output: Path, force: bool) -> None:
     \b
     Example: memplan plot train.plan.json -o packing.png
     """
-    from memplan.plot.save import check_target, save
+    from memplan.plotting.save import check_target, save
 
     check_target(output, force=force)
     if arguments.is_plan(source):
-        from memplan.plot.packing import packing
+        from memplan.plotting.packing import packing
 
         figure = packing(arguments.read_plan(source), source.name)
     elif arguments.is_blocking_plan(source):
@@ -42,7 +42,7 @@ def command(source: Path, output: Path, force: bool) -> None:
 
         figure = picture(source)
     else:
-        from memplan.plot.memory import memory
+        from memplan.plotting.memory import memory
 
         trace = arguments.read_input(source)
         if isinstance(trace, Problem):

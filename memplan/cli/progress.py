@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from memplan.solve.options import Progress
+from memplan.solving.options import Progress
 from memplan.units import format_bytes, format_gap
 
 

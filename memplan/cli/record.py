@@ -11,10 +11,10 @@ import click
 
 from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
-from memplan.record.cuda import CudaRecording, Device, new_recording, path_of
-from memplan.record.program import run
-from memplan.record.ranks import written_by_rank
-from memplan.record.session import Recording
+from memplan.recording.cuda import CudaRecording, Device, new_recording, path_of
+from memplan.recording.ranks import written_by_rank
+from memplan.recording.session import Recording
+from memplan.recording.target import run
 from memplan.trace.liveness import StepProblem, step_problem
 from memplan.trace.steps import live_curve, timeline
 from memplan.trace.streams import streams_of

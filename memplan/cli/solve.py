@@ -18,10 +18,10 @@ from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
 from memplan.files import read_bytes, refuse_overwrite
-from memplan.solve.exact_ladder import RULES
-from memplan.solve.methods import METHODS
-from memplan.solve.options import MAX_SEED, MIP_SOLVERS, Options
-from memplan.solve.solve import METHOD_NAMES, solve
+from memplan.solving.exact_ladder import RULES
+from memplan.solving.methods import METHODS
+from memplan.solving.options import MAX_SEED, MIP_SOLVERS, Options
+from memplan.solving.solve import METHOD_NAMES, solve
 from memplan.trace.trace import Trace
 from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.core.gaps import Pieces, pieces
-from memplan.core.problem import Int64Array, Problem
+from memplan.arrays import Int64Array
+from memplan.core.pieces import Pieces, pieces
+from memplan.core.problem import Problem
 
 
 def live_bytes(problem: Problem) -> tuple[Int64Array, Int64Array]:

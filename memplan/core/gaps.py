@@ -8,16 +8,10 @@ and holds nothing that matters in a gap, so that another may lie in its place.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from memplan.core.integers import Int64Array, Int64Like, int64
-from memplan.errors import InputError
-
-if TYPE_CHECKING:
-    from memplan.core.problem import Problem
+from memplan.arrays import BoolArray, Int64Array, Int64Like, int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +69,7 @@ class Gaps:
         return self.buffer, self.lower, self.upper, self.begin, self.end
 
     @property
-    def partial(self) -> npt.NDArray[np.bool_]:
+    def partial(self) -> BoolArray:
         """Which gaps leave some bytes in use, shape (m,)."""
         return self.begin < self.end
 
@@ -113,93 +107,3 @@ def join(*parts: Gaps | None) -> Gaps | None:
     if not found:
         return None
     return Gaps.of(*(np.concatenate(column) for column in zip(*found, strict=True)))
-
-
-def check_gaps(problem: Problem, gaps: Gaps) -> None:
-    """Raise InputError naming the first buffer whose gaps are not allowed, and why.
-
-    The clock must be linear; a gap lies inside the lifespan, its window inside the
-    buffer, and the gaps of one buffer share no tick.
-    """
-    if problem.length is not None:
-        raise InputError("gaps need a linear clock, and this one has a period")
-    stray = (gaps.buffer < 0) | (gaps.buffer >= len(problem))
-    if stray.any():
-        i = int(gaps.buffer[np.argmax(stray)])
-        raise InputError(f"gaps: there is no buffer {i} among {len(problem)}")
-    again = np.zeros(len(gaps), dtype=np.bool_)
-    again[1:] = gaps.buffer[1:] == gaps.buffer[:-1]
-    again[1:] &= gaps.lower[1:] < gaps.upper[:-1]
-    lower, upper = problem.lower[gaps.buffer], problem.upper[gaps.buffer]
-    size = problem.size[gaps.buffer]
-    for bad, why in (
-        (gaps.lower >= gaps.upper, "is empty"),
-        ((gaps.lower < lower) | (gaps.upper > upper), "leaves its lifespan"),
-        (again, "begins before the gap before it has ended"),
-        (gaps.begin > gaps.end, "has a window that ends before it begins"),
-        ((gaps.begin < 0) | (gaps.end > size), "has a window beyond its bytes"),
-    ):
-        if bad.any():
-            raise InputError(_named(problem, gaps, int(np.argmax(bad)), why))
-
-
-def _named(problem: Problem, gaps: Gaps, k: int, why: str) -> str:
-    buffer, lower, upper, begin, end = (int(column[k]) for column in gaps.columns)
-    window = f" with bytes [{begin}, {end})" if begin != end else ""
-    life = f"lives in [{problem.lower[buffer]}, {problem.upper[buffer]})"
-    return (
-        f"buffer {problem.label(buffer)}: the gap [{lower}, {upper}){window} {why}; "
-        f"it {life}, {problem.size[buffer]} bytes"
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Pieces:
-    """The rectangles of time and bytes that buffers use, disjoint for each buffer.
-
-    By owner, then by time; every array has shape (m,), int64.
-
-    owner: index of the buffer. lower, upper: ticks, as a buffer's lifespan, which may
-    wrap around where the clock is periodic. begin, end: bytes [begin, end) counted
-    from the buffer's offset, never empty.
-    """
-
-    owner: Int64Array
-    lower: Int64Array
-    upper: Int64Array
-    begin: Int64Array
-    end: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.owner)
-
-
-def pieces(problem: Problem) -> Pieces:
-    """What the buffers use, all of it once; without gaps, each buffer whole.
-
-    Around and between its gaps a buffer is used whole. One with a single gap that is
-    as long as its life has no piece, or only the gap's window.
-    """
-    everyone = np.arange(len(problem), dtype=np.int64)
-    if problem.gaps is None:
-        none = np.zeros(len(problem), dtype=np.int64)
-        return Pieces(everyone, problem.lower, problem.upper, none, problem.size)
-    gaps = problem.gaps
-    # A buffer is whole from its birth or the end of a gap to the next gap or its
-    # death: in the order of time, each beginning belongs to one end.
-    owner = np.concatenate([everyone, gaps.buffer])
-    lower = np.concatenate([problem.lower, gaps.upper])
-    upper = np.concatenate([gaps.lower, problem.upper])
-    ends_owner = np.concatenate([gaps.buffer, everyone])
-    lower = lower[np.lexsort((lower, owner))]
-    upper = upper[np.lexsort((upper, ends_owner))]
-    owner = np.sort(owner)
-    whole, partial = lower < upper, gaps.partial
-    owner = np.concatenate([owner[whole], gaps.buffer[partial]])
-    lower = np.concatenate([lower[whole], gaps.lower[partial]])
-    upper = np.concatenate([upper[whole], gaps.upper[partial]])
-    count = int(np.count_nonzero(whole))
-    begin = np.concatenate([np.zeros(count, dtype=np.int64), gaps.begin[partial]])
-    end = np.concatenate([problem.size[owner[:count]], gaps.end[partial]])
-    order = np.lexsort((lower, owner))
-    return Pieces(*(column[order] for column in (owner, lower, upper, begin, end)))

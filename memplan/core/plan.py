@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
-from memplan.core.problem import Int64Array, Problem
+from memplan.core.problem import Problem
 
 UNPLANNED = -1  # in `Requests.buffer`: the default allocator serves this request
 

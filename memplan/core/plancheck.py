@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from memplan.arrays import Int64Array
 from memplan.core.plan import UNPLANNED, Kind, Plan, Requests, Warmup
-from memplan.core.problem import MAX_TOTAL_BYTES, Int64Array, Problem
-from memplan.core.strictjson import MAX_INTEGER, MAX_TEXT, is_text, shown
+from memplan.core.problem import Problem
 from memplan.errors import FormatError
+from memplan.formats.strictjson import is_text, shown
+from memplan.limits import MAX_INTEGER, MAX_TEXT, MAX_TOTAL_BYTES
 
 
 def check_structure(plan: Plan, path: object, remedy: str = "") -> None:

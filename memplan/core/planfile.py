@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memplan import __version__
+from memplan.arrays import Int64Array
 from memplan.core.plan import UNPLANNED, Plan, Requests
 from memplan.core.plancheck import check_structure, request_of_buffer
 from memplan.core.planread import (
@@ -35,10 +35,11 @@ from memplan.core.planread import (
     read_header,
     read_plan,
 )
-from memplan.core.problem import FREE, Int64Array, Problem
-from memplan.core.strictjson import Refused, Table
+from memplan.core.problem import FREE, Problem
 from memplan.errors import InputError
 from memplan.files import refuse_overwrite, write_bytes
+from memplan.formats.strictjson import Refused, Table
+from memplan.version import __version__
 
 __all__ = ["SCHEMA", "VERSION", "dump_plan", "load_plan", "read_plan", "write_plan"]
 

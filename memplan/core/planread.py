@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from memplan.arrays import Int64Array
 from memplan.core.gaps import Gaps
 from memplan.core.plan import (
     UNPLANNED,
@@ -23,10 +24,10 @@ from memplan.core.plan import (
     Warmup,
 )
 from memplan.core.plancheck import check_structure, request_of_buffer
-from memplan.core.problem import FREE, Int64Array, Problem
-from memplan.core.strictjson import Table, parse, shown
+from memplan.core.problem import FREE, Problem
 from memplan.errors import FormatError, InputError
 from memplan.files import read_bytes
+from memplan.formats.strictjson import Table, parse, shown
 
 SCHEMA = "memplan.plan"
 VERSION = 1

@@ -13,24 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from memplan.core.gaps import Gaps, check_gaps
-from memplan.core.integers import Int64Array, Int64Like, int64
+from memplan.arrays import BoolArray, Int64Array, Int64Like, int64
+from memplan.core.gaps import Gaps
 from memplan.errors import InputError
+from memplan.limits import MAX_LENGTH, MAX_TOTAL_BYTES
 
-__all__ = [
-    "FREE",
-    "MAX_LENGTH",
-    "MAX_TOTAL_BYTES",
-    "Buffer",
-    "Int64Array",
-    "Int64Like",
-    "Problem",
-]
-
-MAX_TOTAL_BYTES = 1 << 62
-MAX_LENGTH = 1 << 62  # ticks of a period; twice that still fits in an int64
 FREE = -1  # in `fixed`: this buffer may go anywhere
 
 
@@ -103,7 +91,7 @@ class Problem:
         problem = cls(**arrays, length=length, labels=names, gaps=gaps)
         problem._check()
         if gaps is not None:
-            check_gaps(problem, gaps)
+            _check_gaps(problem, gaps)
         for array in arrays.values():
             array.flags.writeable = False
         return problem
@@ -133,7 +121,7 @@ class Problem:
         return self.size if unit == 1 else (self.size + unit - 1) // unit * unit
 
     @property
-    def wraps(self) -> npt.NDArray[np.bool_]:
+    def wraps(self) -> BoolArray:
         """Which buffers are alive across the end of the clock's period."""
         return self.lower > self.upper
 
@@ -198,10 +186,48 @@ class Problem:
         if worst + top > MAX_TOTAL_BYTES:
             raise InputError(f"the sizes add up to {worst:.3g} bytes, more than 2^62")
 
-    def _refuse(self, bad: npt.NDArray[np.bool_], problem: str) -> None:
+    def _refuse(self, bad: BoolArray, problem: str) -> None:
         if not bad.any():
             return
         i = int(np.argmax(bad))
         columns = ("lower", "upper", "size", "alignment", "fixed")
         values = {name: int(getattr(self, name)[i]) for name in columns}
         raise InputError(f"buffer {self.label(i)}: " + problem.format(**values))
+
+
+def _check_gaps(problem: Problem, gaps: Gaps) -> None:
+    """Raise InputError naming the first buffer whose gaps are not allowed, and why.
+
+    The clock must be linear; a gap lies inside the lifespan, its window inside the
+    buffer, and the gaps of one buffer share no tick.
+    """
+    if problem.length is not None:
+        raise InputError("gaps need a linear clock, and this one has a period")
+    stray = (gaps.buffer < 0) | (gaps.buffer >= len(problem))
+    if stray.any():
+        i = int(gaps.buffer[np.argmax(stray)])
+        raise InputError(f"gaps: there is no buffer {i} among {len(problem)}")
+    again = np.zeros(len(gaps), dtype=np.bool_)
+    again[1:] = gaps.buffer[1:] == gaps.buffer[:-1]
+    again[1:] &= gaps.lower[1:] < gaps.upper[:-1]
+    lower, upper = problem.lower[gaps.buffer], problem.upper[gaps.buffer]
+    size = problem.size[gaps.buffer]
+    for bad, why in (
+        (gaps.lower >= gaps.upper, "is empty"),
+        ((gaps.lower < lower) | (gaps.upper > upper), "leaves its lifespan"),
+        (again, "begins before the gap before it has ended"),
+        (gaps.begin > gaps.end, "has a window that ends before it begins"),
+        ((gaps.begin < 0) | (gaps.end > size), "has a window beyond its bytes"),
+    ):
+        if bad.any():
+            raise InputError(_gap_named(problem, gaps, int(np.argmax(bad)), why))
+
+
+def _gap_named(problem: Problem, gaps: Gaps, k: int, why: str) -> str:
+    buffer, lower, upper, begin, end = (int(column[k]) for column in gaps.columns)
+    window = f" with bytes [{begin}, {end})" if begin != end else ""
+    life = f"lives in [{problem.lower[buffer]}, {problem.upper[buffer]})"
+    return (
+        f"buffer {problem.label(buffer)}: the gap [{lower}, {upper}){window} {why}; "
+        f"it {life}, {problem.size[buffer]} bytes"
+    )

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.core.gaps import join, pieces
+from memplan.arrays import Int64Array
+from memplan.core.gaps import join
+from memplan.core.pieces import pieces
 from memplan.core.plan import Plan, Stated, Warmup
-from memplan.core.problem import Int64Array, Problem
+from memplan.core.problem import Problem
 
 
 class Failure(str, enum.Enum):

@@ -107,7 +107,8 @@ class ExactSearch:
     alignment, fixed (-1: free) and capacity in the unit of `size`, all below 2^43.
     orders: rankings, of the letters W lifetime, A lifetime x size, T largest total of a
     section, C sections, Z size, O overlapping blocks, all descending. without: rules to
-    switch off, as in `memplan.solve.exact_ladder.RULES`. memo_bytes: for each ranking.
+    switch off, as in `memplan.solving.exact_ladder.RULES`. memo_bytes: for each
+    ranking.
     """
 
     def __init__(

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from memplan.arrays import BoolArray, Int64Array
 from memplan.errors import FormatError
 from memplan.files import PathLike
 from memplan.trace.trace import Action, Columns, Mark
 
 MAX_EVENTS = 200_000_000
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def check_count(path: PathLike, count: int) -> None:
         )
 
 
-def check_index(path: PathLike, index: npt.NDArray[np.int64]) -> None:
+def check_index(path: PathLike, index: Int64Array) -> None:
     """Raise FormatError unless a file's `index` column counts up from 0 or more."""
     if len(index) and index[0] < 0:
         raise FormatError(path, f"row 0, column index: {index[0]} is negative")
@@ -76,7 +75,7 @@ def check_index(path: PathLike, index: npt.NDArray[np.int64]) -> None:
         raise FormatError(path, problem, "sort the rows by index")
 
 
-def _rules(events: Columns, stacks: int) -> Iterator[tuple[str, Mask, str]]:
+def _rules(events: Columns, stacks: int) -> Iterator[tuple[str, BoolArray, str]]:
     step = events.action == Action.STEP
     alloc = events.action == Action.ALLOC
     yield "action", events.action > max(Action), "unknown action code {value}"
@@ -100,7 +99,7 @@ def _rules(events: Columns, stacks: int) -> Iterator[tuple[str, Mask, str]]:
     )
 
 
-def _earlier(time_ns: npt.NDArray[np.int64], thread: npt.NDArray[np.int32]) -> Mask:
+def _earlier(time_ns: Int64Array, thread: npt.NDArray[np.int32]) -> BoolArray:
     """Which events come before the preceding event of their thread."""
     bad = np.zeros(len(time_ns), dtype=np.bool_)
     drop = time_ns[1:] < time_ns[:-1]

@@ -16,9 +16,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.core.strictjson import parse, shown
 from memplan.errors import FormatError
 from memplan.files import PathLike, atomic_write, open_input
+from memplan.formats.strictjson import parse, shown
 from memplan.trace.check import check_count, check_events, check_index
 from memplan.trace.info import encode_metadata, from_metadata
 from memplan.trace.trace import Action, Columns, Mark, Trace

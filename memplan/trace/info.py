@@ -12,12 +12,13 @@ import math
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
-from memplan import __version__
-from memplan.core.strictjson import MAX_INTEGER, Refused, parse, shown
 from memplan.errors import FormatError
 from memplan.files import PathLike
+from memplan.formats.strictjson import Refused, parse, shown
+from memplan.limits import MAX_INTEGER
 from memplan.trace.stacks import Frame, StackTable
 from memplan.trace.trace import SCHEMA, VERSION, Trace, TraceInfo
+from memplan.version import __version__
 
 MAX_METADATA_BYTES = 256 << 20  # some half a million distinct stacks
 

@@ -15,9 +15,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.core.strictjson import parse
 from memplan.errors import FormatError
 from memplan.files import PathLike, open_input
+from memplan.formats.strictjson import parse
 from memplan.trace.check import MAX_EVENTS, find_fault
 from memplan.trace.info import frame_from_json, from_metadata
 from memplan.trace.match import match_frees

@@ -13,17 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from memplan.arrays import BoolArray, Int64Array
 from memplan.core.plan import UNPLANNED, Requests
-from memplan.core.problem import Int64Array, Problem
+from memplan.core.problem import Problem
 from memplan.errors import NoPlanError, UsageError
-from memplan.trace.kinds import KindProblem, other_kinds
+from memplan.trace.step_kinds import KindProblem, other_kinds
 from memplan.trace.steps import HotSteps, Timeline, find_hot, timeline
 from memplan.trace.trace import Trace
 
 NEVER = Timeline.NEVER
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from memplan.arrays import Int64Array
 from memplan.trace.trace import Action, Columns
 
 UNMATCHED = -1
 
 
-def match_frees(events: Columns) -> npt.NDArray[np.int64]:
+def match_frees(events: Columns) -> Int64Array:
     """The partner of every event, int64, shape (m,); UNMATCHED (-1) where none.
 
     For a FREE_COMPLETED, the row of the allocation it ends; for an ALLOC, the row

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memplan.core.strictjson import parse, shown
 from memplan.errors import EnvironmentUnfitError, FormatError
 from memplan.files import PathLike, atomic_write, open_input
+from memplan.formats.strictjson import parse, shown
 from memplan.trace.check import check_count, check_events, check_index
 from memplan.trace.info import MAX_METADATA_BYTES, encode_metadata, from_metadata
 from memplan.trace.trace import Action, Columns, Mark, Trace

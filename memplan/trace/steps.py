@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memplan.core.problem import Int64Array
+from memplan.arrays import Int64Array
 from memplan.trace.match import match_frees
 from memplan.trace.trace import Action, Columns, Mark, Trace
 

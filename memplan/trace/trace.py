@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from memplan.arrays import Int64Array
 from memplan.core.plan import Program, RunStats
 from memplan.errors import InputError
 from memplan.trace.stacks import StackTable
@@ -72,15 +73,15 @@ class Columns:
     stack: index into the stack table, -1 for none.
     """
 
-    time_ns: npt.NDArray[np.int64]
+    time_ns: Int64Array
     action: npt.NDArray[np.uint8]
     mark: npt.NDArray[np.uint8]
     address: npt.NDArray[np.uint64]
-    size: npt.NDArray[np.int64]
-    requested_size: npt.NDArray[np.int64]
+    size: Int64Array
+    requested_size: Int64Array
     thread: npt.NDArray[np.int32]
     device: npt.NDArray[np.int16]
-    stream: npt.NDArray[np.int64]
+    stream: Int64Array
     stack: npt.NDArray[np.int32]
 
     DTYPES = {  # noqa: RUF012 - a constant table, not a field
@@ -122,7 +123,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.action)
 
-    def take(self, rows: npt.NDArray[np.int64] | slice) -> Columns:
+    def take(self, rows: Int64Array | slice) -> Columns:
         """The rows chosen, as new columns."""
         return Columns(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 

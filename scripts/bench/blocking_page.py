@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from memplan.files import write_bytes
-from memplan.plot.save import save
+from memplan.plotting.save import save
 
 
 class Page:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from memplan.plot import style
+from memplan.plotting import style
 
 # A row per bar: its group, its name, and what it is made of, from below.
 Bar = tuple[str, str, Mapping[str, float]]

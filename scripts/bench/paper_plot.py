@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bench.paper import Device, Result
-from memplan.plot import style
+from memplan.plotting import style
 
 RETAINED, DEFAULT, PLANNED = "#c9c9c4", style.SHORT_TO_LONG[1], style.SHORT_TO_LONG[3]
 _BOX = (0.075, 0.27, 0.905, 0.56)

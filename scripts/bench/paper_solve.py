@@ -22,11 +22,11 @@ import memplan
 from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify_offsets
-from memplan.solve import cbc
-from memplan.solve.methods import solve_problem
-from memplan.solve.mip import proved_bytes, restack
-from memplan.solve.model import build
-from memplan.solve.options import Options
+from memplan.solving import cbc
+from memplan.solving.methods import solve_problem
+from memplan.solving.mip import proved_bytes, restack
+from memplan.solving.model import build
+from memplan.solving.options import Options
 from memplan.trace.liveness import step_problem
 
 TIMED = 5  # of best fit, which takes too little time to be timed once

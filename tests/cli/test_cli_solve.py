@@ -18,7 +18,7 @@ from memplan.cli import progress as progress_module
 from memplan.cli.progress import describe, progress_line
 from memplan.core.planfile import read_plan
 from memplan.core.verify import verify
-from memplan.solve.options import Progress
+from memplan.solving.options import Progress
 from memplan.trace.importers.minimalloc import read_minimalloc
 from tests.conftest import ROOT, Run
 

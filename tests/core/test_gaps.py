@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from memplan.core.gaps import Gaps, join, pieces
+from memplan.core.gaps import Gaps, join
+from memplan.core.pieces import pieces
 from memplan.core.problem import Problem
 from memplan.errors import InputError
 from tests.gap_samples import gapped, window

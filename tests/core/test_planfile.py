@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from plan_samples import assert_same, plans, recorded, sample
 
-from memplan import __version__
 from memplan.core.plan import Plan, Requests, RunStats, Source, Warmup
 from memplan.core.planfile import dump_plan, load_plan, read_plan, write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InputError, UsageError
+from memplan.version import __version__
 
 
 @given(plans())

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan, Requests, Stated, Warmup
-from memplan.core.problem import Int64Array, Problem
+from memplan.core.problem import Problem
 from memplan.core.verify import Failure, verify, verify_offsets
-from memplan.solve.bestfit import best_fit
+from memplan.solving.bestfit import best_fit
 from tests.strategies import problems
 
 INSTANCES = 10_000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.apply.cuda import library_path
+from memplan.applying.cuda import library_path
 from tests.cuda.cuda_world import World
 
 HERE = Path(__file__).parent

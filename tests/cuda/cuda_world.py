@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from memplan.apply.cuda_library import Library
-from memplan.apply.tables import ReplayArrays
+from memplan.applying.cuda_library import Library
+from memplan.applying.tables import ReplayArrays
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memplan.apply import cuda as cuda_room
-from memplan.apply.cuda import CudaLoader, StreamPlan, loaded_cudart, refuse_unfit
-from memplan.apply.cuda_library import Library
+from memplan.applying import cuda as cuda_room
+from memplan.applying.cuda import CudaLoader, StreamPlan, loaded_cudart, refuse_unfit
+from memplan.applying.cuda_library import Library
 from memplan.core.plan import Plan
 from memplan.errors import EnvironmentUnfitError, InputError, UsageError
-from memplan.record.boundary import step as mark_step
-from memplan.solve.solve import solve
+from memplan.recording.boundary import step as mark_step
+from memplan.solving.solve import solve
 from memplan.trace.importers.snapshot import HistoryMark, from_snapshot
 from memplan.trace.trace import Mark
 from tests.cuda.cuda_world import World
@@ -153,7 +153,7 @@ def test_torch_is_given_the_librarys_functions(
 @pytest.fixture(autouse=True)
 def nobody_listens() -> Iterator[None]:
     """A loader that a test left running hears no more steps."""
-    from memplan.record.boundary import Boundaries
+    from memplan.recording.boundary import Boundaries
 
     yield
     if Boundaries._active is not None:

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 # Runs a program under a plan, as `memplan apply` does, and writes the report.
 LAUNCHER = """\
 import json, sys
-from memplan.apply.cuda import CudaLoader, stats
+from memplan.applying.cuda import CudaLoader, stats
 from memplan.core.planfile import read_plan
-from memplan.record.program import Target, run
+from memplan.recording.target import Target, run
 
 plan, report, script, *arguments = sys.argv[1:]
 loader = CudaLoader(read_plan(plan))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 import memplan
 from memplan.errors import NoPlanError
-from memplan.trace.kinds import HOT, MOST_KINDS
 from memplan.trace.liveness import StepProblem, step_problem
+from memplan.trace.step_kinds import HOT, MOST_KINDS
 from memplan.trace.steps import find_hot, timeline
 from memplan.trace.trace import Mark
 from tests.programs import Made, Step, programs_of_kinds, trace_of

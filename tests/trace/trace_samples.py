@@ -12,12 +12,12 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 
-from memplan import __version__
 from memplan.core.plan import Program, RunStats
 from memplan.trace import journal
 from memplan.trace.info import to_metadata
 from memplan.trace.stacks import Frame, StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+from memplan.version import __version__
 
 INFO = TraceInfo(
     program=Program("train.py", "ab" * 32, "2.13.0", 4, "optimizer"),

@@ -9,10 +9,10 @@ from memplan.blocking.evaluation import Evaluation
 from memplan.blocking.plan import BlockingPlan
 from memplan.blocking.planfile import read_plan
 from memplan.cli.blocking import report
-from memplan.plot.areacurve import AreaPoint
-from memplan.plot.blocked import blocked
-from memplan.plot.energybars import EnergyBars
-from memplan.plot.loopnest import DrawnBuffer, LoopNest
+from memplan.plotting.areacurve import AreaPoint
+from memplan.plotting.blocked import blocked
+from memplan.plotting.energybars import EnergyBars
+from memplan.plotting.loopnest import DrawnBuffer, LoopNest
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:

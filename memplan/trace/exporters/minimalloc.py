@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memplan.arrays import Int64Array
 from memplan.core.gaps import Gaps
-from memplan.core.problem import Int64Array, Problem
+from memplan.core.problem import Problem
 from memplan.errors import InputError
 from memplan.files import PathLike, atomic_write
 

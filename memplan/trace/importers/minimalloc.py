@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
+from memplan.arrays import BoolArray, Int64Array
 from memplan.core.gaps import Gaps
-from memplan.core.problem import FREE, Int64Array, Problem
-from memplan.core.strictjson import MAX_INTEGER, shown
+from memplan.core.problem import FREE, Problem
 from memplan.errors import FormatError, InputError
 from memplan.files import PathLike, open_input
+from memplan.formats.strictjson import shown
+from memplan.limits import MAX_INTEGER
 
 _SYNONYMS = {
     "id": "id",
@@ -235,7 +236,7 @@ class _Table:
                 self.gaps.append((line - 2, gap.lower, gap.upper, begin, end))
 
     def _check_rows(self, lower: Int64Array, upper: Int64Array) -> None:
-        empty: npt.NDArray[np.bool_] = lower >= upper
+        empty: BoolArray = lower >= upper
         if empty.any():
             i = int(np.argmax(empty))
             problem = f"lower {lower[i]} is not before upper {upper[i]} (exclusive)"

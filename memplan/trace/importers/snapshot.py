@@ -15,9 +15,10 @@ from itertools import accumulate
 from typing import Any, NoReturn
 
 from memplan.core.plan import Program
-from memplan.core.strictjson import MAX_TEXT, parse, shown
 from memplan.errors import FormatError, UsageError
 from memplan.files import PathLike, open_input
+from memplan.formats.strictjson import parse, shown
+from memplan.limits import MAX_TEXT
 from memplan.trace.check import check_count
 from memplan.trace.importers.plain_pickle import load_plain
 from memplan.trace.stacks import NO_STACK, Frame, StackTable

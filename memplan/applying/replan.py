@@ -1,0 +1,272 @@
+"""Planning anew while the program runs (profile-guided memory optimization, 4.3).
+
+An elastic plan whose steps ask for more than planned is solved again for the larger
+sizes. Where buffers turn out to be touched only in part, they are kept apart. Where
+steps ask for something else altogether, again and again, some of them are recorded,
+and the plan made from them takes over, with the old steps as other kinds.
+Solving happens in a thread of its own; the new offsets hold from the next step on.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memplan.applying.sparse import solved_apart, sparse_buffers
+from memplan.applying.tables import ReplayArrays, joined, replay_arrays
+from memplan.arrays import BoolArray, Int64Array
+from memplan.core.plan import UNPLANNED, Plan
+from memplan.core.problem import Problem
+from memplan.core.verify import verify
+from memplan.errors import MemplanError, NoPlanError
+from memplan.solving.from_trace import solve_trace
+from memplan.trace.journal import ROW
+from memplan.trace.trace import Action, Columns, Trace, TraceInfo
+
+if TYPE_CHECKING:
+    from memplan.native._alloc import Replay
+
+METHOD = "skyline"  # milliseconds, on one core: the program needs the others
+DEPARTED = 0.05  # of a step's requests: more than that, and the plan does not fit it
+PATIENCE = 3  # such steps in a row before others are recorded
+RECORDED_STEPS = 6
+SLACK = 16  # one part in so many is added to a size that has grown
+
+
+@dataclass(frozen=True)
+class Replan:
+    """One time the plan was made anew.
+
+    step: hot steps before it took over; reason: "larger", "sparse" or "different";
+    seconds: of solving; arena_bytes: from then on; adopted: False where no plan was
+    found, or one that needs more than was reserved, or too late.
+    """
+
+    step: int
+    reason: str
+    seconds: float
+    arena_bytes: int
+    adopted: bool = True
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What came out of planning anew; plan: None if nothing did."""
+
+    reason: str
+    seconds: float
+    plan: Plan | None
+
+
+class Replanner:
+    """Watches how steps depart from a plan, and replaces it.
+
+    `adopt_ready` goes before a step boundary is marked, `step_ended` after it, both in
+    one thread at a time. plan: the one in force; replans: what was done so far, in
+    order.
+    """
+
+    def __init__(self, plan: Plan, replay: Replay) -> None:
+        self.plan = plan
+        self.replans: list[Replan] = []
+        self._replay = replay
+        self._arrays = replay_arrays(plan, warmup=False)
+        self._earlier: ReplayArrays | None = None  # of plans that others took over from
+        # Where the hot steps' requests begin in the native table.
+        self._first = 0 if plan.warmup is None else len(plan.warmup.requests)
+        self._steps = 0
+        self._departed = 0  # steps in a row
+        self._patience = PATIENCE
+        self._recorded: int | None = None  # steps in the log so far
+        self._grows = True
+        self._work: threading.Thread | None = None
+        self._made: _Made | None = None  # set by that thread, as its last act
+        self._sparse: BoolArray | None = None
+        self._watch(None)
+
+    def adopt_ready(self) -> None:
+        """Have the plan that was made meanwhile, if any, hold from this boundary on."""
+        made, self._made = self._made, None
+        if made is None:
+            return
+        plan = made.plan
+        if plan is None or plan.arena_bytes > self._replay.reserved_bytes:
+            self._note(made, adopted=False)
+            self._replay.unsettle(False)
+            # Larger still would not fit either.
+            self._grows = self._grows and made.reason != "larger"
+            return
+        self._grows = True
+        self._departed = 0  # until now it could not but depart
+        if made.reason == "different":
+            self._earlier = self._arrays
+            self._sparse = None
+        arrays = replay_arrays(plan, warmup=False, sparse=self._sparse)
+        arena = plan.arena_bytes
+        if self._earlier is not None:
+            arrays = joined(arrays, self._earlier)
+            arena = max(arena, self._replay.arena_bytes)
+        self.plan, self._arrays, self._first = plan, arrays, 0
+        self._watch(self._sparse)
+        online = self._replay.reserved_bytes if plan.elastic else arena
+        self._replay.adopt(arrays.table(arena, online))
+        self._note(made, adopted=True, arena=arena)
+
+    def step_ended(self) -> None:
+        """Look at the steps that ended."""
+        steps = self._replay.take_steps()
+        if not steps:  # in the warm-up, or in a forked child, which is not served
+            return
+        for _, counts in steps:
+            self._steps += 1
+            departures = counts["online"] + counts["fallback"]
+            # Larger requests are no other program.
+            fits = (departures > 0 and self._grow()) or (
+                departures <= DEPARTED * counts["requests"]
+            )
+            self._departed = 0 if fits else self._departed + 1
+        if self._sparse is None and self._steps >= self._probed and not self._busy():
+            self._keep_sparse_apart()
+        if self._recorded is not None:
+            self._recorded += 1
+            if self._recorded > RECORDED_STEPS and not self._busy():
+                self._learn()
+        elif self._departed >= self._patience and not self._busy():
+            self._begin_log()
+
+    def finish(self) -> None:
+        """Wait for a plan in the making, which comes too late; harmless again."""
+        if self._recorded is not None:
+            _take_log()
+            self._recorded = None
+        if self._work is not None:
+            self._work.join()
+        if self._made is not None:
+            self._note(self._made, adopted=False)
+            self._made = None
+
+    def _watch(self, sparse: BoolArray | None) -> None:
+        """Go by `sparse`; None: find out, once every hot step has come by again."""
+        self._sparse = sparse
+        starts = () if self.plan.requests is None else self.plan.requests.starts
+        self._probed = self._steps + 2 * len(starts) + 1
+        # It costs large blocks their pages: not worth it for steps of one size.
+        self._replay.unsettle(self.plan.elastic and sparse is None)
+
+    def _busy(self) -> bool:
+        """A plan is in the making, or waits for a boundary."""
+        return self._made is not None or (
+            self._work is not None and self._work.is_alive()
+        )
+
+    def _start(self, reason: str, make: Callable[[], Plan | None]) -> None:
+        self._work = threading.Thread(
+            target=self._make, args=(reason, make), name="memplan-replan", daemon=True
+        )
+        self._work.start()
+
+    def _grow(self) -> bool:
+        """Whether requests were for more bytes than planned; then solve again."""
+        if not self.plan.elastic or self.plan.requests is None or not self._grows:
+            return False
+        begin, end = self._first, self._first + len(self.plan.requests)
+        most = np.array(self._replay.largest()[begin:end], dtype=np.int64)
+        if not (most > self.plan.requests.size).any():
+            return False
+        if not self._busy():
+            plan, sparse = self.plan, self._sparse
+            self._start("larger", lambda: larger(plan, most, sparse))
+        return True
+
+    def _keep_sparse_apart(self) -> None:
+        assert self.plan.requests is not None
+        begin, end = self._first, self._first + len(self.plan.requests)
+        plan = self.plan
+        self._sparse = sparse = sparse_buffers(plan, self._replay.touched()[begin:end])
+        if sparse.any():
+            self._start("sparse", lambda: solved_apart(plan, sparse, METHOD))
+        else:
+            self._replay.unsettle(False)
+
+    def _begin_log(self) -> None:
+        from memplan.native import _alloc
+
+        self._recorded = 0
+        _alloc.open_log()
+
+    def _learn(self) -> None:
+        log, plan = _take_log(), self.plan
+        self._recorded = None
+        self._departed = 0
+        # A program that never settles is not to be planned over and over.
+        self._patience *= 2
+        self._start("different", lambda: from_log(plan, log))
+
+    def _make(self, reason: str, make: Callable[[], Plan | None]) -> None:
+        begun = time.perf_counter()
+        plan = None
+        try:
+            plan = make()
+            if plan is not None and verify(plan):
+                plan = None
+        except MemplanError:
+            pass
+        except Exception as error:  # in somebody's program, a failure of ours is told
+            print(f"memplan: planning anew failed: {error!r}", file=sys.stderr)
+        self._made = _Made(reason, time.perf_counter() - begun, plan)
+
+    def _note(self, made: _Made, *, adopted: bool, arena: int = 0) -> None:
+        arena = arena or self._replay.arena_bytes
+        self.replans.append(
+            Replan(self._steps, made.reason, made.seconds, arena, adopted)
+        )
+
+
+def _take_log() -> bytes:
+    from memplan.native import _alloc
+
+    return _alloc.take_log()
+
+
+def larger(plan: Plan, most: Int64Array, sparse: BoolArray | None = None) -> Plan:
+    """`plan` with room for requests of `most` bytes each, where that is more.
+
+    Those get some more yet: one that has grown will grow again, and bytes that are not
+    touched cost nothing. sparse: buffers to keep apart, if any.
+    """
+    assert plan.requests is not None
+    requests, problem = plan.requests, plan.problem
+    sizes = np.where(most > requests.size, most + most // SLACK, requests.size)
+    planned = requests.buffer != UNPLANNED
+    size = problem.size.copy()
+    size[requests.buffer[planned]] = sizes[planned]
+    grown = Problem.of(
+        problem.lower,
+        problem.upper,
+        size,
+        alignment=problem.alignment,
+        length=problem.length,
+    )
+    roomy = replace(plan, problem=grown, requests=replace(requests, size=sizes))
+    none = np.zeros(len(grown), dtype=np.bool_)
+    return solved_apart(roomy, none if sparse is None else sparse, METHOD)
+
+
+def from_log(plan: Plan, log: bytes) -> Plan:
+    """A plan for the steps in `log`, events as in a journal; `plan` says which program.
+
+    Raises NoPlanError where no step repeats.
+    """
+    rows = np.frombuffer(log, dtype=ROW)
+    if not (rows["action"] == Action.STEP).any():
+        raise NoPlanError("no step ended before the log was full")
+    columns = {name: rows[name] for name in ROW.names or () if name != "stack"}
+    events = Columns.of(**columns, requested_size=rows["size"])
+    found = solve_trace(Trace(events, info=TraceInfo(program=plan.program)), METHOD)
+    return replace(found, warmup=None)

@@ -1,0 +1,92 @@
+"""What applying a plan did: requests, memory, faults and time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from memplan.applying.replan import Replan
+from memplan.applying.residency import Memory
+from memplan.core.plan import Plan, RunStats
+from memplan.recording.ranks import rank
+from memplan.recording.session import run_stats
+
+SCHEMA = "memplan.apply-report"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run under a plan. Requests and bytes are those of the hot steps.
+
+    requests: all of them; planned_requests: served at their planned offset;
+    unplanned_requests: left to the default allocator, as planned; online_requests:
+    departures placed in the arena's free space; fallback_requests: departures served
+    by the default allocator; conflicts: planned ranges that were taken, each of which
+    is a departure too. warmup: the same counts for the steps before the hot ones.
+    run, recorded: memory, faults and time of this run, and of the recorded one.
+    steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
+    interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
+    replans: each time the plan was made anew. memory: where it lived, on the CPU.
+    device: "cpu" or "cuda", where the default allocator is cudaMalloc, and what it gave
+    is kept for reuse; devices: `memplan.applying.cuda.stats` of each. rank: this
+    process's among those that a launcher started; None if it was launched alone.
+    """
+
+    requests: int
+    planned_requests: int
+    unplanned_requests: int
+    online_requests: int
+    online_bytes: int
+    fallback_requests: int
+    fallback_bytes: int
+    conflicts: int
+    arena_bytes: int
+    lower_bound_bytes: int
+    steps: int
+    warmup: dict[str, int]
+    run: RunStats
+    recorded: RunStats
+    interrupted_requests: int = 0
+    replans: tuple[Replan, ...] = ()
+    memory: Memory | None = None
+    device: str = "cpu"
+    devices: dict[int, dict[str, int]] = field(default_factory=dict)
+    rank: int | None = field(default_factory=rank)
+
+    def to_json(self) -> dict[str, object]:
+        """The report as plain data, with `schema` and `version`."""
+        entries = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        return {**entries, **entries.pop("run")}
+
+
+def make_report(
+    plan: Plan,
+    hot: dict[str, int],
+    warmup: dict[str, int],
+    arena_bytes: int,
+    marks: list[tuple[int, int, int]],
+    *,
+    replans: tuple[Replan, ...],
+    interrupted: int,
+    memory: Memory,
+) -> Report:
+    """The report of a run: its counts, and its step boundaries (ns, page faults)."""
+    return Report(
+        requests=hot["requests"],
+        planned_requests=hot["planned"],
+        unplanned_requests=hot["unplanned"],
+        online_requests=hot["online"],
+        online_bytes=hot["online_bytes"],
+        fallback_requests=hot["fallback"],
+        fallback_bytes=hot["fallback_bytes"],
+        conflicts=hot["conflicts"],
+        arena_bytes=arena_bytes,
+        lower_bound_bytes=plan.lower_bound,
+        steps=len(marks),
+        interrupted_requests=interrupted,
+        replans=replans,
+        memory=memory,
+        warmup=warmup,
+        run=run_stats(marks),
+        recorded=plan.recorded,
+    )

@@ -1,0 +1,116 @@
+"""From a plan to the tables that the native loader goes by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memplan.arrays import BoolArray, Int64Array
+from memplan.core.plan import Plan, Requests
+
+if TYPE_CHECKING:
+    from memplan.native._alloc import Table
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayArrays:
+    """All requests of a plan, in the order: warm-up, hot steps, other kinds.
+
+    sizes: exact bytes; offsets: bytes, -1 where the default allocator serves; shape
+    (m,) each. starts: first index of each step, shape (s,). Steps [loop_begin,
+    loop_end) repeat. elastic: per step, whether requests are told by their place.
+    sparse: per request, whether its pages go back when it is freed, shape (m,).
+    """
+
+    sizes: Int64Array
+    offsets: Int64Array
+    starts: Int64Array
+    loop_begin: int
+    loop_end: int
+    elastic: list[bool]
+    sparse: BoolArray
+
+    def table(self, arena_bytes: int, online_bytes: int) -> Table:
+        """The native table, for an arena of so many bytes.
+
+        online_bytes: requests that depart from the plan are placed below this.
+        """
+        from memplan.native import _alloc
+
+        return _alloc.table(
+            self.sizes,
+            self.offsets,
+            self.starts,
+            self.loop_begin,
+            self.loop_end,
+            self.elastic,
+            self.sparse.tolist(),
+            arena_bytes,
+            online_bytes,
+        )
+
+
+def replay_arrays(
+    plan: Plan, *, warmup: bool = True, sparse: BoolArray | None = None
+) -> ReplayArrays:
+    """The arrays of `plan`; without its warm-up for a program already in its loop.
+
+    sparse: which buffers of the hot steps are touched only in part, shape (n,).
+    """
+    if sparse is None:
+        sparse = np.zeros(len(plan.problem), dtype=np.bool_)
+    parts: list[tuple[Requests, Int64Array, BoolArray | None]] = []
+    if plan.warmup is not None and warmup:
+        parts.append((plan.warmup.requests, plan.warmup.offsets, None))
+    loop_begin = sum(len(requests.starts) for requests, _, _ in parts)
+    loop_end = loop_begin
+    if plan.requests is not None:
+        parts.append((plan.requests, plan.offsets, sparse))
+        loop_end += len(plan.requests.starts)
+    parts += [(kind.requests, kind.offsets, None) for kind in plan.kinds]
+    none = np.empty(0, dtype=np.int64)
+    returns = [none.astype(np.bool_)]
+    sizes, offsets, starts = [none], [none], [none]
+    before = 0
+    for requests, places, returned in parts:
+        # UNPLANNED is -1 and finds the entry appended.
+        offsets.append(np.append(places, -1)[requests.buffer])
+        sizes.append(requests.size)
+        chosen = np.zeros(len(places), np.bool_) if returned is None else returned
+        returns.append(np.append(chosen, False)[requests.buffer])
+        starts.append(np.array(requests.starts, dtype=np.int64) + before)
+        before += len(requests)
+    steps = range(sum(map(len, starts)))
+    return ReplayArrays(
+        np.concatenate(sizes).astype(np.int64),
+        np.concatenate(offsets).astype(np.int64),
+        np.concatenate(starts),
+        loop_begin,
+        loop_end,
+        [plan.elastic and loop_begin <= step < loop_end for step in steps],
+        np.concatenate(returns),
+    )
+
+
+def joined(first: ReplayArrays, second: ReplayArrays) -> ReplayArrays:
+    """`first`, whose steps go on repeating, and the repeated steps of `second` and its
+    other kinds as more kinds. Neither may have a warm-up; elastic steps are left out:
+    their requests do not tell them from others."""
+    assert first.loop_begin == second.loop_begin == 0
+    ends = np.append(second.starts[1:], len(second.sizes))
+    kept = [i for i, elastic in enumerate(second.elastic) if not elastic]
+    rows = [np.arange(second.starts[i], ends[i]) for i in kept]
+    chosen = np.concatenate([np.empty(0, dtype=np.int64), *rows])
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    begins = len(first.sizes) + np.cumsum(lengths) - lengths
+    return ReplayArrays(
+        np.concatenate([first.sizes, second.sizes[chosen]]),
+        np.concatenate([first.offsets, second.offsets[chosen]]),
+        np.concatenate([first.starts, begins]),
+        first.loop_begin,
+        first.loop_end,
+        [*first.elastic, *[False] * len(kept)],
+        np.concatenate([first.sparse, second.sparse[chosen]]),
+    )

@@ -1,0 +1,1 @@
+"""Reading files strictly: nothing in them is believed before it is checked."""

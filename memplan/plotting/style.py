@@ -1,0 +1,136 @@
+"""What the pictures share: colours, the axis of bytes, titles, thinned curves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+
+from memplan.arrays import Float64Array
+
+INK = "#222222"
+MUTED = "#666666"
+PAPER = "#f4f4f2"  # what no buffer covers
+# Lifetime classes, short to long: ColorBrewer YlGnBu, told apart with any colour
+# vision and in grey; wrap-around buffers in the one warm colour.
+SHORT_TO_LONG = ("#86cfa0", "#41b6c4", "#2c7fb8", "#253494")
+WRAPPED = "#e6750d"
+BOUND = "#b3127a"
+
+_FONT = "DejaVu Sans"  # comes with matplotlib
+_SETTINGS = {
+    "font.sans-serif": [_FONT],
+    "svg.hashsalt": "memplan",
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
+}
+_IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+@contextlib.contextmanager
+def settled() -> Iterator[None]:
+    """matplotlib's own defaults, whatever the user's matplotlibrc says."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        yield
+
+
+def byte_ticks(top: float) -> tuple[list[float], list[str]]:
+    """Tick positions from 0 to `top` bytes, 4 to 8 powers of two apart, and labels."""
+    step = 2.0 ** max(0, int(np.ceil(np.log2(max(top, 1) / 7))))
+    power = _power(top)
+    ticks = [float(tick) for tick in np.arange(0.0, top + step / 1e6, step)]
+    labels = [f"{tick / 1024**power:g} {_IEC[power]}" for tick in ticks]
+    return ticks, ["0", *labels[1:]]
+
+
+def told_apart(first: int, second: int) -> tuple[str, str]:
+    """Both byte counts in the unit of the first, with digits enough to differ."""
+    power = _power(first)
+    for digits in range(1, 7):
+        one, other = (f"{n / 1024**power:.{digits}f}" for n in (first, second))
+        if power and (one != other or first == second):
+            return f"{one} {_IEC[power]}", f"{other} {_IEC[power]}"
+    return f"{first:,} B", f"{second:,} B"
+
+
+def set_byte_axis(axes: Axes, top: float) -> None:
+    """Make the y axis one of bytes, from 0 to a little above `top`."""
+    axes.set_ylim(0, max(top, 1) * 1.04)
+    axes.set_yticks(*byte_ticks(max(top, 1)))
+
+
+def bare_axes(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
+    """Axes in `box` (left, bottom, width, height, in parts of the figure)."""
+    axes = figure.add_axes(box)
+    axes.tick_params(labelsize=9, colors=INK, direction="out", length=3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return axes
+
+
+def set_title(figure: Figure, left: float, title: str, facts: str) -> None:
+    """A bold title, and under it a line of facts, from `left` (part of the width)."""
+    inch = 1 / figure.get_figheight()
+    name = figure.text(left, 1 - 0.35 * inch, title, fontsize=13, color=INK)
+    name.set_fontweight("bold")
+    figure.text(left, 1 - 0.61 * inch, facts, fontsize=9.5, color=MUTED)
+
+
+def set_legend(figure: Figure, left: float, handles: Sequence[Artist]) -> None:
+    """A legend in one row along the lower edge, clear of the data."""
+    figure.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(left - 0.008, 0.015),
+        ncols=len(handles),
+        fontsize=9,
+        frameon=False,
+        handlelength=1.4,
+        columnspacing=1.6,
+    )
+
+
+def shortened(text: str, limit: int = 80) -> str:
+    """`text` on one line, its middle left out where it is too long.
+
+    Dollar signs start no formula; what the font cannot draw becomes "?".
+    """
+    line = " ".join(text.split())
+    keep = (limit - 1) // 2
+    line = line if len(line) <= limit else f"{line[:keep]}…{line[-keep:]}"
+    known = get_font(findfont(_FONT)).get_charmap()
+    drawn = (c if ord(c) in known else "?" for c in line)
+    return "".join(drawn).replace("$", r"\$")
+
+
+def thinned(
+    times: Float64Array, values: Float64Array, bins: int = 2000
+) -> tuple[Float64Array, Float64Array]:
+    """A step curve with at most 4 points per bin, no peak or trough left out.
+
+    times ascend; values[i] holds from times[i] on. Each bin of equal width keeps
+    its first, lowest, highest and last point.
+    """
+    if len(times) <= 4 * bins:
+        return times, values
+    edges = np.linspace(times[0], times[-1], bins + 1)[1:-1]
+    first = np.unique(np.concatenate([[0], np.searchsorted(times, edges)]))
+    first = first[first < len(times)]
+    last = np.append(first[1:], len(times)) - 1
+    label = np.repeat(np.arange(len(first)), last - first + 1)
+    order = np.lexsort((values, label))
+    keep = np.unique(np.concatenate([first, last, order[first], order[last]]))
+    return times[keep], values[keep]
+
+
+def _power(count: float) -> int:
+    """The power of 1024 that `count` bytes are written in."""
+    return min(int(np.log2(max(count, 1)) // 10), len(_IEC) - 1)

@@ -1,0 +1,269 @@
+"""Live bytes over the time of a run, with its steps and its peak."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from memplan.arrays import Float64Array
+from memplan.errors import InputError
+from memplan.plotting import style
+from memplan.plotting.save import check_target, save
+from memplan.units import format_bytes, format_seconds
+
+MAX_MARKS = 25  # step boundaries drawn; of more, every 2nd, 5th, 10th, ...
+OUTLINED = 4000  # events: up to here the curve has a line along it
+
+_BOX = (0.085, 0.19, 0.885, 0.64)
+_UNITS = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
+
+
+def plot_timeline(
+    path: str | os.PathLike[str],
+    times_s: npt.ArrayLike,
+    live_bytes: npt.ArrayLike,
+    marks_s: npt.ArrayLike = (),
+    title: str = "",
+    *,
+    persistent: npt.ArrayLike | None = None,
+    force: bool = False,
+) -> None:
+    """Draw `timeline` into `path`, a .png, .svg or .pdf file.
+
+    Raises UsageError for another suffix or a file that exists while `force` is off,
+    InputError as `timeline` does.
+    """
+    check_target(path, force=force)
+    figure = timeline(times_s, live_bytes, marks_s, title, persistent=persistent)
+    save(figure, path, force=force)
+
+
+def timeline(
+    times_s: npt.ArrayLike,
+    live_bytes: npt.ArrayLike,
+    marks_s: npt.ArrayLike = (),
+    title: str = "",
+    *,
+    persistent: npt.ArrayLike | None = None,
+) -> Figure:
+    """The picture of a run's live bytes.
+
+    times_s: seconds, ascending, shape (m,). live_bytes: bytes alive from each time
+    to the next, shape (m,). marks_s: seconds at which steps 1, 2, ... begin,
+    ascending; step 0 is what comes before. persistent: those of the live bytes that
+    outlive steps, shape (m,) or one number; the rest is transient.
+
+    Raises InputError if there is nothing to draw, or the arrays do not fit together.
+    """
+    run = _Run.of(times_s, live_bytes, marks_s, persistent)
+    with style.settled():
+        figure = Figure(figsize=(12, 5.4), facecolor="white")
+        axes = style.bare_axes(figure, _BOX)
+        axes.set_xlim(0, run.span * run.scale)
+        style.set_byte_axis(axes, run.peak * 1.1)
+        _draw_areas(axes, run)
+        _draw_steps(axes, run)
+        _draw_peak(axes, run)
+        axes.set_xlabel(f"time ({run.unit})", fontsize=10, color=style.INK)
+        axes.set_ylabel("live bytes", fontsize=10, color=style.INK)
+        name = style.shortened(title or "live bytes")
+        style.set_title(figure, _BOX[0], name, _facts(run))
+        _draw_legend(figure, run)
+    return figure
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A checked run: seconds from its begin, and bytes. persistent: shape (m,)."""
+
+    times: Float64Array
+    live: Float64Array
+    marks: Float64Array
+    persistent: Float64Array | None
+
+    @classmethod
+    def of(
+        cls,
+        times_s: npt.ArrayLike,
+        live_bytes: npt.ArrayLike,
+        marks_s: npt.ArrayLike,
+        persistent: npt.ArrayLike | None,
+    ) -> _Run:
+        times, live = _floats("times", times_s), _floats("live bytes", live_bytes)
+        marks = _floats("marks", marks_s)
+        if not times.size:
+            raise InputError("there are no events, so there is nothing to draw")
+        if live.shape != times.shape:
+            raise InputError(f"{times.size} times, but {live.size} live bytes")
+        for name, values in (("times", times), ("marks", marks)):
+            if (np.diff(values) < 0).any():
+                raise InputError(f"the {name} do not ascend")
+        base = None
+        if persistent is not None:
+            base = _floats("persistent", np.atleast_1d(np.asarray(persistent)))
+            if base.size not in (1, times.size):
+                raise InputError(f"{times.size} times, but {base.size} persistent")
+            base = np.minimum(np.broadcast_to(base, times.shape), live)
+        begin = times[0]
+        inside = marks[(marks >= begin) & (marks <= times[-1])]
+        return cls(times - begin, live, inside - begin, base)
+
+    @property
+    def span(self) -> float:
+        """Seconds from the first event to the last; something to draw, if nought."""
+        return float(self.times[-1]) or 1e-6
+
+    @property
+    def scale(self) -> float:
+        """What seconds are multiplied by on the axis."""
+        return next(scale for limit, scale, _ in _UNITS if self.span >= limit)
+
+    @property
+    def unit(self) -> str:
+        """The unit of the axis."""
+        return next(unit for limit, _, unit in _UNITS if self.span >= limit)
+
+    @property
+    def peak(self) -> float:
+        """The most bytes alive at one moment."""
+        return float(self.live.max())
+
+
+def _floats(name: str, values: npt.ArrayLike) -> Float64Array:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: not an array of numbers") from None
+    if array.ndim != 1 or not np.isfinite(array).all():
+        raise InputError(f"{name}: expected finite numbers in one dimension")
+    return array
+
+
+def _draw_areas(axes: Axes, run: _Run) -> None:
+    times, live = style.thinned(run.times, run.live)
+    times, live = np.append(times, run.span), np.append(live, live[-1])
+    axes.fill_between(
+        times * run.scale,
+        live,
+        step="post",
+        color=style.SHORT_TO_LONG[1],
+        linewidth=0,
+        zorder=1,
+    )
+    if run.persistent is not None:
+        at, base = style.thinned(run.times, run.persistent)
+        axes.fill_between(
+            np.append(at, run.span) * run.scale,
+            np.append(base, base[-1]),
+            step="post",
+            color=style.SHORT_TO_LONG[3],
+            linewidth=0,
+            zorder=2,
+        )
+    few = len(run.times) <= OUTLINED
+    axes.plot(
+        times * run.scale,
+        live,
+        drawstyle="steps-post",
+        color=style.INK if few else style.SHORT_TO_LONG[1],
+        linewidth=0.8 if few else 0.3,
+        zorder=3 if few else 1,
+    )
+
+
+def _draw_steps(axes: Axes, run: _Run) -> None:
+    """A line where each step begins, and the step's number above it."""
+    count = len(run.marks)
+    if not count:
+        return
+    every = _stride(count)
+    steps = np.arange(every, count + 1, every)  # step k begins at mark k - 1
+    begins = run.marks[steps - 1] * run.scale
+    high = axes.get_xaxis_transform()
+    lines = axes.vlines(begins, 0, 1, transform=high, colors=style.MUTED, zorder=4)
+    lines.set(linewidth=0.7, linestyle=(0, (2, 2)), gid="steps")
+    last = -np.inf
+    for step, x in zip(steps.tolist(), begins.tolist(), strict=True):
+        if x - last < 0.02 * run.span * run.scale:
+            continue  # no room beside the number before
+        last = x
+        text = axes.text(x, 1.015, str(step), transform=high, ha="center")
+        text.set(fontsize=8, color=style.MUTED)
+    word = axes.text(-0.01, 1.015, "step", transform=axes.transAxes, ha="right")
+    word.set(fontsize=8, color=style.MUTED)
+
+
+def _stride(count: int) -> int:
+    """1, 2, 5, 10, 20, ...: the least that picks at most MAX_MARKS of `count`."""
+    unit = 1
+    while count > 5 * unit * MAX_MARKS:
+        unit *= 10
+    return next(k * unit for k in (1, 2, 5) if count <= k * unit * MAX_MARKS)
+
+
+def _draw_peak(axes: Axes, run: _Run) -> None:
+    place = int(np.argmax(run.live))
+    part = float(run.times[place]) / run.span
+    x, y = run.times[place] * run.scale, run.peak
+    (arrow,) = axes.plot([x], [y], marker="v", color=style.BOUND, zorder=6)
+    arrow.set_clip_on(False)
+    when = format_seconds(float(run.times[place]))
+    axes.annotate(
+        f"peak {format_bytes(int(y))} at {when}",
+        (x, y),
+        xytext=(3 if part < 0.1 else -3 if part > 0.9 else 0, 7),
+        textcoords="offset points",
+        ha="left" if part < 0.1 else "right" if part > 0.9 else "center",
+        fontsize=9,
+        fontweight="bold",
+        color=style.BOUND,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85},
+        zorder=7,
+    )
+
+
+def _facts(run: _Run) -> str:
+    facts = [_counted(len(run.times), "event")]
+    if len(run.times) > 1:
+        facts.append(format_seconds(float(run.times[-1])))
+    if len(run.marks):
+        facts.append(_counted(len(run.marks), "step"))
+    facts.append(f"peak {format_bytes(int(run.peak))}")
+    if run.persistent is not None:
+        base = int(run.persistent[int(np.argmax(run.live))])
+        facts.append(f"of it persistent {format_bytes(base)}")
+    return "  ·  ".join(facts)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _draw_legend(figure: Figure, run: _Run) -> None:
+    live = (
+        "live bytes"
+        if run.persistent is None
+        else "transient: freed in its step or the next"
+    )
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=style.SHORT_TO_LONG[1], label=live)
+    ]
+    if run.persistent is not None:
+        text = "persistent: outlives steps"
+        handles.append(Patch(facecolor=style.SHORT_TO_LONG[3], label=text))
+    if len(run.marks):
+        every = _stride(len(run.marks))
+        text = "a step begins" if every == 1 else f"every {every}th step begins"
+        text = text.replace("2th", "2nd")
+        line = Line2D(
+            [], [], color=style.MUTED, linewidth=0.9, linestyle=(0, (2, 2)), label=text
+        )
+        handles.append(line)
+    style.set_legend(figure, _BOX[0], handles)

@@ -1,0 +1,119 @@
+"""torch's own history of CUDA memory: when it begins, its step boundaries, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+from memplan.errors import RecordError, UsageError
+from memplan.recording.session import Stacks
+from memplan.trace.importers.snapshot import MARK_TAG, HistoryMark
+from memplan.trace.trace import Mark
+
+MAX_ENTRIES = 5_000_000  # events of each device's history, at some 100 bytes each
+_SKIPPED = ["segment_alloc", "segment_free", "snapshot", "oom"]
+
+
+class CudaHistory:
+    """torch's memory history, from the program's first use of CUDA on.
+
+    began: whether CUDA was used, and the history with it. marks: the step boundaries
+    told by `mark`, each also as (ns, page faults, Mark) in `boundaries`.
+    """
+
+    def __init__(self, stacks: Stacks = "none", max_entries: int = MAX_ENTRIES) -> None:
+        """stacks: "python" notes who asked. max_entries: kept for each device."""
+        if max_entries < 1:
+            raise UsageError(f"max_entries={max_entries}: keep at least one event")
+        self.max_entries = max_entries
+        self.began = False
+        self.marks: list[HistoryMark] = []
+        self.boundaries: list[tuple[int, int, int]] = []
+        self._stacks = stacks
+        self._torch: Any = None
+        self._failure: Exception | None = None
+
+    def arm(self, torch: Any) -> None:
+        """Begin when CUDA is first used, or now if it is in use; uses no CUDA."""
+        self._torch = torch
+        torch.cuda._lazy_call(self._begin)
+
+    def mark(self, mark: Mark) -> None:
+        """A step boundary is here. Events after it bear a tag where torch can tag."""
+        self.marks.append(HistoryMark(mark, time.time_ns() // 1000))
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        self.boundaries.append((time.monotonic_ns(), faults, int(mark)))
+        if self.began:
+            _tag(self._torch.cuda.memory, f"{MARK_TAG}{len(self.marks)}")
+
+    def fetch(self) -> object:
+        """The snapshot, and no more history from here on.
+
+        None if CUDA was not used. Raises RecordError if torch would not keep or give
+        the history.
+        """
+        torch, self._torch = self._torch, None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise _refused(failure)
+        if not self.began or torch is None:
+            return None
+        self.began = False
+        memory = torch.cuda.memory
+        try:
+            snapshot: object = memory._snapshot()
+            memory._record_memory_history(enabled=None)
+            _tag(memory, "")
+        except RuntimeError as error:
+            raise _refused(error) from error
+        return snapshot
+
+    def _begin(self) -> None:
+        if self._torch is None:  # CUDA was first used after the recording's end
+            return
+        function = self._torch.cuda.memory._record_memory_history
+        try:
+            function(**history_arguments(function, self._stacks, self.max_entries))
+        except Exception as error:  # in the midst of somebody's program: tell later
+            self._failure = error
+            return
+        self.began = True
+        _tag(self._torch.cuda.memory, f"{MARK_TAG}{len(self.marks)}")
+
+
+def _tag(memory: Any, tag: str) -> None:
+    """Tag the events from here on, unless the program has tags of its own.
+
+    memory: the module torch.cuda.memory. Where it cannot tag, times have to do.
+    """
+    with contextlib.suppress(Exception):  # in the midst of somebody's program
+        current: str = memory._get_memory_metadata()
+        if not current or current.startswith(MARK_TAG):
+            memory._set_memory_metadata(tag)
+
+
+def history_arguments(
+    function: Callable[..., object], stacks: Stacks, max_entries: int
+) -> dict[str, object]:
+    """What to call `_record_memory_history` with: only what this torch's takes."""
+    wanted = {
+        "enabled": "all",
+        "context": "alloc" if stacks == "python" else None,
+        "stacks": "python",
+        "max_entries": max_entries,
+        "clear_history": True,
+        "skip_actions": _SKIPPED,
+    }
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+def _refused(error: Exception) -> RecordError:
+    return RecordError(
+        f"torch does not keep a history of CUDA memory ({error}); no other allocator "
+        "must be in place, and CUDA must work"
+    )

@@ -1,0 +1,97 @@
+"""From a recorded program to the plan that serves it, warm-up included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from memplan.arrays import Int64Array
+from memplan.core.plan import UNPLANNED, Plan, Requests, Source, Warmup
+from memplan.core.problem import FREE, Problem
+from memplan.core.verify import warmup_with_first_step
+from memplan.solving.greedy import place_around
+from memplan.solving.methods import solve_problem
+from memplan.solving.options import DEFAULTS, Options
+from memplan.solving.step_kinds import plan_kinds
+from memplan.trace.liveness import WarmupProblem, step_problem
+from memplan.trace.streams import on_stream, streams_of
+from memplan.trace.trace import Trace
+
+
+def solve_trace(
+    trace: Trace,
+    method: str = "auto",
+    *,
+    step: str = "hot",
+    alignment: int | None = None,
+    source: Source | None = None,
+    options: Options = DEFAULTS,
+) -> Plan:
+    """Plan one step of `trace`, and the steps before it, in one arena.
+
+    step, alignment: as for `memplan.trace.liveness.step_problem`, whose errors it
+    raises. source: written into the plan. options: for the method, which also says
+    what it raises.
+
+    The hot step alone decides the arena's size. The warm-up before it is placed
+    around the hot step's first pass; what does not fit is left to the default
+    allocator, once.
+    """
+    found = step_problem(_one_stream(trace), step, alignment)
+    plan = solve_problem(found.problem, method, options)
+    program = trace.info.program
+    if found.hot is None:
+        program = replace(program, marks="none")
+    plan = replace(plan, requests=found.requests)
+    plan = replace(
+        plan,
+        kinds=plan_kinds(plan, found.kinds),
+        elastic=found.hot is not None and found.hot.elastic,
+        device=trace.info.device,
+        source=source or Source(step=step),
+        program=program,
+        recorded=trace.info.run,
+    )
+    if found.warmup is None:
+        return plan
+    return replace(plan, warmup=_place_warmup(plan, found.warmup))
+
+
+def _one_stream(trace: Trace) -> Trace:
+    """The events of the default CUDA stream, or of the busiest one: an arena, and so a
+    plan, belongs to one stream. Other streams are served outside it."""
+    streams = streams_of(trace)
+    if trace.info.device == "cpu" or len(streams) < 2:
+        return trace
+    return on_stream(trace, 0 if 0 in streams else next(iter(streams)))
+
+
+def _place_warmup(plan: Plan, warmup: WarmupProblem) -> Warmup:
+    """The warm-up's buffers where the hot step's first pass leaves room for them."""
+    everything = np.zeros(len(warmup.problem), dtype=np.int64)
+    draft = Warmup(warmup.problem, everything, warmup.requests, warmup.ticks)
+    joint, offsets = warmup_with_first_step(plan, draft)
+    count = len(warmup.problem)
+    fixed = np.concatenate([np.full(count, FREE, dtype=np.int64), offsets[count:]])
+    obstacles = Problem.of(
+        joint.lower, joint.upper, joint.size, alignment=joint.alignment, fixed=fixed
+    )
+    tried = [
+        place_around(obstacles, plan.peak, order=order)[:count]
+        for order in ("lifetime", "size")
+    ]
+    left_out = [int(warmup.problem.size[placed < 0].sum()) for placed in tried]
+    return _without(draft, tried[int(np.argmin(left_out))])
+
+
+def _without(draft: Warmup, placed: Int64Array) -> Warmup:
+    """The warm-up without the buffers that found no place: those are unplanned."""
+    chosen = np.flatnonzero(placed >= 0)
+    problem = draft.problem.take(chosen)
+    renumbered = np.full(len(draft.problem) + 1, UNPLANNED, dtype=np.int64)
+    renumbered[chosen] = np.arange(len(chosen))
+    # UNPLANNED is -1 and finds the last entry, which is UNPLANNED too.
+    buffer = renumbered[draft.requests.buffer]
+    requests = Requests(draft.requests.starts, draft.requests.size, buffer)
+    return Warmup(problem, placed[chosen], requests, draft.ticks)

@@ -1,0 +1,86 @@
+"""Problems taken apart into pieces that can be packed one by one.
+
+A buffer that is alive as long as anything is can lie at the bottom: in some best
+packing it does. And where nothing is alive across a moment, what comes before it and
+what comes after can be packed without regard for each other. Each may make the other
+possible again. All this needs offsets that are free and one alignment for all, and no
+gaps in lifespans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memplan.arrays import Int64Array
+from memplan.core.problem import FREE, Problem
+from memplan.solving.clock import lifetimes, quietest_moment, spans
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A piece of a problem that is left to pack.
+
+    members: indices into the whole, int64, shape (m,); problem: those alone, m buffers;
+    floor: bytes below it that are taken.
+    """
+
+    members: Int64Array
+    problem: Problem
+    floor: int
+
+
+def take_apart(problem: Problem) -> tuple[Int64Array, list[Part]]:
+    """Offsets of the buffers at the bottom, -1 for others, shape (n,); and the parts.
+
+    A packing of every part, lifted by its floor, completes the offsets, and its peak is
+    the highest of theirs; the least peaks of the parts make the least of the whole.
+    """
+    everyone = np.arange(len(problem), dtype=np.int64)
+    offsets = np.full(len(problem), -1, dtype=np.int64)
+    uniform = bool((problem.alignment == problem.granularity).all())
+    tied = (problem.fixed != FREE).any() or problem.gaps is not None
+    if not len(problem) or not uniform or tied:
+        return offsets, [Part(everyone, problem, 0)]
+    floor = 0
+    if problem.length is not None:
+        always = lifetimes(problem) == problem.length
+        floor = _stack(problem, everyone[always], 0, offsets)
+        everyone = everyone[~always]
+        rest = problem.take(everyone)
+        start, end = spans(rest, quietest_moment(rest))
+        if (end > problem.length).any():
+            return offsets, [Part(everyone, rest, floor)]
+    else:
+        start, end = problem.lower, problem.upper
+    parts = []
+    pending = [(everyone, start, end, floor)] if len(everyone) else []
+    while pending:
+        members, start, end, floor = pending.pop()
+        bottom = (start == start.min()) & (end == end.max())
+        pieces = _pieces(start[~bottom], end[~bottom])
+        if not bottom.any() and len(pieces) == 1:
+            parts.append(Part(members, problem.take(members), floor))
+            continue
+        floor = _stack(problem, members[bottom], floor, offsets)
+        members, start, end = members[~bottom], start[~bottom], end[~bottom]
+        pending += [(members[k], start[k], end[k], floor) for k in pieces]
+    return offsets, parts
+
+
+def _stack(
+    problem: Problem, members: Int64Array, floor: int, offsets: Int64Array
+) -> int:
+    """Put the members one above the other; return where the last one ends."""
+    tops = floor + np.cumsum(problem.padded[members])
+    offsets[members] = tops - problem.padded[members]
+    return int(tops[-1]) if len(tops) else floor
+
+
+def _pieces(start: Int64Array, end: Int64Array) -> list[Int64Array]:
+    """Indices of those between two moments that nothing is alive across."""
+    order = np.argsort(start, kind="stable")
+    latest = np.maximum.accumulate(end[order])
+    cuts = np.flatnonzero(start[order][1:] >= latest[:-1]) + 1
+    return [np.sort(piece) for piece in np.split(order, cuts) if len(piece)]

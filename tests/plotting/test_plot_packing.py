@@ -1,0 +1,262 @@
+"""The packing picture shows every buffer, the levels, and what they mean."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import colors
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import Collection
+from matplotlib.figure import Figure
+
+from memplan.core.bounds import live_bytes
+from memplan.core.gaps import Gaps
+from memplan.core.plan import Plan, Program, Requests, Source
+from memplan.core.problem import Problem
+from memplan.core.verify import verify
+from memplan.errors import InputError, UsageError
+from memplan.plotting.packing import VECTOR, lifetime_classes, packing, plot_plan
+from memplan.plotting.save import DPI
+
+MakePlan = Callable[..., Plan]
+
+
+def axes_of(figure: Figure) -> Axes:
+    (axes,) = figure.axes
+    return axes
+
+
+def named(figure: Figure, gid: str) -> list[Collection]:
+    return [c for c in axes_of(figure).collections if c.get_gid() == gid]
+
+
+def boxes(figure: Figure) -> list[tuple[float, float, float, float]]:
+    """(left, right, bottom, top) of every rectangle, sorted."""
+    (collection,) = named(figure, "buffers")
+    extents = [path.get_extents() for path in collection.get_paths()]
+    return sorted((e.x0, e.x1, e.y0, e.y1) for e in extents)
+
+
+def words(figure: Figure) -> str:
+    (legend,) = figure.legends
+    texts = [*figure.texts, *axes_of(figure).texts, *legend.get_texts()]
+    return "\n".join(text.get_text() for text in texts)
+
+
+def test_every_buffer_is_a_rectangle() -> None:
+    problem = Problem.of([0, 2], [4, 9], [10, 20])
+    figure = packing(Plan.of(problem, np.array([20, 0]), "exact"))
+    assert boxes(figure) == [(0, 4, 20, 30), (2, 9, 0, 20)]
+    assert axes_of(figure).get_xlim() == (0, 9)
+    assert axes_of(figure).get_ylim()[1] >= 30
+    assert named(figure, "tabs") == []
+
+
+def test_a_buffer_with_gaps_is_drawn_where_it_is_used() -> None:
+    gaps = Gaps.of([0, 0], [2, 5], [4, 7], [0, 3], [0, 6])
+    problem = Problem.of([0, 2], [9, 4], [10, 10], gaps=gaps)
+    plan = Plan.of(problem, np.array([20, 20]), "bestfit")
+    assert boxes(packing(plan)) == [
+        (0, 2, 20, 30),
+        (2, 4, 20, 30),
+        (4, 5, 20, 30),
+        (5, 7, 23, 26),
+        (7, 9, 20, 30),
+    ]
+
+
+def test_a_plan_of_which_nothing_is_used_can_be_drawn() -> None:
+    problem = Problem.of([0], [9], [10], gaps=Gaps.of([0], [0], [9]))
+    figure = packing(Plan.of(problem, np.array([0]), "bestfit"))
+    FigureCanvasAgg(figure).draw()
+    assert boxes(figure) == []
+
+
+def test_a_wrapped_buffer_is_two_rectangles_of_one_colour_with_tabs() -> None:
+    problem = Problem.of([8, 3], [2, 6], [10, 20], length=10)
+    figure = packing(Plan.of(problem, np.array([0, 10]), "exact"))
+    assert boxes(figure) == [(0, 2, 0, 10), (3, 6, 10, 30), (8, 10, 0, 10)]
+    (collection,) = named(figure, "buffers")
+    shades = {colors.to_hex(c) for c in collection.get_facecolor()}
+    assert len(shades) == 2
+    assert [len(c.get_paths()) for c in named(figure, "tabs")] == [1, 1]
+    assert axes_of(figure).get_xlim() == (0, 10)
+
+
+def test_a_buffer_that_ends_as_the_clock_wraps_has_no_second_rectangle() -> None:
+    problem = Problem.of([8], [0], [10], length=10)
+    figure = packing(Plan.of(problem, np.array([0]), "exact"))
+    assert boxes(figure) == [(8, 10, 0, 10)]
+    assert len(named(figure, "tabs")) == 1
+
+
+@pytest.mark.parametrize("layers", [2, 10, 100])
+def test_rectangles_are_as_many_as_buffers_and_wraps(
+    step_plan: MakePlan, layers: int
+) -> None:
+    plan = step_plan(layers)
+    assert verify(plan) == []
+    again = plan.problem.wraps & (plan.problem.upper > 0)
+    assert len(boxes(packing(plan))) == len(plan.problem) + int(again.sum())
+
+
+def test_lifetimes_are_classed_by_their_part_of_the_clock() -> None:
+    lower, upper = [0, 0, 0, 0, 0, 0, 0, 90], [9, 10, 99, 100, 499, 500, 1000, 5]
+    problem = Problem.of(lower, upper, [1] * 8, length=1000)
+    assert lifetime_classes(problem).tolist() == [0, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_the_words_say_what_the_plan_is(step_plan: MakePlan) -> None:
+    plan = replace(step_plan(10), proved_optimal=True)
+    text = words(packing(plan))
+    for part in ("net.parquet", "firstfit", "50 buffers", "proved optimal", "gap "):
+        assert part in text
+    assert "arena\n56.8 MiB" in text
+    assert "lower bound\n56.8 MiB" in text
+    assert "wraps around (10)" in text
+    assert "of the step (31)" in text
+
+
+def test_a_small_gap_is_shown_with_digits_enough() -> None:
+    size = [(1 << 30) - 4096, 4096, 8192]
+    problem = Problem.of([0, 0, 1], [1, 1, 2], size, alignment=4096)
+    plan = Plan.of(problem, np.array([0, 1 << 30, 0]), "poor")
+    text = words(packing(plan))
+    assert "arena\n1.000004 GiB" in text
+    assert "lower bound\n1.000000 GiB" in text
+    assert "< 0.01 %" in text
+
+
+def test_the_title_falls_back_from_source_to_script_to_plan() -> None:
+    plan = Plan.of(Problem.of([0], [1], [8]), np.array([0]), "exact")
+    assert "plan" in words(packing(plan)).splitlines()
+    script = replace(plan, program=Program("train.py"))
+    assert "train.py" in words(packing(script))
+    source = replace(script, source=Source("a.csv"))
+    assert "a.csv" in words(packing(source))
+    assert "mine" in words(packing(source, title="mine"))
+    assert "1 buffer " in words(packing(plan))
+
+
+def test_the_clock_is_named(step_plan: MakePlan) -> None:
+    one = Problem.of([0], [1], [8])
+    plan = Plan.of(one, np.array([0]), "exact")
+    assert axes_of(packing(plan)).get_xlabel() == "time (ticks)"
+    periodic = step_plan(2)
+    assert axes_of(packing(periodic)).get_xlabel() == "time in the step (ticks)"
+    requests = Requests((0,), one.size, np.array([0]))
+    recorded = packing(replace(plan, requests=requests))
+    assert "one per allocation" in axes_of(recorded).get_xlabel()
+
+
+def test_the_live_bytes_are_drawn_up_to_the_end(step_plan: MakePlan) -> None:
+    plan = step_plan(10)
+    (curve,) = [c for c in axes_of(packing(plan)).lines if c.get_gid() == "live"]
+    moments, live = live_bytes(plan.problem)
+    assert np.asarray(curve.get_xdata()).tolist() == [*moments, plan.problem.length]
+    assert np.asarray(curve.get_ydata()).tolist() == [*live, live[-1]]
+    lines = axes_of(packing(plan)).lines[1:]
+    levels = {float(np.asarray(line.get_ydata())[0]) for line in lines}
+    assert levels == {plan.peak, plan.lower_bound}
+
+
+def test_sizes_stand_in_large_rectangles_only() -> None:
+    problem = Problem.of([0, 0, 99], [100, 100, 100], [3 << 20, 1, 1 << 20])
+    offsets = np.array([0, 3 << 20, 4 << 20])
+    figure = packing(Plan.of(problem, offsets, "exact"))
+    texts = [text.get_text() for text in axes_of(figure).texts]
+    assert "3.0 MiB" in texts
+    assert "1 B" not in texts
+    assert "1.0 MiB" not in texts
+
+
+def test_a_large_plan_is_pixels_in_a_small_file(
+    step_plan: MakePlan, tmp_path: Path
+) -> None:
+    base = step_plan(20, wraps=False)
+    copies, ticks = 250, int(base.problem.upper.max())
+    shift = np.repeat(np.arange(copies) * ticks, len(base.problem))
+    problem = Problem.of(
+        np.tile(base.problem.lower, copies) + shift,
+        np.tile(base.problem.upper, copies) + shift,
+        np.tile(base.problem.size, copies),
+        alignment=512,
+    )
+    plan = Plan.of(problem, np.tile(base.offsets, copies), "tiled")
+    assert len(problem) == 25_000 > VECTOR
+    assert len(boxes(packing(plan))) == 25_000
+    for suffix in (".png", ".svg", ".pdf"):
+        path = tmp_path / f"plan{suffix}"
+        plot_plan(plan, path)
+        assert path.stat().st_size < 5_000_000
+    assert b"<image" in (tmp_path / "plan.svg").read_bytes()
+
+
+def test_thin_buffers_do_not_vanish() -> None:
+    problem = Problem.of([0, 5_000_000], [10**7, 5_000_001], [1 << 30, 1 << 30])
+    plan = Plan.of(problem, np.array([1 << 30, 0]), "exact")
+    figure = packing(plan)
+    figure.set_dpi(DPI)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[:, :, :3].astype(int)
+    green = np.array([int(v * 255) for v in colors.to_rgb("#86cfa0")])
+    axes = axes_of(figure)
+    x, y = axes.transData.transform((5_000_000.5, 0.2 * (1 << 30)))
+    across = pixels[int(pixels.shape[0] - y), int(x) - 3 : int(x) + 4]
+    assert (np.abs(across - green).sum(axis=1) < 40).any()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "magic"),
+    [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".PDF", b"%PDF-")],
+)
+def test_the_suffix_picks_the_format_and_bytes_repeat(
+    step_plan: MakePlan, tmp_path: Path, suffix: str, magic: bytes
+) -> None:
+    for name in ("one", "two"):
+        plot_plan(step_plan(10), tmp_path / f"{name}{suffix}")
+    data = (tmp_path / f"one{suffix}").read_bytes()
+    assert data.startswith(magic)
+    assert data == (tmp_path / f"two{suffix}").read_bytes()
+
+
+def test_strange_names_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    name = "$x^$ \n \u65e5\u672c \U0001f600 " + "a" * 300
+    plan = Plan.of(Problem.of([0], [1], [8]), np.array([0]), "a$b$")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot_plan(replace(plan, source=Source(name)), tmp_path / "a.svg")
+
+
+def test_what_cannot_be_drawn_is_refused(step_plan: MakePlan, tmp_path: Path) -> None:
+    empty = Plan.of(Problem.of([], [], []), np.empty(0, np.int64), "exact")
+    with pytest.raises(InputError, match="no buffers"):
+        plot_plan(empty, tmp_path / "a.png")
+    short = replace(step_plan(2), offsets=np.array([0]))
+    with pytest.raises(InputError, match="1 offsets for 10 buffers"):
+        plot_plan(short, tmp_path / "a.png")
+    with pytest.raises(UsageError, match=r"suffix \.gif; name a \.png, \.svg, \.pdf"):
+        plot_plan(step_plan(2), tmp_path / "a.gif")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plotting_does_not_import_pyplot() -> None:
+    code = (
+        "import sys; import memplan.plotting.packing, memplan.plotting.timeline;"
+        "from memplan.core.plan import Plan; from memplan.core.problem import Problem;"
+        "import numpy as np;"
+        "plan = Plan.of(Problem.of([0], [1], [8]), np.array([0]), 'exact');"
+        "figure = memplan.plotting.packing.packing(plan);"
+        "figure.savefig(sys.stdout.buffer, format='svg');"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,169 @@
+"""The timeline shows live bytes, steps and the peak of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from memplan.errors import InputError, UsageError
+from memplan.plotting.timeline import plot_timeline, timeline
+
+TIMES = [0.0, 0.5, 1.0, 1.5, 2.0]
+LIVE = [1 << 20, 2 << 20, 5 << 20, 2 << 20, 1 << 20]
+
+
+def axes_of(figure: Figure) -> Axes:
+    (axes,) = figure.axes
+    return axes
+
+
+def words(figure: Figure) -> str:
+    (legend,) = figure.legends
+    texts = [*figure.texts, *axes_of(figure).texts, *legend.get_texts()]
+    return "\n".join(text.get_text() for text in texts)
+
+
+def curve(figure: Figure) -> tuple[list[float], list[float]]:
+    line = axes_of(figure).lines[0]
+    return np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()
+
+
+def test_the_curve_and_its_peak() -> None:
+    figure = timeline(TIMES, LIVE, title="run.parquet")
+    assert curve(figure) == ([*TIMES, 2.0], [*LIVE, LIVE[-1]])
+    text = words(figure)
+    assert "peak 5.0 MiB at 1 s" in text
+    assert "run.parquet" in text
+    assert "5 events" in text
+    assert axes_of(figure).get_xlabel() == "time (s)"
+    assert "step" not in text
+
+
+def test_time_starts_at_nought_in_a_unit_that_fits() -> None:
+    for scale, unit in ((1e-3, "ms"), (1e-6, "µs")):
+        figure = timeline([7.0 + t * scale for t in TIMES], LIVE)
+        assert axes_of(figure).get_xlabel() == f"time ({unit})"
+        assert axes_of(figure).get_xlim() == pytest.approx((0, 2), rel=1e-3)
+
+
+def test_steps_are_marked_and_numbered() -> None:
+    figure = timeline(TIMES, LIVE, marks_s=[0.4, 1.2])
+    (steps,) = [c for c in axes_of(figure).collections if c.get_gid() == "steps"]
+    assert [path.get_extents().x0 for path in steps.get_paths()] == [0.4, 1.2]
+    numbers = [t.get_text() for t in axes_of(figure).texts]
+    assert {"step", "1", "2"} <= set(numbers)
+    assert "a step begins" in words(figure)
+    assert "2 steps" in words(figure)
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "drawn", "legend"),
+    [
+        (25, 1, 25, "a step begins"),
+        (26, 2, 13, "every 2nd step begins"),
+        (100, 5, 20, "every 5th step begins"),
+        (126, 10, 12, "every 10th step begins"),
+        (4000, 200, 20, "every 200th step begins"),
+    ],
+)
+def test_of_many_steps_every_kth_is_drawn(
+    count: int, first: int, drawn: int, legend: str
+) -> None:
+    figure = timeline(TIMES, LIVE, marks_s=np.linspace(0.0, 2.0, count))
+    (steps,) = [c for c in axes_of(figure).collections if c.get_gid() == "steps"]
+    assert len(steps.get_paths()) == drawn
+    numbers = [t.get_text() for t in axes_of(figure).texts if t.get_text().isdigit()]
+    assert numbers[0] == str(first)
+    assert legend in words(figure)
+
+
+def test_numbers_of_crowded_steps_do_not_overlap() -> None:
+    figure = timeline(TIMES, LIVE, marks_s=[1.0, 1.001, 1.002, 1.5])
+    numbers = [t.get_text() for t in axes_of(figure).texts if t.get_text().isdigit()]
+    assert numbers == ["1", "4"]
+
+
+def test_marks_outside_the_run_are_left_out() -> None:
+    figure = timeline(TIMES, LIVE, marks_s=[-3.0, 1.0, 9.0])
+    (steps,) = [c for c in axes_of(figure).collections if c.get_gid() == "steps"]
+    assert len(steps.get_paths()) == 1
+
+
+def test_live_bytes_are_split_where_persistent_ones_are_known() -> None:
+    plain = timeline(TIMES, LIVE)
+    for persistent in (1 << 20, [1 << 20] * 5):
+        figure = timeline(TIMES, LIVE, persistent=persistent)
+        areas = len(axes_of(figure).collections)
+        assert areas == len(axes_of(plain).collections) + 1
+        assert "transient" in words(figure)
+        assert "persistent 1.0 MiB" in words(figure)
+
+
+def test_a_long_run_keeps_its_peak_and_its_floor() -> None:
+    rng = np.random.default_rng(0)
+    live = rng.integers(1000, 2000, 200_000)
+    live[123_456], live[77_777] = 9999, 5
+    figure = timeline(np.arange(200_000) / 1e3, live)
+    times, values = curve(figure)
+    assert len(times) < 10_000
+    assert max(values) == 9999
+    assert min(values) == 5
+    assert times[values.index(9999)] == 123.456
+
+
+@pytest.mark.parametrize("where", [0, 2, 4])
+def test_the_peak_is_named_inside_the_picture(where: int) -> None:
+    live = [1.0] * 5
+    live[where] = 2.0
+    figure = timeline(TIMES, live)
+    (label,) = [t for t in axes_of(figure).texts if "peak" in t.get_text()]
+    figure.canvas.draw()
+    box, frame = label.get_window_extent(), axes_of(figure).get_window_extent()
+    assert frame.x0 - 5 <= box.x0
+    assert box.x1 <= frame.x1 + 5
+    assert box.y1 <= frame.y1
+
+
+def test_a_single_event_and_no_bytes_are_drawn() -> None:
+    assert "1 event " in words(timeline([3.0], [100]))
+    assert "peak 0 B" in words(timeline(TIMES, [0] * 5))
+
+
+@pytest.mark.parametrize(
+    ("times", "live", "marks", "persistent", "message"),
+    [
+        ([], [], [], None, "no events"),
+        ([0, 1], [1], [], None, "2 times, but 1 live bytes"),
+        ([1, 0], [1, 1], [], None, "the times do not ascend"),
+        ([0, 1], [1, 1], [1, 0], None, "the marks do not ascend"),
+        ([0, 1], [1, 1], [], [1, 1, 1], "2 times, but 3 persistent"),
+        ([0, float("nan")], [1, 1], [], None, "times: expected finite numbers"),
+        ([0, 1], [[1, 1]], [], None, "live bytes: expected finite .* one dimension"),
+        ([0, 1], ["a", "b"], [], None, "live bytes: not an array of numbers"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(
+    times: list[float],
+    live: list[float],
+    marks: list[float],
+    persistent: list[float] | None,
+    message: str,
+) -> None:
+    with pytest.raises(InputError, match=message):
+        timeline(times, live, marks, persistent=persistent)
+
+
+def test_files_are_written_and_repeat(tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg"):
+        plot_timeline(tmp_path / name, TIMES, LIVE, [1.0], "run", persistent=1 << 20)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    with pytest.raises(UsageError, match="--force"):
+        plot_timeline(tmp_path / "a.svg", TIMES, LIVE)
+    plot_timeline(tmp_path / "a.svg", TIMES, LIVE, force=True)
+    assert (tmp_path / "a.svg").read_bytes() != (tmp_path / "b.svg").read_bytes()
+    with pytest.raises(UsageError, match="no suffix"):
+        plot_timeline(tmp_path / "picture", [], [])

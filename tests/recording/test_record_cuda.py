@@ -1,0 +1,450 @@
+"""Recording CUDA memory, from a stand-in for torch's own history of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import memplan
+from memplan.cli import cli
+from memplan.cli import record as record_command
+from memplan.errors import EnvironmentUnfitError, RecordError, UsageError
+from memplan.recording import cuda as cuda_room
+from memplan.recording import cuda_history as history_room
+from memplan.recording.boundary import step as mark_step
+from memplan.recording.cuda import AutoRecording, CudaRecording, new_recording, path_of
+from memplan.recording.cuda_history import CudaHistory, history_arguments
+from memplan.recording.session import Recording
+from memplan.trace.liveness import step_problem
+from memplan.trace.read import read_trace
+from memplan.trace.trace import Action
+from tests.conftest import Run
+from tests.snapshot_samples import Device, snapshot, step
+
+torch = pytest.importorskip("torch")
+
+BASE = 0x7F_0000_0000
+
+
+class FakeMemory:
+    """`torch.cuda.memory`: the history of some devices, off until it is asked for."""
+
+    def __init__(self, devices: list[Device], tags: bool) -> None:
+        self.devices = devices
+        self.asked: list[dict[str, Any]] = []
+        self.refuses = ""
+        for device in devices:
+            device.recording = False
+        if tags:
+            self._set_memory_metadata = self._set
+            self._get_memory_metadata = lambda: self.devices[0].metadata or ""
+
+    def _record_memory_history(
+        self,
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "all",
+        max_entries: int = 1 << 62,
+        clear_history: bool = False,
+    ) -> None:
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+        self.asked.append({"enabled": enabled, "context": context})
+        for device in self.devices:
+            device.recording = enabled is not None
+            device.limit = max_entries if enabled else device.limit
+            if clear_history:
+                device.entries = []
+
+    def _snapshot(self) -> dict[str, Any]:
+        return snapshot(*self.devices)
+
+    def _set(self, text: str) -> None:
+        for device in self.devices:
+            device.metadata = text
+
+
+class FakeTorch:
+    """As much of torch as the recorder touches. `use` is the first use of CUDA."""
+
+    __version__ = "2.13.0+cu130"
+
+    def __init__(self, *devices: Device, tags: bool = True) -> None:
+        self.memory = FakeMemory(list(devices), tags)
+        self.version = SimpleNamespace(cuda="13.0")
+        self.queued: list[Callable[[], None]] = []
+        self.initialized = False
+        self.cuda = SimpleNamespace(
+            memory=self.memory,
+            device_count=lambda: len(devices),
+            _lazy_call=self._lazy_call,
+        )
+
+    def get_num_threads(self) -> int:
+        return 3
+
+    def use(self) -> None:
+        self.initialized = True
+        for call in self.queued:
+            call()
+
+    def _lazy_call(self, call: Callable[[], None]) -> None:
+        if self.initialized:
+            call()
+        else:
+            self.queued.append(call)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeTorch]:
+    """Makes the recorder see a FakeTorch with these devices."""
+
+    def make(*devices: Device, tags: bool = True) -> FakeTorch:
+        made = FakeTorch(*devices, tags=tags)
+        monkeypatch.setattr(cuda_room, "require_torch", lambda purpose: made)
+        # The devices' clock must be near the recorder's for their marks to be placed.
+        clock = SimpleNamespace(
+            time_ns=lambda: devices[0].now * 1000, monotonic_ns=time.monotonic_ns
+        )
+        monkeypatch.setattr(history_room, "time", clock)
+        return made
+
+    return make
+
+
+def program(device: Device, steps: int = 5) -> None:
+    device.allocate(BASE, 100_000)
+    for _ in range(steps):
+        mark_step()
+        step(device, BASE)
+
+
+@pytest.mark.parametrize("tags", [True, False])
+def test_a_program_is_recorded_from_its_first_use_of_cuda(
+    fake: Callable[..., FakeTorch], tmp_path: Path, tags: bool
+) -> None:
+    device = Device()
+    fake_torch = fake(device, tags=tags)
+    device.allocate(1, 512)  # before CUDA is known to be in use: not seen
+    recording = CudaRecording(tmp_path / "t.parquet", argv=("p.py",))
+    recording.start()
+    assert fake_torch.memory.asked == []
+    fake_torch.use()
+    program(device)
+    recording.finish()
+    device.allocate(2, 512)
+    trace = read_trace(recording.path)
+    assert recording.trace is not None
+    assert len(trace) == len(recording.trace) == 1 + 5 * (1 + 9)
+    assert (trace.info.device, trace.info.argv) == ("cuda", ("p.py",))
+    assert (trace.info.program.marks, trace.info.program.threads) == ("explicit", 3)
+    assert trace.info.complete
+    assert trace.info.dropped_events == 0
+    assert trace.info.run.step_seconds >= 0
+    steps = np.flatnonzero(trace.events.action == Action.STEP)
+    assert steps.tolist() == [1, 11, 21, 31, 41]
+    found = step_problem(trace)
+    assert found.hot is not None
+    assert set(found.problem.size.tolist()) == {1024, 2048, 3072}
+    if tags:
+        assert device.metadata == ""
+
+
+def test_blocks_older_than_the_recording_are_no_loss(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    device = Device()
+    fake_torch = fake(device)
+    fake_torch.use()
+    device.allocate(BASE, 512)
+    recording = CudaRecording(tmp_path / "t.json")
+    recording.start()
+    device.free(BASE)
+    device.allocate(BASE, 1024)
+    recording.finish()
+    assert recording.trace is not None
+    assert recording.trace.events.size.tolist() == [1024]
+    assert recording.trace.info.dropped_events == 0
+
+
+def test_a_history_that_fills_up_is_reported(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    device = Device()
+    fake_torch = fake(device)
+    recording = CudaRecording(tmp_path / "t.parquet", max_entries=20)
+    recording.start()
+    fake_torch.use()
+    program(device)
+    recording.finish()
+    info = read_trace(recording.path).info
+    assert not info.complete
+    assert info.dropped_events >= 1
+
+
+def test_every_device_gets_a_trace(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    devices = Device(), Device(), Device()
+    fake_torch = fake(*devices)
+    recording = CudaRecording(tmp_path / "t.json.gz")
+    recording.start()
+    fake_torch.use()
+    devices[0].allocate(BASE, 512)
+    devices[2].allocate(BASE, 1024)
+    recording.finish()
+    assert sorted(recording.traces) == [0, 2]
+    assert path_of(recording.path, 2) == tmp_path / "t.cuda2.json.gz"
+    assert read_trace(recording.path).events.device.tolist() == [0]
+    second = read_trace(tmp_path / "t.cuda2.json.gz")
+    assert second.events.size.tolist() == [1024]
+
+
+def test_the_trace_of_another_device_replaces_no_file(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    devices = Device(), Device()
+    fake_torch = fake(*devices)
+    (tmp_path / "t.cuda1.json").write_text("precious")
+    recording = CudaRecording(tmp_path / "t.json")
+    recording.start()
+    fake_torch.use()
+    for device in devices:
+        device.allocate(BASE, 512)
+    with pytest.raises(RecordError, match=r"cuda1\.json exists"):
+        recording.finish()
+    assert (tmp_path / "t.cuda1.json").read_text() == "precious"
+
+
+def test_one_device_can_be_chosen(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    devices = Device(), Device()
+    fake_torch = fake(*devices)
+    for number, chosen in ((1, 1), (2, 7)):
+        recording = CudaRecording(tmp_path / f"{number}.json", device=chosen)
+        recording.start()
+        fake_torch.use()
+        devices[1].allocate(BASE, 512)
+        if chosen == 1:
+            recording.finish()
+            assert list(recording.traces) == [1]
+        else:
+            with pytest.raises(RecordError, match="device 7; there are 1 with events"):
+                recording.finish()
+
+
+def test_recording_stops_after_some_steps(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    device = Device()
+    fake_torch = fake(device)
+    recording = CudaRecording(tmp_path / "t.json", steps=2)
+    recording.start()
+    fake_torch.use()
+    program(device)
+    assert recording.trace is not None
+    assert len(recording.trace) == 1 + 2 * 10 + 1
+    recording.finish()
+
+
+def test_a_failure_amid_the_program_is_told_at_its_end(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    device = Device()
+    fake_torch = fake(device)
+    recording = CudaRecording(tmp_path / "t.json", steps=1)
+    recording.start()
+    fake_torch.memory.refuses = "CUDAPluggableAllocator does not yet support it"
+    fake_torch.use()
+    program(device)
+    with pytest.raises(RecordError, match="does not yet support it"):
+        recording.finish()
+    recording.finish()
+
+
+def test_a_program_without_cuda_is_an_error(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    fake_torch = fake(Device())
+    recording = CudaRecording(tmp_path / "t.json")
+    recording.start()
+    with pytest.raises(RecordError, match="did not use CUDA"):
+        recording.finish()
+    recording = CudaRecording(tmp_path / "t.json")
+    recording.start()
+    fake_torch.use()
+    with pytest.raises(RecordError, match="allocated no CUDA memory"):
+        recording.finish()
+    assert not recording.path.exists()
+
+
+def test_auto_records_the_gpu_of_a_program_that_uses_it(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    device = Device()
+    fake_torch = fake(device)
+    recording = AutoRecording(tmp_path / "t.parquet")
+    recording.start()
+    fake_torch.use()
+    keep = torch.ones(1000)
+    program(device)
+    recording.finish()
+    trace = read_trace(recording.path)
+    assert keep.sum() == 1000
+    assert trace.info.device == "cuda"
+    assert trace.info.program.marks == "explicit"
+    assert len(trace) == 1 + 5 * 10
+
+
+def test_auto_records_the_cpu_otherwise(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    for number, uses_cuda in enumerate((False, True)):
+        fake_torch = fake(Device())
+        recording = AutoRecording(tmp_path / f"{number}.parquet")
+        recording.start()
+        if uses_cuda:  # but allocates nothing there
+            fake_torch.use()
+        keep = torch.ones(1000)
+        recording.finish()
+        trace = read_trace(recording.path)
+        assert keep.sum() == 1000
+        assert trace.info.device == "cpu"
+        assert 4000 in trace.events.size.tolist()
+        assert recording.traces == {}
+
+
+def test_auto_stops_after_some_steps(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    device = Device()
+    fake_torch = fake(device)
+    recording = AutoRecording(tmp_path / "t.parquet", steps=2)
+    recording.start()
+    fake_torch.use()
+    program(device)
+    recording.finish()
+    assert recording.trace is not None
+    assert len(recording.trace) == 1 + 2 * 10 + 1
+
+
+def test_only_parameters_that_torch_has_are_passed() -> None:
+    def old(enabled: str, context: str | None, max_entries: int) -> None: ...
+
+    def new(
+        enabled: str, stacks: str, clear_history: bool, skip_actions: list[str]
+    ) -> None: ...
+
+    assert history_arguments(old, "none", 7) == {
+        **{"enabled": "all", "context": None, "max_entries": 7},
+    }
+    assert history_arguments(old, "python", 7)["context"] == "alloc"
+    passed = history_arguments(new, "none", 7)
+    assert passed.keys() == {"enabled", "stacks", "clear_history", "skip_actions"}
+    assert passed["skip_actions"]
+
+
+def test_todays_torch_has_what_is_called() -> None:
+    memory = torch.cuda.memory
+    passed = history_arguments(memory._record_memory_history, "python", 7)
+    assert passed.keys() >= {"enabled", "context", "stacks", "max_entries"}
+    assert callable(memory._snapshot)
+    assert callable(torch.cuda._lazy_call)
+
+
+def test_a_programs_own_metadata_is_left_alone(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    device = Device()
+    fake_torch = fake(device)
+    recording = CudaRecording(tmp_path / "t.json")
+    recording.start()
+    fake_torch.use()
+    fake_torch.memory._set("the program's own")
+    program(device, steps=2)
+    assert device.metadata == "the program's own"
+    recording.finish()
+    assert recording.trace is not None
+    steps = np.flatnonzero(recording.trace.events.action == Action.STEP)
+    assert steps.tolist() == [1, 11]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: CudaRecording(path, steps=0), "record at least one step"),
+        (lambda path: CudaRecording(path, max_entries=0), "keep at least one event"),
+        (lambda path: CudaHistory(max_entries=-1), "keep at least one event"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    make: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make(tmp_path / "t.json")
+
+
+def test_the_device_names_the_kind_of_recording(tmp_path: Path) -> None:
+    kinds = {"cpu": Recording, "cuda": CudaRecording, "auto": AutoRecording}
+    for name, kind in kinds.items():
+        made = new_recording(name, tmp_path / "t.json")  # type: ignore[arg-type]
+        assert type(made) is kind
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_cuda_cannot_be_recorded(memplan: Run, training: Path) -> None:
+    done = memplan("record", "--device", "cuda", "-o", "t.parquet", training)
+    assert done.returncode == EnvironmentUnfitError.exit_code
+    assert "finds no CUDA GPU" in done.stderr
+    assert done.stdout == ""
+    done = memplan("record", "--device", "auto", "-o", "t.parquet", training)
+    assert done.returncode == 0
+    assert "device" not in done.stderr
+    assert (training.parent / "t.parquet").exists()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_command_tells_of_devices_streams_and_losses(
+    fake: Callable[..., FakeTorch],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    full: bool,
+) -> None:
+    devices = Device(), Device()
+    fake_torch = fake(*devices)
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    def run(target: object) -> int:
+        fake_torch.use()
+        program(devices[0])
+        devices[1].allocate(BASE, 512)
+        devices[1].allocate(BASE + 512, 512, stream=8)
+        return 0
+
+    monkeypatch.setattr(record_command, "run", run)
+    if full:
+        defaults = CudaRecording.__init__.__kwdefaults__
+        monkeypatch.setitem(defaults, "max_entries", 20)
+    path = tmp_path / "t.parquet"
+    arguments = ["record", "--device", "cuda", "-o", str(path), str(script)]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.output.splitlines()]
+    assert ["device", "cuda"] in rows
+    assert f"device 1 is in {tmp_path / 't.cuda1.parquet'}: 7 events" in done.output
+    assert "device 1 has 2 streams; a plan serves one stream" in done.output
+    assert ("the history of device 0 was full" in done.output) == full
+    assert "history of device 1 was full" not in done.output
+
+
+def test_step_is_the_public_name() -> None:
+    assert memplan.step is mark_step

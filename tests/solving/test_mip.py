@@ -1,0 +1,285 @@
+"""The integer program: equal to brute force, truthful about what it proved."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exact_oracle import brute_force, stacked
+from hypothesis import given, settings
+from puzzles import puzzle
+from strategies import problems
+
+from memplan.core.bounds import lower_bound
+from memplan.core.problem import Problem
+from memplan.core.verify import verify, verify_offsets
+from memplan.errors import EnvironmentUnfitError, InfeasibleError, UsageError
+from memplan.solving import cbc, exact, mip, model
+from memplan.solving.methods import solve_problem
+from memplan.solving.options import MIP_SOLVERS, Options
+
+needs_highs = pytest.mark.skipif(not find_spec("highspy"), reason="no highspy")
+SOLVERS = [
+    pytest.param(name, marks=needs_highs if name == "highs" else ())
+    for name in MIP_SOLVERS
+]
+# Each meets each other, but never do all three: 10 bytes alive, and 15 needed.
+TRIANGLE = Problem.of([0, 2, 4], [3, 5, 1], [5, 5, 5], length=6)
+# Three bytes, but two of them must be four apart: that makes five.
+ASKEW = Problem.of([0, 0, 0], [1, 1, 1], [1, 1, 1], alignment=[4, 4, 1])
+
+
+def asked(problem: Problem, solver: str, **options: float) -> tuple[int, int]:
+    """Peak and bound in bytes from the solver alone, begun from the worst plan."""
+    program = model.build(problem, stacked(problem), lower_bound(problem))
+    found = cbc.run(program, Options(mip_solver=solver, **options))  # type: ignore[arg-type]
+    assert found.offsets is not None
+    offsets = mip.restack(problem, program, found.offsets)
+    peak = int((offsets + problem.padded).max())
+    assert verify_offsets(problem, offsets, peak) == []
+    return peak, mip.proved_bytes(program, found)
+
+
+def random_problem(rng: np.random.Generator, most: int) -> Problem:
+    """Any clock, any alignment, and fixed offsets."""
+    n = int(rng.integers(2, most + 1))
+    kind = int(rng.integers(4))
+    lower = rng.integers(0, 9, n)
+    life = rng.integers(1, 9, n)
+    if kind == 1:
+        upper = lower + life - np.where(lower + life > 10, 10, 0)
+        return Problem.of(lower, upper, rng.integers(1, 20, n), length=10)
+    alignment = rng.choice([1, 2, 3, 8], n) if kind == 2 else 1
+    fixed = np.full(n, -1)
+    fixed[0] = 12 if kind == 3 else -1
+    size = rng.integers(1, 20, n)
+    return Problem.of(lower, lower + life, size, alignment=alignment, fixed=fixed)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_equal_to_brute_force(solver: str) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        problem = random_problem(rng, 6)
+        least = brute_force(problem)
+        assert asked(problem, solver) == (least, least)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_equal_to_brute_force_500_times(solver: str) -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(500):
+        problem = random_problem(rng, 7)
+        least = brute_force(problem)
+        assert asked(problem, solver) == (least, least)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_never_against_exact_search_2000_times(solver: str) -> None:
+    """Equal, but where a solver takes long: where alignments differ, CBC does."""
+    rng = np.random.default_rng(3)
+    for _ in range(2000):
+        problem = random_problem(rng, 12)
+        found = exact.improve(problem, stacked(problem), options=Options(threads=1))
+        assert found.proved_optimal
+        least = int((found.offsets + problem.padded).max())
+        plan = mip.solve(problem, Options(mip_solver=solver, time_limit=1.0))
+        assert verify(plan) == []
+        assert plan.lower_bound <= least <= plan.peak
+        same = bool((problem.alignment == 1).all()) and problem.length is None
+        assert plan.proved_optimal or not same or (problem.fixed >= 0).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(fixed=True, max_size=6))
+def test_between_the_bound_and_best_fit(problem: Problem) -> None:
+    plan = solve_problem(problem, "mip")
+    assert verify(plan) == []
+    assert plan.proved_optimal
+    assert lower_bound(problem) <= plan.lower_bound == plan.peak == brute_force(problem)
+    assert plan.peak <= solve_problem(problem, "bestfit").peak
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_bound_that_only_the_solver_knows(solver: str) -> None:
+    plan = solve_problem(ASKEW, "mip", Options(mip_solver=solver))
+    assert lower_bound(ASKEW) == 3
+    assert (plan.peak, plan.lower_bound, plan.status) == (5, 5, "optimal")
+    assert plan.note == f"{solver}, 3 pairs: solved"
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_what_does_not_fit_is_proved(solver: str) -> None:
+    with pytest.raises(InfeasibleError, match="no plan can do with less than 5 bytes"):
+        solve_problem(ASKEW, "mip", Options(mip_solver=solver, capacity=4))
+    plan = solve_problem(ASKEW, "mip", Options(mip_solver=solver, capacity=5))
+    assert plan.peak == 5
+
+
+def test_heuristics_that_reach_the_bound_ask_no_solver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pulp", None)
+    plan = solve_problem(Problem.of([0, 1], [2, 3], [4, 4]), "mip")
+    assert plan.proved_optimal
+    assert plan.note == "heuristics were enough, no solver was asked"
+    assert len(solve_problem(Problem.of([], [], []), "mip").offsets) == 0
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_time_limit_is_no_proof(solver: str) -> None:
+    """A known optimum, too hard to find: the bound stays below, the peak above."""
+    problem = puzzle(60, height=100_000)
+    peak, bound = asked(problem, solver, time_limit=0.5)
+    assert peak > 100_000 >= bound
+
+
+def test_no_time_at_all() -> None:
+    plan = solve_problem(ASKEW, "mip", Options(time_limit=0.0))
+    assert plan.note == "no time was left for a solver"
+    assert plan.peak > plan.lower_bound == 3
+    assert plan.status == "feasible"
+
+
+def test_too_many_pairs_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "most_pairs", lambda: 2)
+    with pytest.raises(UsageError, match=r"3 buffers make 3 pairs.*program of 2; take"):
+        solve_problem(ASKEW, "mip")
+
+
+def test_the_memory_allows_some_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model.most_pairs() > 1000
+    monkeypatch.delattr(os, "sysconf")
+    assert model.most_pairs() > 1000
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(fixed=True))
+def test_pairs_by_definition(problem: Problem) -> None:
+    length = problem.length or int(problem.upper.max(initial=0))
+    alive = [
+        {t % length for t in range(a, b if a < b else b + length)}
+        for a, b in zip(problem.lower.tolist(), problem.upper.tolist(), strict=True)
+    ]
+    expected = [
+        (i, j)
+        for i in range(len(problem))
+        for j in range(i + 1, len(problem))
+        if alive[i] & alive[j] and min(problem.fixed[i], problem.fixed[j]) < 0
+    ]
+    first, second = model.pairs(problem)
+    assert list(zip(first.tolist(), second.tolist(), strict=True)) == expected
+
+
+def test_equal_buffers_are_in_order_and_one_pair_is_pinned() -> None:
+    problem = Problem.of([0, 0, 0, 0, 1], [3, 3, 3, 4, 3], [6, 6, 9, 3, 3])
+    program = model.build(problem, stacked(problem)[::-1].copy() * 0 + 99, 0)
+    settled = {
+        (int(i), int(j))
+        for i, j in zip(
+            program.first[program.settled], program.second[program.settled], strict=True
+        )
+    }
+    assert settled == {(0, 1), (2, 3)}
+    assert program.unit == 3
+    assert program.size.tolist() == [2, 2, 3, 1, 1]
+
+
+def test_highs_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    with pytest.raises(EnvironmentUnfitError, match="pip install highspy"):
+        solve_problem(ASKEW, "mip", Options(mip_solver="highs"))
+
+
+def test_cbc_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pulp
+
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", "/nowhere/cbc")
+    with pytest.raises(EnvironmentUnfitError, match="not to be found at /nowhere/cbc"):
+        solve_problem(ASKEW, "mip")
+
+
+@pytest.mark.parametrize("says", ["out of memory", ""])
+def test_cbc_that_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str
+) -> None:
+    import pulp
+
+    fake = tmp_path / "cbc"
+    fake.write_text(f"#!/bin/sh\necho '{says}'\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(fake))
+    with pytest.raises(EnvironmentUnfitError, match=says or "nothing"):
+        solve_problem(ASKEW, "mip")
+
+
+def test_nothing_is_left_behind_and_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a folder with spaces"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.chdir(folder)
+    assert solve_problem(ASKEW, "mip").peak == 5
+    assert list(folder.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_solver_outlives_its_caller() -> None:
+    """Not even when that is killed."""
+    code = (
+        "from puzzles import puzzle\n"
+        "from exact_oracle import stacked\n"
+        "from memplan.solving import cbc, model\n"
+        "from memplan.solving.options import Options\n"
+        "problem = puzzle(60, height=100_000)\n"
+        "program = model.build(problem, stacked(problem), 0)\n"
+        "print('ready', flush=True)\n"
+        "cbc.run(program, Options(time_limit=20.0))\n"
+    )
+    folders = (Path(__file__).parent, Path(__file__).parents[2])
+    caller = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        stdout=subprocess.PIPE,
+    )
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == b"ready\n"
+    children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children")
+    if not children.exists():
+        caller.kill()
+        caller.communicate()
+        pytest.skip("needs Linux's /proc")
+    while not (found := children.read_text().split()):
+        time.sleep(0.02)
+    caller.kill()
+    caller.communicate()
+    solver = Path(f"/proc/{found[0]}/stat")
+    for _ in range(200):
+        if not solver.exists() or solver.read_text().split()[2] in "ZX":
+            return
+        time.sleep(0.02)
+    pytest.fail("the solver runs on")
+
+
+def test_a_set_that_all_meet_on_a_circle() -> None:
+    """No solver is needed to see that these lie one above the other."""
+    program = model.build(TRIANGLE, stacked(TRIANGLE), 10)
+    assert program.floor * program.unit == 15
+    plan = solve_problem(TRIANGLE, "mip")
+    assert (plan.peak, plan.lower_bound, plan.status) == (15, 15, "optimal")
+    with pytest.raises(InfeasibleError, match="less than 15 bytes"):
+        solve_problem(TRIANGLE, "mip", Options(capacity=14))
+
+
+def test_threads_are_passed_on() -> None:
+    plan = solve_problem(ASKEW, "mip", Options(threads=2, time_limit=30.0, seed=7))
+    assert plan.proved_optimal
