@@ -34,7 +34,7 @@ def make_cuda_report(
         steps=len(marks),
         warmup={name: total.get(name, 0) - hot[name] for name in _COUNTS},
         run=run_stats(marks),
-        recorded=plan.recorded,
+        recorded=plan.provenance.recorded,
         device="cuda",
         devices=devices,
     )

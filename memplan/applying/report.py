@@ -88,5 +88,5 @@ def make_report(
         memory=memory,
         warmup=warmup,
         run=run_stats(marks),
-        recorded=plan.recorded,
+        recorded=plan.provenance.recorded,
     )

@@ -15,7 +15,7 @@ from memplan.recording.cuda import CudaRecording, Device, new_recording, path_of
 from memplan.recording.ranks import written_by_rank
 from memplan.recording.session import Recording
 from memplan.recording.target import run
-from memplan.trace.liveness import StepProblem, step_problem
+from memplan.trace.liveness import StepWorkload, step_problem
 from memplan.trace.steps import live_curve, timeline
 from memplan.trace.streams import streams_of
 from memplan.trace.trace import Mark, Trace
@@ -166,7 +166,7 @@ _CUTS = {
 }
 
 
-def _hot(found: StepProblem) -> str:
+def _hot(found: StepWorkload) -> str:
     buffers = f"{len(found.problem) // found.unrolled:,} transient buffers"
     if found.hot is None:
         return f"the whole run: {buffers}"

@@ -173,8 +173,8 @@ def _solve(
     violations = verify(plan)
     if violations:  # a bug of ours: never let it out of the door
         raise MemplanError(f"the plan found does not verify: {violations[0].message}")
-    if plan.note:
-        show.note(f"{method}: {plan.note}")
+    if plan.provenance.note:
+        show.note(f"{method}: {plan.provenance.note}")
     return plan
 
 
@@ -189,14 +189,14 @@ def _entries(plan: Plan, path: Path) -> dict[str, object]:
     return {
         "schema": "memplan.solve-result",
         "version": 1,
-        "method": plan.method,
+        "method": plan.provenance.method,
         "buffers": len(plan.problem),
         "lower_bound": plan.lower_bound,
         "peak": plan.peak,
         "gap": plan.gap,
         "status": plan.status,
-        "seconds": plan.seconds,
-        "seed": plan.seed,
+        "seconds": plan.provenance.seconds,
+        "seed": plan.provenance.seed,
         "elastic": plan.elastic,
         "kinds": len(plan.kinds),
         "arena_bytes": plan.arena_bytes,
@@ -224,7 +224,10 @@ def _no_plan_entries(
 def _rows(plan: Plan) -> list[tuple[str, str]]:
     proof = ", proved optimal" if plan.proved_optimal else ""
     rows = [
-        ("method", f"{plan.method}, {format_seconds(plan.seconds)}"),
+        (
+            "method",
+            f"{plan.provenance.method}, {format_seconds(plan.provenance.seconds)}",
+        ),
         ("buffers", f"{len(plan.problem):,}"),
         ("peak", format_bytes(plan.peak)),
         ("lower bound", format_bytes(plan.lower_bound)),
@@ -238,7 +241,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
         rows.append(
             ("other steps", f"{steps:,} of {len(plan.kinds):,} kinds, arena {arena}")
         )
-    if plan.warmup is not None and plan.requests is not None:
+    if plan.warmup is not None and plan.hot.requests is not None:
         rows.append(
             ("warm-up", f"{len(plan.warmup.problem):,} buffers in the same arena")
         )

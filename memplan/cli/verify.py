@@ -71,7 +71,7 @@ def _against(plan: Plan, path: Path) -> list[Violation]:
             problem = source
         else:
             unit = units.pop() if len(units) == 1 else None
-            problem = step_problem(source, plan.source.step, unit).problem
+            problem = step_problem(source, plan.provenance.source.step, unit).problem
     except NoPlanError as error:
         text = f"{path} has no step to compare with: {error}"
         return [Violation(Failure.FINGERPRINT, (), text)]

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.plan import UNPLANNED, Requests
+from memplan.core.placement import Requests, Workload
 from memplan.core.problem import Problem
 from memplan.errors import NoPlanError, UsageError
-from memplan.trace.step_kinds import KindProblem, other_kinds
+from memplan.trace.step_kinds import KindWorkload, other_kinds
 from memplan.trace.steps import HotSteps, Timeline, find_hot, timeline
 from memplan.trace.trace import Trace
 
@@ -26,40 +26,37 @@ NEVER = Timeline.NEVER
 
 
 @dataclass(frozen=True, eq=False)
-class WarmupProblem:
-    """The steps before the hot ones: a linear problem, and all their requests.
+class WarmupWorkload(Workload):
+    """The steps before the hot ones, on a linear clock.
 
     `ticks` is the clock's reading where the first hot step begins; lifespans may
     reach beyond it.
     """
 
-    problem: Problem
-    requests: Requests
     ticks: int
 
 
 @dataclass(frozen=True, eq=False)
-class StepProblem:
+class StepWorkload(Workload):
     """What is to be planned, and how it came about.
 
     hot: the steps chosen; None when the whole recording is planned as one.
     unrolled: how many steps `problem` spans for each of the period.
     persistent_bytes: exact bytes alive, and outliving steps, when the hot step begins.
-    kinds: steps after the first hot one that are of another kind.
+    warmup: the steps before them. kinds: steps after the first hot one that are of
+    another kind.
     """
 
-    problem: Problem
-    requests: Requests
-    warmup: WarmupProblem | None
     hot: HotSteps | None
     unrolled: int
     persistent_bytes: int
-    kinds: tuple[KindProblem, ...] = ()
+    warmup: WarmupWorkload | None = None
+    kinds: tuple[KindWorkload, ...] = ()
 
 
 def step_problem(
     trace: Trace, step: str = "hot", alignment: int | None = None
-) -> StepProblem:
+) -> StepWorkload:
     """The packing problem of one step of `trace`.
 
     step: "hot", a step's number, or "all" for the whole recording as one step. A
@@ -96,28 +93,24 @@ def _step_number(line: Timeline, step: str) -> int:
     return number
 
 
-def _whole(line: Timeline, alignment: int) -> StepProblem:
+def _whole(line: Timeline, alignment: int) -> StepWorkload:
     transient = line.upper != NEVER
-    problem, requests = _pack(line, transient, (0,), alignment)
-    persistent = int(line.size[~transient].sum())
-    return StepProblem(problem, requests, None, None, 1, persistent)
+    problem, requests = _begun(line, transient, (0,), alignment)
+    return StepWorkload(problem, requests, None, 1, int(line.size[~transient].sum()))
 
 
-def _pack(
+def _begun(
     line: Timeline,
     transient: BoolArray,
     starts: tuple[int, ...],
     alignment: int,
 ) -> tuple[Problem, Requests]:
-    """The problem of a timeline's first requests, as many as `transient` has."""
-    count = len(transient)
+    """The workload of a timeline's first requests, as many as `transient` has."""
     chosen = np.flatnonzero(transient)
     problem = Problem.of(
         line.lower[chosen], line.upper[chosen], line.size[chosen], alignment=alignment
     )
-    buffer = np.full(count, UNPLANNED, dtype=np.int64)
-    buffer[chosen] = np.arange(len(chosen))
-    return problem, Requests(starts, line.size[:count], buffer)
+    return problem, Requests.serving(starts, line.size[: len(transient)], chosen)
 
 
 def _transient(line: Timeline, lower: Int64Array, upper: Int64Array) -> BoolArray:
@@ -127,7 +120,7 @@ def _transient(line: Timeline, lower: Int64Array, upper: Int64Array) -> BoolArra
     return transient
 
 
-def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepProblem:
+def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepWorkload:
     begin, end = line.span(hot.begin)[0], line.span(hot.begin + hot.period - 1)[1]
     length = end - begin
     own = slice(
@@ -144,13 +137,13 @@ def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepProblem:
         lower, upper, size, line, own, transient, length, unrolled, hot, alignment
     )
     persistent = (line.lower < begin) & (line.step_of(line.upper) > hot.begin + 1)
-    return StepProblem(
+    return StepWorkload(
         problem,
         requests,
-        _warmup(line, hot, alignment),
         hot,
         unrolled,
         int(line.size[persistent].sum()),
+        _warmup(line, hot, alignment),
         other_kinds(line, hot, requests, alignment) if hot.passes > 1 else (),
     )
 
@@ -233,26 +226,19 @@ def _unroll(
         alignment=alignment,
         length=max(total, 1),
     )
-    per_copy = np.full(len(transient), UNPLANNED, dtype=np.int64)
-    per_copy[chosen] = np.arange(len(chosen))
-    buffer = np.concatenate(
-        [
-            np.where(per_copy >= 0, per_copy + copy * len(chosen), UNPLANNED)
-            for copy in range(copies)
-        ]
-    )
+    served = np.flatnonzero(np.tile(transient, copies))
     firsts = line.first[hot.begin : hot.begin + hot.period] - own.start
     starts = [
         int(first) + copy * len(transient) for copy in range(copies) for first in firsts
     ]
-    return problem, Requests(tuple(starts), np.tile(size, copies), buffer)
+    return problem, Requests.serving(tuple(starts), np.tile(size, copies), served)
 
 
-def _warmup(line: Timeline, hot: HotSteps, alignment: int) -> WarmupProblem | None:
+def _warmup(line: Timeline, hot: HotSteps, alignment: int) -> WarmupWorkload | None:
     if hot.begin == 0:
         return None
     begin = line.span(hot.begin)[0]
     count = line.requests(hot.begin).start
     transient = _transient(line, line.lower[:count], line.upper[:count])
     starts = tuple(line.first[: hot.begin].tolist())
-    return WarmupProblem(*_pack(line, transient, starts, alignment), begin)
+    return WarmupWorkload(*_begun(line, transient, starts, alignment), begin)

@@ -14,9 +14,9 @@ from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
-from memplan.solving import reference
 from memplan.solving.bestfit import best_fit, solve
 from memplan.trace.importers.minimalloc import read_minimalloc
+from tests.solving import reference
 from tests.strategies import problems
 
 ROOT = Path(__file__).parents[2]

@@ -170,7 +170,7 @@ def test_an_interrupt_keeps_the_best() -> None:
 
     plan = solve(problem, Options(progress=interrupt))
     assert verify(plan) == []
-    assert plan.note.endswith("interrupted")
+    assert plan.provenance.note.endswith("interrupted")
     assert plan.peak == seen[-1].peak
     peaks = [progress.peak for progress in seen if progress.peak is not None]
     assert peaks == sorted(peaks, reverse=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 import memplan
 from memplan.errors import NoPlanError
-from memplan.trace.liveness import StepProblem, step_problem
+from memplan.trace.liveness import StepWorkload, step_problem
 from memplan.trace.step_kinds import HOT, MOST_KINDS
 from memplan.trace.steps import find_hot, timeline
 from memplan.trace.trace import Mark
@@ -18,7 +18,7 @@ WARMUP = (Made(9, 0),)
 HOT_STEP = (Made(64, 1), Made(128, 0), Made(256, 0))
 
 
-def found(*steps: Step) -> StepProblem:
+def found(*steps: Step) -> StepWorkload:
     """Four hot steps, `steps`, and a last one, which may be cut off."""
     return step_problem(trace_of([WARMUP, *[HOT_STEP] * 4, *steps, HOT_STEP]))
 
