@@ -11,7 +11,7 @@ import pytest
 
 import memplan
 from memplan.applying import replan as replanning
-from memplan.applying.replan import SLACK, Replanner, from_log
+from memplan.applying.replan import PATIENCE, SLACK, Replanner, from_log
 from memplan.core.plan import Plan
 from memplan.errors import NoPlanError
 from memplan.trace.journal import ROW
@@ -157,6 +157,19 @@ def test_a_plan_that_comes_too_late_is_reported_as_that() -> None:
     assert reasons(program) == [("larger", False)]
     program.replanner.finish()
     assert reasons(program) == [("larger", False)]
+
+
+def test_a_program_that_never_settles_is_planned_ever_more_rarely() -> None:
+    steps = [(Made(64, 0),)] + [(Made(640, 1), Made(100, 0))] * 4
+    program = Program(memplan.solve(trace_of(steps)))
+    for turn in range(90):
+        program.step(*range(5000 + 100 * turn, 5000 + 100 * turn + 40))
+        program.wait()
+    noted = [one.step for one in program.replanner.replans]
+    assert {one.reason for one in program.replanner.replans} == {"different"}
+    # Between two, as many recorded steps, and a patience that doubles each time.
+    waits = np.diff([0, *noted])
+    assert np.diff(waits)[:3].tolist() == [PATIENCE, 2 * PATIENCE, 4 * PATIENCE]
 
 
 def test_the_warm_up_is_not_looked_at() -> None:

@@ -110,6 +110,35 @@ def test_in_a_longer_loop_it_is_the_step_that_was_due() -> None:
     assert kind.begins_as.tolist() == [[HOT, 0]]
 
 
+def test_exact_steps_are_hot_if_they_are_half_of_all_and_elastic_ones_if_not() -> None:
+    """Both repeat: some steps are alike to the byte, all of them but for sizes."""
+
+    def sized(*bytes_: int) -> list[Step]:
+        return [(Made(n, 1), Made(n + 1, 0)) for n in bytes_]
+
+    half = find_hot(timeline(trace_of([WARMUP, *sized(64, 64, 80, 96), WARMUP])))
+    assert half is not None
+    assert (half.begin, half.passes, half.elastic) == (1, 2, False)
+    fewer = find_hot(timeline(trace_of([WARMUP, *sized(64, 64, 80, 96, 112), WARMUP])))
+    assert fewer is not None
+    assert fewer.elastic
+
+
+def test_a_kind_keeps_the_places_that_it_is_given_before_it_is_known() -> None:
+    """All but what collides, as it frees later than the step it is taken for."""
+    hot = (Made(1000, 3), Made(64, 0), Made(64, 0), Made(64, 0))
+    later = (Made(1000, 0), Made(64, 1), Made(64, 0), Made(64, 0), Made(7, 0))
+    plan = memplan.solve(trace_of([WARMUP, *[hot] * 4, later, hot]), "bestfit")
+    (kind,) = plan.kinds
+    first, *small = plan.offsets.tolist()
+    assert len(set(small)) == 1
+    given = kind.offsets.tolist()
+    assert given[:2] == [first, small[0]]
+    assert given[2] != small[0]
+    assert given[3] == small[0]
+    assert memplan.verify(plan) == []
+
+
 @settings(max_examples=150, deadline=None)
 @given(programs_of_kinds())
 def test_every_step_after_the_first_hot_one_is_accounted_for(steps: list[Step]) -> None:
