@@ -122,10 +122,10 @@ def test_a_plan_for_larger_requests_verifies(
     sparse = column(data.draw(st.none() | flags) or [0] * buffers) > 0
     grown = larger(plan, most, sparse)
     assert memplan.verify(grown) == []
-    assert grown.requests is not None
+    assert grown.hot.requests is not None
     assert grown.elastic == plan.elastic
-    assert (grown.requests.size >= most).all()
-    assert (grown.requests.size >= plan.hot.requests.size).all()
+    assert (grown.hot.requests.size >= most).all()
+    assert (grown.hot.requests.size >= plan.hot.requests.size).all()
     program = Served(replay_of(grown))
     wanted = plan.hot.requests.size if not plan.elastic else most.clip(1)
     # One after the other, so that only their sizes decide.

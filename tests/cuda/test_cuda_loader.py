@@ -22,6 +22,7 @@ from memplan.solving.solve import solve
 from memplan.trace.importers.snapshot import HistoryMark, from_snapshot
 from memplan.trace.trace import Mark
 from tests.cuda.cuda_world import World
+from tests.plans import changed
 from tests.snapshot_samples import Device, snapshot, step
 
 pytest.importorskip("torch")
@@ -226,17 +227,17 @@ def test_torchs_refusal_is_told_and_leaves_no_trace(
     mark_step()
 
 
-def changed(**changes: Any) -> Plan:
-    return replace(make_plan(), **changes)
+def otherwise(**changes: Any) -> Plan:
+    return changed(make_plan(), **changes)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: changed(device="cpu"), "is for device cpu, and this is CUDA"),
-        (lambda: changed(requests=None, warmup=None), "from a bare problem"),
+        (lambda: otherwise(device="cpu"), "is for device cpu, and this is CUDA"),
+        (lambda: otherwise(requests=None, warmup=None), "from a bare problem"),
         (
-            lambda: changed(offsets=np.zeros(len(make_plan().problem), np.int64)),
+            lambda: otherwise(offsets=np.zeros(len(make_plan().problem), np.int64)),
             "does not verify",
         ),
         (lambda: solve_aligned(64), "not multiples of 512 bytes"),
@@ -252,7 +253,7 @@ def test_a_plan_that_does_not_fit_is_refused(
 def solve_aligned(alignment: int) -> Plan:
     plan = make_plan()
     aligned = np.full(len(plan.problem), alignment, dtype=np.int64)
-    return replace(plan, problem=replace(plan.problem, alignment=aligned))
+    return changed(plan, problem=replace(plan.problem, alignment=aligned))
 
 
 def no_cuda(torch: FakeTorch) -> None:

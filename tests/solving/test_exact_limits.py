@@ -116,7 +116,7 @@ def test_any_number_of_threads_finds_the_same() -> None:
         assert plan.offsets.tolist() == first.offsets.tolist()
         assert (plan.lower_bound, plan.provenance.note) == (
             first.lower_bound,
-            first.note,
+            first.provenance.note,
         )
 
 

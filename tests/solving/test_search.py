@@ -148,7 +148,7 @@ def test_no_orders_and_no_time_leave_the_best_of_six() -> None:
     first, _ = best_of_six(problem)
     none = solve(problem, Options(iterations=0))
     assert none.offsets.tolist() == first.tolist()
-    assert none.note == "0 orders tried"
+    assert none.provenance.note == "0 orders tried"
     paper_only = solve(problem, Options(time_limit=0.0))
     assert verify(paper_only) == []
 
