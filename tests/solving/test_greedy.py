@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import verify_offsets
 from memplan.errors import NoPlanError, UsageError
-from memplan.solving import reference
 from memplan.solving.greedy import ORDERS, place_around
+from tests.solving import reference
 from tests.strategies import problems
 
 orders = st.sampled_from(ORDERS)

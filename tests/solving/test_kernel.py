@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from memplan.core.problem import Problem
 from memplan.core.verify import verify_offsets
 from memplan.native import _dsa
-from memplan.solving import reference
 from memplan.solving.clock import lifetimes, spans
+from tests.solving import reference
 from tests.strategies import problems
 
 
