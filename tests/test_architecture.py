@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -91,10 +92,8 @@ def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
                 yield alias.name, node.lineno, id(node) in top
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            module = node.module or ""
             for alias in node.names:
-                name = f"memplan.{alias.name}" if module == "memplan" else module
-                yield name, node.lineno, id(node) in top
+                yield f"{node.module}.{alias.name}", node.lineno, id(node) in top
 
 
 def room_of(path: Path) -> str:
@@ -119,6 +118,44 @@ def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
             if head == "torch" and at_top:
                 wrong.append(f"{path}:{line}: torch is imported where it is used")
     assert not wrong
+
+
+def module_of(path: Path) -> str:
+    dotted = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return dotted.removesuffix(".__init__")
+
+
+def graph() -> dict[str, set[str]]:
+    """Of every module of memplan, those it imports, inside functions too. A name that
+    no module has is its package's: `memplan.solve` is in `memplan`."""
+    files = {module_of(path): path for path in sources()}
+    found: dict[str, set[str]] = {}
+    for module, path in files.items():
+        found[module] = set()
+        for name, _, _ in imports(path):
+            other = name
+            while other not in files and "." in other:
+                other = other.rpartition(".")[0]
+            if other in files or other == "memplan":
+                found[module].add(other)
+    return found
+
+
+def test_nothing_imports_the_package_face() -> None:
+    assert not [module for module, others in graph().items() if "memplan" in others]
+
+
+@pytest.mark.parametrize("depth", [2, 3, 9], ids=["rooms", "rooms in rooms", "files"])
+def test_no_imports_run_in_a_circle(depth: int) -> None:
+    def cut(module: str) -> str:
+        return ".".join(module.split(".")[:depth])
+
+    folded: dict[str, set[str]] = {}
+    for module, others in graph().items():
+        folded.setdefault(cut(module), set()).update(map(cut, others))
+    for name, others in folded.items():
+        others.discard(name)
+    TopologicalSorter(folded).prepare()  # raises CycleError, which names the circle
 
 
 def test_no_room_is_forgotten() -> None:

@@ -1,9 +1,7 @@
-"""The reference cases: counts as integers, energies to 1e-6."""
+"""Our own cases and the reference ones: counts as integers, energies to 1e-6."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,25 +14,15 @@ from memplan.blocking.layer import Layer, Tensor
 from memplan.blocking.literal import count_literally, literal_energy
 from memplan.blocking.nest import Nest, parse_nest
 from memplan.blocking.packing import pack
+from tests.blocking import nest_cases
 
-FILE = Path(__file__).parents[3] / "shared/blocking/cases.json"
-if not FILE.exists():
-    pytest.skip(
-        "the reference cases are not beside the checkout", allow_module_level=True
-    )
-REFERENCE = json.loads(FILE.read_text(encoding="utf-8"))
-CASES = REFERENCE["cases"]
+every_case = nest_cases.every_case()
 
 
 def nest_of(case: dict[str, Any]) -> Nest:
     sizes = {d: case["layer"][d] for d in ("X", "Y", "C", "K", "Fw", "Fh")}
     layer = Layer(case["layer"]["name"], **sizes)
     return parse_nest(case["string"], layer, case["unroll"])
-
-
-every_case = pytest.mark.parametrize(
-    "case", CASES, ids=[f"{c['layer']['name']}-{i}" for i, c in enumerate(CASES)]
-)
 
 
 def as_rows(traffic: Traffic) -> dict[str, Any]:
@@ -104,6 +92,7 @@ def test_buffers_go_to_the_same_levels(
         assert {t.value: n for t, n in packed.accesses[level].items()} == row
 
 
-@pytest.mark.parametrize("row", REFERENCE["energy_table"])
+@nest_cases.needs_reference
+@pytest.mark.parametrize("row", nest_cases.read(nest_cases.REFERENCE)["energy_table"])
 def test_the_energy_of_an_access(row: dict[str, Any]) -> None:
     assert table_3(row["word"])(row["bytes"]) == pytest.approx(row["pJ"], rel=1e-6)

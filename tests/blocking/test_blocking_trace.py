@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +13,8 @@ from nest_trace import Memory, MissError, Row, trace
 from memplan.blocking.counts import Traffic, count
 from memplan.blocking.layer import INDEXED_BY, Layer, Tensor
 from memplan.blocking.nest import Loop, Nest, parse_nest
+from tests.blocking.nest_cases import every_case
 
-FILE = Path(__file__).parents[3] / "shared/blocking/cases.json"
 AXES = (("X", "Fw"), ("Y", "Fh"))
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -175,15 +174,10 @@ def test_the_machine_refuses_what_its_buffers_do_not_hold() -> None:
         buffer.read(frozenset({1, 2}))
 
 
-def test_every_reference_count_is_that_of_the_machine() -> None:
-    if not FILE.exists():
-        pytest.skip("the reference cases are not beside the checkout")
-    cases = json.loads(FILE.read_text(encoding="utf-8"))["cases"]
-    traced = [case for case in cases if "brute_force" in case]
-    assert len(traced) == 21
-    for case in traced:
-        sizes = {d: case["layer"][d] for d in ("X", "Y", "C", "K", "Fw", "Fh")}
-        layer = Layer(case["layer"]["name"], **sizes)
-        measured = trace(parse_nest(case["string"], layer, case["unroll"]))
-        for tensor, rows in measured.items():
-            assert [row._asdict() for row in rows] == case["brute_force"][tensor.value]
+@every_case(having="brute_force")
+def test_counts_of_the_cases_are_those_of_the_machine(case: dict[str, Any]) -> None:
+    sizes = {d: case["layer"][d] for d in ("X", "Y", "C", "K", "Fw", "Fh")}
+    layer = Layer(case["layer"]["name"], **sizes)
+    measured = trace(parse_nest(case["string"], layer, case["unroll"]))
+    for tensor, rows in measured.items():
+        assert [row._asdict() for row in rows] == case["brute_force"][tensor.value]

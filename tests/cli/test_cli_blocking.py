@@ -20,10 +20,10 @@ from memplan.blocking.objective import Fixed
 from memplan.cli.blocking import command as group
 from memplan.cli.blocking import report
 from memplan.cli.blocking.options import datapath
+from tests.blocking.nest_cases import every_case
 from tests.cli.conftest import Blocking
 from tests.conftest import ROOT
 
-CASES = Path(__file__).parents[3] / "shared/blocking/cases.json"
 STRING = "X4 Y7 Fw3 Fh3 X28 K64 C128 Y28 C256 K512"
 CONV5 = ("--layer", "conv5", "--string", STRING, "--unroll", "C16,K16")
 SMALL = ("--layer", "4,8,8,8,3,3", "--string", "Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8")
@@ -180,23 +180,20 @@ def compare(said: Any, expected: Any) -> None:
         assert said == expected
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="no reference cases beside the checkout")
-def test_json_has_the_shape_and_numbers_of_the_reference_cases(
-    blocking: Blocking,
+@every_case()
+def test_json_has_the_shape_and_numbers_of_the_cases(
+    blocking: Blocking, case: dict[str, Any]
 ) -> None:
     keys = ["exact", "paper_literal", "pack_diannao", "pack_westmere"]
     keys += [f"energy_codesign{k}_pJ" for k in ("", "_8MB", "_paper_literal")]
-    cases = json.loads(CASES.read_text(encoding="utf-8"))["cases"]
-    assert len(cases) > 30
-    for case in cases:
-        done = blocking("evaluate", *as_arguments(case), "--memory", "diannao")
-        assert done.code == 0, done.err
-        said = json.loads(done.out)
-        for key in keys:
-            compare(said[key], case[key])
-        compare(said["pack"], case["pack_diannao"])
-        assert said["unroll"] == case["unroll"]
-        assert said["layer"]["macs"] == case["layer"]["macs"]
+    done = blocking("evaluate", *as_arguments(case), "--memory", "diannao")
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    for key in keys:
+        compare(said[key], case[key])
+    compare(said["pack"], case["pack_diannao"])
+    assert said["unroll"] == case["unroll"]
+    assert said["layer"]["macs"] == case["layer"]["macs"]
 
 
 @pytest.mark.parametrize("fills", ["false", "true"])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 
 from memplan.core.bounds import lower_bound
@@ -17,10 +14,8 @@ from memplan.core.verify import verify
 from memplan.solving.bestfit import best_fit, solve
 from memplan.trace.importers.minimalloc import read_minimalloc
 from tests.solving import reference
+from tests.solving.known import Known, every_problem
 from tests.strategies import problems
-
-ROOT = Path(__file__).parents[2]
-TRACES = Path(os.environ.get("MEMPLAN_TRACES", ROOT.parent / "shared" / "traces"))
 
 
 def offsets_of(*buffers: tuple[int, int, int], **options: int) -> list[int]:
@@ -137,38 +132,20 @@ def test_offsets_do_not_depend_on_when_the_clock_starts(problem: Problem) -> Non
     assert best_fit(later).tolist() == best_fit(problem).tolist()
 
 
-GOLDEN = {
-    "minimalloc/A.1048576.csv": 1264640,
-    "minimalloc/B.1048576.csv": 1198080,
-    "minimalloc/C.1048576.csv": 1270784,
-    "minimalloc/D.1048576.csv": 1190912,
-    "minimalloc/E.1048576.csv": 1491968,
-    "minimalloc/F.1048576.csv": 1333248,
-    "idealloc/resnet50.csv": 1521895084,
-    "idealloc/S_1.csv": 1565868718,
-}
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_known_peaks(name: str) -> None:
-    path = TRACES / name
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    problem = read_minimalloc(path)
+@every_problem()
+def test_known_peaks(known: Known) -> None:
+    problem = read_minimalloc(known.path)
     plan = solve(problem)
     assert verify(plan) == []
-    assert plan.peak == GOLDEN[name]
+    assert plan.peak == known.bestfit
     if len(problem) < 2000:
         assert plan.offsets.tolist() == reference.best_fit(problem)
 
 
-@pytest.mark.parametrize("name", [name for name in GOLDEN if "S_1" not in name])
-def test_traces_folded_onto_a_circle(name: str) -> None:
-    """A periodic clock shorter than the trace: many buffers reach over its end."""
-    path = TRACES / name
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    linear = read_minimalloc(path)
+@every_problem(but="S_1")
+def test_problems_folded_onto_a_circle(known: Known) -> None:
+    """A periodic clock shorter than the problem: many buffers reach over its end."""
+    linear = read_minimalloc(known.path)
     length = int(linear.upper.max()) * 7 // 10
     lifetime = np.minimum(linear.upper - linear.lower, length - 1)
     lower = linear.lower % length
