@@ -17,7 +17,7 @@ from memplan.core.planfile import write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
-from memplan.files import read_bytes, refuse_overwrite
+from memplan.files import STDOUT, read_bytes, refuse_overwrite
 from memplan.solving.exact_ladder import RULES
 from memplan.solving.methods import METHODS
 from memplan.solving.options import MAX_SEED, MIP_SOLVERS, Options
@@ -90,8 +90,8 @@ MAX_ALIGNMENT = 1 << 40  # bytes
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
-    help="The plan.  [default: TRACE.plan.json]",
+    type=arguments.OutputFile(),
+    help="The plan; - is standard output.  [default: TRACE.plan.json]",
 )
 @click.option("--force", is_flag=True, help="Replace the plan if it exists.")
 @click.option("--json", "json_", is_flag=True, help="Print the result as JSON.")
@@ -149,7 +149,8 @@ def command(
         show.as_json(_entries(plan, path))
     else:
         show.facts(f"memplan: planned {path}", _rows(plan))
-        click.echo(f"  next: memplan {_next(given, path)}")
+        if path != STDOUT:
+            show.line(f"  next: memplan {_next(given, path)}")
 
 
 def _solve(
