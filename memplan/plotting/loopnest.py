@@ -82,7 +82,7 @@ def _draw_buffer(
     box.set_gid(f"buffer {buffer.name}")
     axes.add_patch(box)
     middle = (buffer.begin + buffer.end) / 2
-    text = f"{buffer.name}  {format_bytes(buffer.nbytes)}"
+    text = f"{style.shortened(buffer.name)}  {format_bytes(buffer.nbytes)}"
     red, green, blue = to_rgb(colour)
     dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
     ink = "white" if dark else style.INK

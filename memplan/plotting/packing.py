@@ -78,7 +78,7 @@ def packing(plan: Plan, title: str = "") -> Figure:
         _draw_levels(axes, plan)
         _label_axes(axes, plan)
         name = title or plan.source.name or plan.program.script or "plan"
-        style.set_title(figure, _BOX[0], style.shortened(name), _facts(plan))
+        style.set_title(figure, _BOX[0], name, _facts(plan))
         _draw_legend(figure, plan.problem)
     return figure
 

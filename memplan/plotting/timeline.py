@@ -73,8 +73,7 @@ def timeline(
         _draw_peak(axes, run)
         axes.set_xlabel(f"time ({run.unit})", fontsize=10, color=style.INK)
         axes.set_ylabel("live bytes", fontsize=10, color=style.INK)
-        name = style.shortened(title or "live bytes")
-        style.set_title(figure, _BOX[0], name, _facts(run))
+        style.set_title(figure, _BOX[0], title or "live bytes", _facts(run))
         _draw_legend(figure, run)
     return figure
 

@@ -22,6 +22,7 @@ from memplan.recording.boundary import Boundaries
 from memplan.recording.ranks import rank, ranks
 from memplan.recording.resident import peak_resident_bytes
 from memplan.recording.shim import install
+from memplan.text import printable
 from memplan.trace.info import to_metadata
 from memplan.trace.journal import recover_journal
 from memplan.trace.stacks import StackTable
@@ -223,4 +224,4 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        print(f"memplan: {error}", file=sys.stderr)
+        print(printable(f"memplan: {error}"), file=sys.stderr)
