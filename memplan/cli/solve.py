@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 import time
 from dataclasses import replace
@@ -135,7 +136,8 @@ def command(
     refuse_overwrite(path, force)
     given = arguments.read_input(trace)
     digest = hashlib.sha256(read_bytes(trace)).hexdigest()
-    source = Source(trace.name, digest, step)
+    name = os.fsencode(trace.name).decode("utf-8", "backslashreplace")
+    source = Source(name, digest, step)
     start = time.perf_counter()
     try:
         plan = _solve(given, method, options, step, alignment, source)

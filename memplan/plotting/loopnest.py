@@ -79,10 +79,11 @@ def _draw_buffer(
         edgecolor="none",
         zorder=2,
     )
-    box.set_gid(f"buffer {buffer.name}")
+    name = style.shortened(buffer.name)
+    box.set_gid(f"buffer {name}")
     axes.add_patch(box)
     middle = (buffer.begin + buffer.end) / 2
-    text = f"{style.shortened(buffer.name)}  {format_bytes(buffer.nbytes)}"
+    text = f"{name}  {format_bytes(buffer.nbytes)}"
     red, green, blue = to_rgb(colour)
     dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
     ink = "white" if dark else style.INK
