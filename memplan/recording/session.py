@@ -90,8 +90,11 @@ class Recording:
             self._boundaries.stop()
             raise
         _alloc.say_on_termination(
-            f"memplan: terminated while recording: memplan recover {self.journal} "
-            "makes the trace of what is there\n"
+            printable(
+                f"memplan: terminated while recording: memplan recover {self.journal} "
+                "makes the trace of what is there"
+            )
+            + "\n"
         )
         self._running = True
         self._process = os.getpid()

@@ -73,43 +73,43 @@ def test_a_link_is_written_through(command: Command, tmp_path: Path, name: str) 
     assert (tmp_path / "target").stat().st_size > 0
 
 
-def test_a_plan_goes_to_standard_output(memplan: Run, tmp_path: Path) -> None:
+def test_a_plan_goes_to_standard_output(command: Command, tmp_path: Path) -> None:
     for output in ("-", "/dev/stdout"):
-        done = memplan("solve", "p.csv", "-o", output)
-        assert done.returncode == 0, done.stderr
-        assert len(load_plan(done.stdout.encode()).problem) == 5
-        assert "memplan: planned /dev/stdout" in done.stderr
-        assert "next:" not in done.stderr
+        said = command("solve", "p.csv", "-o", output)
+        assert said.code == 0, said.err
+        assert len(load_plan(said.out.encode()).problem) == 5
+        assert "memplan: planned /dev/stdout" in said.err
+        assert "next:" not in said.err
     assert not (tmp_path / "-").exists()
 
 
-def test_results_in_json_keep_out_of_its_way(memplan: Run) -> None:
-    done = memplan("solve", "p.csv", "-o", "-", "--json")
-    assert json.loads(done.stdout)["schema"] == "memplan.plan"
-    assert '"memplan.solve-result"' in done.stderr
+def test_results_in_json_keep_out_of_its_way(command: Command) -> None:
+    said = command("solve", "p.csv", "-o", "-", "--json")
+    assert json.loads(said.out)["schema"] == "memplan.plan"
+    assert '"memplan.solve-result"' in said.err
 
 
-def test_a_problem_goes_to_standard_output(memplan: Run, tmp_path: Path) -> None:
-    done = memplan("convert", "p.csv", "-")
-    assert done.returncode == 0
-    assert done.stdout == (tmp_path / "p.csv").read_text()
-    assert done.stderr == "memplan: wrote 5 buffers to /dev/stdout\n"
+def test_a_problem_goes_to_standard_output(command: Command, tmp_path: Path) -> None:
+    said = command("convert", "p.csv", "-")
+    assert said.code == 0
+    assert said.out == (tmp_path / "p.csv").read_text()
+    assert said.err == "memplan: wrote 5 buffers to /dev/stdout\n"
 
 
 @pytest.mark.parametrize("name", ["optimize", "codesign"])
-def test_blocking_plans_go_to_standard_output(memplan: Run, name: str) -> None:
-    done = memplan(*BLOCKING[name], "-o", "-")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["schema"] == "memplan.blocking-plan"
-    assert "Energy, pJ per MAC" in done.stderr
-    assert "next:" not in done.stderr
+def test_blocking_plans_go_to_standard_output(command: Command, name: str) -> None:
+    said = command(*BLOCKING[name], "-o", "-")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["schema"] == "memplan.blocking-plan"
+    assert "Energy, pJ per MAC" in said.err
+    assert "next:" not in said.err
 
 
-def test_code_goes_to_standard_output(memplan: Run) -> None:
-    plain, named = memplan(*BLOCKING["emit"]), memplan(*BLOCKING["emit"], "-o", "-")
-    assert (plain.returncode, plain.stderr) == (0, "")
-    assert "int main" in plain.stdout
-    assert named.stdout == plain.stdout
+def test_code_goes_to_standard_output(command: Command) -> None:
+    plain, named = command(*BLOCKING["emit"]), command(*BLOCKING["emit"], "-o", "-")
+    assert (plain.code, plain.err) == (0, "")
+    assert "int main" in plain.out
+    assert named.out == plain.out
 
 
 @pytest.mark.parametrize(
