@@ -21,7 +21,8 @@ PACKAGE = Path(memplan.__file__).parent
 # other; what they share lies in graph and toolchain. Some rooms are still to be built.
 GROUND: dict[str, set[str]] = {
     "version": set(),
-    "errors": set(),
+    "text": set(),
+    "errors": {"text"},
     "limits": set(),
     "units": {"errors"},
     "arrays": {"errors", "limits"},
@@ -170,6 +171,41 @@ def test_no_file_has_two_jobs() -> None:
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 320
     }
     assert not long
+
+
+def opened_for_writing(path: Path) -> Iterator[int]:
+    """The lines of a file that open, make or move a file otherwise than to read it."""
+    names = {"write_text", "write_bytes", "touch", "mkstemp", "fdopen"}
+    names |= {"NamedTemporaryFile", "TemporaryFile", "tofile", "savetxt"}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        home, _, name = called.rpartition(".")
+        if called in ("os.open", "os.replace", "os.rename", "shutil.move"):
+            yield node.lineno
+        elif name == "open":
+            at = 0 if isinstance(node.func, ast.Attribute) else 1  # Path's, or built in
+            modes = [k.value for k in node.keywords if k.arg == "mode"]
+            modes += node.args[at : at + 1]
+            if any(not is_reading(mode) for mode in modes):
+                yield node.lineno
+        elif home and name in names:
+            yield node.lineno
+
+
+def is_reading(mode: ast.expr) -> bool:
+    return isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbt")
+
+
+def test_files_alone_opens_files_for_writing() -> None:
+    assert list(opened_for_writing(PACKAGE / "files.py"))
+    found = {
+        str(path.relative_to(PACKAGE)): lines
+        for path in sources()
+        if path.name != "files.py" and (lines := list(opened_for_writing(path)))
+    }
+    assert not found
 
 
 HEAVY = ("torch", "pandas", "pyarrow", "matplotlib", "pulp", "numpy", "rich")

@@ -30,7 +30,7 @@ MOST_REPLANS = 6  # listed one by one
 @click.command("apply", cls=arguments.ProgramCommand)
 @click.option(
     "--report",
-    type=click.Path(path_type=Path),
+    type=arguments.OutputFile(arguments.THE_PROGRAMS),
     help="Write the report as JSON to this file, too; %r in it, and in PLAN, becomes "
     "the rank under torchrun.",
 )

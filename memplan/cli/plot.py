@@ -16,7 +16,7 @@ from memplan.errors import UsageError
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=arguments.OutputFile(arguments.BY_SUFFIX),
     required=True,
     help="The picture: .png, .svg or .pdf.",
 )

@@ -28,7 +28,7 @@ DEVICES: dict[str, Device] = {"auto": "auto", "cpu": "cpu", "cuda": "cuda"}
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=arguments.OutputFile(arguments.THE_PROGRAMS),
     help="The trace: .parquet, .json or .json.gz; %r in it becomes the rank under "
     "torchrun.  [default: SCRIPT.PID.parquet]",
 )

@@ -19,7 +19,7 @@ from memplan.units import format_bytes
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=arguments.OutputFile(arguments.BY_SUFFIX),
     help="The trace.  [default: the journal's name without .journal]",
 )
 @click.option("--force", is_flag=True, help="Replace the trace if it exists.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 import time
 from dataclasses import replace
@@ -17,7 +18,7 @@ from memplan.core.planfile import write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
-from memplan.files import read_bytes, refuse_overwrite
+from memplan.files import STDOUT, read_bytes, refuse_overwrite
 from memplan.solving.exact_ladder import RULES
 from memplan.solving.methods import METHODS
 from memplan.solving.options import MAX_SEED, MIP_SOLVERS, Options
@@ -90,8 +91,8 @@ MAX_ALIGNMENT = 1 << 40  # bytes
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
-    help="The plan.  [default: TRACE.plan.json]",
+    type=arguments.OutputFile(),
+    help="The plan; - is standard output.  [default: TRACE.plan.json]",
 )
 @click.option("--force", is_flag=True, help="Replace the plan if it exists.")
 @click.option("--json", "json_", is_flag=True, help="Print the result as JSON.")
@@ -135,7 +136,8 @@ def command(
     refuse_overwrite(path, force)
     given = arguments.read_input(trace)
     digest = hashlib.sha256(read_bytes(trace)).hexdigest()
-    source = Source(trace.name, digest, step)
+    name = os.fsencode(trace.name).decode("utf-8", "backslashreplace")
+    source = Source(name, digest, step)
     start = time.perf_counter()
     try:
         plan = _solve(given, method, options, step, alignment, source)
@@ -149,7 +151,8 @@ def command(
         show.as_json(_entries(plan, path))
     else:
         show.facts(f"memplan: planned {path}", _rows(plan))
-        click.echo(f"  next: memplan {_next(given, path)}")
+        if path != STDOUT:
+            show.line(f"  next: memplan {_next(given, path)}")
 
 
 def _solve(

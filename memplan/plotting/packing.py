@@ -77,13 +77,9 @@ def packing(plan: Plan, title: str = "") -> Figure:
         _draw_borders(axes, plan.problem, plan.offsets)
         _draw_levels(axes, plan)
         _label_axes(axes, plan)
-        name = (
-            title
-            or plan.provenance.source.name
-            or plan.provenance.program.script
-            or "plan"
-        )
-        style.set_title(figure, _BOX[0], style.shortened(name), _facts(plan))
+        made = plan.provenance
+        name = title or made.source.name or made.program.script or "plan"
+        style.set_title(figure, _BOX[0], name, _facts(plan))
         _draw_legend(figure, plan.problem)
     return figure
 

@@ -22,6 +22,7 @@ from memplan.recording.boundary import Boundaries
 from memplan.recording.ranks import rank, ranks
 from memplan.recording.resident import peak_resident_bytes
 from memplan.recording.shim import install
+from memplan.text import printable
 from memplan.trace.info import to_metadata
 from memplan.trace.journal import recover_journal
 from memplan.trace.stacks import StackTable
@@ -89,8 +90,11 @@ class Recording:
             self._boundaries.stop()
             raise
         _alloc.say_on_termination(
-            f"memplan: terminated while recording: memplan recover {self.journal} "
-            "makes the trace of what is there\n"
+            printable(
+                f"memplan: terminated while recording: memplan recover {self.journal} "
+                "makes the trace of what is there"
+            )
+            + "\n"
         )
         self._running = True
         self._process = os.getpid()
@@ -223,4 +227,4 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        print(f"memplan: {error}", file=sys.stderr)
+        print(printable(f"memplan: {error}"), file=sys.stderr)

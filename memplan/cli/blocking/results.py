@@ -20,6 +20,7 @@ from memplan.blocking.search import Result
 from memplan.cli import show
 from memplan.cli.blocking import report
 from memplan.cli.blocking.entries import all_entries, curve_entries, planned_entries
+from memplan.files import STDOUT
 from memplan.units import format_bytes, format_gap, format_seconds
 
 
@@ -78,11 +79,11 @@ def hand_over(
         _overview(plan, objective, rows)
     if plan.curve:
         _curve(plan)
-    if output is not None:
+    if output is not None and output != STDOUT:
         show.note(f"wrote {output}")
         drawn = shlex.quote(str(output.with_suffix(".svg")))
         next_ = f"memplan plot {shlex.quote(str(output))} -o {drawn}"
-        click.echo(f"  next: {next_}", err=True)
+        show.line(f"  next: {next_}", err=True)
 
 
 def proof(search: Search, energy: float) -> str:
