@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import click
@@ -56,7 +57,8 @@ def main() -> None:
         code = stop.exit_code
     except click.ClickException as error:
         vars(error)["message"] = printable(error.message)  # it may quote an argument
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED

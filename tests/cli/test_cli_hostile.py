@@ -17,10 +17,10 @@ from tests.cli import samples
 from tests.cli.conftest import Command, Said
 
 EVIL = (
-    "\x1b]0;owned\x07\x1b[31m[bold red]x[/bold red][/] :skull: $\\frac{\r\n"
+    "$\\frac{$\x1b]0;owned\x07\x1b[31m[bold red]x[/bold red][/] :skull:\r\n"
     "memplan: all is well\x9b2J\u202e\x00\x7f"
 )
-NAME = "n\x1b[31m\r\nmemplan: all is well\x9b[bold]$_{:skull:\u202e"
+NAME = "n\x1b[31m\r\nmemplan: all is well\x9b[bold]$_{$:skull:\u202e"
 
 
 def harmless(said: Said) -> Said:
@@ -63,7 +63,8 @@ def test_solve(command: Command, source: str, form: str) -> None:
     said = harmless(command("solve", source, *step, *json_, "-o", "x.json"))
     assert said.code == 0
     if source == "evil.json" and form == "facts":
-        assert r"memplan apply x.json '\x1b]0;owned\x07\x1b[31m[bold red]x" in said.out
+        assert "memplan apply x.json " in said.out
+        assert r"\x1b]0;owned\x07\x1b[31m[bold red]x" in said.out
 
 
 @pytest.mark.parametrize("plan", ["labels.json", "requests.json"])
@@ -93,7 +94,7 @@ def test_apply(command: Command) -> None:
     pytest.importorskip("torch")
     said = harmless(command("apply", "requests.json", "s.py"))
     assert said.code == 3
-    assert r"made for \x1b]0;owned" in said.err
+    assert r"made for $\frac{$\x1b]0;owned" in said.err
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,25 @@ def test_closed_streams_change_nothing_but_what_is_heard(
         assert "memplan: " not in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["frobnicate"], 2), (["solve", "missing.csv"], 3), (["verify", "p.json"], 0)],
+    ids=str,
+)
+def test_errors_that_nobody_can_hear(
+    tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "memplan", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=full,
+        )
+    assert done.returncode == code
+
+
 def test_a_program_under_closed_streams_runs(memplan: Run, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "s.py").write_text(
