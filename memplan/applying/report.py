@@ -66,11 +66,15 @@ def make_report(
     arena_bytes: int,
     marks: list[tuple[int, int, int]],
     *,
-    replans: tuple[Replan, ...],
-    interrupted: int,
-    memory: Memory,
+    replans: tuple[Replan, ...] = (),
+    interrupted: int = 0,
+    memory: Memory | None = None,
+    devices: dict[int, dict[str, int]] | None = None,
 ) -> Report:
-    """The report of a run: its counts, and its step boundaries (ns, page faults)."""
+    """The report of a run: its counts, and its step boundaries (ns, faults, Mark).
+
+    hot, warmup: by the native counters' names. devices: on CUDA only.
+    """
     return Report(
         requests=hot["requests"],
         planned_requests=hot["planned"],
@@ -89,4 +93,6 @@ def make_report(
         warmup=warmup,
         run=run_stats(marks),
         recorded=plan.provenance.recorded,
+        device=plan.provenance.device,
+        devices=devices or {},
     )

@@ -46,8 +46,8 @@ class ReplayArrays:
             self.starts,
             self.loop_begin,
             self.loop_end,
-            self.elastic,
-            self.sparse.tolist(),
+            np.array(self.elastic, dtype=np.bool_),
+            self.sparse,
             arena_bytes,
             online_bytes,
         )

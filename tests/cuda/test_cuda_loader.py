@@ -128,7 +128,9 @@ def test_a_program_under_its_own_plan_is_planned_throughout(
     assert report.arena_bytes == plan.peak
     assert report.lower_bound_bytes == plan.lower_bound
     assert report.steps == STEPS
-    assert report.warmup["unplanned"] == 1
+    assert report.warmup["unplanned"] == report.warmup["requests"] == 1
+    assert report.device == "cuda"
+    assert report.devices == cuda_room.stats()
     stats = cuda_room.stats()
     assert list(stats) == [0]
     weight_bytes = 100_352
@@ -190,6 +192,7 @@ def test_after_the_end_requests_are_served_outside_the_arena(ready: World) -> No
     ready.release(ready.take(1000))
     assert loader.report().arena_bytes == 0
     assert loader.report().requests == 0
+    assert set(loader.report().warmup.values()) == {0}
     ready.assert_no_leak()
 
 

@@ -1,4 +1,4 @@
-#include "alloc/matcher.h"
+#include "replay/matcher.h"
 
 #include <algorithm>
 #include <utility>

@@ -11,33 +11,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "replay/table.h"
+
 namespace memplan {
-
-struct Request {
-  std::uint64_t size;   // exact bytes; in an elastic step, the most that were asked for
-  std::int64_t offset;  // -1: the default allocator serves it, as planned
-  bool sparse = false;  // touched in part: its pages go back when it is freed
-};
-
-// Requests [first, last) of the table. In an elastic step they are told by their
-// position, and may be smaller than planned (profile-guided memory optimization,
-// section 4.3); in any other by their exact size, in nearly the order planned.
-struct Step {
-  std::size_t first;
-  std::size_t last;
-  bool elastic;
-};
-
-// Steps [0, loop_begin) are the warm-up, [loop_begin, loop_end) repeat, and the others
-// are of other kinds. No steps at all: every request is a departure.
-struct Table {
-  std::vector<Request> requests;
-  std::vector<Step> steps;
-  std::size_t loop_begin = 0;
-  std::size_t loop_end = 0;
-  std::uint64_t arena_bytes = 0;
-  std::uint64_t online_bytes = 0;  // departures are placed below this
-};
 
 class Matcher {
  public:
