@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.applying.report import Report
 from memplan.core.plan import Plan
-from memplan.recording.session import run_stats
+from memplan.recording.stats import run_stats
 
 _COUNTS = ("requests", "planned", "unplanned", "conflicts", "online", "fallback")
 
