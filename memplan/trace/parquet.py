@@ -91,6 +91,7 @@ def write_pieces(
             for events in regrouped(pieces, GROUP_ROWS):
                 writer.write_table(_table(events, row, schema))
                 row += len(events)
+                del events  # before the next ones are gathered
             writer.add_key_value_metadata({_KEY: metadata()})
     except pa.ArrowException as error:
         raise EnvironmentUnfitError(
@@ -128,9 +129,10 @@ def read_parquet(path: PathLike, columns: Collection[str] | None = None) -> Trac
                 column.put(begin, getattr(events, name))
             taken = sum(column.nbytes for column in kept.values())
             if taken > _BYTES_ANYWAY + _BYTES_PER_BYTE * size:
-                raise FormatError(path, f"{rows} rows of too much in {size} bytes")
-    if check.rows != rows:
-        raise FormatError(path, f"it claims {rows} rows, and holds {check.rows}")
+                problem = f"{taken} bytes of events in a file of {size}"
+                raise FormatError(path, problem, "no trace is packed like this")
+        if check.rows != rows:
+            raise FormatError(path, f"it claims {rows} rows, and holds {check.rows}")
     arrays = {name: column.values() for name, column in kept.items()}
     return Trace(Columns.of(**arrays), stacks, info)
 

@@ -104,14 +104,15 @@ def regrouped(pieces: Iterable[Columns], rows: int) -> Iterator[Columns]:
     waiting: list[Columns] = []
     count, given = 0, False
     for piece in pieces:
-        waiting.append(piece)
-        count += len(piece)
-        while count >= rows:
-            joined = Columns.joined(waiting)
-            waiting = [joined.take(slice(rows, None))]
-            count -= rows
-            given = True
-            yield joined.take(slice(0, rows))
-            del joined
+        begin = 0
+        while count + len(piece) - begin >= rows:
+            end = begin + rows - count
+            waiting.append(piece.take(slice(begin, end)))
+            group, waiting = Columns.joined(waiting), []
+            yield group
+            del group  # before the next one is gathered
+            begin, count, given = end, 0, True
+        waiting.append(piece.take(slice(begin, None)))
+        count += len(piece) - begin
     if count or not given:
         yield Columns.joined(waiting or [Columns.of()])
