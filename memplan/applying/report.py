@@ -8,7 +8,7 @@ from memplan.applying.replan import Replan
 from memplan.applying.residency import Memory
 from memplan.core.plan import Plan, RunStats
 from memplan.recording.ranks import rank
-from memplan.recording.session import run_stats
+from memplan.recording.stats import run_stats
 
 SCHEMA = "memplan.apply-report"
 VERSION = 1

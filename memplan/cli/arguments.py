@@ -80,15 +80,19 @@ def target(module: str | None, script: tuple[str, ...]) -> Target:
     return found
 
 
-def read_input(path: Path) -> Trace | Problem:
-    """A trace, or the bare problem in a MiniMalloc CSV file."""
+def read_input(path: Path, *columns: str) -> Trace | Problem:
+    """A trace, or the bare problem in a MiniMalloc CSV file.
+
+    Of a trace only the columns that planning needs, and `columns`.
+    """
     if path.suffix == ".csv":
         from memplan.trace.importers.minimalloc import read_minimalloc
 
         return read_minimalloc(path)
     from memplan.trace.read import read_trace
+    from memplan.trace.streams import NEEDED
 
-    return read_trace(path)
+    return read_trace(path, {*NEEDED, *columns})
 
 
 def is_plan(path: Path) -> bool:

@@ -44,7 +44,7 @@ def command(source: Path, output: Path, force: bool) -> None:
     else:
         from memplan.plotting.memory import memory
 
-        trace = arguments.read_input(source)
+        trace = arguments.read_input(source, "time_ns")
         if isinstance(trace, Problem):
             raise UsageError(f"{source} is a bare problem: solve it, and plot its plan")
         figure = memory(trace, source.name)

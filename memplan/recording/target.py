@@ -1,4 +1,4 @@
-"""Running somebody's program as `__main__`, and telling programs apart."""
+"""The program that a recording or a plan is for: who it is, and running it."""
 
 from __future__ import annotations
 
