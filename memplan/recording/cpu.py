@@ -30,7 +30,7 @@ class CpuEvents:
         self._journal = Path(f"{path}.journal")
         self._options = options
         self._remedy = (
-            f"memplan recover {self._journal} makes the trace of what is there\n"
+            f"memplan recover {self._journal} makes the trace of what is there"
         )
 
     def start(self) -> None:
@@ -43,11 +43,7 @@ class CpuEvents:
         stacks = self._options.stacks == "python"
         _alloc.start_recording(descriptor, info, stacks, target.__file__)
         _alloc.say_on_termination(
-            printable(
-                f"memplan: terminated while recording: memplan recover {self.journal} "
-                "makes the trace of what is there"
-            )
-            + "\n"
+            printable(f"memplan: terminated while recording: {self._remedy}") + "\n"
         )
 
     def mark(self, mark: Mark) -> None:
