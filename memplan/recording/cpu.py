@@ -82,7 +82,8 @@ class CpuEvents:
                 "makes the trace again"
             ) from failure
         except KeyboardInterrupt:
-            sys.stderr.write(f"memplan: interrupted while writing: {self._remedy}")
+            line = printable(f"memplan: interrupted while writing: {self._remedy}")
+            print(line, file=sys.stderr)
             raise
         if not found.reason:
             self._journal.unlink(missing_ok=True)
