@@ -20,16 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memplan.blocking.codesign import codesign_energy
-from memplan.blocking.counts import count
-from memplan.blocking.energy import DRAM_PJ, MAC_PJ, paper_curves
-from memplan.blocking.hierarchy import Hierarchy, Level
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import DIMS, PAPER_LAYERS, Layer, Tensor
-from memplan.blocking.nest import parse_nest
-from memplan.blocking.objective import Codesign, Fixed, Objective
-from memplan.blocking.packing import pack
-from memplan.blocking.search import Result, optimize
+from memplan.blocking.cost.codesign import codesign_energy
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.packing import pack
+from memplan.blocking.machine.energy import DRAM_PJ, MAC_PJ, paper_curves
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import count
+from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.search.optimize import Result, optimize
 
 PEER = Path(__file__).parent / "bench" / "zigzag_peer.py"
 UNROLL = {"C": 16, "K": 16}

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from memplan.blocking.area import AreaPoint, area_curve, area_mm2
-from memplan.blocking.codesign import Energy, codesign_energy
-from memplan.blocking.counts import count
-from memplan.blocking.energy import DRAM_PJ, MAC_PJ, paper_curves
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
-from memplan.blocking.nest import Nest, parse_nest
-from memplan.blocking.objective import Codesign, Fixed
-from memplan.blocking.packing import MAIN, pack
-from memplan.blocking.parallel import CoresEnergy, core_scaling
-from memplan.blocking.search import Result, optimize
+from memplan.blocking.cost.codesign import Energy, codesign_energy
+from memplan.blocking.cost.objective import Codesign, Fixed
+from memplan.blocking.cost.packing import MAIN, pack
+from memplan.blocking.design.area_curve import AreaPoint, area_curve
+from memplan.blocking.design.parallel import CoresEnergy, core_scaling
+from memplan.blocking.machine.area import area_mm2
+from memplan.blocking.machine.energy import DRAM_PJ, MAC_PJ, paper_curves
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import count
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.search.optimize import Result, optimize
 
 MIB = 1 << 20
 UNROLL = {"C": 16, "K": 16}

@@ -8,8 +8,8 @@ from bench import blocking_data as data
 from bench.blocking_caches import cache_counts
 from bench.blocking_page import Page
 from bench.blocking_plots import Bar, bars, curves
-from memplan.blocking.layer import Tensor
-from memplan.blocking.nest import parse_nest
+from memplan.blocking.nest.layer import Tensor
+from memplan.blocking.nest.nest import parse_nest
 
 NAMES = {Tensor.INPUT: "IB", Tensor.KERNEL: "KB", Tensor.OUTPUT: "OB"}
 # Nests for Conv1 whose outermost memory holds more or less of the kernels.

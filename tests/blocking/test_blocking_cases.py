@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from memplan.blocking.codesign import codesign_energy
-from memplan.blocking.counts import Traffic, count
-from memplan.blocking.energy import paper_curves, table_3
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import Layer, Tensor
-from memplan.blocking.literal import count_literally, literal_energy
-from memplan.blocking.nest import Nest, parse_nest
-from memplan.blocking.packing import pack
+from memplan.blocking.cost.codesign import codesign_energy
+from memplan.blocking.cost.packing import pack
+from memplan.blocking.cost.paper_energy import literal_energy
+from memplan.blocking.machine.energy import paper_curves, table_3
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import Traffic, count
+from memplan.blocking.nest.layer import Layer, Tensor
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.nest.paper_counts import count_literally
 
 FILE = Path(__file__).parents[3] / "shared/blocking/cases.json"
 if not FILE.exists():

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests, traffic_of
 
-from memplan.blocking.codesign import Energy, codesign_energy
-from memplan.blocking.counts import ELEMENT_BYTES, count
-from memplan.blocking.energy import DRAM_PJ, Curve, paper_curves
-from memplan.blocking.layer import Tensor
-from memplan.blocking.nest import Nest
+from memplan.blocking.cost.codesign import Energy, codesign_energy
+from memplan.blocking.machine.energy import DRAM_PJ, Curve, paper_curves
+from memplan.blocking.nest.counts import ELEMENT_BYTES, count
+from memplan.blocking.nest.layer import Tensor
+from memplan.blocking.nest.nest import Nest
 
 INPUT, KERNEL, OUTPUT = Tensor
 # One pJ for each access to a memory of up to 1000 bytes, and 100 for main memory.

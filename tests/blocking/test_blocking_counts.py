@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from nest_strategies import nests, traffic_of
 from nest_trace import trace
 
-from memplan.blocking.counts import Buffer, Traffic, count, runs
-from memplan.blocking.layer import Layer, Tensor, elements, pooling
-from memplan.blocking.literal import count_literally
-from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.nest.counts import Buffer, Traffic, count, runs
+from memplan.blocking.nest.layer import Layer, Tensor, elements, pooling
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.nest.paper_counts import count_literally
 
 INPUT, KERNEL, OUTPUT = Tensor
 

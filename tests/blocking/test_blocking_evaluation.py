@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from memplan.blocking.chosen import evaluate_chosen
-from memplan.blocking.energy import paper_curves
-from memplan.blocking.evaluation import evaluate, sram_bytes
-from memplan.blocking.hierarchy import Hierarchy
-from memplan.blocking.hierarchy_file import load_hierarchy, presets
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor
-from memplan.blocking.literal import count_literally, literal_energy
-from memplan.blocking.nest import Nest, parse_nest
-from memplan.blocking.objective import Codesign, Fixed, Objective
-from memplan.blocking.search import optimize
+from memplan.blocking.cost.chosen import evaluate_chosen
+from memplan.blocking.cost.evaluation import evaluate, sram_bytes
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.paper_energy import literal_energy
+from memplan.blocking.machine.energy import paper_curves
+from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.nest.paper_counts import count_literally
+from memplan.blocking.search.optimize import optimize
 
 CONV5 = PAPER_LAYERS["conv5"]
 NESTS = [

@@ -10,15 +10,15 @@ import types
 import pytest
 from nest_choices import all_loops, least_energy
 
-from memplan.blocking.counts import count
-from memplan.blocking.energy import Curve, paper_curves, table_3
-from memplan.blocking.exact import optimum
-from memplan.blocking.held import held_energy
-from memplan.blocking.hierarchy import Hierarchy, Level
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor, parse_layer
-from memplan.blocking.nest import nest_of, parse_nest
-from memplan.blocking.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.held import held_energy
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.machine.energy import Curve, paper_curves, table_3
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import count
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, parse_layer
+from memplan.blocking.nest.nest import nest_of, parse_nest
+from memplan.blocking.search.exact import optimum
 from memplan.errors import NoPlanError, UsageError
 
 DATAPATH = {"C": 16, "K": 16}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memplan.blocking.layer import Layer
-from memplan.blocking.models import layers_of_model
-from memplan.blocking.networks import NETWORKS
+from memplan.blocking.design.networks import NETWORKS
+from memplan.blocking.nest.layer import Layer
+from memplan.blocking.run.models import layers_of_model
 from memplan.errors import InputError, MemplanError, UsageError
 
 torch = pytest.importorskip("torch")

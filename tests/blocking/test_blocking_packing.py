@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests, traffic_of
 
-from memplan.blocking.counts import Traffic, count
-from memplan.blocking.energy import paper_curves
-from memplan.blocking.hierarchy import Hierarchy, Level
-from memplan.blocking.hierarchy_file import load_hierarchy, presets
-from memplan.blocking.layer import Tensor
-from memplan.blocking.nest import Nest
-from memplan.blocking.packing import Packed, buffer_name, pack
+from memplan.blocking.cost.packing import Packed, buffer_name, pack
+from memplan.blocking.machine.energy import paper_curves
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
+from memplan.blocking.nest.counts import Traffic, count
+from memplan.blocking.nest.layer import Tensor
+from memplan.blocking.nest.nest import Nest
 
 INPUT, KERNEL, OUTPUT = Tensor
 

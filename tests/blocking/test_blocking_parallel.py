@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from memplan.blocking.codesign import codesign_energy
-from memplan.blocking.counts import count
-from memplan.blocking.energy import paper_curves
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor
-from memplan.blocking.nest import parse_nest
-from memplan.blocking.objective import Codesign
-from memplan.blocking.parallel import core_scaling, cores_energy
+from memplan.blocking.cost.codesign import codesign_energy
+from memplan.blocking.cost.objective import Codesign
+from memplan.blocking.design.parallel import core_scaling, cores_energy
+from memplan.blocking.machine.energy import paper_curves
+from memplan.blocking.nest.counts import count
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.nest.nest import parse_nest
 from memplan.errors import UsageError
 
 CONV1 = PAPER_LAYERS["conv1"]

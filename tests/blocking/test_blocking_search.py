@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from nest_strategies import layers
 from nest_trace import trace
 
-from memplan.blocking import search
-from memplan.blocking.area import AreaPoint, area_curve, area_mm2
-from memplan.blocking.counts import count
-from memplan.blocking.exact import Held, optimum
-from memplan.blocking.held import held_energy
-from memplan.blocking.hierarchy import Level
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
-from memplan.blocking.objective import Codesign, Fixed, Objective
-from memplan.blocking.search import Result, optimize
-from memplan.blocking.sweep import Task, sweep
+from memplan.blocking.cost.held import Held, held_energy
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.design.area_curve import AreaPoint, area_curve
+from memplan.blocking.design.sweep import Task, sweep
+from memplan.blocking.machine.area import area_mm2
+from memplan.blocking.machine.hierarchy import Level
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import count
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
+from memplan.blocking.search import optimize as search
+from memplan.blocking.search.exact import optimum
+from memplan.blocking.search.optimize import Result, optimize
 from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
 
 CORE = {"C": 16, "K": 16}

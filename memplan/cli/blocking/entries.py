@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memplan.blocking.codesign import codesign_energy
-from memplan.blocking.counts import Traffic, count
-from memplan.blocking.energy import paper_curves
-from memplan.blocking.evaluation import Evaluation, evaluate
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import DIMS, Layer, Tensor
-from memplan.blocking.literal import LiteralTraffic, count_literally, literal_energy
-from memplan.blocking.nest import Nest
-from memplan.blocking.objective import Fixed, Objective
-from memplan.blocking.packing import Packed, pack
+from memplan.blocking.cost.codesign import codesign_energy
+from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.cost.objective import Fixed, Objective
+from memplan.blocking.cost.packing import Packed, pack
+from memplan.blocking.cost.paper_energy import literal_energy
+from memplan.blocking.machine.energy import paper_curves
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import Traffic, count
+from memplan.blocking.nest.layer import DIMS, Layer, Tensor
+from memplan.blocking.nest.nest import Nest
+from memplan.blocking.nest.paper_counts import LiteralTraffic, count_literally
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
 
 _PAPER_CHIP = 8 << 20  # bytes: "the SRAM size is limited to 8MB", section 5.3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from memplan.blocking.evaluation import Evaluation, evaluate
-from memplan.blocking.layer import parse_layer
-from memplan.blocking.nest import parse_nest, parse_unroll
+from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.nest.layer import parse_layer
+from memplan.blocking.nest.nest import parse_nest, parse_unroll
 from memplan.cli import show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import case_entries

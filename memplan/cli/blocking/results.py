@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.area import DIANNAO_MM2, area_mm2
-from memplan.blocking.chosen import evaluate_chosen
-from memplan.blocking.evaluation import Evaluation, evaluate
-from memplan.blocking.layer import Layer
-from memplan.blocking.models import ModelLayer
-from memplan.blocking.objective import Codesign, Objective
+from memplan.blocking.cost.chosen import evaluate_chosen
+from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.cost.objective import Codesign, Objective
+from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
+from memplan.blocking.nest.layer import Layer
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import write_plan
-from memplan.blocking.search import Result
+from memplan.blocking.run.models import ModelLayer
+from memplan.blocking.search.optimize import Result
 from memplan.cli import show
 from memplan.cli.blocking import report
 from memplan.cli.blocking.entries import all_entries, curve_entries, planned_entries
