@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from memplan.blocking.cost.evaluation import Evaluation, Placed, Share
+from memplan.blocking.cost.evaluation import Evaluation, Placed
+from memplan.blocking.cost.pricing import Share
 from memplan.blocking.nest.counts import Buffer
 from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, parse_nest

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests
 
-from memplan.blocking.cost.evaluation import sram_bytes
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.design_moves import descended, ranked_designs
 from memplan.blocking.design.network import distinct, network_energy
@@ -107,7 +106,7 @@ def test_a_pool_agrees_with_the_exact_method() -> None:
     }
     for fills in (False, True):
         hierarchy = private_hierarchy(design, paper_curves(), fills)
-        assert sram_bytes(hierarchy) == 512 + 4096 + 8192 + 64 + 2048
+        assert hierarchy.nbytes == 512 + 4096 + 8192 + 64 + 2048
         pool = NestPool(paper_curves(), fills)
         result = optimize(LAYERS[1], CORE, Fixed(hierarchy))
         pool.add(result.nest)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from nest_strategies import layers
 from nest_trace import trace
 
-from memplan.blocking.cost.held import Held, held_energy
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.design.area_curve import AreaPoint, area_curve
 from memplan.blocking.design.sweep import Task, sweep
 from memplan.blocking.machine.area import area_mm2
@@ -57,8 +57,8 @@ def test_the_exact_method_is_never_worse(layer: Layer, objective: Objective) -> 
     assert exact.proved
     assert exact.gap == 0
     assert exact.lower_bound == pytest.approx(exact.energy, rel=1e-9)
-    assert exact.held is not None
-    counted = held_energy(exact.nest, objective, exact.held)
+    assert exact.memories is not None
+    counted = objective.evaluate(exact.nest, exact.memories)
     assert exact.energy == pytest.approx(counted, rel=1e-12)
     beam = optimize(layer, {}, objective, method="beam", levels=2)
     assert beam.energy == objective.evaluate(beam.nest)
@@ -74,7 +74,7 @@ def test_every_method_has_its_result_counted_anew(method: str) -> None:
     by_rule = Codesign().evaluate(result.nest)
     assert result.seconds > 0
     assert result.proved == (method == "exact")
-    if result.held is not None:
+    if result.memories is not None:
         # The exact method leaves a memory out that costs more than it saves.
         assert result.energy < by_rule
     else:
@@ -108,9 +108,9 @@ def test_a_search_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) ->
 def test_buffers_that_are_not_there() -> None:
     objective = Codesign()
     best = optimize(SMALL, CORE, objective)
-    assert best.held
-    first = best.held[0]
-    assert isinstance(first, Held)
+    assert best.memories
+    first = best.memories[0]
+    assert isinstance(first, BufferMemory)
     larger = first.nbytes + 2
     pj = objective.curves[first.tensor](larger)
     for wrong, message in (
@@ -118,20 +118,20 @@ def test_buffers_that_are_not_there() -> None:
         (replace(first, pj=2 * first.pj), "is not priced by its size"),
     ):
         with pytest.raises(MemplanError, match=message):
-            held_energy(best.nest, objective, [wrong, *best.held[1:]])
+            objective.evaluate(best.nest, [wrong, *best.memories[1:]])
     with pytest.raises(MemplanError, match="exceed 10"):
-        held_energy(best.nest, Codesign(budget=10), best.held)
+        Codesign(budget=10).evaluate(best.nest, best.memories)
     with pytest.raises(MemplanError, match="is in no level"):
-        held_energy(best.nest, Fixed(TWO_LEVELS), best.held)
+        Fixed(TWO_LEVELS).evaluate(best.nest, best.memories)
 
 
 def test_levels_that_hold_too_much() -> None:
     shared = replace(DIANNAO, levels=(Level("l", 100, None, {}),))
     best = optimize(SMALL, CORE, Fixed(replace(shared, levels=_level(1 << 20))))
-    assert best.held
-    tight = max(one.nbytes for one in best.held)
+    assert best.memories
+    tight = max(one.nbytes for one in best.memories)
     with pytest.raises(MemplanError, match="more than it has room for"):
-        held_energy(best.nest, Fixed(replace(shared, levels=_level(tight))), best.held)
+        Fixed(replace(shared, levels=_level(tight))).evaluate(best.nest, best.memories)
 
 
 def _level(nbytes: int) -> tuple[Level, ...]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from memplan.blocking.cost.codesign import codesign_energy
-from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.cost.packing import MAIN, buffer_name, pack
+from memplan.blocking.cost.objective import Choice, Codesign, Fixed, Objective
+from memplan.blocking.cost.paper_pricing import paper_shares, paper_traffic
+from memplan.blocking.cost.pricing import MAIN, Memory, Share
 from memplan.blocking.machine.energy import MAC_PJ
-from memplan.blocking.machine.hierarchy import Hierarchy
-from memplan.blocking.nest.counts import ELEMENT_BYTES, Buffer, Traffic, count, runs
+from memplan.blocking.nest.counts import Buffer, Traffic, count
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
-from memplan.blocking.nest.paper_counts import count_literally
+
+_LETTER = {Tensor.INPUT: "I", Tensor.KERNEL: "K", Tensor.OUTPUT: "O"}
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,7 @@ class Placed:
     @property
     def nbytes(self) -> int:
         """Its size."""
-        return ELEMENT_BYTES * self.buffer.elements
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one tensor does in one level: elements served, and their energy in pJ."""
-
-    level: str
-    tensor: Tensor
-    accesses: int
-    pj: float
+        return self.buffer.nbytes
 
 
 @dataclass(frozen=True)
@@ -77,6 +67,11 @@ class Evaluation:
         """Their names, innermost first, main memory last."""
         return tuple(dict.fromkeys(share.level for share in self.shares))
 
+    @property
+    def by_tensor(self) -> dict[Tensor, float]:
+        """pJ of each tensor's accesses."""
+        return {tensor: self.pj(tensor=tensor) for tensor in self.layer.tensors}
+
     def pj(self, level: str | None = None, tensor: Tensor | None = None) -> float:
         """Energy of a level, of a tensor, of one in the other, or of all."""
         return sum(
@@ -95,131 +90,56 @@ def evaluate(
     nest: Nest,
     objective: Objective | None = None,
     *,
-    literally: bool = False,
+    choice: Choice | None = None,
+    as_paper: bool = False,
 ) -> Evaluation:
     """The buffers of `nest` in a given hierarchy, or each in a memory of its own,
     which is what a missing objective means, too. Those used most come first.
 
-    literally: count as the paper's Table 2 and equation 1 do, instead of exactly. Then
-    memories of the buffers' own have no budget.
+    choice: the buffers that have a memory, as a search chose them, instead of that
+    rule: where buffers compete for bytes, it may do better. as_paper: count as the
+    paper's Table 2 and equation 1 do, instead of exactly. Then memories of the buffers'
+    own have no budget.
     """
     objective = objective or Codesign()
-    if isinstance(objective, Fixed):
-        traffic = _as_counted(nest) if literally else count(nest)
-        return _in_hierarchy(layer, nest, traffic, objective.hierarchy)
-    own_memories = _literally if literally else _in_own_memories
-    return own_memories(layer, nest, objective)
-
-
-def _as_counted(nest: Nest) -> dict[Tensor, Traffic]:
-    """The paper's counts in the shape of exact ones: all accesses are reads."""
-    found = {}
-    for tensor, own in count_literally(nest).items():
-        served = [round(buffer.accesses) for buffer in own.buffers] + [own.alpha]
-        # Where the paper has fewer buffers than there are runs, the first is missing.
-        spans = list(runs(nest, tensor))
-        spans = spans[len(spans) - len(own.buffers) :]
-        buffers = tuple(
-            Buffer(
-                *spans[place], buffer.elements, served[place], 0, served[place + 1], 0
-            )
-            for place, buffer in enumerate(own.buffers)
-        )
-        found[tensor] = Traffic(tensor, own.alpha, served[0], buffers, own.alpha)
-    return found
-
-
-def _in_hierarchy(
-    layer: Layer, nest: Nest, traffic: Mapping[Tensor, Traffic], hierarchy: Hierarchy
-) -> Evaluation:
-    packed = pack(traffic, hierarchy)
-    shares = tuple(
-        Share(level, tensor, accesses, packed.pj[level][tensor])
-        for level, served in packed.accesses.items()
-        for tensor, accesses in served.items()
-    )
+    traffic = paper_traffic(nest) if as_paper else count(nest)
+    if as_paper and isinstance(objective, Codesign):
+        objective = replace(objective, budget=None)
+        placement = objective.place(traffic)
+        found = paper_shares(nest, objective.curves)
+    else:
+        placement = objective.place(traffic, choice)
+        found = objective.shares(traffic, placement)
+    shares = _by_level(found, [*objective.levels(placement), MAIN], layer.tensors)
     return Evaluation(
         layer,
         nest,
-        _placed(traffic, packed.assigned),
-        shares,
-        packed.compulsory,
-        sram_bytes(hierarchy),
-        hierarchy.mac_pj,
+        tuple(one for t, own in traffic.items() for one in _placed(own, placement[t])),
+        # A level that a machine was given is named though it may serve nothing.
+        tuple(s for s in shares if s.accesses or isinstance(objective, Fixed)),
+        sum(own.compulsory * objective.main_pj(t) for t, own in traffic.items()),
+        objective.sram_bytes(placement),
+        objective.mac_pj,
     )
 
 
-def sram_bytes(hierarchy: Hierarchy) -> int:
-    """Bytes of all its memories that hold an element, or more."""
-    sizes: list[int] = []
-    for level in hierarchy.levels:
-        if level.private_bytes is not None:
-            sizes += level.private_bytes.values()
-        else:
-            sizes.append(level.capacity(Tensor.INPUT))
-    return sum(nbytes for nbytes in sizes if nbytes >= ELEMENT_BYTES)
+def _by_level(
+    shares: Iterable[Share], levels: Sequence[str], tensors: Sequence[Tensor]
+) -> Iterable[Share]:
+    """One share of each level and tensor, in this order."""
+    found = {(lvl, t): Share(lvl, t, 0, 0.0) for lvl in levels for t in tensors}
+    for share in shares:
+        place = share.level, share.tensor
+        accesses, pj = found[place].accesses, found[place].pj
+        found[place] = Share(*place, accesses + share.accesses, pj + share.pj)
+    return found.values()
 
 
-def _in_own_memories(layer: Layer, nest: Nest, machine: Codesign) -> Evaluation:
-    traffic = count(nest)
-    energy = codesign_energy(
-        traffic,
-        machine.curves,
-        budget=machine.budget,
-        count_fills=machine.count_fills,
-    )
-    flow = {tensor: own.demand for tensor, own in traffic.items()}
-    place = dict.fromkeys(traffic, 0)
-    assigned, shares = {}, []
-    for memory in energy.memories:
-        tensor = memory.tensor
-        level = f"B{place[tensor]}"
-        assigned[buffer_name(tensor, place[tensor])] = level
-        shares.append(Share(level, tensor, memory.accesses, memory.pj))
-        flow[tensor], place[tensor] = memory.buffer.outward, place[tensor] + 1
-    shares.sort(key=lambda share: int(share.level[1:]))
-    shares += [Share(MAIN, t, flow[t], pj) for t, pj in energy.main.items()]
-    return Evaluation(
-        layer,
-        nest,
-        _placed(traffic, assigned),
-        tuple(shares),
-        sum(energy.compulsory.values()),
-        energy.sram_bytes,
-    )
-
-
-def _literally(layer: Layer, nest: Nest, machine: Codesign) -> Evaluation:
-    """Every buffer pays for its accesses, and main memory for each element once where
-    the outermost buffer is on the chip."""
-    assigned, shares, main, on_chip, compulsory = {}, [], [], 0, 0.0
-    for tensor, own in count_literally(nest).items():
-        curve, outside = machine.curves[tensor], 0.0
-        for place, buffer in enumerate(own.buffers):
-            nbytes, accesses = ELEMENT_BYTES * buffer.elements, buffer.accesses
-            if nbytes > curve.dram_above:
-                outside += accesses
-                continue
-            level = f"B{place}"
-            assigned[buffer_name(tensor, place)] = level
-            pj = accesses * curve(nbytes)
-            shares.append(Share(level, tensor, round(accesses), pj))
-            on_chip += nbytes
-        outside = outside or own.alpha
-        main.append(Share(MAIN, tensor, round(outside), outside * curve.dram_pj))
-        compulsory += own.alpha * curve.dram_pj
-    shares.sort(key=lambda share: int(share.level[1:]))
-    buffers = _placed(_as_counted(nest), assigned)
-    return Evaluation(layer, nest, buffers, (*shares, *main), compulsory, on_chip)
-
-
-def _placed(
-    traffic: Mapping[Tensor, Traffic], assigned: Mapping[str, str]
-) -> tuple[Placed, ...]:
-    """Every buffer that saves anything; in main memory, where no level is assigned."""
-    return tuple(
-        Placed(name, tensor, assigned.get(name, MAIN), buffer)
-        for tensor, own in traffic.items()
-        for place, buffer in enumerate(own.used)
-        for name in [buffer_name(tensor, place)]
-    )
+def _placed(own: Traffic, memories: Sequence[Memory]) -> Iterator[Placed]:
+    """The buffers that have a memory, and those outside them that could use one."""
+    found = [(memory.level, one) for memory in memories for one in memory.buffers]
+    end = found[-1][1].end if found else 0
+    found += [(MAIN, buffer) for buffer in own.used if buffer.begin >= end]
+    for place, (level, buffer) in enumerate(found):
+        name = f"{_LETTER[own.tensor]}B{place}"
+        yield Placed(name, own.tensor, level, buffer)

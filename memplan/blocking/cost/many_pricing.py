@@ -1,13 +1,13 @@
-"""Prices of the buffers of many nests at once, as `codesign` and `packing` set them.
+"""Prices of the buffers of many nests at once, by the same rules as for one nest.
 
-Each takes the tensors' demands and, inner to outer, their closings; and returns pJ,
-shape (n,).
+`pricing` gives a function that takes the tensors' demands and, inner to outer, their
+closings; and returns pJ, shape (n,).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from memplan.arrays import BoolArray, Float64Array
 from memplan.blocking.cost.objective import Codesign, Objective
-from memplan.blocking.machine.energy import Curve
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import Tensor
 
+IndexArray: TypeAlias = npt.NDArray[np.intp]
 Rows: TypeAlias = BoolArray | bool  # which of the nests; True for all, False for none
 # Counts above 2^53 are rounded; less than this is no saving.
 _LESS = 1 - 4e-15
@@ -38,248 +38,234 @@ Closings: TypeAlias = Mapping[Tensor, Iterator[Closing]]
 Pricing: TypeAlias = Callable[[Mapping[Tensor, float], Closings, int], Float64Array]
 
 
+class Flow:
+    """The rule of `pricing.priced` for n nests: what passes out of the memories so far,
+    and, in `pj`, the energy of all accesses until then, of one tensor after the other.
+    """
+
+    def __init__(self, n: int, count_fills: bool) -> None:
+        self.pj = np.zeros(n)
+        self._n, self._fills = n, count_fills
+
+    def enter(self, demand: float | Float64Array) -> None:
+        """A tensor, from the datapath outwards."""
+        self.elements = np.full(self._n, demand)
+        self._inner_pj = np.zeros(self._n)
+
+    def reduced_by(self, closing: Closing) -> BoolArray:
+        """Where these buffers would save anything."""
+        saves: BoolArray = (closing.outward < self.elements * _LESS) & closing.rows
+        return saves
+
+    def into(self, begins: BoolArray, pj: Float64Array | float) -> None:
+        """Into memories of `pj` an access that begin here, out of those inside."""
+        self.pj += begins * self.elements * pj
+        if self._fills:
+            self.pj += begins * self.elements * self._inner_pj
+            self._inner_pj = np.where(begins, pj, self._inner_pj)
+
+    def through(self, used: BoolArray, outward: Float64Array) -> None:
+        """Through the buffers that are used."""
+        self.elements = np.where(used, outward, self.elements)
+
+    def leave(self, main_pj: float) -> None:
+        """Into main memory."""
+        if self._fills:
+            self.pj += self.elements * self._inner_pj
+        self.pj += self.elements * main_pj
+
+
 def pricing(objective: Objective) -> Pricing:
     """The energy function of one objective."""
     if isinstance(objective, Codesign):
-        return _Free(objective) if objective.budget is None else _Budgeted(objective)
-    if objective.hierarchy.private:
-        return _Private(objective.hierarchy)
-    return _Shared(objective.hierarchy)
-
-
-class _Prices:
-    """A curve over arrays."""
-
-    def __init__(self, curve: Curve) -> None:
-        self._x, self._y = np.log(curve.nbytes), np.log(curve.pj)
-        self.limit, self.dram_pj = curve.dram_above, curve.dram_pj
-
-    def __call__(self, nbytes: Float64Array) -> Float64Array:
-        """pJ on the chip, however large."""
-        found: Float64Array = np.exp(np.interp(np.log(nbytes), self._x, self._y))
-        return found
-
-
-class _Free:
-    """Co-design with as much memory as pays."""
-
-    def __init__(self, objective: Codesign) -> None:
-        self._prices = {t: _Prices(c) for t, c in objective.curves.items()}
-        self._fills = objective.count_fills
-
-    def __call__(
-        self, demand: Mapping[Tensor, float], closings: Closings, n: int
-    ) -> Float64Array:
-        total = np.zeros(n)
-        for tensor, buffers in closings.items():
-            price, flow = self._prices[tensor], np.full(n, demand[tensor])
-            for closing in buffers:
-                nbytes = ELEMENT_BYTES * closing.elements
-                used = (closing.outward < flow * _LESS) & (nbytes <= price.limit)
-                used &= closing.rows
-                accesses = flow + closing.outward if self._fills else flow
-                total += used * accesses * price(nbytes)
-                flow = np.where(used, closing.outward, flow)
-            total += flow * price.dram_pj
-        return total
-
-
-class _Private:
-    """A fixed hierarchy without shared levels: each tensor by itself."""
-
-    def __init__(self, hierarchy: Hierarchy) -> None:
-        levels = range(len(hierarchy.levels))
-        self._capacity = {
-            t: np.array([hierarchy.levels[i].capacity(t) for i in levels], float)
-            for t in Tensor
-        }
-        self._price = {
-            t: np.array([hierarchy.price(i, t) for i in levels]) for t in Tensor
-        }
-        self._dram_pj, self._fills = hierarchy.dram_pj, hierarchy.count_fills
-
-    def __call__(
-        self, demand: Mapping[Tensor, float], closings: Closings, n: int
-    ) -> Float64Array:
-        total = np.zeros(n)
-        for tensor, buffers in closings.items():
-            capacity = self._capacity[tensor]
-            # Of main memory nothing is charged here, so its price is 0.
-            price = np.append(self._price[tensor], 0.0)
-            flow, depth = np.full(n, demand[tensor]), np.full(n, -1)
-            for closing in buffers:
-                nbytes = ELEMENT_BYTES * closing.elements
-                fits = np.searchsorted(capacity, nbytes)
-                used = (closing.outward < flow * _LESS) & (fits < len(capacity))
-                used &= closing.rows
-                opens = used & (fits > depth)
-                total += opens * flow * price[fits]
-                if self._fills:
-                    total += opens * flow * price[depth]
-                flow = np.where(used, closing.outward, flow)
-                depth = np.where(opens, fits, depth)
-            if self._fills:
-                total += flow * price[depth]
-            total += flow * self._dram_pj
-        return total
+        return _Own(objective)
+    return _Levels(objective.hierarchy)
 
 
 @dataclass(frozen=True)
-class _Collected:
-    """All buffers of all nests, one row a buffer: shape (m, n) each but `tensors`,
-    (m,), which counts from 0. Where a nest does not use a buffer, `used` is False."""
+class _Buffers:
+    """One closing's buffers: the nests in which they save anything, bytes, and what
+    passes into and out of them; shape (n,) each."""
 
-    tensors: npt.NDArray[np.intp]
     used: BoolArray
     nbytes: Float64Array
     inward: Float64Array
     outward: Float64Array
 
 
-def _collected(
-    demand: Mapping[Tensor, float],
-    closings: Closings,
-    n: int,
-    prices: Mapping[Tensor, _Prices] | None,
-) -> _Collected | None:
-    """None if there are no buffers. prices: to leave out those above their limits."""
-    tensors: list[int] = []
-    used: list[BoolArray] = []
-    rows: list[tuple[Float64Array, Float64Array, Float64Array]] = []
-    for number, (tensor, buffers) in enumerate(closings.items()):
-        flow = np.full(n, demand[tensor])
-        for closing in buffers:
-            nbytes = ELEMENT_BYTES * closing.elements
-            saves = (closing.outward < flow * _LESS) & closing.rows
-            if prices is not None:
-                saves &= nbytes <= prices[tensor].limit
-            tensors.append(number)
-            used.append(saves)
-            rows.append((nbytes, flow, closing.outward))
-            flow = np.where(saves, closing.outward, flow)
-    if not tensors:
-        return None
-    nbytes, inward, outward = (np.stack(column) for column in zip(*rows, strict=True))
-    return _Collected(np.array(tensors), np.stack(used), nbytes, inward, outward)
+_Useful: TypeAlias = Mapping[Tensor, Sequence[_Buffers]]
 
 
-def _ranked(accesses: Float64Array, used: BoolArray) -> npt.NDArray[np.intp]:
-    """Each nest's buffers, those with most accesses first, as many as one uses at
-    most; shape (least m, n)."""
-    order = np.argsort(-accesses, axis=0, kind="stable")
-    found: npt.NDArray[np.intp] = order[: int(used.sum(axis=0).max())]
-    return found
+def _useful(
+    demand: float, closings: Iterator[Closing], n: int, largest: float
+) -> Iterator[_Buffers]:
+    """One tensor's buffers, inner to outer; none of more than `largest` bytes."""
+    flow = Flow(n, count_fills=False)
+    flow.enter(demand)
+    for closing in closings:
+        nbytes = ELEMENT_BYTES * closing.elements
+        used = flow.reduced_by(closing)
+        if largest < np.inf:
+            used &= nbytes <= largest
+        yield _Buffers(used, nbytes, flow.elements, closing.outward)
+        flow.through(used, closing.outward)
 
 
-class _Budgeted:
-    """Co-design within a budget: the buffers with most accesses come first."""
+class _Ranking:
+    """All tensors' buffers, those with most accesses first, in each nest by itself.
 
-    def __init__(self, objective: Codesign) -> None:
-        assert objective.budget is not None
-        self._prices = {t: _Prices(c) for t, c in objective.curves.items()}
-        self._budget, self._fills = objective.budget, objective.count_fills
+    accesses: of the buffers as they come, tensor after tensor. Iterating gives, for
+    each rank, (which buffer, its tensor's number, whether it is used, its bytes), shape
+    (n,) each.
+    """
+
+    def __init__(self, useful: _Useful, accesses: Sequence[Float64Array]) -> None:
+        rows = [one for own in useful.values() for one in own]
+        counts = [len(own) for own in useful.values()]
+        self._tensors = np.repeat(np.arange(len(counts)), counts)
+        self._used = np.stack([one.used for one in rows])
+        self._nbytes = np.stack([one.nbytes for one in rows])
+        order = np.where(self._used, np.stack(accesses), -1.0)
+        most = int(self._used.sum(axis=0).max())
+        self._order = np.argsort(-order, axis=0, kind="stable")[:most]
+
+    def __iter__(
+        self,
+    ) -> Iterator[tuple[IndexArray, IndexArray, BoolArray, Float64Array]]:
+        every = np.arange(self._used.shape[1])
+        for which in self._order:
+            used, nbytes = self._used[which, every], self._nbytes[which, every]
+            yield which, self._tensors[which], used, nbytes
+
+
+class _Own:
+    """Every buffer in a memory of its own, perhaps within a budget."""
+
+    def __init__(self, machine: Codesign) -> None:
+        self._curves, self._budget = machine.curves, machine.budget
+        self._fills = machine.count_fills
 
     def __call__(
         self, demand: Mapping[Tensor, float], closings: Closings, n: int
     ) -> Float64Array:
-        found = _collected(demand, closings, n, self._prices)
-        kept = None if found is None else self._kept(found)
-        total = np.zeros(n)
-        for number, tensor in enumerate(closings):
-            price, flow = self._prices[tensor], np.full(n, demand[tensor])
-            if found is not None and kept is not None:
-                for i in np.flatnonzero(found.tensors == number):
-                    outward = found.outward[i]
-                    accesses = flow + outward if self._fills else flow
-                    total += kept[i] * accesses * price(found.nbytes[i])
-                    flow = np.where(kept[i], outward, flow)
-            total += flow * price.dram_pj
-        return total
+        flow = Flow(n, self._fills)
+        for tensor, own in self._kept(demand, closings, n).items():
+            curve = self._curves[tensor]
+            flow.enter(demand[tensor])
+            for one in own:
+                flow.into(one.used, curve.on_chips(one.nbytes))
+                flow.through(one.used, one.outward)
+            flow.leave(curve.dram_pj)
+        return flow.pj
 
-    def _kept(self, found: _Collected) -> BoolArray:
-        """Which buffers fit, shape (m, n)."""
-        m, n = found.used.shape
-        accesses = np.where(found.used, found.inward + found.outward, -1.0)
-        order = _ranked(accesses, found.used)
+    def _kept(
+        self, demand: Mapping[Tensor, float], closings: Closings, n: int
+    ) -> Mapping[Tensor, Iterable[_Buffers]]:
+        """The buffers that have a memory, those with most accesses first."""
+        found = {
+            t: _useful(demand[t], own, n, self._curves[t].dram_above)
+            for t, own in closings.items()
+        }
+        if self._budget is None:
+            return found
+        useful = {tensor: list(own) for tensor, own in found.items()}
+        accesses = [b.inward + b.outward for own in useful.values() for b in own]
+        if not accesses:
+            return useful
         every = np.arange(n)
         left = np.full(n, float(self._budget))
-        closed = np.zeros((int(found.tensors.max()) + 1, n), dtype=bool)
-        kept = np.zeros((m, n), dtype=bool)
-        for place in order:
-            tensor = found.tensors[place]
-            wanted = found.used[place, every] & ~closed[tensor, every]
-            nbytes = found.nbytes[place, every]
+        closed = np.zeros((len(useful), n), dtype=bool)
+        kept = np.zeros((len(accesses), n), dtype=bool)
+        for which, tensor, used, nbytes in _Ranking(useful, accesses):
+            wanted = used & ~closed[tensor, every]
             fits = wanted & (nbytes <= left)
             left -= fits * nbytes
-            kept[place, every] = fits
+            kept[which, every] = fits
             closed[tensor, every] |= wanted & ~fits
-        return kept
+        rows = iter(kept)
+        return {
+            t: [replace(one, used=next(rows)) for one in own]
+            for t, own in useful.items()
+        }
 
 
-class _Shared:
-    """A fixed hierarchy with levels that tensors share."""
+class _Levels:
+    """A given hierarchy, whose levels each tensor has for itself, or shares."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
-        self._capacity = np.array(
-            [[level.capacity(t) for t in Tensor] for level in hierarchy.levels], float
-        )
+        levels = list(enumerate(hierarchy.levels))
+        # What main memory serves is charged at the end, so here its price is 0.
+        self._prices = {
+            t: np.array([*(hierarchy.price(i, t) for i, _ in levels), 0.0])
+            for t in Tensor
+        }
+        self._capacity = {
+            t: np.array([float(level.capacity(t)) for _, level in levels])
+            for t in Tensor
+        }
 
     def __call__(
         self, demand: Mapping[Tensor, float], closings: Closings, n: int
     ) -> Float64Array:
-        found = _collected(demand, closings, n, None)
-        chosen = None if found is None else self._assigned(found, list(closings))
-        hierarchy, total = self._hierarchy, np.zeros(n)
-        for number, tensor in enumerate(closings):
-            price = [hierarchy.price(i, tensor) for i in range(len(hierarchy.levels))]
-            by_level = np.array([*price, 0.0])
-            flow, depth = np.full(n, demand[tensor]), np.full(n, -1)
-            if found is not None and chosen is not None:
-                for i in np.flatnonzero(found.tensors == number):
-                    level = chosen[i]
-                    used = found.used[i] & (level < len(price))
-                    opens = used & (level > depth)
-                    total += opens * flow * by_level[level]
-                    if hierarchy.count_fills:
-                        total += opens * flow * by_level[depth]
-                    flow = np.where(used, found.outward[i], flow)
-                    depth = np.where(opens, level, depth)
-            if hierarchy.count_fills:
-                total += flow * by_level[depth]
-            total += flow * hierarchy.dram_pj
-        return total
+        hierarchy, flow = self._hierarchy, Flow(n, self._hierarchy.count_fills)
+        useful = {t: _useful(demand[t], c, n, np.inf) for t, c in closings.items()}
+        for tensor, own in self._assigned(useful, n).items():
+            prices = self._prices[tensor]
+            flow.enter(demand[tensor])
+            depth = np.full(n, -1)
+            for one, level in own:
+                used = one.used & (level < len(hierarchy.levels))
+                begins = used & (level > depth)
+                flow.into(begins, prices[level])
+                flow.through(used, one.outward)
+                depth = np.where(begins, level, depth)
+            flow.leave(hierarchy.dram_pj)
+        return flow.pj
 
     def _assigned(
-        self, found: _Collected, tensors: list[Tensor]
-    ) -> npt.NDArray[np.intp]:
-        """Level of each buffer, shape (m, n); main memory after the last."""
-        m, n = found.used.shape
-        columns = [list(Tensor).index(t) for t in tensors]
-        capacity = self._capacity[:, columns]
-        order = _ranked(np.where(found.used, found.inward, -1.0), found.used)
+        self, useful: Mapping[Tensor, Iterator[_Buffers]], n: int
+    ) -> Mapping[Tensor, Iterable[tuple[_Buffers, IndexArray]]]:
+        """Every buffer with its level, shape (n,); main memory after the last."""
+        if self._hierarchy.private:
+            return {t: self._alone(t, own) for t, own in useful.items()}
+        listed = {tensor: list(own) for tensor, own in useful.items()}
+        levels = iter(self._shared(listed, n))
+        return {t: [(one, next(levels)) for one in own] for t, own in listed.items()}
+
+    def _alone(
+        self, tensor: Tensor, own: Iterator[_Buffers]
+    ) -> Iterator[tuple[_Buffers, IndexArray]]:
+        for one in own:
+            yield one, np.searchsorted(self._capacity[tensor], one.nbytes)
+
+    def _shared(self, useful: _Useful, n: int) -> IndexArray:
+        """Level of each buffer, shape (m, n), those with most accesses first."""
+        levels = self._hierarchy.levels
+        capacity = np.array([self._capacity[t] for t in useful])
+        accesses = [b.inward for own in useful.values() for b in own]
+        found = np.full((len(accesses), n), len(levels), dtype=np.intp)
+        if not accesses:
+            return found
         every = np.arange(n)
-        depth = np.zeros((len(tensors), n), dtype=np.intp)
-        taken = np.zeros((len(capacity), len(tensors), n))
-        chosen = np.full((m, n), len(capacity), dtype=np.intp)
-        for place in order:
-            tensor = found.tensors[place]
-            pending = found.used[place, every].copy()
-            nbytes = found.nbytes[place, every]
-            for number, level in enumerate(self._hierarchy.levels):
+        depth = np.zeros((len(useful), n), dtype=np.intp)
+        taken = np.zeros((len(levels), len(useful), n))
+        for which, tensor, used, nbytes in _Ranking(useful, accesses):
+            pending = used
+            for number, level in enumerate(levels):
                 here = pending & (depth[tensor, every] == number)
                 if not here.any():
                     continue
-                used = taken[number]
-                own = np.maximum(nbytes, used[tensor, every])
-                rest = 0.0 if level.private else used.sum(0) - used[tensor, every]
-                fits = here & (own + rest <= capacity[number, tensor])
-                used[tensor, every] = np.where(fits, own, used[tensor, every])
-                chosen[place, every] = np.where(fits, number, chosen[place, every])
-                pending &= ~fits
+                room = taken[number]
+                own = np.maximum(nbytes, room[tensor, every])
+                rest = 0.0 if level.private else room.sum(0) - room[tensor, every]
+                fits = here & (own + rest <= capacity[tensor, number])
+                room[tensor, every] = np.where(fits, own, room[tensor, every])
+                found[which, every] = np.where(fits, number, found[which, every])
+                pending = pending & ~fits
                 full = here & ~fits
                 if level.private:
                     depth[tensor, every] += full
                 else:
                     depth = np.where(full, np.maximum(depth, number + 1), depth)
-        return chosen
+        return found

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memplan.blocking.cost.codesign import codesign_energy
+from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
-from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.search.optimize import Result, optimize
 
@@ -63,7 +62,7 @@ def area_curve(
         result = optimize(
             layer, unroll, own, method=method, time_limit=time_limit, threads=threads
         )
-        nbytes = _nbytes(result, own)
+        nbytes = evaluate(layer, result.nest, own, choice=result.memories).sram_bytes
         point = AreaPoint(
             budget,
             nbytes,
@@ -75,12 +74,3 @@ def area_curve(
         if progress is not None:
             progress(point)
     return points
-
-
-def _nbytes(result: Result, objective: Codesign) -> int:
-    """Bytes of the memories that the result's nest has."""
-    if result.held is not None:
-        return sum(one.nbytes for one in result.held)
-    return codesign_energy(
-        count(result.nest), objective.curves, budget=objective.budget
-    ).sram_bytes

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memplan.blocking.cost.evaluation import sram_bytes
 from memplan.blocking.cost.objective import Fixed
 from memplan.blocking.machine.area import area_mm2
 from memplan.blocking.machine.hierarchy import Hierarchy
@@ -54,7 +53,7 @@ class NetworkEnergy:
     @property
     def nbytes(self) -> int:
         """Bytes of all memories on the chip."""
-        return sram_bytes(self.hierarchy)
+        return self.hierarchy.nbytes
 
     @property
     def mm2(self) -> float:

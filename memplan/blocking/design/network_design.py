@@ -214,7 +214,7 @@ class _Designer:
         own = Codesign(self._curves, self._budget, self._fills)
         result = optimize(layer, self._unrolls[number], own, threads=self.threads)
         self._pools[number].add(result.nest)
-        held = result.held or ()
+        held = result.memories or ()
         return {
             tensor: tuple(sorted({b.nbytes for b in held if b.tensor is tensor}))[
                 -self._levels :
@@ -245,7 +245,7 @@ class _Designer:
             held = [
                 one.nbytes
                 for layer in network.layers
-                for one in layer.result.held or ()
+                for one in layer.result.memories or ()
                 if one.tensor is tensor
             ]
             most = [max((b for b in held if b <= s), default=0) for s in sizes]

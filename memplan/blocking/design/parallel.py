@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from memplan.blocking.cost.codesign import codesign_energy
 from memplan.blocking.cost.objective import Codesign
+from memplan.blocking.cost.pricing import paid
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
@@ -56,31 +56,31 @@ def cores_energy(
     _check(nest, cores, split)
     objective = objective or Codesign()
     traffic = count(nest)
-    energy = codesign_energy(
-        traffic,
-        objective.curves,
-        budget=objective.budget,
-        count_fills=objective.count_fills,
-    )
-    outermost = {memory.tensor: memory for memory in energy.memories}
+    placement = objective.place(traffic)
+    sram_bytes = objective.sram_bytes(placement)
+    private: list[float] = []
     last = dict.fromkeys(traffic, 0.0)
-    for tensor, memory in outermost.items():
-        curve = objective.curves[tensor]
+    main: list[float] = []
+    for tensor, own in traffic.items():
+        *inner, outside = objective.shares({tensor: own}, placement)
+        main.append(outside.pj)
+        if not inner:
+            continue
+        private += [share.pj for share in inner[:-1]]
+        curve, outermost = objective.curves[tensor], placement[tensor][-1].outermost
+        accesses = paid(inner[-1].accesses, outermost, objective.count_fills)
         if cores == 1:
-            last[tensor] = memory.pj
+            last[tensor] = inner[-1].pj
         elif tensor is SHARED[split]:
-            wires = max(curve.on_chip(energy.sram_bytes), curve(memory.nbytes))
-            last[tensor] = memory.accesses / cores * wires
+            wires = max(curve.on_chip(sram_bytes), curve(outermost.nbytes))
+            last[tensor] = accesses / cores * wires
         else:
-            last[tensor] = memory.accesses * curve(memory.nbytes / cores)
+            last[tensor] = accesses * curve(outermost.nbytes / cores)
     shuffle = 0.0
     if split == "k" and cores > 1:
         outputs = traffic[Tensor.OUTPUT]
-        shuffle = outputs.alpha * objective.curves[Tensor.OUTPUT].on_chip(
-            energy.sram_bytes
-        )
-    private = sum(m.pj for m in energy.memories if m is not outermost[m.tensor])
-    return CoresEnergy(cores, split, private, last, sum(energy.main.values()), shuffle)
+        shuffle = outputs.alpha * objective.curves[Tensor.OUTPUT].on_chip(sram_bytes)
+    return CoresEnergy(cores, split, sum(private), last, sum(main), shuffle)
 
 
 def core_scaling(

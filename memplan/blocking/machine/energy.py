@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import log
 
 import numpy as np
 
+from memplan.arrays import Float64Array
 from memplan.blocking.nest.layer import Tensor
 from memplan.errors import UsageError
 
@@ -63,8 +64,16 @@ class Curve:
 
     def on_chip(self, nbytes: float) -> float:
         """The same, for a memory that is on the chip however large it is."""
-        x, y = np.log(self.nbytes), np.log(self.pj)
-        return float(np.exp(np.interp(log(max(nbytes, 1)), x, y)))
+        return float(np.exp(np.interp(log(max(nbytes, 1)), *self._knots)))
+
+    def on_chips(self, nbytes: Float64Array) -> Float64Array:
+        """The same of many memories, each of at least a byte."""
+        found: Float64Array = np.exp(np.interp(np.log(nbytes), *self._knots))
+        return found
+
+    @cached_property
+    def _knots(self) -> tuple[Float64Array, Float64Array]:
+        return np.log(self.nbytes), np.log(self.pj)
 
 
 @lru_cache(maxsize=64)

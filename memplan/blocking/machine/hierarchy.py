@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memplan.blocking.machine.energy import Curve
+from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import Tensor
 from memplan.errors import UsageError
 
@@ -71,6 +72,17 @@ class Hierarchy:
         if given is not None:
             return given
         return self.curves[tensor].on_chip(level.capacity(tensor))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its memories that hold an element, or more."""
+        sizes: list[int] = []
+        for level in self.levels:
+            if level.private_bytes is not None:
+                sizes += level.private_bytes.values()
+            else:
+                sizes.append(level.capacity(Tensor.INPUT))
+        return sum(nbytes for nbytes in sizes if nbytes >= ELEMENT_BYTES)
 
     @property
     def private(self) -> bool:

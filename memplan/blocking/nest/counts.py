@@ -39,6 +39,16 @@ class Buffer:
     drains: int
 
     @property
+    def nbytes(self) -> int:
+        """What it takes up."""
+        return ELEMENT_BYTES * self.elements
+
+    @property
+    def inward(self) -> int:
+        """Elements exchanged with whatever lies inside it."""
+        return self.reads + self.writes
+
+    @property
     def outward(self) -> int:
         """Elements exchanged with whatever lies outside it."""
         return self.fills + self.drains
@@ -46,7 +56,7 @@ class Buffer:
     @property
     def reuses(self) -> bool:
         """Whether it takes any traffic off what lies outside it."""
-        return self.outward < self.reads + self.writes
+        return self.outward < self.inward
 
 
 @dataclass(frozen=True)

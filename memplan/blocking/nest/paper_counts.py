@@ -18,7 +18,7 @@ _WINDOW = ("Fw", "Fh")
 
 
 @dataclass(frozen=True)
-class LiteralBuffer:
+class PaperBuffer:
     """elements: its size; refetch: RR of Table 2; accesses: of equation 1."""
 
     elements: int
@@ -27,21 +27,21 @@ class LiteralBuffer:
 
 
 @dataclass(frozen=True)
-class LiteralTraffic:
+class PaperTraffic:
     """One tensor's buffers, innermost first; alpha: elements, without an input's
     halo, that equation 1 starts from."""
 
     tensor: Tensor
     alpha: int
-    buffers: tuple[LiteralBuffer, ...]
+    buffers: tuple[PaperBuffer, ...]
 
 
-def count_literally(nest: Nest) -> dict[Tensor, LiteralTraffic]:
+def count_as_paper(nest: Nest) -> dict[Tensor, PaperTraffic]:
     """Accesses of each tensor by Table 2 and equation 1."""
     return {tensor: _traffic(nest, tensor) for tensor in nest.layer.tensors}
 
 
-def _traffic(nest: Nest, tensor: Tensor) -> LiteralTraffic:
+def _traffic(nest: Nest, tensor: Tensor) -> PaperTraffic:
     layer = nest.layer
     if tensor is Tensor.INPUT:
         alpha = layer.X * layer.Y * layer.C * layer.B * layer.G
@@ -59,10 +59,10 @@ def _traffic(nest: Nest, tensor: Tensor) -> LiteralTraffic:
         sizes.append(footprint(layer, tensor, tile))
         rates.append(rate)
     buffers = tuple(
-        LiteralBuffer(size, rates[i], float(alpha * prod(rates[i:])))
+        PaperBuffer(size, rates[i], float(alpha * prod(rates[i:])))
         for i, size in enumerate(sizes)
     )
-    return LiteralTraffic(tensor, alpha, buffers)
+    return PaperTraffic(tensor, alpha, buffers)
 
 
 def _refetch(nest: Nest, tensor: Tensor, begin: int, end: int) -> float | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from memplan.blocking.cost.packing import buffer_name, pack
+from memplan.blocking.cost.placement import in_levels
 from memplan.blocking.machine.hierarchy import Cache, Hierarchy
 from memplan.blocking.nest.counts import ELEMENT_BYTES, count
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
@@ -172,7 +172,7 @@ def expected_misses(nest: Nest, hierarchy: Hierarchy) -> tuple[float, ...]:
         for level, cache in zip(hierarchy.levels, hierarchy.caches, strict=True)
     )
     traffic = count(nest)
-    assigned = pack(traffic, replace(hierarchy, levels=halved)).assigned
+    placement = in_levels(traffic, replace(hierarchy, levels=halved))
     within: set[str] = set()
     found = []
     for level, cache in zip(hierarchy.levels, hierarchy.caches, strict=True):
@@ -181,8 +181,9 @@ def expected_misses(nest: Nest, hierarchy: Hierarchy) -> tuple[float, ...]:
         for tensor, own in traffic.items():
             written = tensor is Tensor.OUTPUT
             passing = (own.demand + own.alpha) // 2 if written else own.demand
-            for place, buffer in enumerate(own.used):
-                if assigned[buffer_name(tensor, place)] in within:
+            for memory in placement[tensor]:
+                if memory.level in within:
+                    buffer = memory.outermost
                     passing = buffer.drains if written else buffer.fills
             elements += passing
         found.append(elements * FLOAT_BYTES / cache.line)

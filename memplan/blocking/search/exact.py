@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memplan.blocking.cost.held import Held
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
@@ -36,22 +36,22 @@ _Memories = tuple[
 
 @dataclass(frozen=True)
 class Optimum:
-    """string: the nest, innermost loop first; energy: pJ, with the buffers `held`,
-    innermost first, and no others; lower_bound: pJ that no nest takes less than;
-    labels: partial nests looked at."""
+    """string: the nest, innermost loop first; energy: pJ, with the buffers of
+    `memories`, innermost first, and no others; lower_bound: pJ that no nest takes less
+    than; labels: partial nests looked at."""
 
     string: str
     energy: float
     lower_bound: float
     proved: bool
-    held: tuple[Held, ...]
+    memories: tuple[BufferMemory, ...]
     seconds: float
     labels: int
 
     @property
     def sram_bytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(held.nbytes for held in self.held)
+        return sum(one.nbytes for one in self.memories)
 
 
 def optimum(
@@ -82,10 +82,8 @@ def optimum(
     base = {dim: unroll.get(dim, 1) for dim in DIMS}
     if isinstance(objective, Fixed):
         memories, pools = _levels(objective.hierarchy)
-        count_fills = objective.hierarchy.count_fills
     else:
         memories, pools = _own(objective)
-        count_fills = objective.count_fills
     try:
         found = _nest.optimum(
             extent=[sized.size(dim) for dim in _LOOPS],
@@ -98,7 +96,7 @@ def optimum(
             pools=pools,
             # Groups the datapath does at once make every tile larger.
             element_bytes=float(ELEMENT_BYTES * base["G"]),
-            count_fills=count_fills,
+            count_fills=objective.count_fills,
             seconds=math.inf if time_limit is None else time_limit,
             threads=_cores() if threads is None else threads,
         )
@@ -186,9 +184,9 @@ def _read(
             ]
     if base["G"] < sized.G:
         tokens.append(f"G{sized.G}")
-    tensors = tuple(Tensor)
-    held = tuple(
-        Held(tensors[t], first[loop], round(ELEMENT_BYTES * base["G"] * elements), pj)
+    tensors, element_bytes = tuple(Tensor), ELEMENT_BYTES * base["G"]
+    memories = tuple(
+        BufferMemory(tensors[t], first[loop], round(element_bytes * elements), pj)
         for t, loop, elements, pj in found.kept
     )
     return Optimum(
@@ -196,7 +194,7 @@ def _read(
         found.energy * sized.G,
         found.lower_bound * sized.G,
         found.proved,
-        held,
+        memories,
         seconds,
         found.labels,
     )

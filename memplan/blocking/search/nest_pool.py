@@ -9,8 +9,9 @@ from typing import TypeAlias
 import numpy as np
 
 from memplan.arrays import Float64Array
+from memplan.blocking.cost.many_pricing import Flow
 from memplan.blocking.machine.energy import Curve
-from memplan.blocking.nest.counts import ELEMENT_BYTES, count
+from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
 
@@ -42,7 +43,7 @@ class NestPool:
         self._arrays.clear()
         for tensor, traffic in count(nest).items():
             used = traffic.used
-            self._nbytes[tensor].append([ELEMENT_BYTES * b.elements for b in used])
+            self._nbytes[tensor].append([buffer.nbytes for buffer in used])
             self._flows[tensor].append([traffic.demand, *(b.outward for b in used)])
 
     def sizes(self, tensor: Tensor) -> set[int]:
@@ -71,14 +72,15 @@ class NestPool:
 
     def _priced(self, tensor: Tensor, sizes: Sizes) -> Float64Array:
         curve, flows = self._curves[tensor], self._flows[tensor]
-        total, flow = np.zeros(len(flows)), self._passed(tensor, 0)
+        flow = Flow(len(flows), self._fills)
+        flow.enter(self._passed(tensor, 0))
         for nbytes in sizes:
             outward = self._passed(tensor, nbytes)
-            served = flow + outward if self._fills else flow
-            total += np.where(outward < flow, served * curve.on_chip(nbytes), 0)
-            flow = outward
-        priced: Float64Array = total + flow * curve.dram_pj
-        return priced
+            used = outward < flow.elements
+            flow.into(used, curve.on_chip(nbytes))
+            flow.through(used, outward)
+        flow.leave(curve.dram_pj)
+        return flow.pj
 
     def _passed(self, tensor: Tensor, nbytes: int) -> Float64Array:
         """What passes out of the buffers of up to so many bytes, in every nest."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from memplan.blocking.cost.held import Held, held_energy
 from memplan.blocking.cost.objective import Objective
+from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.search.beam import beam_search
@@ -29,7 +29,7 @@ class Result:
 
     lower_bound: pJ that no nest with an unsplit window can do with less than; None if
     the method knows none. proved: whether the nest is known to be optimal among these.
-    held: the buffers that have a memory, as the exact method chose them; None where
+    memories: of the buffers that have one, as the exact method chose; None where
     the objective's own rule did, as other methods have it. A choice may do better.
     """
 
@@ -39,7 +39,7 @@ class Result:
     lower_bound: float | None
     proved: bool
     seconds: float
-    held: tuple[Held, ...] | None = None
+    memories: tuple[BufferMemory, ...] | None = None
 
     @property
     def gap(self) -> float | None:
@@ -102,7 +102,7 @@ def optimize(
             best.lower_bound,
             best.proved,
             best.seconds,
-            best.held,
+            best.memories,
         )
         if method == "split":
             left = None if time_limit is None else max(time_limit - best.seconds, 0.0)
@@ -121,10 +121,7 @@ def _of(found: Found, method: str) -> Result:
 
 def _verified(result: Result, objective: Objective, seconds: float) -> Result:
     """The result, after counting its nest anew came to the same energy."""
-    if result.held is None:
-        energy = objective.evaluate(result.nest)
-    else:
-        energy = held_energy(result.nest, objective, result.held)
+    energy = objective.evaluate(result.nest, result.memories)
     if abs(energy - result.energy) > _SAME * energy:
         raise MemplanError(
             f"{result.nest.layer.name}: the {result.method} search says "

@@ -56,12 +56,12 @@ def command(
     if json_:
         show.as_json(case_entries(layer, nest, objective))
         return
-    found = evaluate(layer, nest, objective, literally=counting == "paper")
+    found = evaluate(layer, nest, objective, as_paper=counting == "paper")
     rows = [*report.nest_rows(found, objective), ("counting", _COUNTING[counting])]
     show.facts(f"memplan: {layer.name}", rows + report.energy_rows(found))
     click.echo()
     if counting == "both":
-        _side_by_side(found, evaluate(layer, nest, objective, literally=True))
+        _side_by_side(found, evaluate(layer, nest, objective, as_paper=True))
         return
     report.buffer_table(found, objective)
     click.echo()

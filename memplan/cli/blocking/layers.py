@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from memplan.blocking.cost.packing import MAIN
+from memplan.blocking.cost.pricing import MAIN
 from memplan.blocking.design.networks import NETWORKS
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets

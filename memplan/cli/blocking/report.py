@@ -8,7 +8,7 @@ import textwrap
 
 from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.cost.objective import Fixed, Objective
-from memplan.blocking.cost.packing import MAIN
+from memplan.blocking.cost.pricing import MAIN
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor

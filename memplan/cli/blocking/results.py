@@ -8,11 +8,9 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.cost.chosen import evaluate_chosen
-from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Objective
 from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
-from memplan.blocking.nest.layer import Layer
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import write_plan
 from memplan.blocking.run.models import ModelLayer
@@ -32,7 +30,7 @@ def planned(
     """The plan of all layers, each evaluated anew."""
     rows = tuple(
         PlannedLayer(
-            _evaluated(one.layer, result, objective),
+            evaluate(one.layer, result.nest, objective, choice=result.memories),
             Search(result.method, result.seconds, result.lower_bound, result.proved),
             one.count,
         )
@@ -41,12 +39,6 @@ def planned(
     if isinstance(objective, Codesign):
         return BlockingPlan(rows, None, objective.budget, curve)
     return BlockingPlan(rows, objective.hierarchy.name, None, curve)
-
-
-def _evaluated(layer: Layer, result: Result, objective: Objective) -> Evaluation:
-    if result.held is None:
-        return evaluate(layer, result.nest, objective)
-    return evaluate_chosen(layer, result.nest, objective, result.held)
 
 
 def hand_over(
