@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -189,51 +188,6 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EnvironmentUnfitError, match=r"memplan\[ray\]"):
         sweep(TASKS, address="auto")
-
-
-def fake_ray(calls: list[object]) -> SimpleNamespace:
-    """What is used of Ray, done here and in reverse order."""
-
-    def init(address: str, **options: object) -> None:
-        if address != "auto":
-            raise ConnectionError("nobody there")
-        calls.append(address)
-
-    def remote(function):  # type: ignore[no-untyped-def]
-        return SimpleNamespace(remote=lambda task: (function, task))
-
-    return SimpleNamespace(
-        init=init,
-        remote=remote,
-        wait=lambda waiting, num_returns: (waiting[-num_returns:], []),
-        get=lambda reference: reference[0](reference[1]),
-        cancel=calls.append,
-    )
-
-
-class Hashed(Task):
-    """A task that a reference to it can be made of."""
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    monkeypatch.setitem(sys.modules, "ray", fake_ray(calls))
-    tasks = [Hashed(**vars(task)) for task in TASKS]
-    seen: list[int] = []
-    found = sweep(tasks, address="auto", progress=lambda i, r: seen.append(i))
-    assert calls == ["auto"]
-    assert seen == [2, 1, 0]
-    for one, other in zip(found, sweep(TASKS, processes=1), strict=True):
-        assert replace(one, seconds=0) == replace(other, seconds=0)
-    with pytest.raises(EnvironmentUnfitError, match=r"elsewhere.*nobody there"):
-        sweep(tasks, address="elsewhere")
-    tasks[1] = Hashed(SMALL, CORE, Codesign(), method="guess")
-    with pytest.raises(UsageError, match="guess"):
-        sweep(tasks, address="auto")
-    assert len(calls) == 3  # initialized again, and the one left is cancelled
 
 
 def test_area_as_the_paper_has_it() -> None:

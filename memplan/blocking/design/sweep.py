@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import multiprocessing
 import os
+import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -13,7 +16,9 @@ from typing import Any
 from memplan.blocking.cost.objective import Objective
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.search.optimize import ProgressReport, Result, optimize
-from memplan.errors import EnvironmentUnfitError, UsageError
+from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
+
+_PATIENCE = 5.0  # seconds for a cluster to answer
 
 
 @dataclass(frozen=True)
@@ -110,23 +115,60 @@ def _on_ray(
         raise EnvironmentUnfitError(
             "a cluster needs Ray, which is not installed: pip install 'memplan[ray]'"
         ) from None
+    joined = not cluster.is_initialized()
     try:
-        cluster.init(address=address, ignore_reinit_error=True)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        if joined:
+            _reach(address)
+            cluster.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError) as error:
         raise EnvironmentUnfitError(
             f"no Ray cluster answers at {address!r}: {error}"
         ) from None
-    remote = cluster.remote(Task.run)
+    try:
+        return _collected(cluster, tasks, progress)
+    except cluster.exceptions.RayError as error:  # a node is gone, or has no memplan
+        raise EnvironmentUnfitError(
+            f"the Ray cluster at {address!r} failed: {str(error).splitlines()[-1]}"
+        ) from error
+    finally:
+        if joined:
+            cluster.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raises OSError where nothing listens at host:port, for which Ray would wait."""
+    match = re.fullmatch(r"(?:ray://)?(.+):(\d{1,5})", address)
+    if match is not None:
+        socket.create_connection((match[1], int(match[2])), _PATIENCE).close()
+
+
+def _collected(
+    cluster: Any,
+    tasks: Sequence[Task],
+    progress: Callable[[int, Result], None] | None,
+) -> list[Result]:
+    remote = cluster.remote(_attempt)
     waiting = {remote.remote(task): i for i, task in enumerate(tasks)}
     results: dict[int, Result] = {}
     try:
         while waiting:
             done, _ = cluster.wait(list(waiting), num_returns=1)
             number = waiting.pop(done[0])
-            results[number] = cluster.get(done[0])
+            found = cluster.get(done[0])
+            if isinstance(found, MemplanError):
+                raise found
+            results[number] = found
             if progress is not None:
-                progress(number, results[number])
+                progress(number, found)
     finally:
         for left in waiting:
             cluster.cancel(left)
     return [results[number] for number in range(len(tasks))]
+
+
+def _attempt(task: Task) -> Result | MemplanError:
+    """The result or the error; one that is raised, Ray dresses up in its own."""
+    try:
+        return task.run()
+    except MemplanError as error:
+        return error

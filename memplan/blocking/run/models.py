@@ -43,14 +43,17 @@ def layers_of_model(spec: str) -> ModelLayers:
     Raises UsageError or InputError where that fails, with the reason.
     """
     model, inputs = _made(spec)
-    return layers_of(model, inputs)
+    return layers_of(model, inputs, f"{spec}: the model")
 
 
-def layers_of(model: Any, inputs: tuple[Any, ...]) -> ModelLayers:
+def layers_of(
+    model: Any, inputs: tuple[Any, ...], name: str = "the model"
+) -> ModelLayers:
     """The layers that `model`, a torch.nn.Module, runs on `inputs`.
 
     Convolutions in one or two dimensions, matrix products and pooling, whether they
-    come from modules or from functions. Raises InputError where the model fails.
+    come from modules or from functions. Raises InputError where the model, called
+    `name`, fails.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -65,14 +68,26 @@ def layers_of(model: Any, inputs: tuple[Any, ...]) -> ModelLayers:
             found.note(str(func.overloadpacket.__name__), args, kwargs or {}, result)
             return result
 
-    try:
-        with torch.no_grad(), found.following(model), Watch():
-            model(*inputs)
-    except (Exception, SystemExit) as error:
-        raise InputError(
-            f"the model failed on its inputs: {type(error).__name__}: {error}"
-        ) from error
+    blaming = _blaming(f"{name} failed on its inputs")
+    with blaming, torch.no_grad(), found.following(model), Watch():
+        model(*inputs)
     return found.all()
+
+
+@contextmanager
+def _blaming(what: str) -> Iterator[None]:
+    """Whatever a user's code raises is an error in the input; Ctrl-C stays Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        try:
+            said = " ".join(str(error).split())
+        except Exception:  # its own text fails, too
+            said = ""
+        reason = type(error).__name__ + (f": {said}" if said else "")
+        raise InputError(f"{what}: {reason}") from error
 
 
 class _Found:
@@ -227,10 +242,8 @@ def _made(spec: str) -> tuple[Any, tuple[Any, ...]]:
             f"{spec} needs PyTorch: pip install 'memplan[torch]'"
         )
     factory = _loaded(Path(file), name)
-    try:
+    with _blaming(f"{spec} failed"):
         made = factory()
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{spec} failed: {type(error).__name__}: {error}") from error
     import torch
 
     pair = isinstance(made, tuple) and len(made) == 2
@@ -250,12 +263,11 @@ def _loaded(file: Path, name: str) -> Callable[[], Any]:
     # As Python does for a program: what lies beside it can be imported.
     sys.path.insert(0, str(file.parent.resolve()))
     try:
-        found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{file}: {type(error).__name__}: {error}") from error
+        with _blaming(str(file)):
+            found.loader.exec_module(module)
+            factory = getattr(module, name, None)
     finally:
         sys.path.pop(0)
-    factory = getattr(module, name, None)
     if not callable(factory):
         raise InputError(f"{file} has no function {name}")
     made: Callable[[], Any] = factory
