@@ -52,6 +52,20 @@ ROOMS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 
+# The rooms of blocking, likewise: nests, the machines they run on, what that costs, the
+# search for the best, designs made of searches; nests made to run stand beside.
+BLOCKING: dict[str, set[str]] = {
+    "__init__": set(),
+    "nest": set(),
+    "machine": {"nest"},
+    "cost": {"nest", "machine"},
+    "plan": {"nest", "cost"},
+    "planfile": {"nest", "cost", "plan"},
+    "search": {"nest", "machine", "cost"},
+    "design": {"nest", "machine", "cost", "plan", "search"},
+    "run": {"nest", "machine", "cost"},
+}
+
 # Where each third-party package may be imported at all.
 HOMES = {
     "click": {"cli"},
@@ -157,6 +171,38 @@ def test_no_imports_run_in_a_circle(depth: int) -> None:
     for name, others in folded.items():
         others.discard(name)
     TopologicalSorter(folded).prepare()  # raises CycleError, which names the circle
+
+
+def blocking_imports() -> Iterator[tuple[str, str, str]]:
+    """Room, other room of blocking, and where it is imported."""
+    for path in sorted((PACKAGE / "blocking").rglob("*.py")):
+        room = path.relative_to(PACKAGE / "blocking").parts[0].removesuffix(".py")
+        for name, line, _ in imports(path):
+            if name.startswith("memplan.blocking."):
+                other = name.split(".")[2]
+                if other != room:
+                    yield room, other, f"{path}:{line}"
+
+
+def test_a_room_of_blocking_imports_only_what_lies_below() -> None:
+    wrong = [
+        f"{where}: {room} imports {other}"
+        for room, other, where in blocking_imports()
+        if other not in BLOCKING[room]
+    ]
+    assert not wrong
+
+
+def test_blocking_is_nine_rooms_on_five_floors_at_most() -> None:
+    below: dict[str, set[str]] = {room: set() for room in BLOCKING}
+    for room, other, _ in blocking_imports():
+        below[room].add(other)
+
+    def floor(room: str) -> int:
+        return 1 + max(map(floor, below[room]), default=0)
+
+    assert len(below) - 1 <= 9
+    assert max(map(floor, below)) <= 5
 
 
 def test_no_room_is_forgotten() -> None:

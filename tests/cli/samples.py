@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from memplan.blocking.evaluation import evaluate
-from memplan.blocking.hierarchy import Hierarchy
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import parse_layer
-from memplan.blocking.nest import parse_nest
-from memplan.blocking.objective import Fixed
+from memplan.blocking.cost.evaluation import evaluate
+from memplan.blocking.cost.objective import Fixed
+from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import parse_layer
+from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import write_plan as write_blocking_plan
 from memplan.core.plan import Program

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import click
 
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import Layer, parse_layer
-from memplan.blocking.models import ModelLayer, layers_of_model
-from memplan.blocking.nest import parse_unroll
-from memplan.blocking.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import Layer, parse_layer
+from memplan.blocking.nest.nest import parse_unroll
+from memplan.blocking.run.models import ModelLayer, layers_of_model
 from memplan.cli import arguments, show
 from memplan.errors import UsageError
 from memplan.units import parse_bytes

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.area import DIANNAO_MM2, area_mm2
-from memplan.blocking.chosen import evaluate_chosen
-from memplan.blocking.evaluation import Evaluation, evaluate
-from memplan.blocking.layer import Layer
-from memplan.blocking.models import ModelLayer
-from memplan.blocking.objective import Codesign, Objective
+from memplan.blocking.cost.evaluation import evaluate
+from memplan.blocking.cost.objective import Codesign, Objective
+from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import write_plan
-from memplan.blocking.search import Result
+from memplan.blocking.run.models import ModelLayer
+from memplan.blocking.search.optimize import Result
 from memplan.cli import show
 from memplan.cli.blocking import report
 from memplan.cli.blocking.entries import all_entries, curve_entries, planned_entries
@@ -33,7 +31,7 @@ def planned(
     """The plan of all layers, each evaluated anew."""
     rows = tuple(
         PlannedLayer(
-            _evaluated(one.layer, result, objective),
+            evaluate(one.layer, result.nest, objective, choice=result.memories),
             Search(result.method, result.seconds, result.lower_bound, result.proved),
             one.count,
         )
@@ -42,12 +40,6 @@ def planned(
     if isinstance(objective, Codesign):
         return BlockingPlan(rows, None, objective.budget, curve)
     return BlockingPlan(rows, objective.hierarchy.name, None, curve)
-
-
-def _evaluated(layer: Layer, result: Result, objective: Objective) -> Evaluation:
-    if result.held is None:
-        return evaluate(layer, result.nest, objective)
-    return evaluate_chosen(layer, result.nest, objective, result.held)
 
 
 def hand_over(
