@@ -23,7 +23,6 @@ from memplan.trace.check import check_count, check_events, check_index
 from memplan.trace.info import MAX_METADATA_BYTES, encode_metadata, from_metadata
 from memplan.trace.pieces import PieceCheck, regrouped
 from memplan.trace.trace import Action, Columns, Mark, Trace
-from memplan.trace.weight import check_weight
 
 MAGIC = b"PAR1"
 
@@ -38,10 +37,10 @@ _TYPES = {
     **{name: pa.dictionary(pa.int8(), pa.string()) for name in _NAMES},
 }
 GROUP_ROWS = 1 << 20  # of a row group; pyarrow's own limit
-_READ_ROWS = 1 << 18  # at a time
+_READ_ROWS = 1 << 16  # at a time
 # The `index` column alone takes about a byte per row in any honest file.
 _ROWS_PER_BYTE = 1
-_ROWS_ANYWAY = 1_500_000
+_ROWS_ANYWAY = 1_000_000
 _WIDEST_ROW = 128  # bytes, decoded, of all the columns together
 _MOST_NAMES = 64  # in a dictionary
 # What the events may take up in memory: bytes for each of the file's, and anyway.
@@ -112,7 +111,7 @@ def read_parquet(path: PathLike, columns: Collection[str] | None = None) -> Trac
         _as_format_errors(path),
         pq.ParquetFile(stream, **_LIMITS) as file,
     ):
-        info, stacks = from_metadata(path, _metadata(path, file, size))
+        info, stacks = from_metadata(path, _metadata(path, file))
         rows = _check_shape(path, file, size)
         wanted = Columns.DTYPES.keys() if columns is None else columns
         kept = {
@@ -183,7 +182,7 @@ def _table(events: Columns, row: int, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _metadata(path: PathLike, file: pq.ParquetFile, size: int) -> object:
+def _metadata(path: PathLike, file: pq.ParquetFile) -> object:
     data = (file.metadata.metadata or {}).get(_KEY)
     if data is None:
         raise FormatError(
@@ -195,7 +194,6 @@ def _metadata(path: PathLike, file: pq.ParquetFile, size: int) -> object:
         raise FormatError(
             path, f"{len(data)} bytes of metadata, limit {MAX_METADATA_BYTES}"
         )
-    check_weight(path, data, size)
     return parse(data, path)
 
 
