@@ -19,8 +19,10 @@ from memplan.blocking.layer import DIMS, MAX_SIZE, Layer, Tensor
 from memplan.blocking.nest import Nest, parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.errors import FormatError, InputError, UsageError
-from memplan.files import atomic_write, read_bytes, refuse_overwrite
-from memplan.formats.strictjson import Refused, Table, parse, shown
+from memplan.files import atomic_write, refuse_overwrite
+from memplan.formats.sniff import Input, opened
+from memplan.formats.strictjson import Refused, parse, shown
+from memplan.formats.table import Table
 from memplan.version import __version__
 
 SCHEMA = "memplan.blocking-plan"
@@ -55,9 +57,11 @@ def write_plan(
         stream.write(dump_plan(plan))
 
 
-def read_plan(path: str | os.PathLike[str]) -> BlockingPlan:
-    """The plan in the file at `path`; raises InputError, or as `load_plan` does."""
-    return load_plan(read_bytes(path, MAX_BYTES), os.fspath(path))
+def read_plan(source: Input) -> BlockingPlan:
+    """The plan in a file, by path or opened; raises InputError, or as `load_plan`."""
+    with opened(source) as file:
+        file.read(MAX_BYTES)
+        return _plan(file.json(_REMEDY), os.fspath(file.path))
 
 
 def dump_plan(plan: BlockingPlan) -> bytes:
@@ -131,7 +135,10 @@ def load_plan(data: bytes, name: str = "plan") -> BlockingPlan:
 
     Raises FormatError naming the place of what is unknown, missing or wrong.
     """
-    value = parse(data, name, _REMEDY)
+    return _plan(parse(data, name, _REMEDY), name)
+
+
+def _plan(value: object, name: str) -> BlockingPlan:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise FormatError(name, f"is no blocking plan, which says {SCHEMA!r}", _REMEDY)
     if value.get("version") != VERSION:

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memplan.errors import EnvironmentUnfitError, FormatError
-from memplan.files import PathLike, atomic_write, open_input
+from memplan.files import PathLike, atomic_write
+from memplan.formats.sniff import Input, opened
 from memplan.formats.strictjson import parse, shown
 from memplan.trace.check import check_count, check_events, check_index
 from memplan.trace.info import MAX_METADATA_BYTES, encode_metadata, from_metadata
@@ -75,20 +76,20 @@ def write_parquet(trace: Trace, path: PathLike) -> None:
         ) from error
 
 
-def read_parquet(path: PathLike) -> Trace:
-    """The Trace in a Parquet file.
+def read_parquet(source: Input) -> Trace:
+    """The Trace in a Parquet file, by its path or opened.
 
     Columns this version does not know are ignored. Row count, types and the size of
     the metadata are checked before the data is read. Raises FormatError for whatever
     is not a trace, InputError if the file cannot be read.
     """
     with (
-        open_input(path) as (stream, size),
-        _as_format_errors(path),
-        pq.ParquetFile(stream, **_LIMITS) as file,
+        opened(source) as input_,
+        _as_format_errors(path := input_.path),
+        pq.ParquetFile(stream := input_.stream, **_LIMITS) as file,
     ):
         info, stacks = from_metadata(path, _metadata(path, file))
-        _check_shape(path, file, size)
+        _check_shape(path, file, input_.size)
         events = _events(path, _read(stream, file.metadata))
     check_events(path, events, len(stacks))
     return Trace(events, stacks, info)
@@ -218,6 +219,7 @@ def _as_format_errors(path: PathLike) -> Iterator[None]:
         MemoryError,
     ) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = ascii(reason)[1:-1]  # bytes of the file may be in it
         raise FormatError(
             path, f"damaged Parquet data ({reason})", "the file may be cut off"
         ) from error
