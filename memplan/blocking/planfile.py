@@ -196,8 +196,9 @@ def _check_levels(table: Table, found: Evaluation) -> None:
     """Every buffer lies in a level that has a share of the energy."""
     if not found.shares:
         raise table.error("shares", "is empty")
+    levels = set(found.levels)
     for place, placed in enumerate(found.buffers):
-        if placed.level not in found.levels:
+        if placed.level not in levels:
             problem = f"is {shown(placed.level)}, and no share is of that level"
             raise table.error(f"buffers[{place}].level", problem)
     if found.compulsory > found.total * (1 + _SAME):

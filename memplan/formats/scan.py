@@ -76,8 +76,8 @@ class LongList:
                 problem = f"not whole JSON: {error.msg} at {place}"
                 raise FormatError(self._path, problem) from None
             rest -= len(values)
-            if rest < 0 or (end == self._end and rest):  # commas within texts
-                problem = f"the list at byte {self._begin} is no list of words"
+            if rest < 0 or (end == self._end and rest):  # or one within a text
+                problem = f"not whole JSON: a comma too many from byte {begin}"
                 raise FormatError(self._path, problem)
             yield values
             begin = end + 1
