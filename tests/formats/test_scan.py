@@ -95,7 +95,7 @@ def test_what_cannot_be_set_aside_is_parsed_in_place(odd: str) -> None:
     ["1,,2,3,4,5,6", "1 2,3,4,5,6,7", "01,2,3,4,5,6", "1,2,3,4,5,6,", "1,--2,3,4,5"],
 )
 def test_a_long_list_that_is_no_json_is_refused(text: str) -> None:
-    with pytest.raises(FormatError, match="^x: not whole JSON"):
+    with pytest.raises(FormatError, match=r"^x: not whole JSON"):
         plain(parse(b'{"a":[%b]}' % text.encode(), "x"))
 
 
