@@ -20,8 +20,10 @@ from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.errors import FormatError, InputError, UsageError
-from memplan.files import atomic_write, read_bytes, refuse_overwrite
-from memplan.formats.strictjson import Refused, Table, parse, shown
+from memplan.files import atomic_write, refuse_overwrite
+from memplan.formats.sniff import Input, opened
+from memplan.formats.strictjson import Refused, parse, shown
+from memplan.formats.table import Table
 from memplan.version import __version__
 
 SCHEMA = "memplan.blocking-plan"
@@ -56,9 +58,11 @@ def write_plan(
         stream.write(dump_plan(plan))
 
 
-def read_plan(path: str | os.PathLike[str]) -> BlockingPlan:
-    """The plan in the file at `path`; raises InputError, or as `load_plan` does."""
-    return load_plan(read_bytes(path, MAX_BYTES), os.fspath(path))
+def read_plan(source: Input) -> BlockingPlan:
+    """The plan in a file, by path or opened; raises InputError, or as `load_plan`."""
+    with opened(source) as file:
+        file.read(MAX_BYTES)
+        return _plan(file.json(_REMEDY), os.fspath(file.path))
 
 
 def dump_plan(plan: BlockingPlan) -> bytes:
@@ -132,7 +136,10 @@ def load_plan(data: bytes, name: str = "plan") -> BlockingPlan:
 
     Raises FormatError naming the place of what is unknown, missing or wrong.
     """
-    value = parse(data, name, _REMEDY)
+    return _plan(parse(data, name, _REMEDY), name)
+
+
+def _plan(value: object, name: str) -> BlockingPlan:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise FormatError(name, f"is no blocking plan, which says {SCHEMA!r}", _REMEDY)
     if value.get("version") != VERSION:
@@ -190,8 +197,9 @@ def _check_levels(table: Table, found: Evaluation) -> None:
     """Every buffer lies in a level that has a share of the energy."""
     if not found.shares:
         raise table.error("shares", "is empty")
+    levels = set(found.levels)
     for place, placed in enumerate(found.buffers):
-        if placed.level not in found.levels:
+        if placed.level not in levels:
             problem = f"is {shown(placed.level)}, and no share is of that level"
             raise table.error(f"buffers[{place}].level", problem)
     if found.compulsory > found.total * (1 + _SAME):
