@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memplan.recording.interruption import interrupt as interrupt
     from memplan.recording.interruption import resume as resume
     from memplan.recording.interruption import unplanned as unplanned
-    from memplan.recording.session import record as record
+    from memplan.recording.record import record as record
     from memplan.solving.solve import solve as solve
     from memplan.trace.read import read_trace as read_trace
     from memplan.trace.trace import Trace as Trace
@@ -35,7 +35,7 @@ _HOMES = {
     "interrupt": "memplan.recording.interruption",
     "read_plan": "memplan.core.planfile",
     "read_trace": "memplan.trace.read",
-    "record": "memplan.recording.session",
+    "record": "memplan.recording.record",
     "resume": "memplan.recording.interruption",
     "solve": "memplan.solving.solve",
     "stats": "memplan.applying.cuda",

@@ -8,12 +8,15 @@ MemplanError                      70  internal error, the base of all others
 ├── NoPlanError                    4  no plan in the time given, or none at all
 │   └── InfeasibleError            4  proved: there is no plan
 ├── EnvironmentUnfitError          5  no torch, wrong versions, no space on disk
-└── RecordError                  125  the recorder failed, not the program
+├── RecordError                  125  the recorder failed, not the program
+└── ReaderGoneError              141  nobody reads a file written to standard output
 
-Every message says what is wrong, where, and what to do about it.
+Every message says what is wrong, where, and what to do about it, on one line.
 """
 
 from __future__ import annotations
+
+from memplan.text import printable
 
 EXIT_INTERRUPTED = 130
 
@@ -22,6 +25,9 @@ class MemplanError(Exception):
     """Base of every error memplan raises on purpose."""
 
     exit_code = 70
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class CheckFailed(MemplanError):  # noqa: N818 - reads as the sentence it is
@@ -80,3 +86,12 @@ class RecordError(MemplanError):
     """The recorder itself failed; the recorded program did not."""
 
     exit_code = 125
+
+
+class ReaderGoneError(MemplanError):
+    """Standard output is a pipe that was to take a file, and its reader has gone.
+
+    As where other programs die of SIGPIPE, the exit code alone says so.
+    """
+
+    exit_code = 141

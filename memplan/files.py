@@ -6,26 +6,70 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from memplan.errors import EnvironmentUnfitError, FormatError, InputError, UsageError
+from memplan.errors import (
+    EnvironmentUnfitError,
+    FormatError,
+    InputError,
+    ReaderGoneError,
+    UsageError,
+)
 from memplan.limits import MAX_FILE_BYTES
 
 PathLike = str | os.PathLike[str]
 
+STDOUT = Path("/dev/stdout")  # what `-o -` stands for: written to, never replaced
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
 
 def refuse_overwrite(path: Path, force: bool) -> None:
-    """Raise UsageError if `path` exists and `force` is off, or its folder does not."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; name a file")
-    if path.exists() and not force:
+    """Raise UsageError if nothing may be written to `path`.
+
+    That is if it exists and `force` is off, if its folder does not, and if it is no
+    regular file: a folder, a device, a pipe or a socket. A symbolic link stands for
+    the file it leads to, there or not. STDOUT may always be written to.
+    """
+    if path == STDOUT:
+        return
+    target = _destination(path)
+    if target.exists() and not force:
         raise UsageError(f"{path} exists; pass --force (force=True) to replace it")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is not a folder; make it, or name another")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target.parent} is not a folder; make it, or name another")
+
+
+def _destination(path: Path) -> Path:
+    """The file that is made or replaced: `path`, or where that leads as a link.
+
+    Raises UsageError if something is there that is no regular file.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = stat.S_IFREG  # it is yet to be made
+    except ValueError:
+        name = os.fspath(path)
+        raise UsageError(f"{name!r}: not a file name, it holds a NUL byte") from None
+    except OSError as error:
+        raise EnvironmentUnfitError(_cannot_write(path, error)) from error
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+        raise UsageError(f"{path} is {kind}; name a file")
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 @contextlib.contextmanager
@@ -33,39 +77,121 @@ def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
     """A binary file that appears at `path` whole, or not at all.
 
     Written beside the target, synced, renamed over it, and the folder synced:
-    a rename is atomic only within one file system. Raises EnvironmentUnfitError
-    when the disk is full or the folder refuses; the old file is left as it was.
+    a rename is atomic only within one file system. What earlier writers of the same
+    file left there when they were killed is removed. A symbolic link stays, and the
+    file it leads to is replaced, or made; what is written to STDOUT goes there at once.
+
+    Raises UsageError if `path` is a folder, a device, a pipe or a socket, and
+    EnvironmentUnfitError when the disk is full or the folder refuses; the old file is
+    left as it was. Raises ReaderGoneError if STDOUT is a pipe that nobody reads.
     """
-    target = Path(path)
+    named = Path(path)
+    if named == STDOUT:
+        with _standard_output() as stream:
+            yield stream
+        return
+    target = _destination(named)
     temporary = None
     try:
-        descriptor, temporary = tempfile.mkstemp(
-            prefix=f".{target.name}.", suffix=".part", dir=target.parent
-        )
+        _remove_leftovers(target)
+        descriptor, temporary = _locked_temporary(target)
         with os.fdopen(descriptor, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, _mode(target))
-        os.replace(temporary, target)
-        temporary = None
+            os.chmod(temporary, _mode(target))
+            if _destination(named) != target:
+                raise UsageError(f"{named} leads elsewhere by now; write it again")
+            os.replace(temporary, target)  # while it is locked
+            temporary = None
         _sync_folder(target.parent)
     except OSError as error:
-        raise EnvironmentUnfitError(_cannot_write(target, error)) from error
+        raise EnvironmentUnfitError(_cannot_write(named, error)) from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
 
 
+def _locked_temporary(target: Path) -> tuple[int, str]:
+    """A new file beside `target`: its descriptor, with a lock, and its name."""
+    while True:
+        descriptor, name = tempfile.mkstemp(
+            prefix=f".{target.name}.", suffix=".part", dir=target.parent
+        )
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, name
+        os.close(descriptor)  # removed by another writer, before it was locked
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove temporary files of `target` that nobody is writing: none has a lock."""
+    left = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.part")
+    with contextlib.suppress(OSError):
+        for name in filter(left.fullmatch, os.listdir(target.parent)):
+            with contextlib.suppress(OSError):
+                _remove_unless_locked(target.parent / name)
+
+
+def _remove_unless_locked(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _standard_output() -> Iterator[IO[bytes]]:
+    """Descriptor 1, whatever `sys.stdout` stands for meanwhile."""
+    if sys.__stdout__ is None:
+        raise EnvironmentUnfitError("standard output is closed; name a file")
+    try:
+        with os.fdopen(os.dup(1), "wb") as stream:
+            yield stream
+    except BrokenPipeError:
+        raise ReaderGoneError("nobody reads standard output any more") from None
+    except OSError as error:
+        raise EnvironmentUnfitError(_cannot_write(STDOUT, error)) from error
+
+
+def open_missing_streams() -> None:
+    """The null device where standard input, output or error is closed.
+
+    Else the next file that is opened would get the descriptor's number, and with it
+    what is printed.
+    """
+    for number, (name, mode) in enumerate(
+        (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+    ):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest number there is
+            os.set_inheritable(null, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def silence(stream: IO[str]) -> None:
+    """Nothing printed to `stream` arrives anywhere, not even when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
 def open_journal(path: PathLike, force: bool = False) -> int:
     """A descriptor to append to a new, empty file at `path`; the caller closes it.
 
     The file is locked as long as the descriptor is open. Raises UsageError if another
-    process is writing it, or if it is there and `force` is off: it may hold the only
-    copy of a recording that was cut off.
+    process is writing it, if it is there and `force` is off (it may hold the only
+    copy of a recording that was cut off), or if it is no regular file.
     """
-    name = os.fspath(path)
+    name = os.fspath(_destination(Path(path)))
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags if force else flags | os.O_EXCL, 0o666)
@@ -100,7 +226,7 @@ def open_input(
     """A regular, non-empty file opened for reading, and its size in bytes.
 
     Raises InputError if it is missing, a folder, a pipe or a device, empty, above
-    `limit` bytes, or fails while it is being read.
+    `limit` bytes, fails while it is being read, or takes more memory than there is.
     """
     name = os.fspath(path)
     try:
@@ -117,6 +243,10 @@ def open_input(
     except OSError as error:
         why = error.strerror or str(error)
         raise InputError(f"{name}: cannot be read ({why}); check the file") from error
+    except MemoryError:
+        raise InputError(f"{name}: too large for the memory there is") from None
+    except RecursionError:
+        raise FormatError(name, "nested too deeply") from None
 
 
 def _refuse_unless_regular(name: str) -> None:

@@ -20,16 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memplan.blocking.codesign import codesign_energy
-from memplan.blocking.counts import count
-from memplan.blocking.energy import DRAM_PJ, MAC_PJ, paper_curves
-from memplan.blocking.hierarchy import Hierarchy, Level
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import DIMS, PAPER_LAYERS, Layer, Tensor
-from memplan.blocking.nest import parse_nest
-from memplan.blocking.objective import Codesign, Fixed, Objective
-from memplan.blocking.packing import pack
-from memplan.blocking.search import Result, optimize
+from memplan.blocking.cost.evaluation import evaluate
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.machine.energy import DRAM_PJ, MAC_PJ, paper_curves
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.search.optimize import Result, optimize
 
 PEER = Path(__file__).parent / "bench" / "zigzag_peer.py"
 UNROLL = {"C": 16, "K": 16}
@@ -77,9 +75,7 @@ def show(title: str, objective: Objective, repeats: int, **options: Any) -> None
         gap = "unknown" if found.gap is None else f"{100 * found.gap:.2f} %"
         kib = ""
         if isinstance(objective, Codesign):
-            detail = codesign_energy(
-                count(found.nest), objective.curves, budget=objective.budget
-            )
+            detail = evaluate(layer, found.nest, objective)
             kib = f"{detail.sram_bytes / 1024:,.0f}"
         print(
             f"{layer.name:<7}{found.energy:>13.6g}{found.energy / layer.macs:>9.3f}"
@@ -93,7 +89,7 @@ def baselines() -> None:
     diannao = load_hierarchy("diannao")
     for layer in CONVOLUTIONS:
         nest = parse_nest(PAPER_BASELINES[layer.name.lower()], layer, UNROLL)
-        own = pack(count(nest), diannao).total
+        own = Fixed(diannao).evaluate(nest)
         best = optimize(layer, UNROLL, Fixed(diannao)).energy
         print(
             f"{layer.name:<7}{own / layer.macs:>9.2f} / {best / layer.macs:.2f} pJ/MAC "

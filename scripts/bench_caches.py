@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from bench.blocking_caches import MACHINE, NESTS
 
-from memplan.blocking.cache import MAX_MACS, simulate, simulator_of
-from memplan.blocking.emit import emit
-from memplan.blocking.hierarchy import Hierarchy
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS
-from memplan.blocking.nest import parse_nest
+from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import PAPER_LAYERS
+from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.run.cache import MAX_MACS, simulate, simulator_of
+from memplan.blocking.run.emit import emit
 
 COMPILED = ("conv4", "conv5")
 REFERENCES = 1 << 22

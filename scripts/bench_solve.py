@@ -155,7 +155,7 @@ def integer_programs(count: int, traces: Path) -> None:
             plan = solve_problem(problem, "mip", Options(10.0, mip_solver=solver))
             seconds.append(time.perf_counter() - begin)
             proved += plan.proved_optimal
-            asked += solver in plan.note
+            asked += solver in plan.provenance.note
         row = (
             f"{proved:>8}{count:>6}{asked:>7}{sum(seconds):>10.2f}{max(seconds):>8.3f}"
         )

@@ -21,7 +21,8 @@ PACKAGE = Path(memplan.__file__).parent
 # other; what they share lies in graph and toolchain. Some rooms are still to be built.
 GROUND: dict[str, set[str]] = {
     "version": set(),
-    "errors": set(),
+    "text": set(),
+    "errors": {"text"},
     "limits": set(),
     "units": {"errors"},
     "arrays": {"errors", "limits"},
@@ -49,6 +50,20 @@ ROOMS: dict[str, set[str]] = {
     | {"recording", "solving", "applying", "reporting", "plotting"}
     | {"chunking", "fusing", "blocking"},
     "__main__": {"cli"},
+}
+
+# The rooms of blocking, likewise: nests, the machines they run on, what that costs, the
+# search for the best, designs made of searches; nests made to run stand beside.
+BLOCKING: dict[str, set[str]] = {
+    "__init__": set(),
+    "nest": set(),
+    "machine": {"nest"},
+    "cost": {"nest", "machine"},
+    "plan": {"nest", "cost"},
+    "planfile": {"nest", "cost", "plan"},
+    "search": {"nest", "machine", "cost"},
+    "design": {"nest", "machine", "cost", "plan", "search"},
+    "run": {"nest", "machine", "cost"},
 }
 
 # Where each third-party package may be imported at all.
@@ -158,6 +173,38 @@ def test_no_imports_run_in_a_circle(depth: int) -> None:
     TopologicalSorter(folded).prepare()  # raises CycleError, which names the circle
 
 
+def blocking_imports() -> Iterator[tuple[str, str, str]]:
+    """Room, other room of blocking, and where it is imported."""
+    for path in sorted((PACKAGE / "blocking").rglob("*.py")):
+        room = path.relative_to(PACKAGE / "blocking").parts[0].removesuffix(".py")
+        for name, line, _ in imports(path):
+            if name.startswith("memplan.blocking."):
+                other = name.split(".")[2]
+                if other != room:
+                    yield room, other, f"{path}:{line}"
+
+
+def test_a_room_of_blocking_imports_only_what_lies_below() -> None:
+    wrong = [
+        f"{where}: {room} imports {other}"
+        for room, other, where in blocking_imports()
+        if other not in BLOCKING[room]
+    ]
+    assert not wrong
+
+
+def test_blocking_is_nine_rooms_on_five_floors_at_most() -> None:
+    below: dict[str, set[str]] = {room: set() for room in BLOCKING}
+    for room, other, _ in blocking_imports():
+        below[room].add(other)
+
+    def floor(room: str) -> int:
+        return 1 + max(map(floor, below[room]), default=0)
+
+    assert len(below) - 1 <= 9
+    assert max(map(floor, below)) <= 5
+
+
 def test_no_room_is_forgotten() -> None:
     found = {room_of(path) for path in sources()}
     assert found <= set(ROOMS)
@@ -170,6 +217,41 @@ def test_no_file_has_two_jobs() -> None:
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 320
     }
     assert not long
+
+
+def opened_for_writing(path: Path) -> Iterator[int]:
+    """The lines of a file that open, make or move a file otherwise than to read it."""
+    names = {"write_text", "write_bytes", "touch", "mkstemp", "fdopen"}
+    names |= {"NamedTemporaryFile", "TemporaryFile", "tofile", "savetxt"}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        home, _, name = called.rpartition(".")
+        if called in ("os.open", "os.replace", "os.rename", "shutil.move"):
+            yield node.lineno
+        elif name == "open":
+            at = 0 if isinstance(node.func, ast.Attribute) else 1  # Path's, or built in
+            modes = [k.value for k in node.keywords if k.arg == "mode"]
+            modes += node.args[at : at + 1]
+            if any(not is_reading(mode) for mode in modes):
+                yield node.lineno
+        elif home and name in names:
+            yield node.lineno
+
+
+def is_reading(mode: ast.expr) -> bool:
+    return isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbt")
+
+
+def test_files_alone_opens_files_for_writing() -> None:
+    assert list(opened_for_writing(PACKAGE / "files.py"))
+    found = {
+        str(path.relative_to(PACKAGE)): lines
+        for path in sources()
+        if path.name != "files.py" and (lines := list(opened_for_writing(path)))
+    }
+    assert not found
 
 
 HEAVY = ("torch", "pandas", "pyarrow", "matplotlib", "pulp", "numpy", "rich")

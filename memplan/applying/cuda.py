@@ -10,14 +10,14 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from memplan.applying.cuda_library import Library
-from memplan.applying.cuda_report import make_cuda_report
-from memplan.applying.report import Report
+from memplan.applying.report import Report, make_report
 from memplan.applying.suitability import check_plan, step_marks
 from memplan.applying.tables import replay_arrays
 from memplan.core.plan import Plan
@@ -120,7 +120,16 @@ class CudaLoader:
         """How it went so far, on all devices. Raises UsageError before `start`."""
         if self._running is None:
             raise UsageError("nothing to report: the loader was not started")
-        return make_cuda_report(self.plan, stats(), self._marks)
+        devices = stats()
+        total: Counter[str] = Counter()
+        for each in devices.values():
+            total.update(each)
+        prefix = "hot_"
+        names = [name.removeprefix(prefix) for name in total if name.startswith(prefix)]
+        hot = {name: total[prefix + name] for name in names}
+        warmup = {name: total[name] - hot[name] for name in names}
+        arena = total["arena_bytes"]
+        return make_report(self.plan, hot, warmup, arena, self._marks, devices=devices)
 
     def _step(self, mark: Mark) -> None:
         if self._running is not None:

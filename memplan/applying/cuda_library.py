@@ -26,10 +26,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "set_cache_limit": (None, (_U64,)),
     "empty_cache": (None, ()),
     "stat_names": (ctypes.c_char_p, ()),
-    "stats": (
-        ctypes.c_size_t,
-        (ctypes.c_int, ctypes.POINTER(_U64), ctypes.c_size_t),
-    ),
+    "stats": (ctypes.c_bool, (ctypes.c_int, ctypes.POINTER(_U64))),
     "shut_down": (_U64, ()),
 }
 
@@ -106,7 +103,7 @@ class Library:
     def stats(self, device: int) -> dict[str, int]:
         """Bytes and counts of one device; {} if nothing was asked of it."""
         values = (_U64 * len(self._names))()
-        if not self._function("stats")(device, values, len(values)):
+        if not self._function("stats")(device, values):
             return {}
         return dict(zip(self._names, values, strict=True))
 

@@ -21,7 +21,8 @@ import numpy as np
 from memplan.applying.sparse import solved_apart, sparse_buffers
 from memplan.applying.tables import ReplayArrays, joined, replay_arrays
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.plan import UNPLANNED, Plan
+from memplan.core.placement import Placement
+from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import MemplanError, NoPlanError
@@ -154,7 +155,7 @@ class Replanner:
     def _watch(self, sparse: BoolArray | None) -> None:
         """Go by `sparse`; None: find out, once every hot step has come by again."""
         self._sparse = sparse
-        starts = () if self.plan.requests is None else self.plan.requests.starts
+        starts = () if self.plan.hot.requests is None else self.plan.hot.requests.starts
         self._probed = self._steps + 2 * len(starts) + 1
         # It costs large blocks their pages: not worth it for steps of one size.
         self._replay.unsettle(self.plan.elastic and sparse is None)
@@ -173,11 +174,11 @@ class Replanner:
 
     def _grow(self) -> bool:
         """Whether requests were for more bytes than planned; then solve again."""
-        if not self.plan.elastic or self.plan.requests is None or not self._grows:
+        if not self.plan.elastic or self.plan.hot.requests is None or not self._grows:
             return False
-        begin, end = self._first, self._first + len(self.plan.requests)
+        begin, end = self._first, self._first + len(self.plan.hot.requests)
         most = np.array(self._replay.largest()[begin:end], dtype=np.int64)
-        if not (most > self.plan.requests.size).any():
+        if not (most > self.plan.hot.requests.size).any():
             return False
         if not self._busy():
             plan, sparse = self.plan, self._sparse
@@ -185,8 +186,8 @@ class Replanner:
         return True
 
     def _keep_sparse_apart(self) -> None:
-        assert self.plan.requests is not None
-        begin, end = self._first, self._first + len(self.plan.requests)
+        assert self.plan.hot.requests is not None
+        begin, end = self._first, self._first + len(self.plan.hot.requests)
         plan = self.plan
         self._sparse = sparse = sparse_buffers(plan, self._replay.touched()[begin:end])
         if sparse.any():
@@ -240,22 +241,20 @@ def larger(plan: Plan, most: Int64Array, sparse: BoolArray | None = None) -> Pla
     Those get some more yet: one that has grown will grow again, and bytes that are not
     touched cost nothing. sparse: buffers to keep apart, if any.
     """
-    assert plan.requests is not None
-    requests, problem = plan.requests, plan.problem
+    assert plan.hot.requests is not None
+    requests, problem = plan.hot.requests, plan.problem
     sizes = np.where(most > requests.size, most + most // SLACK, requests.size)
-    planned = requests.buffer != UNPLANNED
-    size = problem.size.copy()
-    size[requests.buffer[planned]] = sizes[planned]
     grown = Problem.of(
         problem.lower,
         problem.upper,
-        size,
+        sizes[requests.by_buffer()],
         alignment=problem.alignment,
         length=problem.length,
     )
-    roomy = replace(plan, problem=grown, requests=replace(requests, size=sizes))
+    hot = Placement(grown, plan.offsets, replace(requests, size=sizes))
     none = np.zeros(len(grown), dtype=np.bool_)
-    return solved_apart(roomy, none if sparse is None else sparse, METHOD)
+    sparse = none if sparse is None else sparse
+    return solved_apart(replace(plan, hot=hot), sparse, METHOD)
 
 
 def from_log(plan: Plan, log: bytes) -> Plan:
@@ -268,5 +267,7 @@ def from_log(plan: Plan, log: bytes) -> Plan:
         raise NoPlanError("no step ended before the log was full")
     columns = {name: rows[name] for name in ROW.names or () if name != "stack"}
     events = Columns.of(**columns, requested_size=rows["size"])
-    found = solve_trace(Trace(events, info=TraceInfo(program=plan.program)), METHOD)
+    found = solve_trace(
+        Trace(events, info=TraceInfo(program=plan.provenance.program)), METHOD
+    )
     return replace(found, warmup=None)

@@ -8,7 +8,7 @@ from memplan.applying.replan import Replan
 from memplan.applying.residency import Memory
 from memplan.core.plan import Plan, RunStats
 from memplan.recording.ranks import rank
-from memplan.recording.session import run_stats
+from memplan.recording.stats import run_stats
 
 SCHEMA = "memplan.apply-report"
 VERSION = 1
@@ -66,11 +66,15 @@ def make_report(
     arena_bytes: int,
     marks: list[tuple[int, int, int]],
     *,
-    replans: tuple[Replan, ...],
-    interrupted: int,
-    memory: Memory,
+    replans: tuple[Replan, ...] = (),
+    interrupted: int = 0,
+    memory: Memory | None = None,
+    devices: dict[int, dict[str, int]] | None = None,
 ) -> Report:
-    """The report of a run: its counts, and its step boundaries (ns, page faults)."""
+    """The report of a run: its counts, and its step boundaries (ns, faults, Mark).
+
+    hot, warmup: by the native counters' names. devices: on CUDA only.
+    """
     return Report(
         requests=hot["requests"],
         planned_requests=hot["planned"],
@@ -88,5 +92,7 @@ def make_report(
         memory=memory,
         warmup=warmup,
         run=run_stats(marks),
-        recorded=plan.recorded,
+        recorded=plan.provenance.recorded,
+        device=plan.provenance.device,
+        devices=devices or {},
     )

@@ -144,7 +144,7 @@ class Loader:
 
 def loader_of(plan: Plan, name: str, *, replan: bool = True) -> Loader | CudaLoader:
     """The loader for the plan's device; `name` stands for the plan in messages."""
-    if plan.device != "cuda":
+    if plan.provenance.device != "cuda":
         return Loader(plan, name, replan=replan)
     from memplan.applying.cuda import CudaLoader
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from memplan.arrays import BoolArray
 from memplan.core.bounds import lower_bound
-from memplan.core.plan import UNPLANNED, Plan
+from memplan.core.plan import Plan
 from memplan.solving.methods import solve_problem
 
 PART = 0.75  # touched less than this, and a buffer is sparse
@@ -28,11 +28,9 @@ def sparse_buffers(plan: Plan, touched: Sequence[float]) -> BoolArray:
     touched: per request of the hot steps, the part of its pages that were, or -1.
     None at all where keeping them apart would save little.
     """
-    assert plan.requests is not None
-    parts = np.ones(len(plan.problem))
-    planned = plan.requests.buffer != UNPLANNED
-    known = np.array(touched, dtype=np.float64)[planned]
-    parts[plan.requests.buffer[planned]] = np.where(known < 0, 1.0, known)
+    assert plan.hot.requests is not None
+    known = np.array(touched, dtype=np.float64)[plan.hot.requests.by_buffer()]
+    parts = np.where(known < 0, 1.0, known)
     sparse: BoolArray = parts < PART
     if sparse.any():
         resident = np.ceil(plan.problem.size * parts).astype(np.int64)
@@ -56,9 +54,8 @@ def solved_apart(plan: Plan, sparse: BoolArray, method: str) -> Plan:
         above = solve_problem(plan.problem.take(apart), method)
         offsets[apart] = above.offsets + floor
     return replace(
-        plan,
-        offsets=offsets,
-        method=method,
+        plan.coming_from(method=method),
+        hot=replace(plan.hot, offsets=offsets),
         lower_bound=lower_bound(plan.problem),
         proved_optimal=below.proved_optimal and not sparse.any(),
         warmup=None,

@@ -25,24 +25,26 @@ def check_plan(plan: Plan, name: str, device: str) -> None:
             f"{name} does not verify: {violations[0].message}{more}; "
             "solve the trace again"
         )
-    if plan.requests is None:
+    if plan.hot.requests is None:
         raise InputError(
             f"{name} was made from a bare problem and has no requests to replay; "
             "record a program and solve its trace"
         )
-    if plan.device != device:
+    if plan.provenance.device != device:
         wanted = {"cpu": "the CPU", "cuda": "CUDA"}[device]
-        raise InputError(f"{name} is for device {plan.device}, and this is {wanted}")
-    sections = [part for part in (plan, plan.warmup, *plan.kinds) if part is not None]
+        raise InputError(
+            f"{name} is for device {plan.provenance.device}, and this is {wanted}"
+        )
     if any(
-        (part.problem.alignment % ALIGNMENT[device] != 0).any() for part in sections
+        (placed.problem.alignment % ALIGNMENT[device] != 0).any()
+        for placed in plan.placements
     ):
         raise InputError(
             f"{name} has offsets that are not multiples of {ALIGNMENT[device]} bytes, "
             "as torch wants them; solve the trace again, without --alignment"
         )
-    requests = [part.requests for part in sections if part.requests is not None]
-    if any((made.size == 0).any() for made in requests):
+    requests = [placed.requests for placed in plan.placements]
+    if any((made.size == 0).any() for made in requests if made is not None):
         raise InputError(
             f"{name} has a request for 0 bytes, which no program makes; "
             "solve the trace again"
@@ -51,7 +53,7 @@ def check_plan(plan: Plan, name: str, device: str) -> None:
 
 def step_marks(plan: Plan) -> tuple[Mark, ...]:
     """What ends a step of the plan's program; nothing where none was marked."""
-    mark = _MARKS.get(plan.program.marks, Mark.NONE)
+    mark = _MARKS.get(plan.provenance.program.marks, Mark.NONE)
     return () if mark is Mark.NONE else (mark,)
 
 
@@ -61,7 +63,7 @@ def check_program(plan: Plan, running: Program, name: str) -> None:
     The same source or the same name will do: scripts get edited, and move. What
     they then ask for is matched request by request.
     """
-    planned = plan.program
+    planned = plan.provenance.program
     same_source = bool(planned.sha256) and planned.sha256 == running.sha256
     if planned.script and not same_source and planned.script != running.script:
         raise InputError(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.plan import Plan, Requests
+from memplan.core.placement import UNPLANNED
+from memplan.core.plan import Plan
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Table
@@ -45,8 +46,8 @@ class ReplayArrays:
             self.starts,
             self.loop_begin,
             self.loop_end,
-            self.elastic,
-            self.sparse.tolist(),
+            np.array(self.elastic, dtype=np.bool_),
+            self.sparse,
             arena_bytes,
             online_bytes,
         )
@@ -61,25 +62,21 @@ def replay_arrays(
     """
     if sparse is None:
         sparse = np.zeros(len(plan.problem), dtype=np.bool_)
-    parts: list[tuple[Requests, Int64Array, BoolArray | None]] = []
-    if plan.warmup is not None and warmup:
-        parts.append((plan.warmup.requests, plan.warmup.offsets, None))
-    loop_begin = sum(len(requests.starts) for requests, _, _ in parts)
-    loop_end = loop_begin
-    if plan.requests is not None:
-        parts.append((plan.requests, plan.offsets, sparse))
-        loop_end += len(plan.requests.starts)
-    parts += [(kind.requests, kind.offsets, None) for kind in plan.kinds]
     none = np.empty(0, dtype=np.int64)
     returns = [none.astype(np.bool_)]
     sizes, offsets, starts = [none], [none], [none]
-    before = 0
-    for requests, places, returned in parts:
-        # UNPLANNED is -1 and finds the entry appended.
-        offsets.append(np.append(places, -1)[requests.buffer])
+    before = loop_begin = loop_end = 0
+    for placed in plan.placements:
+        requests = placed.requests
+        if requests is None or (placed is plan.warmup and not warmup):
+            continue
+        if placed is plan.hot:
+            loop_begin = sum(map(len, starts))
+            loop_end = loop_begin + len(requests.starts)
+        returned = sparse if placed is plan.hot else np.zeros_like(placed.offsets, bool)
         sizes.append(requests.size)
-        chosen = np.zeros(len(places), np.bool_) if returned is None else returned
-        returns.append(np.append(chosen, False)[requests.buffer])
+        offsets.append(requests.each(placed.offsets, UNPLANNED))
+        returns.append(requests.each(returned, False))
         starts.append(np.array(requests.starts, dtype=np.int64) + before)
         before += len(requests)
     steps = range(sum(map(len, starts)))

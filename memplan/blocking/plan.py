@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memplan.blocking.evaluation import Evaluation
+from memplan.blocking.cost.evaluation import Evaluation
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from memplan.blocking.counts import Buffer
-from memplan.blocking.evaluation import Evaluation, Placed, Share
-from memplan.blocking.layer import DIMS, MAX_SIZE, Layer, Tensor
-from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.cost.evaluation import Evaluation, Placed
+from memplan.blocking.cost.pricing import Share
+from memplan.blocking.nest.counts import Buffer
+from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer, Tensor
+from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.errors import FormatError, InputError, UsageError
 from memplan.files import atomic_write, read_bytes, refuse_overwrite

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 
 import click
 
 from memplan.cli import show
 from memplan.cli.group import LazyGroup
-from memplan.errors import EXIT_INTERRUPTED, EnvironmentUnfitError, MemplanError
+from memplan.errors import (
+    EXIT_INTERRUPTED,
+    EnvironmentUnfitError,
+    InputError,
+    MemplanError,
+    ReaderGoneError,
+)
+from memplan.files import open_missing_streams, silence
+from memplan.text import printable
 from memplan.version import __version__
 
 _COMMANDS = {
@@ -40,6 +47,7 @@ def cli(debug: bool) -> None:
 def main() -> None:
     """Run the command line and exit with the code that fits."""
     debug = "--debug" in sys.argv
+    open_missing_streams()
     try:
         # Not cli.main: it would end with 1 when nobody reads what is printed.
         with cli.make_context("memplan", sys.argv[1:]) as context:
@@ -48,7 +56,9 @@ def main() -> None:
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
-        error.show()
+        vars(error)["message"] = printable(error.message)  # it may quote an argument
+        with contextlib.suppress(OSError):
+            error.show()
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
@@ -60,21 +70,28 @@ def main() -> None:
     except OSError as error:
         code = _silenced(EnvironmentUnfitError.exit_code)
         show.note(f"cannot write the output: {error.strerror}; send it elsewhere")
-    except MemplanError as error:
-        if debug:
-            raise
-        click.echo(f"memplan: {error}", err=True)
+    except ReaderGoneError as error:
         code = error.exit_code
     except Exception as error:
         if debug:
             raise
-        click.echo(
-            f"memplan: internal error: {type(error).__name__}: {error}; "
-            "please report it with the traceback that --debug shows",
-            err=True,
-        )
-        code = MemplanError.exit_code
+        code = _told(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _told(error: Exception) -> int:
+    """The exit code of `error`, said in one line."""
+    if isinstance(error, MemplanError):
+        show.note(str(error))
+        return error.exit_code
+    if isinstance(error, MemoryError):
+        show.note("too large for the memory there is; take a smaller file or problem")
+        return InputError.exit_code
+    show.note(
+        f"internal error: {type(error).__name__}: {error}; "
+        "please report it with the traceback that --debug shows"
+    )
+    return MemplanError.exit_code
 
 
 def _flushed(code: int) -> int:
@@ -88,6 +105,5 @@ def _flushed(code: int) -> int:
 
 def _silenced(code: int) -> int:
     """`code`; nothing more is said, not even when Python ends."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    silence(sys.stdout)
     return code

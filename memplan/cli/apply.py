@@ -30,7 +30,7 @@ MOST_REPLANS = 6  # listed one by one
 @click.command("apply", cls=arguments.ProgramCommand)
 @click.option(
     "--report",
-    type=click.Path(path_type=Path),
+    type=arguments.OutputFile(arguments.THE_PROGRAMS),
     help="Write the report as JSON to this file, too; %r in it, and in PLAN, becomes "
     "the rank under torchrun.",
 )
@@ -98,21 +98,23 @@ def command(
 
 def _compare_environment(plan: Plan) -> None:
     """Say what may make the program ask for something else than was recorded."""
-    torch = require_torch("applying a plan")
-    if plan.program.torch and plan.program.torch != str(torch.__version__):
+    planned = plan.provenance.program.torch
+    running = str(require_torch("applying a plan").__version__)
+    if planned and planned != running:
         show.note(
-            f"the plan was recorded with torch {plan.program.torch}, and this is "
-            f"{torch.__version__}: requests that differ will be served outside it"
+            f"the plan was recorded with torch {planned}, and this is {running}: "
+            "requests that differ will be served outside it"
         )
 
 
 def _compare_threads(plan: Plan) -> None:
     """The number of threads decides what operators ask for; the program sets it."""
+    planned = plan.provenance.program.threads
     threads = require_torch("applying a plan").get_num_threads()
-    if plan.program.threads and plan.program.threads != threads:
+    if planned and planned != threads:
         show.note(
-            f"the plan was recorded with {plan.program.threads} threads, and this ran "
-            f"with {threads}: record it with as many, to plan all requests"
+            f"the plan was recorded with {planned} threads, and this ran with "
+            f"{threads}: record it with as many, to plan all requests"
         )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from memplan.errors import UsageError
-from memplan.files import read_bytes
+from memplan.files import STDOUT, read_bytes
 
 if TYPE_CHECKING:
     from memplan.core.plan import Plan
@@ -77,15 +80,19 @@ def target(module: str | None, script: tuple[str, ...]) -> Target:
     return found
 
 
-def read_input(path: Path) -> Trace | Problem:
-    """A trace, or the bare problem in a MiniMalloc CSV file."""
+def read_input(path: Path, *columns: str) -> Trace | Problem:
+    """A trace, or the bare problem in a MiniMalloc CSV file.
+
+    Of a trace only the columns that planning needs, and `columns`.
+    """
     if path.suffix == ".csv":
         from memplan.trace.importers.minimalloc import read_minimalloc
 
         return read_minimalloc(path)
     from memplan.trace.read import read_trace
+    from memplan.trace.streams import NEEDED
 
-    return read_trace(path)
+    return read_trace(path, {*NEEDED, *columns})
 
 
 def is_plan(path: Path) -> bool:
@@ -112,4 +119,34 @@ def read_plan(path: Path) -> Plan:
 
 def existing(name: str, **options: Any) -> Callable[[F], F]:
     """An input file; whether it is there, and what it is, its reader says."""
-    return click.argument(name, type=click.Path(path_type=Path), **options)
+    kind = click.Path(readable=False, path_type=Path)  # click would end with 2
+    return click.argument(name, type=kind, **options)
+
+
+class OutputFile(click.Path):
+    """A file to write; `-` is STDOUT, and then all else goes to standard error.
+
+    Where STDOUT will not do, `refusal` says why. Raises UsageError with that.
+    """
+
+    def __init__(self, refusal: str = "") -> None:
+        super().__init__(readable=False, path_type=Path)
+        self._refusal = refusal
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        if os.fspath(value) not in ("-", str(STDOUT)):
+            return super().convert(value, param, ctx)
+        if self._refusal:
+            raise UsageError(f"{self._refusal}; name a file instead of {value}")
+        if ctx is not None:
+            ctx.with_resource(contextlib.redirect_stdout(sys.stderr))
+        return STDOUT
+
+
+THE_PROGRAMS = "standard output is the program's own"
+BY_SUFFIX = "a file's suffix says what form it gets, and standard output has none"

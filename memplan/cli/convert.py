@@ -9,13 +9,13 @@ import click
 from memplan.cli import arguments, show
 from memplan.core.problem import Problem
 from memplan.errors import UsageError
-from memplan.files import refuse_overwrite
+from memplan.files import STDOUT, refuse_overwrite
 from memplan.trace.exporters.minimalloc import write_minimalloc
 
 
 @click.command("convert")
 @arguments.existing("source", metavar="TRACE|PLAN|CSV")
-@click.argument("output", type=click.Path(path_type=Path))
+@click.argument("output", type=arguments.OutputFile())
 @click.option(
     "--step",
     default="hot",
@@ -27,13 +27,14 @@ from memplan.trace.exporters.minimalloc import write_minimalloc
 def command(source: Path, output: Path, step: str, force: bool) -> None:
     """Write the packing problem of a TRACE to OUTPUT, a MiniMalloc CSV file.
 
+    An OUTPUT of - is standard output.
     Of a PLAN its offsets are written, too. Other solvers read that form, and so does
     memplan.
 
     \b
     Example: memplan convert train.plan.json packing.csv
     """
-    if output.suffix != ".csv":
+    if output != STDOUT and output.suffix != ".csv":
         raise UsageError(f"{output} is not a .csv file; that is what is written")
     refuse_overwrite(output, force)
     if arguments.is_plan(source):

@@ -16,7 +16,7 @@ from memplan.errors import UsageError
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=arguments.OutputFile(arguments.BY_SUFFIX),
     required=True,
     help="The picture: .png, .svg or .pdf.",
 )
@@ -44,7 +44,7 @@ def command(source: Path, output: Path, force: bool) -> None:
     else:
         from memplan.plotting.memory import memory
 
-        trace = arguments.read_input(source)
+        trace = arguments.read_input(source, "time_ns")
         if isinstance(trace, Problem):
             raise UsageError(f"{source} is a bare problem: solve it, and plot its plan")
         figure = memory(trace, source.name)

@@ -6,35 +6,37 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
-from memplan.recording.cuda import CudaRecording, Device, new_recording, path_of
+from memplan.recording.cuda import path_of
+from memplan.recording.options import Device, RecordOptions, Stacks
 from memplan.recording.ranks import written_by_rank
-from memplan.recording.session import Recording
+from memplan.recording.record import Recording
 from memplan.recording.target import run
-from memplan.trace.liveness import StepProblem, step_problem
-from memplan.trace.steps import live_curve, timeline
+from memplan.trace.liveness import StepWorkload, step_problem
+from memplan.trace.recovery import Written
 from memplan.trace.streams import streams_of
-from memplan.trace.trace import Mark, Trace
+from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 
-DEVICES: dict[str, Device] = {"auto": "auto", "cpu": "cpu", "cuda": "cuda"}
+MOST_SEARCHED = 1 << 20  # events among which the hot step is looked for at once
 
 
 @click.command("record", cls=arguments.ProgramCommand)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=arguments.OutputFile(arguments.THE_PROGRAMS),
     help="The trace: .parquet, .json or .json.gz; %r in it becomes the rank under "
     "torchrun.  [default: SCRIPT.PID.parquet]",
 )
 @click.option(
     "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
+    type=click.Choice(get_args(Device)),
     default="auto",
     show_default=True,
     help="Whose memory to record; auto: the GPU's if SCRIPT uses it. "
@@ -57,9 +59,9 @@ DEVICES: dict[str, Device] = {"auto": "auto", "cpu": "cpu", "cuda": "cuda"}
 @arguments.program
 def command(
     output: Path | None,
-    device: str,
+    device: Device,
     steps: int | None,
-    stacks: str,
+    stacks: Stacks,
     force: bool,
     quiet: bool,
     module: str | None,
@@ -77,15 +79,15 @@ def command(
     stem = target.name if target.is_module else Path(target.name).stem
     process = os.getpid()
     path = written_by_rank(output) if output else Path(f"{stem}.{process}.parquet")
-    recording = new_recording(
-        DEVICES[device],
-        path,
+    options = RecordOptions(
+        device=device,
         steps=steps,
-        stacks="python" if stacks == "python" else "none",
+        stacks=stacks,
         force=force,
         program=target.identity(),
         argv=target.command(),
     )
+    recording = Recording(path, options)
     recording.start()
     try:
         code = run(target)
@@ -96,13 +98,13 @@ def command(
     if failure is not None:
         show.note(str(failure))
         sys.exit(code or failure.exit_code)
-    if ours and not quiet and recording.trace is not None:
-        _summarise(recording.path, recording.trace)
+    if ours and not quiet and recording.written is not None:
+        _summarise(recording, recording.written)
         _tell_of_cuda(recording)
     sys.exit(code)
 
 
-def _finish(recording: Recording | CudaRecording) -> MemplanError | None:
+def _finish(recording: Recording) -> MemplanError | None:
     """The program's exit code comes first: a failure of ours is told, not raised."""
     try:
         recording.finish()
@@ -111,38 +113,40 @@ def _finish(recording: Recording | CudaRecording) -> MemplanError | None:
     return None
 
 
-def _summarise(path: Path, trace: Trace) -> None:
+def _summarise(recording: Recording, written: Written) -> None:
     """What the recording found, and what to do next."""
-    line = timeline(trace)
-    _, live = live_curve(line)
+    path, summary = recording.path, written.summary
     rows = [
-        ("events", f"{len(trace):,} ({show.file_size(path)})"),
-        ("steps", f"{line.steps - 1:,}, cut by {_CUTS[line.mark]}"),
-        ("peak live", format_bytes(int(live.max(initial=0)))),
+        ("events", f"{summary.events:,} ({show.file_size(path)})"),
+        ("steps", f"{summary.steps:,}, cut by {_CUTS[summary.mark]}"),
+        ("peak live", format_bytes(summary.peak_live)),
     ]
     after = f"memplan solve {shlex.quote(str(path))}"
-    try:
-        found = step_problem(trace)
-    except NoPlanError as failure:
-        rows.append(("hot step", f"none: {failure}"))
-        after += " --step all"
+    trace = recording.trace if summary.events <= MOST_SEARCHED else None
+    if trace is None:
+        rows.append(("hot step", "not looked for among so many events; solving does"))
     else:
-        rows += [
-            ("hot step", _hot(found)),
-            ("persistent", format_bytes(found.persistent_bytes)),
-        ]
-    if trace.info.dropped_events:
-        rows.append(("dropped", f"{trace.info.dropped_events:,} events"))
-    if trace.info.device != "cpu":
-        rows.insert(0, ("device", trace.info.device))
+        try:
+            found = step_problem(trace)
+        except NoPlanError as failure:
+            rows.append(("hot step", f"none: {failure}"))
+            after += " --step all"
+        else:
+            rows += [
+                ("hot step", _hot(found)),
+                ("persistent", format_bytes(found.persistent_bytes)),
+            ]
+    if written.info.dropped_events:
+        rows.append(("dropped", f"{written.info.dropped_events:,} events"))
+    if written.info.device != "cpu":
+        rows.insert(0, ("device", written.info.device))
     show.facts(f"memplan: recorded {path}", rows, err=True)
     show.facts(f"  next: {after}", (), err=True)
 
 
-def _tell_of_cuda(recording: Recording | CudaRecording) -> None:
+def _tell_of_cuda(recording: Recording) -> None:
     """What a recording of CUDA memory has beside its first device's trace."""
-    traces: dict[int, Trace] = getattr(recording, "traces", {})
-    for i, (device, trace) in enumerate(traces.items()):
+    for i, (device, trace) in enumerate(recording.traces.items()):
         if i:
             path = path_of(recording.path, device)
             show.note(f"device {device} is in {path}: {len(trace):,} events")
@@ -166,7 +170,7 @@ _CUTS = {
 }
 
 
-def _hot(found: StepProblem) -> str:
+def _hot(found: StepWorkload) -> str:
     buffers = f"{len(found.problem) // found.unrolled:,} transient buffers"
     if found.hot is None:
         return f"the whole run: {buffers}"

@@ -9,8 +9,8 @@ import click
 from memplan.cli import arguments, show
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
-from memplan.trace.journal import recover_journal
-from memplan.trace.write import check_suffix, write_trace
+from memplan.trace.recovery import recover_journal
+from memplan.trace.write import check_suffix
 from memplan.units import format_bytes
 
 
@@ -19,7 +19,7 @@ from memplan.units import format_bytes
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=arguments.OutputFile(arguments.BY_SUFFIX),
     help="The trace.  [default: the journal's name without .journal]",
 )
 @click.option("--force", is_flag=True, help="Replace the trace if it exists.")
@@ -37,12 +37,9 @@ def command(journal: Path, output: Path | None, force: bool) -> None:
     path = output or journal.with_suffix("")
     check_suffix(path)
     refuse_overwrite(path, force)
-    found = recover_journal(journal)
-    write_trace(found.trace, path)
-    lost = format_bytes(found.bytes_lost)
-    complete = found.trace.info.complete
-    state = "complete" if complete else "incomplete: it was cut off"
-    rows = [("events", f"{len(found.trace):,}"), ("state", state)]
+    found = recover_journal(journal, path)
+    state = "complete" if found.info.complete else "incomplete: it was cut off"
+    rows = [("events", f"{found.summary.events:,}"), ("state", state)]
     if found.bytes_lost:
-        rows.append(("lost", f"{lost}: {found.reason}"))
+        rows.append(("lost", f"{format_bytes(found.bytes_lost)}: {found.reason}"))
     show.facts(f"memplan: recovered {path}", rows, err=True)

@@ -1,4 +1,8 @@
-"""How commands talk to people: on standard error, aligned, never truncated."""
+"""How commands talk to people: aligned, never truncated, nothing but text.
+
+What a file or its name holds cannot write over a terminal: no control character and
+no markup gets through.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,22 @@ from typing import Literal
 
 import click
 
+from memplan.text import printable
+
+
+def line(text: str, err: bool = False) -> None:
+    """One line."""
+    with _unheard(err):
+        click.echo(printable(text), err=err)
+
 
 def facts(title: str, rows: Iterable[tuple[str, str]], err: bool = False) -> None:
     """A title line, and below it names and values in two columns."""
     listed = list(rows)
     width = max((len(name) for name, _ in listed), default=0)
-    lines = [f"  {name:<{width}}  {value}" for name, value in listed]
+    lines = [title, *(f"  {name:<{width}}  {value}" for name, value in listed)]
     with _unheard(err):
-        click.echo("\n".join([title, *lines]), err=err)
+        click.echo("\n".join(map(printable, lines)), err=err)
 
 
 def table(
@@ -37,10 +49,16 @@ def table(
         justify: Literal["left", "right"] = "right" if i else "left"
         drawn.add_column(column, justify=justify, no_wrap=i > 0, overflow="fold")
     for row in rows:
-        drawn.add_row(*row)
-    width = None if stream.isatty() else 120
+        drawn.add_row(*map(printable, row))
+    console = Console(
+        file=stream,
+        width=None if stream.isatty() else 120,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
     with _unheard(err):
-        Console(file=stream, width=width, highlight=False, markup=False).print(drawn)
+        console.print(drawn)
 
 
 def as_json(entries: dict[str, object]) -> None:
@@ -50,11 +68,10 @@ def as_json(entries: dict[str, object]) -> None:
 
 def note(text: str) -> None:
     """One line to the person, beside the program's own output."""
-    with _unheard():
-        click.echo(f"memplan: {text}", err=True)
+    line(f"memplan: {text}", err=True)
 
 
-def _unheard(err: bool = True) -> contextlib.AbstractContextManager[None]:
+def _unheard(err: bool) -> contextlib.AbstractContextManager[None]:
     """Nobody may be listening on standard error; the work is done all the same."""
     return contextlib.suppress(OSError) if err else contextlib.nullcontext()
 

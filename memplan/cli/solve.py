@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 import time
 from dataclasses import replace
@@ -17,7 +18,7 @@ from memplan.core.planfile import write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
-from memplan.files import read_bytes, refuse_overwrite
+from memplan.files import STDOUT, read_bytes, refuse_overwrite
 from memplan.solving.exact_ladder import RULES
 from memplan.solving.methods import METHODS
 from memplan.solving.options import MAX_SEED, MIP_SOLVERS, Options
@@ -90,8 +91,8 @@ MAX_ALIGNMENT = 1 << 40  # bytes
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
-    help="The plan.  [default: TRACE.plan.json]",
+    type=arguments.OutputFile(),
+    help="The plan; - is standard output.  [default: TRACE.plan.json]",
 )
 @click.option("--force", is_flag=True, help="Replace the plan if it exists.")
 @click.option("--json", "json_", is_flag=True, help="Print the result as JSON.")
@@ -135,7 +136,8 @@ def command(
     refuse_overwrite(path, force)
     given = arguments.read_input(trace)
     digest = hashlib.sha256(read_bytes(trace)).hexdigest()
-    source = Source(trace.name, digest, step)
+    name = os.fsencode(trace.name).decode("utf-8", "backslashreplace")
+    source = Source(name, digest, step)
     start = time.perf_counter()
     try:
         plan = _solve(given, method, options, step, alignment, source)
@@ -149,7 +151,8 @@ def command(
         show.as_json(_entries(plan, path))
     else:
         show.facts(f"memplan: planned {path}", _rows(plan))
-        click.echo(f"  next: memplan {_next(given, path)}")
+        if path != STDOUT:
+            show.line(f"  next: memplan {_next(given, path)}")
 
 
 def _solve(
@@ -173,8 +176,8 @@ def _solve(
     violations = verify(plan)
     if violations:  # a bug of ours: never let it out of the door
         raise MemplanError(f"the plan found does not verify: {violations[0].message}")
-    if plan.note:
-        show.note(f"{method}: {plan.note}")
+    if plan.provenance.note:
+        show.note(f"{method}: {plan.provenance.note}")
     return plan
 
 
@@ -189,14 +192,14 @@ def _entries(plan: Plan, path: Path) -> dict[str, object]:
     return {
         "schema": "memplan.solve-result",
         "version": 1,
-        "method": plan.method,
+        "method": plan.provenance.method,
         "buffers": len(plan.problem),
         "lower_bound": plan.lower_bound,
         "peak": plan.peak,
         "gap": plan.gap,
         "status": plan.status,
-        "seconds": plan.seconds,
-        "seed": plan.seed,
+        "seconds": plan.provenance.seconds,
+        "seed": plan.provenance.seed,
         "elastic": plan.elastic,
         "kinds": len(plan.kinds),
         "arena_bytes": plan.arena_bytes,
@@ -224,7 +227,10 @@ def _no_plan_entries(
 def _rows(plan: Plan) -> list[tuple[str, str]]:
     proof = ", proved optimal" if plan.proved_optimal else ""
     rows = [
-        ("method", f"{plan.method}, {format_seconds(plan.seconds)}"),
+        (
+            "method",
+            f"{plan.provenance.method}, {format_seconds(plan.provenance.seconds)}",
+        ),
         ("buffers", f"{len(plan.problem):,}"),
         ("peak", format_bytes(plan.peak)),
         ("lower bound", format_bytes(plan.lower_bound)),
@@ -238,7 +244,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
         rows.append(
             ("other steps", f"{steps:,} of {len(plan.kinds):,} kinds, arena {arena}")
         )
-    if plan.warmup is not None and plan.requests is not None:
+    if plan.warmup is not None and plan.hot.requests is not None:
         rows.append(
             ("warm-up", f"{len(plan.warmup.problem):,} buffers in the same arena")
         )

@@ -53,13 +53,13 @@ def command(plan: Path, trace: Path | None, json_: bool) -> None:
         )
         sys.exit(CheckFailed.exit_code if violations else 0)
     for violation in violations[:_SHOWN]:
-        click.echo(f"{plan}: {violation.failure.value}: {violation.message}")
+        show.line(f"{plan}: {violation.failure.value}: {violation.message}")
     if len(violations) > _SHOWN:
-        click.echo(f"{plan}: and {len(violations) - _SHOWN:,} more")
+        show.line(f"{plan}: and {len(violations) - _SHOWN:,} more")
     if violations:
         raise CheckFailed(f"{plan} is not safe to apply; solve the trace again")
     buffers = f"{len(found.problem):,} buffers"
-    click.echo(f"{plan}: valid: {buffers} in {format_bytes(found.peak)}, none overlap")
+    show.line(f"{plan}: valid: {buffers} in {format_bytes(found.peak)}, none overlap")
 
 
 def _against(plan: Plan, path: Path) -> list[Violation]:
@@ -71,7 +71,7 @@ def _against(plan: Plan, path: Path) -> list[Violation]:
             problem = source
         else:
             unit = units.pop() if len(units) == 1 else None
-            problem = step_problem(source, plan.source.step, unit).problem
+            problem = step_problem(source, plan.provenance.source.step, unit).problem
     except NoPlanError as error:
         text = f"{path} has no step to compare with: {error}"
         return [Violation(Failure.FINGERPRINT, (), text)]

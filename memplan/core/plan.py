@@ -1,14 +1,14 @@
-"""A Plan: an offset for every buffer, how good it is, and how to replay it."""
+"""A Plan: placements, how good they are, and where they come from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
+from memplan.core.placement import Placement, StepKind, Warmup
 from memplan.core.problem import Problem
-
-UNPLANNED = -1  # in `Requests.buffer`: the default allocator serves this request
 
 
 @dataclass(frozen=True)
@@ -35,56 +35,6 @@ class RunStats:
     step_seconds: float = 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class Requests:
-    """Every request of some successive steps, in the order they are made.
-
-    starts: index of each step's first request, ascending, the first 0.
-    size: exact bytes asked for, int64, shape (m,).
-    buffer: index into the problem's buffers, or UNPLANNED, int64, shape (m,).
-    """
-
-    starts: tuple[int, ...]
-    size: Int64Array
-    buffer: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.size)
-
-
-@dataclass(frozen=True, eq=False)
-class Warmup:
-    """The steps before the hot ones, placed so that the hot plan can take over.
-
-    Its clock is linear, from the start of the recording; `problem.length` is None
-    and `ticks` is where the first hot step begins.
-    """
-
-    problem: Problem
-    offsets: Int64Array
-    requests: Requests
-    ticks: int
-
-
-@dataclass(frozen=True, eq=False)
-class Kind:
-    """A step of another kind than the hot ones: a short last batch, an evaluation.
-
-    Its clock is linear and begins with the step; buffers may outlive the step by one.
-    seen: how many steps of the recording were of this kind.
-    """
-
-    problem: Problem
-    offsets: Int64Array
-    requests: Requests
-    seen: int = 1
-
-    @property
-    def peak(self) -> int:
-        """The highest top of its buffers, in bytes."""
-        return self.problem.peak(self.offsets)
-
-
 @dataclass(frozen=True)
 class Source:
     """Where the problem came from: file name, SHA-256 (hex), the step asked for."""
@@ -105,78 +55,101 @@ class Stated:
     fingerprint: str
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """Offsets in bytes for every buffer of `problem`, int64, shape (n,).
+@dataclass(frozen=True)
+class Provenance:
+    """Where a plan comes from: how it was solved, and what was recorded.
 
-    lower_bound: bytes no plan can do with less than.
-    proved_optimal: the peak is known to be least, by the bound or by a search.
     seconds: how long solving took; not written to the file, whose bytes repeat.
-    stated: what the file says of itself, where the plan was read from one.
     note: how it was found, for people; not written to the file.
-    kinds: steps that may stand in place of a hot one, in the same arena.
-    elastic: requests of the hot steps are told by their place in the step, and may be
-        for fewer bytes than planned.
     """
 
-    problem: Problem
-    offsets: Int64Array
     method: str
-    lower_bound: int
-    proved_optimal: bool = False
     seed: int = 0
     seconds: float = 0.0
+    note: str = ""
     device: str = "cpu"
     source: Source = field(default_factory=Source)
     program: Program = field(default_factory=Program)
     recorded: RunStats = field(default_factory=RunStats)
-    requests: Requests | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The placement of the hot steps, and all that goes with it.
+
+    lower_bound: bytes no plan for the hot steps can do with less than.
+    proved_optimal: their peak is known to be least, by the bound or by a search.
+    warmup: the steps before them, in the same arena.
+    kinds: steps that may stand in place of a hot one, in the same arena.
+    elastic: requests of the hot steps are told by their place in the step, and may be
+        for fewer bytes than planned.
+    stated: what the file says of itself, where the plan was read from one.
+    """
+
+    hot: Placement
+    provenance: Provenance
+    lower_bound: int
+    proved_optimal: bool = False
     warmup: Warmup | None = None
-    stated: Stated | None = None
-    note: str = ""
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[StepKind, ...] = ()
     elastic: bool = False
+    stated: Stated | None = None
 
     @classmethod
     def of(
         cls,
         problem: Problem,
         offsets: Int64Array,
-        method: str,
+        made: Provenance | str,
         *,
         proved_optimal: bool = False,
-        seed: int = 0,
-        seconds: float = 0.0,
         bound: int = 0,
-        note: str = "",
     ) -> Plan:
-        """A Plan with its lower bound: the problem's own, or `bound` if higher."""
+        """A Plan with its lower bound: the problem's own, or `bound` if higher.
+
+        made: where it comes from, or only the method's name.
+        """
+        hot = Placement(problem, offsets)
         low = max(bound, lower_bound(problem))
-        plan = cls(problem, offsets, method, low, proved_optimal, seed, seconds)
-        proved = proved_optimal or plan.peak == low
-        return replace(plan, proved_optimal=proved, note=note)
+        proved = proved_optimal or hot.peak == low
+        provenance = Provenance(made) if isinstance(made, str) else made
+        return cls(hot, provenance, low, proved)
+
+    def coming_from(self, **changes: Any) -> Plan:
+        """The same plan, where `changes` say fields of its provenance anew."""
+        return replace(self, provenance=replace(self.provenance, **changes))
+
+    @property
+    def problem(self) -> Problem:
+        """The buffers of the hot steps."""
+        return self.hot.problem
+
+    @property
+    def offsets(self) -> Int64Array:
+        """Where the buffers of the hot steps lie: bytes, shape (n,)."""
+        return self.hot.offsets
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """All of them, in the order: warm-up, hot steps, other kinds."""
+        before = () if self.warmup is None else (self.warmup,)
+        return *before, self.hot, *self.kinds
 
     @property
     def peak(self) -> int:
-        """Bytes of the arena: the highest top, rounded up to the granularity."""
-        if not len(self.problem):
-            return 0
-        unit = self.problem.granularity
-        return -(-int((self.offsets + self.problem.size).max()) // unit) * unit
+        """Bytes of the hot steps' arena: the highest top, rounded up."""
+        return self.hot.peak
 
     @property
     def arena_bytes(self) -> int:
         """Bytes of the arena: the peak of the hot steps and of all other kinds."""
-        return max([self.peak, *(kind.peak for kind in self.kinds)])
+        return max(placed.peak for placed in (self.hot, *self.kinds))
 
     @property
     def gap(self) -> float:
         """(peak - lower bound) / lower bound; 0.0 for an optimal plan."""
-        return (
-            (self.peak - self.lower_bound) / self.lower_bound
-            if self.lower_bound
-            else 0.0
-        )
+        low = self.lower_bound
+        return (self.peak - low) / low if low else 0.0
 
     @property
     def status(self) -> str:

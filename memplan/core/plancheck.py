@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.arrays import Int64Array
-from memplan.core.plan import UNPLANNED, Kind, Plan, Requests, Warmup
+from memplan.core.placement import Placement, Requests, StepKind, Warmup
+from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.errors import FormatError
 from memplan.formats.strictjson import is_text, shown
@@ -18,26 +18,21 @@ def check_structure(plan: Plan, path: object, remedy: str = "") -> None:
     Offsets and labels must belong to the buffers, requests must serve each buffer
     once and in the order of the clock, and a warm-up must lie before the hot steps.
     """
-    problem = _misfit(plan.problem, plan.offsets, plan.requests)
+    problem = _misfit(plan.hot)
     if not problem and plan.warmup is not None:
         before = plan.warmup
-        problem = _misfit(before.problem, before.offsets, before.requests)
+        problem = _misfit(before)
         problem = f"warm-up: {problem}" if problem else _warmup_misfit(plan, before)
     for number, kind in enumerate(plan.kinds):
         problem = problem or _kind_misfit(kind, number)
-    if not problem and plan.elastic and plan.requests is None:
+    if not problem and plan.elastic and plan.hot.requests is None:
         problem = "an elastic plan must list its requests"
     if problem:
         raise FormatError(path, problem, remedy)
 
 
-def request_of_buffer(requests: Requests) -> Int64Array:
-    """The request that each buffer serves, shape (n,), where each serves one."""
-    planned = np.flatnonzero(requests.buffer != UNPLANNED)
-    return planned[np.argsort(requests.buffer[planned], kind="stable")]
-
-
-def _misfit(problem: Problem, offsets: Int64Array, requests: Requests | None) -> str:
+def _misfit(placed: Placement) -> str:
+    problem, offsets = placed.problem, placed.offsets
     if len(offsets) != len(problem):
         return f"{len(offsets)} offsets for {len(problem)} buffers"
     outside = (offsets < 0) | (offsets > MAX_TOTAL_BYTES - problem.size)
@@ -45,8 +40,8 @@ def _misfit(problem: Problem, offsets: Int64Array, requests: Requests | None) ->
         i = int(np.argmax(outside))
         name, offset = problem.label(i), int(offsets[i])
         return f"buffer {name}: offset {offset} does not lie between 0 and 2^62 bytes"
-    if requests is not None:
-        return _requests_misfit(problem, requests)
+    if placed.requests is not None:
+        return _requests_misfit(problem, placed.requests)
     return "" if problem.labels is None else _labels_misfit(problem.labels)
 
 
@@ -81,7 +76,7 @@ def _requests_misfit(problem: Problem, requests: Requests) -> str:
 
 
 def _service_misfit(problem: Problem, requests: Requests) -> str:
-    planned = np.flatnonzero(requests.buffer != UNPLANNED)
+    planned = np.flatnonzero(requests.planned)
     served, sizes = requests.buffer[planned], requests.size[planned]
     if not np.array_equal(np.sort(served), np.arange(len(problem))):
         return f"the {len(problem)} buffers do not serve one request each"
@@ -97,8 +92,8 @@ def _service_misfit(problem: Problem, requests: Requests) -> str:
     return ""
 
 
-def _kind_misfit(kind: Kind, number: int) -> str:
-    problem = _misfit(kind.problem, kind.offsets, kind.requests)
+def _kind_misfit(kind: StepKind, number: int) -> str:
+    problem = _misfit(kind)
     if not problem and kind.problem.length is not None:
         problem = "its clock must be linear, and has a length"
     if not problem and kind.requests.starts != (0,):

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from memplan.arrays import Int64Array
-from memplan.core.plan import UNPLANNED, Plan, Requests
-from memplan.core.plancheck import check_structure, request_of_buffer
+from memplan.core.placement import Placement
+from memplan.core.plan import Plan
+from memplan.core.plancheck import check_structure
 from memplan.core.planread import (
     MAX_PLAN_BYTES,
     SCHEMA,
@@ -35,7 +35,7 @@ from memplan.core.planread import (
     read_header,
     read_plan,
 )
-from memplan.core.problem import FREE, Problem
+from memplan.core.problem import FREE
 from memplan.errors import InputError
 from memplan.files import refuse_overwrite, write_bytes
 from memplan.formats.strictjson import Refused, Table
@@ -70,22 +70,17 @@ def dump_plan(plan: Plan) -> bytes:
     check_structure(plan, "plan")
     warmup = "null"
     if plan.warmup is not None:
-        before = plan.warmup
-        section = _section(before.problem, before.offsets, before.requests)
-        warmup = _object(section | {"ticks": str(before.ticks)})
+        ticks = {"ticks": str(plan.warmup.ticks)}
+        warmup = _object(_placement(plan.warmup) | ticks)
     fields = {name: _encode(value) for name, value in header.items()}
     if plan.elastic:
         fields["elastic"] = "true"
     if plan.kinds:
         kinds = [
-            _object(
-                _section(kind.problem, kind.offsets, kind.requests)
-                | {"seen": str(kind.seen)}
-            )
-            for kind in plan.kinds
+            _object(_placement(kind) | {"seen": str(kind.seen)}) for kind in plan.kinds
         ]
         fields["kinds"] = "[\n" + ",\n".join(kinds) + "\n]"
-    fields |= _section(plan.problem, plan.offsets, plan.requests) | {"warmup": warmup}
+    fields |= _placement(plan.hot) | {"warmup": warmup}
     digest = hashlib.sha256(_file(fields)).hexdigest()
     data = _file(fields | {"checksum": _encode(digest)})
     if len(data) > MAX_PLAN_BYTES:
@@ -97,15 +92,16 @@ def dump_plan(plan: Plan) -> bytes:
 
 
 def _header(plan: Plan) -> dict[str, object]:
-    source, program, run = plan.source, plan.program, plan.recorded
+    made = plan.provenance
+    source, program, run = made.source, made.program, made.recorded
     return {
         "bounds": {
             "lower_bound": int(plan.lower_bound),
             "proved_optimal": bool(plan.proved_optimal),
         },
-        "device": {"type": plan.device},
+        "device": {"type": made.device},
         "length": plan.problem.length,
-        "method": plan.method,
+        "method": made.method,
         "peak": plan.peak,
         "producer": f"memplan {__version__}",
         "program": {
@@ -121,7 +117,7 @@ def _header(plan: Plan) -> dict[str, object]:
             "step_nanoseconds": _rounded(run.step_seconds * 1e9),
         },
         "schema": SCHEMA,
-        "seed": plan.seed,
+        "seed": made.seed,
         "trace": {
             "buffers": len(plan.problem),
             "fingerprint": plan.problem.fingerprint(),
@@ -137,13 +133,12 @@ def _rounded(value: float) -> int | Refused:
     return round(value) if math.isfinite(value) else Refused(str(value))
 
 
-def _section(
-    problem: Problem, offsets: Int64Array, requests: Requests | None
-) -> dict[str, str]:
-    """The fields that the hot steps and the warm-up have in common, as JSON."""
+def _placement(placed: Placement) -> dict[str, str]:
+    """The fields that all placements have in common, as JSON."""
+    problem, requests = placed.problem, placed.requests
     buffers: dict[str, Iterable[object]] = {
         "lower": problem.lower.tolist(),
-        "offset": offsets.tolist(),
+        "offset": placed.offsets.tolist(),
         "size": problem.size.tolist(),
         "upper": problem.upper.tolist(),
     }
@@ -157,8 +152,8 @@ def _section(
         buffers["gaps"] = [list(map(list, gaps)) for gaps in rows_of_gaps]
     unplanned: dict[str, Iterable[object]] = {"id": [], "size": []}
     if requests is not None:
-        buffers["id"] = request_of_buffer(requests).tolist()
-        rows = np.flatnonzero(requests.buffer == UNPLANNED)
+        buffers["id"] = requests.by_buffer().tolist()
+        rows = np.flatnonzero(~requests.planned)
         unplanned = {"id": rows.tolist(), "size": requests.size[rows].tolist()}
     elif problem.labels is not None:
         buffers["id"] = map(_encode, problem.labels)

@@ -12,18 +12,16 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.core.gaps import Gaps
+from memplan.core.placement import Placement, Requests, StepKind, Warmup
 from memplan.core.plan import (
-    UNPLANNED,
-    Kind,
     Plan,
     Program,
-    Requests,
+    Provenance,
     RunStats,
     Source,
     Stated,
-    Warmup,
 )
-from memplan.core.plancheck import check_structure, request_of_buffer
+from memplan.core.plancheck import check_structure
 from memplan.core.problem import FREE, Problem
 from memplan.errors import FormatError, InputError
 from memplan.files import read_bytes
@@ -43,17 +41,17 @@ _HEADER = {
     ),
     "trace": frozenset({"buffers", "fingerprint", "name", "sha256", "step"}),
 }
-_SECTION = frozenset({"alignment", "buffers", "starts", "unplanned"})
+_PLACEMENT = frozenset({"alignment", "buffers", "starts", "unplanned"})
 _KEYS = (
     frozenset(_HEADER)
     | frozenset({"checksum", "length", "method", "peak", "producer", "schema"})
     | frozenset({"seed", "version", "warmup"})
-    | _SECTION
+    | _PLACEMENT
 )
 # Left out where there is nothing to say.
 _EXTRA = frozenset({"elastic", "kinds"})
 _ROW = frozenset({"id", "lower", "offset", "size", "upper"})
-_OPTIONAL = frozenset({"fixed", "gaps"})  # in all rows of a section, or in none
+_OPTIONAL = frozenset({"fixed", "gaps"})  # in all rows of a placement, or in none
 _UNPLANNED_ROW = frozenset({"id", "size"})
 _CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
 _MAGIC = {
@@ -87,17 +85,15 @@ def load_plan(data: bytes, name: str = "plan") -> Plan:
     keys = _KEYS | _EXTRA.intersection(value if isinstance(value, dict) else ())
     table = Table.of(value, name, keys, remedy=_REMEDY)
     _check_sum(table, data)
-    problem, offsets, requests = _section(table, _length(table))
+    hot = _placement(table, _length(table))
     header = read_header(table)
     stated = table.table("trace", _HEADER["trace"]).integer("buffers")
-    if stated != len(problem):
+    if stated != len(hot.problem):
         raise table.error(
-            "trace.buffers", f"is {stated}, and {len(problem)} are listed"
+            "trace.buffers", f"is {stated}, and {len(hot.problem)} are listed"
         )
     plan = Plan(
-        problem,
-        offsets,
-        requests=requests,
+        hot,
         warmup=_warmup(table),
         kinds=_kinds(table),
         elastic="elastic" in table.fields and table.flag("elastic"),
@@ -114,23 +110,25 @@ def read_header(table: Table) -> dict[str, Any]:
     )
     table.text("producer")
     return {
-        "method": table.text("method"),
         "lower_bound": bounds.integer("lower_bound"),
         "proved_optimal": bounds.flag("proved_optimal"),
-        "seed": table.integer("seed"),
-        "device": device.text("type"),
-        "source": Source(trace.text("name"), trace.text("sha256"), trace.text("step")),
-        "program": Program(
-            program.text("script"),
-            program.text("sha256"),
-            program.text("torch"),
-            program.integer("threads"),
-            program.text("marks"),
-        ),
-        "recorded": RunStats(
-            run.integer("peak_rss_bytes"),
-            run.integer("milli_faults_per_step") / 1e3,
-            run.integer("step_nanoseconds") / 1e9,
+        "provenance": Provenance(
+            table.text("method"),
+            table.integer("seed"),
+            device=device.text("type"),
+            source=Source(trace.text("name"), trace.text("sha256"), trace.text("step")),
+            program=Program(
+                program.text("script"),
+                program.text("sha256"),
+                program.text("torch"),
+                program.integer("threads"),
+                program.text("marks"),
+            ),
+            recorded=RunStats(
+                run.integer("peak_rss_bytes"),
+                run.integer("milli_faults_per_step") / 1e3,
+                run.integer("step_nanoseconds") / 1e9,
+            ),
         ),
         "stated": Stated(table.integer("peak"), trace.text("fingerprint")),
     }
@@ -174,29 +172,29 @@ def _length(table: Table) -> int | None:
 def _warmup(table: Table) -> Warmup | None:
     if table.fields["warmup"] is None:
         return None
-    inner = table.table("warmup", _SECTION | {"ticks"})
-    problem, offsets, requests = _section(inner, None)
-    if requests is None:
-        raise inner.error("starts", "is null, and must be a list")
-    return Warmup(problem, offsets, requests, inner.integer("ticks"))
+    inner = table.table("warmup", _PLACEMENT | {"ticks"})
+    return Warmup(*_replayable(inner), inner.integer("ticks"))
 
 
-def _kinds(table: Table) -> tuple[Kind, ...]:
+def _kinds(table: Table) -> tuple[StepKind, ...]:
     kinds = []
     for i, value in enumerate(table.rows("kinds") if "kinds" in table.fields else ()):
-        keys = _SECTION | {"seen"}
+        keys = _PLACEMENT | {"seen"}
         inner = Table.of(value, table.path, keys, f"kinds[{i}]", _REMEDY)
-        problem, offsets, requests = _section(inner, None)
-        if requests is None:
-            raise inner.error("starts", "is null, and must be a list")
-        kinds.append(Kind(problem, offsets, requests, inner.integer("seen", 1)))
+        kinds.append(StepKind(*_replayable(inner), inner.integer("seen", 1)))
     return tuple(kinds)
 
 
-def _section(
-    table: Table, length: int | None
-) -> tuple[Problem, Int64Array, Requests | None]:
-    """The buffers of a section, their offsets, and the requests of a recorded one."""
+def _replayable(table: Table) -> tuple[Problem, Int64Array, Requests]:
+    """The fields of a placement on a linear clock that must have requests."""
+    placed = _placement(table, None)
+    if placed.requests is None:
+        raise table.error("starts", "is null, and must be a list")
+    return placed.problem, placed.offsets, placed.requests
+
+
+def _placement(table: Table, length: int | None) -> Placement:
+    """The buffers, their offsets, and the requests where a program was recorded."""
     rows = table.rows("buffers")
     uniform = table.fields["alignment"] is not None
     first = rows[0] if rows and isinstance(rows[0], dict) else {}
@@ -220,7 +218,7 @@ def _section(
     requests = labels = None
     if table.fields["starts"] is not None:
         requests = _requests(table, ids, arrays["size"])
-        names = request_of_buffer(requests)
+        names = requests.by_buffer()
         labels = None if _counts(names) else [str(i) for i in names.tolist()]
     elif table.rows("unplanned"):
         raise table.error("unplanned", "holds requests, but starts is null")
@@ -230,7 +228,7 @@ def _section(
         problem = Problem.of(**arrays, length=length, labels=labels, gaps=gaps)
     except InputError as error:
         raise table.error("buffers", f"do not make a problem: {error}") from None
-    return problem, offsets, requests
+    return Placement(problem, offsets, requests)
 
 
 def _gaps(table: Table, rows: list[object], ids: list[object]) -> Gaps | None:
@@ -265,13 +263,11 @@ def _requests(table: Table, ids: list[object], sizes: Int64Array) -> Requests:
     if (times > 1).any():
         twice = int(np.argmax(times > 1))
         raise table.error("buffers", f"and unplanned list request {twice} twice")
-    buffer = np.full(total, UNPLANNED)
-    buffer[served] = np.arange(len(ids))
     size = np.empty(total, dtype=np.int64)
     size[served] = sizes
     size[rest] = table.integers(extra["size"], _place("unplanned", "size", extra["id"]))
     starts = table.integers(table.rows("starts"), "starts[{}]".format)
-    return Requests(tuple(starts.tolist()), size, buffer)
+    return Requests.serving(tuple(starts.tolist()), size, served)
 
 
 def _labels(table: Table, ids: list[object]) -> list[str] | None:

@@ -126,8 +126,12 @@ class Problem:
         return self.lower > self.upper
 
     def peak(self, offsets: Int64Array) -> int:
-        """Bytes that the buffers take up at these offsets, which are shape (n,)."""
-        return int((offsets + self.padded).max(initial=0))
+        """The highest top at these offsets, shape (n,); rounded up to the granularity.
+
+        In bytes, as the bounds are.
+        """
+        top, unit = int((offsets + self.size).max(initial=0)), self.granularity
+        return -(-top // unit) * unit
 
     def take(self, members: Int64Array) -> Problem:
         """Only the buffers `members`, ascending, without labels, on the same clock."""

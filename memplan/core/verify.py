@@ -17,7 +17,8 @@ import numpy as np
 from memplan.arrays import Int64Array
 from memplan.core.gaps import join
 from memplan.core.pieces import pieces
-from memplan.core.plan import Plan, Stated, Warmup
+from memplan.core.placement import Warmup
+from memplan.core.plan import Plan, Stated
 from memplan.core.problem import Problem
 
 

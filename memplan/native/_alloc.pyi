@@ -25,8 +25,8 @@ def table(
     starts: npt.NDArray[np.int64],
     loop_begin: int,
     loop_end: int,
-    elastic: list[bool],
-    sparse: list[bool],
+    elastic: npt.NDArray[np.bool_],
+    sparse: npt.NDArray[np.bool_],
     arena_bytes: int,
     online_bytes: int,
 ) -> Table: ...

@@ -108,7 +108,7 @@ def optimum(
     seconds: float,
     threads: int,
 ) -> Optimum:
-    """The loop nest of least energy; see native/blocking/optimum_problem.h.
+    """The loop nest of least energy; see native/nest/optimum_problem.h.
 
     extent and base: of X Y C K B; memories: of input, kernel and output, each (knots,
     largest, pool, levels, main_pj). Ctrl-C raises KeyboardInterrupt.

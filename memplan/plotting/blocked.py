@@ -58,7 +58,8 @@ def blocked(
             draw_nest(beside, nest, level_colours(levels_of(layers)))
         if len(drawn) < len(layers):
             facts = [*facts, f"drawn: the {len(drawn)} that take most"]
-        style.set_title(figure, left, style.shortened(title), "  ·  ".join(facts))
+        line = "  ·  ".join(map(style.shortened, facts))
+        style.set_title(figure, left, title, line)
         if curve:
             _add_curve(figure, left, high, curve, layers[0].mac_pj)
         style.set_legend(figure, left, handles)

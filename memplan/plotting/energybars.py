@@ -101,7 +101,8 @@ def draw_energy(axes: Axes, layers: Sequence[EnergyBars]) -> list[Patch | Line2D
     if tensors:
         _name_bars(axes, names, len(shown))
     handles: list[Patch | Line2D] = [
-        Patch(facecolor=colour, label=level) for level, colour in colours.items()
+        Patch(facecolor=colour, label=style.shortened(level, _NAME))
+        for level, colour in colours.items()
     ]
     patch = Patch(facecolor=style.WRAPPED, edgecolor="white", hatch=_HATCH)
     patch.set_label("compulsory: each element once")
@@ -124,7 +125,7 @@ def _draw_bar(
         height = levels.get(level, 0.0) * scale
         if height:
             bar = axes.bar(x, height, width, bottom, color=colour, zorder=2)
-            bar.patches[0].set_gid(f"level {level}")
+            bar.patches[0].set_gid(f"level {style.shortened(level)}")
         bottom += height
 
 

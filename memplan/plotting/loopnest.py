@@ -55,14 +55,14 @@ def draw_nest(axes: Axes, nest: LoopNest, colours: Mapping[str, str]) -> None:
             shade = Rectangle((0, place), 1, 1, color=style.PAPER, lw=0, zorder=0)
             axes.add_patch(shade)
         depth = (rows - 1 - place) * min(_INDENT, _DEEPEST / max(rows, 1))
-        trips = -(-outer // inner)
+        trips, row = -(-outer // inner), place + 0.5
         step = f" by {inner}" if inner > 1 else ""
-        _write(axes, 0.006 + depth, place + 0.5, f"{dim} to {outer:,}{step}", "left")
-        _write(axes, _CODE - 0.02, place + 0.5, f"× {trips:,}", "right", style.MUTED)
-    _write(axes, 0.006, -0.55, nest.datapath, "left", style.MUTED)
+        _write(axes, (0.006 + depth, row), f"{dim} to {outer:,}{step}", "left")
+        _write(axes, (_CODE - 0.02, row), f"× {trips:,}", "right", style.MUTED)
+    _write(axes, (0.006, -0.55), nest.datapath, "left", style.MUTED)
     for lane, tensor in enumerate(nest.tensors):
         left = _CODE + lane * width
-        _write(axes, left + width / 2, rows + 0.45, tensor, "center", weight="bold")
+        _write(axes, (left + width / 2, rows + 0.45), tensor, "center", weight="bold")
         for buffer in nest.buffers:
             if buffer.tensor == tensor:
                 _draw_buffer(axes, buffer, left, width, colours[buffer.level])
@@ -79,24 +79,24 @@ def _draw_buffer(
         edgecolor="none",
         zorder=2,
     )
-    box.set_gid(f"buffer {buffer.name}")
+    name = style.shortened(buffer.name)
+    box.set_gid(f"buffer {name}")
     axes.add_patch(box)
     middle = (buffer.begin + buffer.end) / 2
-    text = f"{buffer.name}  {format_bytes(buffer.nbytes)}"
+    text = f"{name}  {format_bytes(buffer.nbytes)}"
     red, green, blue = to_rgb(colour)
     dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
     ink = "white" if dark else style.INK
-    _write(axes, left + width / 2, middle, text, "center", ink)
+    _write(axes, (left + width / 2, middle), text, "center", ink)
 
 
 def _write(
     axes: Axes,
-    x: float,
-    y: float,
+    at: tuple[float, float],
     text: str,
     align: str,
     colour: str = style.INK,
     weight: str = "normal",
 ) -> None:
-    written = axes.text(x, y, text, ha=align, va="center", color=colour, zorder=3)
+    written = axes.text(*at, text, ha=align, va="center", color=colour, zorder=3)
     written.set(fontsize=8.5, fontweight=weight)

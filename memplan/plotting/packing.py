@@ -77,8 +77,9 @@ def packing(plan: Plan, title: str = "") -> Figure:
         _draw_borders(axes, plan.problem, plan.offsets)
         _draw_levels(axes, plan)
         _label_axes(axes, plan)
-        name = title or plan.source.name or plan.program.script or "plan"
-        style.set_title(figure, _BOX[0], style.shortened(name), _facts(plan))
+        made = plan.provenance
+        name = title or made.source.name or made.program.script or "plan"
+        style.set_title(figure, _BOX[0], name, _facts(plan))
         _draw_legend(figure, plan.problem)
     return figure
 
@@ -251,7 +252,7 @@ def _draw_levels(axes: Axes, plan: Plan) -> None:
 
 def _label_axes(axes: Axes, plan: Plan) -> None:
     where = "" if plan.problem.length is None else " in the step"
-    ticks = "" if plan.requests is None else ", one per allocation and free"
+    ticks = "" if plan.hot.requests is None else ", one per allocation and free"
     axes.set_xlabel(f"time{where} (ticks{ticks})", fontsize=10, color=style.INK)
     axes.set_ylabel("offset in the arena", fontsize=10, color=style.INK)
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -261,7 +262,7 @@ def _facts(plan: Plan) -> str:
     count = len(plan.problem)
     peak, bound = style.told_apart(plan.peak, plan.lower_bound)
     facts = [
-        style.shortened(plan.method, 40),
+        style.shortened(plan.provenance.method, 40),
         f"{count:,} buffer{'s' * (count != 1)}",
         f"peak {peak}",
         f"lower bound {bound}",

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
 from memplan.arrays import Float64Array
+from memplan.text import printable
 
 INK = "#222222"
 MUTED = "#666666"
@@ -29,6 +30,7 @@ _SETTINGS = {
     "svg.hashsalt": "memplan",
     "svg.fonttype": "path",
     "pdf.fonttype": 42,
+    "text.parse_math": False,  # dollar signs in names start no formula
 }
 _IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -79,8 +81,8 @@ def bare_axes(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
 def set_title(figure: Figure, left: float, title: str, facts: str) -> None:
     """A bold title, and under it a line of facts, from `left` (part of the width)."""
     inch = 1 / figure.get_figheight()
-    name = figure.text(left, 1 - 0.35 * inch, title, fontsize=13, color=INK)
-    name.set_fontweight("bold")
+    name = figure.text(left, 1 - 0.35 * inch, shortened(title), fontsize=13)
+    name.set(color=INK, fontweight="bold")
     figure.text(left, 1 - 0.61 * inch, facts, fontsize=9.5, color=MUTED)
 
 
@@ -101,14 +103,13 @@ def set_legend(figure: Figure, left: float, handles: Sequence[Artist]) -> None:
 def shortened(text: str, limit: int = 80) -> str:
     """`text` on one line, its middle left out where it is too long.
 
-    Dollar signs start no formula; what the font cannot draw becomes "?".
+    Control characters become their escapes, what the font cannot draw becomes "?".
     """
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     keep = (limit - 1) // 2
     line = line if len(line) <= limit else f"{line[:keep]}…{line[-keep:]}"
     known = get_font(findfont(_FONT)).get_charmap()
-    drawn = (c if ord(c) in known else "?" for c in line)
-    return "".join(drawn).replace("$", r"\$")
+    return "".join(c if ord(c) in known else "?" for c in line)
 
 
 def thinned(

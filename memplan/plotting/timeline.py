@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,6 @@ from matplotlib.patches import Patch
 from memplan.arrays import Float64Array
 from memplan.errors import InputError
 from memplan.plotting import style
-from memplan.plotting.save import check_target, save
 from memplan.units import format_bytes, format_seconds
 
 MAX_MARKS = 25  # step boundaries drawn; of more, every 2nd, 5th, 10th, ...
@@ -23,26 +21,6 @@ OUTLINED = 4000  # events: up to here the curve has a line along it
 
 _BOX = (0.085, 0.19, 0.885, 0.64)
 _UNITS = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
-
-
-def plot_timeline(
-    path: str | os.PathLike[str],
-    times_s: npt.ArrayLike,
-    live_bytes: npt.ArrayLike,
-    marks_s: npt.ArrayLike = (),
-    title: str = "",
-    *,
-    persistent: npt.ArrayLike | None = None,
-    force: bool = False,
-) -> None:
-    """Draw `timeline` into `path`, a .png, .svg or .pdf file.
-
-    Raises UsageError for another suffix or a file that exists while `force` is off,
-    InputError as `timeline` does.
-    """
-    check_target(path, force=force)
-    figure = timeline(times_s, live_bytes, marks_s, title, persistent=persistent)
-    save(figure, path, force=force)
 
 
 def timeline(
@@ -73,8 +51,7 @@ def timeline(
         _draw_peak(axes, run)
         axes.set_xlabel(f"time ({run.unit})", fontsize=10, color=style.INK)
         axes.set_ylabel("live bytes", fontsize=10, color=style.INK)
-        name = style.shortened(title or "live bytes")
-        style.set_title(figure, _BOX[0], name, _facts(run))
+        style.set_title(figure, _BOX[0], title or "live bytes", _facts(run))
         _draw_legend(figure, run)
     return figure
 

@@ -97,6 +97,26 @@ class Boundaries:
             self._listener(Mark.EXPLICIT)
 
 
+class StepCount:
+    """The steps so far, by the strongest kind of mark seen."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._marks = dict.fromkeys(Mark, 0)
+
+    def add(self, mark: Mark) -> bool:
+        """Count a mark; whether with it as many steps as the limit have ended."""
+        self._marks[mark] += 1
+        # An optimizer's mark ends a step; the others begin one.
+        ended = self._marks[mark] - (mark is not Mark.OPTIMIZER)
+        return self._limit is not None and mark is self.mark and ended >= self._limit
+
+    @property
+    def mark(self) -> Mark:
+        """The strongest kind so far."""
+        return max((kind for kind in Mark if self._marks[kind]), default=Mark.NONE)
+
+
 def _stop_in_child() -> None:
     """A forked child is another program: its steps are not those of its parent."""
     if Boundaries._active is not None:

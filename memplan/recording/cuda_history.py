@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from memplan.errors import RecordError, UsageError
-from memplan.recording.session import Stacks
+from memplan.errors import RecordError
+from memplan.recording.options import MAX_ENTRIES, Stacks
 from memplan.trace.importers.snapshot import MARK_TAG, HistoryMark
 from memplan.trace.trace import Mark
 
-MAX_ENTRIES = 5_000_000  # events of each device's history, at some 100 bytes each
 _SKIPPED = ["segment_alloc", "segment_free", "snapshot", "oom"]
 
 
@@ -27,9 +26,7 @@ class CudaHistory:
 
     def __init__(self, stacks: Stacks = "none", max_entries: int = MAX_ENTRIES) -> None:
         """stacks: "python" notes who asked. max_entries: kept for each device."""
-        if max_entries < 1:
-            raise UsageError(f"max_entries={max_entries}: keep at least one event")
-        self.max_entries = max_entries
+        self._max_entries = max_entries
         self.began = False
         self.marks: list[HistoryMark] = []
         self.boundaries: list[tuple[int, int, int]] = []
@@ -77,7 +74,7 @@ class CudaHistory:
             return
         function = self._torch.cuda.memory._record_memory_history
         try:
-            function(**history_arguments(function, self._stacks, self.max_entries))
+            function(**history_arguments(function, self._stacks, self._max_entries))
         except Exception as error:  # in the midst of somebody's program: tell later
             self._failure = error
             return

@@ -1,4 +1,4 @@
-"""Running somebody's program as `__main__`, and telling programs apart."""
+"""The program that a recording or a plan is for: who it is, and running it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ class Target:
         return (*name, *self.arguments)
 
     def check(self) -> None:
-        """Raise InputError if there is no such script or module."""
+        """Raise InputError if there is no such script or module, or it is shut."""
         if not self.is_module and not Path(self.name).is_file():
             raise InputError(f"{self.name}: no such script")
+        if not self.is_module and not os.access(self.name, os.R_OK):
+            raise InputError(f"{self.name}: cannot be read; check its permissions")
         if self.is_module and self._module_file() is None:
             raise InputError(
                 f"{self.name}: no such module on the path or in this folder"

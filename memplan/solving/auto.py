@@ -15,7 +15,7 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
-from memplan.core.plan import Plan
+from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import Problem
 from memplan.solving import exact
 from memplan.solving.options import DEFAULTS, Options, Progress
@@ -40,14 +40,8 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
         attempt.run()
     except KeyboardInterrupt:
         attempt.did.append("interrupted")
-    return Plan.of(
-        problem,
-        attempt.offsets,
-        "auto",
-        seed=options.seed,
-        bound=attempt.bound,
-        note="; ".join(attempt.did),
-    )
+    made = Provenance("auto", options.seed, note="; ".join(attempt.did))
+    return Plan.of(problem, attempt.offsets, made, bound=attempt.bound)
 
 
 class _Attempt:

@@ -26,6 +26,7 @@ import numpy as np
 
 from memplan.arrays import Float64Array
 from memplan.errors import EnvironmentUnfitError
+from memplan.files import write_bytes
 from memplan.solving.model import Model
 from memplan.solving.options import Options
 
@@ -147,7 +148,7 @@ def _cbc(model: Model, options: Options, folder: Path, names: list[str]) -> Foun
     if start is not None:
         lines = [f"{k} {name} {start[k]} 0\n" for k, name in enumerate(names)]
         text = "Stopped on time - objective value 0\n" + "".join(lines)
-        (folder / _START).write_text(text)
+        write_bytes(folder / _START, text.encode("ascii"))
         command += ["-mipstart", _START]
     if options.time_limit is not None:
         command += ["-sec", f"{options.time_limit:.3f}", "-timeMode", "elapsed"]

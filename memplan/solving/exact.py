@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
-from memplan.core.plan import Plan
+from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import Problem
 from memplan.solving.exact_ladder import MOST_BUFFERS, Ladder, Tuning
 from memplan.solving.gapped import refuse_gaps
@@ -72,11 +72,9 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     return Plan.of(
         problem,
         found.offsets,
-        "exact",
+        Provenance("exact", options.seed, note=note),
         proved_optimal=found.proved_optimal,
-        seed=options.seed,
         bound=found.lower_bound,
-        note=note,
     )
 
 

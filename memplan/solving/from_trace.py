@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from memplan.arrays import Int64Array
-from memplan.core.plan import UNPLANNED, Plan, Requests, Source, Warmup
+from memplan.core.placement import Warmup
+from memplan.core.plan import Plan, Source
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import warmup_with_first_step
 from memplan.solving.greedy import place_around
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import DEFAULTS, Options
 from memplan.solving.step_kinds import plan_kinds
-from memplan.trace.liveness import WarmupProblem, step_problem
+from memplan.trace.liveness import WarmupWorkload, step_problem
 from memplan.trace.streams import on_stream, streams_of
 from memplan.trace.trace import Trace
 
@@ -43,19 +43,19 @@ def solve_trace(
     program = trace.info.program
     if found.hot is None:
         program = replace(program, marks="none")
-    plan = replace(plan, requests=found.requests)
-    plan = replace(
-        plan,
-        kinds=plan_kinds(plan, found.kinds),
-        elastic=found.hot is not None and found.hot.elastic,
+    plan = plan.coming_from(
         device=trace.info.device,
         source=source or Source(step=step),
         program=program,
         recorded=trace.info.run,
     )
-    if found.warmup is None:
-        return plan
-    return replace(plan, warmup=_place_warmup(plan, found.warmup))
+    plan = replace(plan, hot=replace(plan.hot, requests=found.requests))
+    return replace(
+        plan,
+        kinds=plan_kinds(plan, found.kinds),
+        elastic=found.hot is not None and found.hot.elastic,
+        warmup=None if found.warmup is None else _place_warmup(plan, found.warmup),
+    )
 
 
 def _one_stream(trace: Trace) -> Trace:
@@ -67,8 +67,11 @@ def _one_stream(trace: Trace) -> Trace:
     return on_stream(trace, 0 if 0 in streams else next(iter(streams)))
 
 
-def _place_warmup(plan: Plan, warmup: WarmupProblem) -> Warmup:
-    """The warm-up's buffers where the hot step's first pass leaves room for them."""
+def _place_warmup(plan: Plan, warmup: WarmupWorkload) -> Warmup:
+    """The warm-up's buffers where the hot step's first pass leaves room for them.
+
+    What finds no place is unplanned.
+    """
     everything = np.zeros(len(warmup.problem), dtype=np.int64)
     draft = Warmup(warmup.problem, everything, warmup.requests, warmup.ticks)
     joint, offsets = warmup_with_first_step(plan, draft)
@@ -82,16 +85,5 @@ def _place_warmup(plan: Plan, warmup: WarmupProblem) -> Warmup:
         for order in ("lifetime", "size")
     ]
     left_out = [int(warmup.problem.size[placed < 0].sum()) for placed in tried]
-    return _without(draft, tried[int(np.argmin(left_out))])
-
-
-def _without(draft: Warmup, placed: Int64Array) -> Warmup:
-    """The warm-up without the buffers that found no place: those are unplanned."""
-    chosen = np.flatnonzero(placed >= 0)
-    problem = draft.problem.take(chosen)
-    renumbered = np.full(len(draft.problem) + 1, UNPLANNED, dtype=np.int64)
-    renumbered[chosen] = np.arange(len(chosen))
-    # UNPLANNED is -1 and finds the last entry, which is UNPLANNED too.
-    buffer = renumbered[draft.requests.buffer]
-    requests = Requests(draft.requests.starts, draft.requests.size, buffer)
-    return Warmup(problem, placed[chosen], requests, draft.ticks)
+    chosen = tried[int(np.argmin(left_out))]
+    return replace(draft, offsets=chosen).keeping(np.flatnonzero(chosen >= 0))

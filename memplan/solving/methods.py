@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TypeAlias, cast
 
@@ -116,7 +116,7 @@ def solve_problem(
             plan.peak,
             plan.lower_bound,
         )
-    return replace(plan, seconds=time.perf_counter() - start)
+    return plan.coming_from(seconds=time.perf_counter() - start)
 
 
 def _refuse_below(capacity: int, bound: int, peak: int | None) -> None:

@@ -23,7 +23,7 @@ from dataclasses import replace
 import numpy as np
 
 from memplan.arrays import Int64Array
-from memplan.core.plan import Plan
+from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import verify_offsets
 from memplan.limits import MAX_TOTAL_BYTES
@@ -59,9 +59,8 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
             bound, note = _ask_solver(problem, options, search, start)
     except KeyboardInterrupt:
         note = "interrupted"
-    return Plan.of(
-        problem, search.offsets, "mip", seed=options.seed, bound=bound, note=note
-    )
+    made = Provenance("mip", options.seed, note=note)
+    return Plan.of(problem, search.offsets, made, bound=bound)
 
 
 def _ask_solver(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from memplan.arrays import Float64Array, Int64Array
 from memplan.core.bounds import lower_bound
-from memplan.core.plan import Plan
+from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import Problem
 from memplan.solving.bestfit import best_fit
 from memplan.solving.clock import lifetimes
@@ -65,7 +65,7 @@ def ranked(problem: Problem, merit: Float64Array) -> npt.NDArray[np.int32]:
 def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     """The best Plan of all six orders; the first of equals."""
     offsets, name = best_of_six(problem, options)
-    return Plan.of(problem, offsets, "skyline", note=f"by {name}")
+    return Plan.of(problem, offsets, Provenance("skyline", note=f"by {name}"))
 
 
 def best_of_six(

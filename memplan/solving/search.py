@@ -19,7 +19,7 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
-from memplan.core.plan import Plan
+from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import FREE, Problem
 from memplan.native import _dsa
 from memplan.solving.clock import quietest_moment, spans
@@ -46,7 +46,8 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     except KeyboardInterrupt:
         interrupted = True
     note = f"{search.packed:,} orders tried" + (", interrupted" * interrupted)
-    return Plan.of(problem, search.offsets, "search", seed=options.seed, note=note)
+    made = Provenance("search", options.seed, note=note)
+    return Plan.of(problem, search.offsets, made)
 
 
 def default_orders(count: int) -> int:

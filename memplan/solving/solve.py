@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memplan.arrays import Int64Like
 from memplan.core.plan import Plan, Source
 from memplan.core.problem import Problem
@@ -80,7 +78,7 @@ def solve(
     else:
         problem = _from_arrays(source, 1 if alignment is None else alignment)
     plan = solve_problem(problem, method, options)
-    return plan if origin is None else replace(plan, source=origin)
+    return plan if origin is None else plan.coming_from(source=origin)
 
 
 def _from_arrays(arrays: object, alignment: int) -> Problem:

@@ -5,39 +5,40 @@ from __future__ import annotations
 import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.plan import UNPLANNED, Kind, Plan, Requests
+from memplan.core.placement import StepKind
+from memplan.core.plan import Plan
 from memplan.core.problem import FREE, Problem
 from memplan.errors import NoPlanError
 from memplan.solving.greedy import ORDERS, place_around
-from memplan.trace.step_kinds import HOT, KindProblem, Neighbours
+from memplan.trace.step_kinds import HOT, KindWorkload, Neighbours
 
 
-def plan_kinds(plan: Plan, kinds: tuple[KindProblem, ...]) -> tuple[Kind, ...]:
-    """A Kind for each, in the arena of `plan`, which has the hot steps' offsets.
+def plan_kinds(plan: Plan, kinds: tuple[KindWorkload, ...]) -> tuple[StepKind, ...]:
+    """A StepKind for each, in the arena of `plan`, which has the hot steps' offsets.
 
     Kinds may need a larger arena than the hot steps do.
     """
-    planned: list[Kind] = []
+    planned: list[StepKind] = []
     for kind in kinds:
         near = _obstacles(plan, planned, kind.neighbours)
         offsets = _place(kind.problem, _given(plan, planned, kind), *near)
-        planned.append(Kind(kind.problem, offsets, kind.requests, len(kind.steps)))
+        planned.append(StepKind(kind.problem, offsets, kind.requests, len(kind.steps)))
     return tuple(planned)
 
 
-def _given(plan: Plan, planned: list[Kind], kind: KindProblem) -> Int64Array:
+def _given(plan: Plan, planned: list[StepKind], kind: KindWorkload) -> Int64Array:
     """Offsets that buffers of `kind` get before it is known for what it is, or FREE."""
-    count = len(kind.begins_as)
     served = _offsets_of(plan, planned, *kind.begins_as.T)
-    buffer = kind.requests.buffer[:count]
-    own = buffer != UNPLANNED
+    # A buffer for each request of the kind; those of its first ones are served so.
+    request = kind.requests.by_buffer()
+    first = request < len(served)
     given = np.full(len(kind.problem), FREE, dtype=np.int64)
-    given[buffer[own]] = served[own]
+    given[first] = served[request[first]]
     return given
 
 
 def _obstacles(
-    plan: Plan, planned: list[Kind], near: Neighbours
+    plan: Plan, planned: list[StepKind], near: Neighbours
 ) -> tuple[Neighbours, Int64Array]:
     """The neighbours that have a place, and their offsets."""
     offsets = _offsets_of(plan, planned, near.kind, near.request)
@@ -45,24 +46,15 @@ def _obstacles(
 
 
 def _offsets_of(
-    plan: Plan, planned: list[Kind], kind: Int64Array, request: Int64Array
+    plan: Plan, planned: list[StepKind], kind: Int64Array, request: Int64Array
 ) -> Int64Array:
     """Where each request of a kind, or of the hot steps, is served; FREE if nowhere."""
     offsets = np.full(len(kind), FREE, dtype=np.int64)
-    hot = kind == HOT
-    if plan.requests is not None:
-        offsets[hot] = _offsets(plan.requests, plan.offsets, request[hot])
-    for number, other in enumerate(planned):
-        mine = kind == number
-        offsets[mine] = _offsets(other.requests, other.offsets, request[mine])
+    for number, placed in ((HOT, plan.hot), *enumerate(planned)):
+        if placed.requests is not None:
+            mine = kind == number
+            offsets[mine] = placed.requests.each(placed.offsets, FREE)[request[mine]]
     return offsets
-
-
-def _offsets(requests: Requests, offsets: Int64Array, rows: Int64Array) -> Int64Array:
-    # UNPLANNED is -1 and finds the entry appended.
-    assert UNPLANNED == FREE == -1
-    found: Int64Array = np.append(offsets, FREE)[requests.buffer[rows]]
-    return found
 
 
 def _place(

@@ -64,14 +64,20 @@ def check_count(path: PathLike, count: int) -> None:
         )
 
 
-def check_index(path: PathLike, index: Int64Array) -> None:
-    """Raise FormatError unless a file's `index` column counts up from 0 or more."""
+def check_index(
+    path: PathLike, index: Int64Array, begin: int = 0, last: int = -1
+) -> None:
+    """Raise FormatError unless a file's `index` column counts up from 0 or more.
+
+    begin, last: where the index of a piece begins, and the entry before it.
+    """
     if len(index) and index[0] < 0:
-        raise FormatError(path, f"row 0, column index: {index[0]} is negative")
-    bad = index[1:] <= index[:-1]
+        raise FormatError(path, f"row {begin}, column index: {index[0]} is negative")
+    before = np.concatenate([np.array([last]), index[:-1]])[: len(index)]
+    bad = index <= before
     if bad.any():
-        row = int(np.argmax(bad)) + 1
-        problem = f"row {row}, column index: {index[row]} follows {index[row - 1]}"
+        row = int(np.argmax(bad))
+        problem = f"row {begin + row}, column index: {index[row]} follows {before[row]}"
         raise FormatError(path, problem, "sort the rows by index")
 
 

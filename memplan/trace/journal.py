@@ -1,28 +1,33 @@
 """The recorder's journal: what a run wrote down, read back as far as it is whole.
 
 Little-endian: 8 bytes of magic, then blocks of u32 kind, u32 length, u32 CRC-32 of
-kind, length and payload, then the payload.
+kind, length and payload, then the payload. It is read twice, a block at a time: once
+for what it says of the run, and once for the events.
 """
 
 from __future__ import annotations
 
+import copy
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from memplan.arrays import Int64Array
 from memplan.errors import FormatError
 from memplan.files import PathLike, open_input
 from memplan.formats.strictjson import parse
-from memplan.trace.check import MAX_EVENTS, find_fault
+from memplan.trace.check import MAX_EVENTS
 from memplan.trace.info import frame_from_json, from_metadata
-from memplan.trace.match import match_frees
-from memplan.trace.stacks import NO_STACK, Stack, StackTable
-from memplan.trace.trace import Action, Columns, Trace, TraceInfo
+from memplan.trace.match import OpenBlocks
+from memplan.trace.pieces import PieceCheck, Summary
+from memplan.trace.stacks import NO_STACK, Frame, Stack, StackTable
+from memplan.trace.trace import Columns, Trace, TraceInfo
+from memplan.trace.weight import check_weight
 
 MAGIC = b"MPLNJRN1"
 METADATA, EVENTS, STACKS, END = 1, 2, 3, 4
@@ -38,70 +43,122 @@ ROW = np.dtype(
 )
 _HEADER = struct.Struct("<III")
 _MAX_BYTES = MAX_EVENTS * ROW.itemsize * 2
+_PIECE_ROWS = 1 << 18  # of events, at least, that are looked at together
 
-
-@dataclass(frozen=True)
-class Recovered:
-    """A trace, and how much of its journal it holds.
-
-    bytes_kept, bytes_lost: of the file, up to and after the last whole block.
-    reason: why reading stopped before the end of the file; "" if it did not.
-    """
-
-    trace: Trace
-    bytes_kept: int
-    bytes_lost: int
-    reason: str
+_Rows = npt.NDArray[Any]  # of ROW
 
 
 class _StopReading(Exception):  # noqa: N818 - reads as what it does
     """A block that is not whole or not sound; the blocks before it stand."""
 
 
-@dataclass
-class _Contents:
-    """The sound blocks so far; `starts`: the file offset of each block of events."""
+class Journal:
+    """A journal, as far as it is whole.
 
-    path: PathLike
-    metadata: dict[str, Any] = field(default_factory=dict)
-    end: dict[str, Any] | None = None
-    stacks: list[Stack] = field(default_factory=list)
-    rows: list[npt.NDArray[Any]] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    count: int = 0
+    stacks: of all its sound blocks. summary: of the events that `pieces` gave so far.
+    kept: bytes of the file up to the first block that is not sound. reason: why
+    reading stopped there; "" if it came to the end.
+    """
 
-    def take(self, kind: int, payload: bytes, at: int) -> None:
-        """Add the block at file offset `at`; _StopReading if it is not sound."""
-        if (kind == METADATA) == bool(self.metadata):
-            which = "a second" if self.metadata else "no"
-            raise _StopReading(f"{which} block of metadata at byte {at}")
-        if self.end is not None:
-            raise _StopReading(f"there is more after the end block, from byte {at}")
-        try:
-            if kind == METADATA:
-                self.metadata = self._object(payload)
-                self.stacks = list(from_metadata(self.path, self.metadata)[1])
-            elif kind == EVENTS:
-                self._take_events(payload, at)
-            elif kind == STACKS:
-                self.stacks += _stacks(self.path, payload)
-            else:
-                end = self._object(payload)
-                from_metadata(self.path, _merged(self.metadata, end))
-                self.end = end
-        except FormatError as error:
-            if kind == METADATA:  # without it nothing can be said of the rest
-                raise
-            raise _StopReading(f"the block at byte {at}: {error.problem}") from None
+    def __init__(self, path: PathLike) -> None:
+        """Read all but the events.
 
+        Reading stops at the first block that is short, damaged or unknown. Raises
+        FormatError if it is no journal, its first block is not whole, or a newer
+        memplan wrote it.
+        """
+        self.path = path
+        self.reason = ""
+        self.summary = Summary()
+        self.kept = 0
+        self._count = 0  # events
+        self._weight = 0  # of the JSON so far
+        self._metadata: dict[str, Any] = {}
+        self._end: dict[str, Any] | None = None
+        self._stacks: list[Stack] = []
+        self._frames: dict[Frame, Frame] = {}  # each one once
+        with open_input(path, _MAX_BYTES) as (stream, self._size):
+            try:
+                for kind, payload, at, end in _blocks(path, stream, self._size):
+                    self._take(kind, payload, at)
+                    self.kept = end
+            except _StopReading as stop:
+                self.reason = str(stop)
+        if not self._metadata:
+            raise FormatError(
+                path,
+                f"nothing to recover: {self.reason or 'it holds no block'}",
+                "record again",
+            )
+        self.stacks = StackTable(self._stacks)
+
+    @property
+    def lost(self) -> int:
+        """Bytes that were not read."""
+        return self._size - self.kept
+
+    @property
     def info(self) -> TraceInfo:
         """What the first and the end block say; incomplete without the latter."""
-        end = {"complete": False} if self.end is None else self.end
-        return from_metadata(self.path, _merged(self.metadata, end))[0]
+        end = {"complete": False} if self._end is None else self._end
+        return from_metadata(self.path, _merged(self._metadata, end))[0]
 
-    def events(self) -> Columns:
-        """The events; frees with the size of the allocation they end."""
-        rows = np.concatenate([np.empty(0, dtype=ROW), *self.rows])
+    def pieces(self) -> Iterator[Columns]:
+        """The events, some at a time; to be called once.
+
+        Frees get the size of the allocation they end; a stack that was lost becomes
+        -1. Ends before the first block that holds an event no trace may hold; `kept`,
+        `reason` and `info` tell of that afterwards.
+        """
+        check, live = PieceCheck(len(self.stacks)), OpenBlocks()
+        for batch in self._batches():
+            blocks, fault = batch, None
+            while blocks:
+                after = copy.copy(live)
+                events, freed = self._events(blocks, after)
+                found = check.fault(events)
+                if found is None:
+                    live = after
+                    self.summary.add(events, freed)
+                    yield events
+                    break
+                fault = found
+                ends = np.cumsum([len(rows) for _, rows in blocks])
+                block = int(np.searchsorted(ends, fault.row - check.rows, "right"))
+                self.kept = blocks[block][0]
+                blocks = blocks[:block]
+            if fault is not None:
+                self.reason, self._end = f"an unsound event: {fault}", None
+                return
+
+    def trace(self) -> Trace:
+        """All of it in memory; instead of `pieces`."""
+        events = Columns.joined([Columns.of(), *self.pieces()])
+        return Trace(events, self.stacks, self.info)
+
+    def _batches(self) -> Iterator[list[tuple[int, _Rows]]]:
+        """Blocks of events, some at a time, each with its place in the file."""
+        batch: list[tuple[int, _Rows]] = []
+        count = 0
+        with open_input(self.path, _MAX_BYTES) as (stream, _):
+            try:
+                for kind, payload, at, _ in _blocks(self.path, stream, self.kept):
+                    if kind == EVENTS:
+                        batch.append((at, np.frombuffer(payload, dtype=ROW)))
+                        count += len(batch[-1][1])
+                    if count >= _PIECE_ROWS:
+                        yield batch
+                        batch, count = [], 0
+            except _StopReading as stop:  # and it was sound a moment ago
+                raise FormatError(self.path, f"it is being changed: {stop}") from None
+        if batch:
+            yield batch
+
+    def _events(
+        self, blocks: list[tuple[int, _Rows]], live: OpenBlocks
+    ) -> tuple[Columns, Int64Array]:
+        """The events in some blocks, and what each of them frees."""
+        rows = np.concatenate([rows for _, rows in blocks])
         stack = rows["stack"].astype(np.int32)
         stack[(stack < 0) | (stack >= len(self.stacks))] = NO_STACK
         events = Columns.of(
@@ -109,73 +166,69 @@ class _Contents:
             requested_size=rows["size"],
             stack=stack,
         )
-        partner = match_frees(events)
-        freed = (events.action == Action.FREE_COMPLETED) & (partner >= 0)
-        size = np.where(freed, events.size[partner], events.size)
-        return replace(events, size=size, requested_size=size)
+        freed = live.freed(events)
+        size = np.where(freed >= 0, freed, events.size)
+        return replace(events, size=size, requested_size=size), freed
 
-    def cut(self, row: int) -> int:
-        """Drop the block that holds `row` and all after it; its file offset."""
-        ends = np.cumsum([len(rows) for rows in self.rows])
-        block = int(np.searchsorted(ends, row, side="right"))
-        self.end = None
-        self.rows = self.rows[:block]
-        return self.starts[block]
+    def _take(self, kind: int, payload: bytes, at: int) -> None:
+        """Note the block at file offset `at`; _StopReading if it is not sound."""
+        if (kind == METADATA) == bool(self._metadata):
+            which = "a second" if self._metadata else "no"
+            raise _StopReading(f"{which} block of metadata at byte {at}")
+        if self._end is not None:
+            raise _StopReading(f"there is more after the end block, from byte {at}")
+        try:
+            if kind == METADATA:
+                self._metadata = self._object(payload)
+                self._stacks += from_metadata(self.path, self._metadata)[1]
+            elif kind == EVENTS:
+                self._count_events(len(payload), at)
+            elif kind == STACKS:
+                self._take_stacks(payload)
+            else:
+                end = self._object(payload)
+                from_metadata(self.path, _merged(self._metadata, end))
+                self._end = end
+        except FormatError as error:
+            if kind == METADATA:  # without it nothing can be said of the rest
+                raise
+            raise _StopReading(f"the block at byte {at}: {error.problem}") from None
 
-    def _take_events(self, payload: bytes, at: int) -> None:
-        if len(payload) % ROW.itemsize:
+    def _count_events(self, length: int, at: int) -> None:
+        if length % ROW.itemsize:
             raise _StopReading(f"the block at byte {at} holds no whole events")
-        self.count += len(payload) // ROW.itemsize
-        if self.count > MAX_EVENTS:
+        self._count += length // ROW.itemsize
+        if self._count > MAX_EVENTS:
             raise _StopReading(f"more than {MAX_EVENTS} events, from byte {at}")
-        self.rows.append(np.frombuffer(payload, dtype=ROW))
-        self.starts.append(at)
+
+    def _take_stacks(self, payload: bytes) -> None:
+        # A file name cut within a character must not cost the events that follow.
+        value = self._parse(payload.decode("utf-8", errors="replace").encode())
+        if not isinstance(value, list):
+            raise FormatError(self.path, "the stacks are not a list")
+        self._stacks += [self._stack(stack) for stack in value]
+
+    def _stack(self, value: object) -> Stack:
+        if not isinstance(value, list):
+            raise FormatError(self.path, "a stack is not a list")
+        frames = [frame_from_json(self.path, frame) for frame in value]
+        return tuple(self._frames.setdefault(frame, frame) for frame in frames)
 
     def _object(self, payload: bytes) -> dict[str, Any]:
-        value = parse(payload, self.path)
-        if not isinstance(value, dict) or not (value or self.metadata):
+        value = self._parse(payload)
+        if not isinstance(value, dict) or not (value or self._metadata):
             raise FormatError(self.path, "the metadata is not a JSON object")
         return value
 
-
-def read_journal(path: PathLike) -> Trace:
-    """The trace in a journal, as far as it is whole; see `recover_journal`."""
-    return recover_journal(path).trace
-
-
-def recover_journal(path: PathLike) -> Recovered:
-    """Every whole block of a journal, as a trace; `complete` only with its end block.
-
-    Reading stops at the first block that is short, damaged or unknown, or that holds
-    an event no trace may hold. Frees get the size of the allocation they end; a stack
-    that was lost becomes -1. Raises FormatError if it is no journal, its first block
-    is not whole, or a newer memplan wrote it.
-    """
-    with open_input(path, _MAX_BYTES) as (stream, size):
-        contents = _Contents(path)
-        kept, reason = 0, ""
-        try:
-            for kind, payload, end in _blocks(path, stream, size):
-                contents.take(kind, payload, kept or len(MAGIC))
-                kept = end
-        except _StopReading as stop:
-            reason = str(stop)
-    if not contents.metadata:
-        raise FormatError(
-            path,
-            f"nothing to recover: {reason or 'it holds no block'}",
-            "record again",
-        )
-    while fault := find_fault(events := contents.events(), len(contents.stacks)):
-        kept, reason = contents.cut(fault.row), f"an unsound event: {fault}"
-    trace = Trace(events, StackTable(contents.stacks), contents.info())
-    return Recovered(trace, kept, size - kept, reason)
+    def _parse(self, payload: bytes) -> object:
+        self._weight = check_weight(self.path, payload, self._size, self._weight)
+        return parse(payload, self.path)
 
 
 def _blocks(
     path: PathLike, stream: IO[bytes], size: int
-) -> Iterator[tuple[int, bytes, int]]:
-    """Each whole block: its kind, its payload, the file offset of its end."""
+) -> Iterator[tuple[int, bytes, int, int]]:
+    """Each whole block up to `size`: kind, payload, and its begin and end there."""
     if stream.read(len(MAGIC)) != MAGIC:
         raise FormatError(path, "not a memplan journal", "name one: *.journal")
     at = len(MAGIC)
@@ -193,23 +246,8 @@ def _blocks(
             raise _StopReading(f"the block at byte {at} is cut off")
         if zlib.crc32(payload, zlib.crc32(header[:8])) != checksum:
             raise _StopReading(f"the block at byte {at} is damaged (CRC)")
-        at += _HEADER.size + length
-        yield kind, payload, at
-
-
-def _stacks(path: PathLike, payload: bytes) -> list[Stack]:
-    # A file name cut within a character must not cost the events that follow.
-    text = payload.decode("utf-8", errors="replace").encode()
-    value = parse(text, path)
-    if not isinstance(value, list):
-        raise FormatError(path, "the stacks are not a list")
-    return [_stack(path, stack) for stack in value]
-
-
-def _stack(path: PathLike, value: object) -> Stack:
-    if not isinstance(value, list):
-        raise FormatError(path, "a stack is not a list")
-    return tuple(frame_from_json(path, frame) for frame in value)
+        begin, at = at, at + _HEADER.size + length
+        yield kind, payload, begin, at
 
 
 def _merged(metadata: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.plan import UNPLANNED, Requests
+from memplan.core.placement import Requests, Workload
 from memplan.core.problem import Problem
 from memplan.errors import NoPlanError, UsageError
-from memplan.trace.step_kinds import KindProblem, other_kinds
+from memplan.trace.step_kinds import KindWorkload, other_kinds
 from memplan.trace.steps import HotSteps, Timeline, find_hot, timeline
 from memplan.trace.trace import Trace
 
@@ -26,40 +26,37 @@ NEVER = Timeline.NEVER
 
 
 @dataclass(frozen=True, eq=False)
-class WarmupProblem:
-    """The steps before the hot ones: a linear problem, and all their requests.
+class WarmupWorkload(Workload):
+    """The steps before the hot ones, on a linear clock.
 
     `ticks` is the clock's reading where the first hot step begins; lifespans may
     reach beyond it.
     """
 
-    problem: Problem
-    requests: Requests
     ticks: int
 
 
 @dataclass(frozen=True, eq=False)
-class StepProblem:
+class StepWorkload(Workload):
     """What is to be planned, and how it came about.
 
     hot: the steps chosen; None when the whole recording is planned as one.
     unrolled: how many steps `problem` spans for each of the period.
     persistent_bytes: exact bytes alive, and outliving steps, when the hot step begins.
-    kinds: steps after the first hot one that are of another kind.
+    warmup: the steps before them. kinds: steps after the first hot one that are of
+    another kind.
     """
 
-    problem: Problem
-    requests: Requests
-    warmup: WarmupProblem | None
     hot: HotSteps | None
     unrolled: int
     persistent_bytes: int
-    kinds: tuple[KindProblem, ...] = ()
+    warmup: WarmupWorkload | None = None
+    kinds: tuple[KindWorkload, ...] = ()
 
 
 def step_problem(
     trace: Trace, step: str = "hot", alignment: int | None = None
-) -> StepProblem:
+) -> StepWorkload:
     """The packing problem of one step of `trace`.
 
     step: "hot", a step's number, or "all" for the whole recording as one step. A
@@ -96,28 +93,24 @@ def _step_number(line: Timeline, step: str) -> int:
     return number
 
 
-def _whole(line: Timeline, alignment: int) -> StepProblem:
+def _whole(line: Timeline, alignment: int) -> StepWorkload:
     transient = line.upper != NEVER
-    problem, requests = _pack(line, transient, (0,), alignment)
-    persistent = int(line.size[~transient].sum())
-    return StepProblem(problem, requests, None, None, 1, persistent)
+    problem, requests = _begun(line, transient, (0,), alignment)
+    return StepWorkload(problem, requests, None, 1, int(line.size[~transient].sum()))
 
 
-def _pack(
+def _begun(
     line: Timeline,
     transient: BoolArray,
     starts: tuple[int, ...],
     alignment: int,
 ) -> tuple[Problem, Requests]:
-    """The problem of a timeline's first requests, as many as `transient` has."""
-    count = len(transient)
+    """The workload of a timeline's first requests, as many as `transient` has."""
     chosen = np.flatnonzero(transient)
     problem = Problem.of(
         line.lower[chosen], line.upper[chosen], line.size[chosen], alignment=alignment
     )
-    buffer = np.full(count, UNPLANNED, dtype=np.int64)
-    buffer[chosen] = np.arange(len(chosen))
-    return problem, Requests(starts, line.size[:count], buffer)
+    return problem, Requests.serving(starts, line.size[: len(transient)], chosen)
 
 
 def _transient(line: Timeline, lower: Int64Array, upper: Int64Array) -> BoolArray:
@@ -127,132 +120,126 @@ def _transient(line: Timeline, lower: Int64Array, upper: Int64Array) -> BoolArra
     return transient
 
 
-def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepProblem:
-    begin, end = line.span(hot.begin)[0], line.span(hot.begin + hot.period - 1)[1]
-    length = end - begin
-    own = slice(
-        line.requests(hot.begin).start, line.requests(hot.begin + hot.period - 1).stop
-    )
-    upper, lived = _lives(line, hot, own)
-    transient = lived <= 1
-    lower = line.lower[own] - begin
-    life = np.where(transient, upper - lower, 0)
-    # A life of a whole period or more meets its own successor: unroll.
-    unrolled = int(-(-(life.max(initial=0) + 1) // max(length, 1)))
-    size = _sizes(line, hot, own)
-    problem, requests = _unroll(
-        lower, upper, size, line, own, transient, length, unrolled, hot, alignment
-    )
+def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepWorkload:
+    period = _Period(line, hot)
+    workload, unrolled = period.workload(alignment)
+    begin = period.begin
     persistent = (line.lower < begin) & (line.step_of(line.upper) > hot.begin + 1)
-    return StepProblem(
-        problem,
-        requests,
-        _warmup(line, hot, alignment),
+    kinds: tuple[KindWorkload, ...] = ()
+    if hot.passes > 1:
+        kinds = other_kinds(line, hot, workload.requests, alignment)
+    return StepWorkload(
+        workload.problem,
+        workload.requests,
         hot,
         unrolled,
         int(line.size[persistent].sum()),
-        other_kinds(line, hot, requests, alignment) if hot.passes > 1 else (),
+        _warmup(line, hot, alignment),
+        kinds,
     )
 
 
-def _lives(line: Timeline, hot: HotSteps, own: slice) -> tuple[Int64Array, Int64Array]:
-    """Where the lives of the period's blocks end, and how many steps they last.
+class _Period:
+    """The hot steps' first pass: rows `own` of the timeline, ticks [begin, end)."""
 
-    Ends are ticks of the period's first pass, counted from its begin. A free is placed
-    by the request that comes next, or by its step's end: that means the same in every
-    repetition; ticks do not. Where only the requests repeat,
-    a block lives as long as in any repetition.
-    """
-    upper, lived = _ends(line, hot, own, 0)
-    count = own.stop - own.start
-    passes = 1 if hot.exact else (line.steps - 1 - hot.begin) // hot.period - 1
-    for repetition in range(1, passes):
-        first = own.start + repetition * count
-        if not np.array_equal(line.size[first : first + count], line.size[own]):
-            break
-        later, longer = _ends(line, hot, own, repetition)
-        upper, lived = np.maximum(upper, later), np.maximum(lived, longer)
-    return upper, lived
+    def __init__(self, line: Timeline, hot: HotSteps) -> None:
+        self.line, self.hot = line, hot
+        last = hot.begin + hot.period - 1
+        self.begin, self.end = line.span(hot.begin)[0], line.span(last)[1]
+        self.own = slice(line.requests(hot.begin).start, line.requests(last).stop)
+        self.count = self.own.stop - self.own.start
+
+    def workload(self, alignment: int) -> tuple[Workload, int]:
+        """The period, unrolled where it must be, on a clock that closes on itself.
+
+        Also how often it is unrolled.
+        """
+        upper, lived = self._lives()
+        transient = np.flatnonzero(lived <= 1)
+        lower, upper = (
+            (self.line.lower[self.own] - self.begin)[transient],
+            upper[transient],
+        )
+        length = self.end - self.begin
+        # A life of a whole period or more meets its own successor: unroll.
+        longest = (upper - lower).max(initial=0)
+        copies = int(-(-(longest + 1) // max(length, 1)))
+        total = length * copies
+        turns = np.arange(copies, dtype=np.int64)[:, np.newaxis]
+        high = (upper + turns * length).ravel()
+        sizes = self._sizes()
+        problem = Problem.of(
+            (lower + turns * length).ravel(),
+            np.where(high > total, high - total, high),
+            np.tile(sizes[transient], copies),
+            alignment=alignment,
+            length=max(total, 1),
+        )
+        steps = slice(self.hot.begin, self.hot.begin + self.hot.period)
+        starts = self.line.first[steps] - self.own.start + turns * self.count
+        served = (transient + turns * self.count).ravel()
+        requests = Requests.serving(
+            tuple(starts.ravel().tolist()), np.tile(sizes, copies), served
+        )
+        return Workload(problem, requests), copies
+
+    def _lives(self) -> tuple[Int64Array, Int64Array]:
+        """Where the lives of the period's blocks end, and how many steps they last.
+
+        Ends are ticks of the period's first pass, counted from its begin. A free is
+        placed by the request that comes next, or by its step's end: that means the
+        same in every repetition; ticks do not. Where only the requests repeat, a block
+        lives as long as in any repetition.
+        """
+        line, hot, own = self.line, self.hot, self.own
+        upper, lived = self._ends(0)
+        passes = 1 if hot.exact else (line.steps - 1 - hot.begin) // hot.period - 1
+        for repetition in range(1, passes):
+            first = own.start + repetition * self.count
+            if not np.array_equal(
+                line.size[first : first + self.count], line.size[own]
+            ):
+                break
+            later, longer = self._ends(repetition)
+            upper, lived = np.maximum(upper, later), np.maximum(lived, longer)
+        return upper, lived
+
+    def _ends(self, repetition: int) -> tuple[Int64Array, Int64Array]:
+        """`_lives`, as one repetition of the period has them."""
+        line, hot = self.line, self.hot
+        rows = np.arange(self.own.start, self.own.stop) + repetition * self.count
+        freed = line.upper[rows]
+        died = line.step_of(freed)
+        lived = np.where(
+            freed != NEVER, died - line.step_of(line.lower[rows]), line.steps
+        )
+        at = np.minimum(died, line.steps - 1)
+        turns, phase = np.divmod(at - hot.begin, hot.period)
+        like = hot.begin + phase
+        following = np.searchsorted(line.lower, freed, side="left") - line.first[at]
+        counts = np.diff(line.first, append=len(line.size))
+        last_ticks = np.append(line.bounds[1:], line.ticks)
+        request = np.minimum(line.first[like] + following, len(line.size) - 1)
+        inside = following < counts[like]
+        tick = np.where(inside, line.lower[request], last_ticks[like])
+        # No request lies between a step's begin and its first: that is the end before.
+        tick = np.where(following == 0, line.bounds[like], tick)
+        shift = (turns - repetition) * (self.end - self.begin)
+        return tick - self.begin + shift, lived
+
+    def _sizes(self) -> Int64Array:
+        """Bytes of the period's requests; of elastic ones, the most in any pass."""
+        passes = self.hot.passes if self.hot.elastic else 1
+        sizes = self.line.size[self.own.start : self.own.start + passes * self.count]
+        most: Int64Array = sizes.reshape(passes, self.count).max(axis=0)
+        return most
 
 
-def _ends(
-    line: Timeline, hot: HotSteps, own: slice, repetition: int
-) -> tuple[Int64Array, Int64Array]:
-    """`_lives`, as one repetition of the period has them."""
-    rows = np.arange(own.start, own.stop) + repetition * (own.stop - own.start)
-    freed = line.upper[rows]
-    known = freed != NEVER
-    died = line.step_of(freed)
-    lived = np.where(known, died - line.step_of(line.lower[rows]), line.steps)
-    at = np.minimum(died, line.steps - 1)
-    turns, phase = np.divmod(at - hot.begin, hot.period)
-    like = hot.begin + phase
-    following = np.searchsorted(line.lower, freed, side="left") - line.first[at]
-    counts = np.diff(line.first, append=len(line.size))
-    last_ticks = np.append(line.bounds[1:], line.ticks)
-    request = np.minimum(line.first[like] + following, len(line.size) - 1)
-    inside = following < counts[like]
-    tick = np.where(inside, line.lower[request], last_ticks[like])
-    # No request lies between a step's begin and its first: that is the end before.
-    tick = np.where(following == 0, line.bounds[like], tick)
-    begin, end = line.bounds[hot.begin], last_ticks[hot.begin + hot.period - 1]
-    return tick - begin + (turns - repetition) * (end - begin), lived
-
-
-def _sizes(line: Timeline, hot: HotSteps, own: slice) -> Int64Array:
-    """Bytes of the period's requests; of elastic ones, the most in any pass."""
-    count = own.stop - own.start
-    passes = hot.passes if hot.elastic else 1
-    sizes = line.size[own.start : own.start + passes * count]
-    most: Int64Array = sizes.reshape(passes, count).max(axis=0)
-    return most
-
-
-def _unroll(
-    lower: Int64Array,
-    upper: Int64Array,
-    size: Int64Array,
-    line: Timeline,
-    own: slice,
-    transient: BoolArray,
-    length: int,
-    copies: int,
-    hot: HotSteps,
-    alignment: int,
-) -> tuple[Problem, Requests]:
-    """`copies` passes of the period side by side, on a clock that closes on itself."""
-    chosen = np.flatnonzero(transient)
-    total = length * copies
-    shifts = np.repeat(np.arange(copies, dtype=np.int64) * length, len(chosen))
-    low = np.tile(lower[chosen], copies) + shifts
-    high = np.tile(upper[chosen], copies) + shifts
-    problem = Problem.of(
-        low,
-        np.where(high > total, high - total, high),
-        np.tile(size[chosen], copies),
-        alignment=alignment,
-        length=max(total, 1),
-    )
-    per_copy = np.full(len(transient), UNPLANNED, dtype=np.int64)
-    per_copy[chosen] = np.arange(len(chosen))
-    buffer = np.concatenate(
-        [
-            np.where(per_copy >= 0, per_copy + copy * len(chosen), UNPLANNED)
-            for copy in range(copies)
-        ]
-    )
-    firsts = line.first[hot.begin : hot.begin + hot.period] - own.start
-    starts = [
-        int(first) + copy * len(transient) for copy in range(copies) for first in firsts
-    ]
-    return problem, Requests(tuple(starts), np.tile(size, copies), buffer)
-
-
-def _warmup(line: Timeline, hot: HotSteps, alignment: int) -> WarmupProblem | None:
+def _warmup(line: Timeline, hot: HotSteps, alignment: int) -> WarmupWorkload | None:
     if hot.begin == 0:
         return None
     begin = line.span(hot.begin)[0]
     count = line.requests(hot.begin).start
     transient = _transient(line, line.lower[:count], line.upper[:count])
     starts = tuple(line.first[: hot.begin].tolist())
-    return WarmupProblem(*_pack(line, transient, starts, alignment), begin)
+    return WarmupWorkload(*_begun(line, transient, starts, alignment), begin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from memplan.errors import FormatError
 from memplan.files import PathLike, open_input
 from memplan.trace.trace import Trace
@@ -9,13 +11,14 @@ from memplan.trace.trace import Trace
 _HEAD_BYTES = 4096
 
 
-def read_trace(path: PathLike) -> Trace:
+def read_trace(path: PathLike, columns: Collection[str] | None = None) -> Trace:
     """The Trace in a ``.parquet``, ``.json`` or ``.json.gz`` file.
 
     A CUDA memory snapshot (``torch.cuda.memory._dump_snapshot``) will do, too, if one
     device alone has a history in it. What the file is, its contents tell, not its
-    name. Raises InputError if it cannot be read, FormatError (an InputError) if it is
-    not a whole and valid trace.
+    name. columns: those needed of a Parquet file; the others are left out, as
+    `Columns.of` does, and take up no memory. Raises InputError if it cannot be read,
+    FormatError (an InputError) if it is not a whole and valid trace.
     """
     from memplan.trace import columnar_json, journal, parquet
     from memplan.trace.importers import snapshot
@@ -23,7 +26,7 @@ def read_trace(path: PathLike) -> Trace:
     with open_input(path) as (stream, _):
         head = stream.read(_HEAD_BYTES)
     if head.startswith(parquet.MAGIC):
-        return parquet.read_parquet(path)
+        return parquet.read_parquet(path, columns)
     if snapshot.looks_like_snapshot(head):
         return snapshot.read_snapshot(path)
     if head.startswith(columnar_json.GZIP_MAGIC) or head.lstrip().startswith(b"{"):

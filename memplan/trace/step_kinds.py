@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.plan import UNPLANNED, Requests
+from memplan.core.placement import Requests, Workload
 from memplan.core.problem import Problem
 from memplan.trace.steps import Alike, HotSteps, Timeline, signature
 
@@ -42,8 +42,8 @@ class Neighbours:
 
 
 @dataclass(frozen=True, eq=False)
-class KindProblem:
-    """One kind of step: its buffers on a linear clock, its requests, its neighbours.
+class KindWorkload(Workload):
+    """One kind of step, on a linear clock, and its neighbours.
 
     steps: the numbers of the recorded steps that are of this kind.
     begins_as: a row (kind, request) for each of its first requests, those by which it
@@ -51,8 +51,6 @@ class KindProblem:
         it is served in that request's place, as in `Neighbours`. Shape (p, 2).
     """
 
-    problem: Problem
-    requests: Requests
     neighbours: Neighbours
     steps: tuple[int, ...]
     begins_as: Int64Array
@@ -60,7 +58,7 @@ class KindProblem:
 
 def other_kinds(
     line: Timeline, hot: HotSteps, requests: Requests, alignment: int
-) -> tuple[KindProblem, ...]:
+) -> tuple[KindWorkload, ...]:
     """The kinds of the steps after the first hot one that are not hot.
 
     requests: of the hot steps, as planned. The kinds seen most often, at most
@@ -107,7 +105,7 @@ class _Steps:
             self.of |= dict.fromkeys(steps, (number, 0))
 
     def begins_as(self, line: Timeline, number: int) -> Int64Array:
-        """`KindProblem.begins_as` of a kind: which steps the loader takes it for."""
+        """`KindWorkload.begins_as` of a kind: which steps the loader takes it for."""
         step = self.kinds[number][0]
         place, sizes = self.expected[step], line.size[line.requests(step)]
         around = [*range(place, len(self.loop)), *range(place)]
@@ -139,7 +137,7 @@ def _next_like(loop: list[bytes], begin: int, mark: bytes) -> int | None:
     return next((place for place in around if loop[place] == mark), None)
 
 
-def _kind(line: Timeline, chosen: _Steps, number: int, alignment: int) -> KindProblem:
+def _kind(line: Timeline, chosen: _Steps, number: int, alignment: int) -> KindWorkload:
     steps = chosen.kinds[number]
     step = steps[0]
     own, (begin, _) = line.requests(step), line.span(step)
@@ -152,12 +150,10 @@ def _kind(line: Timeline, chosen: _Steps, number: int, alignment: int) -> KindPr
         line.size[mine],
         alignment=alignment,
     )
-    buffer = np.full(len(rows), UNPLANNED, dtype=np.int64)
-    buffer[mine - own.start] = np.arange(len(mine))
-    requests = Requests((0,), line.size[own], buffer)
+    requests = Requests.serving((0,), line.size[own], mine - own.start)
     neighbours = _neighbours(line, chosen, step, int(problem.upper.max(initial=0)))
     begins_as = chosen.begins_as(line, number)
-    return KindProblem(problem, requests, neighbours, steps, begins_as)
+    return KindWorkload(problem, requests, neighbours, steps, begins_as)
 
 
 def _neighbours(line: Timeline, chosen: _Steps, step: int, end: int) -> Neighbours:

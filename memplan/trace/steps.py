@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memplan.arrays import Int64Array
-from memplan.trace.match import match_frees
+from memplan.arrays import BoolArray, Int64Array
+from memplan.trace.match import pairs
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
 MAX_PERIOD = 8
@@ -35,7 +35,6 @@ class Timeline:
     size: exact bytes of each allocation, in the order they were made, shape (m,).
     lower, freed: its half-open life in ticks; freed is `NEVER` if it was not.
     upper: `freed`, or later where threads race: until then it may live in a repetition.
-    row: its row in the trace.
     bounds: first tick of each step, ascending, the first 0, shape (s,).
     first: index of each step's first allocation, shape (s,).
     ticks: the clock's reading at the end.
@@ -45,7 +44,6 @@ class Timeline:
     lower: Int64Array
     freed: Int64Array
     upper: Int64Array
-    row: Int64Array
     bounds: Int64Array
     first: Int64Array
     ticks: int
@@ -102,24 +100,26 @@ class HotSteps:
 def timeline(trace: Trace) -> Timeline:
     """The trace's allocations and steps on one clock."""
     events = trace.events
-    counted = np.isin(events.action, (Action.ALLOC, Action.FREE_COMPLETED))
-    counted &= (events.action != Action.ALLOC) | (events.requested_size > 0)
-    tick: Int64Array = np.cumsum(counted) - counted  # ticks before each row
-    allocations = np.flatnonzero(counted & (events.action == Action.ALLOC))
-    free = match_frees(events)[allocations]
-    freed = np.where(free >= 0, tick[free], _NEVER).astype(np.int64)
+    freed_rows, frees = pairs(events)
+    made = (events.action == Action.ALLOC) & (events.requested_size > 0)
+    counted = made | (events.action == Action.FREE_COMPLETED)
+    tick = np.cumsum(counted, dtype=np.int32) - counted  # ticks before each row
+    size = events.requested_size[made]
+    lower = tick[made].astype(np.int64)
+    number = np.cumsum(made, dtype=np.int32) - 1  # of the allocation in each row
+    ends = made[freed_rows]
+    freed = np.full(len(lower), _NEVER)
+    freed[number[freed_rows[ends]]] = tick[frees[ends]]
     mark = strongest_mark(events)
     cuts: Int64Array = tick[(events.action == Action.STEP) & (events.mark == mark)]
     if mark is Mark.NONE:
         cuts = cuts[:0]
     bounds = np.concatenate([np.zeros(1, np.int64), cuts.astype(np.int64)])
-    lower = tick[allocations].astype(np.int64)
     return Timeline(
-        size=events.requested_size[allocations].astype(np.int64),
+        size=size,
         lower=lower,
         freed=freed,
-        upper=_outlast_races(lower, freed, events.thread[counted], bounds),
-        row=allocations.astype(np.int64),
+        upper=_outlast_races(lower, freed, events.thread, counted, bounds),
         bounds=bounds,
         first=np.searchsorted(lower, bounds, side="left").astype(np.int64),
         ticks=int(counted.sum()),
@@ -131,6 +131,7 @@ def _outlast_races(
     lower: Int64Array,
     freed: Int64Array,
     thread: npt.NDArray[np.int32],
+    counted: BoolArray,
     bounds: Int64Array,
 ) -> Int64Array:
     """`freed`, put off to the end of the parallel region that a block lives in.
@@ -139,8 +140,12 @@ def _outlast_races(
     order of requests and frees changes from run to run, so all blocks made and freed
     in one count as alive together. A region is where threads other than the busiest
     one show up, and as many events around as the threads of a step can have exchanged;
-    it does not outlast the step. thread: of every tick. bounds: of the steps.
+    it does not outlast the step. thread: of every event. counted: which of them are
+    ticks. bounds: of the steps.
     """
+    if (thread == thread[:1]).all():
+        return freed
+    thread = thread[counted]
     kinds, counts = np.unique(thread, return_counts=True)
     if len(kinds) < 2:
         return freed

@@ -13,6 +13,9 @@ import numpy as np
 from memplan.errors import UsageError
 from memplan.trace.trace import Action, Trace
 
+# The columns that planning looks at, here and in `memplan.trace.steps`.
+NEEDED = ("action", "mark", "address", "requested_size", "thread", "device", "stream")
+
 
 def streams_of(trace: Trace) -> dict[int, int]:
     """Bytes allocated in all on each stream, by handle; the busiest stream first."""

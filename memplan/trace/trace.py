@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,7 @@ class Columns:
         """Columns from array-likes; a column left out is zero (`stack`: -1).
 
         Raises InputError if lengths differ, a name is unknown, or a value is not an
-        integer of the column's type.
+        integer of the column's type. Columns left out are read-only.
         """
         unknown = set(arrays) - set(cls.DTYPES)
         if unknown:
@@ -117,8 +118,21 @@ class Columns:
         count = next(iter(lengths.values()), (0,))
         for name, dtype in cls.DTYPES.items():
             fill = -1 if name == "stack" else 0
-            columns.setdefault(name, np.full(count, fill, dtype=dtype))
+            # One value, seen `count` times: it takes up no memory.
+            columns.setdefault(name, np.broadcast_to(dtype(fill), count))
         return cls(**columns)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Columns]) -> Columns:
+        """The pieces, at least one, one after the other."""
+        if len(pieces) == 1:
+            return pieces[0]
+        return cls(
+            **{
+                name: np.concatenate([getattr(piece, name) for piece in pieces])
+                for name in cls.DTYPES
+            }
+        )
 
     def __len__(self) -> int:
         return len(self.action)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memplan.blocking.cache import simulate
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS
-from memplan.blocking.nest import parse_nest
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import PAPER_LAYERS
+from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.run.cache import simulate
 
 MACHINE = "xeon-e5645"
 # Found with half of each cache's capacity, and rows of whole lines innermost.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from bench import blocking_data as data
-from memplan.blocking.layer import Tensor
+from memplan.blocking.nest.layer import Tensor
 
 
 def geometric_mean(values: Sequence[float]) -> float:

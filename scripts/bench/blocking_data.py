@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from memplan.blocking.area import AreaPoint, area_curve, area_mm2
-from memplan.blocking.codesign import Energy, codesign_energy
-from memplan.blocking.counts import count
-from memplan.blocking.energy import DRAM_PJ, MAC_PJ, paper_curves
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
-from memplan.blocking.nest import Nest, parse_nest
-from memplan.blocking.objective import Codesign, Fixed
-from memplan.blocking.packing import MAIN, pack
-from memplan.blocking.parallel import CoresEnergy, core_scaling
-from memplan.blocking.search import Result, optimize
+from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.cost.objective import Codesign, Fixed
+from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.design.area_curve import AreaPoint, area_curve
+from memplan.blocking.design.parallel import CoresEnergy, core_scaling
+from memplan.blocking.machine.area import area_mm2
+from memplan.blocking.machine.energy import MAC_PJ
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.search.optimize import Result, optimize
 
 MIB = 1 << 20
 UNROLL = {"C": 16, "K": 16}
@@ -66,19 +66,19 @@ def on_diannao(layer: Layer, optimal: bool) -> OnDianNao:
         if optimal
         else parse_nest(BASELINES[layer.name], layer, UNROLL)
     )
-    packed = pack(count(nest), diannao)
-    main = {t: n * DRAM_PJ / layer.macs for t, n in packed.accesses[MAIN].items()}
+    packed = evaluate(layer, nest, Fixed(diannao))
+    main = {t: packed.pj(MAIN, t) / layer.macs for t in packed.layer.tensors}
     chip = {t: packed.by_tensor[t] / layer.macs - main[t] for t in main}
     return OnDianNao(chip, main, packed.compulsory / layer.macs)
 
 
 @cache
-def codesigned(layer: Layer, budget: int | None) -> tuple[Result, Energy]:
+def codesigned(layer: Layer, budget: int | None) -> tuple[Result, Evaluation]:
     """Figures 6 and 8: the optimum within a budget, and where its energy goes."""
     found = optimize(
         layer, unroll_of(layer), Codesign(budget=budget), time_limit=TIME_LIMIT
     )
-    return found, codesign_energy(count(found.nest), paper_curves(), budget=budget)
+    return found, evaluate(layer, found.nest, Codesign(budget=budget))
 
 
 def window_apart(layer: Layer) -> Result:

@@ -8,8 +8,9 @@ from bench import blocking_data as data
 from bench.blocking_caches import cache_counts
 from bench.blocking_page import Page
 from bench.blocking_plots import Bar, bars, curves
-from memplan.blocking.layer import Tensor
-from memplan.blocking.nest import parse_nest
+from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.nest.layer import Tensor
+from memplan.blocking.nest.nest import parse_nest
 
 NAMES = {Tensor.INPUT: "IB", Tensor.KERNEL: "KB", Tensor.OUTPUT: "OB"}
 # Nests for Conv1 whose outermost memory holds more or less of the kernels.
@@ -124,10 +125,10 @@ def figure_6(page: Page) -> None:
         reference = data.on_diannao(layer, True)
         total = reference.total * layer.macs
         parts = {
-            f"{NAMES[t]}": (energy.by_tensor[t] - energy.main[t]) / total
+            f"{NAMES[t]}": (energy.by_tensor[t] - energy.pj(MAIN, t)) / total
             for t in Tensor
         }
-        parts["DRAM"] = sum(energy.main.values()) / total
+        parts["DRAM"] = energy.pj(MAIN) / total
         rows.append((layer.name, "", parts))
         own = data.on_diannao(layer, False).total * layer.macs
         without = own - reference.compulsory * layer.macs

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bench.blocking_data import MIB, UNROLL
-from memplan.blocking.layer import Layer
-from memplan.blocking.network_design import design_network
-from memplan.blocking.networks import NETWORKS
+from memplan.blocking.design.network_design import design_network
+from memplan.blocking.design.networks import NETWORKS
+from memplan.blocking.nest.layer import Layer
 
 BUDGETS = (MIB, 8 * MIB)
 TIME_LIMIT = 120.0  # seconds a network and budget

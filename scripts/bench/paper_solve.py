@@ -35,19 +35,19 @@ TIMED = 5  # of best fit, which takes too little time to be timed once
 def facts(plan: Plan) -> dict[str, Any]:
     """How good `plan` is, and how it came about."""
     return {
-        "method": plan.method,
+        "method": plan.provenance.method,
         "peak": plan.peak,
         "lower_bound": plan.lower_bound,
         "status": plan.status,
-        "seconds": plan.seconds,
-        "note": plan.note,
+        "seconds": plan.provenance.seconds,
+        "note": plan.provenance.note,
     }
 
 
 def best_fit(problem: Problem) -> dict[str, Any]:
     """The paper's heuristic: its facts, and its median time, the first left out."""
     plans = [solve_problem(problem, "bestfit") for _ in range(TIMED + 1)]
-    seconds = statistics.median(plan.seconds for plan in plans[1:])
+    seconds = statistics.median(plan.provenance.seconds for plan in plans[1:])
     return {**facts(plans[0]), "seconds": seconds}
 
 

@@ -30,10 +30,12 @@ def table_of(
     loop: tuple[int, int] | None = None,
     *,
     arena: int = 1 << 16,
+    online: int | None = None,
     elastic: bool = False,
     sparse: tuple[int, ...] = (),
 ) -> _alloc.Table:
-    """Of (size, offset) requests; loop: the steps that repeat, all by default."""
+    """Of (size, offset) requests; loop: the steps that repeat, all by default; online:
+    where departures may lie, below the arena's end by default."""
     count = len(starts)
     begin, end = loop or (0, count)
     return _alloc.table(
@@ -42,15 +44,19 @@ def table_of(
         column(starts),
         begin,
         end,
-        [elastic and begin <= i < end for i in range(count)],
-        [i in sparse for i in range(len(requests))],
+        flags(elastic and begin <= i < end for i in range(count)),
+        flags(i in sparse for i in range(len(requests))),
         arena,
-        arena,
+        arena if online is None else online,
     )
 
 
 def column(values: object) -> npt.NDArray[np.int64]:
     return np.array(list(values), dtype=np.int64)  # type: ignore[call-overload]
+
+
+def flags(values: object) -> npt.NDArray[np.bool_]:
+    return np.array(list(values), dtype=np.bool_)  # type: ignore[call-overload]
 
 
 @dataclass
@@ -79,13 +85,17 @@ class Served:
         del self.live[bisect(self.live, (address,))]
         self.replay.release(address)
 
-    def step(self, *sizes: int) -> list[int | None]:
-        """A boundary, then blocks that live side by side; where they were."""
-        self.replay.next_step()
+    def use(self, *sizes: int) -> list[int | None]:
+        """Blocks that live side by side; where they were."""
         found = [self.ask(size) for size in sizes]
         for offset in found:
             self.drop(offset)
         return found
+
+    def step(self, *sizes: int) -> list[int | None]:
+        """A boundary, then `use`."""
+        self.replay.next_step()
+        return self.use(*sizes)
 
     def run(self, trace: Trace) -> list[Counts]:
         """The recorded program; the counts of its hot steps, one by one."""

@@ -71,9 +71,8 @@ def soak(total: int, seed: int) -> tuple[int, int, dict[str, int], _alloc.Replay
     offsets = rng.integers(0, (ARENA - 300_032) // 64, 2000) * 64
     offsets[rng.random(2000) < 0.05] = -1
     starts = np.array([0, 300, 600], dtype=np.int64)
-    table = _alloc.table(
-        sizes, offsets, starts, 1, 3, [False] * 3, [False] * 2000, ARENA, ARENA
-    )
+    no = np.zeros(2000, dtype=np.bool_)
+    table = _alloc.table(sizes, offsets, starts, 1, 3, no[:3], no, ARENA, ARENA)
     replay = _alloc.make_replay(table, ARENA)
     soakers = [Soaker(replay, seed + i + 1, total // THREADS) for i in range(THREADS)]
     threads = [threading.Thread(target=soaker.run) for soaker in soakers]
@@ -96,8 +95,8 @@ def random_table(rng: np.random.Generator) -> _alloc.Table:
     starts = np.sort(rng.integers(0, count, steps)).astype(np.int64)
     starts[0] = 0
     loop = sorted(rng.choice(steps + 1, 2, replace=False).tolist())
-    elastic = (rng.random(steps) < 0.3).tolist()
-    sparse = (rng.random(count) < 0.3).tolist()
+    elastic = rng.random(steps) < 0.3
+    sparse = rng.random(count) < 0.3
     limits = rng.integers(WIDE // 2, WIDE, 2).tolist()
     return _alloc.table(sizes, offsets, starts, *loop, elastic, sparse, *limits)
 

@@ -90,9 +90,9 @@ def test_sizes_that_differ_in_every_step_make_an_elastic_plan() -> None:
     plan = memplan.solve(trace_of([(Made(64, 0),), *steps]))
     assert plan.elastic
     assert plan.kinds == ()
-    assert plan.requests is not None
+    assert plan.hot.requests is not None
     # The last step may be cut off; the second request outlives its own successor.
-    assert plan.requests.size.tolist() == [707, 703] * 2
+    assert plan.hot.requests.size.tolist() == [707, 703] * 2
 
 
 @settings(max_examples=150, deadline=None)
@@ -114,22 +114,22 @@ def test_a_plan_for_larger_requests_verifies(
     steps: list[Step], data: st.DataObject
 ) -> None:
     plan = memplan.solve(trace_of(steps))
-    assert plan.requests is not None
-    count, buffers = len(plan.requests), len(plan.problem)
+    assert plan.hot.requests is not None
+    count, buffers = len(plan.hot.requests), len(plan.problem)
     sizes = st.lists(st.integers(0, 1 << 20), min_size=count, max_size=count)
     flags = st.lists(st.booleans(), min_size=buffers, max_size=buffers)
     most = column(data.draw(sizes))
     sparse = column(data.draw(st.none() | flags) or [0] * buffers) > 0
     grown = larger(plan, most, sparse)
     assert memplan.verify(grown) == []
-    assert grown.requests is not None
+    assert grown.hot.requests is not None
     assert grown.elastic == plan.elastic
-    assert (grown.requests.size >= most).all()
-    assert (grown.requests.size >= plan.requests.size).all()
+    assert (grown.hot.requests.size >= most).all()
+    assert (grown.hot.requests.size >= plan.hot.requests.size).all()
     program = Served(replay_of(grown))
-    wanted = plan.requests.size if not plan.elastic else most.clip(1)
+    wanted = plan.hot.requests.size if not plan.elastic else most.clip(1)
     # One after the other, so that only their sizes decide.
-    starts = [*plan.requests.starts, count]
+    starts = [*plan.hot.requests.starts, count]
     for first, last in pairwise(starts):
         for size in wanted[first:last].tolist() if plan.elastic else ():
             program.drop(program.ask(size))

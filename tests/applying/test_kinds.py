@@ -35,17 +35,9 @@ def places(step: int, first: int = 0) -> list[int | None]:
     return [512 * i for i in range(begin, begin + len(STEPS[step]) - first)]
 
 
-def begin(program: Served, *sizes: int) -> list[int | None]:
-    """The first step, which no boundary comes before."""
-    found = [program.ask(size) for size in sizes]
-    for offset in found:
-        program.drop(offset)
-    return found
-
-
 def test_a_step_of_another_kind_is_recognised_by_its_first_request() -> None:
     program = served()
-    assert begin(program, *A) == places(0)
+    assert program.use(*A) == places(0)
     assert program.step(*LONG) == places(3)
     assert program.step(*B) == places(1)  # which was to come next
     assert program.step(*A) == places(0)
@@ -54,14 +46,14 @@ def test_a_step_of_another_kind_is_recognised_by_its_first_request() -> None:
 
 def test_a_longer_kind_takes_over_where_the_step_should_have_ended() -> None:
     program = served()
-    assert begin(program, *SHORT) == [*places(0), places(2)[2]]
+    assert program.use(*SHORT) == [*places(0), places(2)[2]]
     assert program.step(*A) == places(0)  # that one had been mistaken for it
     assert program.step(*B) == places(1)
 
 
 def test_a_step_of_the_loop_may_be_left_out() -> None:
     program = served()
-    begin(program, *A)
+    program.use(*A)
     # B is expected, and its first request is A's, too.
     assert program.step(*A) == [places(1)[0], places(0)[1]]
     assert program.step(*B) == places(1)
@@ -71,7 +63,7 @@ def test_an_unrolled_loop_goes_on_with_the_copy_that_is_due() -> None:
     copies = [(64, 0), (128, 64), (64, 512), (128, 1024), (320, 2048)]
     table = table_of(copies, (0, 2, 4), (0, 2))
     program = Served(_alloc.make_replay(table, 1 << 16))
-    assert begin(program, 64, 128) == [0, 64]
+    assert program.use(64, 128) == [0, 64]
     assert program.step(320) == [2048]
     assert program.step(64, 128) == [512, 1024]
     assert program.step(320) == [2048]
@@ -80,7 +72,7 @@ def test_an_unrolled_loop_goes_on_with_the_copy_that_is_due() -> None:
 
 def test_a_step_without_requests_leaves_the_loop_where_it_is() -> None:
     program = served()
-    begin(program, *A)
+    program.use(*A)
     for _ in range(3):
         assert program.step() == []
     assert program.step(*B) == places(1)
@@ -91,8 +83,8 @@ def test_a_step_without_requests_leaves_the_loop_where_it_is() -> None:
 def test_a_kind_without_requests_is_never_followed() -> None:
     table = table_of([(64, 0), (128, 64)], (0, 2, 2), (0, 1))
     program = Served(_alloc.make_replay(table, 1 << 16))
-    assert begin(program, 64, 128) == [0, 64]
-    begin(program, 256)  # beyond the step, and of no kind
+    assert program.use(64, 128) == [0, 64]
+    program.use(256)  # beyond the step, and of no kind
     assert program.step() == []
     assert program.step(64, 128) == [0, 64]
     assert program.replay.hot_counts()["online"] == 1
@@ -101,7 +93,7 @@ def test_a_kind_without_requests_is_never_followed() -> None:
 def test_threads_that_swap_two_requests_do_not_make_another_kind() -> None:
     table = table_of([(64, 0), (128, 64), (192, 192), (64, 512)], (0, 3), (0, 1))
     program = Served(_alloc.make_replay(table, 1 << 16))
-    assert begin(program, 128, 64, 192) == [64, 0, 192]
+    assert program.use(128, 64, 192) == [64, 0, 192]
 
 
 def test_in_the_warm_up_no_other_kind_is_followed() -> None:
@@ -113,7 +105,7 @@ def test_in_the_warm_up_no_other_kind_is_followed() -> None:
 
 def test_every_step_is_counted_with_the_kind_it_was_of() -> None:
     program = served()
-    begin(program, *A)
+    program.use(*A)
     program.step(*LONG)
     program.step(*B)
     program.step()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,14 @@ import pytest
 
 import memplan
 from memplan.applying import replan as replanning
-from memplan.applying.replan import SLACK, Replanner, from_log
+from memplan.applying.replan import PATIENCE, SLACK, Replanner, from_log
 from memplan.core.plan import Plan
 from memplan.errors import NoPlanError
 from memplan.trace.journal import ROW
 from memplan.trace.trace import Action, Mark
 from tests.applying.served import RESERVE, Served, replay_of
 from tests.conftest import Run
+from tests.plans import changed
 from tests.programs import Made, trace_of
 
 
@@ -29,8 +29,8 @@ def elastic_plan(warmup: int = 1) -> Plan:
     before = [(Made(64, 0),) * (5 + i) for i in range(warmup)]
     plan = memplan.solve(trace_of([*before, *steps]))
     assert plan.elastic
-    assert plan.requests is not None
-    assert plan.requests.size.tolist() == [603, 703, 803]
+    assert plan.hot.requests is not None
+    assert plan.hot.requests.size.tolist() == [603, 703, 803]
     return plan
 
 
@@ -81,8 +81,8 @@ def test_larger_requests_are_planned_from_the_next_boundary_on(warmup: int) -> N
     program.step(600, 9000, 800)
     assert reasons(program) == [("larger", True)]
     plan = program.replanner.plan
-    assert plan.requests is not None
-    assert plan.requests.size.tolist() == [603, 9000 + 9000 // SLACK, 803]
+    assert plan.hot.requests is not None
+    assert plan.hot.requests.size.tolist() == [603, 9000 + 9000 // SLACK, 803]
     assert program.replanner.replans[0].arena_bytes == plan.arena_bytes
     assert memplan.verify(plan) == []
 
@@ -99,8 +99,8 @@ def test_what_is_asked_before_the_boundary_does_not_confuse_what_is_made() -> No
         program.step(600, 5000, 800)
         program.wait()
     plan = program.replanner.plan
-    assert plan.requests is not None
-    first, grown, last = plan.requests.size.tolist()
+    assert plan.hot.requests is not None
+    first, grown, last = plan.hot.requests.size.tolist()
     assert (first, last) == (603, 803)
     assert 5000 <= grown <= 5000 + 5000 // SLACK
     assert all(adopted for _, adopted in reasons(program))
@@ -139,7 +139,7 @@ def test_a_plan_that_does_not_verify_is_not_adopted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = elastic_plan()
-    wrong = replace(plan, offsets=np.zeros_like(plan.offsets), warmup=None)
+    wrong = changed(plan, offsets=np.zeros_like(plan.offsets), warmup=None)
     monkeypatch.setattr(replanning, "larger", lambda *_: wrong)
     program = Program(plan)
     for _ in range(4):
@@ -157,6 +157,19 @@ def test_a_plan_that_comes_too_late_is_reported_as_that() -> None:
     assert reasons(program) == [("larger", False)]
     program.replanner.finish()
     assert reasons(program) == [("larger", False)]
+
+
+def test_a_program_that_never_settles_is_planned_ever_more_rarely() -> None:
+    steps = [(Made(64, 0),)] + [(Made(640, 1), Made(100, 0))] * 4
+    program = Program(memplan.solve(trace_of(steps)))
+    for turn in range(90):
+        program.step(*range(5000 + 100 * turn, 5000 + 100 * turn + 40))
+        program.wait()
+    noted = [one.step for one in program.replanner.replans]
+    assert {one.reason for one in program.replanner.replans} == {"different"}
+    # Between two, as many recorded steps, and a patience that doubles each time.
+    waits = np.diff([0, *noted])
+    assert np.diff(waits)[:3].tolist() == [PATIENCE, 2 * PATIENCE, 4 * PATIENCE]
 
 
 def test_the_warm_up_is_not_looked_at() -> None:
@@ -190,8 +203,8 @@ def test_the_log_makes_a_plan_without_a_warm_up() -> None:
     plan = from_log(elastic_plan(), log_of(old, ONE, ONE, ONE, ONE, []))
     assert not plan.elastic
     assert plan.warmup is None
-    assert plan.requests is not None
-    assert plan.requests.size.tolist()[:2] == [500, 300]
+    assert plan.hot.requests is not None
+    assert plan.hot.requests.size.tolist()[:2] == [500, 300]
     assert memplan.verify(plan) == []
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.native import _alloc
+from tests.applying.served import table_of
 
 UNIT = 64
 WINDOW = 64
@@ -22,20 +21,7 @@ def make(
     loop_start: int = 0,
 ) -> _alloc.Replay:
     """A replay of (size, offset) requests."""
-    sizes = np.array([size for size, _ in requests], dtype=np.int64)
-    offsets = np.array([offset for _, offset in requests], dtype=np.int64)
-    count = len(starts)
-    table = _alloc.table(
-        sizes,
-        offsets,
-        np.array(starts, dtype=np.int64),
-        loop_start,
-        count,
-        [False] * count,
-        [False] * len(sizes),
-        arena,
-        arena,
-    )
+    table = table_of(requests, starts, (loop_start, len(starts)), arena=arena)
     return _alloc.make_replay(table, arena)
 
 
@@ -74,12 +60,12 @@ def test_without_room_the_default_allocator_must_serve() -> None:
     assert (counts["fallback"], counts["fallback_bytes"]) == (2, 64 + 4096)
 
 
-def test_departures_take_the_smallest_gap_and_the_lowest_of_equals() -> None:
+def test_departures_take_the_smallest_hole_and_the_lowest_of_equals() -> None:
     replay = make([(64, 0), (64, 192), (64, 320), (64, 448)], 1024)
     base = replay.base
     for _ in range(4):
         replay.allocate(64)
-    # Gaps: [64, 192), [256, 320), [384, 448), [512, 1024).
+    # Holes: [64, 192), [256, 320), [384, 448), [512, 1024).
     assert replay.allocate(60) - base == 256
     assert replay.allocate(128) - base == 64
     assert replay.allocate(65) - base == 512
@@ -134,26 +120,6 @@ def test_steps_repeat_from_the_loop_start() -> None:
     assert replay.hot_counts()["planned"] == 6
 
 
-@pytest.mark.parametrize(
-    ("requests", "starts", "loop_start", "problem"),
-    [
-        ([(0, 0)], (0,), 0, "not positive"),
-        ([(64, 0)], (), 0, "begin with 0"),
-        ([(64, 0)], (1,), 0, "begin with 0"),
-        ([(64, 0)], (0,), 1, "must be some"),
-        ([(64, 0)], (0, 5), 0, "ascend"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    requests: list[tuple[int, int]],
-    starts: tuple[int, ...],
-    loop_start: int,
-    problem: str,
-) -> None:
-    with pytest.raises(ValueError, match=problem):
-        make(requests, 1024, starts, loop_start)
-
-
 @dataclass
 class Reference:
     """The arena by the book: a list of live ranges, scanned whole each time."""
@@ -174,7 +140,7 @@ class Reference:
         if offset is not None and offset < 0:
             return None
         if offset is None or not self._is_free(offset, rounded):
-            offset = self._smallest_gap(rounded)
+            offset = self._smallest_hole(rounded)
         if offset is not None:
             self.live[offset] = rounded
         return offset
@@ -196,14 +162,14 @@ class Reference:
             for start, length in self.live.items()
         )
 
-    def _smallest_gap(self, size: int) -> int | None:
+    def _smallest_hole(self, size: int) -> int | None:
         edges = [*sorted(self.live.items()), (self.arena, 0)]
-        gaps, top = [], 0
+        holes, top = [], 0
         for start, length in edges:
             if start - top >= size:
-                gaps.append((start - top, top))
+                holes.append((start - top, top))
             top = start + length
-        return min(gaps)[1] if gaps else None
+        return min(holes)[1] if holes else None
 
 
 SIZES = st.sampled_from([1, 63, 64, 65, 128, 200, 640])

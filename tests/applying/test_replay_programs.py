@@ -71,10 +71,10 @@ def test_only_what_outlives_two_steps_is_left_to_the_default_allocator(
     plan = memplan.solve(trace)
     hot = find_hot(line)
     assert hot is not None
-    assert plan.requests is not None
+    assert plan.hot.requests is not None
     own = line.requests(hot.begin)
     born, died = line.step_of(line.lower[own]), line.step_of(line.upper[own])
-    first = plan.requests.buffer[: own.stop - own.start]
+    first = plan.hot.requests.buffer[: own.stop - own.start]
     np.testing.assert_array_equal(first < 0, died - born > 1)
 
 
@@ -92,8 +92,8 @@ def test_a_gradient_kept_over_the_boundary_wraps_around() -> None:
 def test_a_block_that_meets_its_own_successor_unrolls_the_step() -> None:
     step = (Made(640, 2), Made(64, 0))  # freed only after the next one is made
     plan = memplan.solve(trace_of([(Made(64, 0),), *[step] * 6]))
-    assert plan.requests is not None
-    assert plan.requests.starts == (0, 2)
+    assert plan.hot.requests is not None
+    assert plan.hot.requests.starts == (0, 2)
     big = plan.problem.size == 640
     assert len(set(plan.offsets[big].tolist())) == 2
 
@@ -113,9 +113,9 @@ def test_a_program_without_boundaries_is_planned_as_one_step() -> None:
     trace = trace_of([(Made(64, 0), Made(128, 1), Made(64, None))] * 3, cut=False)
     plan = memplan.solve(trace)
     assert plan.warmup is None
-    assert plan.program.marks == "none"
-    assert plan.requests is not None
-    assert plan.requests.starts == (0,)
+    assert plan.provenance.program.marks == "none"
+    assert plan.hot.requests is not None
+    assert plan.hot.requests.starts == (0,)
     counts = serve(plan, trace).hot_counts()
     assert (counts["planned"], counts["unplanned"]) == (6, 3)
 
@@ -136,4 +136,4 @@ def test_step_all_plans_the_whole_recording() -> None:
     trace = trace_of([(Made(64, 0), Made(128, 3)), *[(Made(64, 0),)] * 4])
     plan = memplan.solve(trace, step="all")
     assert len(plan.problem) == 6
-    assert plan.program.marks == "none"
+    assert plan.provenance.program.marks == "none"

@@ -148,8 +148,8 @@ def large_plan() -> Plan:
 
 def test_what_is_touched_in_part_is_sparse_where_that_is_worth_while() -> None:
     plan = large_plan()
-    assert plan.requests is not None
-    assert plan.requests.buffer.tolist() == [0, 1, 2]
+    assert plan.hot.requests is not None
+    assert plan.hot.requests.buffer.tolist() == [0, 1, 2]
     assert sparse_buffers(plan, [0.1, 1.0, 1.0]).tolist() == [True, False, False]
     assert not sparse_buffers(plan, [0.9, 1.0, 1.0]).any()
     assert not sparse_buffers(plan, [-1, -1, -1]).any()
@@ -175,8 +175,8 @@ def test_a_plan_with_some_kept_apart_verifies(
         assert apart.peak >= apart.lower_bound
         assert apart.proved_optimal or apart.peak > apart.lower_bound
     parts = np.where(sparse, 0.1, 1.0)
-    assert plan.requests is not None
-    rows = np.append(parts, -1)[plan.requests.buffer]
+    assert plan.hot.requests is not None
+    rows = np.append(parts, -1)[plan.hot.requests.buffer]
     found = sparse_buffers(plan, rows.tolist())
     assert not (found & ~sparse).any()
     Served(replay_of(apart)).run(trace_of(steps))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from memplan.blocking.counts import ELEMENT_BYTES, Traffic
-from memplan.blocking.layer import DIMS, Layer, Tensor
-from memplan.blocking.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.nest.counts import ELEMENT_BYTES, Traffic
+from memplan.blocking.nest.layer import DIMS, Layer, Tensor
 
 # Energy, and the bytes it takes of each shared memory.
 Choice = tuple[float, tuple[int, ...]]

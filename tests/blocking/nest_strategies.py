@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from memplan.blocking.counts import Buffer, Traffic
-from memplan.blocking.layer import DIMS, Layer, Tensor
-from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.nest.counts import Buffer, Traffic
+from memplan.blocking.nest.layer import DIMS, Layer, Tensor
+from memplan.blocking.nest.nest import Nest, parse_nest
 
 WINDOW = ("Fw", "Fh")
 _LARGEST = {"X": 8, "Y": 8, "C": 8, "K": 8, "Fw": 4, "Fh": 4, "B": 3, "G": 3}

@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from memplan.blocking.layer import DIMS, INDEXED_BY, Layer, Tensor
-from memplan.blocking.nest import Nest
+from memplan.blocking.nest.layer import DIMS, INDEXED_BY, Layer, Tensor
+from memplan.blocking.nest.nest import Nest
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]  # half-open, by dimension
 Elements: TypeAlias = frozenset[int]

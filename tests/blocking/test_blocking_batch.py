@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests
 
-from memplan.blocking.batch import BatchEvaluator
-from memplan.blocking.hierarchy import Hierarchy, Level
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor
-from memplan.blocking.nest import Nest, nest_of
-from memplan.blocking.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.many import BatchEvaluator
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.nest.nest import Nest, nest_of
 from memplan.errors import UsageError
 
 

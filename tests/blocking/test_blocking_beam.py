@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import layers
 
-from memplan.blocking.beam import beam_search
-from memplan.blocking.enumerate_nests import enumerate_nests
-from memplan.blocking.exact import optimum
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.incumbent import SearchProgress
-from memplan.blocking.layer import DIMS, PAPER_LAYERS, Layer, fully_connected
-from memplan.blocking.nest import parse_nest
-from memplan.blocking.objective import Codesign, Fixed, Objective
-from memplan.blocking.orders import all_orders, divisors, level_orders
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, fully_connected
+from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.nest.orders import all_orders, divisors, level_orders
+from memplan.blocking.search.beam import beam_search
+from memplan.blocking.search.enumerate_nests import enumerate_nests
+from memplan.blocking.search.exact import optimum
+from memplan.blocking.search.incumbent import SearchProgress
 from memplan.errors import UsageError
 
 CORE = {"C": 16, "K": 16}

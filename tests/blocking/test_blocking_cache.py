@@ -12,7 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests
 
-from memplan.blocking.cache import (
+from memplan.blocking.machine.hierarchy import Cache, Hierarchy, Level
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.run.cache import (
     FLOAT_BYTES,
     Simulation,
     expected_misses,
@@ -22,11 +26,7 @@ from memplan.blocking.cache import (
     simulate,
     simulator_of,
 )
-from memplan.blocking.hierarchy import Cache, Hierarchy, Level
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import DIMS, PAPER_LAYERS, Layer, Tensor
-from memplan.blocking.layout import Layout
-from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.run.layout import Layout
 from memplan.errors import UsageError
 from memplan.native import _nest
 

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from memplan.blocking.codesign import codesign_energy
-from memplan.blocking.counts import Traffic, count
-from memplan.blocking.energy import paper_curves, table_3
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import Layer, Tensor
-from memplan.blocking.literal import count_literally, literal_energy
-from memplan.blocking.nest import Nest, parse_nest
-from memplan.blocking.packing import pack
+from memplan.blocking.cost.evaluation import evaluate
+from memplan.blocking.cost.objective import Codesign, Fixed
+from memplan.blocking.cost.paper_pricing import paper_energy
+from memplan.blocking.machine.energy import paper_curves, table_3
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import Traffic, count
+from memplan.blocking.nest.layer import Layer, Tensor
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.nest.paper_counts import count_as_paper
 from tests.blocking import nest_cases
 
 every_case = nest_cases.every_case()
@@ -49,7 +50,7 @@ def test_counts_are_equal(case: dict[str, Any]) -> None:
 
 @every_case
 def test_the_papers_counts_are_equal(case: dict[str, Any]) -> None:
-    for tensor, traffic in count_literally(nest_of(case)).items():
+    for tensor, traffic in count_as_paper(nest_of(case)).items():
         expected = case["paper_literal"][tensor.value]
         assert traffic.alpha == expected["dram_alpha"]
         assert len(traffic.buffers) == len(expected["buffers"])
@@ -62,17 +63,16 @@ def test_the_papers_counts_are_equal(case: dict[str, Any]) -> None:
 @every_case
 def test_energies_are_equal(case: dict[str, Any]) -> None:
     nest = nest_of(case)
-    traffic, curves = count(nest), paper_curves()
-    energy = codesign_energy(traffic, curves)
+    energy = evaluate(nest.layer, nest)
     expected = case["energy_codesign_pJ"]
     assert energy.total == pytest.approx(expected["total"], rel=1e-6)
     assert energy.sram_bytes == expected["sram_bytes"]
     for tensor in Tensor:
         one = energy.by_tensor[tensor]
         assert one == pytest.approx(expected[tensor.value], rel=1e-6)
-    limited = codesign_energy(traffic, curves, budget=8 << 20)
+    limited = evaluate(nest.layer, nest, Codesign(budget=8 << 20))
     assert limited.total == pytest.approx(case["energy_codesign_8MB_pJ"], rel=1e-6)
-    literal = literal_energy(count_literally(nest), curves)
+    literal = paper_energy(nest, paper_curves())
     expected = case["energy_codesign_paper_literal_pJ"]
     assert literal == pytest.approx(expected, rel=1e-6)
 
@@ -84,12 +84,13 @@ def test_energies_are_equal(case: dict[str, Any]) -> None:
 def test_buffers_go_to_the_same_levels(
     case: dict[str, Any], name: str, key: str
 ) -> None:
-    packed = pack(count(nest_of(case)), load_hierarchy(name))
-    expected = case[key]
-    assert dict(packed.assigned) == expected["assign"]
+    nest, expected = nest_of(case), case[key]
+    packed = evaluate(nest.layer, nest, Fixed(load_hierarchy(name)))
+    assert {one.name: one.level for one in packed.buffers} == expected["assign"]
     assert packed.total == pytest.approx(expected["total_pJ"], rel=1e-6)
     for level, row in expected["accesses"].items():
-        assert {t.value: n for t, n in packed.accesses[level].items()} == row
+        served = [share for share in packed.shares if share.level == level]
+        assert {share.tensor.value: share.accesses for share in served} == row
 
 
 @nest_cases.needs_reference

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from nest_strategies import nests, traffic_of
 from nest_trace import trace
 
-from memplan.blocking.counts import Buffer, Traffic, count, runs
-from memplan.blocking.layer import Layer, Tensor, elements, pooling
-from memplan.blocking.literal import count_literally
-from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.nest.counts import Buffer, Traffic, count, runs
+from memplan.blocking.nest.layer import Layer, Tensor, elements, pooling
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.nest.paper_counts import count_as_paper
 
 INPUT, KERNEL, OUTPUT = Tensor
 
@@ -140,7 +140,7 @@ def test_what_leaves_a_buffer_is_what_the_next_one_serves(nest: Nest) -> None:
 @given(nests(window_innermost=False, divisors=True))
 @settings(deadline=None)
 def test_of_kernels_the_papers_counts_are_exact(nest: Nest) -> None:
-    exact, literal = count(nest), count_literally(nest)
+    exact, literal = count(nest), count_as_paper(nest)
     assert literal.keys() == exact.keys()
     if KERNEL in exact:
         accesses = [buffer.accesses for buffer in literal[KERNEL].buffers]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from nest_strategies import nests
 
-from memplan.blocking.emit import emit
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS, Layer, fully_connected
-from memplan.blocking.layout import Layout, padded
-from memplan.blocking.nest import Nest, parse_nest
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, fully_connected
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.run.emit import emit
+from memplan.blocking.run.layout import Layout, padded
 from memplan.errors import UsageError
 
 COMPILERS = [name for name in ("g++", "clang++") if shutil.which(name)]

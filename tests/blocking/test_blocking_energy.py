@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.blocking.energy import (
+from memplan.blocking.machine.energy import (
     DRAM_ABOVE,
     DRAM_PJ,
     KIB,

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from memplan.blocking.chosen import evaluate_chosen
-from memplan.blocking.energy import paper_curves
-from memplan.blocking.evaluation import evaluate, sram_bytes
-from memplan.blocking.hierarchy import Hierarchy
-from memplan.blocking.hierarchy_file import load_hierarchy, presets
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor
-from memplan.blocking.literal import count_literally, literal_energy
-from memplan.blocking.nest import Nest, parse_nest
-from memplan.blocking.objective import Codesign, Fixed, Objective
-from memplan.blocking.search import optimize
+from memplan.blocking.cost.evaluation import evaluate
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.paper_pricing import paper_energy
+from memplan.blocking.machine.energy import paper_curves
+from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.nest.paper_counts import count_as_paper
+from memplan.blocking.search.optimize import optimize
 
 CONV5 = PAPER_LAYERS["conv5"]
 NESTS = [
@@ -67,11 +67,11 @@ def test_the_papers_counts_keep_their_energy(
     case: tuple[Layer, str, dict[str, int]],
 ) -> None:
     nest = nest_of(case)
-    found = evaluate(case[0], nest, literally=True)
-    expected = literal_energy(count_literally(nest), paper_curves())
+    found = evaluate(case[0], nest, as_paper=True)
+    expected = paper_energy(nest, paper_curves())
     assert found.total == pytest.approx(expected, rel=1e-12)
-    packed = evaluate(case[0], nest, Fixed(load_hierarchy("diannao")), literally=True)
-    for tensor, own in count_literally(nest).items():
+    packed = evaluate(case[0], nest, Fixed(load_hierarchy("diannao")), as_paper=True)
+    for tensor, own in count_as_paper(nest).items():
         placed = [buffer for buffer in packed.buffers if buffer.tensor is tensor]
         served = [buffer.buffer.reads for buffer in placed]
         assert served == [round(buffer.accesses) for buffer in own.buffers]
@@ -85,8 +85,8 @@ def test_energy_is_for_the_multiplications_that_are_needed() -> None:
 
 
 def test_bytes_on_the_chip_are_those_of_all_memories() -> None:
-    assert sram_bytes(load_hierarchy("diannao")) == 36 << 10
-    assert sram_bytes(load_hierarchy("xeon-e5645")) == (32 + 256 + 12 * 1024) << 10
+    assert load_hierarchy("diannao").nbytes == 36 << 10
+    assert load_hierarchy("xeon-e5645").nbytes == (32 + 256 + 12 * 1024) << 10
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -108,13 +108,13 @@ def test_chosen_buffers_cost_what_the_search_says(
     elif machine.budget is not None:
         machine = replace(machine, budget=machine.budget // shrink)
     found = optimize(layer, {}, machine)
-    assert found.held is not None
-    own = evaluate_chosen(layer, found.nest, machine, found.held)
+    assert found.memories is not None
+    own = evaluate(layer, found.nest, machine, choice=found.memories)
     assert own.total == pytest.approx(found.energy, rel=1e-9)
     assert own.levels[-1] == "DRAM"
     assert {placed.level for placed in own.buffers} <= set(own.levels)
     on_chip = [placed for placed in own.buffers if placed.level != "DRAM"]
-    assert len(on_chip) == len(found.held)
+    assert len(on_chip) == len(found.memories)
     if isinstance(machine, Codesign):
         assert own.sram_bytes == sum(placed.nbytes for placed in on_chip)
 

@@ -10,15 +10,14 @@ import types
 import pytest
 from nest_choices import all_loops, least_energy
 
-from memplan.blocking.counts import count
-from memplan.blocking.energy import Curve, paper_curves, table_3
-from memplan.blocking.exact import optimum
-from memplan.blocking.held import held_energy
-from memplan.blocking.hierarchy import Hierarchy, Level
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor, parse_layer
-from memplan.blocking.nest import nest_of, parse_nest
-from memplan.blocking.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.machine.energy import Curve, paper_curves, table_3
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import count
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, parse_layer
+from memplan.blocking.nest.nest import nest_of, parse_nest
+from memplan.blocking.search.exact import optimum
 from memplan.errors import NoPlanError, UsageError
 
 DATAPATH = {"C": 16, "K": 16}
@@ -39,7 +38,7 @@ def test_optima_of_the_enumeration() -> None:
         assert found.proved, where
         assert found.lower_bound == found.energy, where
         nest = parse_nest(found.string, layer, unroll)
-        assert held_energy(nest, objective, found.held) == pytest.approx(
+        assert objective.evaluate(nest, found.memories) == pytest.approx(
             found.energy, rel=1e-9
         ), where
         checked += len(nests)
@@ -162,7 +161,7 @@ def test_private_levels_with_fills(
     assert best.proved
     assert best.energy == pytest.approx(energy, rel=1e-5)
     nest = parse_nest(best.string, layer, DATAPATH)
-    assert held_energy(nest, Fixed(machine), best.held) == pytest.approx(
+    assert Fixed(machine).evaluate(nest, best.memories) == pytest.approx(
         best.energy, rel=1e-9
     )
 
@@ -178,7 +177,7 @@ def test_shared_levels_are_filled_no_worse_than_in_order(
     nest = parse_nest(found.string, layer, DATAPATH)
     assert found.energy <= machine.evaluate(nest) * (1 + 1e-9)
     assert found.energy == pytest.approx(
-        held_energy(nest, machine, found.held), rel=1e-9
+        machine.evaluate(nest, found.memories), rel=1e-9
     )
 
 
@@ -199,7 +198,7 @@ def test_no_room_for_any_buffer() -> None:
         found = optimum(layer, None, Codesign(budget=budget))
         # Every partial sum is written and, but for the first, read.
         assert found.energy == 320.0 * (2 * layer.macs + 2 * layer.macs - 36)
-        assert found.held == ()
+        assert found.memories == ()
         assert found.sram_bytes == 0
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.blocking.energy import DRAM_PJ, MAC_PJ, paper_curves, table_3
-from memplan.blocking.hierarchy import Cache, Hierarchy
-from memplan.blocking.hierarchy_file import load_hierarchy, presets
-from memplan.blocking.layer import Tensor
+from memplan.blocking.machine.energy import DRAM_PJ, MAC_PJ, paper_curves, table_3
+from memplan.blocking.machine.hierarchy import Cache, Hierarchy
+from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
+from memplan.blocking.nest.layer import Tensor
 from memplan.errors import FormatError, InputError, MemplanError, UsageError
 
 INPUT, KERNEL, OUTPUT = Tensor

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nest_strategies import layers
 from nest_trace import shape
 
-from memplan.blocking.layer import (
+from memplan.blocking.nest.layer import (
     DIMS,
     MAX_SIZE,
     PAPER_LAYERS,

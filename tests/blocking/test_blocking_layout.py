@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.blocking.cache import simulate
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import Layer, Tensor
-from memplan.blocking.layout import FLOAT_BYTES, Layout, aliasing, padded
-from memplan.blocking.nest import parse_nest
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import Layer, Tensor
+from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.run.cache import simulate
+from memplan.blocking.run.layout import FLOAT_BYTES, Layout, aliasing, padded
 
 XEON = load_hierarchy("xeon-e5645")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memplan.blocking.layer import Layer
-from memplan.blocking.models import layers_of_model
-from memplan.blocking.networks import NETWORKS
+from memplan.blocking.design.networks import NETWORKS
+from memplan.blocking.nest.layer import Layer
+from memplan.blocking.run.models import layers_of_model
 from memplan.errors import InputError, MemplanError, UsageError
 
 torch = pytest.importorskip("torch")
@@ -111,12 +111,23 @@ def test_a_bad_specification_is_refused(spec: str, reason: str) -> None:
         ("return nn.Linear(1, 1)", "must return a pair"),
         ("raise ValueError('why')", "ValueError: why"),
         ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise BaseException('all of\\n it')", "BaseException: all of it"),
+        ("raise GeneratorExit", "GeneratorExit$"),
+        ("raise StopIteration(7)", "StopIteration: 7"),
+        ("raise type('Mute', (Exception,), {'__str__': 0})()", "Mute$"),
         ("return nn.Linear(1, 1), torch.randn(1, 7)", "failed on its inputs"),
     ],
 )
 def test_a_factory_that_fails_is_told(written: Written, body: str, reason: str) -> None:
-    with pytest.raises(InputError, match=reason):
+    with pytest.raises(InputError, match=reason) as raised:
         layers_of_model(written(body))
+    assert "model.py:" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_ctrl_c_in_a_factory_is_no_fault_of_the_input(written: Written) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        layers_of_model(written("raise KeyboardInterrupt"))
 
 
 def test_a_file_without_the_factory_or_with_an_error(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nest_strategies import nests
 
-from memplan.blocking.layer import DIMS, Layer
-from memplan.blocking.nest import (
+from memplan.blocking.nest.layer import DIMS, Layer
+from memplan.blocking.nest.nest import (
     MAX_LOOPS,
     Loop,
     Nest,

@@ -12,18 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests
 
-from memplan.blocking.design_moves import descended, ranked_designs
-from memplan.blocking.energy import paper_curves
-from memplan.blocking.evaluation import sram_bytes
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import Layer, Tensor, fully_connected, pooling
-from memplan.blocking.nest import Nest
-from memplan.blocking.nest_pool import NestPool
-from memplan.blocking.network import distinct, network_energy
-from memplan.blocking.network_design import design_network, private_hierarchy
-from memplan.blocking.networks import NETWORKS
-from memplan.blocking.objective import Codesign, Fixed
-from memplan.blocking.search import optimize
+from memplan.blocking.cost.objective import Codesign, Fixed
+from memplan.blocking.design.design_moves import descended, ranked_designs
+from memplan.blocking.design.network import distinct, network_energy
+from memplan.blocking.design.network_design import design_network, private_hierarchy
+from memplan.blocking.design.networks import NETWORKS
+from memplan.blocking.machine.energy import paper_curves
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import Layer, Tensor, fully_connected, pooling
+from memplan.blocking.nest.nest import Nest
+from memplan.blocking.search.nest_pool import NestPool
+from memplan.blocking.search.optimize import optimize
 from memplan.errors import NoPlanError, UsageError
 
 CORE = {"C": 16, "K": 16}
@@ -107,7 +106,7 @@ def test_a_pool_agrees_with_the_exact_method() -> None:
     }
     for fills in (False, True):
         hierarchy = private_hierarchy(design, paper_curves(), fills)
-        assert sram_bytes(hierarchy) == 512 + 4096 + 8192 + 64 + 2048
+        assert hierarchy.nbytes == 512 + 4096 + 8192 + 64 + 2048
         pool = NestPool(paper_curves(), fills)
         result = optimize(LAYERS[1], CORE, Fixed(hierarchy))
         pool.add(result.nest)
@@ -215,7 +214,7 @@ def test_the_end_of_the_time_returns_the_best_so_far(
     def later(energy: float, seconds: float) -> None:
         best[0] += 1
 
-    from memplan.blocking import network_design  # its clock is set by hand
+    from memplan.blocking.design import network_design  # its clock is set by hand
 
     class Clock:
         @staticmethod

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from memplan.blocking.codesign import codesign_energy
-from memplan.blocking.counts import count
-from memplan.blocking.energy import paper_curves
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor
-from memplan.blocking.nest import parse_nest
-from memplan.blocking.objective import Codesign
-from memplan.blocking.parallel import core_scaling, cores_energy
+from memplan.blocking.cost.evaluation import evaluate
+from memplan.blocking.cost.objective import Codesign
+from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.design.parallel import core_scaling, cores_energy
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.nest.nest import parse_nest
 from memplan.errors import UsageError
 
 CONV1 = PAPER_LAYERS["conv1"]
@@ -32,13 +31,14 @@ def test_conv1_as_the_research_has_it(split: str, expected: list[float]) -> None
 
 
 def test_one_core_is_the_plain_energy() -> None:
-    energy = codesign_energy(count(NEST), paper_curves())
+    energy = evaluate(CONV1, NEST)
     for split in ("k", "xy"):
         bar = cores_energy(NEST, 1, split)
         assert bar.total == pytest.approx(energy.total, rel=1e-12)
         assert bar.shuffle == 0
-        assert bar.main == pytest.approx(sum(energy.main.values()), rel=1e-12)
-        last = [m for m in energy.memories if m.tensor is Tensor.KERNEL][-1]
+        assert bar.main == pytest.approx(energy.pj(MAIN), rel=1e-12)
+        own = [s for s in energy.shares if s.tensor is Tensor.KERNEL]
+        last = own[-2]  # before main memory
         assert bar.last[Tensor.KERNEL] == last.pj
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.blocking.evaluation import evaluate
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS, Layer, parse_layer
-from memplan.blocking.nest import parse_nest
-from memplan.blocking.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.evaluation import evaluate
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, parse_layer
+from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import dump_plan, load_plan, read_plan, write_plan
 from memplan.errors import FormatError, InputError, UsageError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -13,17 +12,18 @@ from hypothesis import strategies as st
 from nest_strategies import layers
 from nest_trace import trace
 
-from memplan.blocking import search
-from memplan.blocking.area import AreaPoint, area_curve, area_mm2
-from memplan.blocking.counts import count
-from memplan.blocking.exact import Held, optimum
-from memplan.blocking.held import held_energy
-from memplan.blocking.hierarchy import Level
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
-from memplan.blocking.objective import Codesign, Fixed, Objective
-from memplan.blocking.search import Result, optimize
-from memplan.blocking.sweep import Task, sweep
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.placement import BufferMemory
+from memplan.blocking.design.area_curve import AreaPoint, area_curve
+from memplan.blocking.design.sweep import Task, sweep
+from memplan.blocking.machine.area import area_mm2
+from memplan.blocking.machine.hierarchy import Level
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import count
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
+from memplan.blocking.search import optimize as search
+from memplan.blocking.search.exact import optimum
+from memplan.blocking.search.optimize import Result, optimize
 from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
 
 CORE = {"C": 16, "K": 16}
@@ -56,8 +56,8 @@ def test_the_exact_method_is_never_worse(layer: Layer, objective: Objective) -> 
     assert exact.proved
     assert exact.gap == 0
     assert exact.lower_bound == pytest.approx(exact.energy, rel=1e-9)
-    assert exact.held is not None
-    counted = held_energy(exact.nest, objective, exact.held)
+    assert exact.memories is not None
+    counted = objective.evaluate(exact.nest, exact.memories)
     assert exact.energy == pytest.approx(counted, rel=1e-12)
     beam = optimize(layer, {}, objective, method="beam", levels=2)
     assert beam.energy == objective.evaluate(beam.nest)
@@ -73,7 +73,7 @@ def test_every_method_has_its_result_counted_anew(method: str) -> None:
     by_rule = Codesign().evaluate(result.nest)
     assert result.seconds > 0
     assert result.proved == (method == "exact")
-    if result.held is not None:
+    if result.memories is not None:
         # The exact method leaves a memory out that costs more than it saves.
         assert result.energy < by_rule
     else:
@@ -107,9 +107,9 @@ def test_a_search_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) ->
 def test_buffers_that_are_not_there() -> None:
     objective = Codesign()
     best = optimize(SMALL, CORE, objective)
-    assert best.held
-    first = best.held[0]
-    assert isinstance(first, Held)
+    assert best.memories
+    first = best.memories[0]
+    assert isinstance(first, BufferMemory)
     larger = first.nbytes + 2
     pj = objective.curves[first.tensor](larger)
     for wrong, message in (
@@ -117,20 +117,20 @@ def test_buffers_that_are_not_there() -> None:
         (replace(first, pj=2 * first.pj), "is not priced by its size"),
     ):
         with pytest.raises(MemplanError, match=message):
-            held_energy(best.nest, objective, [wrong, *best.held[1:]])
+            objective.evaluate(best.nest, [wrong, *best.memories[1:]])
     with pytest.raises(MemplanError, match="exceed 10"):
-        held_energy(best.nest, Codesign(budget=10), best.held)
+        Codesign(budget=10).evaluate(best.nest, best.memories)
     with pytest.raises(MemplanError, match="is in no level"):
-        held_energy(best.nest, Fixed(TWO_LEVELS), best.held)
+        Fixed(TWO_LEVELS).evaluate(best.nest, best.memories)
 
 
 def test_levels_that_hold_too_much() -> None:
     shared = replace(DIANNAO, levels=(Level("l", 100, None, {}),))
     best = optimize(SMALL, CORE, Fixed(replace(shared, levels=_level(1 << 20))))
-    assert best.held
-    tight = max(one.nbytes for one in best.held)
+    assert best.memories
+    tight = max(one.nbytes for one in best.memories)
     with pytest.raises(MemplanError, match="more than it has room for"):
-        held_energy(best.nest, Fixed(replace(shared, levels=_level(tight))), best.held)
+        Fixed(replace(shared, levels=_level(tight))).evaluate(best.nest, best.memories)
 
 
 def _level(nbytes: int) -> tuple[Level, ...]:
@@ -188,51 +188,6 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EnvironmentUnfitError, match=r"memplan\[ray\]"):
         sweep(TASKS, address="auto")
-
-
-def fake_ray(calls: list[object]) -> SimpleNamespace:
-    """What is used of Ray, done here and in reverse order."""
-
-    def init(address: str, **options: object) -> None:
-        if address != "auto":
-            raise ConnectionError("nobody there")
-        calls.append(address)
-
-    def remote(function):  # type: ignore[no-untyped-def]
-        return SimpleNamespace(remote=lambda task: (function, task))
-
-    return SimpleNamespace(
-        init=init,
-        remote=remote,
-        wait=lambda waiting, num_returns: (waiting[-num_returns:], []),
-        get=lambda reference: reference[0](reference[1]),
-        cancel=calls.append,
-    )
-
-
-class Hashed(Task):
-    """A task that a reference to it can be made of."""
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    monkeypatch.setitem(sys.modules, "ray", fake_ray(calls))
-    tasks = [Hashed(**vars(task)) for task in TASKS]
-    seen: list[int] = []
-    found = sweep(tasks, address="auto", progress=lambda i, r: seen.append(i))
-    assert calls == ["auto"]
-    assert seen == [2, 1, 0]
-    for one, other in zip(found, sweep(TASKS, processes=1), strict=True):
-        assert replace(one, seconds=0) == replace(other, seconds=0)
-    with pytest.raises(EnvironmentUnfitError, match=r"elsewhere.*nobody there"):
-        sweep(tasks, address="elsewhere")
-    tasks[1] = Hashed(SMALL, CORE, Codesign(), method="guess")
-    with pytest.raises(UsageError, match="guess"):
-        sweep(tasks, address="auto")
-    assert len(calls) == 3  # initialized again, and the one left is cancelled
 
 
 def test_area_as_the_paper_has_it() -> None:

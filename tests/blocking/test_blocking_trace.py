@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from nest_strategies import nests
 from nest_trace import Memory, MissError, Row, trace
 
-from memplan.blocking.counts import Traffic, count
-from memplan.blocking.layer import INDEXED_BY, Layer, Tensor
-from memplan.blocking.nest import Loop, Nest, parse_nest
+from memplan.blocking.nest.counts import Traffic, count
+from memplan.blocking.nest.layer import INDEXED_BY, Layer, Tensor
+from memplan.blocking.nest.nest import Loop, Nest, parse_nest
 from tests.blocking.nest_cases import every_case
 
 AXES = (("X", "Fw"), ("Y", "Fh"))

@@ -29,7 +29,7 @@ Blocking = Callable[..., Said]
 def command(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> Command:
     """Runs `memplan ARGS` in an empty folder, but in this process."""
     monkeypatch.chdir(tmp_path)
@@ -38,7 +38,7 @@ def command(
         monkeypatch.setattr(sys, "argv", ["memplan", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()
-        heard = capsys.readouterr()
+        heard = capfd.readouterr()
         assert isinstance(stop.value.code, int)
         return Said(stop.value.code, heard.out, heard.err)
 

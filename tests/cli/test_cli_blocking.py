@@ -11,12 +11,12 @@ from typing import Any
 import click
 import pytest
 
-from memplan.blocking.evaluation import evaluate
-from memplan.blocking.hierarchy_file import load_hierarchy, presets
-from memplan.blocking.layer import PAPER_LAYERS, parse_layer
-from memplan.blocking.nest import parse_nest
-from memplan.blocking.networks import NETWORKS
-from memplan.blocking.objective import Fixed
+from memplan.blocking.cost.evaluation import evaluate
+from memplan.blocking.cost.objective import Fixed
+from memplan.blocking.design.networks import NETWORKS
+from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
+from memplan.blocking.nest.layer import PAPER_LAYERS, parse_layer
+from memplan.blocking.nest.nest import parse_nest
 from memplan.cli.blocking import command as group
 from memplan.cli.blocking import report
 from memplan.cli.blocking.options import datapath

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan.blocking.incumbent import SearchProgress
 from memplan.blocking.planfile import read_plan
+from memplan.blocking.search.incumbent import SearchProgress
 from memplan.cli.blocking import progress as progress_module
 from memplan.cli.blocking.progress import describe, searching, sweeping
 from tests.cli.conftest import Blocking, Command
@@ -344,7 +344,7 @@ def test_plot_refuses_what_is_no_plan(blocking: Blocking, command: Command) -> N
 @pytest.mark.parametrize(
     ("name", "searcher"),
     [
-        ("optimize", "blocking.sweep"),
+        ("optimize", "blocking.design.sweep"),
         ("codesign", "cli.blocking.codesign"),
         ("parallel", "cli.blocking.parallel"),
     ],

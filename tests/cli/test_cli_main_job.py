@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 import memplan as package
 from memplan.core.planfile import read_plan, write_plan
 from tests.conftest import ROOT, TRAINING, Run
+from tests.plans import changed
 
 pytest.importorskip("torch")
 
@@ -106,7 +106,7 @@ def test_verify_names_what_is_wrong(memplan: Run, folder: Path) -> None:
 def spoil(path: Path) -> None:
     """Put every buffer at offset 0; the file itself stays sound."""
     plan = read_plan(path)
-    write_plan(replace(plan, offsets=np.zeros_like(plan.offsets)), path, force=True)
+    write_plan(changed(plan, offsets=np.zeros_like(plan.offsets)), path, force=True)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

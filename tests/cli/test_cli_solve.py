@@ -80,7 +80,7 @@ def test_options_reach_the_method(memplan: Run, csv: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     plan = read_plan(csv.with_name("x.json"))
-    assert (plan.seed, json.loads(done.stdout)["seed"]) == (9, 9)
+    assert (plan.provenance.seed, json.loads(done.stdout)["seed"]) == (9, 9)
     assert set(plan.problem.alignment.tolist()) == {8}
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from memplan.core.bounds import live_bytes, lower_bound
 from memplan.core.gaps import Gaps
-from memplan.core.plan import Plan, Requests, Warmup
+from memplan.core.placement import Requests, Warmup
+from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.core.verify import Failure, verify, verify_offsets
 from tests.gap_samples import (
@@ -21,6 +20,7 @@ from tests.gap_samples import (
     random_gapped,
     window,
 )
+from tests.plans import changed
 
 INSTANCES = 3000
 
@@ -84,7 +84,7 @@ def test_gaps_count_in_the_warm_up_and_in_the_step_after_it(
     before = Problem.of([0], [ends], [8], gaps=Gaps.of([0], [5], [6]))
     requests = Requests((0,), before.size, np.array([0]))
     plan = Plan.of(hot, np.array([0]), "bestfit")
-    plan = replace(plan, warmup=Warmup(before, np.array([0]), requests, ticks=5))
+    plan = changed(plan, warmup=Warmup(before, np.array([0]), requests, ticks=5))
     assert (verify(plan) == []) == sound
 
 

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from plan_samples import assert_same, plans, recorded, sample
 
-from memplan.core.plan import Plan, Requests, RunStats, Source, Warmup
+from memplan.core.placement import Requests, Warmup
+from memplan.core.plan import Plan, Provenance, RunStats, Source
 from memplan.core.planfile import dump_plan, load_plan, read_plan, write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InputError, UsageError
 from memplan.version import __version__
+from tests.plans import changed
 
 
 @given(plans())
@@ -29,7 +31,7 @@ def test_a_plan_is_read_back_as_it_was(plan: Plan) -> None:
     assert again.stated is not None
     assert again.stated.peak == plan.peak
     assert again.stated.fingerprint == plan.problem.fingerprint()
-    if plan.requests is None and len(plan.problem):
+    if plan.hot.requests is None and len(plan.problem):
         assert again.problem.labels == plan.problem.labels
     assert dump_plan(again) == data
     assert [v.failure for v in verify(again)] == [v.failure for v in verify(plan)]
@@ -37,8 +39,8 @@ def test_a_plan_is_read_back_as_it_was(plan: Plan) -> None:
 
 def test_the_file_is_this() -> None:
     problem = Problem.of([0, 5], [7, 2], [10, 20], alignment=[1, 2], length=10)
-    plan = replace(
-        Plan.of(problem, np.array([20, 0]), "exact", seed=3),
+    plan = changed(
+        Plan.of(problem, np.array([20, 0]), Provenance("exact", 3)),
         requests=recorded(problem, [7]),
         source=Source("net.parquet", "00ff", "hot"),
         recorded=RunStats(4096, 1.5, 2e-6),
@@ -107,7 +109,7 @@ def test_a_hundred_thousand_buffers() -> None:
     size = np.arange(n) % 977 + 1
     problem = Problem.of(lower, lower + 1, size, alignment=64, length=n + 1)
     plan = Plan.of(problem, np.zeros(n, dtype=np.int64), "bestfit")
-    plan = replace(plan, requests=recorded(problem, [8] * 1000))
+    plan = changed(plan, requests=recorded(problem, [8] * 1000))
     assert_same(plan, load_plan(dump_plan(plan)))
 
 
@@ -117,53 +119,53 @@ WIDE = Problem.of([0, 1], [2, 3], [8, 8])
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (replace(sample(), offsets=np.array([0])), "1 offsets for 4 buffers"),
-        (replace(sample(), offsets=np.array([0, 128, 256, -64])), "offset -64"),
-        (replace(sample(), seed=-1), "seed is -1"),
-        (replace(sample(), method="\udc80"), "method is '.udc80'"),
-        (replace(sample(), recorded=RunStats(0, float("nan"))), "is nan"),
-        (replace(sample(), recorded=RunStats(0, 0.0, -1.0)), "nanoseconds is -1"),
+        (changed(sample(), offsets=np.array([0])), "1 offsets for 4 buffers"),
+        (changed(sample(), offsets=np.array([0, 128, 256, -64])), "offset -64"),
+        (changed(sample(), seed=-1), "seed is -1"),
+        (changed(sample(), method="\udc80"), "method is '.udc80'"),
+        (changed(sample(), recorded=RunStats(0, float("nan"))), "is nan"),
+        (changed(sample(), recorded=RunStats(0, 0.0, -1.0)), "nanoseconds is -1"),
         (
             Plan.of(replace(WIDE, labels=("a", "a")), np.array([0, 8]), "x"),
             "two buffers have the label 'a'",
         ),
         (
-            replace(
+            changed(
                 Plan.of(WIDE, np.array([0, 8]), "x"),
                 requests=Requests((0,), np.array([8, 8]), np.array([0, 0])),
             ),
             "do not serve one request each",
         ),
         (
-            replace(
+            changed(
                 Plan.of(WIDE, np.array([0, 8]), "x"),
                 requests=Requests((0,), np.array([8, 8]), np.array([1, 0])),
             ),
             "request 0 is out of the order of the clock",
         ),
         (
-            replace(
+            changed(
                 Plan.of(WIDE, np.array([0, 8]), "x"),
                 requests=Requests((0,), np.array([8, 9]), np.array([0, 1])),
             ),
             "request 1 asks for 9 bytes, its buffer holds 8",
         ),
         (
-            replace(
+            changed(
                 Plan.of(WIDE, np.array([0, 8]), "x"),
                 requests=Requests((0,), np.array([8, 8, -1]), np.array([0, 1, -1])),
             ),
             "request 2 asks for -1 bytes",
         ),
         (
-            replace(
+            changed(
                 Plan.of(WIDE, np.array([0, 8]), "x"),
                 requests=Requests((0,), np.array([8, 8]), np.array([0, 1, -1])),
             ),
             "2 request sizes for 3 requests",
         ),
         (
-            replace(
+            changed(
                 sample(),
                 warmup=Warmup(
                     sample().problem,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from memplan.core.problem import Problem
 from memplan.core.verify import Failure, verify
 from memplan.errors import FormatError
 from tests.gap_samples import gapped
+from tests.plans import changed
 
 GAPS = Gaps.of([0, 0, 2], [2, 5, 3], [4, 7, 4], [0, 1, 0], [0, 6, 0])
 PROBLEM = Problem.of([0, 2, 3], [9, 4, 8], [8, 8, 5], labels=["a", "b", "c"], gaps=GAPS)
@@ -110,6 +110,6 @@ def test_a_gap_changed_in_a_file_is_found() -> None:
 
 
 def test_a_recorded_programs_buffers_have_no_gaps() -> None:
-    plan = replace(PLAN, requests=recorded(PROBLEM, []))
+    plan = changed(PLAN, requests=recorded(PROBLEM, []))
     with pytest.raises(FormatError, match="buffer a has gaps, which a recorded pro"):
         dump_plan(plan)

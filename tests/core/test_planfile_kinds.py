@@ -26,22 +26,24 @@ from plan_samples import (
     without,
 )
 
-from memplan.core.plan import Kind, Plan
+from memplan.core.placement import StepKind
+from memplan.core.plan import Plan
 from memplan.core.planfile import dump_plan, load_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import Failure, verify
 from memplan.errors import FormatError, InputError
+from tests.plans import changed
 
 
 def with_kinds() -> Plan:
     one = Problem.of([0, 1, 4], [6, 3, 5], [64, 100, 30], alignment=64)
     two = Problem.of([0], [2], [5000], alignment=64)
-    return replace(
+    return changed(
         sample(),
         elastic=True,
         kinds=(
-            Kind(one, np.array([0, 64, 64]), recorded(one, [7, 9]), seen=3),
-            Kind(two, np.array([128]), recorded(two, [])),
+            StepKind(one, np.array([0, 64, 64]), recorded(one, [7, 9]), seen=3),
+            StepKind(two, np.array([128]), recorded(two, [])),
         ),
     )
 
@@ -60,20 +62,20 @@ def assert_same_with_kinds(one: Plan, other: Plan) -> None:
 
 
 @st.composite
-def kinds(draw: st.DrawFn) -> Kind:
+def kinds(draw: st.DrawFn) -> StepKind:
     problem = draw(problems(periodic=False, labelled=False))
     skipped = draw(st.lists(st.integers(0, 1 << 62), max_size=4))
     seen = draw(st.integers(1, 1 << 40))
-    return Kind(problem, stacked(problem), recorded(problem, skipped), seen)
+    return StepKind(problem, stacked(problem), recorded(problem, skipped), seen)
 
 
 @settings(max_examples=150, deadline=None)
 @given(plans(), st.lists(kinds(), max_size=3), st.booleans())
 def test_a_plan_is_read_back_as_it_was(
-    plan: Plan, others: list[Kind], elastic: bool
+    plan: Plan, others: list[StepKind], elastic: bool
 ) -> None:
-    elastic = elastic and plan.requests is not None
-    plan = replace(plan, kinds=tuple(others), elastic=elastic)
+    elastic = elastic and plan.hot.requests is not None
+    plan = changed(plan, kinds=tuple(others), elastic=elastic)
     data = dump_plan(plan)
     again = load_plan(data)
     assert_same_with_kinds(plan, again)
@@ -141,7 +143,7 @@ def test_unsound_kinds_are_refused_by_name(
 
 def test_an_elastic_plan_lists_its_requests() -> None:
     problem = Problem.of([0], [1], [64])
-    plan = replace(Plan.of(problem, np.array([0]), "bestfit"), elastic=True)
+    plan = changed(Plan.of(problem, np.array([0]), "bestfit"), elastic=True)
     with pytest.raises(FormatError, match="elastic plan must list its requests"):
         dump_plan(plan)
 

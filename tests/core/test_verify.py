@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -11,10 +10,12 @@ from hypothesis import given, settings
 
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
-from memplan.core.plan import Plan, Requests, Stated, Warmup
+from memplan.core.placement import Requests, Warmup
+from memplan.core.plan import Plan, Stated
 from memplan.core.problem import Problem
 from memplan.core.verify import Failure, verify, verify_offsets
 from memplan.solving.bestfit import best_fit
+from tests.plans import changed
 from tests.strategies import problems
 
 INSTANCES = 10_000
@@ -146,26 +147,26 @@ def test_a_sound_plan() -> None:
     ("plan", "failure", "buffers", "message"),
     [
         (
-            replace(PLAN, offsets=np.array([0, 8, 0])),
+            changed(PLAN, offsets=np.array([0, 8, 0])),
             Failure.OVERLAP,
             ("conv", "relu"),
             "buffers conv and relu are both alive at tick 2 and share the bytes "
             "[8, 10)",
         ),
         (
-            replace(PLAN, offsets=np.array([0, 11, 0])),
+            changed(PLAN, offsets=np.array([0, 11, 0])),
             Failure.MISALIGNED,
             ("relu",),
             "buffer relu: offset 11 is not a multiple of 2",
         ),
         (
-            replace(PLAN, offsets=np.array([-2, 10, 0])),
+            changed(PLAN, offsets=np.array([-2, 10, 0])),
             Failure.OUTSIDE,
             ("conv",),
             "buffer conv: [-2, 8) leaves [0, 30)",
         ),
         (
-            replace(PLAN, stated=Stated(28, PROBLEM.fingerprint())),
+            changed(PLAN, stated=Stated(28, PROBLEM.fingerprint())),
             Failure.OUTSIDE,
             ("relu",),
             "buffer relu: [10, 30) leaves [0, 28)",
@@ -182,31 +183,31 @@ def test_a_sound_plan() -> None:
             "buffer w: offset 60, but it is fixed at 64",
         ),
         (
-            replace(PLAN, offsets=np.array([0, 10])),
+            changed(PLAN, offsets=np.array([0, 10])),
             Failure.MISSING,
             (),
             "2 offsets for 3 buffers",
         ),
         (
-            replace(PLAN, offsets=np.array([0])),
+            changed(PLAN, offsets=np.array([0])),
             Failure.MISSING,
             (),
             "1 offsets for 3 buffers",
         ),
         (
-            replace(PLAN, lower_bound=32),
+            changed(PLAN, lower_bound=32),
             Failure.BOUND,
             (),
             "peak 30 is below the stated lower bound 32",
         ),
         (
-            replace(PLAN, stated=Stated(30, "0" * 64)),
+            changed(PLAN, stated=Stated(30, "0" * 64)),
             Failure.FINGERPRINT,
             (),
             "the fingerprint is not that of the sizes and lifespans listed",
         ),
         (
-            replace(PLAN, stated=Stated(40, PROBLEM.fingerprint())),
+            changed(PLAN, stated=Stated(40, PROBLEM.fingerprint())),
             Failure.PEAK,
             (),
             "the stated peak is 40, the buffers reach 30",
@@ -259,7 +260,7 @@ def warmed_up(offset: int, upper: int, step: Problem, offsets: list[int]) -> Pla
     before = Problem.of([0], [upper], [8])
     requests = Requests((0,), before.size, np.array([0]))
     plan = Plan.of(step, np.array(offsets), "bestfit")
-    return replace(plan, warmup=Warmup(before, np.array([offset]), requests, ticks=5))
+    return changed(plan, warmup=Warmup(before, np.array([offset]), requests, ticks=5))
 
 
 def test_the_warm_up_may_not_collide_with_the_first_hot_step() -> None:
@@ -281,8 +282,8 @@ def test_a_wrap_around_buffer_is_not_yet_alive_when_the_first_hot_step_begins() 
 def test_a_warm_up_needs_an_offset_for_every_buffer() -> None:
     plan = warmed_up(8, 7, Problem.of([0], [2], [16], length=6), [0])
     assert plan.warmup is not None
-    short = replace(plan.warmup, offsets=np.empty(0, dtype=np.int64))
-    found = verify(replace(plan, warmup=short))
+    short = changed(plan.warmup, offsets=np.empty(0, dtype=np.int64))
+    found = verify(changed(plan, warmup=short))
     assert [violation.failure for violation in found] == [Failure.MISSING]
 
 

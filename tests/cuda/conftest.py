@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memplan.applying.cuda import library_path
+from tests.compiled import compiled
 from tests.cuda.cuda_world import World
 
 HERE = Path(__file__).parent
@@ -20,20 +19,8 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def fake_runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library that stands for libcudart; skips where there is no compiler."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("the fake CUDA runtime needs a C++ compiler, and there is none")
     library = tmp_path_factory.mktemp("cudart") / "libcudart.so"
-    subprocess.run(
-        [
-            *(compiler, "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread"),
-            *("-fvisibility=hidden", "-Wall", "-Wextra"),
-            *("-o", str(library)),
-            *(str(HERE / "fake_cudart.cpp"), str(HERE / "soak.cpp")),
-        ],
-        check=True,
-    )
-    return library
+    return compiled(library, HERE / "fake_cudart.cpp", HERE / "soak.cpp")
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from memplan.solving.solve import solve
 from memplan.trace.importers.snapshot import HistoryMark, from_snapshot
 from memplan.trace.trace import Mark
 from tests.cuda.cuda_world import World
+from tests.plans import changed
 from tests.snapshot_samples import Device, snapshot, step
 
 pytest.importorskip("torch")
@@ -127,7 +128,9 @@ def test_a_program_under_its_own_plan_is_planned_throughout(
     assert report.arena_bytes == plan.peak
     assert report.lower_bound_bytes == plan.lower_bound
     assert report.steps == STEPS
-    assert report.warmup["unplanned"] == 1
+    assert report.warmup["unplanned"] == report.warmup["requests"] == 1
+    assert report.device == "cuda"
+    assert report.devices == cuda_room.stats()
     stats = cuda_room.stats()
     assert list(stats) == [0]
     weight_bytes = 100_352
@@ -189,6 +192,7 @@ def test_after_the_end_requests_are_served_outside_the_arena(ready: World) -> No
     ready.release(ready.take(1000))
     assert loader.report().arena_bytes == 0
     assert loader.report().requests == 0
+    assert set(loader.report().warmup.values()) == {0}
     ready.assert_no_leak()
 
 
@@ -226,17 +230,17 @@ def test_torchs_refusal_is_told_and_leaves_no_trace(
     mark_step()
 
 
-def changed(**changes: Any) -> Plan:
-    return replace(make_plan(), **changes)
+def otherwise(**changes: Any) -> Plan:
+    return changed(make_plan(), **changes)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: changed(device="cpu"), "is for device cpu, and this is CUDA"),
-        (lambda: changed(requests=None, warmup=None), "from a bare problem"),
+        (lambda: otherwise(device="cpu"), "is for device cpu, and this is CUDA"),
+        (lambda: otherwise(requests=None, warmup=None), "from a bare problem"),
         (
-            lambda: changed(offsets=np.zeros(len(make_plan().problem), np.int64)),
+            lambda: otherwise(offsets=np.zeros(len(make_plan().problem), np.int64)),
             "does not verify",
         ),
         (lambda: solve_aligned(64), "not multiples of 512 bytes"),
@@ -252,7 +256,7 @@ def test_a_plan_that_does_not_fit_is_refused(
 def solve_aligned(alignment: int) -> Plan:
     plan = make_plan()
     aligned = np.full(len(plan.problem), alignment, dtype=np.int64)
-    return replace(plan, problem=replace(plan.problem, alignment=aligned))
+    return changed(plan, problem=replace(plan.problem, alignment=aligned))
 
 
 def no_cuda(torch: FakeTorch) -> None:

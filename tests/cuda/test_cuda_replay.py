@@ -105,6 +105,27 @@ def test_a_request_on_another_stream_is_served_outside_the_arena(world: World) -
     world.assert_no_leak()
 
 
+def test_requests_of_all_streams_add_up_with_their_bytes(world: World) -> None:
+    world.plan([(512, 0), (512, 0)], 1024, starts=(0, 1), loop_start=1)
+    side = world.stream()
+    blocks = [world.take(512), world.take(4096), world.take(1000, side)]
+    world.native.next_step()
+    blocks += [world.take(512), world.take(512), world.take(2048, side)]
+    stats = world.stats()
+    for prefix in ("", "hot_"):
+        parts = ("planned", "unplanned", "online", "fallback")
+        assert stats[f"{prefix}requests"] == sum(stats[prefix + part] for part in parts)
+    assert (stats["requests"], stats["hot_requests"]) == (6, 3)
+    assert (stats["planned"], stats["hot_conflicts"]) == (1, 1)
+    assert (stats["hot_online"], stats["hot_online_bytes"]) == (1, 512)
+    assert (stats["fallback"], stats["fallback_bytes"]) == (4, 4096 + 1024 + 512 + 2048)
+    assert (stats["hot_fallback"], stats["hot_fallback_bytes"]) == (2, 512 + 2048)
+    assert stats["other_stream"] == 2
+    for block in blocks:
+        world.release(block)
+    world.assert_no_leak()
+
+
 def test_each_stream_and_device_has_an_arena_of_its_own(world: World) -> None:
     world.plan([(512, 0)], 512)
     world.plan([(512, 0)], 512, rank=1)
@@ -199,8 +220,7 @@ def test_passing_through_leaves_the_arenas_alone(world: World) -> None:
     world.native.pass_through(True)
     world.native.next_step()
     outside = world.take(512)
-    assert world.stats()["planned"] == 1
-    assert world.stats()["fallback"] == 0
+    assert world.stats()["requests"] == world.stats()["planned"] == 1
     world.native.pass_through(False)
     world.release(block)
     world.native.next_step()
@@ -253,7 +273,7 @@ def test_shutting_down_tells_of_blocks_still_in_use(world: World) -> None:
     ("requests", "starts", "loop_start", "message"),
     [
         ([(512, 0)], (1,), 0, "starts must begin with 0"),
-        ([(512, 0)], (0,), 1, "starts must begin with 0"),
+        ([(512, 0)], (0,), 1, "the steps that repeat must be some"),
         ([(512, 0)], (0, 5), 0, "starts must ascend"),
         ([(0, 0)], (0,), 0, "a size is not positive"),
         ([(512, 64)], (0,), 0, "not a multiple of 512"),

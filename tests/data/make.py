@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from memplan.blocking.layer import Layer
-from memplan.blocking.nest import parse_nest
+from memplan.blocking.nest.layer import Layer
+from memplan.blocking.nest.nest import parse_nest
 from memplan.core.bounds import lower_bound
 from memplan.core.problem import Problem
 from memplan.solving.bestfit import solve

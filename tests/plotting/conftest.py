@@ -63,7 +63,7 @@ def first_fit(problem: Problem, name: str = "") -> Plan:
         offsets[i], top[i] = place, place + problem.padded[i]
         placed[i] = True
     plan = Plan.of(problem, offsets, "firstfit")
-    return Plan(**{**vars(plan), "source": Source(name)})
+    return plan.coming_from(source=Source(name))
 
 
 @pytest.fixture(scope="session")

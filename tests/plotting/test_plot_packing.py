@@ -6,7 +6,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +18,14 @@ from matplotlib.figure import Figure
 
 from memplan.core.bounds import live_bytes
 from memplan.core.gaps import Gaps
-from memplan.core.plan import Plan, Program, Requests, Source
+from memplan.core.placement import Requests
+from memplan.core.plan import Plan, Program, Source
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InputError, UsageError
 from memplan.plotting.packing import VECTOR, lifetime_classes, packing, plot_plan
 from memplan.plotting.save import DPI
+from tests.plans import changed
 
 MakePlan = Callable[..., Plan]
 
@@ -115,7 +116,7 @@ def test_lifetimes_are_classed_by_their_part_of_the_clock() -> None:
 
 
 def test_the_words_say_what_the_plan_is(step_plan: MakePlan) -> None:
-    plan = replace(step_plan(10), proved_optimal=True)
+    plan = changed(step_plan(10), proved_optimal=True)
     text = words(packing(plan))
     for part in ("net.parquet", "firstfit", "50 buffers", "proved optimal", "gap "):
         assert part in text
@@ -138,9 +139,9 @@ def test_a_small_gap_is_shown_with_digits_enough() -> None:
 def test_the_title_falls_back_from_source_to_script_to_plan() -> None:
     plan = Plan.of(Problem.of([0], [1], [8]), np.array([0]), "exact")
     assert "plan" in words(packing(plan)).splitlines()
-    script = replace(plan, program=Program("train.py"))
+    script = changed(plan, program=Program("train.py"))
     assert "train.py" in words(packing(script))
-    source = replace(script, source=Source("a.csv"))
+    source = changed(script, source=Source("a.csv"))
     assert "a.csv" in words(packing(source))
     assert "mine" in words(packing(source, title="mine"))
     assert "1 buffer " in words(packing(plan))
@@ -153,7 +154,7 @@ def test_the_clock_is_named(step_plan: MakePlan) -> None:
     periodic = step_plan(2)
     assert axes_of(packing(periodic)).get_xlabel() == "time in the step (ticks)"
     requests = Requests((0,), one.size, np.array([0]))
-    recorded = packing(replace(plan, requests=requests))
+    recorded = packing(changed(plan, requests=requests))
     assert "one per allocation" in axes_of(recorded).get_xlabel()
 
 
@@ -234,14 +235,14 @@ def test_strange_names_are_drawn_without_a_warning(tmp_path: Path) -> None:
     plan = Plan.of(Problem.of([0], [1], [8]), np.array([0]), "a$b$")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plot_plan(replace(plan, source=Source(name)), tmp_path / "a.svg")
+        plot_plan(changed(plan, source=Source(name)), tmp_path / "a.svg")
 
 
 def test_what_cannot_be_drawn_is_refused(step_plan: MakePlan, tmp_path: Path) -> None:
     empty = Plan.of(Problem.of([], [], []), np.empty(0, np.int64), "exact")
     with pytest.raises(InputError, match="no buffers"):
         plot_plan(empty, tmp_path / "a.png")
-    short = replace(step_plan(2), offsets=np.array([0]))
+    short = changed(step_plan(2), offsets=np.array([0]))
     with pytest.raises(InputError, match="1 offsets for 10 buffers"):
         plot_plan(short, tmp_path / "a.png")
     with pytest.raises(UsageError, match=r"suffix \.gif; name a \.png, \.svg, \.pdf"):

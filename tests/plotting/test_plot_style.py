@@ -72,7 +72,8 @@ def test_thinning_keeps_the_ends_and_the_extremes(
 
 def test_titles_are_one_line_of_drawable_characters() -> None:
     assert shortened("a\n b\tc") == "a b c"
-    assert shortened("cost $5$") == r"cost \$5\$"
+    assert shortened("cost $5$") == "cost $5$"
+    assert shortened("\x1b[31m\u202e") == r"\x1b[31m\u202e"
     assert shortened("\u65e5 caf\u00e9") == "? caf\u00e9"
     long = shortened("x" * 50 + "y" * 50, limit=21)
     assert long == "x" * 10 + "\u2026" + "y" * 10

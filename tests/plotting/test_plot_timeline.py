@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memplan.errors import InputError, UsageError
-from memplan.plotting.timeline import plot_timeline, timeline
+from memplan.plotting.save import save
+from memplan.plotting.timeline import timeline
 
 TIMES = [0.0, 0.5, 1.0, 1.5, 2.0]
 LIVE = [1 << 20, 2 << 20, 5 << 20, 2 << 20, 1 << 20]
@@ -159,11 +160,10 @@ def test_arrays_that_do_not_fit_are_refused(
 
 def test_files_are_written_and_repeat(tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg"):
-        plot_timeline(tmp_path / name, TIMES, LIVE, [1.0], "run", persistent=1 << 20)
+        drawn = timeline(TIMES, LIVE, [1.0], "run", persistent=1 << 20)
+        save(drawn, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     with pytest.raises(UsageError, match="--force"):
-        plot_timeline(tmp_path / "a.svg", TIMES, LIVE)
-    plot_timeline(tmp_path / "a.svg", TIMES, LIVE, force=True)
+        save(timeline(TIMES, LIVE), tmp_path / "a.svg")
+    save(timeline(TIMES, LIVE), tmp_path / "a.svg", force=True)
     assert (tmp_path / "a.svg").read_bytes() != (tmp_path / "b.svg").read_bytes()
-    with pytest.raises(UsageError, match="no suffix"):
-        plot_timeline(tmp_path / "picture", [], [])

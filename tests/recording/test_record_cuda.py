@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,12 @@ from memplan.cli import record as record_command
 from memplan.errors import EnvironmentUnfitError, RecordError, UsageError
 from memplan.recording import cuda as cuda_room
 from memplan.recording import cuda_history as history_room
+from memplan.recording import record as record_room
 from memplan.recording.boundary import step as mark_step
-from memplan.recording.cuda import AutoRecording, CudaRecording, new_recording, path_of
-from memplan.recording.cuda_history import CudaHistory, history_arguments
-from memplan.recording.session import Recording
+from memplan.recording.cuda import path_of
+from memplan.recording.cuda_history import history_arguments
+from memplan.recording.options import RecordOptions
+from memplan.recording.record import Recording
 from memplan.trace.liveness import step_problem
 from memplan.trace.read import read_trace
 from memplan.trace.trace import Action
@@ -108,7 +111,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeTorch]:
 
     def make(*devices: Device, tags: bool = True) -> FakeTorch:
         made = FakeTorch(*devices, tags=tags)
-        monkeypatch.setattr(cuda_room, "require_torch", lambda purpose: made)
+        for room in (cuda_room, record_room):
+            monkeypatch.setattr(room, "require_torch", lambda purpose: made)
         # The devices' clock must be near the recorder's for their marks to be placed.
         clock = SimpleNamespace(
             time_ns=lambda: devices[0].now * 1000, monotonic_ns=time.monotonic_ns
@@ -117,6 +121,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeTorch]:
         return made
 
     return make
+
+
+def cuda(**options: Any) -> RecordOptions:
+    return RecordOptions(device="cuda", **options)
 
 
 def program(device: Device, steps: int = 5) -> None:
@@ -133,7 +141,7 @@ def test_a_program_is_recorded_from_its_first_use_of_cuda(
     device = Device()
     fake_torch = fake(device, tags=tags)
     device.allocate(1, 512)  # before CUDA is known to be in use: not seen
-    recording = CudaRecording(tmp_path / "t.parquet", argv=("p.py",))
+    recording = Recording(tmp_path / "t.parquet", cuda(argv=("p.py",)))
     recording.start()
     assert fake_torch.memory.asked == []
     fake_torch.use()
@@ -164,7 +172,7 @@ def test_blocks_older_than_the_recording_are_no_loss(
     fake_torch = fake(device)
     fake_torch.use()
     device.allocate(BASE, 512)
-    recording = CudaRecording(tmp_path / "t.json")
+    recording = Recording(tmp_path / "t.json", cuda())
     recording.start()
     device.free(BASE)
     device.allocate(BASE, 1024)
@@ -179,7 +187,7 @@ def test_a_history_that_fills_up_is_reported(
 ) -> None:
     device = Device()
     fake_torch = fake(device)
-    recording = CudaRecording(tmp_path / "t.parquet", max_entries=20)
+    recording = Recording(tmp_path / "t.parquet", cuda(max_entries=20))
     recording.start()
     fake_torch.use()
     program(device)
@@ -194,7 +202,7 @@ def test_every_device_gets_a_trace(
 ) -> None:
     devices = Device(), Device(), Device()
     fake_torch = fake(*devices)
-    recording = CudaRecording(tmp_path / "t.json.gz")
+    recording = Recording(tmp_path / "t.json.gz", cuda())
     recording.start()
     fake_torch.use()
     devices[0].allocate(BASE, 512)
@@ -213,7 +221,7 @@ def test_the_trace_of_another_device_replaces_no_file(
     devices = Device(), Device()
     fake_torch = fake(*devices)
     (tmp_path / "t.cuda1.json").write_text("precious")
-    recording = CudaRecording(tmp_path / "t.json")
+    recording = Recording(tmp_path / "t.json", cuda())
     recording.start()
     fake_torch.use()
     for device in devices:
@@ -229,7 +237,7 @@ def test_one_device_can_be_chosen(
     devices = Device(), Device()
     fake_torch = fake(*devices)
     for number, chosen in ((1, 1), (2, 7)):
-        recording = CudaRecording(tmp_path / f"{number}.json", device=chosen)
+        recording = Recording(tmp_path / f"{number}.json", cuda(gpu=chosen))
         recording.start()
         fake_torch.use()
         devices[1].allocate(BASE, 512)
@@ -246,7 +254,7 @@ def test_recording_stops_after_some_steps(
 ) -> None:
     device = Device()
     fake_torch = fake(device)
-    recording = CudaRecording(tmp_path / "t.json", steps=2)
+    recording = Recording(tmp_path / "t.json", cuda(steps=2))
     recording.start()
     fake_torch.use()
     program(device)
@@ -260,7 +268,7 @@ def test_a_failure_amid_the_program_is_told_at_its_end(
 ) -> None:
     device = Device()
     fake_torch = fake(device)
-    recording = CudaRecording(tmp_path / "t.json", steps=1)
+    recording = Recording(tmp_path / "t.json", cuda(steps=1))
     recording.start()
     fake_torch.memory.refuses = "CUDAPluggableAllocator does not yet support it"
     fake_torch.use()
@@ -274,11 +282,11 @@ def test_a_program_without_cuda_is_an_error(
     fake: Callable[..., FakeTorch], tmp_path: Path
 ) -> None:
     fake_torch = fake(Device())
-    recording = CudaRecording(tmp_path / "t.json")
+    recording = Recording(tmp_path / "t.json", cuda())
     recording.start()
     with pytest.raises(RecordError, match="did not use CUDA"):
         recording.finish()
-    recording = CudaRecording(tmp_path / "t.json")
+    recording = Recording(tmp_path / "t.json", cuda())
     recording.start()
     fake_torch.use()
     with pytest.raises(RecordError, match="allocated no CUDA memory"):
@@ -291,7 +299,7 @@ def test_auto_records_the_gpu_of_a_program_that_uses_it(
 ) -> None:
     device = Device()
     fake_torch = fake(device)
-    recording = AutoRecording(tmp_path / "t.parquet")
+    recording = Recording(tmp_path / "t.parquet", RecordOptions())
     recording.start()
     fake_torch.use()
     keep = torch.ones(1000)
@@ -309,7 +317,7 @@ def test_auto_records_the_cpu_otherwise(
 ) -> None:
     for number, uses_cuda in enumerate((False, True)):
         fake_torch = fake(Device())
-        recording = AutoRecording(tmp_path / f"{number}.parquet")
+        recording = Recording(tmp_path / f"{number}.parquet", RecordOptions())
         recording.start()
         if uses_cuda:  # but allocates nothing there
             fake_torch.use()
@@ -327,7 +335,7 @@ def test_auto_stops_after_some_steps(
 ) -> None:
     device = Device()
     fake_torch = fake(device)
-    recording = AutoRecording(tmp_path / "t.parquet", steps=2)
+    recording = Recording(tmp_path / "t.parquet", RecordOptions(steps=2))
     recording.start()
     fake_torch.use()
     program(device)
@@ -365,7 +373,7 @@ def test_a_programs_own_metadata_is_left_alone(
 ) -> None:
     device = Device()
     fake_torch = fake(device)
-    recording = CudaRecording(tmp_path / "t.json")
+    recording = Recording(tmp_path / "t.json", cuda())
     recording.start()
     fake_torch.use()
     fake_torch.memory._set("the program's own")
@@ -378,25 +386,35 @@ def test_a_programs_own_metadata_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("options", "message"),
     [
-        (lambda path: CudaRecording(path, steps=0), "record at least one step"),
-        (lambda path: CudaRecording(path, max_entries=0), "keep at least one event"),
-        (lambda path: CudaHistory(max_entries=-1), "keep at least one event"),
+        ({"steps": 0}, "steps=0: record at least one step"),
+        ({"max_entries": 0}, "max_entries=0: keep at least one event"),
+        ({"device": "gpu"}, "device='gpu': write one of auto, cpu, cuda"),
+        ({"stacks": "all"}, "stacks='all': write one of none, python"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    make: Callable[[Path], object], message: str, tmp_path: Path
-) -> None:
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        make(tmp_path / "t.json")
+        RecordOptions(**options)
 
 
-def test_the_device_names_the_kind_of_recording(tmp_path: Path) -> None:
-    kinds = {"cpu": Recording, "cuda": CudaRecording, "auto": AutoRecording}
-    for name, kind in kinds.items():
-        made = new_recording(name, tmp_path / "t.json")  # type: ignore[arg-type]
-        assert type(made) is kind
+def test_in_python_the_device_can_be_chosen(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    for device in ("cuda", "cpu", "auto"):
+        gpu = Device()
+        fake_torch = fake(gpu)
+        with memplan.record(tmp_path / f"{device}.json", device=device) as recording:
+            fake_torch.use()
+            gpu.allocate(BASE, 512)
+        assert recording.trace is not None
+        assert recording.trace.info.device == ("cpu" if device == "cpu" else "cuda")
+    with (
+        pytest.raises(UsageError, match="device='tpu'"),
+        memplan.record(tmp_path / "t.json", device="tpu"),  # type: ignore[arg-type]
+    ):
+        pass
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -432,8 +450,8 @@ def test_the_command_tells_of_devices_streams_and_losses(
 
     monkeypatch.setattr(record_command, "run", run)
     if full:
-        defaults = CudaRecording.__init__.__kwdefaults__
-        monkeypatch.setitem(defaults, "max_entries", 20)
+        few = partial(RecordOptions, max_entries=20)
+        monkeypatch.setattr(record_command, "RecordOptions", few)
     path = tmp_path / "t.parquet"
     arguments = ["record", "--device", "cuda", "-o", str(path), str(script)]
     done = CliRunner().invoke(cli, arguments)

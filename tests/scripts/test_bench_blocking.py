@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memplan.blocking.layer import PAPER_LAYERS, Tensor
-from memplan.blocking.objective import Fixed
-from memplan.blocking.search import optimize
+from memplan.blocking.cost.objective import Fixed
+from memplan.blocking.nest.layer import PAPER_LAYERS, Tensor
+from memplan.blocking.search.optimize import optimize
 
 
 def test_zigzag_is_asked_for_the_same_memories() -> None:

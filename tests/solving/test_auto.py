@@ -44,18 +44,18 @@ def test_small_problems_are_proved(problem: Problem) -> None:
     assert verify(plan) == []
     assert plan.proved_optimal
     assert plan.peak == plan.lower_bound == brute_force(problem)
-    assert plan.note and "\n" not in plan.note
+    assert plan.provenance.note and "\n" not in plan.provenance.note
 
 
 def test_best_fit_that_reaches_the_bound_is_enough() -> None:
     plan = auto.solve(Problem.of([0, 1], [2, 3], [4, 4]))
-    assert plan.note == "best fit by lifetime is at the lower bound"
+    assert plan.provenance.note == "best fit by lifetime is at the lower bound"
 
 
 def test_a_bound_that_only_exact_search_knows() -> None:
     plan = auto.solve(TRIANGLE)
     assert (plan.peak, plan.lower_bound, plan.status) == (15, 15, "optimal")
-    assert "exact search of 3 buffers" in plan.note
+    assert "exact search of 3 buffers" in plan.provenance.note
 
 
 def test_parts_are_solved_one_by_one() -> None:
@@ -63,15 +63,18 @@ def test_parts_are_solved_one_by_one() -> None:
     plan = auto.solve(problem)
     assert verify(plan) == []
     assert plan.peak == 10_000
-    assert "independent parts" in plan.note
+    assert "independent parts" in plan.provenance.note
 
 
 def test_too_many_for_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "MOST_FOR_EXACT", 50)
     plan = auto.solve(puzzle(160), Options(iterations=200))
     assert verify(plan) == []
-    assert "buffers are too many for exact search; search, 204 orders" in plan.note
-    assert "search, " in plan.note
+    assert (
+        "buffers are too many for exact search; search, 204 orders"
+        in plan.provenance.note
+    )
+    assert "search, " in plan.provenance.note
 
 
 def test_it_is_no_worse_than_its_parts() -> None:
@@ -134,7 +137,7 @@ def test_an_interrupt_keeps_the_best(
 
     plan = auto.solve(puzzle(600, seed=7), Options(progress=interrupt))
     assert verify(plan) == []
-    assert plan.note.endswith("interrupted")
+    assert plan.provenance.note.endswith("interrupted")
     assert plan.status == "feasible"
 
 

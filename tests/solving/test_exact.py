@@ -112,7 +112,7 @@ def test_the_method_proves_small_problems(problem: Problem) -> None:
     plan = exact.solve(problem, QUIET)
     assert plan.status == "optimal"
     assert plan.lower_bound == plan.peak == reference(problem)
-    assert plan.method == "exact"
+    assert plan.provenance.method == "exact"
 
 
 def test_a_proof_above_the_live_bytes() -> None:

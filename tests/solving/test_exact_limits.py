@@ -114,7 +114,10 @@ def test_any_number_of_threads_finds_the_same() -> None:
     assert first.peak < skyline(problem).peak
     for plan in plans[1:]:
         assert plan.offsets.tolist() == first.offsets.tolist()
-        assert (plan.lower_bound, plan.note) == (first.lower_bound, first.note)
+        assert (plan.lower_bound, plan.provenance.note) == (
+            first.lower_bound,
+            first.provenance.note,
+        )
 
 
 def test_slices_do_not_matter_to_a_single_search() -> None:
@@ -150,7 +153,7 @@ def test_interrupted_it_keeps_what_it_has() -> None:
     timer.start()
     plan = exact.solve(problem, Options(max_nodes=1 << 50, threads=2))
     timer.join()
-    assert "interrupted" in plan.note
+    assert "interrupted" in plan.provenance.note
     assert verify(replace(plan)) == []
     assert plan.peak < int((stacked(problem) + problem.size).max())
 

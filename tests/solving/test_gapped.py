@@ -81,7 +81,7 @@ def test_every_method_that_takes_gaps_makes_plans_that_verify(
     name: str, problem: Problem
 ) -> None:
     plan = solve_problem(problem, name, Options(iterations=50, max_nodes=2000))
-    assert plan.method == name
+    assert plan.provenance.method == name
     assert verify(plan) == []
     assert plan.peak >= plan.lower_bound >= lower_bound(problem)
 
@@ -108,7 +108,7 @@ def test_auto_says_what_it_cannot_do() -> None:
         for plan in (solve_problem(random_gapped(rng)) for _ in range(1000))
         if plan.problem.gaps is not None and plan.peak > plan.lower_bound
     )
-    assert "with gaps in lifespans there is no search" in plan.note
+    assert "with gaps in lifespans there is no search" in plan.provenance.note
     assert plan.status == "feasible"
 
 

@@ -23,8 +23,8 @@ from tests.strategies import problems
 def test_every_method_makes_plans_that_verify(name: str, problem: Problem) -> None:
     limits = Options(time_limit=2.0, iterations=500, max_nodes=20_000)
     plan = solve_problem(problem, name, limits)
-    assert plan.method == name
-    assert plan.seconds > 0
+    assert plan.provenance.method == name
+    assert plan.provenance.seconds > 0
     assert verify(plan) == []
     assert plan.peak >= plan.lower_bound
 

@@ -113,7 +113,7 @@ def test_a_bound_that_only_the_solver_knows(solver: str) -> None:
     plan = solve_problem(ASKEW, "mip", Options(mip_solver=solver))
     assert lower_bound(ASKEW) == 3
     assert (plan.peak, plan.lower_bound, plan.status) == (5, 5, "optimal")
-    assert plan.note == f"{solver}, 3 pairs: solved"
+    assert plan.provenance.note == f"{solver}, 3 pairs: solved"
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -130,7 +130,7 @@ def test_heuristics_that_reach_the_bound_ask_no_solver(
     monkeypatch.setitem(sys.modules, "pulp", None)
     plan = solve_problem(Problem.of([0, 1], [2, 3], [4, 4]), "mip")
     assert plan.proved_optimal
-    assert plan.note == "heuristics were enough, no solver was asked"
+    assert plan.provenance.note == "heuristics were enough, no solver was asked"
     assert len(solve_problem(Problem.of([], [], []), "mip").offsets) == 0
 
 
@@ -144,7 +144,7 @@ def test_a_time_limit_is_no_proof(solver: str) -> None:
 
 def test_no_time_at_all() -> None:
     plan = solve_problem(ASKEW, "mip", Options(time_limit=0.0))
-    assert plan.note == "no time was left for a solver"
+    assert plan.provenance.note == "no time was left for a solver"
     assert plan.peak > plan.lower_bound == 3
     assert plan.status == "feasible"
 

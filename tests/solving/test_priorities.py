@@ -102,4 +102,4 @@ def test_it_stops_within_the_capacity() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_name_themselves(name: str) -> None:
-    assert solve_problem(HARD, name).method == name
+    assert solve_problem(HARD, name).provenance.method == name

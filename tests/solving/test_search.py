@@ -148,7 +148,7 @@ def test_no_orders_and_no_time_leave_the_best_of_six() -> None:
     first, _ = best_of_six(problem)
     none = solve(problem, Options(iterations=0))
     assert none.offsets.tolist() == first.tolist()
-    assert none.note == "0 orders tried"
+    assert none.provenance.note == "0 orders tried"
     paper_only = solve(problem, Options(time_limit=0.0))
     assert verify(paper_only) == []
 
@@ -170,7 +170,7 @@ def test_an_interrupt_keeps_the_best() -> None:
 
     plan = solve(problem, Options(progress=interrupt))
     assert verify(plan) == []
-    assert plan.note.endswith("interrupted")
+    assert plan.provenance.note.endswith("interrupted")
     assert plan.peak == seen[-1].peak
     peaks = [progress.peak for progress in seen if progress.peak is not None]
     assert peaks == sorted(peaks, reverse=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 import memplan
 from memplan.errors import NoPlanError
-from memplan.trace.liveness import StepProblem, step_problem
+from memplan.trace.liveness import StepWorkload, step_problem
 from memplan.trace.step_kinds import HOT, MOST_KINDS
 from memplan.trace.steps import find_hot, timeline
 from memplan.trace.trace import Mark
@@ -18,7 +18,7 @@ WARMUP = (Made(9, 0),)
 HOT_STEP = (Made(64, 1), Made(128, 0), Made(256, 0))
 
 
-def found(*steps: Step) -> StepProblem:
+def found(*steps: Step) -> StepWorkload:
     """Four hot steps, `steps`, and a last one, which may be cut off."""
     return step_problem(trace_of([WARMUP, *[HOT_STEP] * 4, *steps, HOT_STEP]))
 
@@ -108,6 +108,35 @@ def test_in_a_longer_loop_it_is_the_step_that_was_due() -> None:
     (kind,) = step_problem(trace_of(steps)).kinds
     assert kind.steps == (7, 9)
     assert kind.begins_as.tolist() == [[HOT, 0]]
+
+
+def test_exact_steps_are_hot_if_they_are_half_of_all_and_elastic_ones_if_not() -> None:
+    """Both repeat: some steps are alike to the byte, all of them but for sizes."""
+
+    def sized(*bytes_: int) -> list[Step]:
+        return [(Made(n, 1), Made(n + 1, 0)) for n in bytes_]
+
+    half = find_hot(timeline(trace_of([WARMUP, *sized(64, 64, 80, 96), WARMUP])))
+    assert half is not None
+    assert (half.begin, half.passes, half.elastic) == (1, 2, False)
+    fewer = find_hot(timeline(trace_of([WARMUP, *sized(64, 64, 80, 96, 112), WARMUP])))
+    assert fewer is not None
+    assert fewer.elastic
+
+
+def test_a_kind_keeps_the_places_that_it_is_given_before_it_is_known() -> None:
+    """All but what collides, as it frees later than the step it is taken for."""
+    hot = (Made(1000, 3), Made(64, 0), Made(64, 0), Made(64, 0))
+    later = (Made(1000, 0), Made(64, 1), Made(64, 0), Made(64, 0), Made(7, 0))
+    plan = memplan.solve(trace_of([WARMUP, *[hot] * 4, later, hot]), "bestfit")
+    (kind,) = plan.kinds
+    first, *small = plan.offsets.tolist()
+    assert len(set(small)) == 1
+    given = kind.offsets.tolist()
+    assert given[:2] == [first, small[0]]
+    assert given[2] != small[0]
+    assert given[3] == small[0]
+    assert memplan.verify(plan) == []
 
 
 @settings(max_examples=150, deadline=None)

@@ -2,7 +2,7 @@
 
 import random
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +31,7 @@ from memplan.trace.journal import (
     MAX_BLOCK_BYTES,
     METADATA,
     STACKS,
-    Recovered,
-    read_journal,
-    recover_journal,
+    Journal,
 )
 from memplan.trace.read import read_trace
 from memplan.trace.stacks import Frame
@@ -59,8 +57,24 @@ def recorded(trace: Trace) -> Trace:
     return replace(trace, events=replace(events, **same))
 
 
-def recover(path: Path, *blocks: bytes) -> Recovered:
-    return recover_journal(write_journal(path / "x.journal", list(blocks)))
+@dataclass(frozen=True)
+class Read:
+    """A journal read to its end."""
+
+    trace: Trace
+    kept: int
+    lost: int
+    reason: str
+
+
+def read(path: Path) -> Read:
+    found = Journal(path)
+    trace = found.trace()
+    return Read(trace, found.kept, found.lost, found.reason)
+
+
+def recover(path: Path, *blocks: bytes) -> Read:
+    return read(write_journal(path / "x.journal", list(blocks)))
 
 
 def first(trace: Trace | None = None) -> bytes:
@@ -78,9 +92,8 @@ def test_a_whole_journal_is_read_whole(tmp_path):
     run = RunStats(1 << 30, 12.5, 0.5)  # step_seconds is the end block's
     info = replace(expected.info, complete=True, dropped_events=2, run=run)
     assert_same(found.trace, replace(expected, info=info))
-    assert (found.bytes_lost, found.reason) == (0, "")
-    assert found.bytes_kept == (tmp_path / "x.journal").stat().st_size
-    assert_same(read_journal(tmp_path / "x.journal"), found.trace)
+    assert (found.lost, found.reason) == (0, "")
+    assert found.kept == (tmp_path / "x.journal").stat().st_size
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -96,7 +109,7 @@ def test_any_trace_comes_back(tmp_path, trace, rows):
             getattr(again, name).tolist()
         ), name
     assert list(found.trace.stacks) == list(trace.stacks)
-    assert (found.bytes_lost, found.reason) == (0, "")
+    assert (found.lost, found.reason) == (0, "")
 
 
 def test_a_recovered_trace_can_be_saved(tmp_path):
@@ -117,12 +130,12 @@ def test_a_journal_cut_anywhere_keeps_its_whole_blocks(tmp_path):
         whole = int(np.searchsorted(ends, length, side="right"))
         if whole == 0:
             with pytest.raises(FormatError):
-                recover_journal(path)
+                read(path)
             continue
-        found = recover_journal(path)
-        assert found.bytes_kept == ends[whole - 1]
-        assert found.bytes_lost == length - found.bytes_kept
-        assert bool(found.reason) == bool(found.bytes_lost)
+        found = read(path)
+        assert found.kept == ends[whole - 1]
+        assert found.lost == length - found.kept
+        assert bool(found.reason) == bool(found.lost)
         assert len(found.trace) == rows[whole - 1]
         assert not found.trace.info.complete
 
@@ -136,12 +149,12 @@ def test_a_damaged_journal_is_recovered_or_refused_never_worse(tmp_path):
         mutant[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(mutant)
         try:
-            found = recover_journal(path)
+            found = read(path)
         except InputError:
             continue  # the damage is in the first block
-        assert found.bytes_lost > 0
+        assert found.lost > 0
         assert found.reason
-        assert found.bytes_kept + found.bytes_lost == len(data)
+        assert found.kept + found.lost == len(data)
         assert not found.trace.info.complete
 
 
@@ -167,7 +180,7 @@ def test_blocks_of_anything_with_right_checksums(tmp_path, blocks):
     path = write_journal(
         tmp_path / "x.journal", [first(), *(block(*parts) for parts in blocks)]
     )
-    found = recover_journal(path)
+    found = read(path)
     write_trace(found.trace, tmp_path / "t.json")
     assert_same(read_trace(tmp_path / "t.json"), found.trace)
 
@@ -176,7 +189,7 @@ def test_without_its_end_a_trace_is_incomplete(tmp_path):
     found = recover(tmp_path, *journal_blocks(sample())[:-1])
     assert not found.trace.info.complete
     assert found.trace.info.dropped_events == sample().info.dropped_events
-    assert (found.bytes_lost, found.reason) == (0, "")
+    assert (found.lost, found.reason) == (0, "")
 
 
 def test_the_end_may_itself_say_that_the_trace_is_incomplete(tmp_path):
@@ -256,7 +269,7 @@ def test_reading_stops_at_a_block_that_is_not_sound(tmp_path, bad, reason):
     rest = [events_block(**GOOD), block(END, b"{}")]
     found = recover(tmp_path, *good, bad, *rest)
     kept = len(MAGIC) + sum(map(len, good))
-    assert (found.bytes_kept, found.bytes_lost) == (
+    assert (found.kept, found.lost) == (
         kept,
         len(bad) + sum(map(len, rest)),
     )
@@ -275,7 +288,7 @@ def test_more_events_than_the_limit_are_left(tmp_path, monkeypatch):
 def test_what_follows_the_end_is_counted_as_lost(tmp_path):
     more = events_block(**GOOD)
     found = recover(tmp_path, first(), block(END, b'{"complete": true}'), more)
-    assert (len(found.trace), found.bytes_lost) == (0, len(more))
+    assert (len(found.trace), found.lost) == (0, len(more))
     assert "there is more after the end block" in found.reason
     assert found.trace.info.complete
 
@@ -302,6 +315,6 @@ def test_what_is_no_journal_is_refused(tmp_path, data, problem):
     path = tmp_path / "x.journal"
     path.write_bytes(data)
     with pytest.raises(MemplanError) as caught:
-        recover_journal(path)
+        read(path)
     assert problem in str(caught.value)
     assert caught.value.exit_code == 3

@@ -364,3 +364,95 @@ def test_an_extension_type_runs_no_code(tmp_path):
     assert b"py_extension_type" in stored
     assert_same(read_parquet(path), sample())
     assert not canary.exists()
+
+
+def grouped(path: Path, rows: int, **columns: Any) -> None:
+    """The sample in row groups of so many rows, with these columns put in."""
+    table = table_of(path)
+    for name, values in columns.items():
+        kind = table.schema.field(name).type
+        table = put(table, name, pa.array(values).cast(kind))
+    pq.write_table(table, path, row_group_size=rows)
+
+
+def test_groups_of_rows_are_read_as_one(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    monkeypatch.setattr(parquet, "_READ_ROWS", 4)
+    grouped(path, 7)
+    assert_same(read_parquet(path), sample())
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 5)
+    write_parquet(sample(), path)
+    assert pq.read_metadata(path).num_row_groups == 4
+    assert_same(read_parquet(path), sample())
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"index": [*range(8), 7, *range(9, 18)]}, "row 8, column index: 7 follows 7"),
+        (
+            {"time_ns": [*range(8), 3, *range(9, 18)]},
+            "row 8, column time_ns: 3 is earlier than the event before it",
+        ),
+        ({"size": [1] * 8 + [-1] + [1] * 9}, "row 8, column size: -1 bytes"),
+        ({"action": ["step"] * 8 + ["x"] * 10}, "row 8, column action: 'x' is not"),
+    ],
+)
+def test_what_is_wrong_is_found_in_any_group(tmp_path, monkeypatch, columns, problem):
+    path = tmp_path / "t.parquet"
+    monkeypatch.setattr(parquet, "_READ_ROWS", 4)
+    grouped(path, 8, **columns)
+    with pytest.raises(FormatError) as caught:
+        read_parquet(path)
+    assert problem in str(caught.value)
+
+
+def test_only_the_columns_asked_for_are_kept_and_all_are_checked(tmp_path):
+    path = tmp_path / "t.parquet"
+    write_parquet(sample(), path)
+    found, events = read_parquet(path, ["action", "address"]).events, sample().events
+    assert found.action.tolist() == events.action.tolist()
+    assert found.address.tolist() == events.address.tolist()
+    assert set(found.size.tolist()) == {0}
+    assert set(found.stack.tolist()) == {-1}
+    table = table_of(path)
+    bad = put(table, "size", pa.array([-1] * len(table)))
+    pq.write_table(bad, path)
+    with pytest.raises(FormatError, match="column size: -1 bytes"):
+        read_parquet(path, ["action"])
+
+
+def test_columns_of_one_value_take_up_no_memory(tmp_path):
+    path = tmp_path / "t.parquet"
+    write_parquet(sample(), path)
+    events = read_parquet(path).events
+    assert events.thread.strides == events.device.strides == (0,)
+    assert events.size.strides == (8,)
+
+
+def test_a_column_of_very_many_names_is_refused(tmp_path):
+    path = tmp_path / "t.parquet"
+    rows = 1000
+    table = table_of(path)
+    columns = {}
+    for name in NAMES:
+        kind = table.schema.field(name).type
+        values = np.arange(rows)
+        columns[name] = pa.array(map(str, values)) if name == "mark" else values
+        if name == "action":
+            columns[name] = pa.array(["step"] * rows)
+        elif name != "mark":
+            columns[name] = pa.array(values).cast(kind)
+    bomb = pa.table(columns).replace_schema_metadata(table.schema.metadata)
+    assert "column mark has 1000 names" in refusal(path, bomb)
+
+
+def test_events_that_fill_the_memory_from_a_small_file_are_refused(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "t.parquet"
+    write_parquet(sample(), path)
+    monkeypatch.setattr(parquet, "_BYTES_ANYWAY", 0)
+    monkeypatch.setattr(parquet, "_BYTES_PER_BYTE", 0)
+    with pytest.raises(FormatError, match="bytes of events in a file of"):
+        read_parquet(path)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.area import AreaPoint
-from memplan.blocking.area import area_curve as trace_curve
-from memplan.blocking.layer import Layer, parse_layer
-from memplan.blocking.models import ModelLayer
-from memplan.blocking.objective import Codesign
+from memplan.blocking.cost.objective import Codesign
+from memplan.blocking.design.area_curve import AreaPoint
+from memplan.blocking.design.area_curve import area_curve as trace_curve
+from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.plan import CurvePoint
-from memplan.blocking.search import optimize
+from memplan.blocking.run.models import ModelLayer
+from memplan.blocking.search.optimize import optimize
 from memplan.cli.blocking import options, report, results
 from memplan.cli.blocking.progress import searching, working
 from memplan.files import refuse_overwrite

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.emit import emit
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import parse_layer
-from memplan.blocking.layout import Layout, padded
-from memplan.blocking.nest import parse_nest, parse_unroll
-from memplan.cli import show
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import parse_layer
+from memplan.blocking.nest.nest import parse_nest, parse_unroll
+from memplan.blocking.run.emit import emit
+from memplan.blocking.run.layout import Layout, padded
+from memplan.cli import arguments, show
 from memplan.cli.blocking import options
-from memplan.files import refuse_overwrite, write_bytes
+from memplan.files import STDOUT, refuse_overwrite, write_bytes
 
 
 @click.command("emit")
@@ -32,7 +32,7 @@ from memplan.files import refuse_overwrite, write_bytes
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=arguments.OutputFile(),
     help="The C++ file.  [default: standard output]",
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
@@ -58,16 +58,15 @@ def command(
     nest = parse_nest(string, layer, parse_unroll(unroll or ""))
     hierarchy = load_hierarchy(cache)
     layout = padded(layer, Layout.dense(layer), hierarchy) if pad else None
-    if output is not None:
-        refuse_overwrite(output, force)
+    path = output or STDOUT
+    refuse_overwrite(path, force)
     text = emit(layer, nest, layout=layout, hierarchy=hierarchy)
-    if output is None:
-        click.echo(text, nl=False)
+    write_bytes(path, text.encode("utf-8"))
+    if path == STDOUT:
         return
-    write_bytes(output, text.encode("utf-8"))
-    show.note(f"wrote {output}")
-    program = shlex.quote(str(output.with_suffix("")))
-    source = shlex.quote(str(output))
-    click.echo(
+    show.note(f"wrote {path}")
+    program = shlex.quote(str(path.with_suffix("")))
+    source = shlex.quote(str(path))
+    show.line(
         f"  next: c++ -std=c++17 -O3 -march=native {source} -o {program}", err=True
     )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from memplan.blocking.codesign import codesign_energy
-from memplan.blocking.counts import Traffic, count
-from memplan.blocking.energy import paper_curves
-from memplan.blocking.evaluation import Evaluation, evaluate
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import DIMS, Layer, Tensor
-from memplan.blocking.literal import LiteralTraffic, count_literally, literal_energy
-from memplan.blocking.nest import Nest
-from memplan.blocking.objective import Fixed, Objective
-from memplan.blocking.packing import Packed, pack
+from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.paper_pricing import paper_energy
+from memplan.blocking.machine.energy import paper_curves
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import Traffic, count
+from memplan.blocking.nest.layer import DIMS, Layer
+from memplan.blocking.nest.nest import Nest
+from memplan.blocking.nest.paper_counts import PaperTraffic, count_as_paper
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
 
 _PAPER_CHIP = 8 << 20  # bytes: "the SRAM size is limited to 8MB", section 5.3
@@ -29,10 +26,8 @@ def layer_entry(layer: Layer) -> dict[str, object]:
 def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, object]:
     """Both ways of counting, own memories, and the hierarchies of the paper;
     `energy_pJ`, `buffers` and `pack` are for the memories and the budget given."""
-    traffic, curves = count(nest), paper_curves()
-    given = evaluate(layer, nest, objective)
-    literal = count_literally(nest)
-    free = codesign_energy(traffic, curves)
+    given, free = evaluate(layer, nest, objective), evaluate(layer, nest)
+    as_paper, free_pj = count_as_paper(nest), _of_all(free)
     own = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
     found: dict[str, object] = {
         "schema": "memplan.blocking-evaluation",
@@ -40,27 +35,29 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
         "layer": layer_entry(layer),
         "string": str(nest),
         "unroll": dict(nest.unroll),
-        "exact": {t.value: _exact(own) for t, own in traffic.items()},
-        "paper_literal": {t.value: _literal(own) for t, own in literal.items()},
+        "exact": {t.value: _exact(own) for t, own in count(nest).items()},
+        "paper_literal": {t.value: _literal(own) for t, own in as_paper.items()},
         "energy_codesign_pJ": {
-            "total": free.total,
+            "total": free_pj,
             **own,
             "sram_bytes": free.sram_bytes,
         },
-        "energy_codesign_per_mac_pJ": free.total / layer.macs,
+        "energy_codesign_per_mac_pJ": free_pj / layer.macs,
         "compulsory_pJ": given.compulsory,
         "energy_pJ": given.total,
         "energy_per_mac_pJ": given.per_mac(given.total),
         "sram_bytes": given.sram_bytes,
         "buffers": buffer_entries(given),
-        "energy_codesign_8MB_pJ": _within(traffic, _PAPER_CHIP),
-        "energy_codesign_paper_literal_pJ": literal_energy(literal, curves),
+        "energy_codesign_8MB_pJ": _of_all(
+            evaluate(layer, nest, Codesign(budget=_PAPER_CHIP))
+        ),
+        "energy_codesign_paper_literal_pJ": paper_energy(nest, paper_curves()),
     }
     for key, name in (("pack_diannao", "diannao"), ("pack_westmere", "xeon-e5645")):
-        found[key] = _packed(pack(traffic, load_hierarchy(name)))
+        found[key] = _packed(evaluate(layer, nest, Fixed(load_hierarchy(name))))
     if isinstance(objective, Fixed):
         found["memory"] = objective.hierarchy.name
-        found["pack"] = _packed(pack(traffic, objective.hierarchy))
+        found["pack"] = _packed(given)
     elif objective.budget is not None:
         found["budget"] = objective.budget
         found["energy_codesign_budget_pJ"] = given.total
@@ -150,8 +147,8 @@ def buffer_entries(found: Evaluation) -> list[dict[str, object]]:
     ]
 
 
-def _within(traffic: Mapping[Tensor, Traffic], budget: int) -> float:
-    return codesign_energy(traffic, paper_curves(), budget=budget).total
+def _of_all(found: Evaluation) -> float:
+    return sum(found.by_tensor.values())
 
 
 def _exact(own: Traffic) -> dict[str, object]:
@@ -168,7 +165,7 @@ def _exact(own: Traffic) -> dict[str, object]:
     return {"buffers": rows, "dram_accesses": own.main}
 
 
-def _literal(own: LiteralTraffic) -> dict[str, object]:
+def _literal(own: PaperTraffic) -> dict[str, object]:
     rows = [
         {
             "elements": buffer.elements,
@@ -180,12 +177,14 @@ def _literal(own: LiteralTraffic) -> dict[str, object]:
     return {"buffers": rows, "dram_alpha": own.alpha}
 
 
-def _packed(packed: Packed) -> dict[str, object]:
+def _packed(found: Evaluation) -> dict[str, object]:
     return {
         "accesses": {
-            level: {tensor.value: count for tensor, count in served.items()}
-            for level, served in packed.accesses.items()
+            level: {
+                s.tensor.value: s.accesses for s in found.shares if s.level == level
+            }
+            for level in found.levels
         },
-        "total_pJ": packed.total,
-        "assign": dict(packed.assigned),
+        "total_pJ": _of_all(found),
+        "assign": {placed.name: placed.level for placed in found.buffers},
     }

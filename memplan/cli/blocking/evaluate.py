@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from memplan.blocking.evaluation import Evaluation, evaluate
-from memplan.blocking.layer import parse_layer
-from memplan.blocking.nest import parse_nest, parse_unroll
+from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.nest.layer import parse_layer
+from memplan.blocking.nest.nest import parse_nest, parse_unroll
 from memplan.cli import show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import case_entries
@@ -56,12 +56,12 @@ def command(
     if json_:
         show.as_json(case_entries(layer, nest, objective))
         return
-    found = evaluate(layer, nest, objective, literally=counting == "paper")
+    found = evaluate(layer, nest, objective, as_paper=counting == "paper")
     rows = [*report.nest_rows(found, objective), ("counting", _COUNTING[counting])]
     show.facts(f"memplan: {layer.name}", rows + report.energy_rows(found))
     click.echo()
     if counting == "both":
-        _side_by_side(found, evaluate(layer, nest, objective, literally=True))
+        _side_by_side(found, evaluate(layer, nest, objective, as_paper=True))
         return
     report.buffer_table(found, objective)
     click.echo()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from memplan.blocking.hierarchy import Hierarchy
-from memplan.blocking.hierarchy_file import load_hierarchy, presets
-from memplan.blocking.layer import DIMS, PAPER_LAYERS, Layer, elements
-from memplan.blocking.networks import NETWORKS
-from memplan.blocking.packing import MAIN
+from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.design.networks import NETWORKS
+from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
+from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, elements
 from memplan.cli import show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import layer_entry

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.area import DIANNAO_MM2
-from memplan.blocking.models import ModelLayer
-from memplan.blocking.network import distinct
-from memplan.blocking.network_design import MAX_LEVELS, NetworkDesign, design_network
-from memplan.blocking.networks import NETWORKS
-from memplan.blocking.objective import Fixed, Objective
-from memplan.blocking.search import Result
-from memplan.blocking.sweep import Task, sweep
+from memplan.blocking.cost.objective import Fixed, Objective
+from memplan.blocking.design.network import distinct
+from memplan.blocking.design.network_design import (
+    MAX_LEVELS,
+    NetworkDesign,
+    design_network,
+)
+from memplan.blocking.design.networks import NETWORKS
+from memplan.blocking.design.sweep import Task, sweep
+from memplan.blocking.machine.area import DIANNAO_MM2
+from memplan.blocking.run.models import ModelLayer
+from memplan.blocking.search.optimize import Result
 from memplan.cli import show
 from memplan.cli.blocking import options, report, results
 from memplan.cli.blocking.progress import sweeping, working

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.search import METHODS, Result
-from memplan.blocking.sweep import Task, sweep
+from memplan.blocking.design.sweep import Task, sweep
+from memplan.blocking.search.optimize import METHODS, Result
 from memplan.cli.blocking import options, results
 from memplan.cli.blocking.progress import searching, sweeping
 from memplan.errors import UsageError

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import Layer, parse_layer
-from memplan.blocking.models import ModelLayer, layers_of_model
-from memplan.blocking.nest import parse_unroll
-from memplan.blocking.objective import Codesign, Fixed, Objective
-from memplan.cli import show
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import Layer, parse_layer
+from memplan.blocking.nest.nest import parse_unroll
+from memplan.blocking.run.models import ModelLayer, layers_of_model
+from memplan.cli import arguments, show
 from memplan.errors import UsageError
 from memplan.units import parse_bytes
 
@@ -149,9 +148,9 @@ def output(function: F) -> F:
     return click.option(
         "-o",
         "--output",
-        type=click.Path(path_type=Path),
+        type=arguments.OutputFile(),
         metavar="PLAN",
-        help="Write a plan, which memplan plot draws.",
+        help="Write a plan, which memplan plot draws; - is standard output.",
     )(function)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from memplan.blocking.layer import Layer, parse_layer
-from memplan.blocking.nest import Nest, parse_nest
-from memplan.blocking.objective import Codesign
-from memplan.blocking.parallel import SHARED, CoresEnergy, cores_energy
-from memplan.blocking.search import optimize
+from memplan.blocking.cost.objective import Codesign
+from memplan.blocking.design.parallel import SHARED, CoresEnergy, cores_energy
+from memplan.blocking.nest.layer import Layer, parse_layer
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.search.optimize import optimize
 from memplan.cli import show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import layer_entry

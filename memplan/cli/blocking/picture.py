@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memplan.blocking.evaluation import Evaluation
+from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.plan import BlockingPlan
 from memplan.blocking.planfile import read_plan
 from memplan.cli.blocking import report

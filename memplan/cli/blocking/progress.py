@@ -7,8 +7,8 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 
-from memplan.blocking.incumbent import SearchProgress
-from memplan.blocking.search import Result
+from memplan.blocking.search.incumbent import SearchProgress
+from memplan.blocking.search.optimize import Result
 from memplan.cli import show
 from memplan.cli.blocking import report
 from memplan.units import format_seconds

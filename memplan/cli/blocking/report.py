@@ -6,13 +6,13 @@ import shutil
 import sys
 import textwrap
 
-from memplan.blocking.counts import ELEMENT_BYTES
-from memplan.blocking.evaluation import Evaluation
-from memplan.blocking.hierarchy import Hierarchy, Level
-from memplan.blocking.layer import DIMS, Layer, Tensor
-from memplan.blocking.nest import Nest
-from memplan.blocking.objective import Fixed, Objective
-from memplan.blocking.packing import MAIN
+from memplan.blocking.cost.evaluation import Evaluation
+from memplan.blocking.cost.objective import Fixed, Objective
+from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.nest.counts import ELEMENT_BYTES
+from memplan.blocking.nest.layer import DIMS, Layer, Tensor
+from memplan.blocking.nest.nest import Nest
 from memplan.cli import show
 from memplan.units import format_bytes
 

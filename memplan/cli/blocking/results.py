@@ -8,18 +8,17 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.area import DIANNAO_MM2, area_mm2
-from memplan.blocking.chosen import evaluate_chosen
-from memplan.blocking.evaluation import Evaluation, evaluate
-from memplan.blocking.layer import Layer
-from memplan.blocking.models import ModelLayer
-from memplan.blocking.objective import Codesign, Objective
+from memplan.blocking.cost.evaluation import evaluate
+from memplan.blocking.cost.objective import Codesign, Objective
+from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import write_plan
-from memplan.blocking.search import Result
+from memplan.blocking.run.models import ModelLayer
+from memplan.blocking.search.optimize import Result
 from memplan.cli import show
 from memplan.cli.blocking import report
 from memplan.cli.blocking.entries import all_entries, curve_entries, planned_entries
+from memplan.files import STDOUT
 from memplan.units import format_bytes, format_gap, format_seconds
 
 
@@ -32,7 +31,7 @@ def planned(
     """The plan of all layers, each evaluated anew."""
     rows = tuple(
         PlannedLayer(
-            _evaluated(one.layer, result, objective),
+            evaluate(one.layer, result.nest, objective, choice=result.memories),
             Search(result.method, result.seconds, result.lower_bound, result.proved),
             one.count,
         )
@@ -41,12 +40,6 @@ def planned(
     if isinstance(objective, Codesign):
         return BlockingPlan(rows, None, objective.budget, curve)
     return BlockingPlan(rows, objective.hierarchy.name, None, curve)
-
-
-def _evaluated(layer: Layer, result: Result, objective: Objective) -> Evaluation:
-    if result.held is None:
-        return evaluate(layer, result.nest, objective)
-    return evaluate_chosen(layer, result.nest, objective, result.held)
 
 
 def hand_over(
@@ -78,11 +71,11 @@ def hand_over(
         _overview(plan, objective, rows)
     if plan.curve:
         _curve(plan)
-    if output is not None:
+    if output is not None and output != STDOUT:
         show.note(f"wrote {output}")
         drawn = shlex.quote(str(output.with_suffix(".svg")))
         next_ = f"memplan plot {shlex.quote(str(output))} -o {drawn}"
-        click.echo(f"  next: {next_}", err=True)
+        show.line(f"  next: {next_}", err=True)
 
 
 def proof(search: Search, energy: float) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from memplan.blocking.cache import MAX_MACS, Simulation, simulate
-from memplan.blocking.hierarchy_file import load_hierarchy
-from memplan.blocking.layer import parse_layer
-from memplan.blocking.nest import parse_nest, parse_unroll
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import parse_layer
+from memplan.blocking.nest.nest import parse_nest, parse_unroll
+from memplan.blocking.run.cache import MAX_MACS, Simulation, simulate
 from memplan.cli import show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import layer_entry

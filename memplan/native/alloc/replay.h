@@ -1,38 +1,17 @@
-// Serves a program's requests at the offsets a plan gives them.
-//
-// Whatever the plan says, an address is handed out only if no live block overlaps
-// it (promise 2): a plan may be wrong about a program, never about memory. For the
-// same reason a plan can be exchanged for another while blocks are alive.
+// Serves a program's CPU tensors in an arena, as the server of requests says, and looks
+// after the arena's pages.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "alloc/arena.h"
-#include "alloc/matcher.h"
+#include "replay/serve.h"
 
 namespace memplan {
-
-struct Counts {
-  std::uint64_t requests = 0;
-  std::uint64_t planned = 0;    // at the planned offset
-  std::uint64_t unplanned = 0;  // left to the default allocator, as planned
-  std::uint64_t conflicts = 0;  // the planned range was taken
-  std::uint64_t online = 0;     // departures, placed in the arena's free space
-  std::uint64_t fallback = 0;   // departures, served by the default allocator
-  std::uint64_t online_bytes = 0;
-  std::uint64_t fallback_bytes = 0;
-};
-
-// One step as it went: the step of the plan that was followed, and its counts.
-struct StepCounts {
-  std::size_t step;
-  Counts counts;
-};
 
 class Replay {
  public:
@@ -51,8 +30,7 @@ class Replay {
   // noted which they touched: slower, but no more is resident than what lives. For plans
   // that may yet change.
   void unsettle(bool unsettled);
-  // From the next step on, or the end of the warm-up, go by another table: from its
-  // first repeated step. Of several, the latest counts.
+  // See Server.
   void adopt(Table table);
 
   bool contains(const void* pointer) const { return arena_.contains(pointer); }
@@ -65,11 +43,9 @@ class Replay {
   std::uint64_t returned_bytes();
   std::size_t live_blocks();
   std::uint64_t live_bytes();
-  // Of the warm-up steps, and of the repeated ones.
-  Counts warmup_counts();
-  Counts hot_counts();
+  PhaseCounts counts();
   // The repeated steps that ended since the last call.
-  std::vector<StepCounts> take_steps();
+  std::vector<StepEnd> take_steps();
   // Per request of the table, the most bytes asked for in its place; of elastic steps.
   std::vector<std::uint64_t> largest();
   // Per request of the table, the part of its pages that the program touched before it
@@ -82,14 +58,12 @@ class Replay {
   void unlock() { mutex_.unlock(); }
 
  private:
-  void* place_online(std::uint64_t bytes);
   void follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes);
 
   std::mutex mutex_;
-  Matcher matcher_;
+  Server server_;
   Arena arena_;
   const std::uint32_t cold_;
-  std::optional<Table> next_table_;
   std::uint64_t steps_ = 0;  // ended so far
   bool unsettled_ = false;
   bool returning_ = false;  // this step returns its pages as it frees them
@@ -97,8 +71,7 @@ class Replay {
   // Large blocks whose pages are looked at, or returned, when they are freed: offset ->
   // request.
   std::unordered_map<std::uint64_t, std::size_t> followed_;
-  Counts warmup_, hot_, step_;
-  std::vector<StepCounts> ended_;
+  std::vector<StepEnd> ended_;
   std::uint64_t returned_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -25,55 +26,17 @@ namespace {
 
 using Column = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using Flags = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 nb::dict to_dict(const Counts& counts) {
   nb::dict result;
-  result["requests"] = counts.requests;
-  result["planned"] = counts.planned;
-  result["unplanned"] = counts.unplanned;
-  result["conflicts"] = counts.conflicts;
-  result["online"] = counts.online;
-  result["fallback"] = counts.fallback;
-  result["online_bytes"] = counts.online_bytes;
-  result["fallback_bytes"] = counts.fallback_bytes;
+  for (const auto& [name, counter] : memplan::kCounters) result[name] = counts.*counter;
   return result;
 }
 
-// Plain arrays to a table; what would lead the matcher astray is refused.
-memplan::Table table_of(const Column& sizes, const Column& offsets, const Column& starts,
-                        std::size_t loop_begin, std::size_t loop_end,
-                        const std::vector<bool>& elastic,
-                        const std::vector<bool>& sparse, std::uint64_t arena_bytes,
-                        std::uint64_t online_bytes) {
-  memplan::Table table;
-  table.requests.resize(sizes.shape(0));
-  if (offsets.shape(0) != table.requests.size() || sparse.size() != offsets.shape(0)) {
-    throw nb::value_error("sizes, offsets and sparse differ in length");
-  }
-  for (std::size_t i = 0; i < table.requests.size(); ++i) {
-    if (sizes.data()[i] <= 0) throw nb::value_error("a size is not positive");
-    table.requests[i] = {static_cast<std::uint64_t>(sizes.data()[i]), offsets.data()[i],
-                         sparse[i]};
-  }
-  const std::size_t count = starts.shape(0);
-  if (elastic.size() != count) throw nb::value_error("starts and elastic differ in length");
-  if (loop_begin > loop_end || loop_end > count || (count > 0 && loop_begin == loop_end)) {
-    throw nb::value_error("the steps that repeat must be some, and reach beyond none");
-  }
-  if (count == 0 ? !table.requests.empty() : starts.data()[0] != 0) {
-    throw nb::value_error("starts must begin with 0");
-  }
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto first = static_cast<std::size_t>(starts.data()[i]);
-    const std::size_t next = i + 1 < count ? static_cast<std::size_t>(starts.data()[i + 1])
-                                           : table.requests.size();
-    if (first > next) throw nb::value_error("starts must ascend");
-    table.steps.push_back({first, next, elastic[i]});
-  }
-  table.loop_begin = loop_begin;
-  table.loop_end = loop_end;
-  table.arena_bytes = arena_bytes;
-  table.online_bytes = online_bytes;
-  return table;
+template <typename Array>
+auto span_of(const Array& array) {
+  return std::span(array.data(), array.shape(0));
 }
 
 }  // namespace
@@ -129,8 +92,24 @@ NB_MODULE(_alloc, m) {
   });
 
   nb::class_<memplan::Table>(m, "Table");
-  m.def("table", &table_of, "sizes"_a, "offsets"_a, "starts"_a, "loop_begin"_a,
-        "loop_end"_a, "elastic"_a, "sparse"_a, "arena_bytes"_a, "online_bytes"_a);
+  m.def(
+      "table",
+      [](const Column& sizes, const Column& offsets, const Column& starts,
+         std::size_t loop_begin, std::size_t loop_end, const Flags& elastic,
+         const Flags& sparse, std::uint64_t arena_bytes, std::uint64_t online_bytes) {
+        return memplan::table_of({.sizes = span_of(sizes),
+                                  .offsets = span_of(offsets),
+                                  .sparse = span_of(sparse),
+                                  .starts = span_of(starts),
+                                  .elastic = span_of(elastic),
+                                  .loop_begin = loop_begin,
+                                  .loop_end = loop_end,
+                                  .arena_bytes = arena_bytes,
+                                  .online_bytes = online_bytes},
+                                 memplan::kAlignment);
+      },
+      "sizes"_a, "offsets"_a, "starts"_a, "loop_begin"_a, "loop_end"_a, "elastic"_a,
+      "sparse"_a, "arena_bytes"_a, "online_bytes"_a);
 
   nb::class_<Replay>(m, "Replay")
       .def("start", [](Replay& self) { return memplan::start_replay(&self); })
@@ -145,16 +124,16 @@ NB_MODULE(_alloc, m) {
            },
            "address"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("next_step", &Replay::next_step)
-      .def("warmup_counts", [](Replay& self) { return to_dict(self.warmup_counts()); })
-      .def("hot_counts", [](Replay& self) { return to_dict(self.hot_counts()); })
+      .def("warmup_counts", [](Replay& self) { return to_dict(self.counts().warmup); })
+      .def("hot_counts", [](Replay& self) { return to_dict(self.counts().hot); })
       .def_prop_ro("base", [](Replay& self) { return self.base(); })
       .def("adopt", &Replay::adopt, "table"_a)
       .def("unsettle", &Replay::unsettle, "unsettled"_a)
       .def("take_steps",
            [](Replay& self) {
              std::vector<std::pair<std::size_t, nb::dict>> result;
-             for (const auto& [step, counts] : self.take_steps()) {
-               result.emplace_back(step, to_dict(counts));
+             for (const auto& end : self.take_steps()) {
+               result.emplace_back(end.step, to_dict(end.counts));
              }
              return result;
            })

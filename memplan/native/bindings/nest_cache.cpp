@@ -12,9 +12,9 @@
 #include <tuple>
 #include <vector>
 
-#include "blocking/cache_conv.h"
-#include "blocking/cache_gemm.h"
-#include "blocking/cache_sim.h"
+#include "nest/cache_conv.h"
+#include "nest/cache_gemm.h"
+#include "nest/cache_sim.h"
 
 namespace nb = nanobind;
 namespace nest = memplan::nest;

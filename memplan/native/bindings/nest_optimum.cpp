@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "blocking/optimum.h"
+#include "nest/optimum.h"
 #include "stop_sign.h"
 
 namespace nb = nanobind;

@@ -4,7 +4,6 @@
 // Nothing here is ever destroyed: frees arrive until the process is gone.
 #include <sys/types.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -78,20 +77,13 @@ const char* told(std::string message) {
   return last.c_str();
 }
 
-std::string plan_fault(const std::int64_t* sizes, std::size_t count,
-                       const std::int64_t* starts, std::size_t steps,
-                       std::size_t loop_begin, std::size_t loop_end) {
-  if (steps == 0 || starts[0] != 0 || loop_begin >= loop_end || loop_end > steps) {
-    return "starts must begin with 0, and the loop be some of the steps";
+// As one list, separated by commas: the stats, each counter, and of the hot steps alone.
+std::string stat_names() {
+  std::string names = kStatNames;
+  for (const char* prefix : {",", ",hot_"}) {
+    for (const auto& [name, counter] : kCounters) (names += prefix) += name;
   }
-  for (std::size_t i = 0; i < steps; ++i) {
-    const auto next = i + 1 < steps ? starts[i + 1] : static_cast<std::int64_t>(count);
-    if (starts[i] > next) return "starts must ascend";
-  }
-  if (std::any_of(sizes, sizes + count, [](std::int64_t size) { return size <= 0; })) {
-    return "a size is not positive";
-  }
-  return {};
+  return names;
 }
 
 }  // namespace
@@ -164,25 +156,18 @@ MEMPLAN_API const char* memplan_cuda_load_plan(
     std::size_t steps, std::size_t loop_begin, std::size_t loop_end,
     std::uint64_t arena_bytes) {
   try {
-    std::string fault = plan_fault(sizes, count, starts, steps, loop_begin, loop_end);
-    if (!fault.empty()) return told(std::move(fault));
-    memplan::Table table;
-    table.loop_begin = loop_begin;
-    table.loop_end = loop_end;
-    table.arena_bytes = arena_bytes;
-    table.requests.resize(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      table.requests[i] = {round_up(static_cast<std::uint64_t>(sizes[i])), offsets[i]};
-      if (offsets[i] > 0 && offsets[i] % static_cast<std::int64_t>(kGranularity) != 0) {
-        return told("an offset is not a multiple of 512");
-      }
-    }
-    for (std::size_t i = 0; i < steps; ++i) {
-      const auto end = i + 1 < steps ? static_cast<std::size_t>(starts[i + 1]) : count;
-      table.steps.push_back({static_cast<std::size_t>(starts[i]), end, elastic[i]});
-    }
-    memplan::Matcher matcher(std::move(table));
-    if (heap(device).load(rank, std::move(matcher), arena_bytes)) return nullptr;
+    const std::uint64_t bytes = memplan::round_up(arena_bytes, kGranularity);
+    memplan::Table table = memplan::table_of({.sizes = {sizes, count},
+                                              .offsets = {offsets, count},
+                                              .sparse = {},
+                                              .starts = {starts, steps},
+                                              .elastic = {elastic, steps},
+                                              .loop_begin = loop_begin,
+                                              .loop_end = loop_end,
+                                              .arena_bytes = bytes,
+                                              .online_bytes = bytes},
+                                             kGranularity, kGranularity);
+    if (heap(device).load(rank, std::move(table))) return nullptr;
     return told("that stream has a plan already");
   } catch (const std::exception& failure) {
     return told(failure.what());
@@ -204,20 +189,21 @@ MEMPLAN_API void memplan_cuda_set_cache_limit(std::uint64_t bytes) {
 }
 
 // The names of what `stats` gives, separated by commas.
-MEMPLAN_API const char* memplan_cuda_stat_names() { return kStatNames; }
+MEMPLAN_API const char* memplan_cuda_stat_names() { return told(stat_names()); }
 
-// Up to `count` values for `device`. Returns how many there are; 0 for a device that
-// nothing was asked of.
-MEMPLAN_API std::size_t memplan_cuda_stats(int device, std::uint64_t* values,
-                                           std::size_t count) {
+// A value for each of the names, for `device`. False for one that nothing was asked of.
+MEMPLAN_API bool memplan_cuda_stats(int device, std::uint64_t* values) {
   Heap* const found = existing(device);
-  if (found == nullptr) return 0;
+  if (found == nullptr) return false;
   Stats now = found->stats();
   now[kUnknownFrees] = state().unknown_frees;
-  for (std::size_t i = 0; i < std::min<std::size_t>(count, kStatCount); ++i) {
-    values[i] = now[i];
+  for (std::size_t i = 0; i < kStatCount; ++i) *values++ = now[i];
+  memplan::PhaseCounts counts = found->counts();
+  counts.warmup += counts.hot;
+  for (const memplan::Counts& each : {counts.warmup, counts.hot}) {
+    for (const auto& [name, counter] : memplan::kCounters) *values++ = each.*counter;
   }
-  return kStatCount;
+  return true;
 }
 
 // `memplan_cuda_alloc` for callers without exceptions: null, and the message (cut to

@@ -24,12 +24,10 @@ std::string in_units(std::uint64_t bytes) {
 
 }  // namespace
 
-bool Heap::load(unsigned rank, Matcher matcher, std::uint64_t arena_bytes) {
+bool Heap::load(unsigned rank, Table table) {
   Lock lock(mutex_);
-  if (arenas_.count(rank) != 0) return false;
-  arenas_[rank] = std::make_unique<Planned>(
-      Planned{std::move(matcher), Ranges(round_up(arena_bytes))});
-  return true;
+  const std::uint64_t bytes = table.arena_bytes;
+  return arenas_.try_emplace(rank, std::move(table), bytes).second;
 }
 
 void Heap::refuse_capture(Stream stream, std::uint64_t bytes) {
@@ -53,7 +51,7 @@ void* Heap::allocate(std::uint64_t requested, Stream stream) {
   if (requested == 0) return nullptr;
   refuse_capture(stream, requested);
   if (requested > (std::uint64_t{1} << 62)) out_of_memory(requested);
-  const std::uint64_t bytes = round_up(requested);
+  const std::uint64_t bytes = round_up(requested, kGranularity);
   Lock lock(mutex_);
   collect();
   Planned* arena = arena_of(stream, lock);
@@ -75,76 +73,50 @@ Heap::Planned* Heap::arena_of(Stream stream, Lock& lock) {
   const unsigned rank = ranks_.emplace(stream, next).first->second;
   const auto found = arenas_.find(rank);
   if (found == arenas_.end()) return nullptr;
-  Planned* arena = found->second.get();
-  if (arena->state == Arena::kUnmade && serving_) make_arena(*arena, lock);
-  return arena->state == Arena::kReady ? arena : nullptr;
+  Planned& arena = found->second;
+  if (arena.state == Arena::kUnmade && serving_) make_arena(arena, lock);
+  return arena.state == Arena::kReady ? &arena : nullptr;
 }
 
 void Heap::make_arena(Planned& arena, Lock& lock) {
-  if (arena.ranges.size() == 0) {
+  const std::uint64_t bytes = arena.server.ranges().size();
+  if (bytes == 0) {
     arena.state = Arena::kReady;  // a plan of requests that are all left to CUDA
     return;
   }
   arena.state = Arena::kInMaking;
   try {
-    arena.base = static_cast<char*>(from_cuda(arena.ranges.size(), lock));
+    arena.base = static_cast<char*>(from_cuda(bytes, lock));
   } catch (const CudaError&) {
     // The request at hand will meet the same failure, and tell of it.
   }
   arena.state = arena.base == nullptr ? Arena::kFailed : Arena::kReady;
-  if (arena.base != nullptr) stats_[kArenas] += arena.ranges.size();
-}
-
-void Heap::count(Stat all, Stat hot) {
-  ++stats_[all];
-  const bool looped = std::any_of(arenas_.begin(), arenas_.end(), [](const auto& entry) {
-    return entry.second->matcher.looped();
-  });
-  if (looped) ++stats_[hot];
+  if (arena.base != nullptr) stats_[kArenas] += bytes;
 }
 
 // A block of the arena, or null: then the request is CUDA's to serve.
 void* Heap::from_plan(Planned* arena, std::uint64_t bytes, Stream stream) {
-  if (!serving_) {
-    ++stats_[kRequests];
-    return nullptr;
-  }
-  count(kRequests, kHotRequests);
+  if (!serving_) return nullptr;
   if (arena != nullptr) {
-    const std::size_t entry = arena->matcher.match(bytes);
-    if (entry != Matcher::kNoMatch) {
-      const std::int64_t offset = arena->matcher.table().requests[entry].offset;
-      if (offset < 0) {
-        count(kUnplanned, kHotUnplanned);
-        return nullptr;
-      }
-      const auto at = static_cast<std::uint64_t>(offset);
-      if (arena->ranges.take(at, bytes)) {
-        count(kPlanned, kHotPlanned);
-        return hand_out(arena->base + at, bytes, stream, arena);
-      }
-      count(kConflicts, kHotConflicts);
-    }
-    // In the warm-up a stranger may be there to stay, and would stand in the way of
-    // every step to come.
-    const std::int64_t free = arena->matcher.looped() ? arena->ranges.take_anywhere(bytes) : -1;
-    if (free >= 0) {
-      count(kOnline, kHotOnline);
-      stats_[kOnlineBytes] += bytes;
-      return hand_out(arena->base + free, bytes, stream, arena);
-    }
-  } else if (arenas_.count(ranks_.at(stream)) == 0) {
-    ++stats_[kOtherStream];
+    const std::int64_t offset = arena->server.serve(bytes).offset;
+    return offset < 0 ? nullptr : hand_out(arena->base + offset, bytes, stream, arena);
   }
-  count(kFallback, kHotFallback);
-  if (arena != nullptr && arena->matcher.looped()) stats_[kFallbackBytes] += bytes;
+  if (arenas_.count(ranks_.at(stream)) == 0) ++stats_[kOtherStream];
+  const bool looped = std::any_of(arenas_.begin(), arenas_.end(), [](const auto& entry) {
+    return entry.second.server.matcher().looped();
+  });
+  Counts& counts = unarranged_.of(looped);
+  ++counts.requests;
+  ++counts.fallback;
+  counts.fallback_bytes += bytes;
   return nullptr;
 }
 
 // CUDA has no more: better a place in the arena than none.
 void* Heap::last_resort(Planned* arena, std::uint64_t bytes, Stream stream) {
   if (arena == nullptr) return nullptr;
-  const std::int64_t free = arena->ranges.take_anywhere(bytes);
+  Ranges& ranges = arena->server.ranges();
+  const std::int64_t free = ranges.take_anywhere(bytes, ranges.size());
   if (free < 0) return nullptr;
   ++stats_[kRetries];
   return hand_out(arena->base + free, bytes, stream, arena);
@@ -155,7 +127,7 @@ void* Heap::hand_out(void* address, std::uint64_t size, Stream stream, Planned* 
     blocks_.emplace(address, Block{size, stream, arena, {}, false});
   } catch (...) {  // no memory for our own books: nothing may be lost by it
     if (arena != nullptr) {
-      arena->ranges.give_back(
+      arena->server.ranges().give_back(
           static_cast<std::uint64_t>(static_cast<char*>(address) - arena->base));
     } else if (runtime_.free(address) == kSuccess) {
       stats_.shrink(kReserved, size);
@@ -231,7 +203,7 @@ bool Heap::record_stream(void* address, Stream stream) {
 
 void Heap::next_step() {
   Lock lock(mutex_);
-  for (auto& [rank, arena] : arenas_) arena->matcher.next_step();
+  for (auto& [rank, arena] : arenas_) arena.server.next_step();
 }
 
 void Heap::pass_through(bool on) {
@@ -259,6 +231,13 @@ Stats Heap::stats() {
   now[kPending] = waiting_.blocks();
   now[kEventFailures] = waiting_.failures();
   return now;
+}
+
+PhaseCounts Heap::counts() {
+  Lock lock(mutex_);
+  PhaseCounts sum = unarranged_;
+  for (const auto& [rank, arena] : arenas_) sum += arena.server.counts();
+  return sum;
 }
 
 }  // namespace memplan::cuda

@@ -7,20 +7,21 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "alloc/matcher.h"
 #include "cuda/cache.h"
-#include "cuda/ranges.h"
 #include "cuda/runtime.h"
 #include "cuda/stats.h"
 #include "cuda/waiting.h"
+#include "replay/serve.h"
 
 namespace memplan::cuda {
+
+constexpr std::uint64_t kGranularity = 512;  // as torch's own allocator
 
 class Heap {
  public:
@@ -30,7 +31,7 @@ class Heap {
   // Serves one stream from a plan: 0 is the default stream, n the n-th other one that
   // asks for memory. The arena is taken from CUDA when its stream first asks. False if
   // that stream has a plan already.
-  bool load(unsigned rank, Matcher matcher, std::uint64_t arena_bytes);
+  bool load(unsigned rank, Table table);
   // An address, or null for 0 bytes. Throws OutOfMemoryError, or CudaError where CUDA
   // fails otherwise or the stream is under graph capture.
   void* allocate(std::uint64_t bytes, Stream stream);
@@ -51,12 +52,17 @@ class Heap {
   // Gives everything back that can be. Returns how many blocks are still in use.
   std::uint64_t shut_down();
   Stats stats();
+  // Of all streams; for those without an arena the warm-up is over as soon as it is for
+  // some other.
+  PhaseCounts counts();
 
  private:
   enum class Arena { kUnmade, kInMaking, kReady, kFailed };
   struct Planned {
-    Matcher matcher;
-    Ranges ranges;
+    Planned(Table table, std::uint64_t bytes)
+        : server(std::move(table), bytes, kGranularity) {}
+
+    Server server;
     char* base = nullptr;
     Arena state = Arena::kUnmade;
   };
@@ -77,7 +83,6 @@ class Heap {
   void* hand_out(void* address, std::uint64_t size, Stream stream, Planned* arena);
   void* from_cuda(std::uint64_t bytes, Lock& lock);
   [[noreturn]] void out_of_memory(std::uint64_t bytes);
-  void count(Stat all, Stat hot);
   bool capturing();
   void collect();
   void finish(void* address);
@@ -87,7 +92,7 @@ class Heap {
   const Runtime& runtime_;
   const int device_;
   std::mutex mutex_;  // never held across a call that waits for the device
-  std::map<unsigned, std::unique_ptr<Planned>> arenas_;  // by rank of the stream
+  std::map<unsigned, Planned> arenas_;  // by rank of the stream
   std::map<Stream, unsigned> ranks_ = {{nullptr, 0}};
   std::unordered_map<void*, Block> blocks_;  // alive, or freed and waiting
   Waiting waiting_;
@@ -96,6 +101,7 @@ class Heap {
   unsigned pools_ = 0;
   bool serving_ = true;
   Stats stats_;
+  PhaseCounts unarranged_;  // requests that came while their stream had no arena
 };
 
 }  // namespace memplan::cuda

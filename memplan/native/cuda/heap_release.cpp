@@ -52,7 +52,7 @@ void Heap::finish(void* address) {
   const Block& block = found->second;
   if (block.arena != nullptr) {
     const auto offset = static_cast<char*>(address) - block.arena->base;
-    block.arena->ranges.give_back(static_cast<std::uint64_t>(offset));
+    block.arena->server.ranges().give_back(static_cast<std::uint64_t>(offset));
   } else {
     cache_.put({address, block.size, block.stream});
     stats_[kCached] += block.size;
@@ -135,12 +135,13 @@ std::uint64_t Heap::shut_down() {
   Lock lock(mutex_);
   std::vector<RawBlock> arenas;
   for (auto& [rank, arena] : arenas_) {
-    if (arena->base == nullptr || !arena->ranges.empty()) continue;
-    arenas.push_back({arena->base, arena->ranges.size(), nullptr});
-    stats_[kArenas] -= arena->ranges.size();
-    stats_[kCached] += arena->ranges.size();  // which `give_back` takes off again
-    arena->base = nullptr;
-    arena->state = Arena::kFailed;
+    const Ranges& ranges = arena.server.ranges();
+    if (arena.base == nullptr || !ranges.used().empty()) continue;
+    arenas.push_back({arena.base, ranges.size(), nullptr});
+    stats_[kArenas] -= ranges.size();
+    stats_[kCached] += ranges.size();  // which `give_back` takes off again
+    arena.base = nullptr;
+    arena.state = Arena::kFailed;
   }
   give_back(std::move(arenas), lock);
   waiting_.destroy_spare();

@@ -1,4 +1,5 @@
-// What an allocator did on one device, in bytes and counts.
+// What an allocator did on one device, in bytes and counts; what became of its requests,
+// PhaseCounts tells.
 #pragma once
 
 #include <array>
@@ -16,21 +17,7 @@ enum Stat : std::size_t {
   kReservedPeak,
   kArenas,         // bytes of the arenas
   kCached,         // bytes of freed blocks kept outside the arenas
-  kRequests,
-  kPlanned,        // served at the planned offset
-  kUnplanned,      // left to cudaMalloc, as planned
-  kConflicts,      // the planned range was in use
-  kOnline,         // departures, placed in an arena's free space
-  kFallback,       // departures, served outside the arenas
-  kOtherStream,    // of those, requests on a stream without an arena
-  kHotRequests,    // the counts above, in the repeated steps alone
-  kHotPlanned,
-  kHotUnplanned,
-  kHotConflicts,
-  kHotOnline,
-  kHotFallback,
-  kOnlineBytes,    // in the repeated steps
-  kFallbackBytes,  // in the repeated steps
+  kOtherStream,    // requests on a stream without an arena
   kFrees,
   kUnknownFrees,   // of addresses that were never handed out
   kPending,        // blocks freed that wait for another stream
@@ -46,9 +33,7 @@ enum Stat : std::size_t {
 constexpr const char* kStatNames =
     "allocated_bytes,allocated_bytes_peak,active_bytes,active_bytes_peak,"
     "reserved_bytes,reserved_bytes_peak,arena_bytes,cached_bytes,"
-    "requests,planned,unplanned,conflicts,online,fallback,other_stream,"
-    "hot_requests,hot_planned,hot_unplanned,hot_conflicts,hot_online,hot_fallback,"
-    "hot_online_bytes,hot_fallback_bytes,"
+    "other_stream,"
     "frees,unknown_frees,pending_blocks,event_failures,malloc_failures,retries,"
     "out_of_memory,refused_captures,stranded_blocks";
 

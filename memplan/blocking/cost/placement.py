@@ -1,0 +1,201 @@
+"""Which memory each buffer of a nest gets: by rule, or as a search chose.
+
+Each takes all tensors' accesses and returns the memories of each tensor, innermost
+first; a buffer in none of them is in main memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
+from typing import TypeAlias
+
+from memplan.blocking.cost.pricing import Memory
+from memplan.blocking.machine.energy import Curve
+from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.nest.counts import Buffer, Traffic
+from memplan.blocking.nest.layer import Tensor
+from memplan.errors import MemplanError
+
+Placement: TypeAlias = Mapping[Tensor, tuple[Memory, ...]]
+_SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class BufferMemory:
+    """A buffer of `nbytes` bytes, in a memory of `pj` an access, as a search chose.
+
+    loop: index, in the string, of a loop of the run in which it is used again.
+    """
+
+    tensor: Tensor
+    loop: int
+    nbytes: int
+    pj: float
+
+
+def own_memories(
+    traffic: Mapping[Tensor, Traffic],
+    curves: Mapping[Tensor, Curve],
+    budget: int | None,
+) -> Placement:
+    """Each buffer in a memory of its own size (paper, sections 3.4 and 3.6).
+
+    A buffer too large for the chip, or any outside it, is in main memory. budget: bytes
+    on the chip; the buffers used most come first, and where one does not fit, its
+    tensor's outer ones stay out too.
+    """
+    kept = {t: _on_chip(own.used, curves[t]) for t, own in traffic.items()}
+    if budget is not None:
+        kept = _within(kept, budget)
+    return {
+        tensor: tuple(
+            Memory(f"B{place}", curves[tensor](buffer.nbytes), (buffer,))
+            for place, buffer in enumerate(buffers)
+        )
+        for tensor, buffers in kept.items()
+    }
+
+
+def _on_chip(buffers: tuple[Buffer, ...], curve: Curve) -> tuple[Buffer, ...]:
+    """Those before the first that is larger than a memory on the chip can be."""
+    for place, buffer in enumerate(buffers):
+        if buffer.nbytes > curve.dram_above:
+            return buffers[:place]
+    return buffers
+
+
+def _within(
+    buffers: Mapping[Tensor, tuple[Buffer, ...]], budget: int
+) -> dict[Tensor, tuple[Buffer, ...]]:
+    """The inner buffers of each tensor that fit, those with most accesses first."""
+    kept: dict[Tensor, tuple[Buffer, ...]] = dict.fromkeys(buffers, ())
+    closed: set[Tensor] = set()
+    left = budget
+    for tensor, buffer in _by_use(buffers, lambda one: one.inward + one.outward):
+        if tensor in closed:
+            continue
+        if buffer.nbytes > left:
+            closed.add(tensor)
+            continue
+        left -= buffer.nbytes
+        kept[tensor] += (buffer,)
+    return kept
+
+
+def in_levels(traffic: Mapping[Tensor, Traffic], hierarchy: Hierarchy) -> Placement:
+    """Each buffer in a level of a given machine (paper, section 3.5).
+
+    The buffers with most accesses come first, each into its tensor's current level. One
+    that does not fit closes the level: for its tensor, or for all where they share it.
+    A tensor's buffers in one level lie in the same memory, so only the largest takes
+    room.
+    """
+    levels = hierarchy.levels
+    depth = dict.fromkeys(traffic, 0)
+    taken = [dict.fromkeys(traffic, 0) for _ in levels]
+    held: dict[tuple[Tensor, int], list[Buffer]] = {}
+    used = {tensor: own.used for tensor, own in traffic.items()}
+    for tensor, buffer in _by_use(used, lambda one: one.inward):
+        while depth[tensor] < len(levels):
+            level, room = levels[depth[tensor]], taken[depth[tensor]]
+            others = 0 if level.private else sum(room.values()) - room[tensor]
+            if max(buffer.nbytes, room[tensor]) + others <= level.capacity(tensor):
+                room[tensor] = max(buffer.nbytes, room[tensor])
+                held.setdefault((tensor, depth[tensor]), []).append(buffer)
+                break
+            if level.private:
+                depth[tensor] += 1
+            else:
+                closed = depth[tensor]
+                depth = {t: max(d, closed + 1) for t, d in depth.items()}
+    return {
+        tensor: tuple(
+            Memory(level.name, hierarchy.price(i, tensor), tuple(held[tensor, i]))
+            for i, level in enumerate(levels)
+            if (tensor, i) in held
+        )
+        for tensor in traffic
+    }
+
+
+def _by_use(
+    buffers: Mapping[Tensor, tuple[Buffer, ...]], use: Callable[[Buffer], int]
+) -> Iterator[tuple[Tensor, Buffer]]:
+    """All tensors' buffers, those used most first; of a tensor, inner ones first."""
+    every = [(tensor, one) for tensor, own in buffers.items() for one in own]
+    yield from sorted(every, key=lambda item: -use(item[1]))
+
+
+def as_chosen(
+    traffic: Mapping[Tensor, Traffic],
+    choice: Sequence[BufferMemory],
+    level: Callable[[BufferMemory, int], str],
+) -> Placement:
+    """The buffers of `choice`, innermost first, a memory each, and no others.
+
+    level: the name of the level of one, the how-many-th of its tensor. Raises
+    MemplanError where a buffer is none of the nest's; that would be a mistake in a
+    search.
+    """
+    own = {t: [one for one in choice if one.tensor is t] for t in traffic}
+    return {
+        tensor: tuple(
+            Memory(level(one, place), one.pj, (_buffer(traffic[tensor], one),))
+            for place, one in enumerate(chosen)
+        )
+        for tensor, chosen in own.items()
+    }
+
+
+def _buffer(traffic: Traffic, one: BufferMemory) -> Buffer:
+    for buffer in traffic.buffers:
+        if buffer.begin <= one.loop < buffer.end:
+            if buffer.nbytes == one.nbytes:
+                return buffer
+            break
+    raise _wrong(one, "is no buffer of the nest")
+
+
+def check_own(
+    choice: Sequence[BufferMemory], curves: Mapping[Tensor, Curve], budget: int | None
+) -> None:
+    """Raises MemplanError unless each is priced by its size, and all are in budget."""
+    for one in choice:
+        if not isclose(curves[one.tensor](one.nbytes), one.pj, rel_tol=_SAME):
+            raise _wrong(one, "is not priced by its size")
+    total = sum(one.nbytes for one in choice)
+    if budget is not None and total > budget:
+        raise MemplanError(f"buffers of {total} bytes exceed {budget}")
+
+
+def check_levels(choice: Sequence[BufferMemory], hierarchy: Hierarchy) -> None:
+    """Raises MemplanError unless each is in a level that holds it with the others."""
+    taken: dict[str, dict[Tensor, int]] = {one.name: {} for one in hierarchy.levels}
+    for one in choice:
+        room = taken[level_of(one, hierarchy)]
+        room[one.tensor] = max(one.nbytes, room.get(one.tensor, 0))
+    for level in hierarchy.levels:
+        if level.shared is not None and sum(taken[level.name].values()) > level.shared:
+            raise MemplanError(f"level {level.name} holds more than it has room for")
+
+
+def level_of(one: BufferMemory, hierarchy: Hierarchy) -> str:
+    """The innermost level that holds the buffer at its price.
+
+    Raises MemplanError if none does.
+    """
+    for depth, level in enumerate(hierarchy.levels):
+        price = hierarchy.price(depth, one.tensor)
+        fits = level.capacity(one.tensor) >= one.nbytes
+        if fits and isclose(price, one.pj, rel_tol=_SAME):
+            return level.name
+    raise _wrong(one, "is in no level")
+
+
+def _wrong(one: BufferMemory, what: str) -> MemplanError:
+    return MemplanError(
+        f"a memory of {one.nbytes} bytes for the {one.tensor.value} {what}; this is "
+        "a mistake of memplan's"
+    )

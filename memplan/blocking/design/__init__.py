@@ -1,0 +1,1 @@
+"""Networks, sweeps and memories: many layers, budgets, cores."""

@@ -1,0 +1,174 @@
+"""Many layers and objectives at once, on all cores or on a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.blocking.cost.objective import Objective
+from memplan.blocking.nest.layer import Layer
+from memplan.blocking.search.optimize import ProgressReport, Result, optimize
+from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
+
+_PATIENCE = 5.0  # seconds for a cluster to answer
+
+
+@dataclass(frozen=True)
+class Task:
+    """One search; what `optimize` takes."""
+
+    layer: Layer
+    unroll: Mapping[str, int]
+    objective: Objective
+    method: str = "exact"
+    levels: int | None = None
+    time_limit: float | None = None
+    seed: int = 0
+
+    def run(
+        self, threads: int | None = 1, progress: ProgressReport | None = None
+    ) -> Result:
+        """The search's result. threads: of the exact method, None for all."""
+        return optimize(
+            self.layer,
+            self.unroll,
+            self.objective,
+            method=self.method,
+            levels=self.levels,
+            time_limit=self.time_limit,
+            threads=threads,
+            seed=self.seed,
+            progress=progress,
+        )
+
+
+def sweep(
+    tasks: Sequence[Task],
+    *,
+    processes: int | None = None,
+    address: str | None = None,
+    progress: Callable[[int, Result], None] | None = None,
+) -> list[Result]:
+    """Results of all tasks, in their order.
+
+    processes: None for one a core; 1 runs them here. address: of a Ray cluster that
+    runs them instead ("auto", or host:port). progress: called with a task's number and
+    result as each ends. A task that fails ends the sweep with its error.
+    Raises UsageError where processes is below 1 or given with an address, and
+    EnvironmentUnfitError where there is no Ray, or no cluster at the address.
+    """
+    if processes is not None and processes < 1:
+        raise UsageError(f"{processes} processes: there must be at least one")
+    if address is not None:
+        if processes is not None:
+            raise UsageError("a cluster decides on processes itself: give no number")
+        return _on_ray(tasks, address, progress)
+    if processes is None:
+        processes = os.cpu_count() or 1
+    if min(processes, len(tasks)) <= 1:
+        found = []
+        for number, task in enumerate(tasks):
+            found.append(task.run())
+            if progress is not None:
+                progress(number, found[-1])
+        return found
+    return _on_processes(tasks, min(processes, len(tasks)), progress)
+
+
+def _on_processes(
+    tasks: Sequence[Task],
+    processes: int,
+    progress: Callable[[int, Result], None] | None,
+) -> list[Result]:
+    # Fresh interpreters: a fork would copy whatever threads hold at that moment.
+    context = multiprocessing.get_context("spawn")
+    results: dict[int, Result] = {}
+    pool = ProcessPoolExecutor(processes, mp_context=context)
+    try:
+        numbers = {pool.submit(task.run): i for i, task in enumerate(tasks)}
+        for future in as_completed(numbers):
+            number = numbers[future]
+            results[number] = future.result()
+            if progress is not None:
+                progress(number, results[number])
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return [results[number] for number in range(len(tasks))]
+
+
+def _on_ray(
+    tasks: Sequence[Task],
+    address: str,
+    progress: Callable[[int, Result], None] | None,
+) -> list[Result]:
+    try:
+        cluster: Any = importlib.import_module("ray")
+    except ImportError:
+        raise EnvironmentUnfitError(
+            "a cluster needs Ray, which is not installed: pip install 'memplan[ray]'"
+        ) from None
+    joined = not cluster.is_initialized()
+    try:
+        if joined:
+            _reach(address)
+            cluster.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise EnvironmentUnfitError(
+            f"no Ray cluster answers at {address!r}: {error}"
+        ) from None
+    try:
+        return _collected(cluster, tasks, progress)
+    except cluster.exceptions.RayError as error:  # a node is gone, or has no memplan
+        raise EnvironmentUnfitError(
+            f"the Ray cluster at {address!r} failed: {str(error).splitlines()[-1]}"
+        ) from error
+    finally:
+        if joined:
+            cluster.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raises OSError where nothing listens at host:port, for which Ray would wait."""
+    match = re.fullmatch(r"(?:ray://)?(.+):(\d{1,5})", address)
+    if match is not None:
+        socket.create_connection((match[1], int(match[2])), _PATIENCE).close()
+
+
+def _collected(
+    cluster: Any,
+    tasks: Sequence[Task],
+    progress: Callable[[int, Result], None] | None,
+) -> list[Result]:
+    remote = cluster.remote(_attempt)
+    waiting = {remote.remote(task): i for i, task in enumerate(tasks)}
+    results: dict[int, Result] = {}
+    try:
+        while waiting:
+            done, _ = cluster.wait(list(waiting), num_returns=1)
+            number = waiting.pop(done[0])
+            found = cluster.get(done[0])
+            if isinstance(found, MemplanError):
+                raise found
+            results[number] = found
+            if progress is not None:
+                progress(number, found)
+    finally:
+        for left in waiting:
+            cluster.cancel(left)
+    return [results[number] for number in range(len(tasks))]
+
+
+def _attempt(task: Task) -> Result | MemplanError:
+    """The result or the error; one that is raised, Ray dresses up in its own."""
+    try:
+        return task.run()
+    except MemplanError as error:
+        return error

@@ -1,0 +1,1 @@
+"""Memories: hierarchies and their files, energy by size, area."""

@@ -1,0 +1,1 @@
+"""Loop nests: layers, strings of loops, and what each loop makes pass."""

@@ -1,0 +1,1 @@
+"""Nests made to run: simulated caches, C++, layouts; layers of PyTorch models."""

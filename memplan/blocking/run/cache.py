@@ -1,0 +1,237 @@
+"""Blocked convolutions in simulated caches, against im2col and a matrix product.
+
+The caches are set-associative, least recently used first out, write-allocate and
+write-back; a level's misses are the next level's accesses. Real ones hash addresses
+and prefetch, which is not modelled. Elements are 4-byte floats. Both ways to compute
+work on register tiles of 4 columns by 8 channels, whose sums stay in registers over
+the innermost loops along C, Fw and Fh; the kernel is packed as [K / 8][C][Fh][Fw][8].
+
+Counts compare with the model so: a line that misses brings 16 elements, and every
+visit of an output tile misses once a line, whether its sums are read again or written
+for the first time. Misses of a level are therefore (fills of input and kernel + drains
+of the output) / 16 of the outermost buffers within it (`expected_misses`). That holds
+where tiles use whole lines and leave room for what streams through: strings found for
+half of each capacity, with rows of 64 bytes and more, come within a few per cent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from memplan.blocking.cost.placement import in_levels
+from memplan.blocking.machine.hierarchy import Cache, Hierarchy
+from memplan.blocking.nest.counts import ELEMENT_BYTES, count
+from memplan.blocking.nest.layer import DIMS, Layer, Tensor
+from memplan.blocking.nest.nest import Nest, nest_of
+from memplan.blocking.run.layout import FLOAT_BYTES, Aliasing, Layout, aliasing, padded
+from memplan.errors import UsageError
+from memplan.native import _nest
+
+TILE_X, TILE_K = 4, 8  # the register tile: columns and channels of the output
+MAX_MACS = 2 * 10**9  # simulated in seconds
+_MAX_LINES = 1 << 27
+
+
+@dataclass(frozen=True)
+class LevelCounts:
+    """References to a level, those that missed it, and dirty lines that left it.
+
+    Elements are counted one by one at the first level, lines at those outside it.
+    """
+
+    name: str
+    accesses: int
+    misses: int
+    writebacks: int
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What was simulated, and what every level saw; innermost levels first.
+
+    layer, nest: the part of the layer that was simulated (`sample`), and its nest over
+    register tiles; share: its part of all multiplications. expected: misses by level
+    that the model gives for the same part. gemm: None where it was not asked for.
+    """
+
+    layer: Layer
+    nest: Nest
+    share: float
+    layout: Layout
+    blocked: tuple[LevelCounts, ...]
+    gemm: tuple[LevelCounts, ...] | None
+    expected: tuple[float, ...]
+    aliasing: tuple[Aliasing, ...]
+
+
+def simulate(
+    layer: Layer,
+    nest: Nest,
+    hierarchy: Hierarchy,
+    *,
+    pad: bool = False,
+    packed_kernel: bool = True,
+    gemm: bool = True,
+    max_macs: int = MAX_MACS,
+) -> Simulation:
+    """Runs every reference of the blocked nest, and of im2col + GEMM, through caches.
+
+    pad: with planes padded so that they do not share sets. max_macs: of a larger layer
+    a part is simulated, every reference of it: see `sample`. Caches are empty before,
+    and lines still dirty in the end are not counted as written back.
+    Raises UsageError for a layer without weights, a nest of another layer, or levels
+    that are no caches.
+    """
+    whole = register_tiled(layer, nest)
+    layout = Layout.dense(layer, packed_kernel)
+    if pad:
+        layout = padded(layer, layout, hierarchy)
+    part, inner = sample(layer, whole, max_macs)
+    return Simulation(
+        part,
+        inner,
+        part.macs / layer.macs,
+        layout,
+        _counted(hierarchy, part, layout, inner),
+        _counted(hierarchy, part, layout, None) if gemm else None,
+        expected_misses(inner, hierarchy),
+        aliasing(layer, layout, hierarchy),
+    )
+
+
+def simulator_of(hierarchy: Hierarchy) -> _nest.CacheSim:
+    """Empty caches like the hierarchy's levels.
+
+    Raises UsageError where one is no cache, or too large to simulate.
+    """
+    caches = hierarchy.caches
+    if sum(cache.nbytes // cache.line for cache in caches) > _MAX_LINES:
+        raise UsageError(
+            f"{hierarchy.name}: caches of more than 2^27 lines are too large"
+        )
+    try:
+        return _nest.CacheSim([[c.nbytes, c.ways, c.line] for c in caches])
+    except ValueError as error:
+        raise UsageError(f"{hierarchy.name}: {error}") from None
+
+
+def register_tiled(layer: Layer, nest: Nest) -> Nest:
+    """The nest over register tiles: extents along X and K rounded up to whole ones.
+
+    What the datapath of `nest` does at once becomes the innermost loops.
+    Raises UsageError if the layer has no weights, or the nest is that of another one.
+    """
+    if not layer.kernel:
+        raise UsageError(f"{layer.name} has no weights, so it is no convolution")
+    if nest.layer != replace(layer.padded(nest.unroll), name=nest.layer.name):
+        raise UsageError(f"the nest is one of {nest.layer.name}, not of {layer.name}")
+    tile = {"X": min(TILE_X, layer.X), "K": min(TILE_K, layer.K)}
+    sized = layer.padded(tile)
+    loops = [*nest.unroll.items(), *((loop.dim, loop.outer) for loop in nest.loops)]
+    whole = [
+        (dim, min(_up(extent, tile.get(dim, 1)), sized.size(dim)))
+        for dim, extent in loops
+    ]
+    return nest_of(layer, whole, tile)
+
+
+def sample(layer: Layer, nest: Nest, max_macs: int = MAX_MACS) -> tuple[Layer, Nest]:
+    """The part of a layer that the first iterations of the outermost loops compute.
+
+    Loops are cut short from the outermost in until at most `max_macs` multiplications
+    are left, as far as whole iterations allow. Tiles inside are the same, so the inner
+    levels extrapolate with the model: misses of the layer are about the model's for it,
+    times what was simulated over what the model gives for the part. What an outer level
+    holds across the iterations that were cut off cannot show.
+    """
+    loops = list(nest.loops)
+    while layer.macs > max_macs and loops:
+        dim, inner = loops[-1].dim, loops[-1].inner
+        trips = -(-layer.size(dim) // inner)
+        kept = max(1, trips * max_macs // layer.macs)
+        if kept < trips:
+            layer = replace(layer, **{dim: inner * kept})  # type: ignore[arg-type]
+        if kept > 1:
+            loops[-1] = replace(loops[-1], outer=inner * kept)
+            break
+        loops.pop()
+    pairs = [(loop.dim, loop.outer) for loop in loops]
+    unroll = {dim: min(n, layer.size(dim)) for dim, n in nest.unroll.items()}
+    return layer, nest_of(layer, pairs, unroll)
+
+
+def expected_misses(nest: Nest, hierarchy: Hierarchy) -> tuple[float, ...]:
+    """Lines that the model says each level misses, with buffers of 4-byte floats.
+
+    The outermost of a tensor's buffers in a level or inside it determines what passes
+    the level; fills of the input and the kernel and drains of the output count.
+    """
+    halved = tuple(
+        replace(level, shared=cache.nbytes * ELEMENT_BYTES // FLOAT_BYTES)
+        for level, cache in zip(hierarchy.levels, hierarchy.caches, strict=True)
+    )
+    traffic = count(nest)
+    placement = in_levels(traffic, replace(hierarchy, levels=halved))
+    within: set[str] = set()
+    found = []
+    for level, cache in zip(hierarchy.levels, hierarchy.caches, strict=True):
+        within.add(level.name)
+        elements = 0
+        for tensor, own in traffic.items():
+            written = tensor is Tensor.OUTPUT
+            passing = (own.demand + own.alpha) // 2 if written else own.demand
+            for memory in placement[tensor]:
+                if memory.level in within:
+                    buffer = memory.outermost
+                    passing = buffer.drains if written else buffer.fills
+            elements += passing
+        found.append(elements * FLOAT_BYTES / cache.line)
+    return tuple(found)
+
+
+def gemm_blocks(layer: Layer, caches: Sequence[Cache]) -> tuple[int, int, int]:
+    """Depth, positions and channels of the matrix product's packed blocks.
+
+    A panel of 8 channels takes half of the first level, a block of positions half of
+    the second, one of channels half of the third (the last ones, where there are fewer
+    levels), as in Goto's algorithm; the depth is then cut evenly.
+    """
+    level = [cache.nbytes // (2 * FLOAT_BYTES) for cache in caches]
+    total = layer.C * layer.Fw * layer.Fh
+    depth = max(1, level[0] // TILE_K)
+    depth = -(-total // -(-total // depth))
+    # Positions by 16, which share a line; channels by register tiles.
+    rows = max(16, level[min(1, len(level) - 1)] // depth // 16 * 16)
+    columns = max(TILE_K, level[min(2, len(level) - 1)] // depth // TILE_K * TILE_K)
+    return depth, rows, columns
+
+
+def _counted(
+    hierarchy: Hierarchy, layer: Layer, layout: Layout, nest: Nest | None
+) -> tuple[LevelCounts, ...]:
+    """Counts of a blocked nest, or without one of im2col and a matrix product."""
+    tensors = _nest.ConvTensors(
+        [layer.size(dim) for dim in DIMS],
+        list(layer.stride),
+        FLOAT_BYTES,
+        [layout.input_row, layout.input_plane],
+        [layout.output_row, layout.output_plane],
+        layout.packed_kernel,
+        [TILE_X, TILE_K],
+    )
+    simulator = simulator_of(hierarchy)
+    if nest is None:
+        simulator.gemm(tensors, list(gemm_blocks(layer, hierarchy.caches)))
+    else:
+        order = {dim: place for place, dim in enumerate(DIMS)}
+        loops = [(order[loop.dim], loop.outer) for loop in nest.loops]
+        simulator.blocked(tensors, loops)
+    return tuple(
+        LevelCounts(level.name, *counts)
+        for level, counts in zip(hierarchy.levels, simulator.counts(), strict=True)
+    )
+
+
+def _up(extent: int, multiple: int) -> int:
+    return -(-extent // multiple) * multiple

@@ -1,0 +1,156 @@
+"""A blocked loop nest as one C++ file that checks and times itself.
+
+The file holds the blocked convolution, the same with im2col and a matrix product on the
+same register tile of 4 columns by 8 channels, a direct one to compare them with, and a
+main. Whatever the layer, the loops run over tiles that may be smaller at the edges.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import Layer
+from memplan.blocking.nest.nest import Loop, Nest
+from memplan.blocking.run.cache import TILE_K, TILE_X, gemm_blocks, register_tiled
+from memplan.blocking.run.layout import Layout
+
+# Comparing all outputs of a larger layer with the direct convolution takes too long.
+_CHECKED_MACS = 4 * 10**9
+_NAMES = {"X": "x", "Y": "y", "C": "c", "K": "k", "Fw": "fw", "Fh": "fh"}
+_NAMES |= {"B": "b", "G": "g"}
+_REDUCED = ("C", "Fh", "Fw")
+_STEP = """\
+const Vec weights =
+    *reinterpret_cast<const Vec*>(kernel + (({c} * FH + {fh}) * FW + {fw}) * TK);
+const float* from = input + {c} * IN_PLANE + {fh} * IN_ROW + {fw};
+for (Index x = 0; x < NX; ++x) sums[x] += from[x * SX] * weights;"""
+_TILE = """\
+register_tile(input + input_at({b}, {g}, 0, {y} * SY, {x} * SX),
+              kernel + kernel_at({g}, {k}, 0, 0, 0),
+              output + output_at({b}, {g}, {k}, {y}, {x}), {x_to} - {x},
+              {k_to} - {k}, Part{{{c}, {c_to}, {fh}, {fh_to}, {fw}, {fw_to}}});"""
+
+
+def emit(
+    layer: Layer,
+    nest: Nest,
+    *,
+    layout: Layout | None = None,
+    hierarchy: Hierarchy | None = None,
+) -> str:
+    """The source, C++17 with the vector extension that GCC and Clang share.
+
+    nest: of this layer, with or without a datapath; extents along X and K are rounded
+    up to whole register tiles. layout: how rows and planes lie, one after the other if
+    None; the kernel is always packed. hierarchy: the caches that the matrix product's
+    blocks are made for, the Xeon E5645's if None. Compiled, the program exits with 1
+    if a result is wrong; of layers above 4e9 multiplications it compares a part. For
+    the columns of im2col it takes X Y C Fw Fh floats: 8 GB of Conv1.
+    Raises UsageError for a layer without weights, or a nest of another layer.
+    """
+    tiled = register_tiled(layer, nest)
+    layout = layout or Layout.dense(layer)
+    depth, rows, columns = gemm_blocks(
+        layer, (hierarchy or load_hierarchy("xeon-e5645")).caches
+    )
+    inner = [loop.dim in _REDUCED for loop in tiled.loops]
+    kept = inner.index(False) if False in inner else len(inner)
+    parts = {
+        "NAME": re.sub(r"[^\w.,:=() -]", "?", layer.name),  # it stands in a comment
+        "NEST": str(tiled),
+        "SIZES": _constants(layer),
+        "STRIDES": _strides(layer, layout),
+        "TX": TILE_X,
+        "TK": TILE_K,
+        "REGISTER_LOOPS": _register_loops(tiled.loops[:kept], layer),
+        "BLOCKED_LOOPS": _blocked_loops(tiled.loops[kept:]),
+        "DEPTH": depth,
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "CHECK_EVERY": -(-layer.macs // _CHECKED_MACS),
+    }
+    template = resources.files("memplan.blocking.run").joinpath("conv.cpp.in")
+    return re.sub(
+        "@([A-Z_]+)@",
+        lambda match: str(parts[match[1]]),
+        template.read_text(encoding="utf-8"),
+    )
+
+
+def _constants(layer: Layer) -> str:
+    return (
+        f"constexpr Index X = {layer.X}, Y = {layer.Y}, C = {layer.C}, K = {layer.K};\n"
+        f"constexpr Index FW = {layer.Fw}, FH = {layer.Fh}, B = {layer.B}, "
+        f"G = {layer.G};\n"
+        f"constexpr Index SX = {layer.stride[0]}, SY = {layer.stride[1]};"
+    )
+
+
+def _strides(layer: Layer, layout: Layout) -> str:
+    return (
+        f"constexpr Index IN_ROW = {layout.input_row}, "
+        f"IN_PLANE = {layout.input_plane};\n"
+        f"constexpr Index OUT_ROW = {layout.output_row}, "
+        f"OUT_PLANE = {layout.output_plane};"
+    )
+
+
+class _Ranges:
+    """The half-open range that each dimension has at the current place of the code."""
+
+    def __init__(self, whole: dict[str, tuple[str, str]]) -> None:
+        self._ranges = whole
+        self._depth: dict[str, int] = {}
+
+    def enter(self, loop: Loop) -> str:
+        """The head of a loop over tiles; the ranges are then those inside it."""
+        low, high = self._ranges[loop.dim]
+        depth = self._depth.get(loop.dim, 0)
+        self._depth[loop.dim] = depth + 1
+        name = _NAMES[loop.dim] + str(depth)
+        head = f"for (Index {name} = {low}; {name} < {high}; {name} += {loop.inner})"
+        if loop.inner == 1:
+            self._ranges[loop.dim] = (name, f"{name} + 1")
+            return head + " {"
+        self._ranges[loop.dim] = (name, f"{name}_to")
+        end = f"const Index {name}_to = std::min<Index>({name} + {loop.inner}, {high});"
+        return head + " {\n  " + end
+
+    def names(self) -> dict[str, str]:
+        """Low ends as x, k, ..., high ends as x_to, k_to, ..."""
+        low = {_NAMES[dim]: ends[0] for dim, ends in self._ranges.items()}
+        return low | {f"{_NAMES[dim]}_to": e[1] for dim, e in self._ranges.items()}
+
+
+def _register_loops(loops: tuple[Loop, ...], layer: Layer) -> str:
+    """Loops over part of the reduction; what they always cover whole is a constant."""
+    covered = dict.fromkeys(_REDUCED, 1) | {loop.dim: loop.outer for loop in loops}
+    whole = {
+        dim: ("0", dim.upper())
+        if covered[dim] == layer.size(dim)
+        else (f"part.{_NAMES[dim]}", f"part.{_NAMES[dim]}_to")
+        for dim in _REDUCED
+    }
+    return _nested(loops, _Ranges(whole), _STEP)
+
+
+def _blocked_loops(loops: tuple[Loop, ...]) -> str:
+    whole = {dim: ("0", dim.upper()) for dim in _NAMES}
+    return _nested(loops, _Ranges(whole), _TILE)
+
+
+def _nested(loops: tuple[Loop, ...], ranges: _Ranges, body: str) -> str:
+    """Loops, given innermost first, around a body that names the ranges' ends."""
+    lines: list[str] = []
+    for depth, loop in enumerate(reversed(loops), 1):
+        lines += _indented(ranges.enter(loop), depth)
+    lines += _indented(body.format(**ranges.names()), len(loops) + 1)
+    lines += ["  " * depth + "}" for depth in range(len(loops), 0, -1)]
+    return "\n".join(lines)
+
+
+def _indented(text: str, depth: int) -> list[str]:
+    return ["  " * depth + line for line in text.splitlines()]

@@ -1,0 +1,1 @@
+"""Nests of least energy: exact, beam, enumerated; from there on by moves."""

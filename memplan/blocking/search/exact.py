@@ -1,0 +1,200 @@
+"""The loop nest of least energy, with a proof.
+
+All nests are searched: any depth, every chain of divisors of each size, any order, the
+window as one block anywhere, and every choice of the buffers that are worth having. A
+dynamic programme goes from the outermost loop inwards, over the tiles that are still to
+be walked through. What the rest costs at least is known beforehand for every tile, as a
+function of what the three tensors cost there, so that hardly anything is looked at that
+does not lead to the optimum. The kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.placement import BufferMemory
+from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.nest.counts import ELEMENT_BYTES
+from memplan.blocking.nest.layer import DIMS, Layer, Tensor
+from memplan.blocking.search.incumbent import check_time_limit
+from memplan.errors import NoPlanError, UsageError
+from memplan.native import _nest
+
+MAX_SHARED = 4  # levels that several tensors share
+_LOOPS = ("X", "Y", "C", "K", "B")
+_WINDOW = ("Fw", "Fh")
+# (knots, largest, pool, levels, pJ of main memory), as the kernel takes them.
+_Memories = tuple[
+    list[tuple[float, float]], float, int, list[tuple[float, float, int]], float
+]
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """string: the nest, innermost loop first; energy: pJ, with the buffers of
+    `memories`, innermost first, and no others; lower_bound: pJ that no nest takes less
+    than; labels: partial nests looked at."""
+
+    string: str
+    energy: float
+    lower_bound: float
+    proved: bool
+    memories: tuple[BufferMemory, ...]
+    seconds: float
+    labels: int
+
+    @property
+    def sram_bytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(one.nbytes for one in self.memories)
+
+
+def optimum(
+    layer: Layer,
+    unroll: Mapping[str, int] | None = None,
+    objective: Objective | None = None,
+    *,
+    time_limit: float | None = None,
+    threads: int | None = None,
+) -> Optimum:
+    """The best nest for `layer`, with sizes rounded up to what `unroll` does at once.
+
+    objective: memories of the buffers' own (the default, without a budget) or a given
+    hierarchy. Buffers are a choice: one that does not pay is left out. Under a budget,
+    and in a hierarchy, which ones have which memory is chosen as well, not by order of
+    accesses; so no other rule does better. time_limit: seconds; after that the result
+    is the best so far, not proved. threads: None for one a core.
+
+    Raises UsageError for limits that make no sense, sizes with too many divisors and
+    more than MAX_SHARED shared levels; NoPlanError where there was no time for any
+    nest.
+    """
+    start = time.perf_counter()
+    unroll = unroll or {}
+    _check(unroll, time_limit, threads)
+    objective = objective or Codesign()
+    sized = layer.padded(unroll)
+    base = {dim: unroll.get(dim, 1) for dim in DIMS}
+    if isinstance(objective, Fixed):
+        memories, pools = _levels(objective.hierarchy)
+    else:
+        memories, pools = _own(objective)
+    try:
+        found = _nest.optimum(
+            extent=[sized.size(dim) for dim in _LOOPS],
+            base=[base[dim] for dim in _LOOPS],
+            window=[sized.Fw, sized.Fh],
+            base_window=[base["Fw"], base["Fh"]],
+            stride=layer.stride,
+            kernel=layer.kernel,
+            memories=memories,
+            pools=pools,
+            # Groups the datapath does at once make every tile larger.
+            element_bytes=float(ELEMENT_BYTES * base["G"]),
+            count_fills=objective.count_fills,
+            seconds=math.inf if time_limit is None else time_limit,
+            threads=_cores() if threads is None else threads,
+        )
+    except OverflowError:
+        raise UsageError(
+            f"{layer.name} has sizes with too many divisors for the exact search: "
+            "take another method, or unroll a dimension"
+        ) from None
+    if math.isinf(found.energy):
+        raise NoPlanError(
+            f"{time_limit} seconds are too few for a nest of {layer.name}: allow more"
+        )
+    return _read(found, sized, base, time.perf_counter() - start)
+
+
+def _check(
+    unroll: Mapping[str, int], time_limit: float | None, threads: int | None
+) -> None:
+    for dim, extent in unroll.items():
+        if dim not in DIMS or extent < 1:
+            raise UsageError(
+                f"unrolling {dim!r} by {extent}: give one of {', '.join(DIMS)} and a "
+                "number from 1 up"
+            )
+    check_time_limit(time_limit)
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads is {threads}, and must be at least 1")
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _own(machine: Codesign) -> tuple[list[_Memories], list[float]]:
+    """A memory for each buffer; one pool of bytes if there is a budget."""
+    nothing = machine.budget == 0
+    pools = [] if machine.budget is None or nothing else [float(machine.budget)]
+    memories: list[_Memories] = []
+    for tensor in Tensor:
+        curve = machine.curves[tensor]
+        knots = list(zip(curve.nbytes, curve.pj, strict=True))
+        largest = 0.0 if nothing else float(curve.dram_above)
+        memories.append((knots, largest, len(pools) - 1, [], curve.dram_pj))
+    return memories, pools
+
+
+def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:
+    """The levels of a hierarchy; shared ones are pools."""
+    shared = [depth for depth, at in enumerate(hierarchy.levels) if not at.private]
+    if len(shared) > MAX_SHARED:
+        raise UsageError(
+            f"{hierarchy.name} has {len(shared)} shared levels, and the exact search "
+            f"takes {MAX_SHARED}: take another method"
+        )
+    pools = [float(hierarchy.levels[depth].capacity(Tensor.INPUT)) for depth in shared]
+    memories: list[_Memories] = []
+    for tensor in Tensor:
+        levels = [
+            (
+                float(level.capacity(tensor)),
+                hierarchy.price(depth, tensor),
+                shared.index(depth) if depth in shared else -1,
+            )
+            for depth, level in enumerate(hierarchy.levels)
+        ]
+        memories.append(([], 0.0, -1, levels, hierarchy.dram_pj))
+    return memories, pools
+
+
+def _read(
+    found: _nest.Optimum, sized: Layer, base: Mapping[str, int], seconds: float
+) -> Optimum:
+    """What the kernel found for one group, for all of them, as a string."""
+    tokens: list[str] = []
+    first: list[int] = []  # token of each loop
+    for dim, extent in found.loops:
+        first.append(len(tokens))
+        if dim < len(_LOOPS):
+            tokens.append(f"{_LOOPS[dim]}{extent}")
+        else:
+            tokens += [
+                f"{d}{sized.size(d)}" for d in _WINDOW if sized.size(d) > base[d]
+            ]
+    if base["G"] < sized.G:
+        tokens.append(f"G{sized.G}")
+    tensors, element_bytes = tuple(Tensor), ELEMENT_BYTES * base["G"]
+    memories = tuple(
+        BufferMemory(tensors[t], first[loop], round(element_bytes * elements), pj)
+        for t, loop, elements, pj in found.kept
+    )
+    return Optimum(
+        " ".join(tokens),
+        found.energy * sized.G,
+        found.lower_bound * sized.G,
+        found.proved,
+        memories,
+        seconds,
+        found.labels,
+    )

@@ -1,0 +1,117 @@
+"""The best nest that a search has found, and when the search has to stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from memplan.arrays import Float64Array, Int64Array
+from memplan.blocking.nest.nest import Nest
+from memplan.blocking.nest.orders import Blocking, Extents, Order
+from memplan.errors import UsageError
+
+_EVERY = 0.1  # seconds between two reports
+
+
+@dataclass(frozen=True)
+class SearchProgress:
+    """How far a search is: pJ of the best nest so far, how many were evaluated, and
+    seconds since it began."""
+
+    energy: float
+    evaluated: int
+    seconds: float
+
+
+class OutOfTime(Exception):  # noqa: N818 - ends a search; it is no error
+    """The time limit is over; the incumbent is what was found."""
+
+
+class Incumbent:
+    """Keeps the best of all nests offered.
+
+    Raises UsageError where the time limit is negative or no number.
+    """
+
+    def __init__(
+        self,
+        time_limit: float | None = None,
+        progress: Callable[[SearchProgress], None] | None = None,
+    ) -> None:
+        check_time_limit(time_limit)
+        self.order: Order | None = None
+        self.extents: Extents = ()
+        self.energy = math.inf
+        self.evaluated = 0
+        self._progress = progress
+        self._limit = math.inf if time_limit is None else time_limit
+        self._start = self._reported = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the search began."""
+        return time.monotonic() - self._start
+
+    def offer(self, energies: Float64Array, order: Order, extents: Int64Array) -> None:
+        """Take note of nests, as the batch evaluator takes them.
+
+        Raises OutOfTime after the limit.
+        """
+        best = int(np.argmin(energies))
+        if energies[best] < self.energy:
+            self.energy = float(energies[best])
+            self.order = order
+            self.extents = tuple(int(n) for n in extents[:, best])
+        self.evaluated += len(energies)
+        now = time.monotonic()
+        if self._progress is not None and now - self._reported >= _EVERY:
+            self._reported = now
+            done = SearchProgress(self.energy, self.evaluated, now - self._start)
+            self._progress(done)
+        if now - self._start > self._limit:
+            raise OutOfTime
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found. complete: whether it came to its end; it did not where time
+    ran out, or Ctrl-C was pressed."""
+
+    nest: Nest
+    energy: float
+    evaluated: int
+    complete: bool
+    seconds: float
+
+
+def found_by(
+    blocking: Blocking, incumbent: Incumbent, search: Callable[[], None]
+) -> Found:
+    """What `search`, which offers nests to the incumbent, finds until it ends, its time
+    is over, or Ctrl-C. Raises these two again where there is no nest yet."""
+    complete = True
+    try:
+        search()
+    except (OutOfTime, KeyboardInterrupt):
+        if incumbent.order is None:
+            raise
+        complete = False
+    assert incumbent.order is not None
+    order, extents = blocking.tidied(incumbent.order, incumbent.extents)
+    return Found(
+        blocking.nest(order, extents),
+        incumbent.energy,
+        incumbent.evaluated,
+        complete,
+        incumbent.seconds,
+    )
+
+
+def check_time_limit(time_limit: float | None) -> None:
+    """Raises UsageError where it is negative or no number."""
+    if time_limit is not None and not (math.isfinite(time_limit) and time_limit >= 0):
+        raise UsageError(f"a time limit of {time_limit} seconds makes no sense")

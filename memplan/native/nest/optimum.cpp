@@ -1,0 +1,146 @@
+#include "nest/optimum.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <limits>
+#include <vector>
+
+#include "nest/optimum_bound.h"
+#include "nest/optimum_search.h"
+#include "nest/optimum_tiles.h"
+
+namespace memplan::nest::optimum {
+namespace {
+
+// Values of the bounds, each round's if the one before left a gap: 4, 32, 256 MiB.
+constexpr std::size_t kValues[] = {1u << 20, 1u << 23, 1u << 26};
+// A gap that finer bounds close sooner than more labels.
+constexpr double kWide = 0.01;
+// Labels for each tile, pass by pass; all that there are only after the last round.
+constexpr std::size_t kWidths[] = {1, 8, 64};
+constexpr int kMostPoints = 48;
+// Labels in memory at a time, about 2 GiB.
+constexpr std::size_t kMostLabels = 40'000'000;
+
+Grid fitting_grid(const Tiles& tiles, std::size_t values) {
+  for (int points = kMostPoints;; --points) {
+    Grid grid(tiles, points);
+    if (points <= 3 || grid.values(tiles) <= values) return grid;
+  }
+}
+
+// A tile that is kept, and the move that it is used again in.
+struct KeptAt {
+  int tensor, code;
+  std::size_t move;
+};
+
+// The tiles that a pass keeps. Each for a whole run of loops that use it again: from
+// the outermost of them, where the pass may have put that off to an inner one.
+std::vector<KeptAt> kept_tiles(const Tiles& tiles, const std::vector<Move>& moves) {
+  std::vector<KeptAt> found;
+  const auto from = [&](std::size_t move) -> const Tile& {
+    return tiles.tiles()[tiles.step(moves[move].step).from];
+  };
+  for (std::size_t i = 0; i < moves.size(); ++i) {
+    for (int t = 0; t < kTensors; ++t) {
+      const int code = moves[i].codes[t];
+      const int before = i > 0 ? moves[i - 1].codes[t] : tiles.main_code(t);
+      if (code == before) continue;
+      std::size_t first = i;
+      while (first > 0 && from(first - 1).elements[t] == from(i).elements[t]) --first;
+      found.push_back({t, code, first});
+    }
+  }
+  return found;
+}
+
+// pJ with these tiles kept, outermost first.
+double energy_of(const Tiles& tiles, const std::vector<Move>& moves,
+                 const std::vector<KeptAt>& kept) {
+  double total = 0;
+  std::array<double, kTensors> price;
+  for (int t = 0; t < kTensors; ++t) price[t] = tiles.prices(t).back();
+  for (const auto& [t, code, move] : kept) {
+    const double pj = tiles.prices(t)[code];
+    const double served = tiles.problem().count_fills ? price[t] + pj : price[t];
+    total += tiles.tiles()[tiles.step(moves[move].step).from].fill[t] * served;
+    price[t] = pj;
+  }
+  for (int t = 0; t < kTensors; ++t) total += tiles.demand(t) * price[t];
+  return total;
+}
+
+// The loops that a pass's moves stand for, innermost first, and the tiles kept.
+void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
+  const std::vector<KeptAt> kept = kept_tiles(tiles, pass.moves);
+  found.energy = energy_of(tiles, pass.moves, kept);
+  found.loops.clear();
+  found.kept.clear();
+  std::vector<int> loop_of;
+  bool mirrored = false;
+  for (std::size_t i = 0; i < pass.moves.size(); ++i) {
+    const Step& step = tiles.step(pass.moves[i].step);
+    int dim = step.dim;
+    const auto at = tiles.tiles()[step.from].at;
+    const std::int64_t extent = dim == kF ? 0 : tiles.extent(dim, at[dim]);
+    if (mirrored && (dim == kX || dim == kY)) dim = dim == kX ? kY : kX;
+    mirrored ^= step.mirrored;
+    // Loops of one dimension side by side are one loop.
+    if (found.loops.empty() || found.loops.back().dim != dim) {
+      found.loops.push_back({dim, extent});
+    }
+    loop_of.push_back(static_cast<int>(found.loops.size()) - 1);
+  }
+  const int last = static_cast<int>(found.loops.size()) - 1;
+  for (const auto& [t, code, move] : kept) {
+    const Tile& tile = tiles.tiles()[tiles.step(pass.moves[move].step).from];
+    found.kept.push_back(
+        {t, last - loop_of[move], tile.elements[t], tiles.prices(t)[code]});
+  }
+  std::ranges::reverse(found.loops);
+  std::ranges::reverse(found.kept);
+}
+
+// Runs one pass, and says whether to go on.
+bool improve(const Tiles& tiles, const Search& search, std::size_t width,
+             const std::function<bool()>& stop, Optimum& found) {
+  const PassResult pass = search.pass(found.energy, width, kMostLabels, stop);
+  found.labels += pass.labels;
+  if (pass.stopped) return false;
+  if (pass.improved) write_down(tiles, pass, found);
+  found.lower_bound = std::max(found.lower_bound, pass.lower_bound);
+  found.proved = found.lower_bound >= pass.energy;
+  if (found.proved) found.lower_bound = found.energy;
+  return !found.proved;
+}
+
+}  // namespace
+
+Optimum find_optimum(const Problem& problem, int threads,
+                     const std::function<bool()>& stop) {
+  Optimum found;
+  found.energy = std::numeric_limits<double>::infinity();
+  const Tiles tiles(problem);
+  for (const std::size_t values : kValues) {
+    const Grid grid = fitting_grid(tiles, values);
+    const Bound bound(tiles, grid, threads, stop);
+    if (!bound.complete()) return found;
+    const Search search(tiles, bound, threads);
+    found.lower_bound = std::max(found.lower_bound, search.root_bound());
+    const bool finest = grid.exact() || grid.most() == kMostPoints ||
+                        values == *std::rbegin(kValues);
+    for (const std::size_t width : kWidths) {
+      if (!improve(tiles, search, width, stop, found)) return found;
+      if (!finest && found.lower_bound < (1 - kWide) * found.energy) break;
+    }
+    if (finest) {
+      improve(tiles, search, 0, stop, found);
+      break;
+    }
+  }
+  return found;
+}
+
+}  // namespace memplan::nest::optimum

@@ -1,0 +1,240 @@
+#include "nest/optimum_search.h"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <stdexcept>
+
+#include "nest/optimum_parallel.h"
+
+namespace memplan::nest::optimum {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+template <int kPools>
+struct Label {
+  double cost;
+  Codes codes;
+  std::int32_t parent;  // among the labels of the outer tile
+  std::int32_t step;
+  std::array<double, kPools> left;  // bytes, of each pool
+};
+
+template <int kPools>
+struct Candidate {
+  Label<kPools> label;
+  double bound;  // of the energy of nests that it leads to
+};
+
+// Whether a is at least as good as b in all respects.
+template <int kPools>
+bool dominates(const Label<kPools>& a, const Label<kPools>& b) {
+  bool ok = a.cost <= b.cost;
+  for (int t = 0; t < kTensors; ++t) ok &= a.codes[t] <= b.codes[t];
+  for (int p = 0; p < kPools; ++p) ok &= a.left[p] >= b.left[p];
+  return ok;
+}
+
+}  // namespace
+
+template <int kPools>
+class Search::Pass {
+ public:
+  Pass(const Search& search, double incumbent, std::size_t width, std::size_t most,
+       const Stop& stop)
+      : tiles_(search.tiles_), bound_(search.bound_), incumbent_(incumbent),
+        width_(width), most_(most), stop_(stop), shelves_(tiles_.tiles().size()) {
+    Label<kPools> label{0, {}, -1, -1, {}};
+    for (int t = 0; t < kTensors; ++t) label.codes[t] = tiles_.main_code(t);
+    for (int p = 0; p < kPools; ++p) label.left[p] = tiles_.problem().pools[p];
+    shelves_[0].labels = {label};
+    shelves_[0].begin = {0, 1, 1, 1, 1};
+  }
+
+  // Gathers, for one tile, the labels that lead there.
+  void visit(std::int32_t tile) {
+    if (stopped()) return;
+    Found found;
+    for (const std::int32_t index : tiles_.outward(tile)) {
+      const Step& step = tiles_.step(index);
+      const Shelf& shelf = shelves_[step.from];
+      for (int kind = 0; kind < kKinds; ++kind) {
+        for (std::int32_t i = shelf.begin[kind]; i < shelf.begin[kind + 1]; ++i) {
+          Candidate<kPools> next{shelf.labels[i], 0};
+          next.label.parent = i;
+          next.label.step = index;
+          choose(step, kind, 0, 0, next, found);
+        }
+      }
+    }
+    keep(tile, found);
+  }
+
+  bool stopped() {
+    if (!stopped_ && (labels_ > most_ || stop_())) stopped_ = true;
+    return stopped_;
+  }
+
+  // The least energy of a complete nest, and the loops and memories that take it.
+  PassResult result() const {
+    PassResult result;
+    result.stopped = stopped_;
+    result.energy = incumbent_;
+    result.labels = static_cast<std::int64_t>(labels_.load());
+    if (stopped_) return result;
+    const std::int32_t last = static_cast<std::int32_t>(shelves_.size()) - 1;
+    std::int32_t best = -1;
+    for (std::size_t i = 0; i < shelves_[last].labels.size(); ++i) {
+      const auto& label = shelves_[last].labels[i];
+      double energy = label.cost;
+      for (int t = 0; t < kTensors; ++t) {
+        energy += tiles_.demand(t) * tiles_.prices(t)[label.codes[t]];
+      }
+      if (energy < result.energy) {
+        result.energy = energy;
+        best = static_cast<std::int32_t>(i);
+      }
+    }
+    result.improved = best >= 0;
+    result.lower_bound = result.energy;
+    for (const Shelf& shelf : shelves_) {
+      result.lower_bound = std::min(result.lower_bound, shelf.left_out);
+    }
+    for (std::int32_t tile = last; best >= 0 && tile > 0;) {
+      const auto& label = shelves_[tile].labels[best];
+      result.moves.push_back({label.step, label.codes});
+      tile = tiles_.step(label.step).from;
+      best = label.parent;
+    }
+    std::ranges::reverse(result.moves);
+    return result;
+  }
+
+ private:
+  // The labels of one tile, by kind. left_out: the least bound among those that were
+  // dropped for want of room.
+  struct Shelf {
+    std::vector<Label<kPools>> labels;
+    std::array<std::int32_t, kKinds + 1> begin{};
+    double left_out = kNever;
+  };
+  using Found = std::array<std::vector<Candidate<kPools>>, kKinds>;
+
+  // Every choice of memories for those tensors from t on that are used again.
+  void choose(const Step& step, int kind, unsigned keep, int t,
+              Candidate<kPools>& next, Found& found) {
+    const bool kernel = tiles_.problem().layer.kernel;
+    if (t == kTensors) {
+      offer(step.to, kind_inside(step.dim, kind, keep, kernel), next, found);
+      return;
+    }
+    choose(step, kind, keep, t + 1, next, found);
+    if (!(worth_keeping(step.dim, kind, kernel) >> t & 1)) return;
+    const Tile& tile = tiles_.tiles()[step.from];
+    const Problem& problem = tiles_.problem();
+    const auto prices = tiles_.prices(t);
+    for (const Option& option : tile.options[t]) {
+      const double pj = prices[option.code], before = prices[next.label.codes[t]];
+      if (pj >= before) continue;
+      const Label<kPools> saved = next.label;
+      next.label.cost += tile.fill[t] * (problem.count_fills ? before + pj : before);
+      next.label.codes[t] = option.code;
+      bool fits = true;
+      if constexpr (kPools > 0) {
+        if (option.pool >= 0) {
+          double& left = next.label.left[option.pool];
+          left -= tile.elements[t] * problem.element_bytes;
+          fits = left >= 0;
+        }
+      }
+      if (fits) choose(step, kind, keep | 1u << t, t + 1, next, found);
+      next.label = saved;
+    }
+  }
+
+  void offer(std::int32_t tile, int kind, Candidate<kPools>& next, Found& found) {
+    const Label<kPools>& label = next.label;
+    next.bound = label.cost + bound_(tile, kind, label.codes);
+    if (next.bound < incumbent_) found[kind].push_back(next);
+  }
+
+  // Drops what is dominated and, of the rest, all but the most promising.
+  void keep(std::int32_t tile, Found& found) {
+    Shelf& shelf = shelves_[tile];
+    for (int kind = 0; kind < kKinds; ++kind) {
+      shelf.begin[kind] = static_cast<std::int32_t>(shelf.labels.size());
+      auto& candidates = found[kind];
+      std::ranges::sort(candidates, [](const auto& a, const auto& b) {
+        return a.bound != b.bound ? a.bound < b.bound : a.label.cost < b.label.cost;
+      });
+      std::size_t count = 0, seen = 0;
+      for (const auto& candidate : candidates) {
+        if (++seen % 1024 == 0 && stopped()) return;
+        // A fresh label can do all that another can.
+        const auto better = [&](const Label<kPools>& label) {
+          return dominates(label, candidate.label);
+        };
+        const auto begin = shelf.labels.begin();
+        if (std::any_of(begin + shelf.begin[kind], shelf.labels.end(), better) ||
+            std::any_of(begin, begin + shelf.begin[1], better)) {
+          continue;
+        }
+        if (width_ > 0 && count == width_) {
+          shelf.left_out = std::min(shelf.left_out, candidate.bound);
+          break;
+        }
+        shelf.labels.push_back(candidate.label);
+        ++count;
+      }
+      if (kind == kFresh) shelf.begin[1] = static_cast<std::int32_t>(count);
+    }
+    shelf.begin[kKinds] = static_cast<std::int32_t>(shelf.labels.size());
+    shelf.labels.shrink_to_fit();
+    labels_ += shelf.labels.size();
+  }
+
+  const Tiles& tiles_;
+  const Bound& bound_;
+  const double incumbent_;
+  const std::size_t width_, most_;
+  const Stop& stop_;
+  std::vector<Shelf> shelves_;
+  std::atomic<std::size_t> labels_ = 0;
+  std::atomic<bool> stopped_ = false;
+};
+
+Search::Search(const Tiles& tiles, const Bound& bound, int threads)
+    : tiles_(tiles), bound_(bound), threads_(threads) {
+  if (tiles.problem().pools.size() > kMostPools) {
+    throw std::invalid_argument("too many shared memories");
+  }
+}
+
+double Search::root_bound() const {
+  Codes codes;
+  for (int t = 0; t < kTensors; ++t) codes[t] = tiles_.main_code(t);
+  return bound_(0, kFresh, codes);
+}
+
+PassResult Search::pass(double incumbent, std::size_t width, std::size_t most,
+                        const Stop& stop) const {
+  const auto run = [&]<int kPools>() {
+    Pass<kPools> pass(*this, incumbent, width, most, stop);
+    const auto layers = tiles_.layers();
+    for (std::size_t i = 1; i + 1 < layers.size() && !pass.stopped(); ++i) {
+      for_each(layers[i], layers[i + 1], threads_,
+               [&](std::int32_t tile) { pass.visit(tile); });
+    }
+    return pass.result();
+  };
+  switch (tiles_.problem().pools.size()) {
+    case 0: return run.template operator()<0>();
+    case 1: return run.template operator()<1>();
+    case 2: return run.template operator()<2>();
+    case 3: return run.template operator()<3>();
+    default: return run.template operator()<kMostPools>();
+  }
+}
+
+}  // namespace memplan::nest::optimum

@@ -1,0 +1,152 @@
+#include "replay/matcher.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace memplan {
+namespace {
+
+// How many entries ahead of the last match, and behind it, a request may be matched:
+// threads that allocate side by side change places by a few.
+constexpr std::size_t kWindow = 64;
+// How far into a step another kind may still be recognised.
+constexpr std::size_t kHistory = 512;
+
+}  // namespace
+
+Matcher::Matcher(Table table) : table_(std::move(table)) {
+  used_.resize(table_.requests.size());
+  largest_.resize(table_.requests.size());
+  history_.reserve(kHistory);
+  loop_next_ = table_.loop_begin;
+  enter(0);
+}
+
+void Matcher::adopt(Table table) {
+  table_ = std::move(table);
+  used_.assign(table_.requests.size(), false);
+  largest_.assign(table_.requests.size(), 0);
+  loop_next_ = table_.loop_begin;
+  enter(table_.loop_begin);
+}
+
+void Matcher::enter(std::size_t step) {
+  step_ = step;
+  seen_ = 0;
+  in_order_ = true;
+  outgrown_ = false;
+  history_.clear();
+  if (step >= table_.steps.size()) return;
+  const auto [first, last, elastic] = table_.steps[step];
+  cursor_ = reach_ = first;
+  std::fill(used_.begin() + static_cast<std::ptrdiff_t>(first),
+            used_.begin() + static_cast<std::ptrdiff_t>(last), false);
+  if (step >= table_.loop_begin && step < table_.loop_end) {
+    loop_next_ = step + 1 < table_.loop_end ? step + 1 : table_.loop_begin;
+  }
+}
+
+void Matcher::next_step() {
+  const bool idle = seen_ == 0 && step_ < table_.steps.size() &&
+                    table_.steps[step_].first < table_.steps[step_].last;
+  if (!looped()) {
+    enter(step_ + 1);
+  } else if (idle) {
+    enter(step_);  // a step without requests is none of the plan's
+  } else {
+    enter(loop_next_);
+  }
+}
+
+std::size_t Matcher::match(std::uint64_t bytes) {
+  if (step_ >= table_.steps.size()) return kNoMatch;
+  const std::size_t position = seen_++;
+  if (table_.steps[step_].elastic) return match_by_position(bytes);
+  const std::size_t expected = table_.steps[step_].first + position;
+  std::size_t found = kNoMatch;
+  if (in_order_ && expected < table_.steps[step_].last &&
+      table_.requests[expected].size == bytes) {
+    found = take(expected);
+  } else if (looped() && position < kHistory && history_.size() == position &&
+             follow_another(bytes)) {
+    found = take(table_.steps[step_].first + position);
+  } else {
+    in_order_ = false;
+    found = match_nearby(bytes);
+  }
+  if (history_.size() == position && position < kHistory) history_.push_back(bytes);
+  return found;
+}
+
+std::size_t Matcher::match_by_position(std::uint64_t bytes) {
+  const std::size_t entry = table_.steps[step_].first + seen_ - 1;
+  if (entry >= table_.steps[step_].last) return kNoMatch;
+  largest_[entry] = std::max(largest_[entry], bytes);
+  // One that is too large would lie in the way of those planned after it: from then
+  // on, the step goes without the plan.
+  if (bytes > table_.requests[entry].size) outgrown_ = true;
+  return outgrown_ ? kNoMatch : entry;
+}
+
+std::size_t Matcher::match_nearby(std::uint64_t bytes) {
+  const std::size_t end = std::min(table_.steps[step_].last, reach_ + kWindow);
+  for (std::size_t i = cursor_; i < end; ++i) {
+    if (!used_[i] && table_.requests[i].size == bytes) return take(i);
+  }
+  return kNoMatch;
+}
+
+std::size_t Matcher::take(std::size_t entry) {
+  used_[entry] = true;
+  reach_ = std::max(reach_, entry + 1);
+  // Entries the program has passed by without asking are given up.
+  if (reach_ > kWindow) cursor_ = std::max(cursor_, reach_ - kWindow);
+  while (cursor_ < reach_ && used_[cursor_]) ++cursor_;
+  return entry;
+}
+
+bool Matcher::follow_another(std::uint64_t bytes) {
+  const std::size_t chosen = another_like(bytes);
+  if (chosen == kNoMatch) return false;
+  const std::size_t position = seen_ - 1, expected = loop_next_;
+  std::vector<std::uint64_t> before = std::move(history_);
+  history_ = {};
+  // The step it was taken for is still to come.
+  const bool was_in_loop = step_ < table_.loop_end;
+  const std::size_t mistaken = step_;
+  enter(chosen);
+  if (chosen >= table_.loop_end) loop_next_ = was_in_loop ? mistaken : expected;
+  history_ = std::move(before);
+  seen_ = position + 1;
+  const std::size_t first = table_.steps[chosen].first;
+  for (std::size_t i = 0; i < position; ++i) used_[first + i] = true;
+  cursor_ = reach_ = first + position;
+  in_order_ = true;
+  return true;
+}
+
+std::size_t Matcher::another_like(std::uint64_t bytes) const {
+  const std::size_t begin = table_.loop_begin, loop = table_.loop_end - begin;
+  for (std::size_t i = 0; begin + i < table_.steps.size(); ++i) {
+    // The loop's steps from the one that is to come next, then the other kinds.
+    const std::size_t turn = i < loop ? (loop_next_ - begin + i) % loop : i;
+    const std::size_t step = begin + turn;
+    if (step != step_ && begins_like_this(step, bytes)) return step;
+  }
+  return kNoMatch;
+}
+
+bool Matcher::begins_like_this(std::size_t step, std::uint64_t bytes) const {
+  const auto [first, last, elastic] = table_.steps[step];
+  const std::size_t count = history_.size();
+  if (elastic || last - first <= count) return false;
+  const auto request = table_.requests.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto same = [](const Request& planned, std::uint64_t asked) {
+    return planned.size == asked;
+  };
+  return request[static_cast<std::ptrdiff_t>(count)].size == bytes &&
+         std::equal(request, request + static_cast<std::ptrdiff_t>(count), history_.begin(),
+                    same);
+}
+
+}  // namespace memplan

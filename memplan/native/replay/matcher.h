@@ -1,0 +1,65 @@
+// Follows a program through the steps of a plan, request by request.
+//
+// The plan is a list of steps, each a sequence of requests. The first ones are the
+// program's warm-up; the next ones repeat for ever; then come steps of other kinds
+// (a short last batch, an evaluation), any of which may stand in place of a repeated
+// one. Which kind a step is shows in its first requests: as soon as they depart from
+// the step expected and agree with another, that one is followed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "replay/table.h"
+
+namespace memplan {
+
+class Matcher {
+ public:
+  static constexpr std::size_t kNoMatch = static_cast<std::size_t>(-1);
+
+  explicit Matcher(Table table);
+
+  // The table's request that is one of `bytes`, or kNoMatch.
+  std::size_t match(std::uint64_t bytes);
+  // The program begins its next step. One that asked for nothing stood for none of the
+  // loop's.
+  void next_step();
+  // From the next request on, go by another table, from its first repeated step.
+  void adopt(Table table);
+
+  const Table& table() const { return table_; }
+  // Whether the warm-up is over.
+  bool looped() const { return step_ >= table_.loop_begin; }
+  // Which step is being followed; in the loop, or of another kind.
+  std::size_t step() const { return step_; }
+  // Whether this step, an elastic one, has asked for more than planned.
+  bool outgrown() const { return outgrown_; }
+  // Per request of the table, the most bytes asked for in its place; of elastic steps.
+  const std::vector<std::uint64_t>& largest() const { return largest_; }
+
+ private:
+  void enter(std::size_t step);
+  std::size_t match_by_position(std::uint64_t bytes);
+  std::size_t match_nearby(std::uint64_t bytes);
+  bool follow_another(std::uint64_t bytes);
+  // The step that this one, so far, and a request of `bytes` begin; or kNoMatch.
+  std::size_t another_like(std::uint64_t bytes) const;
+  bool begins_like_this(std::size_t step, std::uint64_t bytes) const;
+  std::size_t take(std::size_t entry);
+
+  Table table_;
+  std::size_t step_ = 0;
+  std::size_t loop_next_ = 0;  // the loop's step that is to come next
+  std::size_t cursor_ = 0;     // no unused entry of the step lies below it
+  std::size_t reach_ = 0;      // one past the last entry matched
+  std::size_t seen_ = 0;       // requests in this step so far
+  bool in_order_ = true;       // all of them matched, one after the other
+  bool outgrown_ = false;
+  std::vector<bool> used_;
+  std::vector<std::uint64_t> history_;  // sizes of this step's first requests
+  std::vector<std::uint64_t> largest_;
+};
+
+}  // namespace memplan

@@ -1,0 +1,50 @@
+// Which byte ranges of an arena are in use. It knows no addresses and touches no
+// memory: offsets are in bytes from the arena's start.
+//
+// Not thread-safe: the owner holds a lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory_resource>
+
+namespace memplan {
+
+// The next multiple of `unit`, a power of two.
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) & ~(unit - 1);
+}
+
+class Ranges {
+ public:
+  using Map = std::pmr::map<std::uint64_t, std::uint64_t>;
+
+  // An arena of `size` bytes, at most 2^62. It, and the bytes of each range, are rounded
+  // up to multiples of `granularity`, a power of two.
+  Ranges(std::uint64_t size, std::uint64_t granularity)
+      : granularity_(granularity), size_(round_up(size, granularity)) {}
+
+  // Takes [offset, offset + bytes) if it lies in the arena and overlaps no range in
+  // use. No bytes are never taken.
+  bool take(std::uint64_t offset, std::uint64_t bytes);
+  // Best fit below `limit`: the smallest hole that holds `bytes`, the lowest among
+  // equals. Returns its offset, or -1 when no hole is large enough.
+  std::int64_t take_anywhere(std::uint64_t bytes, std::uint64_t limit);
+  // Gives back the range at `offset`; returns its rounded bytes, 0 if none begins there.
+  std::uint64_t give_back(std::uint64_t offset);
+
+  std::uint64_t size() const { return size_; }
+  std::uint64_t bytes_in_use() const { return in_use_; }
+  // Start -> end of each range in use; disjoint.
+  const Map& used() const { return used_; }
+
+ private:
+  std::uint64_t granularity_;
+  std::uint64_t size_;
+  std::uint64_t in_use_ = 0;
+  std::pmr::unsynchronized_pool_resource pool_;
+  Map used_{&pool_};
+};
+
+}  // namespace memplan

@@ -1,0 +1,53 @@
+#include "replay/serve.h"
+
+#include <utility>
+
+namespace memplan {
+
+Server::Server(Table table, std::uint64_t bytes, std::uint64_t granularity)
+    : matcher_(std::move(table)), ranges_(bytes, granularity) {}
+
+Place Server::serve(std::uint64_t bytes) {
+  ++step_.requests;
+  const std::size_t entry = matcher_.match(bytes);
+  if (entry != Matcher::kNoMatch) {
+    const std::int64_t offset = table().requests[entry].offset;
+    if (offset < 0) {
+      ++step_.unplanned;
+      return {-1, Matcher::kNoMatch};
+    }
+    if (ranges_.take(static_cast<std::uint64_t>(offset), bytes)) {
+      ++step_.planned;
+      return {offset, entry};
+    }
+    ++step_.conflicts;
+  }
+  // In the warm-up a stranger may be there to stay, and would stand in the way of
+  // every step to come.
+  const std::int64_t offset =
+      matcher_.looped() ? ranges_.take_anywhere(bytes, table().online_bytes) : -1;
+  ++(offset < 0 ? step_.fallback : step_.online);
+  (offset < 0 ? step_.fallback_bytes : step_.online_bytes) += bytes;
+  return {offset, Matcher::kNoMatch};
+}
+
+StepEnd Server::next_step() {
+  StepEnd end = {matcher_.step(), std::exchange(step_, {}), matcher_.looped(), false};
+  ended_.of(end.hot) += end.counts;
+  matcher_.next_step();
+  // A warm-up is served to its end.
+  if (next_table_ && matcher_.looped()) {
+    matcher_.adopt(std::move(*next_table_));
+    next_table_.reset();
+    end.adopted = true;
+  }
+  return end;
+}
+
+PhaseCounts Server::counts() const {
+  PhaseCounts sum = ended_;
+  sum.of(matcher_.looped()) += step_;
+  return sum;
+}
+
+}  // namespace memplan

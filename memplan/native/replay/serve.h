@@ -1,0 +1,64 @@
+// The server of requests: says where in an arena each is to lie, or that the default
+// allocator must serve it; and counts.
+//
+// Whatever the plan says, a range is given out only if none in use overlaps it (promise
+// 2): a plan may be wrong about a program, never about memory. For the same reason a
+// plan can be exchanged for another while blocks are alive. Not thread-safe: the owner
+// holds a lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "replay/counts.h"
+#include "replay/matcher.h"
+#include "replay/ranges.h"
+
+namespace memplan {
+
+// Where a request is to lie.
+struct Place {
+  std::int64_t offset;  // -1: the default allocator serves it
+  std::size_t entry;    // the table's request that lies where planned, or kNoMatch
+};
+
+// How a step went.
+struct StepEnd {
+  std::size_t step;  // of the plan: the one that was followed
+  Counts counts;
+  bool hot;      // not one of the warm-up
+  bool adopted;  // from its end on, another table holds
+};
+
+class Server {
+ public:
+  // An arena of `bytes`, of which the table's `arena_bytes` are used; a later table may
+  // use more. For `granularity` see Ranges.
+  Server(Table table, std::uint64_t bytes, std::uint64_t granularity);
+
+  // `bytes` are asked for, and taken where the answer says.
+  Place serve(std::uint64_t bytes);
+  // The program begins its next step; how the last one went.
+  StepEnd next_step();
+  // From the next step on, or the end of the warm-up, go by another table: from its
+  // first repeated step. Of several, the latest counts.
+  void adopt(Table table) { next_table_ = std::move(table); }
+
+  const Table& table() const { return matcher_.table(); }
+  const Matcher& matcher() const { return matcher_; }
+  // All so far, this step's included.
+  PhaseCounts counts() const;
+  // For what is given back, and for what is taken against the plan.
+  Ranges& ranges() { return ranges_; }
+  const Ranges& ranges() const { return ranges_; }
+
+ private:
+  Matcher matcher_;
+  Ranges ranges_;
+  std::optional<Table> next_table_;
+  PhaseCounts ended_;
+  Counts step_;
+};
+
+}  // namespace memplan

@@ -1,0 +1,114 @@
+"""Recording the CPU's memory: from the first event in the journal to the trace."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from memplan.errors import MemplanError, RecordError
+from memplan.files import open_journal
+from memplan.recording import target
+from memplan.recording.options import RecordOptions
+from memplan.recording.ranks import rank, ranks
+from memplan.recording.shim import install
+from memplan.recording.stats import run_stats
+from memplan.text import printable
+from memplan.trace.info import encode_metadata
+from memplan.trace.recovery import Written, recover_journal
+from memplan.trace.trace import Columns, Mark, Trace, TraceInfo
+from memplan.version import __version__
+
+
+class CpuEvents:
+    """What this process asks torch's CPU allocator for, in a journal beside `path`."""
+
+    def __init__(self, path: Path, options: RecordOptions) -> None:
+        self._path = path
+        self._journal = Path(f"{path}.journal")
+        self._options = options
+        self._remedy = (
+            f"memplan recover {self._journal} makes the trace of what is there"
+        )
+
+    def start(self) -> None:
+        """Begin. Raises EnvironmentUnfitError where recording is not possible."""
+        from memplan.native import _alloc
+
+        install("recording")
+        info = self._metadata(Mark.NONE, complete=False)
+        descriptor = open_journal(self._journal, self._options.force)
+        stacks = self._options.stacks == "python"
+        _alloc.start_recording(descriptor, info, stacks, target.__file__)
+        _alloc.say_on_termination(
+            printable(f"memplan: terminated while recording: {self._remedy}") + "\n"
+        )
+
+    def mark(self, mark: Mark) -> None:
+        """A step boundary is here."""
+        from memplan.native import _alloc
+
+        _alloc.mark_step(mark)
+
+    def finish(self, mark: Mark) -> Written:
+        """Stop, and turn the journal into the trace, whose steps `mark` cuts.
+
+        Raises RecordError if events or the trace could not be written; the journal is
+        kept then, and on Ctrl-C, for `memplan recover`.
+        """
+        from memplan.native import _alloc
+
+        try:
+            info = self._metadata(mark, complete=True)
+            error, seen, written = _alloc.stop_recording(info)
+            if error:
+                raise RecordError(
+                    f"recording stopped early: {os.strerror(error)} ({self._journal}); "
+                    f"{written} of {seen} events are in it: free some space, then "
+                    f"run memplan recover {self._journal}"
+                )
+            return self._convert(seen - written)
+        finally:
+            _alloc.say_nothing_on_termination()
+
+    def _convert(self, dropped: int) -> Written:
+        try:
+            found = recover_journal(self._journal, self._path, dropped)
+        except MemplanError as failure:
+            raise RecordError(
+                f"{failure}; nothing is lost: memplan recover {self._journal} "
+                "makes the trace again"
+            ) from failure
+        except KeyboardInterrupt:
+            line = printable(f"memplan: interrupted while writing: {self._remedy}")
+            print(line, file=sys.stderr)
+            raise
+        if not found.reason:
+            self._journal.unlink(missing_ok=True)
+        return found
+
+    def _metadata(self, mark: Mark, complete: bool) -> str:
+        """The metadata as JSON. Raises FormatError if no reader would take it."""
+        from memplan.native import _alloc
+
+        torch = sys.modules["torch"]
+        info = TraceInfo(
+            program=replace(
+                self._options.program,
+                torch=str(torch.__version__),
+                threads=torch.get_num_threads(),
+                marks=mark.name.lower(),
+            ),
+            argv=self._options.argv,
+            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            stacks=self._options.stacks,
+            complete=complete,
+            producer=f"memplan {__version__}",
+            rank=rank() or 0,
+            ranks=ranks(),
+        )
+        if complete:
+            info = replace(info, run=run_stats(_alloc.step_marks()))
+        return encode_metadata(self._path, Trace(Columns.of(), info=info)).decode()

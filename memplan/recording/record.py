@@ -1,0 +1,167 @@
+"""A recording, from its start to the trace on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from memplan.errors import MemplanError, RecordError
+from memplan.files import refuse_overwrite
+from memplan.recording.boundary import Boundaries, StepCount
+from memplan.recording.cpu import CpuEvents
+from memplan.recording.cuda import require_gpu, traces_of, write_traces
+from memplan.recording.cuda_history import CudaHistory
+from memplan.recording.options import DEFAULTS, Device, RecordOptions, Stacks
+from memplan.recording.shim import require_torch
+from memplan.trace.importers.snapshot import devices_of
+from memplan.trace.pieces import Summary
+from memplan.trace.read import read_trace
+from memplan.trace.recovery import Written
+from memplan.trace.trace import Mark, Trace
+from memplan.trace.write import check_suffix
+
+
+class Recording:
+    """One recording of this process.
+
+    path: the trace's file, once `finish` has run. written: what is in it, None until
+    then. traces: of every GPU recorded, by its index, {} if the CPU was recorded.
+    Beyond the first, each is at `path` with its device's name before the suffix:
+    train.cuda1.parquet.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], options: RecordOptions = DEFAULTS
+    ) -> None:
+        """Prepare to record into `path` (.parquet, .json or .json.gz)."""
+        self.path = Path(path)
+        self.written: Written | None = None
+        self.traces: dict[int, Trace] = {}
+        self._trace: Trace | None = None
+        self._options = options
+        self._cpu = (
+            CpuEvents(self.path, options) if options.device in ("auto", "cpu") else None
+        )
+        self._history = (
+            CudaHistory(options.stacks, options.max_entries)
+            if options.device in ("auto", "cuda")
+            else None
+        )
+        self._count = StepCount(options.steps)
+        self._boundaries = Boundaries(
+            self._mark, (Mark.FORWARD, Mark.OPTIMIZER, Mark.EXPLICIT)
+        )
+        self._failure: Exception | None = None
+        self._running = False
+        self._process = os.getpid()
+
+    @property
+    def trace(self) -> Trace | None:
+        """What was recorded, read from the file when first asked for; None until then.
+
+        Raises InputError if the file is no longer there.
+        """
+        if self._trace is None and self.written is not None:
+            self._trace = read_trace(self.path)
+        return self._trace
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises EnvironmentUnfitError where recording is not possible, UsageError if the
+        file exists and `force` is off, or another recording is running.
+        """
+        check_suffix(self.path)
+        refuse_overwrite(self.path, self._options.force)
+        torch = require_gpu() if self._cpu is None else require_torch("recording")
+        self._boundaries.start()
+        try:
+            if self._cpu is not None:
+                self._cpu.start()
+        except BaseException:
+            self._boundaries.stop()
+            raise
+        if self._history is not None and torch.version.cuda:
+            self._history.arm(torch)
+        self._running = True
+        self._process = os.getpid()
+
+    def finish(self) -> None:
+        """Stop, and write the trace, or traces; harmless when not running.
+
+        In a forked child nothing happens: the recording is its parent's. Raises
+        RecordError if the memory asked for was not used, or events or a trace could
+        not be written; of the CPU's the journal is kept then, for `memplan recover`.
+        """
+        if os.getpid() != self._process:
+            return
+        if self._running:
+            self._running = False
+            self._boundaries.stop()
+            self._finish()
+        elif self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _finish(self) -> None:
+        failure: MemplanError | None = None
+        if self._cpu is not None:
+            try:
+                self.written = self._cpu.finish(self._count.mark)
+            except MemplanError as error:
+                failure = error
+        snapshot = self._history.fetch() if self._history is not None else None
+        if self._history is not None and self._used(snapshot):
+            self.traces = traces_of(snapshot, self._history, self._options)
+            self._trace = write_traces(self.traces, self.path, self._options.force)
+            summary = Summary.of(self._trace.events)
+            self.written = Written(self._trace.info, summary)
+        elif failure is not None:
+            raise failure
+
+    def _used(self, snapshot: object) -> bool:
+        """Whether the GPU is what to make a trace of."""
+        if self._cpu is not None:
+            return snapshot is not None and bool(devices_of(snapshot))
+        if snapshot is None:
+            raise RecordError(
+                "the program did not use CUDA; record it with --device cpu"
+            )
+        return True
+
+    def _mark(self, mark: Mark) -> None:
+        if self._cpu is not None:
+            self._cpu.mark(mark)
+        if self._history is not None:
+            self._history.mark(mark)
+        if self._count.add(mark):
+            try:
+                self.finish()
+            except Exception as failure:  # the program runs on: told at its end
+                self._failure = failure
+
+
+@contextlib.contextmanager
+def record(
+    path: str | os.PathLike[str],
+    *,
+    device: Device = "auto",
+    steps: int | None = None,
+    stacks: Stacks = "none",
+    force: bool = False,
+) -> Iterator[Recording]:
+    """Record what the block allocates, into `path` (.parquet, .json or .json.gz).
+
+    `with memplan.record("trace.parquet") as recording: train()`; afterwards
+    `recording.trace` is the Trace. The parameters are those of `RecordOptions`, and
+    the errors those of `Recording`.
+    """
+    options = RecordOptions(device=device, steps=steps, stacks=stacks, force=force)
+    recording = Recording(path, options)
+    recording.start()
+    try:
+        yield recording
+    finally:
+        recording.finish()

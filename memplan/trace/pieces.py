@@ -1,0 +1,118 @@
+"""A trace piece by piece: never more of it in memory than one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from memplan.arrays import Int64Array
+from memplan.trace.check import Fault, find_fault
+from memplan.trace.match import OpenBlocks
+from memplan.trace.trace import Action, Columns, Mark
+
+
+class PieceCheck:
+    """The rules of `find_fault`, for the pieces of one trace in turn.
+
+    stacks: the length of the stack table. rows: of the pieces that passed so far.
+    """
+
+    def __init__(self, stacks: int) -> None:
+        self.rows = 0
+        self._stacks = stacks
+        none = Columns.of()
+        # The last event of each thread so far, ascending by thread.
+        self._thread, self._time = none.thread, none.time_ns
+
+    def fault(self, events: Columns) -> Fault | None:
+        """The first fault of the next piece, or None; its row is the trace's.
+
+        Only a piece without a fault counts as seen.
+        """
+        found = find_fault(events, self._stacks) or self._back_in_time(events)
+        if found is not None:
+            return replace(found, row=found.row + self.rows)
+        thread = np.concatenate([self._thread, events.thread])
+        time_ns = np.concatenate([self._time, events.time_ns])
+        self._thread, latest = np.unique(thread[::-1], return_index=True)
+        self._time = time_ns[::-1][latest]
+        self.rows += len(events)
+        return None
+
+    def _back_in_time(self, events: Columns) -> Fault | None:
+        """An event earlier than the last one of its thread in the pieces before."""
+        threads, first = np.unique(events.thread, return_index=True)
+        _, new, old = np.intersect1d(
+            threads, self._thread, assume_unique=True, return_indices=True
+        )
+        late = events.time_ns[first[new]] < self._time[old]
+        if not late.any():
+            return None
+        row = int(first[new][late].min())
+        problem = "is earlier than the event before it in the same thread"
+        return Fault(row, "time_ns", f"{events.time_ns[row]} {problem}")
+
+
+class Summary:
+    """What a trace holds, counted piece by piece.
+
+    events: how many. peak_live: the most bytes alive at any moment, exact sizes.
+    """
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.peak_live = 0
+        self._live = 0
+        self._marks = np.zeros(max(Mark) + 1, dtype=np.int64)
+
+    @classmethod
+    def of(cls, events: Columns) -> Summary:
+        """Of a whole trace's events."""
+        summary = cls()
+        summary.add(events, OpenBlocks().freed(events))
+        return summary
+
+    def add(self, events: Columns, freed: Int64Array) -> None:
+        """Count one more piece. freed: as `OpenBlocks.freed` has it."""
+        made = events.action == Action.ALLOC
+        change = np.where(made, events.requested_size, -np.maximum(freed, 0))
+        live = self._live + np.cumsum(change)
+        self.events += len(events)
+        self.peak_live = max(self.peak_live, int(live.max(initial=0)))
+        self._live = int(live[-1]) if len(live) else self._live
+        marks = events.mark[events.action == Action.STEP]
+        self._marks += np.bincount(marks, minlength=len(self._marks))
+
+    @property
+    def mark(self) -> Mark:
+        """The kind of boundary to go by, as `strongest_mark` has it."""
+        return Mark(max(np.flatnonzero(self._marks).tolist(), default=Mark.NONE))
+
+    @property
+    def steps(self) -> int:
+        """How often that boundary came."""
+        return int(self._marks[self.mark]) if self.mark is not Mark.NONE else 0
+
+
+def regrouped(pieces: Iterable[Columns], rows: int) -> Iterator[Columns]:
+    """The same events in pieces of `rows` each, the last one shorter.
+
+    At least one piece, though it may be empty.
+    """
+    waiting: list[Columns] = []
+    count, given = 0, False
+    for piece in pieces:
+        begin = 0
+        while count + len(piece) - begin >= rows:
+            end = begin + rows - count
+            waiting.append(piece.take(slice(begin, end)))
+            group, waiting = Columns.joined(waiting), []
+            yield group
+            del group  # before the next one is gathered
+            begin, count, given = end, 0, True
+        waiting.append(piece.take(slice(begin, None)))
+        count += len(piece) - begin
+    if count or not given:
+        yield Columns.joined(waiting or [Columns.of()])

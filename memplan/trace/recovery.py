@@ -1,0 +1,87 @@
+"""From a journal to the trace's file, in memory that does not grow with the trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from memplan.errors import FormatError
+from memplan.files import PathLike
+from memplan.trace.info import encode_metadata
+from memplan.trace.journal import Journal
+from memplan.trace.pieces import Summary
+from memplan.trace.trace import Columns, Trace, TraceInfo
+from memplan.trace.write import check_suffix, write_trace
+
+MAX_JSON_EVENTS = 4 << 20  # the JSON form is written from memory
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is in a trace that was written."""
+
+    info: TraceInfo
+    summary: Summary
+
+
+@dataclass(frozen=True)
+class Recovered(Written):
+    """What of a journal is in the trace that was written.
+
+    bytes_kept, bytes_lost: of the journal, up to and after the last sound block.
+    reason: why reading stopped before the end of the file; "" if it did not.
+    """
+
+    bytes_kept: int
+    bytes_lost: int
+    reason: str
+
+
+def recover_journal(
+    source: PathLike, path: PathLike, dropped: int | None = None
+) -> Recovered:
+    """Write every sound block of the journal `source` as the trace at `path`.
+
+    dropped: how many events never reached the journal, where that is known; the trace
+    is `complete` then only if there were none, and otherwise if the journal says so.
+    Reading stops as `Journal` and `Journal.pieces` have it. Raises what `Journal`
+    does, UsageError for a suffix that `write_trace` does not know, FormatError for
+    more than MAX_JSON_EVENTS events in JSON, EnvironmentUnfitError if writing fails.
+    """
+    check_suffix(path)
+    journal = Journal(source)
+
+    def info() -> TraceInfo:
+        if dropped is None:
+            return journal.info
+        whole = journal.info.complete and not dropped and not journal.reason
+        return replace(journal.info, dropped_events=dropped, complete=whole)
+
+    if os.fspath(path).endswith(".parquet"):
+        from memplan.trace.parquet import write_pieces
+
+        write_pieces(
+            path,
+            journal.pieces(),
+            lambda: encode_metadata(path, Trace(Columns.of(), journal.stacks, info())),
+        )
+    else:
+        events = Columns.joined([Columns.of(), *_few(path, journal.pieces())])
+        write_trace(Trace(events, journal.stacks, info()), path)
+    return Recovered(
+        info(), journal.summary, journal.kept, journal.lost, journal.reason
+    )
+
+
+def _few(path: PathLike, pieces: Iterator[Columns]) -> Iterator[Columns]:
+    count = 0
+    for piece in pieces:
+        count += len(piece)
+        if count > MAX_JSON_EVENTS:
+            raise FormatError(
+                path,
+                f"more than {MAX_JSON_EVENTS} events are too many for JSON",
+                "name a .parquet file with -o",
+            )
+        yield piece

@@ -1,0 +1,83 @@
+"""Sweeps on a real Ray cluster of two processes, on this machine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from memplan.blocking.cost.objective import Codesign, Fixed
+from memplan.blocking.design.sweep import Task, sweep
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer
+from memplan.errors import EnvironmentUnfitError, NoPlanError, UsageError
+
+ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
+
+CORE = {"C": 16, "K": 16}
+SMALL = Layer("small", 14, 14, 32, 64, 3, 3)
+TASKS = [
+    Task(SMALL, CORE, Codesign()),
+    Task(SMALL, CORE, Fixed(load_hierarchy("diannao"))),
+    Task(PAPER_LAYERS["fc1"], CORE, Codesign(budget=4096), method="beam"),
+]
+# What Ray itself leaves open and calls outdated.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of two processes that lasts as long as this module."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 2, "object_store_memory": 100 << 20}
+    node |= {"include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    yield cluster.address
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_on_a_cluster_the_results_are_the_same(address: str) -> None:
+    seen: list[int] = []
+    found = sweep(TASKS, address=address, progress=lambda i, r: seen.append(i))
+    assert sorted(seen) == [0, 1, 2]
+    for one, other in zip(found, sweep(TASKS, processes=1), strict=True):
+        assert replace(one, seconds=0) == replace(other, seconds=0)
+    assert not ray.is_initialized()  # what it joined, it left
+
+
+def test_a_task_that_fails_ends_the_sweep_with_its_error(address: str) -> None:
+    hasty = replace(TASKS[0], layer=PAPER_LAYERS["conv1"], time_limit=0.0)
+    with pytest.raises(NoPlanError, match=r"^0.0 seconds are too few for a nest of"):
+        sweep([hasty, hasty], address=address)
+    with pytest.raises(UsageError, match=r"^there is no method 'guess'"):
+        sweep([TASKS[0], replace(TASKS[0], method="guess")], address=address)
+
+
+def test_a_cluster_that_is_joined_already_stays(address: str) -> None:
+    ray.init(address, log_to_driver=False)
+    try:
+        (found,) = sweep(TASKS[:1], address=address)
+        assert found.proved
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+
+
+def test_where_nobody_answers() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(EnvironmentUnfitError, match="no Ray cluster answers at"):
+            sweep(TASKS, address=nobody)
+    with pytest.raises(EnvironmentUnfitError, match="no Ray cluster answers at 'no'"):
+        sweep(TASKS, address="no")

@@ -1,0 +1,125 @@
+"""The server of requests through the CPU's Replay: what it places, and counts."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from memplan.native import _alloc
+from tests.applying.served import Served, add_up, table_of
+
+MIB = 1 << 20
+
+
+def test_departures_lie_below_the_limit_and_conflicts_do() -> None:
+    table = table_of([(64, 512), (64, 512)], arena=1024, online=128)
+    program = Served(_alloc.make_replay(table, 1024))
+    assert program.ask(64) == 512
+    assert [program.ask(64) for _ in range(3)] == [0, 64, None]
+    counts = program.replay.hot_counts()
+    assert counts == {
+        "requests": 4,
+        "planned": 1,
+        "unplanned": 0,
+        "conflicts": 1,
+        "online": 2,
+        "fallback": 1,
+        "online_bytes": 128,
+        "fallback_bytes": 64,
+    }
+
+
+def test_the_limit_may_lie_beyond_the_plans_arena() -> None:
+    table = table_of([(64, 0)], arena=64, online=256)
+    program = Served(_alloc.make_replay(table, 512))
+    assert [program.ask(64) for _ in range(5)] == [0, 64, 128, 192, None]
+    assert (program.replay.arena_bytes, program.replay.reserved_bytes) == (64, 512)
+    assert program.replay.top == 256
+
+
+def test_in_the_warm_up_nothing_is_placed_online_not_even_a_conflict() -> None:
+    table = table_of([(64, 0), (64, 0), (64, 0)], (0, 2), (1, 2), arena=1024)
+    program = Served(_alloc.make_replay(table, 1024))
+    assert [program.ask(size) for size in (64, 64, 99)] == [0, None, None]
+    counts = program.replay.warmup_counts()
+    assert add_up(counts)
+    assert (counts["planned"], counts["conflicts"], counts["online"]) == (1, 1, 0)
+    assert (counts["fallback"], counts["fallback_bytes"]) == (2, 64 + 99)
+    program.replay.next_step()
+    assert program.ask(64) == 64
+    hot = program.replay.hot_counts()
+    assert (hot["requests"], hot["conflicts"], hot["online"]) == (1, 1, 1)
+    assert program.replay.warmup_counts() == counts
+
+
+def test_no_bytes_are_left_to_the_default_allocator() -> None:
+    program = Served(_alloc.make_replay(table_of([(64, 0)], elastic=True), 1024))
+    assert program.ask(64) == 0
+    assert program.ask(0) is None
+    assert program.replay.live_blocks == 1
+    assert add_up(program.replay.hot_counts())
+
+
+def test_requests_count_for_the_step_they_came_in() -> None:
+    table = table_of([(64, 0), (64, -1)], (0, 1), (1, 2), arena=1024)
+    program = Served(_alloc.make_replay(table, 1024))
+    assert program.use(64) == [0]
+    assert program.step(64, 128) == [None, 0]
+    program.replay.adopt(table_of([(128, 512)]))
+    assert program.step(128) == [512]
+    program.replay.next_step()
+    first, second = (counts for _, counts in program.replay.take_steps())
+    assert (first["unplanned"], first["online"], first["online_bytes"]) == (1, 1, 128)
+    assert (second["requests"], second["planned"]) == (1, 1)
+    hot = program.replay.hot_counts()
+    assert {name: first[name] + second[name] for name in hot} == hot
+    assert program.replay.warmup_counts()["planned"] == 1
+
+
+def test_steps_that_nobody_asks_for_are_kept_so_far_and_no_further() -> None:
+    program = Served(_alloc.make_replay(table_of([(64, 0)]), 1024))
+    for _ in range(4200):
+        program.step(64)
+    assert len(program.replay.take_steps()) == 4096
+    program.replay.next_step()
+    assert len(program.replay.take_steps()) == 1
+    assert program.replay.hot_counts()["requests"] == 4200
+
+
+def test_a_table_waits_for_the_end_of_the_warm_up_and_holds_for_its_loop() -> None:
+    table = table_of([(64, 0), (64, 128)], (0, 1), (1, 2))
+    program = Served(_alloc.make_replay(table, 1 << 12))
+    # Its own warm-up is left out: the program is past it.
+    later = table_of([(64, 512), (64, 1024)], (0, 1), (1, 2), arena=1 << 12)
+    program.replay.adopt(later)
+    assert program.use(64) == [0]
+    assert program.replay.arena_bytes == 1 << 16
+    assert program.replay.next_step()
+    assert program.use(64) == [1024]
+    assert program.replay.arena_bytes == 1 << 12
+    assert program.step(64) == [1024]
+
+
+def first_byte(program: Served, offset: int) -> int:
+    return int(ctypes.c_uint8.from_address(program.replay.base + offset).value)
+
+
+@pytest.mark.parametrize("larger", [4 * MIB + 1, 3 * MIB])
+def test_a_step_that_outgrows_its_plan_keeps_no_pages_but_of_live_blocks(
+    larger: int,
+) -> None:
+    requests = [(2 * MIB, 0), (4 * MIB, 4 * MIB)]
+    table = table_of(requests, arena=32 * MIB, elastic=True)
+    program = Served(_alloc.make_replay(table, 32 * MIB))
+    for offset, size in zip((0, 4 * MIB), (2 * MIB, 4 * MIB), strict=True):
+        assert program.ask(size) == offset
+        ctypes.memset(program.replay.base + offset, 7, size)
+    program.drop(4 * MIB)
+    program.replay.next_step()
+    # One more than the plan's first: the step goes without the plan from here on.
+    found = program.ask(larger)
+    assert found is not None
+    assert found >= 2 * MIB
+    assert (first_byte(program, 0), first_byte(program, 4 * MIB)) == (7, 0)
+    program.drop(found)
