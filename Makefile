@@ -5,10 +5,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 JOBS ?= 2
+TESTS ?= tests
 SOURCES = $(shell find memplan/native -name '*.cpp' -o -name '*.h')
+NATIVE_TESTS = $(wildcard tests/*/*.cpp tests/*/*.h)
+# Prints what to install where a tool is not there.
+needs = PATH="$(abspath $(BIN)):$$PATH" command -v $(1) || \
+	{ echo "there is no $(1) here: $(BIN)/pip install $(1)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu lint demo soak bench traces clean
+.PHONY: help setup test test-gpu lint format tidy sanitize coverage wheel demo soak \
+	bench traces clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
@@ -36,6 +42,28 @@ lint: setup  ## Only the linter and the type checker.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+format: setup  ## Lay out the Python and the C++ anew.
+	$(BIN)/ruff format .
+	tool=$$($(call needs,clang-format)) && $$tool -i $(SOURCES) $(NATIVE_TESTS)
+
+tidy: setup  ## Look through the C++ with clang-tidy.
+	tool=$$($(call needs,clang-tidy)) && printf '%s\n' $(SOURCES) | \
+		grep '\.cpp$$' | grep -v /bindings/ | xargs -P $(JOBS) -n 4 \
+		sh -c "$$tool --quiet \"\$$@\" -- -std=c++20 -Imemplan/native" tidy
+
+sanitize: setup  ## The tests of the native code under ASan, UBSan and TSan.
+	$(BIN)/python scripts/sanitize.py address
+	$(BIN)/python scripts/sanitize.py thread
+
+coverage: setup  ## Lines and branches run by the tests, or by TESTS=tests/core.
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(JOBS) -m 'not soak' $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered
+
+wheel: setup  ## Build sdist and wheel, and try the wheel in a fresh environment.
+	$(BIN)/python scripts/check_wheel.py
+
 demo: setup  ## Record, plan, plot and apply ResNet-50 training; takes some minutes.
 	$(BIN)/python scripts/demo.py --output demo
 
@@ -53,4 +81,4 @@ traces: setup  ## Record the samples in traces/ anew.
 	$(BIN)/python scripts/make_traces.py
 
 clean:  ## Remove what was built.
-	rm -rf $(VENV) build demo memplan/native/*.so
+	rm -rf $(VENV) build dist demo memplan/native/*.so

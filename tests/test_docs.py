@@ -68,6 +68,23 @@ def test_files_the_readme_names_are_there() -> None:
         assert (ROOT / next(filter(None, path))).exists(), path
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_targets_that_a_page_names_are_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    lines = re.findall(r"(?:^|`)make ([a-z -]+?)(?:\s{2,}|`|;|$)", text, re.M)
+    named = {target for line in lines for target in line.split()}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert named
+    assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.M))
+
+
+def test_every_room_is_on_the_architecture_page() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w ]+)` \|", page))
+    rooms = {path.name.removesuffix(".py") for path in ROOT.glob("memplan/[a-z]*")}
+    assert rooms - {"py.typed"} == {room for name in named for room in name.split()}
+
+
 def test_the_two_commands_stand_at_the_top() -> None:
     head = README.split("##")[0]
     assert "make demo" in head

@@ -1,0 +1,127 @@
+"""Builds the native code with a sanitizer and runs its tests: `make sanitize`.
+
+    python scripts/sanitize.py address    # AddressSanitizer and UBSan
+    python scripts/sanitize.py thread     # ThreadSanitizer
+
+The build has an environment of its own in build/, which takes everything but memplan
+from the one this runs in. Python itself is not built for it, so the sanitizer's
+library is loaded before all else; memory that Python never gives back is no finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TOOLS = ("scikit-build-core>=0.10", "nanobind>=2.2", "cmake", "ninja")
+NATIVE = ("solving", "applying", "blocking", "cuda", "recording")
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """What to build with, load first and set, and which tests to run."""
+
+    flags: str
+    libraries: tuple[str, ...]
+    options: dict[str, str]
+    tests: tuple[str, ...]
+
+
+SANITIZERS = {
+    "address": Sanitizer(
+        "address,undefined",
+        # Without libstdc++ beside it, the first C++ exception would end the process.
+        ("libasan.so", "libstdc++.so"),
+        {
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "PYTHONMALLOC": "malloc",
+        },
+        tuple(f"tests/{room}" for room in NATIVE),
+    ),
+    "thread": Sanitizer(
+        "thread",
+        ("libtsan.so",),
+        {"TSAN_OPTIONS": "exitcode=66"},
+        tuple(f"tests/{room}" for room in NATIVE),
+    ),
+}
+
+
+def build(sanitizer: Sanitizer, folder: Path) -> Path:
+    """The interpreter of an environment in `folder` with memplan so built."""
+    python = folder / "venv/bin/python"
+    if not python.exists():
+        venv.create(folder / "venv")
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    packages = next((folder / "venv/lib").glob("python*/site-packages"))
+    shared = [entry for entry in sys.path if entry.endswith("site-packages")]
+    (packages / "shared.pth").write_text("\n".join(shared) + "\n", encoding="utf-8")
+    if not (packages / "nanobind").exists():
+        subprocess.run([*pip, "--ignore-installed", *TOOLS], check=True)
+    settings = {
+        "cmake.define.MEMPLAN_SANITIZE": sanitizer.flags,
+        "cmake.build-type": "RelWithDebInfo",
+        "install.strip": "false",
+        "build-dir": str(folder / "cmake"),  # kept, so that only changes are built
+    }
+    command = [*pip, "--no-deps", "--ignore-installed", "--no-build-isolation"]
+    command += [f"--config-settings={key}={value}" for key, value in settings.items()]
+    subprocess.run([*command, "--editable", ROOT], check=True)
+    return python
+
+
+def located(library: str) -> str:
+    """The path of one of the compiler's own libraries."""
+    compiler = os.environ.get("CXX", "c++")
+    done = subprocess.run(
+        [compiler, f"-print-file-name={library}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    path = done.stdout.strip()
+    if not Path(path).is_absolute():
+        sys.exit(f"{compiler} has no {library}; install the compiler's sanitizers")
+    return path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """pytest's exit code, or 1 if a sanitizer found something that no test saw."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("sanitizer", choices=SANITIZERS)
+    parser.add_argument("tests", nargs="*", help="instead of all that have native code")
+    asked = parser.parse_args(arguments)
+    sanitizer = SANITIZERS[asked.sanitizer]
+    folder = ROOT / "build" / asked.sanitizer
+    python = build(sanitizer, folder)
+
+    findings = folder / "findings"
+    findings.mkdir(exist_ok=True)
+    for old in findings.iterdir():
+        old.unlink()
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": " ".join(map(located, sanitizer.libraries)),
+    }
+    for name, options in sanitizer.options.items():
+        log = f":log_path={findings}/found" if name.endswith("OPTIONS") else ""
+        environment[name] = options + log
+    # Fixed addresses: ThreadSanitizer's own memory has its place among them.
+    command = ["setarch", "-R", python, "-m", "pytest", "-m", "not soak"]
+    command += asked.tests or sanitizer.tests
+    code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    for found in sorted(findings.iterdir()):
+        print(f"\n{found}:\n{found.read_text(encoding='utf-8', errors='replace')}")
+        code = code or 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
