@@ -128,14 +128,8 @@ def read_header(table: Table) -> dict[str, Any]:
             table.text("method"),
             table.integer("seed"),
             device=device.text("type"),
-            source=Source(trace.text("name"), trace.text("sha256"), trace.text("step")),
-            program=Program(
-                program.text("script"),
-                program.text("sha256"),
-                program.text("torch"),
-                program.integer("threads"),
-                program.text("marks"),
-            ),
+            source=trace.build(Source),
+            program=program.build(Program),
             recorded=RunStats(
                 run.integer("peak_rss_bytes"),
                 run.integer("milli_faults_per_step") / 1e3,
