@@ -266,10 +266,7 @@ def _each(
     """Every row of a list of objects with exactly `keys`."""
     rows = enumerate(table.rows(key))
     name = table.name(key)
-    return tuple(
-        read(Table.of(row, table.path, keys, f"{name}[{i}]", table.remedy))
-        for i, row in rows
-    )
+    return tuple(read(table.inside(row, f"{name}[{i}]", keys)) for i, row in rows)
 
 
 def _tensor(table: Table) -> Tensor:

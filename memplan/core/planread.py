@@ -186,7 +186,7 @@ def _kinds(table: Table) -> tuple[StepKind, ...]:
     kinds = []
     for i, value in enumerate(table.rows("kinds") if "kinds" in table.fields else ()):
         keys = _PLACEMENT | {"seen"}
-        inner = Table.of(value, table.path, keys, f"kinds[{i}]", _REMEDY)
+        inner = table.inside(value, f"kinds[{i}]", keys)
         kinds.append(StepKind(*_replayable(inner), inner.integer("seen", 1)))
     return tuple(kinds)
 

@@ -45,21 +45,30 @@ class Table:
         keys: frozenset[str],
         where: str = "",
         remedy: str = "",
-        lenient: bool = False,
         optional: frozenset[str] = frozenset(),
     ) -> Table:
         """`value`, if it is an object with `keys`, and perhaps `optional` ones.
 
         Raises FormatError otherwise.
         """
+        return cls(path, where, {}, remedy).inside(value, where, keys, optional)
+
+    def inside(
+        self,
+        value: object,
+        where: str,
+        keys: frozenset[str],
+        optional: frozenset[str] = frozenset(),
+    ) -> Table:
+        """`value`, which stands at `where` in the same file, as `of` has it."""
         name = where or "the file"
         if not isinstance(value, dict):
             problem = f"{name} is {shown(value)}, and must be an object"
-            raise FormatError(path, problem, remedy)
-        if not lenient and not keys <= value.keys() <= keys | optional:
+            raise FormatError(self.path, problem, self.remedy)
+        if not self.lenient and not keys <= value.keys() <= keys | optional:
             problem = f"{name} {_key_problem(value, keys, optional)}"
-            raise FormatError(path, problem, remedy)
-        return cls(path, where, value, remedy, lenient)
+            raise FormatError(self.path, problem, self.remedy)
+        return replace(self, where=where, fields=value)
 
     def name(self, key: str) -> str:
         """The field's place in the file, as in ``bounds.lower_bound``."""
@@ -118,10 +127,7 @@ class Table:
         optional: frozenset[str] = frozenset(),
     ) -> Table:
         """The field as an object with `keys`, and perhaps `optional` ones."""
-        value, where = self.fields[key], self.name(key)
-        return Table.of(
-            value, self.path, keys, where, self.remedy, self.lenient, optional
-        )
+        return self.inside(self.fields[key], self.name(key), keys, optional)
 
     def build(self, kind: type[T]) -> T:
         """The dataclass `kind`, each field of it that is here checked by its type.
@@ -164,7 +170,7 @@ class Table:
             if isinstance(row, dict) and row.keys() == keys:
                 rows.append(row)
             else:
-                Table.of(row, self.path, keys, f"{self.name(key)}[{i}]", self.remedy)
+                self.inside(row, f"{self.name(key)}[{i}]", keys)
         return {name: [row[name] for row in rows] for name in keys}
 
     def integers(

@@ -84,7 +84,7 @@ def _hierarchy(table: Table) -> Hierarchy:
 
 
 def _level(file: Table, row: object, where: str) -> Level:
-    table = Table.of(row, file.path, frozenset({"name"}), where, optional=_LEVEL)
+    table = file.inside(row, where, frozenset({"name"}), _LEVEL)
     if not table.text("name").strip():
         raise table.error("name", "is empty")
     if ("shared" in table.fields) == ("private" in table.fields):
