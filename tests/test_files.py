@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -156,6 +157,28 @@ def test_permissions_stay_and_new_files_get_the_usual_ones(tmp_path: Path) -> No
     path.chmod(0o604)
     write_bytes(path, b"two")
     assert path.stat().st_mode & 0o777 == 0o604
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        done.append("folder" if folder else "file")
+
+    def replaced(source: str, target: Path) -> None:
+        assert Path(source).read_bytes() == b"new"
+        replace(source, target)
+        done.append("name")
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    write_bytes(tmp_path / "file", b"new")
+    assert done == ["file", "name", "folder"]
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

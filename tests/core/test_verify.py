@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -183,6 +184,12 @@ def test_a_sound_plan() -> None:
             "buffer w: offset 60, but it is fixed at 64",
         ),
         (
+            Plan.of(Problem.of([0], [1], [4], fixed=0), np.array([4]), "x", bound=0),
+            Failure.MOVED,
+            ("0",),
+            "buffer 0: offset 4, but it is fixed at 0",
+        ),
+        (
             changed(PLAN, offsets=np.array([0, 10])),
             Failure.MISSING,
             (),
@@ -282,7 +289,7 @@ def test_a_wrap_around_buffer_is_not_yet_alive_when_the_first_hot_step_begins() 
 def test_a_warm_up_needs_an_offset_for_every_buffer() -> None:
     plan = warmed_up(8, 7, Problem.of([0], [2], [16], length=6), [0])
     assert plan.warmup is not None
-    short = changed(plan.warmup, offsets=np.empty(0, dtype=np.int64))
+    short = replace(plan.warmup, offsets=np.empty(0, dtype=np.int64))
     found = verify(changed(plan, warmup=short))
     assert [violation.failure for violation in found] == [Failure.MISSING]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,11 @@ class World:
 
     def run_all(self) -> None:
         self._fake.fake_run_all()
+
+    def once_synchronized(self, call: Callable[[], None]) -> None:
+        """Another thread does this right after the whole device was waited for."""
+        self._call = ctypes.CFUNCTYPE(None)(call)  # kept as long as it may be called
+        self._fake.fake_once_synchronized(self._call)
 
     def cap(self, limit: int, device: int = 0) -> None:
         self._fake.fake_cap(device, _U64(limit))

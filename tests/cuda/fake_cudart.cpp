@@ -64,6 +64,7 @@ struct World {
   std::map<int, int> codes;
   FakeCounts counts = {};
   int last_error = 0;
+  void (*once_synchronized)() = nullptr;
 
   World() { devices[1].default_stream.device = 1; }
 };
@@ -330,10 +331,13 @@ API int cudaEventSynchronize(void* event) {
 
 API int cudaDeviceSynchronize() {
   World& w = world();
-  Lock lock(w.mutex);
+  std::unique_lock lock(w.mutex);
   if (int code = forbidden()) return result(code);
   if (int code = injected(kDeviceSynchronize)) return result(code);
   run_all();
+  const auto call = std::exchange(w.once_synchronized, nullptr);
+  lock.unlock();
+  if (call != nullptr) call();
   return 0;
 }
 
@@ -416,6 +420,12 @@ API std::uint64_t fake_advance(void* stream, std::uint64_t count) {
 API void fake_run_all() {
   Lock lock(world().mutex);
   run_all();
+}
+
+// What another thread does right after the next cudaDeviceSynchronize has waited.
+API void fake_once_synchronized(void (*call)()) {
+  Lock lock(world().mutex);
+  world().once_synchronized = call;
 }
 
 API void fake_counts(FakeCounts* counts) {

@@ -38,4 +38,5 @@ API void fake_check(void* stream, void* address, std::uint64_t bytes, std::uint3
 API void fake_wait(void* waiter, void* stream);
 API std::uint64_t fake_advance(void* stream, std::uint64_t count);
 API void fake_run_all();
+API void fake_once_synchronized(void (*call)());
 API void fake_counts(FakeCounts* counts);

@@ -179,6 +179,30 @@ def test_blocks_without_events_are_waited_for_by_the_whole_device(
     world.assert_no_leak()
 
 
+def test_a_block_that_is_in_use_again_meanwhile_is_not_settled(world: World) -> None:
+    """The device was waited for; what another thread put on it since, was not."""
+    world.cap(4 * MIB)
+    side = world.stream()
+    world.fail("cudaEventRecord", count=100, code=LAUNCH_FAILURE)
+    used_by(world, side, 4 * MIB)
+
+    def meanwhile() -> None:
+        world.fail("cudaEventRecord", count=0)
+        world.native.empty_cache()  # makes up for the event
+        world.run_all()
+        again = world.take(4 * MIB)
+        world.fail("cudaEventRecord", count=100, code=LAUNCH_FAILURE)
+        world.record_stream(again, side)
+        world.fill(side, again, 4 * MIB, 2)
+        world.release(again)
+
+    world.once_synchronized(meanwhile)
+    assert str(world.allocate(3 * MIB)).startswith("CUDA out of memory")
+    assert world.stats()["pending_blocks"] == 1
+    world.fail("cudaEventRecord", count=0)
+    world.assert_no_leak()
+
+
 def test_a_device_that_cannot_be_waited_for_frees_nothing(world: World) -> None:
     world.cap(4 * MIB)
     world.fail("cudaEventRecord", count=100, code=LAUNCH_FAILURE)

@@ -88,12 +88,14 @@ def test_steps_that_nobody_asks_for_are_kept_so_far_and_no_further() -> None:
 
 
 def test_a_table_waits_for_the_end_of_the_warm_up_and_holds_for_its_loop() -> None:
-    table = table_of([(64, 0), (64, 128)], (0, 1), (1, 2))
+    table = table_of([(64, 0), (64, 64), (64, 128)], (0, 1, 2), (2, 3))
     program = Served(_alloc.make_replay(table, 1 << 12))
     # Its own warm-up is left out: the program is past it.
     later = table_of([(64, 512), (64, 1024)], (0, 1), (1, 2), arena=1 << 12)
     program.replay.adopt(later)
     assert program.use(64) == [0]
+    assert not program.replay.next_step()
+    assert program.use(64) == [64]
     assert program.replay.arena_bytes == 1 << 16
     assert program.replay.next_step()
     assert program.use(64) == [1024]
@@ -147,11 +149,10 @@ def test_pages_are_cold_so_many_steps_after_their_block_was_freed() -> None:
         program.replay.next_step()
     ctypes.memset(program.replay.base, 7, 8 * MIB)
     program.drop(0)
-    program.replay.next_step()
-    program.replay.next_step()
-    assert first_byte(program, 0) == 7
     for _ in range(3):
         program.replay.next_step()
+        assert first_byte(program, 0) == 7
+    program.replay.next_step()
     assert first_byte(program, 0) == 0
     assert program.replay.returned_bytes == 8 * MIB
 

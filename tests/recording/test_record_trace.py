@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -241,7 +243,31 @@ def test_a_full_disk_does_not_stop_the_program(memplan: Run, tmp_path: Path) -> 
     assert "memplan recover t.parquet.journal" in done.stderr
     assert "Traceback" not in done.stderr
     assert memplan("recover", "t.parquet.journal").returncode == 0
-    assert not read(tmp_path / "t.parquet").info.complete
+    trace = read(tmp_path / "t.parquet")
+    assert not trace.info.complete
+    told = re.search(r"(\d+) of (\d+) events are in it", done.stderr)
+    assert told is not None
+    assert int(told[1]) == len(trace) < int(told[2])
+
+
+def test_wherever_a_journal_is_cut_events_keep_their_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "MAX_JSON_EVENTS", 1)
+    path = tmp_path / "t.json"
+    with pytest.raises(RecordError), memplan.record(path, stacks="python"):
+        for _ in range(5):
+            torch.empty(1000)
+    data = Path(f"{path}.journal").read_bytes()
+    left, at = [], 8
+    while at < len(data):
+        at += 12 + struct.unpack_from("<III", data, at)[1]  # behind each block
+        path.write_bytes(data[:at])
+        events = Journal(path).trace().events
+        made = events.action == Action.ALLOC
+        assert (events.stack[made] >= 0).all()
+        left.append(made.sum())
+    assert left[-1] == 5
 
 
 def test_one_recording_at_a_time(tmp_path: Path) -> None:

@@ -121,6 +121,18 @@ def test_what_is_placed_is_sound(
         assert (tops[free] <= capacity).all()
 
 
+def test_a_tall_buffer_among_many_flat_ones_is_met() -> None:
+    """It is not the last of its chunk, and the first gap lies above the others."""
+    flat = range(70)
+    problem = Problem.of(
+        [0, 2, *[1 for _ in flat], 0],
+        [1, 3, *[2 for _ in flat], 3],
+        [500, 960, *[1 for _ in flat], 10],
+        fixed=[0, 40, *flat, FREE],
+    )
+    assert place_around(problem)[-1] == 1000
+
+
 @pytest.mark.parametrize("length", [None, 4000])
 @pytest.mark.parametrize("order", ORDERS)
 def test_many_buffers(order: str, length: int | None) -> None:

@@ -1,0 +1,43 @@
+"""Where steps begin and blocks end, on the clock of requests and frees."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memplan.trace.steps import timeline
+from memplan.trace.trace import Action, Columns, Mark, Trace
+
+A, F, S = Action.ALLOC, Action.FREE_COMPLETED, Action.STEP
+
+
+def test_what_dies_where_threads_race_outlasts_them_but_not_its_step() -> None:
+    rows = [
+        *[(A, 1, 10), (F, 1, 10)] * 9,  # long before the race
+        (A, 1, 11),
+        (A, 2, 12),
+        (F, 2, 12),
+        (F, 1, 11),
+        (S, 1, 0),
+        *[(A, 1, 10), (F, 1, 10)] * 9,
+    ]
+    action, thread, address = (np.array(column) for column in zip(*rows, strict=True))
+    size = np.where(action == S, 0, 64)
+    line = timeline(
+        Trace(
+            Columns.of(
+                time_ns=np.arange(len(rows)),
+                action=action,
+                mark=np.where(action == S, Mark.EXPLICIT, Mark.NONE),
+                thread=thread,
+                address=address,
+                size=size,
+                requested_size=size,
+            )
+        )
+    )
+    assert line.bounds.tolist() == [0, 22]
+    assert line.upper[:7].tolist() == line.freed[:7].tolist()
+    # The end of the race is not known: it might be four ticks on, but the step ends.
+    assert line.freed[9:11].tolist() == [22 - 1, 22 - 2]
+    assert line.upper[9:11].tolist() == [22, 22]
+    assert line.upper[13:].tolist() == line.freed[13:].tolist()
