@@ -41,7 +41,6 @@ SANITIZERS = {
         {
             "ASAN_OPTIONS": "detect_leaks=0",
             "UBSAN_OPTIONS": "print_stacktrace=1",
-            "PYTHONMALLOC": "malloc",
         },
         tuple(f"tests/{room}" for room in NATIVE),
     ),
