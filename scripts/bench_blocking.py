@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
@@ -27,10 +26,12 @@ from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor
 from memplan.blocking.nest.nest import parse_nest
-from memplan.blocking.search.optimize import Result, optimize
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Options, Result
 
 PEER = Path(__file__).parent / "bench" / "zigzag_peer.py"
 UNROLL = {"C": 16, "K": 16}
+EXACT = Options()
 CONVOLUTIONS = [PAPER_LAYERS[f"conv{i}"] for i in range(1, 6)]
 REGISTERS = {"input": 32, "kernel": 512, "output": 32}  # bytes; of the datapath
 # KiB of input, kernel and output, level by level.
@@ -61,7 +62,9 @@ def spread(seconds: list[float]) -> str:
     return f"{middle:>9.3f}{seconds[0]:>9.3f}{seconds[-1]:>9.3f}"
 
 
-def show(title: str, objective: Objective, repeats: int, **options: Any) -> None:
+def show(
+    title: str, objective: Objective, repeats: int, options: Options = EXACT
+) -> None:
     """One row a layer: the energy found, how good it is, and how long it took."""
     print(f"\n{title}")
     print(
@@ -70,7 +73,7 @@ def show(title: str, objective: Objective, repeats: int, **options: Any) -> None
     )
     for layer in CONVOLUTIONS:
         found, seconds = timed(
-            partial(optimize, layer, UNROLL, objective, **options), repeats
+            partial(optimize, layer, UNROLL, objective, options), repeats
         )
         gap = "unknown" if found.gap is None else f"{100 * found.gap:.2f} %"
         kib = ""
@@ -182,7 +185,7 @@ def main() -> None:
     if args.repeats < 1:
         parser.error("--repeats must be at least 1")
     show("Own memory for each buffer, exact", Codesign(), args.repeats)
-    show("The same, by the paper's beam", Codesign(), 1, method="beam")
+    show("The same, by the paper's beam", Codesign(), 1, Options("beam"))
     show("DianNao, exact", Fixed(load_hierarchy("diannao")), args.repeats)
     baselines()
     if args.budget:

@@ -20,8 +20,10 @@ from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.errors import FormatError, InputError, UsageError
-from memplan.files import atomic_write, read_bytes, refuse_overwrite
-from memplan.formats.strictjson import Refused, Table, parse, shown
+from memplan.files import atomic_write, refuse_overwrite
+from memplan.formats.sniff import Input, opened
+from memplan.formats.strictjson import parse, shown
+from memplan.formats.table import Table
 from memplan.version import __version__
 
 SCHEMA = "memplan.blocking-plan"
@@ -56,9 +58,11 @@ def write_plan(
         stream.write(dump_plan(plan))
 
 
-def read_plan(path: str | os.PathLike[str]) -> BlockingPlan:
-    """The plan in the file at `path`; raises InputError, or as `load_plan` does."""
-    return load_plan(read_bytes(path, MAX_BYTES), os.fspath(path))
+def read_plan(source: Input) -> BlockingPlan:
+    """The plan in a file, by path or opened; raises InputError, or as `load_plan`."""
+    with opened(source) as file:
+        file.read(MAX_BYTES)
+        return _plan(file.json(_REMEDY), os.fspath(file.path))
 
 
 def dump_plan(plan: BlockingPlan) -> bytes:
@@ -132,7 +136,10 @@ def load_plan(data: bytes, name: str = "plan") -> BlockingPlan:
 
     Raises FormatError naming the place of what is unknown, missing or wrong.
     """
-    value = parse(data, name, _REMEDY)
+    return _plan(parse(data, name, _REMEDY), name)
+
+
+def _plan(value: object, name: str) -> BlockingPlan:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise FormatError(name, f"is no blocking plan, which says {SCHEMA!r}", _REMEDY)
     if value.get("version") != VERSION:
@@ -164,11 +171,11 @@ def _planned(table: Table) -> PlannedLayer:
         nest,
         _each(table, "buffers", _BUFFER, lambda row: _placed(row, len(nest.loops))),
         _each(table, "shares", _SHARE, _share),
-        _number(table, "compulsory_pJ"),
+        table.number("compulsory_pJ"),
         table.integer("sram_bytes"),
-        _number(table, "mac_pJ"),
+        table.number("mac_pJ"),
     )
-    if not math.isclose(_number(table, "energy_pJ"), found.total, rel_tol=_SAME):
+    if not math.isclose(table.number("energy_pJ"), found.total, rel_tol=_SAME):
         problem = f"is not what the shares add up to, {found.total:.10g}"
         raise table.error("energy_pJ", problem)
     _check_levels(table, found)
@@ -176,10 +183,10 @@ def _planned(table: Table) -> PlannedLayer:
         found,
         Search(
             search.text("method"),
-            _number(search, "seconds"),
+            search.number("seconds"),
             None
             if search.fields["lower_bound_pJ"] is None
-            else _number(search, "lower_bound_pJ"),
+            else search.number("lower_bound_pJ"),
             search.flag("proved_optimal"),
         ),
         table.integer("count", 1),
@@ -190,8 +197,9 @@ def _check_levels(table: Table, found: Evaluation) -> None:
     """Every buffer lies in a level that has a share of the energy."""
     if not found.shares:
         raise table.error("shares", "is empty")
+    levels = set(found.levels)
     for place, placed in enumerate(found.buffers):
-        if placed.level not in found.levels:
+        if placed.level not in levels:
             problem = f"is {shown(placed.level)}, and no share is of that level"
             raise table.error(f"buffers[{place}].level", problem)
     if found.compulsory > found.total * (1 + _SAME):
@@ -240,15 +248,15 @@ def _placed(table: Table, loops: int) -> Placed:
 
 def _share(table: Table) -> Share:
     accesses = table.integer("accesses")
-    return Share(table.text("level"), _tensor(table), accesses, _number(table, "pJ"))
+    return Share(table.text("level"), _tensor(table), accesses, table.number("pJ"))
 
 
 def _point(table: Table) -> CurvePoint:
     return CurvePoint(
         table.integer("budget"),
         table.integer("sram_bytes"),
-        _number(table, "area_mm2"),
-        _number(table, "energy_pJ"),
+        table.number("area_mm2"),
+        table.number("energy_pJ"),
     )
 
 
@@ -271,17 +279,3 @@ def _tensor(table: Table) -> Tensor:
     except ValueError:
         names = ", ".join(tensor.value for tensor in Tensor)
         raise table.error("tensor", f"is {shown(text)}, and none of {names}") from None
-
-
-def _number(table: Table, key: str) -> float:
-    """The field as a number from 0 up; a Refused holds the text of a fraction."""
-    value = table.fields[key]
-    try:
-        if isinstance(value, bool) or not isinstance(value, int | Refused):
-            raise ValueError
-        number = float(value.text if isinstance(value, Refused) else value)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise table.error(key, f"is {shown(value)}, and must be a number from 0 up")
-    return number

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from memplan.errors import UsageError
-from memplan.files import STDOUT, read_bytes
+from memplan.files import STDOUT
+from memplan.formats.sniff import Input, Kind, opened
 
 if TYPE_CHECKING:
     from memplan.core.plan import Plan
@@ -80,41 +81,29 @@ def target(module: str | None, script: tuple[str, ...]) -> Target:
     return found
 
 
-def read_input(path: Path, *columns: str) -> Trace | Problem:
+def read_input(source: Input, *columns: str) -> Trace | Problem:
     """A trace, or the bare problem in a MiniMalloc CSV file.
 
     Of a trace only the columns that planning needs, and `columns`.
     """
-    if path.suffix == ".csv":
-        from memplan.trace.importers.minimalloc import read_minimalloc
+    with opened(source) as file:
+        # A CSV file's first line may be what is wrong with it.
+        named = file.kind is Kind.UNKNOWN and Path(file.path).suffix == ".csv"
+        if named or file.kind is Kind.CSV:
+            from memplan.trace.importers.minimalloc import read_minimalloc
 
-        return read_minimalloc(path)
-    from memplan.trace.read import read_trace
-    from memplan.trace.streams import NEEDED
+            return read_minimalloc(file)
+        from memplan.trace.read import read_trace
+        from memplan.trace.streams import NEEDED
 
-    return read_trace(path, {*NEEDED, *columns})
-
-
-def is_plan(path: Path) -> bool:
-    """Whether the file says it is a plan. Raises InputError if it cannot be read."""
-    return _says(path, b'"memplan.plan"')
+        return read_trace(file, {*NEEDED, *columns})
 
 
-def is_blocking_plan(path: Path) -> bool:
-    """Whether the file says that it is a plan of loop nests; raises likewise."""
-    return _says(path, b'"memplan.blocking-plan"')
-
-
-def _says(path: Path, schema: bytes) -> bool:
-    data = read_bytes(path)
-    return data[:1] == b"{" and schema in data
-
-
-def read_plan(path: Path) -> Plan:
+def read_plan(source: Input) -> Plan:
     """The plan in a file."""
     from memplan.core.planfile import read_plan
 
-    return read_plan(path)
+    return read_plan(source)
 
 
 def existing(name: str, **options: Any) -> Callable[[F], F]:

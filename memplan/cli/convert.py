@@ -10,6 +10,7 @@ from memplan.cli import arguments, show
 from memplan.core.problem import Problem
 from memplan.errors import UsageError
 from memplan.files import STDOUT, refuse_overwrite
+from memplan.formats.sniff import Kind, Opened, sniff
 from memplan.trace.exporters.minimalloc import write_minimalloc
 
 
@@ -37,19 +38,20 @@ def command(source: Path, output: Path, step: str, force: bool) -> None:
     if output != STDOUT and output.suffix != ".csv":
         raise UsageError(f"{output} is not a .csv file; that is what is written")
     refuse_overwrite(output, force)
-    if arguments.is_plan(source):
-        if step != "hot":
+    offsets = None
+    with sniff(source) as file:
+        if file.kind is not Kind.PLAN:
+            problem = _problem(file, step)
+        elif step == "hot":
+            plan = arguments.read_plan(file)
+            problem, offsets = plan.problem, plan.offsets
+        else:
             raise UsageError(f"--step {step}: a plan has no steps to choose from")
-        plan = arguments.read_plan(source)
-        write_minimalloc(plan.problem, output, plan.offsets)
-        problem = plan.problem
-    else:
-        problem = _problem(source, step)
-        write_minimalloc(problem, output)
+    write_minimalloc(problem, output, offsets)
     show.note(f"wrote {len(problem):,} buffers to {output}")
 
 
-def _problem(source: Path, step: str) -> Problem:
+def _problem(source: Opened, step: str) -> Problem:
     given = arguments.read_input(source)
     if isinstance(given, Problem):
         if step != "hot":

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from memplan.cli import arguments, show
 from memplan.core.problem import Problem
 from memplan.errors import UsageError
+from memplan.formats.sniff import Kind, Opened, sniff
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @click.command("plot")
@@ -33,20 +38,24 @@ def command(source: Path, output: Path, force: bool) -> None:
     from memplan.plotting.save import check_target, save
 
     check_target(output, force=force)
-    if arguments.is_plan(source):
-        from memplan.plotting.packing import packing
-
-        figure = packing(arguments.read_plan(source), source.name)
-    elif arguments.is_blocking_plan(source):
-        from memplan.cli.blocking.picture import picture
-
-        figure = picture(source)
-    else:
-        from memplan.plotting.memory import memory
-
-        trace = arguments.read_input(source, "time_ns")
-        if isinstance(trace, Problem):
-            raise UsageError(f"{source} is a bare problem: solve it, and plot its plan")
-        figure = memory(trace, source.name)
+    with sniff(source) as file:
+        figure = _drawn(file, source.name)
     save(figure, output, force=force)
     show.note(f"drew {output}")
+
+
+def _drawn(file: Opened, name: str) -> Figure:
+    if file.kind is Kind.PLAN:
+        from memplan.plotting.packing import packing
+
+        return packing(arguments.read_plan(file), name)
+    if file.kind is Kind.BLOCKING_PLAN:
+        from memplan.cli.blocking.picture import picture
+
+        return picture(file)
+    from memplan.plotting.memory import memory
+
+    trace = arguments.read_input(file, "time_ns")
+    if isinstance(trace, Problem):
+        raise UsageError(f"{file.path} is a bare problem: solve it, and plot its plan")
+    return memory(trace, name)

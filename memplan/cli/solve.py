@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import time
@@ -18,7 +17,8 @@ from memplan.core.planfile import write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
-from memplan.files import STDOUT, read_bytes, refuse_overwrite
+from memplan.files import STDOUT, refuse_overwrite
+from memplan.formats.sniff import sniff
 from memplan.solving.exact_ladder import RULES
 from memplan.solving.methods import METHODS
 from memplan.solving.options import MAX_SEED, MIP_SOLVERS, Options
@@ -134,10 +134,10 @@ def command(
     )
     path = output or _default_output(trace)
     refuse_overwrite(path, force)
-    given = arguments.read_input(trace)
-    digest = hashlib.sha256(read_bytes(trace)).hexdigest()
-    name = os.fsencode(trace.name).decode("utf-8", "backslashreplace")
-    source = Source(name, digest, step)
+    with sniff(trace) as file:
+        given = arguments.read_input(file)
+        name = os.fsencode(trace.name).decode("utf-8", "backslashreplace")
+        source = Source(name, file.sha256(), step)
     start = time.perf_counter()
     try:
         plan = _solve(given, method, options, step, alignment, source)

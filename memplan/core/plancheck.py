@@ -8,7 +8,8 @@ from memplan.core.placement import Placement, Requests, StepKind, Warmup
 from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.errors import FormatError
-from memplan.formats.strictjson import is_text, shown
+from memplan.formats.strictjson import shown
+from memplan.formats.table import is_text
 from memplan.limits import MAX_INTEGER, MAX_TEXT, MAX_TOTAL_BYTES
 
 

@@ -38,7 +38,8 @@ from memplan.core.planread import (
 from memplan.core.problem import FREE
 from memplan.errors import InputError
 from memplan.files import refuse_overwrite, write_bytes
-from memplan.formats.strictjson import Refused, Table
+from memplan.formats.strictjson import Refused
+from memplan.formats.table import Table
 from memplan.version import __version__
 
 __all__ = ["SCHEMA", "VERSION", "dump_plan", "load_plan", "read_plan", "write_plan"]

@@ -24,8 +24,9 @@ from memplan.core.plan import (
 from memplan.core.plancheck import check_structure
 from memplan.core.problem import FREE, Problem
 from memplan.errors import FormatError, InputError
-from memplan.files import read_bytes
-from memplan.formats.strictjson import Table, parse, shown
+from memplan.formats.sniff import Input, opened
+from memplan.formats.strictjson import parse, shown
+from memplan.formats.table import Table
 
 SCHEMA = "memplan.plan"
 VERSION = 1
@@ -61,13 +62,16 @@ _MAGIC = {
 }
 
 
-def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan in the file at `path`.
+def read_plan(source: Input) -> Plan:
+    """The plan in a file, given by its path or opened.
 
     Raises InputError if it cannot be read, FormatError if it is not a sound plan
     file. The plan need not verify: `memplan.core.verify.verify` tells.
     """
-    return load_plan(read_bytes(path, MAX_PLAN_BYTES), os.fspath(path))
+    with opened(source) as file:
+        data, name = file.read(MAX_PLAN_BYTES), os.fspath(file.path)
+        _check_magic(data, name)
+        return _plan(file.json(_REMEDY), data, name)
 
 
 def load_plan(data: bytes, name: str = "plan") -> Plan:
@@ -75,12 +79,20 @@ def load_plan(data: bytes, name: str = "plan") -> Plan:
 
     Raises FormatError naming the field or the buffer at fault.
     """
+    _check_magic(data, name)
+    return _plan(parse(data, name, _REMEDY), data, name)
+
+
+def _check_magic(data: bytes, name: str) -> None:
+    """Raise FormatError for a file that cannot be a plan's, in words."""
     for magic, (kind, command) in _MAGIC.items():
         if data.startswith(magic):
             raise FormatError(name, kind, f"run {command.format(name)}")
     if not data.strip():
         raise FormatError(name, "the file is empty", _REMEDY)
-    value = parse(data, name, _REMEDY)
+
+
+def _plan(value: object, data: bytes, name: str) -> Plan:
     _check_version(value, name)
     keys = _KEYS | _EXTRA.intersection(value if isinstance(value, dict) else ())
     table = Table.of(value, name, keys, remedy=_REMEDY)
@@ -116,14 +128,8 @@ def read_header(table: Table) -> dict[str, Any]:
             table.text("method"),
             table.integer("seed"),
             device=device.text("type"),
-            source=Source(trace.text("name"), trace.text("sha256"), trace.text("step")),
-            program=Program(
-                program.text("script"),
-                program.text("sha256"),
-                program.text("torch"),
-                program.integer("threads"),
-                program.text("marks"),
-            ),
+            source=trace.build(Source),
+            program=program.build(Program),
             recorded=RunStats(
                 run.integer("peak_rss_bytes"),
                 run.integer("milli_faults_per_step") / 1e3,

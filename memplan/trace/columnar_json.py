@@ -17,18 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import FormatError
-from memplan.files import PathLike, atomic_write, open_input
-from memplan.formats.strictjson import parse, shown
+from memplan.files import PathLike, atomic_write
+from memplan.formats.scan import LongList
+from memplan.formats.sniff import Input, Kind, Opened, opened
+from memplan.formats.strictjson import MEMORY_ANYWAY, MEMORY_PER_BYTE, parse, shown
 from memplan.trace.check import check_count, check_events, check_index
 from memplan.trace.info import encode_metadata, from_metadata
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
-MAX_JSON_BYTES = 1 << 30
-GZIP_MAGIC = b"\x1f\x8b"
-
-# A recorded trace shrinks to a tenth or a fiftieth; a bomb to a thousandth.
-_GZIP_RATIO = 200
-_GZIP_FLOOR = 16 << 20
+_REMEDY = "the file may be cut off"
 _READ_BYTES = 1 << 20
 _ROWS_AT_A_TIME = 1 << 16
 _NAMES: dict[str, type[Action] | type[Mark]] = {"action": Action, "mark": Mark}
@@ -51,16 +48,22 @@ def write_json(trace: Trace, path: PathLike) -> None:
             _write_text(stream, trace.events, metadata)
 
 
-def read_json(path: PathLike) -> Trace:
+def read_json(source: Input) -> Trace:
     """The Trace in a plain or compressed JSON file.
 
     Raises FormatError naming column and row for whatever is not a trace.
     """
-    with open_input(path, MAX_JSON_BYTES) as (stream, size):
-        data = stream.read()
-    if data.startswith(GZIP_MAGIC):
-        data = _decompress(path, data, min(_limit(size), MAX_JSON_BYTES))
-    value = parse(data, path, "the file may be cut off")
+    with opened(source) as file:
+        if file.kind is Kind.GZIP:
+            data = _decompress(file)
+            value = parse(data, file.path, _REMEDY, file.size)
+            del data
+        else:
+            value = file.json()
+        return _trace(file.path, value)
+
+
+def _trace(path: PathLike, value: object) -> Trace:
     info, stacks = from_metadata(path, value)
     assert isinstance(value, dict)  # from_metadata refuses anything else
     columns = value.get("columns")
@@ -97,25 +100,20 @@ def _pieces(
         yield (b"," if start else b"") + ",".join(texts).encode()
 
 
-def _limit(compressed: int) -> int:
-    return max(_GZIP_FLOOR, compressed * _GZIP_RATIO)
-
-
-def _decompress(path: PathLike, data: bytes, limit: int) -> bytes:
-    """What the gzip file holds, given up as soon as it passes `limit` bytes."""
-    machine = zlib.decompressobj(wbits=31)
-    parts, total = [], 0
+def _decompress(file: Opened) -> bytearray:
+    """What the gzip file holds, given up as soon as it passes what JSON may be."""
+    limit = MEMORY_PER_BYTE * file.size + MEMORY_ANYWAY
+    path, machine, data = file.path, zlib.decompressobj(wbits=31), bytearray()
     try:
         while not machine.eof:
-            part = machine.decompress(data, _READ_BYTES)
-            if not part and not machine.eof:
+            read = machine.unconsumed_tail or file.stream.read(_READ_BYTES)
+            part = machine.decompress(read, _READ_BYTES)
+            if not read and not part and not machine.eof:
                 raise FormatError(
                     path, "the compressed data is cut off", "record it again"
                 )
-            data = machine.unconsumed_tail
-            parts.append(part)
-            total += len(part)
-            if total > limit:
+            data += part
+            if len(data) > limit:
                 raise FormatError(
                     path,
                     f"it decompresses to more than {limit} bytes",
@@ -123,9 +121,10 @@ def _decompress(path: PathLike, data: bytes, limit: int) -> bytes:
                 )
     except zlib.error as error:
         raise FormatError(path, f"damaged gzip data ({error})") from None
-    if machine.unused_data:
-        raise FormatError(path, f"{len(machine.unused_data)} bytes after the gzip data")
-    return b"".join(parts)
+    rest = len(machine.unused_data) + len(file.stream.read())
+    if rest:
+        raise FormatError(path, f"{rest} bytes after the gzip data")
+    return data
 
 
 def _events(path: PathLike, columns: dict[str, Any]) -> Columns:
@@ -136,46 +135,52 @@ def _events(path: PathLike, columns: dict[str, Any]) -> Columns:
     arrays: dict[str, npt.NDArray[Any]] = {}
     for name, dtype in {"index": np.int64, **Columns.DTYPES}.items():
         values = columns.pop(name)  # dropped as soon as it is an array
-        if not isinstance(values, list):
+        if not isinstance(values, list | LongList):
             raise FormatError(path, f"column {name} is {shown(values)}, not a list")
         count = len(values) if count is None else count
         if len(values) != count:
             problem = f"column {name} has {len(values)} rows, index has {count}"
             raise FormatError(path, problem)
         check_count(path, count)
-        if name in _NAMES:
-            arrays[name] = _codes(path, name, values)
-        else:
-            arrays[name] = _integers(path, name, values, np.dtype(dtype))
+        array, row = np.empty(count, dtype), 0
+        for piece in values.pieces() if isinstance(values, LongList) else [values]:
+            read = _codes if name in _NAMES else _integers
+            array[row : row + len(piece)] = read(path, name, row, piece)
+            row += len(piece)
+        arrays[name] = array
     check_index(path, arrays.pop("index"))
     return Columns.of(**arrays)
 
 
-def _codes(path: PathLike, name: str, values: list[Any]) -> npt.NDArray[np.uint8]:
+def _codes(path: PathLike, name: str, first: int, values: list[Any]) -> list[int]:
+    """The codes of names; `first` is the row of the first."""
     codes = {code.name.lower(): int(code) for code in _NAMES[name]}
     if set(map(type, values)) <= {str} and set(values) <= set(codes):
-        return np.fromiter(map(codes.__getitem__, values), np.uint8, len(values))
-    known = codes.keys()
-    row = next(
-        i for i, v in enumerate(values) if not isinstance(v, str) or v not in known
+        return [codes[value] for value in values]
+    row, value = next(
+        (row, value)
+        for row, value in enumerate(values, first)
+        if not isinstance(value, str) or value not in codes
     )
-    problem = f"row {row}, column {name}: {shown(values[row])} is not known"
+    problem = f"row {row}, column {name}: {shown(value)} is not known"
     raise FormatError(path, problem, f"known are {', '.join(codes)}")
 
 
-def _integers(
-    path: PathLike, name: str, values: list[Any], dtype: np.dtype[Any]
-) -> npt.NDArray[Any]:
-    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+def _integers(path: PathLike, name: str, first: int, values: list[Any]) -> list[int]:
+    """The values, if they are integers of the column's type."""
+    limits: Any = np.iinfo(np.dtype(Columns.DTYPES.get(name, np.int64)).name)
+    low, high = int(limits.min), int(limits.max)
     if set(map(type, values)) <= {int} and (
         not values or (low <= min(values) and max(values) <= high)
     ):
-        return np.array(values, dtype=dtype)
-    row = next(
-        i for i, v in enumerate(values) if type(v) is not int or not low <= v <= high
+        return values
+    row, value = next(
+        (row, value)
+        for row, value in enumerate(values, first)
+        if type(value) is not int or not low <= value <= high
     )
     raise FormatError(
         path,
-        f"row {row}, column {name}: {shown(values[row])} is not an integer "
+        f"row {row}, column {name}: {shown(value)} is not an integer "
         f"from {low} to {high}",
     )

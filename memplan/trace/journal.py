@@ -43,6 +43,8 @@ ROW = np.dtype(
 )
 _HEADER = struct.Struct("<III")
 _MAX_BYTES = MAX_EVENTS * ROW.itemsize * 2
+_BLOCKS_ANYWAY = 10_000
+_LEAST_BYTES = 48  # of a block, on the average: one event takes more
 _PIECE_ROWS = 1 << 18  # of events, at least, that are looked at together
 
 _Rows = npt.NDArray[Any]  # of ROW
@@ -73,8 +75,10 @@ class Journal:
         self.kept = 0
         self._count = 0  # events
         self._weight = 0  # of the JSON so far
+        self._blocks = 0
         self._metadata: dict[str, Any] = {}
-        self._end: dict[str, Any] | None = None
+        self._begun = TraceInfo(complete=False)
+        self._ended: TraceInfo | None = None
         self._stacks: list[Stack] = []
         self._frames: dict[Frame, Frame] = {}  # each one once
         with open_input(path, _MAX_BYTES) as (stream, self._size):
@@ -100,8 +104,7 @@ class Journal:
     @property
     def info(self) -> TraceInfo:
         """What the first and the end block say; incomplete without the latter."""
-        end = {"complete": False} if self._end is None else self._end
-        return from_metadata(self.path, _merged(self._metadata, end))[0]
+        return self._ended or self._begun
 
     def pieces(self) -> Iterator[Columns]:
         """The events, some at a time; to be called once.
@@ -128,7 +131,7 @@ class Journal:
                 self.kept = blocks[block][0]
                 blocks = blocks[:block]
             if fault is not None:
-                self.reason, self._end = f"an unsound event: {fault}", None
+                self.reason, self._ended = f"an unsound event: {fault}", None
                 return
 
     def trace(self) -> Trace:
@@ -175,20 +178,24 @@ class Journal:
         if (kind == METADATA) == bool(self._metadata):
             which = "a second" if self._metadata else "no"
             raise _StopReading(f"{which} block of metadata at byte {at}")
-        if self._end is not None:
+        if self._ended is not None:
             raise _StopReading(f"there is more after the end block, from byte {at}")
+        self._blocks += 1
+        if self._blocks > _BLOCKS_ANYWAY + self._size // _LEAST_BYTES:
+            raise _StopReading(f"there are too many small blocks, up to byte {at}")
         try:
             if kind == METADATA:
                 self._metadata = self._object(payload)
-                self._stacks += from_metadata(self.path, self._metadata)[1]
+                begun, stacks = from_metadata(self.path, self._metadata)
+                self._begun = replace(begun, complete=False)
+                self._stacks += stacks
             elif kind == EVENTS:
                 self._count_events(len(payload), at)
             elif kind == STACKS:
                 self._take_stacks(payload)
             else:
-                end = self._object(payload)
-                from_metadata(self.path, _merged(self._metadata, end))
-                self._end = end
+                entries = _merged(self._metadata, self._object(payload))
+                self._ended = from_metadata(self.path, entries)[0]
         except FormatError as error:
             if kind == METADATA:  # without it nothing can be said of the rest
                 raise

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memplan.errors import EnvironmentUnfitError, FormatError
-from memplan.files import PathLike, atomic_write, open_input
+from memplan.files import PathLike, atomic_write
+from memplan.formats.sniff import Input, opened
 from memplan.formats.strictjson import parse, shown
 from memplan.trace.check import check_count, check_events, check_index
 from memplan.trace.info import MAX_METADATA_BYTES, encode_metadata, from_metadata
 from memplan.trace.pieces import PieceCheck, regrouped
 from memplan.trace.trace import Action, Columns, Mark, Trace
-from memplan.trace.weight import check_weight
 
 MAGIC = b"PAR1"
 
@@ -38,10 +38,10 @@ _TYPES = {
     **{name: pa.dictionary(pa.int8(), pa.string()) for name in _NAMES},
 }
 GROUP_ROWS = 1 << 20  # of a row group; pyarrow's own limit
-_READ_ROWS = 1 << 18  # at a time
+_READ_ROWS = 1 << 16  # at a time
 # The `index` column alone takes about a byte per row in any honest file.
 _ROWS_PER_BYTE = 1
-_ROWS_ANYWAY = 1_500_000
+_ROWS_ANYWAY = 1_000_000
 _WIDEST_ROW = 128  # bytes, decoded, of all the columns together
 _MOST_NAMES = 64  # in a dictionary
 # What the events may take up in memory: bytes for each of the file's, and anyway.
@@ -99,8 +99,8 @@ def write_pieces(
         ) from error
 
 
-def read_parquet(path: PathLike, columns: Collection[str] | None = None) -> Trace:
-    """The Trace in a Parquet file.
+def read_parquet(source: Input, columns: Collection[str] | None = None) -> Trace:
+    """The Trace in a Parquet file, by its path or opened.
 
     columns: keep these only, and leave out the others as `Columns.of` does; all are
     checked. Columns this version does not know are ignored. Row count, types and the
@@ -108,12 +108,12 @@ def read_parquet(path: PathLike, columns: Collection[str] | None = None) -> Trac
     whatever is not a trace, InputError if the file cannot be read.
     """
     with (
-        open_input(path) as (stream, size),
-        _as_format_errors(path),
-        pq.ParquetFile(stream, **_LIMITS) as file,
+        opened(source) as input_,
+        _as_format_errors(path := input_.path),
+        pq.ParquetFile(stream := input_.stream, **_LIMITS) as file,
     ):
-        info, stacks = from_metadata(path, _metadata(path, file, size))
-        rows = _check_shape(path, file, size)
+        info, stacks = from_metadata(path, _metadata(path, file))
+        rows = _check_shape(path, file, input_.size)
         wanted = Columns.DTYPES.keys() if columns is None else columns
         kept = {
             name: _Kept(Columns.DTYPES[name], rows)
@@ -128,8 +128,8 @@ def read_parquet(path: PathLike, columns: Collection[str] | None = None) -> Trac
             for name, column in kept.items():
                 column.put(begin, getattr(events, name))
             taken = sum(column.nbytes for column in kept.values())
-            if taken > _BYTES_ANYWAY + _BYTES_PER_BYTE * size:
-                problem = f"{taken} bytes of events in a file of {size}"
+            if taken > _BYTES_ANYWAY + _BYTES_PER_BYTE * input_.size:
+                problem = f"{taken} bytes of events in a file of {input_.size}"
                 raise FormatError(path, problem, "no trace is packed like this")
         if check.rows != rows:
             raise FormatError(path, f"it claims {rows} rows, and holds {check.rows}")
@@ -183,7 +183,7 @@ def _table(events: Columns, row: int, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _metadata(path: PathLike, file: pq.ParquetFile, size: int) -> object:
+def _metadata(path: PathLike, file: pq.ParquetFile) -> object:
     data = (file.metadata.metadata or {}).get(_KEY)
     if data is None:
         raise FormatError(
@@ -195,7 +195,6 @@ def _metadata(path: PathLike, file: pq.ParquetFile, size: int) -> object:
         raise FormatError(
             path, f"{len(data)} bytes of metadata, limit {MAX_METADATA_BYTES}"
         )
-    check_weight(path, data, size)
     return parse(data, path)
 
 
@@ -303,6 +302,7 @@ def _as_format_errors(path: PathLike) -> Iterator[None]:
         MemoryError,
     ) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = ascii(reason)[1:-1]  # bytes of the file may be in it
         raise FormatError(
             path, f"damaged Parquet data ({reason})", "the file may be cut off"
         ) from error

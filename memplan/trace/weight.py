@@ -9,9 +9,9 @@ from __future__ import annotations
 from memplan.errors import FormatError
 from memplan.files import PathLike
 
-_COSTS = {b"[": 90, b"{": 240, b",": 40, b'"': 12}  # bytes each; a text has two quotes
+_COSTS = {b"[": 150, b"{": 240, b",": 60, b'"': 25}  # bytes each; a text has two quotes
 _PER_FILE_BYTE = 10
-_ANYWAY = 100 << 20
+_ANYWAY = 64 << 20
 
 
 def check_weight(path: PathLike, data: bytes, size: int, before: int = 0) -> int:

@@ -9,14 +9,16 @@ from functools import cache
 from memplan.blocking.cost.evaluation import Evaluation, evaluate
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.cost.pricing import MAIN
-from memplan.blocking.design.area_curve import AreaPoint, area_curve
+from memplan.blocking.design.area_curve import area_curve
 from memplan.blocking.design.parallel import CoresEnergy, core_scaling
-from memplan.blocking.machine.area import area_mm2
+from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
 from memplan.blocking.machine.energy import MAC_PJ
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
 from memplan.blocking.nest.nest import Nest, parse_nest
-from memplan.blocking.search.optimize import Result, optimize
+from memplan.blocking.plan import CurvePoint
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Options, Result
 
 MIB = 1 << 20
 UNROLL = {"C": 16, "K": 16}
@@ -76,23 +78,45 @@ def on_diannao(layer: Layer, optimal: bool) -> OnDianNao:
 def codesigned(layer: Layer, budget: int | None) -> tuple[Result, Evaluation]:
     """Figures 6 and 8: the optimum within a budget, and where its energy goes."""
     found = optimize(
-        layer, unroll_of(layer), Codesign(budget=budget), time_limit=TIME_LIMIT
+        layer, unroll_of(layer), Codesign(budget=budget), Options(time_limit=TIME_LIMIT)
     )
     return found, evaluate(layer, found.nest, Codesign(budget=budget))
 
 
 def window_apart(layer: Layer) -> Result:
     """The best nest found with Fw and Fh as loops of their own."""
-    return optimize(layer, unroll_of(layer), Codesign(), method="split")
+    return optimize(layer, unroll_of(layer), Codesign(), Options(method="split"))
 
 
 TIME_LIMIT = 120.0  # seconds for one search; what is not proved then is marked
 
 
+@dataclass(frozen=True)
+class AreaPoint:
+    """The least energy within a budget; area and energy relative to DianNao's, the
+    layer blocked as well as its memories allow."""
+
+    budget: int
+    nbytes: int
+    area: float
+    energy: float
+    proved: bool
+
+
 @cache
 def curve(layer: Layer, budgets: tuple[int, ...]) -> list[AreaPoint]:
     """Figure 7."""
-    return area_curve(layer, budgets, unroll_of(layer), time_limit=TIME_LIMIT)
+    reference = on_diannao(layer, True).total * layer.macs
+    points: list[AreaPoint] = []
+
+    def note(one: CurvePoint, found: Result) -> None:
+        area, energy = one.area_mm2 / DIANNAO_MM2, one.energy_pj / reference
+        point = AreaPoint(one.budget, one.sram_bytes, area, energy, found.proved)
+        points.append(point)
+
+    within = Options(time_limit=TIME_LIMIT)
+    area_curve(layer, budgets, unroll_of(layer), within, note)
+    return points
 
 
 def benchmarks() -> tuple[Layer, ...]:

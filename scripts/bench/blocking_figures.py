@@ -202,7 +202,7 @@ def figure_7(page: Page) -> None:
                 f"{layer.name}, {p.budget >> 10:,} KiB",
                 f"{p.nbytes / 1024:,.0f}",
                 f"{p.area:.1f}",
-                f"{1 / p.energy:.1f}" + ("" if p.result.proved else " *"),
+                f"{1 / p.energy:.1f}" + ("" if p.proved else " *"),
             )
             for p, before in zip(found, [None, *found], strict=False)
             if before is None or p.nbytes > before.nbytes

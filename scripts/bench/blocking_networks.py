@@ -6,6 +6,7 @@ from bench.blocking_data import MIB, UNROLL
 from memplan.blocking.design.network_design import design_network
 from memplan.blocking.design.networks import NETWORKS
 from memplan.blocking.nest.layer import Layer
+from memplan.blocking.search.result import Options
 
 BUDGETS = (MIB, 8 * MIB)
 TIME_LIMIT = 120.0  # seconds a network and budget
@@ -16,7 +17,9 @@ def network_rows() -> list[tuple[str, ...]]:
     rows = []
     for name, layers in NETWORKS.items():
         for budget in BUDGETS:
-            found = design_network(layers, _datapath, budget, time_limit=TIME_LIMIT)
+            found = design_network(
+                layers, _datapath, budget, options=Options(time_limit=TIME_LIMIT)
+            )
             paper, ours = found.common.energy, found.network.energy
             rows.append(
                 (

@@ -12,12 +12,13 @@ from nest_strategies import layers
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, fully_connected
-from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.nest.orders import all_orders, divisors, level_orders
 from memplan.blocking.search.beam import beam_search
 from memplan.blocking.search.enumerate_nests import enumerate_nests
 from memplan.blocking.search.exact import optimum
 from memplan.blocking.search.incumbent import SearchProgress
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Options
 from memplan.errors import UsageError
 
 CORE = {"C": 16, "K": 16}
@@ -53,7 +54,7 @@ def test_divisors(number: int) -> None:
 def test_the_beam_is_near_the_optimum(
     layer: Layer, objective: Objective, seed: int
 ) -> None:
-    found = beam_search(layer, {}, objective, levels=2, seed=seed)
+    found = beam_search(layer, {}, objective, Options("beam", levels=2, seed=seed))
     assert found.complete
     assert found.energy == pytest.approx(objective.evaluate(found.nest), rel=1e-9)
     best = optimum(layer, {}, objective)
@@ -73,7 +74,7 @@ def test_enumeration_goes_through_each_order_once() -> None:
     found = enumerate_nests(layer, CORE, Codesign())
     assert found.complete
     # Of the 4566 orders, 246 are their own mirror images.
-    assert found.evaluated == 3 * 3 * 2 * 2 * (4566 + 246) // 2
+    assert found.tried == 3 * 3 * 2 * 2 * (4566 + 246) // 2
     assert found.energy == pytest.approx(optimum(layer, CORE).energy, rel=0.08)
 
 
@@ -83,8 +84,8 @@ def test_enumeration_goes_through_two_extents(
     layer: Layer, objective: Objective
 ) -> None:
     """So no string of one extent a dimension is better."""
-    two = enumerate_nests(layer, {}, objective, time_limit=0.3)
-    one = enumerate_nests(layer, {}, objective, levels=1)
+    two = enumerate_nests(layer, {}, objective, Options("enumerate", time_limit=0.3))
+    one = enumerate_nests(layer, {}, objective, Options("enumerate", levels=1))
     assert one.complete
     if two.complete:
         assert two.energy <= one.energy
@@ -107,7 +108,7 @@ def test_enumeration_goes_through_two_extents(
 def test_every_kind_of_layer(layer: Layer) -> None:
     # A batch of images has three times as many orders.
     for objective in OBJECTIVES[:1] if layer.name == "batch" else OBJECTIVES:
-        found = beam_search(layer, {}, objective, levels=2)
+        found = beam_search(layer, {}, objective, Options("beam", levels=2))
         assert found.energy == pytest.approx(objective.evaluate(found.nest), rel=1e-9)
         assert found.nest.layer == layer
         dims = [loop.dim for loop in found.nest.loops]
@@ -119,24 +120,26 @@ def test_every_kind_of_layer(layer: Layer) -> None:
 def test_groups_cost_as_often_as_there_are_groups() -> None:
     alone = Layer("one", 4, 4, 8, 8, 3, 3)
     four = Layer("four", 4, 4, 8, 8, 3, 3, G=4)
-    first = beam_search(alone, {}, Codesign(), levels=2)
-    second = beam_search(four, {}, Codesign(), levels=2)
+    first = beam_search(alone, {}, Codesign(), Options("beam", levels=2))
+    second = beam_search(four, {}, Codesign(), Options("beam", levels=2))
     assert second.energy == pytest.approx(4 * first.energy, rel=1e-12)
     assert str(second.nest) == f"{first.nest} G4"
 
 
 def test_the_same_seed_gives_the_same_nest() -> None:
-    first = beam_search(SMALL, CORE, Codesign(), levels=2, seed=5)
-    second = beam_search(SMALL, CORE, Codesign(), levels=2, seed=5)
+    first = beam_search(SMALL, CORE, Codesign(), Options("beam", levels=2, seed=5))
+    second = beam_search(SMALL, CORE, Codesign(), Options("beam", levels=2, seed=5))
     assert first.nest == second.nest
-    assert first.evaluated == second.evaluated
-    third = beam_search(SMALL, CORE, Codesign(), levels=2, seed=6)
-    assert third.evaluated != first.evaluated
+    assert first.tried == second.tried
+    third = beam_search(SMALL, CORE, Codesign(), Options("beam", levels=2, seed=6))
+    assert third.tried != first.tried
 
 
 def test_more_levels_are_never_worse() -> None:
     energies = [
-        beam_search(SMALL, CORE, Codesign(budget=1 << 14), levels=n).energy
+        beam_search(
+            SMALL, CORE, Codesign(budget=1 << 14), Options("beam", levels=n)
+        ).energy
         for n in (1, 2)
     ]
     assert energies == sorted(energies, reverse=True)
@@ -144,8 +147,10 @@ def test_more_levels_are_never_worse() -> None:
 
 def test_a_start_is_never_lost() -> None:
     best = optimum(SMALL, CORE)
-    start = parse_nest(best.string, SMALL, CORE)
-    found = beam_search(SMALL, CORE, Codesign(), levels=1, starts=[start])
+    start = best.nest
+    found = beam_search(
+        SMALL, CORE, Codesign(), Options("beam", levels=1), starts=[start]
+    )
     assert found.energy <= Codesign().evaluate(start) * (1 + 1e-12)
 
 
@@ -153,19 +158,19 @@ def test_a_window_taken_apart_is_another_chance() -> None:
     """Rows of the window inside the tile's rows, and its columns outside."""
     layer = Layer("wide", 32, 32, 16, 16, 9, 9)
     best = optimum(layer, CORE)
-    start = [parse_nest(best.string, layer, CORE)]
-    whole = beam_search(layer, CORE, Codesign(), levels=1, starts=start)
-    apart = beam_search(
-        layer, CORE, Codesign(), levels=1, starts=start, split_window=True
+    start = [best.nest]
+    whole = beam_search(
+        layer, CORE, Codesign(), Options("beam", levels=1), starts=start
     )
+    apart = beam_search(layer, CORE, Codesign(), Options("split"), starts=start)
     assert whole.energy == pytest.approx(best.energy, rel=1e-9)
     assert apart.energy < 0.99 * best.energy
     assert apart.energy == pytest.approx(Codesign().evaluate(apart.nest), rel=1e-9)
 
 
-@pytest.mark.parametrize("search", [beam_search, enumerate_nests])
-def test_the_end_of_the_time_returns_the_best_so_far(search) -> None:  # type: ignore[no-untyped-def]
-    found = search(SMALL, CORE, Codesign(), time_limit=0)
+@pytest.mark.parametrize("method", ["beam", "enumerate"])
+def test_the_end_of_the_time_returns_the_best_so_far(method: str) -> None:
+    found = optimize(SMALL, CORE, Codesign(), Options(method, time_limit=0))
     assert not found.complete
     assert found.energy == pytest.approx(Codesign().evaluate(found.nest), rel=1e-9)
     assert {loop.dim for loop in found.nest.loops} <= set(DIMS)
@@ -182,19 +187,35 @@ def test_ctrl_c_returns_the_best_so_far(search) -> None:  # type: ignore[no-unty
     found = search(SMALL, CORE, Codesign(), progress=press)
     assert len(seen) == 1
     assert not found.complete
-    assert found.evaluated == seen[0].evaluated
+    assert found.tried == seen[0].evaluated
     assert found.energy == seen[0].energy < math.inf
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: beam_search(SMALL, {}, Codesign(), levels=0), "0 levels to search"),
-        (lambda: beam_search(SMALL, {}, Codesign(), levels=9), "take 1 to 8"),
-        (lambda: beam_search(SMALL, {}, Codesign(), time_limit=-1), "makes no sense"),
-        (lambda: enumerate_nests(SMALL, {}, Codesign(), levels=5), "take 1 to 4"),
         (
-            lambda: enumerate_nests(SMALL, {}, Codesign(), time_limit=math.nan),
+            lambda: beam_search(SMALL, {}, Codesign(), Options("beam", levels=0)),
+            "0 levels to search",
+        ),
+        (
+            lambda: beam_search(SMALL, {}, Codesign(), Options("beam", levels=9)),
+            "take 1 to 8",
+        ),
+        (
+            lambda: beam_search(SMALL, {}, Codesign(), Options("beam", time_limit=-1)),
+            "makes no sense",
+        ),
+        (
+            lambda: enumerate_nests(
+                SMALL, {}, Codesign(), Options("enumerate", levels=5)
+            ),
+            "take 1 to 4",
+        ),
+        (
+            lambda: enumerate_nests(
+                SMALL, {}, Codesign(), Options("enumerate", time_limit=math.nan)
+            ),
             "makes no sense",
         ),
     ],

@@ -13,6 +13,7 @@ from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.sweep import Task, sweep
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer
+from memplan.blocking.search.result import Options
 from memplan.errors import EnvironmentUnfitError, NoPlanError, UsageError
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
@@ -22,7 +23,7 @@ SMALL = Layer("small", 14, 14, 32, 64, 3, 3)
 TASKS = [
     Task(SMALL, CORE, Codesign()),
     Task(SMALL, CORE, Fixed(load_hierarchy("diannao"))),
-    Task(PAPER_LAYERS["fc1"], CORE, Codesign(budget=4096), method="beam"),
+    Task(PAPER_LAYERS["fc1"], CORE, Codesign(budget=4096), Options(method="beam")),
 ]
 # What Ray itself leaves open and calls outdated.
 pytestmark = [
@@ -56,11 +57,13 @@ def test_on_a_cluster_the_results_are_the_same(address: str) -> None:
 
 
 def test_a_task_that_fails_ends_the_sweep_with_its_error(address: str) -> None:
-    hasty = replace(TASKS[0], layer=PAPER_LAYERS["conv1"], time_limit=0.0)
+    hasty = replace(TASKS[0], layer=PAPER_LAYERS["conv1"])
+    hasty = replace(hasty, options=Options(time_limit=0.0))
     with pytest.raises(NoPlanError, match=r"^0.0 seconds are too few for a nest of"):
         sweep([hasty, hasty], address=address)
-    with pytest.raises(UsageError, match=r"^there is no method 'guess'"):
-        sweep([TASKS[0], replace(TASKS[0], method="guess")], address=address)
+    deep = replace(TASKS[0], options=Options("beam", levels=9))
+    with pytest.raises(UsageError, match=r"^9 levels to search"):
+        sweep([TASKS[0], deep], address=address)
 
 
 def test_a_cluster_that_is_joined_already_stays(address: str) -> None:

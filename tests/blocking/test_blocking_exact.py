@@ -16,8 +16,9 @@ from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, parse_layer
-from memplan.blocking.nest.nest import nest_of, parse_nest
+from memplan.blocking.nest.nest import nest_of
 from memplan.blocking.search.exact import optimum
+from memplan.blocking.search.result import Options
 from memplan.errors import NoPlanError, UsageError
 
 DATAPATH = {"C": 16, "K": 16}
@@ -32,12 +33,12 @@ def test_optima_of_the_enumeration() -> None:
         nests = [nest_of(layer, loops, unroll) for loops in all_loops(layer, unroll)]
         objective = _random_objective(rng)
         least = min(least_energy(count(nest), objective) for nest in nests)
-        found = optimum(layer, unroll, objective, threads=1 + seed % 2)
+        found = optimum(layer, unroll, objective, Options(threads=1 + seed % 2))
         where = f"seed {seed}: {layer}, {unroll}, {objective}"
         assert found.energy == pytest.approx(least, rel=1e-9), where
         assert found.proved, where
         assert found.lower_bound == found.energy, where
-        nest = parse_nest(found.string, layer, unroll)
+        nest = found.nest
         assert objective.evaluate(nest, found.memories) == pytest.approx(
             found.energy, rel=1e-9
         ), where
@@ -113,8 +114,8 @@ def test_memories_of_their_own(name: str, budget: int | None, energy: float) -> 
     found = optimum(layer, DATAPATH, machine)
     assert found.proved
     assert found.energy == pytest.approx(energy, rel=1e-8)
-    assert budget is None or found.sram_bytes <= budget
-    nest = parse_nest(found.string, layer, DATAPATH)
+    assert budget is None or sum(one.nbytes for one in found.memories or ()) <= budget
+    nest = found.nest
     assert machine.evaluate(nest) == pytest.approx(found.energy, rel=1e-9)
 
 
@@ -132,7 +133,7 @@ def test_diannao(name: str, per_mac: float) -> None:
     layer, machine = PAPER_LAYERS[name], Fixed(load_hierarchy("diannao"))
     found = optimum(layer, DATAPATH, machine)
     assert found.energy / layer.macs == pytest.approx(per_mac, rel=1e-3)
-    nest = parse_nest(found.string, layer, DATAPATH)
+    nest = found.nest
     assert machine.evaluate(nest) == pytest.approx(found.energy, rel=1e-9)
 
 
@@ -160,7 +161,7 @@ def test_private_levels_with_fills(
     best = optimum(layer, DATAPATH, Fixed(machine))
     assert best.proved
     assert best.energy == pytest.approx(energy, rel=1e-5)
-    nest = parse_nest(best.string, layer, DATAPATH)
+    nest = best.nest
     assert Fixed(machine).evaluate(nest, best.memories) == pytest.approx(
         best.energy, rel=1e-9
     )
@@ -174,7 +175,7 @@ def test_shared_levels_are_filled_no_worse_than_in_order(
     layer, machine = PAPER_LAYERS[name], Fixed(load_hierarchy(preset))
     found = optimum(layer, DATAPATH, machine)
     assert found.proved
-    nest = parse_nest(found.string, layer, DATAPATH)
+    nest = found.nest
     assert found.energy <= machine.evaluate(nest) * (1 + 1e-9)
     assert found.energy == pytest.approx(
         machine.evaluate(nest, found.memories), rel=1e-9
@@ -183,12 +184,13 @@ def test_shared_levels_are_filled_no_worse_than_in_order(
 
 def test_same_result_on_any_number_of_threads() -> None:
     alone, together = (
-        optimum(PAPER_LAYERS["conv4"], DATAPATH, threads=n) for n in (1, 3)
+        optimum(PAPER_LAYERS["conv4"], DATAPATH, options=Options(threads=n))
+        for n in (1, 3)
     )
-    assert (alone.string, alone.energy, alone.labels) == (
-        together.string,
+    assert (str(alone.nest), alone.energy, alone.tried) == (
+        str(together.nest),
         together.energy,
-        together.labels,
+        together.tried,
     )
 
 
@@ -199,12 +201,12 @@ def test_no_room_for_any_buffer() -> None:
         # Every partial sum is written and, but for the first, read.
         assert found.energy == 320.0 * (2 * layer.macs + 2 * layer.macs - 36)
         assert found.memories == ()
-        assert found.sram_bytes == 0
+        assert sum(one.nbytes for one in found.memories or ()) == 0
 
 
 def test_a_layer_that_the_datapath_does_at_once() -> None:
     found = optimum(parse_layer("4,8,1,1"), {"C": 4, "K": 8})
-    assert found.string == ""
+    assert str(found.nest) == ""
     assert found.energy == 320.0 * (4 + 32 + 8)
     assert found.proved
 
@@ -214,7 +216,7 @@ def test_time_limit_leaves_a_valid_bound() -> None:
     energy = 1.681067044e10  # what it takes without a datapath
     while True:
         try:
-            found = optimum(layer, time_limit=limit)
+            found = optimum(layer, options=Options(time_limit=limit))
         except NoPlanError:
             limit *= 2
             continue
@@ -226,7 +228,7 @@ def test_time_limit_leaves_a_valid_bound() -> None:
 
 def test_no_time_at_all() -> None:
     with pytest.raises(NoPlanError, match="too few for a nest of 4,4,3,3"):
-        optimum(parse_layer("4,4,3,3"), time_limit=0)
+        optimum(parse_layer("4,4,3,3"), options=Options(time_limit=0))
 
 
 def test_interrupt() -> None:
@@ -251,9 +253,9 @@ def test_wrong_arguments() -> None:
         optimum(layer, {"C": 0})
     for limit in (-1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="time limit"):
-            optimum(layer, time_limit=limit)
+            optimum(layer, options=Options(time_limit=limit))
     with pytest.raises(UsageError, match="threads is 0"):
-        optimum(layer, threads=0)
+        optimum(layer, options=Options(threads=0))
 
 
 def test_too_many_tiles() -> None:

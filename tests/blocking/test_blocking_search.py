@@ -14,16 +14,18 @@ from nest_trace import trace
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.placement import BufferMemory
-from memplan.blocking.design.area_curve import AreaPoint, area_curve
+from memplan.blocking.design.area_curve import area_curve
 from memplan.blocking.design.sweep import Task, sweep
 from memplan.blocking.machine.area import area_mm2
 from memplan.blocking.machine.hierarchy import Level
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
+from memplan.blocking.plan import CurvePoint
 from memplan.blocking.search import optimize as search
 from memplan.blocking.search.exact import optimum
-from memplan.blocking.search.optimize import Result, optimize
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import METHODS, Options
 from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
 
 CORE = {"C": 16, "K": 16}
@@ -59,16 +61,16 @@ def test_the_exact_method_is_never_worse(layer: Layer, objective: Objective) -> 
     assert exact.memories is not None
     counted = objective.evaluate(exact.nest, exact.memories)
     assert exact.energy == pytest.approx(counted, rel=1e-12)
-    beam = optimize(layer, {}, objective, method="beam", levels=2)
+    beam = optimize(layer, {}, objective, Options(method="beam", levels=2))
     assert beam.energy == objective.evaluate(beam.nest)
     assert beam.energy >= exact.energy * (1 - 1e-9)
     # The objective's own rule, which takes every buffer, does not do better, either.
     assert objective.evaluate(exact.nest) >= exact.energy * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("method", search.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_its_result_counted_anew(method: str) -> None:
-    result = optimize(TINY, {}, Codesign(), method=method, seed=3)
+    result = optimize(TINY, {}, Codesign(), Options(method=method, seed=3))
     assert result.method == method
     by_rule = Codesign().evaluate(result.nest)
     assert result.seconds > 0
@@ -84,14 +86,16 @@ def test_every_method_has_its_result_counted_anew(method: str) -> None:
 
 def test_levels_are_those_of_a_dimension() -> None:
     for levels in (1, 2, 3):
-        result = optimize(TINY, {}, Codesign(), method="enumerate", levels=levels)
+        result = optimize(
+            TINY, {}, Codesign(), Options(method="enumerate", levels=levels)
+        )
         dims = [loop.dim for loop in result.nest.loops]
         assert max(map(dims.count, dims)) <= levels
 
 
 def test_a_gap_where_time_ran_out() -> None:
-    result = Result(optimize(SMALL, CORE, Codesign()).nest, "exact", 6.0, 4.0, False, 1)
-    assert result.gap == 0.5
+    proved = optimize(SMALL, CORE, Codesign())
+    assert replace(proved, energy=6.0, lower_bound=4.0, proved=False).gap == 0.5
 
 
 def test_a_search_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,13 +154,14 @@ def _level(nbytes: int) -> tuple[Level, ...]:
 )
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        optimize(SMALL, CORE, Codesign(), **options)  # type: ignore[arg-type]
+        found = Options(**options)  # type: ignore[arg-type]
+        optimize(SMALL, CORE, Codesign(), found)
 
 
 TASKS = [
     Task(SMALL, CORE, Codesign()),
     Task(SMALL, CORE, Fixed(DIANNAO)),
-    Task(PAPER_LAYERS["fc1"], CORE, Codesign(budget=4096), method="beam"),
+    Task(PAPER_LAYERS["fc1"], CORE, Codesign(budget=4096), Options(method="beam")),
 ]
 
 
@@ -171,9 +176,9 @@ def test_many_at_once_are_the_same_as_one_by_one() -> None:
 
 
 def test_a_task_that_fails_ends_the_sweep() -> None:
-    tasks = [TASKS[0], replace(TASKS[0], method="guess")]
+    tasks = [TASKS[0], replace(TASKS[0], options=Options("beam", levels=9))]
     for processes in (1, 2):
-        with pytest.raises(UsageError, match="no method 'guess'"):
+        with pytest.raises(UsageError, match="9 levels to search"):
             sweep(tasks, processes=processes)
 
 
@@ -198,31 +203,36 @@ def test_area_as_the_paper_has_it() -> None:
 
 def test_more_bytes_take_less_energy() -> None:
     layer, budgets = PAPER_LAYERS["conv4"], [40 << 10, 1 << 20, 8 << 20]
-    seen: list[AreaPoint] = []
-    curve = area_curve(layer, budgets, CORE, progress=seen.append)
+    seen: list[CurvePoint] = []
+    curve = area_curve(layer, budgets, CORE, progress=lambda one, _: seen.append(one))
     assert curve == seen
     assert [point.budget for point in curve] == budgets
-    assert all(point.nbytes <= point.budget for point in curve)
-    energies = [point.energy for point in curve]
+    assert all(point.sram_bytes <= point.budget for point in curve)
+    energies = [point.energy_pj for point in curve]
     assert energies == sorted(energies, reverse=True)
-    assert curve[1].result.energy == pytest.approx(1.17010e9, rel=1e-5)
-    assert curve[2].result.energy == pytest.approx(1.16327e9, rel=1e-5)
-    assert curve[2].energy == pytest.approx(1.16327 / 6.418097, rel=1e-5)
-    assert curve[2].area == curve[2].mm2 == area_mm2(curve[2].nbytes)
+    assert energies[1:] == pytest.approx([1.17010e9, 1.16327e9], rel=1e-5)
+    assert all(point.area_mm2 == area_mm2(point.sram_bytes) for point in curve)
 
 
 def test_area_of_nests_that_are_not_proved() -> None:
     layer = Layer("fc", 1, 1, 256, 256)
-    (point,) = area_curve(layer, [4096], CORE, method="enumerate")
-    assert 0 < point.nbytes <= 4096
-    assert point.result.method == "enumerate"
+    methods: list[str] = []
+    (point,) = area_curve(
+        layer,
+        [4096],
+        CORE,
+        Options("enumerate"),
+        progress=lambda _, result: methods.append(result.method),
+    )
+    assert 0 < point.sram_bytes <= 4096
+    assert methods == ["enumerate"]
 
 
 def test_a_window_taken_apart_does_better_and_moves_no_more() -> None:
     """Its energy is counted from above: the simulated nest moves at most as much."""
     layer = Layer("window", 4, 4, 2, 4, 3, 3)
     whole = optimize(layer, {}, Codesign())
-    apart = optimize(layer, {}, Codesign(), method="split")
+    apart = optimize(layer, {}, Codesign(), Options(method="split"))
     assert apart.energy < whole.energy
     assert (apart.proved, apart.lower_bound) == (False, None)
     moved = trace(apart.nest)
@@ -231,11 +241,11 @@ def test_a_window_taken_apart_does_better_and_moves_no_more() -> None:
         counted = [buffer.outward for buffer in traffic.buffers]
         assert all(a <= b for a, b in zip(seen, counted, strict=False))
     with pytest.raises(UsageError, match="any number of levels"):
-        optimize(layer, {}, Codesign(), method="split", levels=2)
+        optimize(layer, {}, Codesign(), Options(method="split", levels=2))
 
 
 def test_without_a_window_there_is_nothing_to_take_apart() -> None:
     layer = fully_connected("fc", 64, 32)
     whole = optimize(layer, {}, Codesign())
-    apart = optimize(layer, {}, Codesign(), method="split")
+    apart = optimize(layer, {}, Codesign(), Options(method="split"))
     assert (apart.energy, str(apart.nest)) == (whole.energy, str(whole.nest))

@@ -344,7 +344,7 @@ def test_plot_refuses_what_is_no_plan(blocking: Blocking, command: Command) -> N
 @pytest.mark.parametrize(
     ("name", "searcher"),
     [
-        ("optimize", "blocking.design.sweep"),
+        ("optimize", "cli.blocking.optimize"),
         ("codesign", "cli.blocking.codesign"),
         ("parallel", "cli.blocking.parallel"),
     ],

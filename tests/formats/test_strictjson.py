@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import FormatError
-from memplan.formats.strictjson import Refused, Table, parse, shown
+from memplan.formats.strictjson import Refused, parse, shown
+from memplan.formats.table import Table
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.text(),

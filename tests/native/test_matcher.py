@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memplan.native import _alloc
-from tests.applying.served import Served, table_of
+from tests.applying.served import Served, column, flags, table_of
 
 WINDOW = 64  # entries ahead of the last match, and behind it
 HISTORY = 512  # requests of a step that may yet tell its kind
@@ -81,8 +81,8 @@ def test_a_kind_too_short_for_what_was_asked_is_not_followed() -> None:
     assert program.use(64, 64, 999) == [None, None, 0]
 
 
-# Two steps that repeat (A, B), and two other kinds that begin alike.
-LOOP_AND_KINDS = [(64, 0), (128, 512), (320, 1024), (64, 2048), (320, 3072), (192, ODD)]
+# An unrolled loop: two steps alike. Then two other kinds, which begin alike.
+LOOP_AND_KINDS = [(64, 0), (64, 512), (320, 1024), (64, 2048), (320, 3072), (192, ODD)]
 
 
 def looping() -> Served:
@@ -93,7 +93,7 @@ def test_a_kind_taken_for_another_is_set_right_and_the_loop_goes_on() -> None:
     program = looping()
     assert program.use(64) == [0]
     assert program.step(320, 192) == [1024, ODD]
-    assert program.step(128) == [512]
+    assert program.step(64) == [512]
     assert program.step(64) == [0]
     steps = [step for step, _ in program.replay.take_steps()]
     assert steps == [0, 3, 1]
@@ -105,7 +105,35 @@ def test_after_a_kind_the_step_it_stood_in_for_is_due() -> None:
     assert program.step(320, 64) == [1024, 2048]
     assert program.step(64) == [0]
     assert program.step(320, 64) == [1024, 2048]
-    assert program.step(128) == [512]
+    assert program.step(64) == [512]
+
+
+def test_a_step_may_be_taken_for_another_more_than_once() -> None:
+    loop, one = [(64, 0), (128, 512)], [(64, 1024), (320, 2048), (64, 3072)]
+    other = [(64, 5120), (320, 6144), (192, ODD)]
+    program = served([*loop, *one, *other], (0, 2, 5), (0, 1))
+    assert program.use(64, 320, 192) == [0, 2048, ODD]
+    assert program.step(64, 128) == [0, 512]
+
+
+def test_what_a_step_asked_for_before_it_was_recognised_is_past() -> None:
+    loop, other = [(64, 0), (128, 512)], [(64, 1024), (320, 2048), (64, 3072)]
+    program = served([*loop, *other], (0, 2), (0, 1))
+    # The last one departs: the kind's first request is not to come any more.
+    assert program.use(64, 320, 64, 64) == [0, 2048, 3072, 2368]
+
+
+def test_of_steps_that_begin_alike_the_one_that_is_due_first_is_followed() -> None:
+    program = served([(64, 0), (128, 512), (64, ODD)], (0, 1, 2), (0, 3))
+    assert program.use(64) == [0]
+    assert program.step(64) == [ODD]  # the one in between is left out
+
+
+def test_a_step_in_another_order_is_forgotten_at_its_end() -> None:
+    loop, other = [(64, 0), (128, 512), (192, 1024)], [(64, 2048), (256, ODD)]
+    program = served([*loop, *other], (0, 3), (0, 1))
+    assert program.use(128, 64, 192) == [512, 0, 1024]
+    assert program.step(64, 128, 192) == [0, 512, 1024]
 
 
 def test_a_step_of_the_loop_that_comes_instead_of_another_is_followed_by_its_own() -> (
@@ -140,7 +168,11 @@ def test_what_outgrows_an_elastic_step_is_noted_to_its_end() -> None:
 
 
 def test_an_elastic_step_is_never_taken_for_another() -> None:
-    places = [(100, 0), (300, 1024), (100, 2048), (999, ODD)]
-    table = table_of(places, (0, 2), (0, 1), elastic=True)
-    program = Served(_alloc.make_replay(table, 1 << 16))
-    assert program.use(100, 999)[1] != ODD
+    steps, arena = column([0, 1]), 1 << 16
+    table = _alloc.table(
+        *(column([64, 128]), column([ODD, 1024]), steps, 0, 2),
+        *(flags([True, False]), flags([False, False]), arena, arena),
+    )
+    program = Served(_alloc.make_replay(table, arena))
+    assert program.use(64) == [ODD]
+    assert program.step(64) == [0]

@@ -171,7 +171,8 @@ def with_holes(ranges: Ranges, unit: int) -> None:
         (4, 0, UNITS, 12),
         (4, 1, UNITS, None),
         (0, 0, UNITS, None),
-        (4, 0, 2 * UNITS, 12),  # the arena ends before the limit
+        (4, 0, 2 * UNITS, 12),
+        (4, 1, 2 * UNITS, None),  # the arena ends before the limit
         (4, 0, 15, None),
         (3, 0, 15, 0),  # the last hole has as many left: the lowest of equals
         (2, 0, 15, 6),

@@ -464,5 +464,28 @@ def test_the_command_tells_of_devices_streams_and_losses(
     assert "history of device 1 was full" not in done.output
 
 
+def test_the_command_looks_for_no_hot_step_among_very_many_events(
+    fake: Callable[..., FakeTorch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device()
+    fake_torch = fake(device)
+    script, path = tmp_path / "train.py", tmp_path / "t.parquet"
+    script.write_text("")
+
+    def run(target: object) -> int:
+        fake_torch.use()
+        program(device)
+        return 0
+
+    monkeypatch.setattr(record_command, "run", run)
+    arguments = ["record", "--force", "-o", str(path), str(script)]
+    for most, expected in ((51, "step"), (50, "not looked for")):
+        monkeypatch.setattr(record_command, "MOST_SEARCHED", most)
+        done = CliRunner().invoke(cli, arguments)
+        assert done.exit_code == 0, done.output
+        assert f"hot step {expected}" in " ".join(done.output.split()), done.output
+        assert "memplan solve" in done.output
+
+
 def test_step_is_the_public_name() -> None:
     assert memplan.step is mark_step

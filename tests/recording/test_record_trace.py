@@ -8,15 +8,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import memplan
+from memplan.errors import InputError, RecordError
+from memplan.trace import recovery
+from memplan.trace.journal import Journal
 from memplan.trace.match import match_frees
+from memplan.trace.recovery import recover_journal
 from memplan.trace.steps import find_hot, timeline
-from memplan.trace.trace import Action, Mark
+from memplan.trace.trace import Action, Columns, Mark
 from tests.conftest import ROOT, Run
 
 torch = pytest.importorskip("torch")
@@ -307,3 +312,59 @@ def test_a_compiled_model_is_recorded_as_it_runs(memplan: Run, tmp_path: Path) -
     assert done.stdout == alone.stdout
     assert done.stderr == alone.stderr
     assert timeline(read(tmp_path / "t.parquet")).steps == 5
+
+
+def test_the_trace_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    with memplan.record(tmp_path / "t.parquet", device="cpu") as recording:
+        assert recording.trace is None
+        torch.empty(1000)
+    assert recording.written is not None
+    assert recording.written.summary.events == 2
+    assert recording.written.summary.peak_live == 4000
+    (tmp_path / "t.parquet").rename(tmp_path / "u.parquet")
+    with pytest.raises(InputError, match=r"t\.parquet: no such file"):
+        recording.trace  # noqa: B018 - reading it is what is tested
+    (tmp_path / "u.parquet").rename(tmp_path / "t.parquet")
+    trace = recording.trace
+    assert trace is not None
+    assert len(trace) == 2
+    (tmp_path / "t.parquet").unlink()
+    assert recording.trace is trace
+
+
+def test_ctrl_c_while_the_trace_is_written_keeps_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: Journal) -> Iterator[Columns]:
+        raise KeyboardInterrupt
+        yield
+
+    path = tmp_path / "t.parquet"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Journal, "pieces", interrupted)
+        with memplan.record(path):
+            torch.empty(1000)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.parquet.journal"]
+    assert f"memplan recover {path}.journal makes the trace" in capfd.readouterr().err
+    found = recover_journal(f"{path}.journal", path)
+    assert found.info.complete
+    assert memplan.read_trace(path).events.size.tolist() == [4000, 4000]
+
+
+def test_a_failure_amid_the_program_is_told_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "MAX_JSON_EVENTS", 1)
+    path, ran = tmp_path / "t.json", []
+    with (
+        pytest.raises(RecordError, match=r"too many for JSON.*nothing is lost"),
+        memplan.record(path, steps=1),
+    ):
+        for _ in range(3):
+            memplan.step()
+            torch.empty(1000)
+            ran.append(1)
+    assert len(ran) == 3
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.json.journal"]
+    recover_journal(f"{path}.journal", tmp_path / "t.parquet")
+    assert len(memplan.read_trace(tmp_path / "t.parquet")) == 4

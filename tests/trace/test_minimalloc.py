@@ -15,7 +15,8 @@ from memplan.core.gaps import Gaps
 from memplan.core.problem import FREE, Problem
 from memplan.errors import EnvironmentUnfitError, FormatError, InputError
 from memplan.trace.exporters.minimalloc import write_minimalloc
-from memplan.trace.importers.minimalloc import Gap, parse_gaps, read_minimalloc
+from memplan.trace.importers.minimalloc import read_minimalloc
+from memplan.trace.importers.minimalloc_gaps import Gap, parse_gaps
 from tests.gap_samples import gapped
 
 HEADER = "id,lower,upper,size"

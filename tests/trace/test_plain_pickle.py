@@ -166,12 +166,14 @@ def test_a_damaged_pickle_says_where_and_why(data: bytes, message: str) -> None:
 def test_containers_and_stored_values_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plain_pickle, "MAX_ITEMS", 10)
+    monkeypatch.setattr(plain_pickle, "MEMORY_ANYWAY", 1000)
     assert load_plain(b"\x80\x04" + b"]" * 10 + b"a" * 9 + b".", "f")
-    with pytest.raises(FormatError, match="more than 10 containers"):
-        load_plain(b"\x80\x04" + b"]" * 11 + b".", "f")
-    with pytest.raises(FormatError, match="stores more than 10 values"):
-        load_plain(b"\x80\x04N" + b"\x94" * 11 + b".", "f")
+    for many in (b"]" * 20, b"N" + b"\x94" * 20, b"\x8c\x00" * 40):
+        with pytest.raises(FormatError, match=r"holds too much for its \d+ bytes"):
+            load_plain(b"\x80\x04" + many + b".", "f")
+    monkeypatch.setattr(plain_pickle, "STEPS_ANYWAY", 10)
+    with pytest.raises(FormatError, match="takes more than 26 instructions in 36"):
+        load_plain(b"\x80\x04" + b"N" * 33 + b".", "f")
 
 
 @given(

@@ -163,9 +163,9 @@ def unfit() -> list[tuple[Trace, str]]:
             "column stack: no stack 0 in the table of 0 stacks",
         ),
         (about(alignment=0), "alignment is 0, less than 1"),
-        (about(dropped_events=-1), "dropped_events is not an integer from 0 to 2^63-1"),
-        (about(run=RunStats(step_seconds=float("nan"))), "run.step_seconds is not a"),
-        (about(run=RunStats(step_seconds=-0.5)), "run.step_seconds is not a finite"),
+        (about(dropped_events=-1), "dropped_events is -1, and must be an integer"),
+        (about(run=RunStats(step_seconds=float("nan"))), "run.step_seconds is nan"),
+        (about(run=RunStats(step_seconds=-0.5)), "is -0.5, and must be a finite"),
     ]
 
 

@@ -256,7 +256,7 @@ GOOD = {"action": [0], "requested_size": [8]}
         (block(STACKS, b'[[["a", true, "f"]]]'), "is not [filename, line, name]"),
         (block(STACKS, b"[[["), "not whole JSON"),
         (block(END, b"[]"), "the metadata is not a JSON object"),
-        (block(END, b'{"dropped_events": -1}'), "dropped_events is not an integer"),
+        (block(END, b'{"dropped_events": -1}'), "dropped_events is -1, and must be an"),
         (block(END, b'{"version": 2}'), "trace format version 2"),
         (block(METADATA, b"{}"), "a second block of metadata"),
         (events_block(action=[9]), "row 1, column action: unknown action code 9"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from memplan.blocking.cost.objective import Fixed
 from memplan.blocking.machine.area import area_mm2
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.layer import Layer
-from memplan.blocking.search.optimize import Result, optimize
+from memplan.blocking.search.result import Result
 from memplan.errors import UsageError
 
 
@@ -83,37 +82,3 @@ def distinct(
         first.setdefault(shape, layer)
         found[shape] += count
     return [(layer, found[shape]) for shape, layer in first.items()]
-
-
-def network_energy(
-    layers: Sequence[Layer],
-    unroll: Mapping[str, int],
-    hierarchy: Hierarchy,
-    *,
-    counts: Sequence[int] | None = None,
-    method: str = "exact",
-    time_limit: float | None = None,
-    threads: int | None = None,
-    seed: int = 0,
-    progress: Callable[[LayerEnergy], None] | None = None,
-) -> NetworkEnergy:
-    """Every layer's best nest on the hierarchy.
-
-    counts: as of `distinct`. time_limit: seconds a layer. progress: called after each.
-    Raises UsageError as `distinct` and `optimize` do.
-    """
-    found = []
-    for layer, count in distinct(layers, counts):
-        result = optimize(
-            layer,
-            unroll,
-            Fixed(hierarchy),
-            method=method,
-            time_limit=time_limit,
-            threads=threads,
-            seed=seed,
-        )
-        found.append(LayerEnergy(layer, count, result))
-        if progress is not None:
-            progress(found[-1])
-    return NetworkEnergy(hierarchy, tuple(found))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from memplan.blocking.cost.objective import Codesign, Fixed
@@ -20,9 +20,9 @@ from memplan.blocking.design.network import LayerEnergy, NetworkEnergy, distinct
 from memplan.blocking.machine.energy import MAC_PJ, Curve
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.layer import Layer, Tensor
-from memplan.blocking.search.incumbent import check_time_limit
 from memplan.blocking.search.nest_pool import Design, NestPool, Sizes
-from memplan.blocking.search.optimize import Result, optimize
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Options, Result
 from memplan.errors import NoPlanError, UsageError
 
 _NONE = 1  # bytes
@@ -30,6 +30,7 @@ BEST_DESIGNS = 10  # of a layer, in the paper
 MAX_LEVELS = 3
 _SMALLEST = 64  # bytes, of the sizes that designs are first made of
 _STEP = 4  # from one of these sizes to the next
+_DEFAULT = Options()
 _STARTS = 3  # best designs of the sum that are descended from
 _SPLITS = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))  # of the budget, at first
 
@@ -57,21 +58,20 @@ def design_network(
     levels: int = 2,
     counts: Sequence[int] | None = None,
     objective: Codesign | None = None,
-    time_limit: float | None = None,
-    threads: int | None = None,
+    options: Options = _DEFAULT,
     progress: Callable[[float, float], None] | None = None,
 ) -> NetworkDesign:
     """Sizes of up to `levels` memories a tensor, no more than `budget` bytes in all.
 
     unroll: what the datapath does at once, for all layers, or said of each. counts: how
     often each layer is run; objective: curves and whether fills count, its
-    budget is not used. time_limit: seconds for all of it; after them, or Ctrl-C, the
-    best so far is returned, once there is one. progress: called with the least pJ so
+    budget is not used. options: of the exact search, but that the time limit is for all
+    of it; after that, or Ctrl-C, the best so far is returned, once there is one.
+    progress: called with the least pJ so
     far and the seconds. The network's energy is never above the common design's.
     Raises UsageError where budget, levels or counts make no sense, and NoPlanError
     where there was no time for any design.
     """
-    check_time_limit(time_limit)
     if not 1 <= levels <= MAX_LEVELS:
         raise UsageError(f"{levels} levels of memory: take 1 to {MAX_LEVELS}")
     least = 3 * sum(_SMALLEST * _STEP**i for i in range(levels))
@@ -80,11 +80,8 @@ def design_network(
             f"a budget of {budget} bytes: {levels} levels need at least {least}"
         )
     designer = _Designer(
-        distinct(layers, counts), unroll, budget, levels, objective or Codesign()
+        distinct(layers, counts), unroll, (budget, levels), objective, options, progress
     )
-    designer.threads, designer.progress = threads, progress
-    if time_limit is not None:
-        designer.deadline = designer.begin + time_limit
     complete = True
     try:
         designer.run()
@@ -95,7 +92,7 @@ def design_network(
     except TimeoutError:
         if designer.common is None:
             raise NoPlanError(
-                f"{time_limit} seconds are too short to compare any designs"
+                f"{options.time_limit} seconds are too short to compare any designs"
             ) from None
         complete = False
     assert designer.common is not None and designer.best is not None
@@ -139,23 +136,27 @@ class _Designer:
         self,
         layers: Sequence[tuple[Layer, int]],
         unroll: Mapping[str, int] | Callable[[Layer], Mapping[str, int]],
-        budget: int,
-        levels: int,
-        objective: Codesign,
+        most: tuple[int, int],
+        objective: Codesign | None,
+        options: Options,
+        progress: Callable[[float, float], None] | None,
     ) -> None:
+        """most: bytes in all, and memories a tensor."""
         self._layers = layers
         self._unrolls = [
             unroll(layer) if callable(unroll) else unroll for layer, _ in layers
         ]
-        self._budget, self._levels = budget, levels
-        self._curves, self._fills = objective.curves, objective.count_fills
+        self._budget, self._levels = most
+        own = objective or Codesign()
+        self._curves, self._fills = own.curves, own.count_fills
         self._counts = [count for _, count in layers]
         self._pools = [NestPool(self._curves, self._fills) for _ in layers]
         self._solved: dict[tuple[int, tuple[Sizes, ...]], Result] = {}
-        self.threads: int | None = None
-        self.progress: Callable[[float, float], None] | None = None
+        self._options = replace(options, time_limit=None)
+        self._progress = progress
+        limit = math.inf if options.time_limit is None else options.time_limit
         self.begin = time.monotonic()
-        self.deadline = math.inf
+        self._deadline = self.begin + limit
         self.common: NetworkEnergy | None = None
         self.considered = 0
         self.best: tuple[Design, NetworkEnergy] | None = None
@@ -212,7 +213,7 @@ class _Designer:
         self._in_time()
         layer, _ = self._layers[number]
         own = Codesign(self._curves, self._budget, self._fills)
-        result = optimize(layer, self._unrolls[number], own, threads=self.threads)
+        result = optimize(layer, self._unrolls[number], own, self._options)
         self._pools[number].add(result.nest)
         held = result.memories or ()
         return {
@@ -223,7 +224,7 @@ class _Designer:
         }
 
     def _in_time(self) -> None:
-        if time.monotonic() > self.deadline:
+        if time.monotonic() > self._deadline:
             raise TimeoutError
 
     def _descend(self, design: Design) -> None:
@@ -261,8 +262,8 @@ class _Designer:
         network = NetworkEnergy(self._hierarchy(design), tuple(found))
         if self.best is None or network.energy < self.best[1].energy:
             self.best = design, network
-            if self.progress is not None:
-                self.progress(network.energy, time.monotonic() - self.begin)
+            if self._progress is not None:
+                self._progress(network.energy, time.monotonic() - self.begin)
         return network
 
     def _hierarchy(self, design: Design) -> Hierarchy:
@@ -276,7 +277,7 @@ class _Designer:
         self._in_time()
         layer, _ = self._layers[number]
         unroll, memories = self._unrolls[number], Fixed(self._hierarchy(design))
-        result = optimize(layer, unroll, memories, threads=self.threads)
+        result = optimize(layer, unroll, memories, self._options)
         self._pools[number].add(result.nest)
         self._solved[key] = result
         return result

@@ -10,14 +10,16 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memplan.blocking.cost.objective import Objective
 from memplan.blocking.nest.layer import Layer
-from memplan.blocking.search.optimize import ProgressReport, Result, optimize
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Options, Result
 from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
 
+_DEFAULT = Options()
 _PATIENCE = 5.0  # seconds for a cluster to answer
 
 
@@ -28,26 +30,12 @@ class Task:
     layer: Layer
     unroll: Mapping[str, int]
     objective: Objective
-    method: str = "exact"
-    levels: int | None = None
-    time_limit: float | None = None
-    seed: int = 0
+    options: Options = _DEFAULT
 
-    def run(
-        self, threads: int | None = 1, progress: ProgressReport | None = None
-    ) -> Result:
-        """The search's result. threads: of the exact method, None for all."""
-        return optimize(
-            self.layer,
-            self.unroll,
-            self.objective,
-            method=self.method,
-            levels=self.levels,
-            time_limit=self.time_limit,
-            threads=threads,
-            seed=self.seed,
-            progress=progress,
-        )
+    def run(self) -> Result:
+        """The search's result, found on one thread."""
+        options = replace(self.options, threads=1)
+        return optimize(self.layer, self.unroll, self.objective, options)
 
 
 def sweep(

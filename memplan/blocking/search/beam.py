@@ -3,7 +3,8 @@
 The 128 best nests seed the next level, together with one random change of each. The
 outermost extent that a seed has of every dimension is freed, and one more loop of each
 is put around it, in every order; of each order the four best are kept. At last, the
-best nests climb: all loops of one dimension are placed anew, as long as that helps.
+best nests are improved: all loops of one dimension are placed anew, as long as that
+helps.
 """
 
 from __future__ import annotations
@@ -26,55 +27,52 @@ from memplan.blocking.nest.orders import (
     level_orders,
 )
 from memplan.blocking.nest.outer_level import OuterLevel
-from memplan.blocking.search.climb import climb
-from memplan.blocking.search.incumbent import Found, Incumbent, SearchProgress, found_by
-from memplan.blocking.search.perturb import perturbed
-from memplan.errors import UsageError
+from memplan.blocking.search.incumbent import Incumbent, SearchProgress, found_by
+from memplan.blocking.search.moves import changed_at_random, improve
+from memplan.blocking.search.result import Options, Result
 
 WIDTH = 128  # nests that seed the next level
 PER_ORDER = 4
-CLIMBERS = 3
+IMPROVED = 3
 MAX_LEVELS = 8
 _SAMPLE = 12  # nests tried of a seed and order before all of them are
 _WHOLE = 1 << 19  # nests of one level that are tried after that
+BEAM = Options("beam")
 
 
 def beam_search(
     layer: Layer,
     unroll: Mapping[str, int],
     objective: Objective,
+    options: Options = BEAM,
     *,
-    levels: int = 4,
-    time_limit: float | None = None,
-    seed: int = 0,
     starts: Sequence[Nest] = (),
-    split_window: bool = False,
     progress: Callable[[SearchProgress], None] | None = None,
-) -> Found:
+) -> Result:
     """A good nest, for any layer and objective; the same one for the same seed.
 
-    levels: loops of one dimension that are built up, at most; climbing may add more.
-    starts: nests of this layer and datapath to begin with, in addition to all of one
-    level. split_window: let climbing take the window's block apart, into loops of Fw
-    and Fh anywhere; tiles may coincide then, so that the energy is an upper bound, and
-    still often less than that of any nest with a block. Ctrl-C, or the end of the time,
-    returns the best so far.
-    Raises UsageError where levels or the time limit make no sense.
+    options: levels are loops of one dimension that are built up, at most; improvement
+    may add more. starts: nests of this layer and datapath to begin with, in addition to
+    all of one level. Of the method "split" nothing is built up: the starts are improved
+    with the window's block taken apart, into loops of Fw and Fh anywhere; tiles may
+    coincide then, so that the energy is an upper bound, and still often less than that
+    of any nest with a block. Ctrl-C, or the end of the time, returns the best so far.
+    Raises UsageError where there are too many levels.
     """
-    if not 1 <= levels <= MAX_LEVELS:
-        raise UsageError(f"{levels} levels to search: take 1 to {MAX_LEVELS}")
+    split_window = options.method == "split"
+    levels = 1 if split_window else options.levels_within(4, MAX_LEVELS)
     blocking = Blocking(layer, unroll)
-    incumbent = Incumbent(time_limit, progress)
-    beam = _Beam(blocking, objective, incumbent, np.random.default_rng(seed))
+    incumbent = Incumbent(options.time_limit, progress)
+    beam = _Beam(blocking, objective, incumbent, np.random.default_rng(options.seed))
 
     def search() -> None:
         beam.start(starts)
         for _ in range(1, levels):
             beam.widen()
-        for order, extents in list(beam.kept)[:CLIMBERS]:
-            climb(beam.evaluate, blocking, incumbent, order, extents, split_window)
+        for order, extents in list(beam.kept)[:IMPROVED]:
+            improve(beam.evaluate, blocking, incumbent, order, extents, split_window)
 
-    return found_by(blocking, incumbent, search)
+    return found_by(options.method, blocking, incumbent, search)
 
 
 class _Beam:
@@ -112,7 +110,8 @@ class _Beam:
         blocking = self._blocking
         seeds = set(self.kept)
         for nest in self.kept:
-            seeds.add(blocking.tidied(*perturbed(blocking, self._random, *nest)))
+            changed = changed_at_random(blocking, self._random, *nest)
+            seeds.add(blocking.tidied(*changed))
         level = OuterLevel(blocking, sorted(seeds))
         for order, extents, sections in level.parts(self._promising(level)):
             begins = [section.begin for section in sections]

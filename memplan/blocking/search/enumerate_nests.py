@@ -18,35 +18,32 @@ from memplan.blocking.cost.many import BatchEvaluator
 from memplan.blocking.cost.objective import Objective
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.orders import WINDOW, Blocking, Order, all_orders
-from memplan.blocking.search.incumbent import Found, Incumbent, SearchProgress, found_by
-from memplan.errors import UsageError
+from memplan.blocking.search.incumbent import Incumbent, SearchProgress, found_by
+from memplan.blocking.search.result import Options, Result
 
 _PART = 1 << 16  # nests between two looks at the clock
 _MAX_LEVELS = 4
+ENUMERATE = Options("enumerate")
 
 
 def enumerate_nests(
     layer: Layer,
     unroll: Mapping[str, int],
     objective: Objective,
-    *,
-    levels: int = 2,
-    time_limit: float | None = None,
+    options: Options = ENUMERATE,
     progress: Callable[[SearchProgress], None] | None = None,
-) -> Found:
-    """The best nest with up to `levels` loops of each dimension, and one window block.
+) -> Result:
+    """The best nest with up to so many loops a dimension, and one window block.
 
     Ctrl-C, or the end of the time, returns the best so far. With a batch there are
     many more orders: for more than 2 levels, or batched convolutions, set a limit.
-    Raises UsageError where levels is not in [1, 4] or the limit makes no sense.
+    Raises UsageError where levels is not in [1, 4].
     """
-    if not 1 <= levels <= _MAX_LEVELS:
-        raise UsageError(f"{levels} levels to enumerate: take 1 to {_MAX_LEVELS}")
+    levels = options.levels_within(2, _MAX_LEVELS)
     blocking = Blocking(layer, unroll)
-    incumbent = Incumbent(time_limit, progress)
-    return found_by(
-        blocking, incumbent, partial(_search, blocking, objective, levels, incumbent)
-    )
+    incumbent = Incumbent(options.time_limit, progress)
+    search = partial(_search, blocking, objective, levels, incumbent)
+    return found_by(options.method, blocking, incumbent, search)
 
 
 def _search(

@@ -14,17 +14,18 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
-from memplan.blocking.search.incumbent import check_time_limit
+from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.search.result import Options, Result
 from memplan.errors import NoPlanError, UsageError
 from memplan.native import _nest
 
+EXACT = Options("exact")
 MAX_SHARED = 4  # levels that several tensors share
 _LOOPS = ("X", "Y", "C", "K", "B")
 _WINDOW = ("Fw", "Fh")
@@ -34,49 +35,27 @@ _Memories = tuple[
 ]
 
 
-@dataclass(frozen=True)
-class Optimum:
-    """string: the nest, innermost loop first; energy: pJ, with the buffers of
-    `memories`, innermost first, and no others; lower_bound: pJ that no nest takes less
-    than; labels: partial nests looked at."""
-
-    string: str
-    energy: float
-    lower_bound: float
-    proved: bool
-    memories: tuple[BufferMemory, ...]
-    seconds: float
-    labels: int
-
-    @property
-    def sram_bytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(one.nbytes for one in self.memories)
-
-
 def optimum(
     layer: Layer,
     unroll: Mapping[str, int] | None = None,
     objective: Objective | None = None,
-    *,
-    time_limit: float | None = None,
-    threads: int | None = None,
-) -> Optimum:
+    options: Options = EXACT,
+) -> Result:
     """The best nest for `layer`, with sizes rounded up to what `unroll` does at once.
 
     objective: memories of the buffers' own (the default, without a budget) or a given
     hierarchy. Buffers are a choice: one that does not pay is left out. Under a budget,
     and in a hierarchy, which ones have which memory is chosen as well, not by order of
-    accesses; so no other rule does better. time_limit: seconds; after that the result
-    is the best so far, not proved. threads: None for one a core.
+    accesses; so no other rule does better. After the time limit the result is the best
+    so far, not proved.
 
-    Raises UsageError for limits that make no sense, sizes with too many divisors and
-    more than MAX_SHARED shared levels; NoPlanError where there was no time for any
+    Raises UsageError for unrolling that makes no sense, sizes with too many divisors
+    and more than MAX_SHARED shared levels; NoPlanError where there was no time for any
     nest.
     """
     start = time.perf_counter()
     unroll = unroll or {}
-    _check(unroll, time_limit, threads)
+    _check(unroll)
     objective = objective or Codesign()
     sized = layer.padded(unroll)
     base = {dim: unroll.get(dim, 1) for dim in DIMS}
@@ -97,8 +76,8 @@ def optimum(
             # Groups the datapath does at once make every tile larger.
             element_bytes=float(ELEMENT_BYTES * base["G"]),
             count_fills=objective.count_fills,
-            seconds=math.inf if time_limit is None else time_limit,
-            threads=_cores() if threads is None else threads,
+            seconds=math.inf if options.time_limit is None else options.time_limit,
+            threads=options.threads or _cores(),
         )
     except OverflowError:
         raise UsageError(
@@ -107,23 +86,19 @@ def optimum(
         ) from None
     if math.isinf(found.energy):
         raise NoPlanError(
-            f"{time_limit} seconds are too few for a nest of {layer.name}: allow more"
+            f"{options.time_limit} seconds are too few for a nest of {layer.name}: "
+            "allow more"
         )
     return _read(found, sized, base, time.perf_counter() - start)
 
 
-def _check(
-    unroll: Mapping[str, int], time_limit: float | None, threads: int | None
-) -> None:
+def _check(unroll: Mapping[str, int]) -> None:
     for dim, extent in unroll.items():
         if dim not in DIMS or extent < 1:
             raise UsageError(
                 f"unrolling {dim!r} by {extent}: give one of {', '.join(DIMS)} and a "
                 "number from 1 up"
             )
-    check_time_limit(time_limit)
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads is {threads}, and must be at least 1")
 
 
 def _cores() -> int:
@@ -170,7 +145,7 @@ def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:
 
 def _read(
     found: _nest.Optimum, sized: Layer, base: Mapping[str, int], seconds: float
-) -> Optimum:
+) -> Result:
     """What the kernel found for one group, for all of them, as a string."""
     tokens: list[str] = []
     first: list[int] = []  # token of each loop
@@ -189,12 +164,15 @@ def _read(
         BufferMemory(tensors[t], first[loop], round(element_bytes * elements), pj)
         for t, loop, elements, pj in found.kept
     )
-    return Optimum(
-        " ".join(tokens),
+    unroll = {dim: n for dim, n in base.items() if n > 1}
+    return Result(
+        parse_nest(" ".join(tokens), sized, unroll),
+        "exact",
         found.energy * sized.G,
+        seconds,
+        found.labels,
+        found.proved,
         found.lower_bound * sized.G,
         found.proved,
         memories,
-        seconds,
-        found.labels,
     )

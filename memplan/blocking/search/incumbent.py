@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.arrays import Float64Array, Int64Array
-from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.orders import Blocking, Extents, Order
-from memplan.errors import UsageError
+from memplan.blocking.search.result import Result
 
 _EVERY = 0.1  # seconds between two reports
 
@@ -32,17 +31,13 @@ class OutOfTime(Exception):  # noqa: N818 - ends a search; it is no error
 
 
 class Incumbent:
-    """Keeps the best of all nests offered.
-
-    Raises UsageError where the time limit is negative or no number.
-    """
+    """Keeps the best of all nests offered."""
 
     def __init__(
         self,
         time_limit: float | None = None,
         progress: Callable[[SearchProgress], None] | None = None,
     ) -> None:
-        check_time_limit(time_limit)
         self.order: Order | None = None
         self.extents: Extents = ()
         self.energy = math.inf
@@ -76,21 +71,9 @@ class Incumbent:
             raise OutOfTime
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search found. complete: whether it came to its end; it did not where time
-    ran out, or Ctrl-C was pressed."""
-
-    nest: Nest
-    energy: float
-    evaluated: int
-    complete: bool
-    seconds: float
-
-
 def found_by(
-    blocking: Blocking, incumbent: Incumbent, search: Callable[[], None]
-) -> Found:
+    method: str, blocking: Blocking, incumbent: Incumbent, search: Callable[[], None]
+) -> Result:
     """What `search`, which offers nests to the incumbent, finds until it ends, its time
     is over, or Ctrl-C. Raises these two again where there is no nest yet."""
     complete = True
@@ -102,16 +85,11 @@ def found_by(
         complete = False
     assert incumbent.order is not None
     order, extents = blocking.tidied(incumbent.order, incumbent.extents)
-    return Found(
+    return Result(
         blocking.nest(order, extents),
+        method,
         incumbent.energy,
+        incumbent.seconds,
         incumbent.evaluated,
         complete,
-        incumbent.seconds,
     )
-
-
-def check_time_limit(time_limit: float | None) -> None:
-    """Raises UsageError where it is negative or no number."""
-    if time_limit is not None and not (math.isfinite(time_limit) and time_limit >= 0):
-        raise UsageError(f"a time limit of {time_limit} seconds makes no sense")

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from memplan.blocking.cost.objective import Codesign
-from memplan.blocking.design.area_curve import AreaPoint
 from memplan.blocking.design.area_curve import area_curve as trace_curve
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.plan import CurvePoint
 from memplan.blocking.run.models import ModelLayer
 from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Options, Result
 from memplan.cli.blocking import options, report, results
 from memplan.cli.blocking.progress import searching, working
 from memplan.files import refuse_overwrite
@@ -57,19 +57,13 @@ def command(
     if output is not None:
         refuse_overwrite(output, force)
     datapath = options.datapath(unroll, layer)
+    how = Options(time_limit=time_limit, threads=threads)
     with searching("exact") as progress:
-        found = optimize(
-            layer,
-            datapath,
-            objective,
-            time_limit=time_limit,
-            threads=threads,
-            progress=progress,
-        )
+        found = optimize(layer, datapath, objective, how, progress)
     curve: tuple[CurvePoint, ...] = ()
     if area_curve:
         most = _MOST if objective.budget is None else objective.budget
-        curve = _curve(layer, datapath, most, time_limit, threads)
+        curve = _curve(layer, datapath, most, how)
     plan = results.planned([ModelLayer(layer, 1)], [found], objective, curve)
     results.hand_over(plan, objective, output=output, force=force, json_=json_)
 
@@ -78,26 +72,14 @@ def _curve(
     layer: Layer,
     unroll: dict[str, int],
     most: int,
-    time_limit: float | None,
-    threads: int | None,
+    how: Options,
 ) -> tuple[CurvePoint, ...]:
     budgets = [_LEAST << i for i in range(64) if _LEAST << i < most] + [most]
     with working("area curve") as told:
 
-        def progress(point: AreaPoint) -> None:
+        def progress(point: CurvePoint, result: Result) -> None:
             if told is not None:
-                energy = report.energy(point.result.energy)
+                energy = report.energy(result.energy)
                 told(f"{format_bytes(point.budget)}: {energy}")
 
-        points = trace_curve(
-            layer,
-            budgets,
-            unroll,
-            time_limit=time_limit,
-            threads=threads,
-            progress=progress,
-        )
-    return tuple(
-        CurvePoint(point.budget, point.nbytes, point.mm2, point.result.energy)
-        for point in points
-    )
+        return tuple(trace_curve(layer, budgets, unroll, how, progress))

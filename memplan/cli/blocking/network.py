@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.cost.objective import Fixed, Objective
+from memplan.blocking.cost.objective import Fixed
 from memplan.blocking.design.network import distinct
 from memplan.blocking.design.network_design import (
     MAX_LEVELS,
@@ -17,13 +17,12 @@ from memplan.blocking.design.network_design import (
     design_network,
 )
 from memplan.blocking.design.networks import NETWORKS
-from memplan.blocking.design.sweep import Task, sweep
 from memplan.blocking.machine.area import DIANNAO_MM2
 from memplan.blocking.run.models import ModelLayer
-from memplan.blocking.search.optimize import Result
+from memplan.blocking.search.result import Options
 from memplan.cli import show
 from memplan.cli.blocking import options, report, results
-from memplan.cli.blocking.progress import sweeping, working
+from memplan.cli.blocking.progress import swept, working
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
 from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
@@ -78,16 +77,18 @@ def command(
         raise UsageError("--ray is for a given --memory; leave it out")
     if output is not None:
         refuse_overwrite(output, force)
+    how = Options(time_limit=time_limit, threads=threads)
     layers = _layers(network)
     hand_over = partial(results.hand_over, output=output, force=force, json_=json_)
     if memory is not None:
         objective = options.machine(memory, None)
-        found = _blocked(layers, objective, unroll, time_limit, threads, ray)
+        tasks = options.tasks(layers, objective, unroll, how)
+        found = swept("layers", tasks, threads, ray)
         hand_over(results.planned(layers, found, objective), objective)
         return
     assert budget is not None
     nbytes = parse_bytes(budget)
-    design = _designed(layers, unroll, nbytes, levels or _LEVELS, time_limit, threads)
+    design = _designed(layers, unroll, nbytes, levels or _LEVELS, how)
     if not design.complete:
         show.note("stopped before all memories were looked at")
     chosen = Fixed(design.network.hierarchy)
@@ -100,36 +101,12 @@ def command(
     hand_over(plan, chosen, more=_entries(design), rows=_rows(design))
 
 
-def _blocked(
-    layers: Sequence[ModelLayer],
-    objective: Objective,
-    unroll: str | None,
-    time_limit: float | None,
-    threads: int | None,
-    ray: str | None,
-) -> list[Result]:
-    """Every layer's best nest on a given hierarchy."""
-    tasks = [
-        Task(
-            one.layer,
-            options.datapath(unroll, one.layer),
-            objective,
-            time_limit=time_limit,
-        )
-        for one in layers
-    ]
-    with sweeping("layers", len(tasks)) as ended:
-        processes = None if ray else threads
-        return sweep(tasks, processes=processes, address=ray, progress=ended)
-
-
 def _designed(
     layers: Sequence[ModelLayer],
     unroll: str | None,
     budget: int,
     levels: int,
-    time_limit: float | None,
-    threads: int | None,
+    how: Options,
 ) -> NetworkDesign:
     """The memories that all layers need least energy with."""
     weighted = _with_weights(layers)
@@ -145,8 +122,7 @@ def _designed(
             budget,
             levels=levels,
             counts=[one.count for one in weighted],
-            time_limit=time_limit,
-            threads=threads,
+            options=how,
             progress=progress,
         )
 

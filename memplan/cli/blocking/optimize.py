@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.design.sweep import Task, sweep
-from memplan.blocking.search.optimize import METHODS, Result
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import METHODS, Options
 from memplan.cli.blocking import options, results
-from memplan.cli.blocking.progress import searching, sweeping
+from memplan.cli.blocking.progress import searching, swept
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
 
@@ -67,30 +67,15 @@ def command(
     if output is not None:
         refuse_overwrite(output, force)
     given = options.all_layers(layer_texts)
-    tasks = [
-        Task(
-            one.layer,
-            options.datapath(unroll, one.layer),
-            objective,
-            method=method,
-            levels=levels,
-            time_limit=time_limit,
-            seed=seed,
-        )
-        for one in given
-    ]
+    how = Options(method, levels, time_limit, threads, seed)
+    tasks = options.tasks(given, objective, unroll, how)
     if len(tasks) > 1:
-        with sweeping("optimize", len(tasks)) as ended:
-            processes = None if ray else threads
-            found = sweep(tasks, processes=processes, address=ray, progress=ended)
+        found = swept("optimize", tasks, threads, ray)
     elif ray is not None:
         raise UsageError("--ray is for several layers; leave it out")
     else:
-        found = [_alone(tasks[0], threads)]
+        task = tasks[0]
+        with searching(method) as progress:
+            found = [optimize(task.layer, task.unroll, objective, how, progress)]
     plan = results.planned(given, found, objective)
     results.hand_over(plan, objective, output=output, force=force, json_=json_)
-
-
-def _alone(task: Task, threads: int | None) -> Result:
-    with searching(task.method) as progress:
-        return task.run(threads, progress)

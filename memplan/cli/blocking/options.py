@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.design.sweep import Task
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.nest.nest import parse_unroll
 from memplan.blocking.run.models import ModelLayer, layers_of_model
+from memplan.blocking.search.result import Options
 from memplan.cli import arguments, show
 from memplan.errors import UsageError
 from memplan.units import parse_bytes
@@ -205,3 +207,12 @@ def datapath(text: str | None, layer: Layer) -> dict[str, int]:
         return parse_unroll(text)
     paper = parse_unroll(PAPER_DATAPATH)
     return {dim: min(count, layer.size(dim)) for dim, count in paper.items()}
+
+
+def tasks(
+    layers: Sequence[ModelLayer], objective: Objective, unroll: str | None, how: Options
+) -> list[Task]:
+    """A search for each layer, on the datapath given or the paper's."""
+    return [
+        Task(one.layer, datapath(unroll, one.layer), objective, how) for one in layers
+    ]

@@ -9,6 +9,7 @@ from memplan.blocking.design.parallel import SHARED, CoresEnergy, cores_energy
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Options
 from memplan.cli import show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import layer_entry
@@ -75,14 +76,8 @@ def command(
         nest = parse_nest(string, layer, datapath)
     else:
         with searching("exact") as progress:
-            nest = optimize(
-                layer,
-                datapath,
-                objective,
-                time_limit=time_limit,
-                threads=threads,
-                progress=progress,
-            ).nest
+            how = Options(time_limit=time_limit, threads=threads)
+            nest = optimize(layer, datapath, objective, how, progress).nest
     splits = tuple(SHARED) if split is None else (split,)
     found = [cores_energy(nest, n, way, objective) for way in splits for n in numbers]
     if json_:

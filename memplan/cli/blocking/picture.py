@@ -9,6 +9,7 @@ from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.plan import BlockingPlan
 from memplan.blocking.planfile import read_plan
 from memplan.cli.blocking import report
+from memplan.formats.sniff import Opened
 from memplan.plotting.areacurve import AreaPoint
 from memplan.plotting.blocked import blocked
 from memplan.plotting.energybars import EnergyBars
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def picture(path: Path) -> Figure:
-    """The picture of the blocking plan at `path`. Raises as `read_plan` does."""
-    plan = read_plan(path)
+def picture(file: Opened) -> Figure:
+    """The picture of the blocking plan in `file`. Raises as `read_plan` does."""
+    plan = read_plan(file)
     single = plan.layers[0].evaluation if len(plan.layers) == 1 else None
     return blocked(
         [_bars(one.evaluation, one.count) for one in plan.layers],
-        path.name if single is None else single.layer.name,
+        Path(file.path).name if single is None else single.layer.name,
         _facts(plan),
         nest=None if single is None else _nest(single),
         curve=[

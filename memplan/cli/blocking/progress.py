@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from memplan.blocking.design.sweep import Task, sweep
 from memplan.blocking.search.incumbent import SearchProgress
-from memplan.blocking.search.optimize import Result
+from memplan.blocking.search.result import Result
 from memplan.cli import show
 from memplan.cli.blocking import report
 from memplan.units import format_seconds
@@ -58,6 +59,15 @@ def sweeping(what: str, tasks: int) -> Iterator[Callable[[int, Result], None] | 
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(what, total=tasks)
             yield lambda number, result: bar.advance(task)
+
+
+def swept(
+    what: str, tasks: Sequence[Task], threads: int | None, ray: str | None
+) -> list[Result]:
+    """The results of all tasks, on a Ray cluster if its address is given."""
+    with sweeping(what, len(tasks)) as ended:
+        processes = None if ray else threads
+        return sweep(tasks, processes=processes, address=ray, progress=ended)
 
 
 @contextlib.contextmanager

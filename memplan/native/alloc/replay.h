@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "alloc/arena.h"
@@ -14,6 +15,12 @@
 namespace memplan {
 
 class Replay {
+  template <typename Function>
+  auto locked(Function&& read) {
+    std::lock_guard lock(mutex_);
+    return read();
+  }
+
  public:
   // Reserves `reserve` bytes of address space, of which the table's `arena_bytes` are
   // used; a later table may use more. Pages that no block used in the last `cold`
@@ -31,27 +38,39 @@ class Replay {
   // that may yet change.
   void unsettle(bool unsettled);
   // See Server.
-  void adopt(Table table);
+  void adopt(Table table) {
+    locked([&] { server_.adopt(std::move(table)); });
+  }
 
   bool contains(const void* pointer) const { return arena_.contains(pointer); }
   std::uintptr_t base() const {
     return reinterpret_cast<std::uintptr_t>(arena_.address(0));
   }
   std::uint64_t reserved_bytes() const { return arena_.size(); }
-  std::uint64_t arena_bytes();
-  std::uint64_t top();
-  std::uint64_t returned_bytes();
-  std::size_t live_blocks();
-  std::uint64_t live_bytes();
-  PhaseCounts counts();
+  std::uint64_t arena_bytes() {
+    return locked([&] { return server_.table().arena_bytes; });
+  }
+  std::uint64_t top() { return locked([&] { return arena_.top(); }); }
+  std::uint64_t returned_bytes() { return locked([&] { return returned_; }); }
+  std::size_t live_blocks() {
+    return locked([&] { return server_.ranges().used().size(); });
+  }
+  std::uint64_t live_bytes() {
+    return locked([&] { return server_.ranges().bytes_in_use(); });
+  }
+  PhaseCounts counts() { return locked([&] { return server_.counts(); }); }
   // The repeated steps that ended since the last call.
-  std::vector<StepEnd> take_steps();
+  std::vector<StepEnd> take_steps() {
+    return locked([&] { return std::exchange(ended_, {}); });
+  }
   // Per request of the table, the most bytes asked for in its place; of elastic steps.
-  std::vector<std::uint64_t> largest();
+  std::vector<std::uint64_t> largest() {
+    return locked([&] { return server_.matcher().largest(); });
+  }
   // Per request of the table, the part of its pages that the program touched before it
   // freed the block; -1 where that is not known: of small blocks, those alive, and those
   // that came while the plan was settled.
-  std::vector<double> touched();
+  std::vector<double> touched() { return locked([&] { return touched_; }); }
   // Around a fork: the child's copy is then of no other thread's half-done work, and
   // under no other thread's lock.
   void lock() { mutex_.lock(); }

@@ -25,7 +25,6 @@ using memplan::Replay;
 namespace {
 
 using Column = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 using Flags = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 nb::dict to_dict(const Counts& counts) {

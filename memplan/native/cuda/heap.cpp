@@ -105,7 +105,7 @@ void* Heap::from_plan(Planned* arena, std::uint64_t bytes, Stream stream) {
   const bool looped = std::any_of(arenas_.begin(), arenas_.end(), [](const auto& entry) {
     return entry.second.server.matcher().looped();
   });
-  Counts& counts = unarranged_.of(looped);
+  Counts& counts = without_arena_.of(looped);
   ++counts.requests;
   ++counts.fallback;
   counts.fallback_bytes += bytes;
@@ -235,7 +235,7 @@ Stats Heap::stats() {
 
 PhaseCounts Heap::counts() {
   Lock lock(mutex_);
-  PhaseCounts sum = unarranged_;
+  PhaseCounts sum = without_arena_;
   for (const auto& [rank, arena] : arenas_) sum += arena.server.counts();
   return sum;
 }

@@ -101,7 +101,7 @@ class Heap {
   unsigned pools_ = 0;
   bool serving_ = true;
   Stats stats_;
-  PhaseCounts unarranged_;  // requests that came while their stream had no arena
+  PhaseCounts without_arena_;  // requests that came while their stream had no arena
 };
 
 }  // namespace memplan::cuda

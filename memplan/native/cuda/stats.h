@@ -33,9 +33,8 @@ enum Stat : std::size_t {
 constexpr const char* kStatNames =
     "allocated_bytes,allocated_bytes_peak,active_bytes,active_bytes_peak,"
     "reserved_bytes,reserved_bytes_peak,arena_bytes,cached_bytes,"
-    "other_stream,"
-    "frees,unknown_frees,pending_blocks,event_failures,malloc_failures,retries,"
-    "out_of_memory,refused_captures,stranded_blocks";
+    "other_stream,frees,unknown_frees,pending_blocks,event_failures,malloc_failures,"
+    "retries,out_of_memory,refused_captures,stranded_blocks";
 
 class Stats {
  public:

@@ -118,9 +118,7 @@ bool Matcher::follow_another(std::uint64_t bytes) {
   if (chosen >= table_.loop_end) loop_next_ = was_in_loop ? mistaken : expected;
   history_ = std::move(before);
   seen_ = position + 1;
-  const std::size_t first = table_.steps[chosen].first;
-  for (std::size_t i = 0; i < position; ++i) used_[first + i] = true;
-  cursor_ = reach_ = first + position;
+  cursor_ = reach_ = table_.steps[chosen].first + position;
   in_order_ = true;
   return true;
 }

@@ -8,8 +8,8 @@ for an upper that is inclusive, as then are the ends of gaps. There is no quotin
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -18,9 +18,11 @@ from memplan.arrays import BoolArray, Int64Array
 from memplan.core.gaps import Gaps
 from memplan.core.problem import FREE, Problem
 from memplan.errors import FormatError, InputError
-from memplan.files import PathLike, open_input
-from memplan.formats.strictjson import shown
-from memplan.limits import MAX_INTEGER
+from memplan.files import PathLike
+from memplan.formats.sniff import Input, opened
+from memplan.formats.strictjson import MEMORY_ANYWAY, MEMORY_PER_BYTE, shown
+from memplan.limits import MAX_INTEGER, MAX_TEXT
+from memplan.trace.importers.minimalloc_gaps import gap_columns, parse_gaps
 
 _SYNONYMS = {
     "id": "id",
@@ -39,78 +41,77 @@ _SYNONYMS = {
 }
 _REQUIRED = ("id", "lower", "upper", "size")
 _LEAST = {"lower": 0, "upper": 0, "size": 1, "alignment": 1, "hint": -1, "offset": FREE}
-_LINES_AT_A_TIME = 1 << 15
-_DIGITS = re.compile(r"[0-9,]*")
+_PIECE_BYTES = 1 << 20
+_ROW_BYTES = 170  # that a row takes up, with all that is made of it
+_GAP_BYTES = 130
+_DIGITS = re.compile(r"[-+0-9,]*")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_GAP = re.compile(r"(\d{1,19})-(\d{1,19})(?:@(\d{1,19}):(\d{1,19}))?", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Gap:
-    """Ticks [lower, upper) in which a buffer is not used, or only in part.
-
-    window: the bytes [begin, end) of the buffer still used; None for none of them.
-    """
-
-    lower: int
-    upper: int
-    window: tuple[int, int] | None
-
-
-def read_minimalloc(path: PathLike) -> Problem:
+def read_minimalloc(source: Input) -> Problem:
     """The Problem in a MiniMalloc CSV file; its ids become labels.
 
-    An `offset` is a fixed position (-1: anywhere), a `hint` is ignored. Raises
-    FormatError naming line and column, or the buffer.
+    source: its path, or the file as `sniff` opened it. An `offset` is a fixed position
+    (-1: anywhere), a `hint` is ignored. Raises FormatError naming line and column, or
+    the buffer.
     """
-    with open_input(path) as (stream, _):
-        data = stream.read()
-    try:
-        lines = data.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise FormatError(path, f"line {line}: not UTF-8 text") from None
-    del data
-    table = _Table(path, lines[0].removesuffix("\r"))
-    for first, rows in _rows(path, lines):
-        table.add(first, rows)
-    return table.problem()
+    with opened(source) as file:
+        path, data = file.path, file.read()
+        _check_weight(path, data)
+        table, blank = None, 0  # the number of the first blank line
+        for first, lines in _pieces(path, data):
+            if table is None:
+                table = _Table(path, lines.pop(0).removesuffix("\r"))
+                first += 1  # noqa: PLW2901 - the header is no row
+            end = 0 if blank else _first(lines, blank=True)
+            stray = end + _first(lines[end:], blank=False)
+            blank = blank or (first + end if end < len(lines) else 0)
+            if stray < len(lines):
+                raise FormatError(
+                    path,
+                    f"line {first + stray} comes after a blank line, where MiniMalloc "
+                    "stops",
+                    f"delete line {blank}",
+                )
+            if end:
+                table.add(first, lines[:end])
+        assert table is not None  # no file that is open is empty
+        return table.problem()
 
 
-def parse_gaps(text: str, inclusive: bool = False) -> list[Gap]:
-    """The gaps in a `gaps` field: ``lower-upper`` or ``lower-upper@begin:end``.
-
-    inclusive: ends are the last tick of a gap, as in files with an `end` column.
-    Raises InputError for what is not a gap, and for an empty one.
-    """
-    gaps = []
-    for word in text.split():
-        match = _GAP.fullmatch(word)
-        if match is None:
-            raise InputError(f"{shown(word)} is not a gap; write lower-upper")
-        lower, upper = int(match[1]), int(match[2]) + inclusive
-        window = None if match[3] is None else (int(match[3]), int(match[4]))
-        if lower >= upper or (window is not None and window[0] >= window[1]):
-            raise InputError(f"the gap {shown(word)} is empty")
-        if max(upper, *(window or (0,))) > MAX_INTEGER:
-            raise InputError(f"the gap {shown(word)} goes beyond 2^63 - 1")
-        gaps.append(Gap(lower, upper, window))
-    return gaps
-
-
-def _rows(path: PathLike, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """The data lines in slices, each with its first line's number (header: 1)."""
-    blank = next((i for i, line in enumerate(lines) if i and not line.strip()), None)
-    end = len(lines) if blank is None else blank
-    stray = next((i for i in range(end, len(lines)) if lines[i].strip()), None)
-    if stray is not None:
+def _check_weight(path: PathLike, data: bytes) -> None:
+    """Refuse more rows or gaps than so few bytes hold in any honest file."""
+    rows, gaps = data.count(b"\n"), data.count(b"-")
+    weight = _ROW_BYTES * rows + _GAP_BYTES * gaps
+    if weight > MEMORY_PER_BYTE * len(data) + MEMORY_ANYWAY:
         raise FormatError(
             path,
-            f"line {stray + 1} comes after a blank line, where MiniMalloc stops",
-            f"delete line {end + 1}",
+            f"too large: {rows} rows with up to {gaps} gaps would take up "
+            f"{weight >> 20} MiB, too much for a file of {len(data)} bytes",
         )
-    for begin in range(1, end, _LINES_AT_A_TIME):
-        yield begin + 1, lines[begin : min(begin + _LINES_AT_A_TIME, end)]
+
+
+def _pieces(path: PathLike, data: bytes) -> Iterator[tuple[int, list[str]]]:
+    """The lines, some at a time, each with the first one's number (header: 1)."""
+    begin, number = len(BOM_UTF8) if data.startswith(BOM_UTF8) else 0, 1
+    while begin < len(data) or number == 1:
+        end = data.find(b"\n", begin + _PIECE_BYTES)
+        end = len(data) if end < 0 else end
+        try:
+            lines = data[begin:end].decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            line = number + data.count(b"\n", begin, begin + error.start)
+            raise FormatError(path, f"line {line}: not UTF-8 text") from None
+        next_number = number + len(lines)
+        yield number, lines
+        number = next_number
+        begin = end + 1
+
+
+def _first(lines: list[str], blank: bool) -> int:
+    """The place of the first line that is blank, or is not; their number if none."""
+    places = (i for i, line in enumerate(lines) if (not line.strip()) is blank)
+    return next(places, len(lines))
 
 
 class _Table:
@@ -118,12 +119,14 @@ class _Table:
 
     def __init__(self, path: PathLike, header: str) -> None:
         self.path = path
-        self.names = [name.strip() for name in header.split(",")]
+        # One more than there are names: what follows would not be known either.
+        names = header.split(",", len(_SYNONYMS))
+        self.names = [name.strip() for name in names]
         self.columns = [_SYNONYMS.get(name, "") for name in self.names]
         self._check_header()
         self.inclusive = "end" in self.names
         self.ids: list[str] = []
-        self.gaps: list[tuple[int, int, int, int, int]] = []
+        self.gaps: list[Int64Array] = []  # each of shape (5, k)
         self.parts: dict[str, list[Int64Array]] = {
             name: [] for name in self.columns if name in _LEAST
         }
@@ -158,10 +161,17 @@ class _Table:
                 alignment=alignment,
                 fixed=fixed,
                 labels=self.ids,
-                gaps=Gaps.of(*zip(*self.gaps, strict=True)) if self.gaps else None,
+                gaps=self._all_gaps(),
             )
         except InputError as error:
             raise FormatError(self.path, str(error)) from None
+
+    def _all_gaps(self) -> Gaps | None:
+        if not self.gaps:
+            return None
+        gaps = np.concatenate(self.gaps, axis=1)
+        self.gaps.clear()
+        return Gaps.of(*gaps)
 
     def _check_header(self) -> None:
         for i, (name, column) in enumerate(zip(self.names, self.columns, strict=True)):
@@ -183,6 +193,9 @@ class _Table:
         self, first: int, name: str, column: str, fields: list[str]
     ) -> None:
         if column == "id":
+            long = next((i for i, x in enumerate(fields) if len(x) > MAX_TEXT), None)
+            if long is not None:
+                self._fail(first + long, name, f"more than {MAX_TEXT} characters")
             self.ids += fields
         elif column == "gaps":
             self._add_gaps(first, fields)
@@ -196,6 +209,8 @@ class _Table:
         most = MAX_INTEGER - 1 if name == "end" else MAX_INTEGER
         values: Int64Array | None = None
         # int() takes more than MiniMalloc does: 1_000, other scripts' digits.
+        if not _DIGITS.fullmatch(",".join(fields)):
+            fields = [field.strip() for field in fields]
         if _DIGITS.fullmatch(",".join(fields)):
             try:
                 values = np.fromiter(map(int, fields), np.int64, len(fields))
@@ -222,18 +237,38 @@ class _Table:
             values[i] = value
         return values
 
-    def _add_gaps(self, first: int, fields: Sequence[str]) -> None:
+    def _add_gaps(self, first: int, fields: list[str]) -> None:
+        if sum(map(len, fields)) <= 2 * _PIECE_BYTES:
+            self._take_gaps(first, fields)
+            return
         for line, field in enumerate(fields, first):
-            if not field.strip():
-                continue
+            begin = 0
+            while begin < len(field):
+                end = field.find(" ", begin + _PIECE_BYTES)
+                end = len(field) if end < 0 else end
+                self._take_gaps(line, [field[begin:end]])
+                begin = end
+
+    def _take_gaps(self, first: int, fields: list[str]) -> None:
+        """Add the gaps in the fields of as many rows, the first on line `first`."""
+        counts = [len(field.split()) for field in fields]
+        columns = gap_columns(" ".join(fields), sum(counts), self.inclusive)
+        if columns is None:
+            columns = self._careful_gaps(first, fields)
+        # Line 2 holds the first buffer.
+        owners = np.repeat(np.arange(first - 2, first - 2 + len(fields)), counts)
+        self.gaps.append(np.stack([owners, *columns]))
+
+    def _careful_gaps(self, first: int, fields: list[str]) -> list[Int64Array]:
+        """The gaps one by one; FormatError at the first that is not allowed."""
+        rows = []
+        for line, field in enumerate(fields, first):
             try:
                 gaps = parse_gaps(field, self.inclusive)
             except InputError as error:
                 self._fail(line, "gaps", str(error))
-            # Line 2 holds the first buffer.
-            for gap in gaps:
-                begin, end = gap.window or (0, 0)
-                self.gaps.append((line - 2, gap.lower, gap.upper, begin, end))
+            rows += [(gap.lower, gap.upper, *(gap.window or (0, 0))) for gap in gaps]
+        return list(np.array(rows, dtype=np.int64).reshape(-1, 4).T)
 
     def _check_rows(self, lower: Int64Array, upper: Int64Array) -> None:
         empty: BoolArray = lower >= upper

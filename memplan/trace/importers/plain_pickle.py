@@ -19,13 +19,19 @@ from memplan.errors import FormatError
 from memplan.files import PathLike
 
 MAX_PROTOCOL = 5
-MAX_ITEMS = 50_000_000  # containers, and memo entries
+# Honest pickles have an instruction for every three bytes or so.
+STEPS_PER_BYTE = 0.45
+STEPS_ANYWAY = 1_000_000
+# Bytes of memory for what is made, beside the text of texts and the stack.
+MEMORY_PER_BYTE = 8
+MEMORY_ANYWAY = 64 << 20
+_WEIGHTS = {"container": 88, "item": 40, "memo": 90, "text": 56}
 MAX_MARKS = 64  # containers open at the same time
 MAX_TEXT_BYTES = 64 << 10
 MAX_INTEGER_BYTES = 9  # an address above 2^63 takes nine
 
 _REMEDY = "make it with torch.cuda.memory._dump_snapshot"
-_STOP = ord(".")
+_STOP, _GET = ord("."), ord("h")
 _NAMES = {ord(code.code): code.name for code in pickletools.opcodes}
 _SCALARS = frozenset((int, float, str, bool, type(None)))
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -67,22 +73,30 @@ class _Machine:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stacks under each open mark
         self.memo: dict[int, Any] = {}
-        self.containers = 0
+        self.memory = MEMORY_PER_BYTE * len(data) + MEMORY_ANYWAY  # that is left
         self.steps = self._table()
 
     def run(self) -> object:
-        data, end, steps = self.data, len(self.data), self.steps
-        while self.next < end:
+        data, end, steps, memo = self.data, len(self.data), self.steps, self.memo
+        most = int(STEPS_PER_BYTE * end) + STEPS_ANYWAY
+        for _ in range(most):
+            if self.next >= end:
+                raise FormatError(self.path, f"cut off at byte {end}", _REMEDY)
             self.at = self.next
             code = data[self.at]
             self.next += 1
             if code == _STOP:
                 return self._result()
+            # Every second one fetches what is known: worth a short cut.
+            if code == _GET and self.next < end and data[self.next] in memo:
+                self.stack.append(memo[data[self.next]])
+                self.next += 1
+                continue
             step = steps[code]
             if step is None:
                 self._refuse(code)
             step()
-        raise FormatError(self.path, f"cut off at byte {end}", _REMEDY)
+        self._fail(f"takes more than {most} instructions in {end} bytes")
 
     def _result(self) -> object:
         if self.below or len(self.stack) != 1:
@@ -171,6 +185,7 @@ class _Machine:
         if length > MAX_TEXT_BYTES:
             self._fail(f"holds a text of {length} bytes")
         begin = self._take(length)
+        self._pay("text")
         try:
             text = self.data[begin : begin + length].decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
@@ -196,17 +211,18 @@ class _Machine:
         taken, self.stack = self.stack, self.below.pop()
         return taken
 
-    def _count_container(self) -> None:
-        self.containers += 1
-        if self.containers > MAX_ITEMS:
-            self._fail(f"holds more than {MAX_ITEMS} containers")
+    def _pay(self, what: str, count: int = 1) -> None:
+        """Take what is made off the memory that is left."""
+        self.memory -= _WEIGHTS[what] * count
+        if self.memory < 0:
+            self._fail(f"holds too much for its {len(self.data)} bytes")
 
     def _push_container(self, container: object) -> None:
-        self._count_container()
+        self._pay("container")
         self.stack.append(container)
 
     def _tuple(self, items: list[Any]) -> None:
-        self._count_container()
+        self._pay("container")
         if not set(map(type, items)) <= _SCALARS:
             self._fail("puts a container into a tuple")
         self.stack.append(tuple(items))
@@ -224,13 +240,13 @@ class _Machine:
         keys = items[::2]
         if set(map(type, keys)) - {str}:
             self._fail("has a key that is not text")
+        self._pay("item", len(keys))
         self.stack[-1].update(zip(keys, items[1::2], strict=True))
 
     def _put(self, index: int) -> None:
         if not self.stack:
             self._fail("stores what is not there")
-        if len(self.memo) >= MAX_ITEMS:
-            self._fail(f"stores more than {MAX_ITEMS} values")
+        self._pay("memo")
         self.memo[index] = self.stack[-1]
 
     def _get(self, index: int) -> None:

@@ -8,16 +8,20 @@ size, stream, frames, ...}` entries. A block's life ends when its free completed
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NoReturn
 
+import numpy as np
+
 from memplan.core.plan import Program
 from memplan.errors import FormatError, UsageError
-from memplan.files import PathLike, open_input
-from memplan.formats.strictjson import parse, shown
+from memplan.files import PathLike
+from memplan.formats.sniff import Input, Kind, opened
+from memplan.formats.strictjson import shown
 from memplan.limits import MAX_TEXT
 from memplan.trace.check import check_count
 from memplan.trace.importers.plain_pickle import load_plain
@@ -59,16 +63,7 @@ class Imported:
     entries: int
 
 
-def looks_like_snapshot(head: bytes) -> bool:
-    """Whether a file that begins with `head` may be a snapshot, pickled or JSON."""
-    if head[:1] == b"\x80" and len(head) > 1:
-        return 1 < head[1] < 32
-    if head.lstrip()[:1] != b"{" or b'"memplan.' in head:
-        return False
-    return b'"device_traces"' in head or b'"segments"' in head
-
-
-def read_snapshot(path: PathLike, device: int | None = None) -> Trace:
+def read_snapshot(source: Input, device: int | None = None) -> Trace:
     """The history of one device in a snapshot file, pickled or JSON.
 
     device: its index; None where only one has a history. Loading it runs no code.
@@ -76,14 +71,12 @@ def read_snapshot(path: PathLike, device: int | None = None) -> Trace:
     made before it was recorded, or pushed out when it was full. Raises FormatError
     for what is not a snapshot of plain data, UsageError for a device not in it.
     """
-    with open_input(path) as (stream, _):
-        data = stream.read()
-    if data.lstrip()[:1] == b"{":
-        snapshot = parse(data, path, "the file may be cut off")
-    else:
-        snapshot = load_plain(data, path)
-    del data
-    found = from_snapshot(snapshot, device=device, path=path)
+    with opened(source) as file:
+        if file.kind is Kind.PICKLE:
+            snapshot = load_plain(file.read(), file.path)
+        else:
+            snapshot = file.json()
+        found = from_snapshot(snapshot, device=device, path=file.path)
     info = replace(found.trace.info, dropped_events=found.unmatched_frees)
     return replace(found.trace, info=info)
 
@@ -185,9 +178,10 @@ class _Reader:
         self.path, self.device, self.history = path, device, history
         self.stacks = StackTable()
         self.unmatched = 0
-        self._rows: list[tuple[int, int, int, int, int, int, int]] = []
+        self._columns = [array(code) for code in "qBBQqqi"]  # of _take's rows
         self._live: dict[int, tuple[int, int]] = {}  # address -> size, stream
         self._known: dict[int, int] = {}  # id of a frames list -> its stack
+        self._frames: dict[int, Frame] = {}  # id of a frame's dict -> the frame
 
     def read(self, marks: Sequence[HistoryMark]) -> None:
         """Take every entry, and before each the marks that precede it."""
@@ -205,19 +199,17 @@ class _Reader:
 
     def columns(self) -> Columns:
         """The rows so far; times count from the first and never decrease."""
-        columns = list(zip(*self._rows, strict=True)) or [()] * 7
-        times = list(accumulate(columns[0], max))
-        start = times[0] if times else 0
+        times, action, mark, address, size, stream, stack = map(np.array, self._columns)
         return Columns.of(
-            time_ns=[(time - start) * 1000 for time in times],
-            action=columns[1],
-            mark=columns[2],
-            address=columns[3],
-            size=columns[4],
-            requested_size=columns[4],
-            device=[self.device] * len(times),
-            stream=columns[5],
-            stack=columns[6],
+            time_ns=(np.maximum.accumulate(times) - times[:1]) * 1000,
+            action=action,
+            mark=mark,
+            address=address,
+            size=size,
+            requested_size=size,
+            device=np.full(len(times), self.device),
+            stream=stream,
+            stack=stack,
         )
 
     def _take(self, i: int, entry: dict[str, Any], action: Action) -> None:
@@ -238,11 +230,14 @@ class _Reader:
             size, stream = self._live.pop(address)
         else:
             size, stream = self._live[address]
-        row = (self._time(i), action, Mark.NONE, address, size, stream, stack)
-        self._rows.append(row)
+        self._add(self._time(i), action, Mark.NONE, address, size, stream, stack)
 
     def _mark(self, mark: HistoryMark) -> None:
-        self._rows.append((mark.time_us, Action.STEP, mark.mark, 0, 0, 0, NO_STACK))
+        self._add(mark.time_us, Action.STEP, mark.mark, 0, 0, 0, NO_STACK)
+
+    def _add(self, *row: int) -> None:
+        for column, value in zip(self._columns, row, strict=True):
+            column.append(value)
 
     def _marks_before(self, marks: Sequence[HistoryMark]) -> list[int]:
         """How many marks come before each entry, which is checked to be one."""
@@ -251,7 +246,7 @@ class _Reader:
         for i, entry in enumerate(self.history):
             if not isinstance(entry, dict) or not isinstance(entry.get("action"), str):
                 self._fail(i, "", f"{shown(entry)} has no action")
-            counts.append(_count_before(entry, self._time(i), times))
+            counts.append(_count_before(entry, self._time(i), times) if times else 0)
         return list(accumulate(counts, max))
 
     def _time(self, i: int) -> int:
@@ -274,8 +269,15 @@ class _Reader:
         if known is None:
             if not isinstance(frames, list):
                 self._fail(i, "frames", f"{shown(frames)} is not a list")
-            known = self.stacks.intern(tuple(self._frame(i, f) for f in frames))
+            known = self.stacks.intern(tuple(self._shared(i, f) for f in frames))
             self._known[id(frames)] = known
+        return known
+
+    def _shared(self, i: int, frame: object) -> Frame:
+        """The frame; the same dict is looked at once."""
+        known = self._frames.get(id(frame))
+        if known is None:
+            known = self._frames[id(frame)] = self._frame(i, frame)
         return known
 
     def _frame(self, i: int, frame: object) -> Frame:

@@ -1,0 +1,90 @@
+"""What a search is asked, and what it found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from memplan.blocking.cost.placement import BufferMemory
+from memplan.blocking.nest.nest import Nest
+from memplan.errors import UsageError
+
+METHODS = ("exact", "split", "beam", "enumerate")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search.
+
+    method: "exact": over all depths and extents, and all choices of buffers. "split":
+    from there on, loops of Fw and Fh are moved apart as long as that helps; nothing is
+    proved then, for the exact search keeps them together. "beam": the paper's
+    heuristic, up to `levels` loops a dimension (4). "enumerate": all of up to `levels`
+    loops a dimension (2). time_limit: seconds, after which the best so far is
+    returned, as after Ctrl-C; threads: of the exact method, None for all; seed: of the
+    beam.
+    Raises UsageError where these make no sense.
+    """
+
+    method: str = METHODS[0]
+    levels: int | None = None
+    time_limit: float | None = None
+    threads: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_time_limit(self.time_limit)
+        if self.method not in METHODS:
+            raise UsageError(
+                f"there is no method {self.method!r}: take {', '.join(METHODS)}"
+            )
+        if self.levels is not None and self.method in ("exact", "split"):
+            raise UsageError(
+                f"the {self.method} method takes any number of levels: give none"
+            )
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads is {self.threads}, and must be at least 1")
+
+    def levels_within(self, usual: int, most: int) -> int:
+        """Loops a dimension, by default `usual`. Raises UsageError above `most`."""
+        levels = usual if self.levels is None else self.levels
+        if not 1 <= levels <= most:
+            verb = "enumerate" if self.method == "enumerate" else "search"
+            raise UsageError(f"{levels} levels to {verb}: take 1 to {most}")
+        return levels
+
+
+def check_time_limit(time_limit: float | None) -> None:
+    """Raises UsageError where it is negative or no number."""
+    if time_limit is not None and not (math.isfinite(time_limit) and time_limit >= 0):
+        raise UsageError(f"a time limit of {time_limit} seconds makes no sense")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The best nest found, and pJ of all its accesses.
+
+    lower_bound: pJ that no nest with an unsplit window can do with less than; None if
+    the method knows none. proved: whether the nest is known to be optimal among these.
+    complete: whether the search came to its end; it did not where time ran out, or
+    Ctrl-C was pressed. tried: nests evaluated, of the exact method partial ones.
+    memories: of the buffers that have one, innermost first, as the exact method chose;
+    None where the objective's own rule did, as other methods have it.
+    """
+
+    nest: Nest
+    method: str
+    energy: float
+    seconds: float
+    tried: int
+    complete: bool
+    lower_bound: float | None = None
+    proved: bool = False
+    memories: tuple[BufferMemory, ...] | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """How far above the lower bound the energy is, relative to it; 0 if proved."""
+        if self.proved:
+            return 0.0
+        return None if self.lower_bound is None else self.energy / self.lower_bound - 1

@@ -1,0 +1,166 @@
+"""What a file is, told by its first bytes or its top-level `schema`; opened but once.
+
+Whoever reads the file takes the stream that is open already: a file that is replaced
+meanwhile is never half of the one and half of the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import gc
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import IO
+
+from memplan.errors import InputError
+from memplan.files import PathLike, open_input
+from memplan.formats.strictjson import parse
+from memplan.limits import MAX_FILE_BYTES
+
+MAX_JSON_BYTES = 1 << 30
+_HEAD_BYTES = 4096
+_CSV_COLUMNS = {b"id", b"buffer", b"buffer_id", b"lower", b"upper", b"size", b"start"}
+
+
+class Kind(enum.Enum):
+    """What a file seems to be; whether it is, and is whole, its reader says."""
+
+    PARQUET = "a Parquet file"
+    TRACE = "a trace as JSON"
+    GZIP = "compressed with gzip"
+    PLAN = "a plan"
+    BLOCKING_PLAN = "a plan of loop nests"
+    PICKLE = "a pickled memory snapshot"
+    SNAPSHOT = "a memory snapshot as JSON"
+    JOURNAL = "the journal of a recording"
+    CSV = "a packing problem as CSV"
+    JSON = "some other JSON"
+    UNKNOWN = "unknown"
+
+
+_MAGIC = {
+    b"PAR1": Kind.PARQUET,
+    b"\x1f\x8b": Kind.GZIP,
+    b"MPLNJRN1": Kind.JOURNAL,
+}
+_SCHEMAS = {
+    "memplan.trace": Kind.TRACE,
+    "memplan.plan": Kind.PLAN,
+    "memplan.blocking-plan": Kind.BLOCKING_PLAN,
+}
+
+
+class Opened:
+    """A file that is open: `size` in bytes, and its `stream`, at the start."""
+
+    def __init__(self, path: PathLike, stream: IO[bytes], size: int) -> None:
+        self.path, self.stream, self.size = path, stream, size
+        self._kind = _kind(stream.read(_HEAD_BYTES))
+        stream.seek(0)
+        self._data: bytes | None = None
+        self._parsed: list[object] = []
+
+    @property
+    def kind(self) -> Kind:
+        """What the file is. Raises FormatError if it begins as JSON, and is none."""
+        return _kind_of(self.json()) if self._kind is Kind.JSON else self._kind
+
+    def read(self, limit: int = MAX_FILE_BYTES) -> bytes:
+        """The whole file. Raises InputError if it has more than `limit` bytes."""
+        if self.size > limit:
+            name = os.fspath(self.path)
+            raise InputError(f"{name}: {self.size} bytes, above the limit of {limit}")
+        if self._data is None:
+            self._data = self.stream.read(self.size)
+        return self._data
+
+    def json(self, remedy: str = "the file may be cut off") -> object:
+        """The file as JSON, parsed but once. Raises FormatError."""
+        if not self._parsed:
+            self._parsed.append(parse(self.read(MAX_JSON_BYTES), self.path, remedy))
+        return self._parsed[0]
+
+    def sha256(self) -> str:
+        """The SHA-256 of the file's bytes, in hexadecimal."""
+        if self._data is not None:
+            return hashlib.sha256(self._data).hexdigest()
+        place = self.stream.tell()
+        self.stream.seek(0)
+        digest = hashlib.sha256()
+        while piece := self.stream.read(1 << 20):
+            digest.update(piece)
+        self.stream.seek(place)
+        return digest.hexdigest()
+
+
+Input = PathLike | Opened  # what readers take
+
+
+@contextlib.contextmanager
+def sniff(path: PathLike) -> Iterator[Opened]:
+    """The file at `path`, opened, and what it is.
+
+    Raises InputError if it cannot be read, if it changes while it is, or if reading
+    it takes more memory than there is.
+    """
+    with open_input(path) as (stream, size), _no_collections():
+        before = os.fstat(stream.fileno())
+        try:
+            yield Opened(path, stream, size)
+        except MemoryError:
+            name = os.fspath(path)
+            raise InputError(f"{name}: too large for the memory there is") from None
+        after = os.fstat(stream.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise InputError(f"{os.fspath(path)}: changed while it was read; try again")
+
+
+@contextlib.contextmanager
+def opened(source: Input) -> Iterator[Opened]:
+    """`source`, if it is open already; raises as `sniff` does otherwise."""
+    if isinstance(source, Opened):
+        yield source
+    else:
+        with sniff(source) as file:
+            yield file
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Without the garbage collector, which looks at all that is read many times over.
+
+    There is nothing for it: what is read holds no cycles.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _kind(head: bytes) -> Kind:
+    for magic, kind in _MAGIC.items():
+        if head.startswith(magic):
+            return kind
+    if head[:1] == b"\x80" and 1 < int.from_bytes(head[1:2], "little") < 32:
+        return Kind.PICKLE
+    if head.lstrip()[:1] == b"{":
+        return Kind.JSON
+    names = head.partition(b"\n")[0].removeprefix(b"\xef\xbb\xbf").split(b",")
+    known = [name for name in names if name.strip() in _CSV_COLUMNS]
+    return Kind.CSV if len(known) > 1 else Kind.UNKNOWN
+
+
+def _kind_of(value: object) -> Kind:
+    entries = value if isinstance(value, dict) else {}
+    schema = entries.get("schema")
+    if isinstance(schema, str) and schema in _SCHEMAS:
+        return _SCHEMAS[schema]
+    if "schema" not in entries and {"device_traces", "segments"} & entries.keys():
+        return Kind.SNAPSHOT
+    return Kind.JSON
