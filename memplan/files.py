@@ -8,7 +8,6 @@ import fcntl
 import os
 import re
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +17,10 @@ from memplan.errors import (
     EnvironmentUnfitError,
     FormatError,
     InputError,
-    ReaderGoneError,
     UsageError,
 )
 from memplan.limits import MAX_FILE_BYTES
+from memplan.streams import standard_output
 
 PathLike = str | os.PathLike[str]
 
@@ -87,7 +86,7 @@ def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
     """
     named = Path(path)
     if named == STDOUT:
-        with _standard_output() as stream:
+        with standard_output() as stream:
             yield stream
         return
     target = _destination(named)
@@ -142,46 +141,6 @@ def _remove_unless_locked(path: Path) -> None:
         os.unlink(path)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _standard_output() -> Iterator[IO[bytes]]:
-    """Descriptor 1, whatever `sys.stdout` stands for meanwhile."""
-    if sys.__stdout__ is None:
-        raise EnvironmentUnfitError("standard output is closed; name a file")
-    try:
-        with os.fdopen(os.dup(1), "wb") as stream:
-            yield stream
-    except BrokenPipeError:
-        raise ReaderGoneError("nobody reads standard output any more") from None
-    except OSError as error:
-        raise EnvironmentUnfitError(_cannot_write(STDOUT, error)) from error
-
-
-def open_missing_streams() -> None:
-    """The null device where standard input, output or error is closed.
-
-    Else the next file that is opened would get the descriptor's number, and with it
-    what is printed.
-    """
-    for number, (name, mode) in enumerate(
-        (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
-    ):
-        try:
-            os.fstat(number)
-        except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest number there is
-            os.set_inheritable(null, True)
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
-
-
-def silence(stream: IO[str]) -> None:
-    """Nothing printed to `stream` arrives anywhere, not even when Python ends."""
-    with contextlib.suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
 
 
 def open_journal(path: PathLike, force: bool = False) -> int:

@@ -16,7 +16,7 @@ from memplan.errors import (
     MemplanError,
     ReaderGoneError,
 )
-from memplan.files import open_missing_streams, silence
+from memplan.streams import open_missing_streams, silence
 from memplan.text import printable
 from memplan.version import __version__
 

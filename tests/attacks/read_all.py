@@ -17,6 +17,7 @@ from pathlib import Path
 from memplan.errors import InputError
 from memplan.trace import columnar_json, parquet  # noqa: F401 - imported, not measured
 from memplan.trace.importers import minimalloc, snapshot  # noqa: F401
+from memplan.trace.recovery import recover_journal
 
 
 def peak() -> int:
@@ -25,11 +26,13 @@ def peak() -> int:
 
 def main() -> None:
     read = pkgutil.resolve_name(sys.argv[1])
+    # A journal is not read, but made a trace of.
+    more = [f"{sys.argv[2]}.parquet"] if read is recover_journal else []
     before = peak()
     for path in sorted(Path(sys.argv[2]).iterdir()):
         start, was = time.process_time(), peak()
         try:
-            read(str(path))
+            read(str(path), *more)
             outcome = "read"
         except InputError as error:
             message = str(error)

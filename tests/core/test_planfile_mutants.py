@@ -107,7 +107,7 @@ def test_no_unsound_mutant_passes(seed: int) -> None:
         # What passes must be sound for the buffers that were planned.
         assert mutation in (shift, swap)
         assert_same_problem(mutant.problem, plan.problem)
-        assert_same_requests(mutant.requests, plan.hot.requests)
+        assert_same_requests(mutant.hot.requests, plan.hot.requests)
         assert mutant.stated is not None
         assert sound(plan, mutant.offsets, mutant.stated.peak)
 
