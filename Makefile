@@ -7,6 +7,8 @@ BIN = $(VENV)/bin
 JOBS ?= 2
 TESTS ?= tests
 SOURCES = $(shell find memplan/native -name '*.cpp' -o -name '*.h')
+PYTHON_H = $(shell $(BIN)/python -c \
+	'import sysconfig; print(sysconfig.get_path("include"))')
 NATIVE_TESTS = $(wildcard tests/*/*.cpp tests/*/*.h)
 # Prints what to install where a tool is not there.
 needs = PATH="$(abspath $(BIN)):$$PATH" command -v $(1) || \
@@ -49,7 +51,8 @@ format: setup  ## Lay out the Python and the C++ anew.
 tidy: setup  ## Look through the C++ with clang-tidy.
 	tool=$$($(call needs,clang-tidy)) && printf '%s\n' $(SOURCES) | \
 		grep '\.cpp$$' | grep -v /bindings/ | xargs -P $(JOBS) -n 4 \
-		sh -c "$$tool --quiet \"\$$@\" -- -std=c++20 -Imemplan/native" tidy
+		sh -c "$$tool --quiet \"\$$@\" -- \
+			-std=c++20 -Imemplan/native -isystem $(PYTHON_H)" tidy
 
 sanitize: setup  ## The tests of the native code under ASan, UBSan and TSan.
 	$(BIN)/python scripts/sanitize.py address

@@ -10,6 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test is late, however busy the machine is.
+settings.register_profile(
+    "memplan", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("memplan")
 
 # A shell that runs us in the background may have us ignore Ctrl-C, and our children
 # would inherit that.

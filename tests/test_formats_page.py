@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 PAGE = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
-SAMPLE = ROOT / "traces/infer_resnet50.parquet"
+SAMPLE = ROOT / "traces/train_resnet50.parquet"
 LAYER = "--layer 4,8,8,8,3,3"
 NEST = f"{LAYER} --string 'Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8'"
 
@@ -34,7 +34,7 @@ DOCUMENTS = {
     "solve --json": (
         f"solve '{SAMPLE}' -o t.plan.json --json",
         "solve p.csv -o p.plan.json --json",
-        "solve p.csv --capacity 9 --json",
+        "solve p.csv --capacity 9 -o no.plan.json --json",
     ),
     "Plan": ("t.plan.json", "p.plan.json"),
     "verify --json": (
@@ -42,14 +42,18 @@ DOCUMENTS = {
         "verify p.plan.json other.csv --json",
     ),
     "Trace, JSON": ("t.json",),
-    "blocking evaluate --json": (f"blocking evaluate {NEST} --memory all.toml --json",),
+    "blocking evaluate --json": (
+        f"blocking evaluate {NEST} --unroll X2 --memory all.toml --json",
+    ),
     "blocking optimize --json": (
         f"blocking optimize {LAYER} -o b.plan.json --json",
         f"blocking codesign {LAYER} --json",
     ),
     "Blocking plan": ("b.plan.json",),
     "blocking network --json": ("blocking network alexnet --budget 1MiB --json",),
-    "blocking parallel --json": (f"blocking parallel {NEST} --cores 1,2 --json",),
+    "blocking parallel --json": (
+        f"blocking parallel {NEST} --datapath C2,K2 --cores 1,2 --json",
+    ),
     "blocking simulate --json": (f"blocking simulate {NEST} --unroll X2 --json",),
     "blocking layers --json": ("blocking layers --json",),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from memplan.applying.replan import Replan
 from memplan.applying.residency import Memory
@@ -65,15 +66,11 @@ def make_report(
     warmup: dict[str, int],
     arena_bytes: int,
     marks: list[tuple[int, int, int]],
-    *,
-    replans: tuple[Replan, ...] = (),
-    interrupted: int = 0,
-    memory: Memory | None = None,
-    devices: dict[int, dict[str, int]] | None = None,
+    **more: Any,
 ) -> Report:
     """The report of a run: its counts, and its step boundaries (ns, faults, Mark).
 
-    hot, warmup: by the native counters' names. devices: on CUDA only.
+    hot, warmup: by the native counters' names. more: other fields of the Report.
     """
     return Report(
         requests=hot["requests"],
@@ -87,12 +84,9 @@ def make_report(
         arena_bytes=arena_bytes,
         lower_bound_bytes=plan.lower_bound,
         steps=len(marks),
-        interrupted_requests=interrupted,
-        replans=replans,
-        memory=memory,
         warmup=warmup,
         run=run_stats(marks),
         recorded=plan.provenance.recorded,
         device=plan.provenance.device,
-        devices=devices or {},
+        **more,
     )

@@ -119,7 +119,7 @@ class Loader:
             self._replay.arena_bytes,
             _alloc.step_marks(),
             replans=() if self._replanner is None else tuple(self._replanner.replans),
-            interrupted=_alloc.interrupted_requests(),
+            interrupted_requests=_alloc.interrupted_requests(),
             memory=where_memory_lives(
                 self._before, self._replay, _alloc.tensor_bytes()
             ),

@@ -22,7 +22,7 @@ from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.errors import FormatError, InputError, UsageError
 from memplan.files import atomic_write, refuse_overwrite
 from memplan.formats.sniff import Input, opened
-from memplan.formats.strictjson import Refused, parse, shown
+from memplan.formats.strictjson import parse, shown
 from memplan.formats.table import Table
 from memplan.version import __version__
 
@@ -171,11 +171,11 @@ def _planned(table: Table) -> PlannedLayer:
         nest,
         _each(table, "buffers", _BUFFER, lambda row: _placed(row, len(nest.loops))),
         _each(table, "shares", _SHARE, _share),
-        _number(table, "compulsory_pJ"),
+        table.number("compulsory_pJ"),
         table.integer("sram_bytes"),
-        _number(table, "mac_pJ"),
+        table.number("mac_pJ"),
     )
-    if not math.isclose(_number(table, "energy_pJ"), found.total, rel_tol=_SAME):
+    if not math.isclose(table.number("energy_pJ"), found.total, rel_tol=_SAME):
         problem = f"is not what the shares add up to, {found.total:.10g}"
         raise table.error("energy_pJ", problem)
     _check_levels(table, found)
@@ -183,10 +183,10 @@ def _planned(table: Table) -> PlannedLayer:
         found,
         Search(
             search.text("method"),
-            _number(search, "seconds"),
+            search.number("seconds"),
             None
             if search.fields["lower_bound_pJ"] is None
-            else _number(search, "lower_bound_pJ"),
+            else search.number("lower_bound_pJ"),
             search.flag("proved_optimal"),
         ),
         table.integer("count", 1),
@@ -248,15 +248,15 @@ def _placed(table: Table, loops: int) -> Placed:
 
 def _share(table: Table) -> Share:
     accesses = table.integer("accesses")
-    return Share(table.text("level"), _tensor(table), accesses, _number(table, "pJ"))
+    return Share(table.text("level"), _tensor(table), accesses, table.number("pJ"))
 
 
 def _point(table: Table) -> CurvePoint:
     return CurvePoint(
         table.integer("budget"),
         table.integer("sram_bytes"),
-        _number(table, "area_mm2"),
-        _number(table, "energy_pJ"),
+        table.number("area_mm2"),
+        table.number("energy_pJ"),
     )
 
 
@@ -266,10 +266,7 @@ def _each(
     """Every row of a list of objects with exactly `keys`."""
     rows = enumerate(table.rows(key))
     name = table.name(key)
-    return tuple(
-        read(Table.of(row, table.path, keys, f"{name}[{i}]", table.remedy))
-        for i, row in rows
-    )
+    return tuple(read(table.inside(row, f"{name}[{i}]", keys)) for i, row in rows)
 
 
 def _tensor(table: Table) -> Tensor:
@@ -279,17 +276,3 @@ def _tensor(table: Table) -> Tensor:
     except ValueError:
         names = ", ".join(tensor.value for tensor in Tensor)
         raise table.error("tensor", f"is {shown(text)}, and none of {names}") from None
-
-
-def _number(table: Table, key: str) -> float:
-    """The field as a number from 0 up; a Refused holds the text of a fraction."""
-    value = table.fields[key]
-    try:
-        if isinstance(value, bool) or not isinstance(value, int | Refused):
-            raise ValueError
-        number = float(value.text if isinstance(value, Refused) else value)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise table.error(key, f"is {shown(value)}, and must be a number from 0 up")
-    return number

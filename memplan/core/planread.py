@@ -128,14 +128,8 @@ def read_header(table: Table) -> dict[str, Any]:
             table.text("method"),
             table.integer("seed"),
             device=device.text("type"),
-            source=Source(trace.text("name"), trace.text("sha256"), trace.text("step")),
-            program=Program(
-                program.text("script"),
-                program.text("sha256"),
-                program.text("torch"),
-                program.integer("threads"),
-                program.text("marks"),
-            ),
+            source=trace.build(Source),
+            program=program.build(Program),
             recorded=RunStats(
                 run.integer("peak_rss_bytes"),
                 run.integer("milli_faults_per_step") / 1e3,
@@ -192,7 +186,7 @@ def _kinds(table: Table) -> tuple[StepKind, ...]:
     kinds = []
     for i, value in enumerate(table.rows("kinds") if "kinds" in table.fields else ()):
         keys = _PLACEMENT | {"seen"}
-        inner = Table.of(value, table.path, keys, f"kinds[{i}]", _REMEDY)
+        inner = table.inside(value, f"kinds[{i}]", keys)
         kinds.append(StepKind(*_replayable(inner), inner.integer("seen", 1)))
     return tuple(kinds)
 

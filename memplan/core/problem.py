@@ -57,7 +57,7 @@ class Problem:
     gaps: Gaps | None = None
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0913 - by name, but three
         cls,
         lower: Int64Like,
         upper: Int64Like,

@@ -145,5 +145,8 @@ def shown(value: object) -> str:
         return "a tuple"
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    text = ascii(value) if isinstance(value, str) else repr(value)
+    try:
+        text = ascii(value) if isinstance(value, str) else repr(value)
+    except ValueError:  # an integer of thousands of digits, as TOML may have
+        return "far too long"
     return text if len(text) <= 60 else f"{text[:56]}..."

@@ -45,16 +45,30 @@ class Table:
         keys: frozenset[str],
         where: str = "",
         remedy: str = "",
-        lenient: bool = False,
+        optional: frozenset[str] = frozenset(),
     ) -> Table:
-        """`value`, if it is an object with exactly `keys`; FormatError otherwise."""
+        """`value`, if it is an object with `keys`, and perhaps `optional` ones.
+
+        Raises FormatError otherwise.
+        """
+        return cls(path, where, {}, remedy).inside(value, where, keys, optional)
+
+    def inside(
+        self,
+        value: object,
+        where: str,
+        keys: frozenset[str],
+        optional: frozenset[str] = frozenset(),
+    ) -> Table:
+        """`value`, which stands at `where` in the same file, as `of` has it."""
         name = where or "the file"
         if not isinstance(value, dict):
             problem = f"{name} is {shown(value)}, and must be an object"
-            raise FormatError(path, problem, remedy)
-        if value.keys() != keys and not lenient:
-            raise FormatError(path, f"{name} {_key_problem(value, keys)}", remedy)
-        return cls(path, where, value, remedy, lenient)
+            raise FormatError(self.path, problem, self.remedy)
+        if not self.lenient and not keys <= value.keys() <= keys | optional:
+            problem = f"{name} {_key_problem(value, keys, optional)}"
+            raise FormatError(self.path, problem, self.remedy)
+        return replace(self, where=where, fields=value)
 
     def name(self, key: str) -> str:
         """The field's place in the file, as in ``bounds.lower_bound``."""
@@ -99,16 +113,21 @@ class Table:
             with contextlib.suppress(ValueError):  # thousands of digits, cut short
                 number = float(value.text)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            number = float(value)
+            with contextlib.suppress(OverflowError):
+                number = float(value)
         if not 0 <= number < math.inf:
             limit = "must be a finite number, not negative"
             raise self.error(key, f"is {shown(value)}, and {limit}")
         return number
 
-    def table(self, key: str, keys: frozenset[str]) -> Table:
-        """The field as an object with exactly `keys`."""
-        value, where = self.fields[key], self.name(key)
-        return Table.of(value, self.path, keys, where, self.remedy, self.lenient)
+    def table(
+        self,
+        key: str,
+        keys: frozenset[str] = frozenset(),
+        optional: frozenset[str] = frozenset(),
+    ) -> Table:
+        """The field as an object with `keys`, and perhaps `optional` ones."""
+        return self.inside(self.fields[key], self.name(key), keys, optional)
 
     def build(self, kind: type[T]) -> T:
         """The dataclass `kind`, each field of it that is here checked by its type.
@@ -151,7 +170,7 @@ class Table:
             if isinstance(row, dict) and row.keys() == keys:
                 rows.append(row)
             else:
-                Table.of(row, self.path, keys, f"{self.name(key)}[{i}]", self.remedy)
+                self.inside(row, f"{self.name(key)}[{i}]", keys)
         return {name: [row[name] for row in rows] for name in keys}
 
     def integers(
@@ -196,9 +215,12 @@ def _not_integer(value: object, low: int, high: int) -> str:
     return f"is {shown(value)}, and must be an integer from {low} to {limit}"
 
 
-def _key_problem(value: dict[str, object], keys: frozenset[str]) -> str:
+def _key_problem(
+    value: dict[str, object], keys: frozenset[str], optional: frozenset[str]
+) -> str:
     missing = sorted(keys - value.keys())
     if missing:
         return f"lacks {', '.join(map(shown, missing))}"
-    unknown = sorted(value.keys() - keys)
-    return f"has a field that does not belong there: {shown(unknown[0])}"
+    unknown = shown(min(value.keys() - keys - optional))
+    known = f"; known are {', '.join(sorted(keys | optional))}" if optional else ""
+    return f"has a field that does not belong there: {unknown}{known}"

@@ -13,7 +13,7 @@ from memplan.trace.trace import Trace
 __all__ = ["METHOD_NAMES", "Options", "solve"]
 
 
-def solve(
+def solve(  # noqa: PLR0913 - a public verb: by name
     source: Trace | Problem | tuple[Int64Like, Int64Like, Int64Like],
     method: str = "auto",
     *,

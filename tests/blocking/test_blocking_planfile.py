@@ -101,7 +101,7 @@ def layer_of(entries: dict[str, Any]) -> dict[str, Any]:
         (lambda e: e["curve"][0].pop("budget"), r"curve\[0\] lacks 'budget'"),
         (
             lambda e: e["curve"][0].update(area_mm2="big"),
-            r"curve\[0\].area_mm2 is 'big', and must be a number from 0 up",
+            r"curve\[0\].area_mm2 is 'big', and must be a finite number",
         ),
         (lambda e: layer_of(e).update(count=0), r"layers\[0\].count is 0"),
         (

@@ -20,6 +20,7 @@ from memplan.trace.importers.minimalloc import read_minimalloc
 from memplan.trace.trace import Trace
 from memplan.trace.write import write_trace
 from tests.core import plan_samples
+from tests.plans import changed
 from tests.trace import trace_samples
 
 CSV = "id,lower,upper,size\na,0,4,3\nb,2,6,3\nc,4,8,4\nd,0,2,4\ne,6,9,4\n"
@@ -57,13 +58,13 @@ def named_plan(text: str, *, recorded: bool) -> plan_samples.Plan:
     plan = plan_samples.sample()
     labels = None if recorded else (text, "b", "c", "d")
     requests = plan_samples.recorded(plan.problem, [9], steps=2)
-    return replace(
+    return changed(
         plan,
         problem=replace(plan.problem, labels=labels),
         requests=requests if recorded else None,
         warmup=plan.warmup if recorded else None,
         method=text,
-        source=replace(plan.source, name=text),
+        source=replace(plan.provenance.source, name=text),
         program=Program(text, "cd" * 32, text, 2, "optimizer"),
     )
 

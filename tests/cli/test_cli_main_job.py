@@ -72,7 +72,7 @@ def test_solve_in_words_names_the_next_step(memplan: Run, folder: Path) -> None:
     assert done.returncode == 0
     for word in ("peak", "lower bound", "gap", "memplan apply t.plan.json train.py"):
         assert word in done.stdout
-    assert read_plan(folder / "t.plan.json").source.name == "t.parquet"
+    assert read_plan(folder / "t.plan.json").provenance.source.name == "t.parquet"
 
 
 def test_verify_accepts_the_plan_and_its_trace(memplan: Run, folder: Path) -> None:

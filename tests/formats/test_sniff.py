@@ -175,4 +175,7 @@ def test_a_command_opens_its_input_but_once(
     assert done.stdout.splitlines()[-1] == f"opens 1 code {code}", done.stderr
     if command == "solve":
         plan = memplan.read_plan(next(tmp_path.glob("*.plan.json")))
-        assert plan.source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert (
+            plan.provenance.source.sha256
+            == hashlib.sha256(path.read_bytes()).hexdigest()
+        )

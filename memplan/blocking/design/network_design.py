@@ -50,7 +50,7 @@ class NetworkDesign:
     seconds: float
 
 
-def design_network(
+def design_network(  # noqa: PLR0913 - by name, but three
     layers: Sequence[Layer],
     unroll: Mapping[str, int] | Callable[[Layer], Mapping[str, int]],
     budget: int,

@@ -65,7 +65,7 @@ class Simulation:
     aliasing: tuple[Aliasing, ...]
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - by name, but three
     layer: Layer,
     nest: Nest,
     hierarchy: Hierarchy,

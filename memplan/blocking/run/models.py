@@ -151,7 +151,7 @@ class _NotALoopNestError(Exception):
     """Why an operation is left out."""
 
 
-def _convolution(
+def _convolution(  # noqa: PLR0913, PLR0917 - torch's own
     image: Any,
     weight: Any,
     bias: Any,
