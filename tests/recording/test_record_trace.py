@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -103,6 +104,23 @@ def test_steps_are_cut_by_the_optimizer_and_found_hot(
     assert hot is not None
     assert hot.period == 1
     assert hot.begin <= 3
+
+
+def test_the_first_optimizer_cuts_steps_and_the_one_that_replaces_it(
+    tmp_path: Path,
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    with memplan.record(tmp_path / "t.parquet", device="cpu") as recording:
+        for _ in range(2):
+            first, second = (torch.optim.SGD([weight], 0.1) for _ in range(2))
+            for _ in range(3):
+                first.step()
+                second.step()
+            del first, second
+            gc.collect()
+    assert recording.written is not None
+    assert recording.written.summary.steps == 6
 
 
 def test_an_explicit_mark_wins_over_the_optimizer(memplan: Run, tmp_path: Path) -> None:
