@@ -204,6 +204,20 @@ def test_joined_tables_are_accepted_and_served(
     assert add_up(replay.hot_counts())
 
 
+def test_elastic_steps_do_not_become_another_kind() -> None:
+    first = (Made(64, 0),)
+    hot = [(Made(64, 1), Made(128, 0))] * 4
+    sizes = [(Made(100 * i + 7, 0), Made(100 * i, 0)) for i in range(1, 9)]
+    told, elastic = (
+        replay_arrays(memplan.solve(trace_of([first, *steps])), warmup=False)
+        for steps in (hot, sizes)
+    )
+    assert elastic.elastic == [True]
+    both = joined(told, elastic)
+    assert both.sizes.tolist() == told.sizes.tolist()
+    assert both.starts.tolist() == told.starts.tolist()
+
+
 # Epochs with a short last batch, and an evaluation after each.
 EPOCHS = """\
 import sys

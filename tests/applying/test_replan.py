@@ -11,7 +11,7 @@ import pytest
 
 import memplan
 from memplan.applying import replan as replanning
-from memplan.applying.replan import PATIENCE, SLACK, Replanner, from_log
+from memplan.applying.replan import PATIENCE, RECORDED_STEPS, SLACK, Replanner, from_log
 from memplan.core.plan import Plan
 from memplan.errors import NoPlanError
 from memplan.trace.journal import ROW
@@ -147,6 +147,18 @@ def test_a_plan_that_does_not_verify_is_not_adopted(
         program.wait()
     assert reasons(program)[0] == ("larger", False)
     assert program.replanner.plan is plan
+
+
+def test_larger_requests_are_planned_after_steps_that_nothing_came_of() -> None:
+    program = Program(elastic_plan())
+    for _ in range(2 * (PATIENCE + RECORDED_STEPS)):
+        program.step(600, 700, 800, *[64] * 5)
+        program.wait()
+    assert reasons(program)[:1] == [("different", False)]
+    for _ in range(3):
+        program.step(600, 9000, 800)
+        program.wait()
+    assert reasons(program)[-1] == ("larger", True)
 
 
 def test_a_plan_that_comes_too_late_is_reported_as_that() -> None:

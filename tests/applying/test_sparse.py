@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
-from memplan.applying.sparse import solved_apart, sparse_buffers
+from memplan.applying.sparse import HUGE_PAGE, solved_apart, sparse_buffers
 from memplan.core.plan import Plan
 from memplan.native import _alloc
 from tests.applying.served import Served, column, replay_of, table_of
@@ -171,6 +171,7 @@ def test_a_plan_with_some_kept_apart_verifies(
     assert len(apart.kinds) == len(plan.kinds)
     tops = (apart.offsets + apart.problem.size)[~sparse]
     assert (apart.offsets[sparse] >= tops.max(initial=0)).all()
+    assert apart.offsets[sparse].min(initial=1 << 62) % HUGE_PAGE == 0
     if not sparse.any():
         assert apart.peak >= apart.lower_bound
         assert apart.proved_optimal or apart.peak > apart.lower_bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -12,12 +13,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import memplan
 from memplan.errors import InputError, RecordError
+from memplan.recording import cpu
 from memplan.trace import recovery
 from memplan.trace.journal import Journal
 from memplan.trace.match import match_frees
@@ -101,6 +104,23 @@ def test_steps_are_cut_by_the_optimizer_and_found_hot(
     assert hot is not None
     assert hot.period == 1
     assert hot.begin <= 3
+
+
+def test_the_first_optimizer_cuts_steps_and_the_one_that_replaces_it(
+    tmp_path: Path,
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    with memplan.record(tmp_path / "t.parquet", device="cpu") as recording:
+        for _ in range(2):
+            first, second = (torch.optim.SGD([weight], 0.1) for _ in range(2))
+            for _ in range(3):
+                first.step()
+                second.step()
+            del first, second
+            gc.collect()
+    assert recording.written is not None
+    assert recording.written.summary.steps == 6
 
 
 def test_an_explicit_mark_wins_over_the_optimizer(memplan: Run, tmp_path: Path) -> None:
@@ -375,6 +395,24 @@ def test_ctrl_c_while_the_trace_is_written_keeps_the_journal(
     found = recover_journal(f"{path}.journal", path)
     assert found.info.complete
     assert memplan.read_trace(path).events.size.tolist() == [4000, 4000]
+
+
+def test_a_journal_that_was_not_read_to_its_end_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(source: Path, *arguments: Any) -> recovery.Recovered:
+        with source.open("ab") as stream:
+            stream.write(bytes(20))
+        return recover_journal(source, *arguments)
+
+    monkeypatch.setattr(cpu, "recover_journal", damaged)
+    path = tmp_path / "t.parquet"
+    with memplan.record(path):
+        torch.empty(1000)
+    assert (tmp_path / "t.parquet.journal").exists()
+    trace = memplan.read_trace(path)
+    assert len(trace) == 2
+    assert not trace.info.complete
 
 
 def test_a_failure_amid_the_program_is_told_at_its_end(

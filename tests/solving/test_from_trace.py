@@ -8,7 +8,7 @@ from tests.programs import Made, trace_of
 
 
 def test_the_warm_up_is_placed_in_the_order_that_leaves_out_less() -> None:
-    """The longest first, it is the larger buffer that finds no place, if not both."""
+    """By lifetime neither of its buffers finds a place, and by size both do."""
     before = (Made(128, 1), Made(64, 1))
     hot = (Made(128, 2), Made(192, 0))
     plan = solve_trace(trace_of([before, *[hot] * 4]), "bestfit")

@@ -221,6 +221,21 @@ def test_cbc_that_fails(
         solve_problem(ASKEW, "mip")
 
 
+def test_cbc_that_was_stopped_has_proved_no_more_than_it_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import pulp
+
+    fake = tmp_path / "cbc"
+    text = "Stopped on time - objective value 5.00000000"
+    fake.write_text(f"#!/bin/sh\necho '{text}' > answer.sol\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(fake))
+    plan = solve_problem(ASKEW, "mip")
+    assert (plan.peak, plan.lower_bound, plan.status) == (5, 3, "feasible")
+    assert plan.provenance.note == "cbc, 3 pairs: stopped on time"
+
+
 def test_nothing_is_left_behind_and_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
