@@ -32,7 +32,8 @@ KEYS = frozenset({"name", "wheel", "bells", "sold"})
 
 def built(data: bytes, lenient: bool = False) -> Bicycle:
     value = parse(data, "shop.json")
-    return Table.of(value, "shop.json", KEYS, lenient=lenient).build(Bicycle)
+    file = Table("shop.json", "", {}, lenient=lenient)
+    return file.inside(value, "", KEYS).build(Bicycle)
 
 
 def test_every_field_finds_its_place() -> None:
