@@ -68,7 +68,8 @@ def command(
     target = arguments.target(module, script)
     plan = of_rank(plan)
     if report is not None:
-        report = written_by_rank(report)
+        # Absolute: the program may go to another folder.
+        report = Path(os.path.abspath(written_by_rank(report)))
         refuse_overwrite(report, force)
     found = arguments.read_plan(plan)
     loader = loader_of(found, str(plan), replan=replan)

@@ -99,8 +99,8 @@ def command(
         show.note(str(failure))
         sys.exit(code or failure.exit_code)
     if ours and not quiet and recording.written is not None:
-        _summarise(recording, recording.written)
-        _tell_of_cuda(recording)
+        _summarise(path, recording, recording.written)
+        _tell_of_cuda(path, recording)
     sys.exit(code)
 
 
@@ -113,11 +113,11 @@ def _finish(recording: Recording) -> MemplanError | None:
     return None
 
 
-def _summarise(recording: Recording, written: Written) -> None:
-    """What the recording found, and what to do next."""
-    path, summary = recording.path, written.summary
+def _summarise(path: Path, recording: Recording, written: Written) -> None:
+    """What the recording found, and what to do next; `path` is the file's, as given."""
+    summary = written.summary
     rows = [
-        ("events", f"{summary.events:,} ({show.file_size(path)})"),
+        ("events", f"{summary.events:,} ({show.file_size(recording.path)})"),
         ("steps", f"{summary.steps:,}, cut by {_CUTS[summary.mark]}"),
         ("peak live", format_bytes(summary.peak_live)),
     ]
@@ -144,11 +144,11 @@ def _summarise(recording: Recording, written: Written) -> None:
     show.facts(f"  next: {after}", (), err=True)
 
 
-def _tell_of_cuda(recording: Recording) -> None:
+def _tell_of_cuda(first: Path, recording: Recording) -> None:
     """What a recording of CUDA memory has beside its first device's trace."""
     for i, (device, trace) in enumerate(recording.traces.items()):
         if i:
-            path = path_of(recording.path, device)
+            path = path_of(first, device)
             show.note(f"device {device} is in {path}: {len(trace):,} events")
         if len(streams_of(trace)) > 1:
             show.note(

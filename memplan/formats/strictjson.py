@@ -6,6 +6,7 @@ Whatever is wrong with the text is a FormatError, never another exception.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -32,10 +33,12 @@ _SET_ASIDE = b"-Infinity"  # stands for a LongList while the rest is parsed
 class Refused:
     """A number that is no 63-bit integer, kept until its field is known."""
 
-    __slots__ = ("text",)
+    __slots__ = ("text", "value")
 
     def __init__(self, text: str) -> None:
         self.text = text if len(text) <= 40 else f"{text[:37]}..."
+        # What a float makes of it, however long it is; thousands of digits are none.
+        self.value = float(text) if len(text) <= 400 else math.nan
 
     def __repr__(self) -> str:
         return self.text

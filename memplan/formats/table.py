@@ -110,8 +110,7 @@ class Table:
         value = self.fields[key]
         number = math.nan
         if isinstance(value, Refused):
-            with contextlib.suppress(ValueError):  # thousands of digits, cut short
-                number = float(value.text)
+            number = value.value
         elif isinstance(value, int | float) and not isinstance(value, bool):
             with contextlib.suppress(OverflowError):
                 number = float(value)

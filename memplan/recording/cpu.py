@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -29,9 +30,8 @@ class CpuEvents:
         self._path = path
         self._journal = Path(f"{path}.journal")
         self._options = options
-        self._remedy = (
-            f"memplan recover {self._journal} makes the trace of what is there"
-        )
+        self._recover = f"memplan recover {shlex.quote(str(self._journal))}"
+        self._remedy = f"{self._recover} makes the trace of what is there"
 
     def start(self) -> None:
         """Begin. Raises EnvironmentUnfitError where recording is not possible."""
@@ -66,8 +66,8 @@ class CpuEvents:
             if error:
                 raise RecordError(
                     f"recording stopped early: {os.strerror(error)} ({self._journal}); "
-                    f"{written} of {seen} events are in it: free some space, then "
-                    f"run memplan recover {self._journal}"
+                    f"{written} of {seen} events are in it: mend that, then "
+                    f"run {self._recover}"
                 )
             return self._convert(seen - written)
         finally:
@@ -78,8 +78,7 @@ class CpuEvents:
             found = recover_journal(self._journal, self._path, dropped)
         except MemplanError as failure:
             raise RecordError(
-                f"{failure}; nothing is lost: memplan recover {self._journal} "
-                "makes the trace again"
+                f"{failure}; nothing is lost: {self._recover} makes the trace again"
             ) from failure
         except KeyboardInterrupt:
             line = printable(f"memplan: interrupted while writing: {self._remedy}")

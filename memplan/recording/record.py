@@ -26,17 +26,18 @@ from memplan.trace.write import check_suffix
 class Recording:
     """One recording of this process.
 
-    path: the trace's file, once `finish` has run. written: what is in it, None until
-    then. traces: of every GPU recorded, by its index, {} if the CPU was recorded.
-    Beyond the first, each is at `path` with its device's name before the suffix:
-    train.cuda1.parquet.
+    path: the trace's file, absolute, once `finish` has run. written: what is in it,
+    None until then. traces: of every GPU recorded, by its index, {} if the CPU was
+    recorded. Beyond the first, each is at `path` with its device's name before the
+    suffix: train.cuda1.parquet.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], options: RecordOptions = DEFAULTS
     ) -> None:
         """Prepare to record into `path` (.parquet, .json or .json.gz)."""
-        self.path = Path(path)
+        # The program may go to another folder: the file is where it was meant to be.
+        self.path = Path(os.path.abspath(path))
         self.written: Written | None = None
         self.traces: dict[int, Trace] = {}
         self._trace: Trace | None = None

@@ -284,3 +284,22 @@ def test_a_plan_that_torch_could_not_follow_is_refused(
     done = memplan("apply", "tight.json", "train.py")
     assert done.returncode == 3
     assert "not multiples of 64 bytes" in done.stderr
+
+
+def test_a_program_that_goes_elsewhere_leaves_files_where_they_were_meant_to_be(
+    memplan: Run, tmp_path: Path
+) -> None:
+    away = tmp_path / "away"
+    away.mkdir()
+    (tmp_path / "goes.py").write_text(f"import os\nos.chdir('away')\n{TRAINING}")
+    for name in ("t.parquet", "t.parquet.journal", "r.json"):
+        (away / name).write_text("somebody else's")
+    recorded = memplan("record", "-o", "t.parquet", "goes.py")
+    assert recorded.returncode == 0, recorded.stderr
+    assert "memplan: recorded t.parquet" in recorded.stderr
+    assert memplan("solve", "t.parquet", "--method", "bestfit").returncode == 0
+    applied = memplan("apply", "-q", "--report", "r.json", "t.plan.json", "goes.py")
+    assert applied.returncode == 0, applied.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["planned_requests"]
+    assert {path.read_text() for path in away.iterdir()} == {"somebody else's"}
+    assert not (tmp_path / "t.parquet.journal").exists()

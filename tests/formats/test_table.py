@@ -70,3 +70,8 @@ def test_a_lenient_table_may_lack_some_and_hold_more() -> None:
 def test_a_field_that_is_wrong_is_named(old: bytes, new: bytes, problem: str) -> None:
     with pytest.raises(FormatError, match=f"^shop.json: {problem}"):
         built(WHOLE.replace(old, new))
+
+
+def test_a_number_may_have_many_digits() -> None:
+    digits = b"2.5000000000000000000000000000000000000000000000000001"
+    assert built(WHOLE.replace(b"2.5", digits)).wheel.inches == 2.5

@@ -241,7 +241,7 @@ def test_a_recording_that_is_terminated_names_the_way_back(
     done = memplan("record", "-o", "t.parquet", "script.py")
     assert done.returncode == -signal.SIGTERM
     assert done.stdout == "15\n"  # so was the child, which said nothing
-    recover = "memplan recover t.parquet.journal"
+    recover = f"memplan recover {tmp_path}/t.parquet.journal"
     assert done.stderr.count("\n") == done.stderr.count(recover) == 1
     assert memplan(*recover.split()[1:]).returncode == 0
     trace = read_trace(tmp_path / "t.parquet")

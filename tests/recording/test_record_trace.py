@@ -260,7 +260,7 @@ def test_a_full_disk_does_not_stop_the_program(memplan: Run, tmp_path: Path) -> 
     assert done.stdout == "went on\n"
     assert done.returncode == 125
     assert "recording stopped early" in done.stderr
-    assert "memplan recover t.parquet.journal" in done.stderr
+    assert f"memplan recover {tmp_path}/t.parquet.journal" in done.stderr
     assert "Traceback" not in done.stderr
     assert memplan("recover", "t.parquet.journal").returncode == 0
     trace = read(tmp_path / "t.parquet")
