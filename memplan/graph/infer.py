@@ -5,9 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any, NamedTuple
 
-from memplan.graph.program import Bound, Meta, Op, Program, Ref, mapped, refs
-
-MIDDLE = 1  # the iteration whose shapes stand for a loop: the second, if there is one
+from memplan.graph.program import Bound, Meta, Op, Program, Ref, mapped
 
 
 class Inferred(NamedTuple):
@@ -27,19 +25,18 @@ class Inference:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._known: dict[Any, Any] = {}
 
-    def add(self, program: Program, op: Op, windows: dict[Any, tuple[int, int]]) -> None:
+    def add(self, program: Program, op: Op) -> None:
         """Enter the metas and roots of `op`'s result into `program`.
 
-        windows: the ends of each window that the arguments follow. Raises whatever
-        torch raises when the operator does not take these shapes.
+        Raises whatever torch raises when the operator does not take these shapes.
         """
         if op.target is operator.getitem:
             source, index = op.args
             program.metas[op.name] = program.metas[source.name][index]
-            program.roots[op.name] = program.roots[source.name][index] or op.name
+            program.roots[op.name] = program.roots[source.name][index]
             return
         names = op.operands()
-        args = mapped((op.args, op.kwargs), lambda at: _number(at, windows))
+        args = mapped((op.args, op.kwargs), lambda at: _number(at, program))
         key = (op.target, _frozen(args), tuple(program.metas[name] for name in names))
         # Aliases of one another among the operands do not matter to shapes.
         found = self._known.get(key)
@@ -71,15 +68,17 @@ def meta_of(tensor: Any) -> Meta:
 def _enter(program: Program, name: str, names: list[str], found: Any) -> None:
     if isinstance(found, Inferred):
         program.metas[name] = found.meta
-        program.roots[name] = _root(program, names, found.alias) or name
+        program.roots[name] = _root(program, names, found.alias, name)
         return
     program.metas[name] = tuple(each.meta for each in found)
-    # None: memory of its own, named by the getitem that takes it out.
-    program.roots[name] = tuple(_root(program, names, each.alias) for each in found)
+    program.roots[name] = tuple(
+        _root(program, names, each.alias, f"{name}[{-2 - each.alias}]")
+        for each in found
+    )
 
 
-def _root(program: Program, names: list[str], alias: int) -> str | None:
-    return program.roots[names[alias]] if alias >= 0 else None
+def _root(program: Program, names: list[str], alias: int, own: str) -> Any:
+    return program.roots[names[alias]] if alias >= 0 else own
 
 
 def _empty(meta: Any) -> Any:
@@ -107,8 +106,8 @@ def _meta(tensor: Any) -> Meta:
     )
 
 
-def _number(value: Any, windows: dict[Any, tuple[int, int]]) -> Any:
-    return value.at(*windows[value.window]) if isinstance(value, Bound) else value
+def _number(value: Any, program: Program) -> Any:
+    return value.at(program.ranges) if isinstance(value, Bound) else value
 
 
 def _frozen(value: Any) -> Any:
@@ -120,6 +119,3 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((key, _frozen(item)) for key, item in sorted(value.items()))
     return type(value).__name__, repr(value)
-
-
-__all__ = ["Inference", "Inferred", "meta_of", "refs"]

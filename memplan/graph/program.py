@@ -6,10 +6,13 @@ estimated on it, regions are found in it, and Python is written from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
+
+Ranges = Mapping[str, tuple[int, int]]
+"""Of each loop, the range [start, stop) of its extent that an iteration covers."""
 
 
 class Ref(NamedTuple):
@@ -63,8 +66,9 @@ class Window(NamedTuple):
     before: int = 0
     after: int = 0
 
-    def at(self, start: int, stop: int) -> tuple[int, int]:
-        """The window's two ends while the loop covers [start, stop)."""
+    def at(self, ranges: Ranges) -> tuple[int, int]:
+        """The window's two ends while each loop covers the range given."""
+        start, stop = ranges[self.loop]
         low = int(start * self.ratio) - self.before
         high = int(stop * self.ratio) + self.after
         return max(0, low), min(self.size, high)
@@ -73,7 +77,8 @@ class Window(NamedTuple):
 class Bound(NamedTuple):
     """An integer that follows a window [lo, hi): `lo * low + hi * high + constant`.
 
-    It is at least `least` and at most `most`, where these are given.
+    base: a window of the same dimension whose low end is subtracted, for positions
+    within it. least, most: limits of the result, where they are given.
     """
 
     window: Window
@@ -82,10 +87,14 @@ class Bound(NamedTuple):
     constant: int = 0
     least: int | None = None
     most: int | None = None
+    base: Window | None = None
 
-    def at(self, low: int, high: int) -> int:
-        """Its value where the window is [low, high)."""
+    def at(self, ranges: Ranges) -> int:
+        """Its value while each loop covers the range given."""
+        low, high = self.window.at(ranges)
         value = low * self.low + high * self.high + self.constant
+        if self.base is not None:
+            value -= self.base.at(ranges)[0]
         if self.least is not None:
             value = max(value, self.least)
         return value if self.most is None else min(value, self.most)
@@ -189,8 +198,10 @@ class Program:
     inputs: values given by the caller. constants: value -> where the model keeps it
     (the name of a parameter or buffer). outputs: any nest of Ref and plain values.
     metas: every value's Meta, or a tuple of them for operators with several results.
-    roots: the value whose memory a value lies in; itself where it has its own. Of a
-    tuple, a tuple.
+    roots: the storage that a value lies in, named by the value that made it, as in
+    ``mm``, or ``split[1]`` for the second of several; of a tuple, a tuple.
+    ranges: for a loop's body, the iteration whose shapes the metas are, of this loop
+    and of those around it; a full one, and not the first where there are several.
     """
 
     inputs: list[str]
@@ -199,6 +210,7 @@ class Program:
     outputs: Any
     metas: dict[str, Any]
     roots: dict[str, Any]
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def key_of(target: Callable[..., Any]) -> str:
