@@ -106,6 +106,7 @@ class _Builder:
             self._add(op)
         outputs = self._outputs(after)
         body = self._body
+        body.outputs = tuple(Ref(output.inner) for output in outputs)
         for each in region.inner:
             body = chunked(body, each, self._inference)
         line = self._members[-1].line
@@ -168,6 +169,14 @@ class _Builder:
         expected = self._shapes(self._old.metas[op.name], piece)
         if shapes(self._body.metas[made.name]) != expected:
             raise NotALoopError(f"{op.key} gives another shape in the loop")
+        self._moves(made.name, op.name, piece.dim)
+
+    def _moves(self, inner: str, outer: str, dim: int) -> None:
+        """Note that dimension `dim` of `inner`, a slice of `outer`, varies in size."""
+        before = self._old.moving.get(outer, frozenset())
+        if dim in before:
+            raise NotALoopError(f"{outer} varies in size along {dim}")
+        self._body.moving[inner] = before | {dim}
 
     def _enter(self, op: Op) -> None:
         try:
@@ -189,6 +198,8 @@ class _Builder:
         if need is None:
             self._body.metas.setdefault(name, self._old.metas[name])
             self._body.roots.setdefault(name, self._old.roots[name])
+            if name in self._old.moving:
+                self._body.moving[name] = self._old.moving[name]
             return name
         if held is None:
             return self._cut(name, need)
@@ -209,6 +220,7 @@ class _Builder:
             shape = with_size(meta.shape, need.dim, high - low)
             self._body.metas[inner] = meta._replace(shape=shape)
             self._body.roots[inner] = self._old.roots[name]
+            self._moves(inner, name, need.dim)
         return self._inputs[key].inner
 
     def _narrowed(self, name: str, held: Slice, need: Slice) -> str:
@@ -226,6 +238,7 @@ class _Builder:
             ends = (Bound(narrow, 1, 0, base=wide), Bound(narrow, 0, 1, base=wide))
             cut = (Ref(inner_name(name)), need.dim, *ends)
             self._enter(Op(inner, torch.ops.aten.slice.Tensor, cut))
+            self._moves(inner, name, need.dim)
         return inner
 
     def _outputs(self, after: list[Step]) -> list[Output]:

@@ -57,7 +57,8 @@ def lifetimes(program: Program) -> tuple[dict[str, int], dict[str, int]]:
     """Of each storage, the position of its last use, and its bytes if it is owned here.
 
     Storages are named by their root. What is an output lives past the end, at
-    `len(program.ops)`; what nobody uses dies where it is made.
+    `len(program.ops)`; what nobody uses dies where it is made, and so does what a
+    loop's body gives out: it is written away at once.
     """
     last: dict[str, int] = {}
     owned: dict[str, int] = {}
@@ -71,7 +72,7 @@ def lifetimes(program: Program) -> tuple[dict[str, int], dict[str, int]]:
         for name in results(step):
             for root in roots_of(program, name):
                 last[root] = i
-    for name in refs(program.outputs):
+    for name in () if program.ranges else refs(program.outputs):
         for root in roots_of(program, name):
             last[root] = len(program.ops)
     return last, owned

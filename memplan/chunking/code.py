@@ -1,0 +1,249 @@
+"""A program with loops as readable Python."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memplan.graph.program import (
+    Bound,
+    Input,
+    Loop,
+    Op,
+    Output,
+    Program,
+    Ref,
+    Step,
+    Window,
+    refs,
+    results,
+)
+
+INDENT = "    "
+
+
+def source(program: Program, title: str) -> str:
+    """A Python module with ``forward(inputs, weights)``.
+
+    inputs: the tensors of `program.inputs`, in order. weights: a mapping from the names
+    of `program.constants` to tensors. It returns what `program.outputs` holds. The
+    module needs torch and nothing else.
+    """
+    return "\n".join(_Writer(program, title).lines()) + "\n"
+
+
+class _Writer:
+    def __init__(self, program: Program, title: str) -> None:
+        self._program, self._title = program, title
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def lines(self) -> Iterator[str]:
+        body = list(self._forward())
+        yield f'"""{self._title}"""'
+        yield ""
+        yield "import torch"
+        yield ""
+        yield "aten = torch.ops.aten"
+        for function in self._functions.values():
+            yield ""
+            yield ""
+            yield from (
+                inspect.getsource(function).replace("torch: Any", "").splitlines()
+            )
+        yield ""
+        yield ""
+        yield from body
+
+    def _forward(self) -> Iterator[str]:
+        program = self._program
+        yield "def forward(inputs, weights):"
+        if program.inputs:
+            yield f"{INDENT}{', '.join(program.inputs)}, = inputs"
+        used = {name for step in program.ops for name in step.operands()}
+        used.update(refs(program.outputs))
+        for name, place in program.constants.items():
+            if name in used:
+                yield f"{INDENT}{name} = weights[{place!r}]"
+        yield from self._steps(program, 1, set(program.inputs) | set(program.constants))
+        yield f"{INDENT}return {self._text(program.outputs, {})}"
+
+    def _steps(self, program: Program, depth: int, kept: set[str]) -> Iterator[str]:
+        """The statements of a program; names are deleted after their last use, but for
+        the `kept`."""
+        pad = INDENT * depth
+        last: dict[str, int] = {}
+        for i, step in enumerate(program.ops):
+            for name in (*step.operands(), *results(step)):
+                last[name] = i
+        for name in refs(program.outputs):
+            last[name] = len(program.ops)
+        ends: dict[int, list[str]] = {}
+        for name, i in last.items():
+            if name not in kept:
+                ends.setdefault(i, []).append(name)
+        line = ""
+        for i, step in enumerate(program.ops):
+            if step.line and step.line != line:
+                line = step.line
+                yield f"{pad}# {line}"
+            dying = ends.get(i, [])
+            yield from self._step(program, step, depth)
+            if dying:
+                yield f"{pad}del {', '.join(dying)}"
+
+    def _step(self, program: Program, step: Step, depth: int) -> Iterator[str]:
+        if isinstance(step, Op):
+            yield f"{INDENT * depth}{step.name} = {self._call(step)}"
+        else:
+            yield from self._loop(program, step, depth)
+
+    def _call(self, op: Op) -> str:
+        if op.key == "getitem":
+            return f"{op.args[0].name}[{op.args[1]}]"
+        packet = getattr(op.target, "overloadpacket", None)
+        if packet is None:
+            self._functions[op.key] = op.target
+            called = op.key
+        else:
+            called = str(op.target)
+        items = [self._text(arg) for arg in op.args]
+        items += [f"{key}={self._text(arg)}" for key, arg in op.kwargs.items()]
+        return f"{called}({', '.join(items)})"
+
+    def _loop(self, program: Program, loop: Loop, depth: int) -> Iterator[str]:
+        pad, inside = INDENT * depth, INDENT * (depth + 1)
+        for output in loop.outputs:
+            yield f"{pad}{output.buffer} = {self._buffer(program, output)}"
+        start, stop = _ends(loop.name)
+        yield f"{pad}for {start} in range(0, {loop.extent}, {loop.step}):"
+        yield f"{inside}{stop} = min({start} + {loop.step}, {loop.extent})"
+        for entry in loop.inputs:
+            yield f"{inside}{entry.inner} = {_narrow(entry.outer, entry)}"
+        written = {output.inner: output for output in loop.outputs}
+        body = loop.body
+        outside = _outside(loop)
+        last = _last_uses(body, set(written))
+        for i, step in enumerate(body.ops):
+            yield from self._step(body, step, depth + 1)
+            for name in results(step):
+                for output in loop.outputs:
+                    if output.inner == name:
+                        yield f"{inside}{_narrow(output.buffer, output)}.copy_({name})"
+            dying = [n for n, at in last.items() if at == i and n not in outside]
+            if dying:
+                yield f"{inside}del {', '.join(dying)}"
+
+    def _buffer(self, program: Program, output: Output) -> str:
+        if output.into is not None:
+            return output.into
+        meta = program.metas[output.buffer]
+        options = f"dtype={meta.dtype}, device={meta.device!r}"
+        if meta.contiguous:
+            return f"torch.empty({list(meta.shape)}, {options})"
+        strides = list(meta.strides)
+        return f"torch.empty_strided({list(meta.shape)}, {strides}, {options})"
+
+    def _text(self, value: Any, _: Any = None) -> str:
+        if isinstance(value, Ref):
+            return value.name
+        if isinstance(value, Bound):
+            return _bound(value)
+        if isinstance(value, tuple):
+            inner = ", ".join(map(self._text, value))
+            return f"({inner},)" if len(value) == 1 else f"({inner})"
+        if isinstance(value, list):
+            return f"[{', '.join(map(self._text, value))}]"
+        if isinstance(value, dict):
+            pairs = (f"{key!r}: {self._text(item)}" for key, item in value.items())
+            return f"{{{', '.join(pairs)}}}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
+        if type(value).__module__ == "torch" and type(value).__name__ == "device":
+            return f"torch.device({str(value)!r})"
+        return repr(value)
+
+
+def _ends(loop: str) -> tuple[str, str]:
+    """What a loop's range is called: its start, and its end."""
+    tail = loop.removeprefix("loop_")
+    return f"start_{tail}", f"stop_{tail}"
+
+
+def _last_uses(body: Program, written: set[str]) -> dict[str, int]:
+    last: dict[str, int] = {}
+    for i, step in enumerate(body.ops):
+        for name in (*step.operands(), *results(step)):
+            last[name] = i
+    return last
+
+
+def _outside(loop: Loop) -> set[str]:
+    """Names that the body takes from outside as they are."""
+    made = {name for step in loop.body.ops for name in results(step)}
+    made.update(entry.inner for entry in loop.inputs)
+    return {
+        name for step in loop.body.ops for name in step.operands() if name not in made
+    }
+
+
+def _narrow(name: str, where: Input | Output) -> str:
+    low, high = _window(where.window)
+    length = _difference(high, low, where.window)
+    return f"{name}.narrow({where.dim}, {low}, {length})"
+
+
+def _difference(high: str, low: str, window: Window) -> str:
+    return f"{high} - {low}" if low.isidentifier() else f"{high} - ({low})"
+
+
+def _window(window: Window) -> tuple[str, str]:
+    """The two ends of a window, as expressions."""
+    start, stop = _ends(window.loop)
+    low, high = _scaled(start, window), _scaled(stop, window)
+    if window.before:
+        low = f"max(0, {low} - {window.before})"
+    if window.after:
+        high = f"min({window.size}, {high} + {window.after})"
+    return low, high
+
+
+def _scaled(name: str, window: Window) -> str:
+    ratio = window.ratio
+    if ratio.numerator != 1:
+        name = f"{name} * {ratio.numerator}"
+    return name if ratio.denominator == 1 else f"{name} // {ratio.denominator}"
+
+
+def _bound(bound: Bound) -> str:
+    low, high = _window(bound.window)
+    terms = []
+    for factor, end in ((bound.high, high), (bound.low, low)):
+        if factor:
+            simple = end.isidentifier() or end[3:4] == "("
+            text = end if simple else f"({end})"
+            size = "" if abs(factor) == 1 else f"{abs(factor)} * "
+            terms.append((factor < 0, f"{size}{text}"))
+    if bound.constant or not terms:
+        terms.append((bound.constant < 0, str(abs(bound.constant))))
+    if bound.base is not None:
+        base = _window(bound.base)[0]
+        terms.append((True, base if base.isidentifier() else f"({base})"))
+    text = ("-" if terms[0][0] else "") + terms[0][1]
+    text += "".join(f" {'-' if minus else '+'} {term}" for minus, term in terms[1:])
+    if bound.least is not None:
+        text = f"max({bound.least}, {text})"
+    return text if bound.most is None else f"min({bound.most}, {text})"
+
+
+def compiled(text: str, name: str) -> Callable[..., Any]:
+    """The ``forward`` of a generated module; tracebacks show its lines."""
+    import linecache
+
+    file = f"<{name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    namespace: dict[str, Any] = {}
+    exec(compile(text, file, "exec"), namespace)  # our own text, never a file's
+    forward: Callable[..., Any] = namespace["forward"]
+    return forward
