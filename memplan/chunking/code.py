@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+from memplan.graph.liveness import lifetimes
 from memplan.graph.program import (
     Bound,
     Input,
@@ -20,6 +22,7 @@ from memplan.graph.program import (
     refs,
     results,
 )
+from memplan.graph.reuse import in_place, overwrites
 
 INDENT = "    "
 
@@ -84,18 +87,22 @@ class _Writer:
             if name not in kept:
                 ends.setdefault(i, []).append(name)
         line = ""
+        over = _overwrites(program)
         for i, step in enumerate(program.ops):
             if step.line and step.line != line:
                 line = step.line
                 yield f"{pad}# {line}"
             dying = ends.get(i, [])
-            yield from self._step(program, step, depth)
+            yield from self._step(program, step, depth, over)
             if dying:
                 yield f"{pad}del {', '.join(dying)}"
 
-    def _step(self, program: Program, step: Step, depth: int) -> Iterator[str]:
+    def _step(
+        self, program: Program, step: Step, depth: int, over: dict[str, str]
+    ) -> Iterator[str]:
         if isinstance(step, Op):
-            yield f"{INDENT * depth}{step.name} = {self._call(step)}"
+            call = self._call(_in_place(step, over))
+            yield f"{INDENT * depth}{step.name} = {call}"
         else:
             yield from self._loop(program, step, depth)
 
@@ -125,8 +132,9 @@ class _Writer:
         body = loop.body
         outside = _outside(loop)
         last = _last_uses(body, set(written))
+        over = _overwrites(body)
         for i, step in enumerate(body.ops):
-            yield from self._step(body, step, depth + 1)
+            yield from self._step(body, step, depth + 1, over)
             for name in results(step):
                 for output in loop.outputs:
                     if output.inner == name:
@@ -163,6 +171,21 @@ class _Writer:
         if type(value).__module__ == "torch" and type(value).__name__ == "device":
             return f"torch.device({str(value)!r})"
         return repr(value)
+
+
+def _overwrites(program: Program) -> dict[str, str]:
+    return overwrites(program, *lifetimes(program))
+
+
+def _in_place(op: Op, over: dict[str, str]) -> Op:
+    """The operator, or the one that writes over its operand where that may be."""
+    operand = over.get(op.name)
+    if operand is None:
+        return op
+    args = op.args
+    if args[0] != Ref(operand):
+        args = (args[1], args[0], *args[2:])
+    return replace(op, target=in_place(op), args=args)
 
 
 def _ends(loop: str) -> tuple[str, str]:

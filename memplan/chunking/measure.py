@@ -107,7 +107,9 @@ def relative_error(expected: Any, found: Any) -> float:
     left, right = tree_leaves(expected), tree_leaves(found)
     if len(left) != len(right):
         return float("inf")
-    return max((_difference(a, b) for a, b in zip(left, right, strict=True)), default=0.0)
+    return max(
+        (_difference(a, b) for a, b in zip(left, right, strict=True)), default=0.0
+    )
 
 
 def _difference(expected: Any, found: Any) -> float:
@@ -147,7 +149,13 @@ def tolerance(dtypes: set[Any]) -> float:
         (torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point),
         default=0.0,
     )
-    return max(1e-5, 10 * coarsest) if coarsest > 1e-6 else 1e-5 if coarsest > 1e-12 else 1e-12
+    return (
+        max(1e-5, 10 * coarsest)
+        if coarsest > 1e-6
+        else 1e-5
+        if coarsest > 1e-12
+        else 1e-12
+    )
 
 
 def other_inputs(inputs: list[Any], seed: int) -> list[Any]:

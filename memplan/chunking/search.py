@@ -24,12 +24,14 @@ from memplan.graph.program import Loop, Op, Program
 class Effort:
     """How far the search looks.
 
-    width: sequences kept in the beam. reach: operators before and after the peak.
+    width: sequences kept in the beam. wanted: after how many within the budget it
+    ends. reach: operators before and after the peak.
     built: candidates built of those weighed. seconds: after which it ends with the
     best so far. finest: the most chunks of a loop.
     """
 
-    width: int = 2
+    width: int = 3
+    wanted: int = 4
     reach: int = 60
     built: int = 10
     seconds: float = 60.0
@@ -70,8 +72,11 @@ class Search:
         machine: Machine,
         effort: Effort | None = None,
         progress: Callable[[str], None] | None = None,
+        whole: float = 1.0,
     ) -> None:
+        """whole: seconds that the program takes without loops."""
         self._base, self._inference, self._machine = program, inference, machine
+        self._whole = whole
         self._effort = effort or Effort()
         self._progress = progress or (lambda line: None)
         self.start = Trial((), program, profile(program))
@@ -98,21 +103,24 @@ class Search:
                     if mark not in seen:
                         seen.add(mark)
                         found[mark] = each
-            if len(done) >= self._effort.width:
+            if len(done) >= self._effort.wanted:
                 break
             beam = sorted(found.values(), key=lambda each: self._key(each, budget))
             beam = beam[: self._effort.width]
             if beam:
                 self.best = min([self.best, *beam], key=lambda each: each.peak)
                 self._progress(
-                    f"{len(beam[0].regions)} regions, peak {beam[0].peak / 2**20:.1f} MiB"
+                    f"{len(beam[0].regions)} regions, "
+                    f"peak {beam[0].peak / 2**20:.1f} MiB"
                 )
         finished = [self._coarser(trial, budget) for trial in done]
         return sorted(finished, key=lambda trial: trial.seconds)
 
-    def _key(self, trial: Trial, budget: int) -> tuple[float, float]:
+    def _key(self, trial: Trial, budget: int) -> float:
+        """Smaller is better: what is left above the budget, as a share of what was
+        there at first, and the time lost, as a share of the whole."""
         whole = max(1, self.start.excess(budget))
-        return round(trial.excess(budget) / whole, 2), trial.seconds
+        return trial.excess(budget) / whole + trial.seconds / self._whole
 
     def _onward(self, trial: Trial, budget: int, stop: float) -> list[Trial]:
         """Trials one move further, best first."""
@@ -209,8 +217,7 @@ class Search:
                         key = (tuple(each.slices.items()), each.copied)
                         if key not in weighed:
                             weighed[key] = each, weigh(land, each, budget)
-        ranked = sorted(weighed.values(), key=lambda pair: _rank(pair, budget))
-        chosen = _varied(ranked, self._effort.built)
+        chosen = _varied(list(weighed.values()), budget, self._effort.built)
         return [
             region
             for candidate, weight in chosen
@@ -260,25 +267,27 @@ def _with(
     return (*regions[:index], region, *regions[index + 1 :])
 
 
-def _rank(pair: tuple[Candidate, Weight], budget: int) -> tuple[float, float, int]:
-    """Smaller is better: the loop's live bytes, to 2 % of the budget, clipped below at
-    the budget; what of the excess it covers; how many operators run in it."""
-    weight = pair[1]
-    live = max(weight.live(1 / 32), budget)
-    return round(live / (0.02 * budget)), -weight.covered, weight.operators
+def _level(weight: Weight, budget: int) -> int:
+    """A loop's live bytes to 2 % of the budget, clipped below at the budget."""
+    return round(max(weight.live(1 / 32), budget) / (0.02 * budget))
 
 
 def _varied(
-    ranked: list[tuple[Candidate, Weight]], count: int
+    weighed: list[tuple[Candidate, Weight]], budget: int, count: int
 ) -> list[tuple[Candidate, Weight]]:
-    """The first `count`, at most three that end in the same way."""
+    """The most promising `count`: in turns those that cover most of what lies above
+    the budget, and those that run least in a loop; at most three that end alike."""
+    level = {id(pair): _level(pair[1], budget) for pair in weighed}
+    wide = sorted(weighed, key=lambda pair: (level[id(pair)], -pair[1].covered))
+    thin = sorted(weighed, key=lambda pair: (level[id(pair)], pair[1].dear))
     chosen: list[tuple[Candidate, Weight]] = []
     ending: dict[object, int] = {}
-    for pair in ranked:
+    for pair in (each for both in zip(thin, wide, strict=True) for each in both):
         last = list(pair[0].slices.items())[-1]
+        if pair in chosen or ending.get(last, 0) == 3:
+            continue
         ending[last] = ending.get(last, 0) + 1
-        if ending[last] <= 3:
-            chosen.append(pair)
+        chosen.append(pair)
         if len(chosen) == count:
             break
     return chosen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from memplan.graph.liveness import owners
@@ -56,7 +55,7 @@ def _loop(program: Program, loop: Loop, machine: Machine) -> float:
     made = {name for step in body.ops for name in _names(step)}
     made.update(entry.inner for entry in loop.inputs)
     for step in body.ops:
-        if isinstance(step, Op) and _is_product(step):
+        if isinstance(step, Op) and is_product(step):
             whole = [name for name in step.operands() if name not in made]
             packed = sum(body.metas[name].bytes for name in whole)
             cost += (turns - 1) * packed / machine.packed
@@ -74,7 +73,8 @@ def _names(step: Any) -> list[str]:
     return results(step)
 
 
-def _is_product(op: Op) -> bool:
+def is_product(op: Op) -> bool:
+    """Whether an operator multiplies matrices, which its kernels pack first."""
     return any(word in op.key for word in ("mm", "linear", "matmul", "conv", "einsum"))
 
 
@@ -96,13 +96,16 @@ def calibrated(device: str = "cpu") -> Machine:
     if device != "cpu":
         return Machine()
     small = torch.ones(64, 64)
-    wide = torch.ones(2 << 20)
-    weight, row = torch.ones(1024, 1024), torch.ones(8, 1024)
+    wide = torch.ones(4 << 20)
+    other = torch.ones_like(wide)
+    weight, rows = torch.ones(1024, 1024), torch.ones(1024, 1024)
+    linear = torch.ops.aten.linear.default
     with torch.no_grad():
         call = _time(lambda: torch.ops.aten.add.Tensor(small, small), 50)
         cut = _time(lambda: small.narrow(0, 8, 16), 50)
-        copied = wide.nbytes / _time(lambda: wide.copy_(wide.flip(0)), 1) * 2
-        thin = _time(lambda: torch.ops.aten.linear.default(row, weight), 5)
+        copied = wide.nbytes / _time(lambda: other.copy_(wide), 1)
+        parts = _time(lambda: [linear(part, weight) for part in rows.split(128)], 1)
+        packs = max((parts - _time(lambda: linear(rows, weight), 1)) / 7, 1e-5)
         fresh = _time(lambda: torch.empty(8 << 20).fill_(1), 1)
         again = torch.empty(8 << 20)
         used = _time(lambda: again.fill_(1), 1)
@@ -112,17 +115,17 @@ def calibrated(device: str = "cpu") -> Machine:
         slice=max(cut, 1e-6),
         output=max(cut + call, 1e-6),
         copied=copied,
-        packed=weight.nbytes / max(thin, 1e-6),
+        packed=weight.nbytes / packs,
         touched=touched,
     )
 
 
 def _time(run: Callable[[], object], times: int) -> float:
-    """Seconds of one `run`: the median of seven samples of `times`."""
+    """Seconds of one `run`: the least of seven samples of `times`, after one more."""
     samples = []
     for _ in range(8):
         start = time.perf_counter()
         for _ in range(times):
             run()
         samples.append((time.perf_counter() - start) / times)
-    return median(samples[1:])
+    return min(samples[1:])

@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.chunking.sweep import Candidate, Landscape
+from memplan.chunking.timing import is_product
 from memplan.graph.program import Meta, Op
 from memplan.graph.workspace import temporaries
 
 
 class Weight(NamedTuple):
     """Bytes of a loop: base, whatever the step; body, what all of it would need if it
-    ran in one iteration. operators: how many it runs. covered: the bytes above the budget
-    at each operator from its first to its last, added up."""
+    ran in one iteration. covered: the bytes above the budget at each operator from its
+    first to its last, added up. dear: bytes that each iteration takes whole, with a
+    little for each operator: what running in chunks costs most."""
 
     base: int
     body: int
-    operators: int
     covered: int
+    dear: int
 
     def live(self, share: float) -> float:
         """Live bytes in the loop where an iteration does `share` of it."""
@@ -51,9 +53,29 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
     return Weight(
         base,
         _body_peak(land, positions),
-        len(positions),
         sum(max(0, land.profile.live[i] - budget) for i in range(first, last + 1)),
+        _dear(land, region, positions),
     )
+
+
+CALL = 20_000  # bytes that could be moved in the time of a call
+
+
+def _dear(land: Landscape, region: Candidate, positions: list[int]) -> int:
+    """Bytes that products take whole in each iteration, and CALL for each operator."""
+    total = CALL * len(positions)
+    for i in positions:
+        op = land.program.ops[i]
+        if not isinstance(op, Op) or not is_product(op):
+            continue
+        found = land.flow(op, region.slices[op.name])
+        if found is None:
+            continue
+        for name, need in zip(land.takes[i], found.needs, strict=True):
+            meta = land.program.metas[name]
+            if need is None and isinstance(meta, Meta):
+                total += meta.bytes
+    return total
 
 
 def _leaves(land: Landscape, root: str, looped: set[int], last: int) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.graph.program import Loop, Meta, Op, Program, Step, refs, results
+from memplan.graph.reuse import overwrites
 from memplan.graph.workspace import temporaries
 
 
@@ -37,18 +38,28 @@ class Profile:
 
 
 def profile(program: Program) -> Profile:
-    """The live bytes along `program`, those within loops included."""
+    """The live bytes along `program`, those within loops included.
+
+    Results that are written over an operand (`memplan.graph.reuse`) take no bytes.
+    """
     last, owned = lifetimes(program)
-    dying: dict[int, list[str]] = {}
+    over = overwrites(program, last, owned)
+    holder: dict[str, str] = {}
+    for name, operand in over.items():
+        root = program.roots[operand]
+        holder[name] = holder.get(root, root)
+        last[holder[name]] = last[name]
+    dying: dict[int, int] = {}
     for root, end in last.items():
-        dying.setdefault(end, []).append(root)
+        if root in owned and root not in holder:
+            dying[end] = dying.get(end, 0) + owned[root]
     live, after = [], []
     now = 0
     for i, step in enumerate(program.ops):
-        made = sum(owned[root] for root in owners(program, step) if root in owned)
-        live.append(now + made + _extra(program, step))
-        now += made
-        now -= sum(owned[root] for root in dying.get(i, ()) if root in owned)
+        made = owners(program, step)
+        now += sum(owned[root] for root in made if root not in holder)
+        live.append(now + _extra(program, step))
+        now -= dying.get(i, 0)
         after.append(now)
     return Profile(live, after)
 
@@ -119,6 +130,3 @@ def _extra(program: Program, step: Step) -> int:
     if isinstance(step, Op):
         return temporaries(program, step)
     return profile(step.body).peak
-
-
-__all__ = ["Profile", "lifetimes", "profile", "roots_of"]

@@ -116,6 +116,8 @@ class _Lowering:
             return first
         if op.key in DROPOUTS and not op.args[-1]:
             return first
+        if op.key == "aten.clone" and isinstance(first, Ref):
+            return first if self._needless(first, op) else None
         if op.key in CASTS and isinstance(first, Ref):
             before, after = self._program.metas[first.name], meta_of(node.meta["val"])
             copies = op.kwargs.get("memory_format") is not None
@@ -127,6 +129,21 @@ class _Lowering:
                     if meta == meta_of(node.meta["val"]):
                         return this
         return None
+
+    def _needless(self, source: Ref, op: Op) -> bool:
+        """Whether a copy is not needed: nothing is written to, but what the caller
+        gave must not be given back to him as a result."""
+        import torch
+
+        root = self._program.roots[source.name]
+        given = {*self._program.inputs, *self._program.constants}
+        form = op.kwargs.get("memory_format") or torch.preserve_format
+        if root in given:
+            return False
+        meta = self._program.metas[source.name]
+        return form == torch.preserve_format or (
+            form == torch.contiguous_format and meta.contiguous
+        )
 
     def _canonical(self, op: Op, node: Any) -> Op:
         import torch
