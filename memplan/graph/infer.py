@@ -27,7 +27,9 @@ class Inference:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._known: dict[Any, Any] = {}
 
-    def add(self, program: Program, op: Op, windows: dict[Any, tuple[int, int]]) -> None:
+    def add(
+        self, program: Program, op: Op, windows: dict[Any, tuple[int, int]]
+    ) -> None:
         """Enter the metas and roots of `op`'s result into `program`.
 
         windows: the ends of each window that the arguments follow. Raises whatever
