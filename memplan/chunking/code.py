@@ -70,7 +70,7 @@ class _Writer:
             if name in used:
                 yield f"{INDENT}{name} = weights[{place!r}]"
         yield from self._steps(program, 1, set(program.inputs) | set(program.constants))
-        yield f"{INDENT}return {self._text(program.outputs, {})}"
+        yield f"{INDENT}return {_text(program.outputs)}"
 
     def _steps(self, program: Program, depth: int, kept: set[str]) -> Iterator[str]:
         """The statements of a program; names are deleted after their last use, but for
@@ -115,8 +115,8 @@ class _Writer:
             called = op.key
         else:
             called = str(op.target)
-        items = [self._text(arg) for arg in op.args]
-        items += [f"{key}={self._text(arg)}" for key, arg in op.kwargs.items()]
+        items = [_text(arg) for arg in op.args]
+        items += [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
         return f"{called}({', '.join(items)})"
 
     def _loop(self, program: Program, loop: Loop, depth: int) -> Iterator[str]:
@@ -153,24 +153,31 @@ class _Writer:
         strides = list(meta.strides)
         return f"torch.empty_strided({list(meta.shape)}, {strides}, {options})"
 
-    def _text(self, value: Any, _: Any = None) -> str:
-        if isinstance(value, Ref):
-            return value.name
-        if isinstance(value, Bound):
-            return _bound(value)
-        if isinstance(value, tuple):
-            inner = ", ".join(map(self._text, value))
-            return f"({inner},)" if len(value) == 1 else f"({inner})"
-        if isinstance(value, list):
-            return f"[{', '.join(map(self._text, value))}]"
-        if isinstance(value, dict):
-            pairs = (f"{key!r}: {self._text(item)}" for key, item in value.items())
-            return f"{{{', '.join(pairs)}}}"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f'float("{value}")'
-        if type(value).__module__ == "torch" and type(value).__name__ == "device":
-            return f"torch.device({str(value)!r})"
-        return repr(value)
+
+def _text(value: Any) -> str:
+    """An argument or a result as Python."""
+    if isinstance(value, Ref):
+        return value.name
+    if isinstance(value, Bound):
+        return _bound(value)
+    if isinstance(value, tuple | list | dict):
+        return _nest(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if type(value).__module__ == "torch" and type(value).__name__ == "device":
+        return f"torch.device({str(value)!r})"
+    return repr(value)
+
+
+def _nest(value: Any) -> str:
+    if isinstance(value, dict):
+        return (
+            f"{{{', '.join(f'{key!r}: {_text(item)}' for key, item in value.items())}}}"
+        )
+    inner = ", ".join(map(_text, value))
+    if isinstance(value, list):
+        return f"[{inner}]"
+    return f"({inner},)" if len(value) == 1 else f"({inner})"
 
 
 def _overwrites(program: Program) -> dict[str, str]:

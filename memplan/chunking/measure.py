@@ -12,6 +12,8 @@ from typing import Any
 REPEATS = 5
 ENOUGH_SECONDS = 20.0  # of timing one model; slow ones get fewer repeats, at least two
 
+TOLERANCE = 1e-5  # of single precision
+
 Run = Callable[[], Any]
 
 
@@ -36,6 +38,20 @@ def activation_peak(run: Run, device: str = "cpu") -> int:
 
 
 def _events_peak(run: Run) -> int:
+    now = peak = 0
+    for event in _events(run):
+        if event.name() == MEMORY:
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+MEMORY = "[memory]"
+MARK = "memplan: "
+
+
+def _events(run: Run) -> list[Any]:
+    """The profiler's events of a run on the CPU, allocations among them, in order."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells every start and stop
     from torch.profiler import ProfilerActivity, profile
 
@@ -43,16 +59,44 @@ def _events_peak(run: Run) -> int:
         result = run()
     del result
     events = profiler.profiler.kineto_results.events()
-    memory = sorted(
-        (event.start_ns(), i, event.nbytes())
-        for i, event in enumerate(events)
-        if event.name() == "[memory]"
-    )
-    now = peak = 0
-    for _, _, size in memory:
-        now += size
-        peak = max(peak, now)
-    return peak
+    return sorted(events, key=lambda event: int(event.start_ns()))
+
+
+def levels_at(model: Any, inputs: Any, paths: list[str]) -> dict[str, int]:
+    """Bytes of activations live where each of some submodules is called, at most.
+
+    inputs: an Inputs, of `memplan.chunking.trial`. 0 for devices other than the CPU,
+    and for those that are not called.
+    """
+    import torch
+
+    def mark(path: str) -> Any:
+        def hook(*_: Any) -> None:
+            with torch.profiler.record_function(MARK + path):
+                pass
+
+        return hook
+
+    handles = [
+        model.get_submodule(path).register_forward_pre_hook(mark(path))
+        for path in paths
+    ]
+    levels = dict.fromkeys(paths, 0)
+    now = 0
+    try:
+        with torch.no_grad():
+            events = _events(lambda: model(*inputs.args, **inputs.kwargs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    for event in events:
+        name = event.name()
+        if name == MEMORY:
+            now += event.nbytes()
+        elif name.startswith(MARK):
+            path = name.removeprefix(MARK)
+            levels[path] = max(levels[path], now)
+    return levels
 
 
 @dataclass(frozen=True)
@@ -124,25 +168,30 @@ def _difference(expected: Any, found: Any) -> float:
         return float("inf")
     if torch.equal(expected, found) or not expected.numel():
         return 0.0
+    if expected.is_complex():
+        return _difference(torch.view_as_real(expected), torch.view_as_real(found))
     if not expected.is_floating_point():
-        if expected.is_complex():
-            return _difference(torch.view_as_real(expected), torch.view_as_real(found))
         return float("inf")
-    left, right = expected.double(), found.double()
-    finite = torch.isfinite(left)
-    if not torch.equal(left[~finite].nan_to_num(), right[~finite].nan_to_num()):
+    return _of_finite(expected.double(), found.double())
+
+
+def _of_finite(left: Any, right: Any) -> float:
+    finite = left.isfinite()
+    if not bool((finite == right.isfinite()).all()):
+        return float("inf")
+    # NaN becomes 0 here, and infinities the largest numbers of their sign.
+    odd, other = left[~finite].nan_to_num(), right[~finite].nan_to_num()
+    if not bool((odd == other).all()):
         return float("inf")
     left, right = left[finite], right[finite]
-    if not bool(torch.isfinite(right).all()):
-        return float("inf")
-    scale = float(left.abs().max()) if left.numel() else 0.0
-    worst = float((left - right).abs().max()) if left.numel() else 0.0
-    return worst / max(scale, 1e-30) if worst else 0.0
+    if not left.numel():
+        return 0.0
+    return float((left - right).abs().max()) / max(float(left.abs().max()), 1e-30)
 
 
 def tolerance(dtypes: set[Any]) -> float:
     """The largest relative error that counts as the same result, by the coarsest of
-    the results' types: ten times what one rounding of each may make."""
+    the results' types: ten times what one rounding may make, and 1e-5 for float32."""
     import torch
 
     coarsest = max(

@@ -118,7 +118,7 @@ def sweep(
     slices: dict[str, Slice] = {}
     copied: set[str] = set()
     hoisted: set[int] = set()
-    extent = land.program.metas[end.name].shape[dim]  # type: ignore[union-attr]
+    extent = land.program.metas[end.name].shape[dim]
     for i in range(last, first - 1, -1):
         wish = wishes.pop(i, None)
         if wish is None:

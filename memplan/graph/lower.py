@@ -141,9 +141,9 @@ class _Lowering:
         if root in given:
             return False
         meta = self._program.metas[source.name]
-        return form == torch.preserve_format or (
-            form == torch.contiguous_format and meta.contiguous
-        )
+        if form == torch.contiguous_format:
+            return bool(meta.contiguous)
+        return bool(form == torch.preserve_format)
 
     def _canonical(self, op: Op, node: Any) -> Op:
         import torch
@@ -199,7 +199,8 @@ def _refuse_mutations(signature: Any) -> None:
         written = getattr(signature, name, None)
         if written:
             raise UnsupportedGraphError(
-                f"the model writes to {what} {next(iter(written.values()))!r} as it runs"
+                f"the model writes to {what} {next(iter(written.values()))!r} "
+                "as it runs"
             )
 
 

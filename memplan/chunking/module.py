@@ -1,0 +1,184 @@
+"""A module that runs in chunks, in the place of the one it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from memplan.chunking.code import compiled, source
+from memplan.errors import InputError
+from memplan.graph.export import Exported
+from memplan.graph.program import Program
+
+if TYPE_CHECKING:
+    from memplan.chunking.plan import ChunkPlan
+
+
+class Weights(Mapping[str, Any]):
+    """A model's parameters and buffers as they are now, by name, and constants."""
+
+    def __init__(self, model: Any, constants: dict[str, Any]) -> None:
+        self._model, self._constants = model, constants
+
+    def __getitem__(self, name: str) -> Any:
+        owner, _, attribute = name.rpartition(".")
+        try:
+            return getattr(self._model.get_submodule(owner), attribute)
+        except AttributeError:
+            return self._constants[name]
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("weights are looked up by name")
+
+    def __len__(self) -> int:
+        raise TypeError("weights are looked up by name")
+
+
+class Chunk:
+    """One exported module and the program that takes its place.
+
+    Called like the module, on inputs of the shapes, dtypes and devices it was exported
+    with. Raises InputError for others.
+    """
+
+    def __init__(
+        self, model: Any, exported: Exported, program: Program, name: str
+    ) -> None:
+        self.program = program
+        self.source = source(program, f"{name}, in chunks")
+        self._run: Callable[..., Any] = compiled(self.source, name)
+        self._weights = Weights(model, exported.constants)
+        self._exported, self._name = exported, name
+        self._kinds = [node.meta.get("val") for node in _inputs(exported)]
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        import torch
+        from torch.utils import _pytree as pytree
+
+        ordered = pytree.tree_flatten((args, kwargs))
+        leaves, spec = ordered
+        if spec != self._exported.in_spec:
+            raise InputError(
+                f"{self._name} was chunked for other arguments than it is given; chunk "
+                "it with arguments like these"
+            )
+        tensors = [
+            leaf
+            for leaf, kind in zip(leaves, self._kinds, strict=True)
+            if self._fits(leaf, kind)
+        ]
+        with torch.no_grad():
+            result = self._run(tensors, self._weights)
+        return pytree.tree_unflatten(list(result), self._exported.out_spec)
+
+    def _fits(self, leaf: Any, kind: Any) -> bool:
+        """Whether an input is a tensor. Raises InputError if it is not as exported."""
+        import torch
+
+        if not isinstance(kind, torch.Tensor):
+            if leaf != kind:
+                raise InputError(
+                    f"{self._name} was chunked with {kind!r}, and is given {leaf!r}; "
+                    "chunk it with that"
+                )
+            return False
+        wanted = tuple(kind.shape), kind.dtype, kind.device
+        if not isinstance(leaf, torch.Tensor):
+            raise InputError(f"{self._name} takes a tensor of {wanted[0]} there")
+        found = tuple(leaf.shape), leaf.dtype, leaf.device
+        if found != wanted:
+            raise InputError(
+                f"{self._name} was chunked for an input of {_told(*wanted)}, and is "
+                f"given one of {_told(*found)}; chunk it with such inputs"
+            )
+        return True
+
+
+def _inputs(exported: Exported) -> list[Any]:
+    """The exported graph's placeholders that are the user's."""
+    users = set(exported.signature.user_inputs)
+    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    taken = {
+        **exported.signature.inputs_to_parameters,
+        **exported.signature.inputs_to_buffers,
+        **exported.signature.inputs_to_lifted_tensor_constants,
+    }
+    return [
+        node for node in placeholders if node.name in users or node.name not in taken
+    ]
+
+
+def _told(shape: tuple[int, ...], dtype: Any, device: Any) -> str:
+    return (
+        f"{'×'.join(map(str, shape))} {str(dtype).removeprefix('torch.')} on {device}"
+    )
+
+
+def chunked_class() -> type:
+    """The class of chunked modules, made when torch is there."""
+    import torch
+
+    class Chunked(torch.nn.Module):  # type: ignore[misc]
+        """A module whose forward runs in chunks; for inference.
+
+        memplan: the ChunkPlan. model: the original, whose weights it uses: when they
+        change, so do its results. Where parts of the model run in chunks and not all
+        of it, those are in its place.
+        """
+
+        memplan: ChunkPlan
+
+        def __init__(self, model: Any, chunks: dict[str, Chunk], plan: Any) -> None:
+            super().__init__()
+            self.model = model
+            self.memplan = plan
+            self._chunk = chunks.get("")
+            self._parts = {} if self._chunk else dict(chunks)
+            self.eval()
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if self._chunk is not None:
+                return self._chunk(args, kwargs)
+            with torch.no_grad(), replaced(self.model, self._parts):
+                return self.model(*args, **kwargs)
+
+        def source(self) -> str:
+            """The Python that runs, as one module; of the whole model only."""
+            return self._chunk.source if self._chunk else ""
+
+    return Chunked
+
+
+class replaced:  # noqa: N801 - used as a function
+    """While it is entered, the submodules at some paths run in chunks.
+
+    Calls of a submodule with other arguments than it was chunked for run as before.
+    """
+
+    def __init__(self, model: Any, chunks: dict[str, Chunk]) -> None:
+        self._model, self._chunks = model, chunks
+        self._before: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> None:
+        for path, chunk in self._chunks.items():
+            module = self._model.get_submodule(path)
+            self._before.append((module, vars(module).get("forward")))
+            module.forward = _routed(module.forward, chunk)
+
+    def __exit__(self, *_: object) -> None:
+        for module, forward in reversed(self._before):
+            if forward is None:
+                vars(module).pop("forward", None)
+            else:
+                module.forward = forward
+        self._before.clear()
+
+
+def _routed(original: Callable[..., Any], chunk: Chunk) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return chunk(args, kwargs)
+        except InputError:
+            return original(*args, **kwargs)
+
+    return forward
