@@ -14,7 +14,7 @@ var var_mean
 
 ALONG = """
 argsort cumprod cumsum cummax cummin _log_softmax log_softmax logcumsumexp _safe_softmax
-_softmax softmax softmin sort topk glu
+_softmax softmax sort topk glu
 """
 
 

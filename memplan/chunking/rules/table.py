@@ -49,6 +49,8 @@ def flow(call: Call, out: Slice) -> Flow | None:
         return None
     if not 0 <= out.dim < len(call.shape) or call.shape[out.dim] < 2:
         return None
+    if 0 in call.shape:
+        return None
     return rule(call, out)
 
 

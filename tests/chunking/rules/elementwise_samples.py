@@ -1,0 +1,135 @@
+"""Calls of element-wise operators, and of makers of constant tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from memplan.chunking.rules import elementwise
+from tests.chunking.rules.rule_check import Sample
+
+aten = torch.ops.aten
+ALL = (0, 1, 2)
+
+POSITIVE = "acosh log log10 log1p log2 logit rsqrt sqrt lgamma special_log1p".split()
+WHOLE_NUMBERS = "bitwise_and bitwise_or bitwise_xor".split()
+SHIFTS = "bitwise_left_shift bitwise_right_shift".split()
+BINARY = """
+add atan2 copysign div eq expand_as floor_divide fmax fmin fmod float_power ge gt
+heaviside hypot le logaddexp logaddexp2 logical_and logical_or logical_xor lt maximum
+minimum mul ne pow remainder rsub sub true_divide xlogy _prelu_kernel copy
+""".split()
+EXTRA = {
+    "leaky_relu": (0.1,),
+    "clamp_max": (0.3,),
+    "clamp_min": (0.3,),
+    "clamp": (-0.3, 0.3),
+    "threshold": (0.1, 0.0),
+    "fill": (2.0,),
+    "full_like": (2.0,),
+    "logit": (1e-3,),
+    "celu": (1.0,),
+}
+# Those with a call of their own below.
+APART = "addcdiv addcmul lerp masked_fill complex polar bitwise_not logical_not".split()
+SINGLE = {"bitwise_not", "logical_not"}
+
+
+def elementwise_samples() -> Iterator[Sample]:
+    """Every name in the table, with broadcasting where there are two operands."""
+    for name in elementwise.NAMES.split():
+        operator = getattr(aten, name)
+        x, y = torch.rand(3, 1, 7) + 1.5, torch.rand(4, 7) + 0.5
+        if name in BINARY:
+            x = x.expand(3, 4, 7).clone()
+            yield Sample(operator.Tensor if "Tensor" in operator.overloads()
+                         else operator.default, (x, y.expand(3, 4, 7) if name in
+                         ("_prelu_kernel", "expand_as") else y), dims=ALL)
+        elif name in WHOLE_NUMBERS:
+            yield Sample(operator.Tensor, (x.int().expand(3, 4, 7), y.int()), dims=ALL)
+        elif name in SHIFTS:
+            yield Sample(operator.Tensor, (x.int().expand(3, 4, 7), y.int()), dims=ALL)
+        elif name not in APART:
+            yield from _unary(name)
+    yield from _others()
+
+
+def _unary(name: str) -> Iterator[Sample]:
+    operator = getattr(aten, name).default
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(3, 4, 7)
+        if name in POSITIVE:
+            x = x.abs() + 1.01
+        if name == "erfinv" or name.startswith(("acos", "asin", "atan")):
+            x = x.clamp(-0.9, 0.9) if name != "acosh" else x
+        close = name not in ("abs", "neg", "relu")  # tails of vectors are scalar code
+        extra = EXTRA.get(name, ())
+        if name in ("imag", "_conj"):
+            x = torch.complex(x, x)
+        elif name != "erfinv":
+            x = x.to(dtype)
+        yield Sample(operator, (x, *extra), dims=ALL, close=close)
+
+
+def _others() -> Iterator[Sample]:
+    x, row = torch.randn(3, 4, 7), torch.randn(7)
+    column, mask = torch.rand(3, 1, 1), torch.rand(4, 1) > 0.5
+    yield Sample(aten.addcmul.default, (x, row, column), {"value": 0.5}, ALL, True)
+    yield Sample(aten.addcdiv.default, (x, row, column + 1), {}, ALL, True)
+    yield Sample(aten.lerp.Scalar, (x, row, 0.3), {}, ALL, True)
+    yield Sample(aten.lerp.Tensor, (x, row, column), {}, ALL, True)
+    yield Sample(aten.masked_fill.Scalar, (x, mask, -1e9), {}, ALL)
+    yield Sample(aten.masked_fill.Tensor, (x, mask, torch.tensor(2.0)), {}, ALL)
+    yield Sample(aten.bitwise_not.default, (x > 0,), {}, ALL)
+    yield Sample(aten.logical_not.default, (x,), {}, ALL)
+    yield Sample(aten.complex.default, (x, row), {}, ALL)
+    yield Sample(aten.polar.default, (x.abs(), row), {}, ALL, True)
+    yield Sample(aten.add.Scalar, (x, 2), {}, ALL)
+    yield Sample(aten.add.Tensor, (torch.randn(3, 1, 7), torch.randn(4, 1)), {}, ALL)
+    yield Sample(aten.clamp.Tensor, (x, row - 1, row + 1), {}, ALL)
+    yield Sample(aten.where.self, (mask, x, row), {}, ALL)
+    yield Sample(aten.where.ScalarOther, (x > 0, x, 0.0), {}, ALL)
+    yield Sample(aten.where.Scalar, (mask, 1.0, 0.0), {}, (0,))
+    yield Sample(aten.where.default, (torch.tensor([1, 0, 1]),), {}, ())
+    yield Sample(aten.to.dtype, (x, torch.bfloat16), {}, ALL)
+    yield Sample(aten._to_copy.default, (x,), {"dtype": torch.float64}, ALL)
+    yield Sample(aten.to.other, (x, row.double()), {}, ALL)
+    yield Sample(aten.type_as.default, (x, torch.ones(4, 4, 4).half()), {}, ALL)
+    edges = torch.tensor([-1.0, 0.0, 1.0])
+    yield Sample(aten.bucketize.Tensor, (x, edges), {}, ALL)
+    yield Sample(aten.bucketize.Scalar, (0.5, edges), {}, ())
+    yield Sample(aten.isin.Tensor_Tensor, (x.int(), torch.tensor([0, 1])), {}, ALL)
+    yield Sample(aten.dropout.default, (x, 0.5, False), {}, ALL)
+    yield Sample(aten.dropout.default, (x, 0.5, True), {}, ())
+    yield Sample(aten.feature_dropout.default, (x, 0.5, False), {}, ALL)
+    yield Sample(aten.alpha_dropout.default, (x, 0.5, False), {}, ALL)
+    yield Sample(aten.native_dropout.default, (x, 0.5, False), {}, ALL)
+    yield Sample(aten.native_dropout.default, (x, 0.5, None), {}, ())
+    yield Sample(aten.prelu.default, (x, torch.rand(4)), {}, ALL)
+    yield Sample(aten.prelu.default, (x, torch.rand(1)), {}, ALL)
+    yield Sample(aten.relu.default, (torch.tensor(1.0),), {}, ())
+    yield Sample(aten.relu.default, (torch.ones(0, 1),), {}, ())
+    yield Sample(aten.relu.default, (torch.ones(1, 5),), {}, (1,))
+    yield Sample(aten.exp.default, (torch.randn(5, 6).t(),), {}, (0, 1), True)
+
+
+def factory_samples() -> Iterator[Sample]:
+    """Constant tensors; random ones are not to be sliced."""
+    x = torch.ones(3)
+    yield Sample(aten.full.default, ([4, 7], 2.5), {"dtype": torch.bfloat16}, (0, 1))
+    yield Sample(aten.zeros.default, ([4, 1, 7],), {}, (0, 2))
+    yield Sample(aten.ones.default, ([5],), {"dtype": torch.int64}, (0,))
+    yield Sample(aten.empty.memory_format, ([4, 7],), {}, (0, 1), data=False)
+    yield Sample(aten.new_empty.default, (x, [4, 7]), {}, (0, 1), data=False)
+    yield Sample(aten.new_full.default, (x, [4, 3], 1.5), {}, (0, 1))
+    yield Sample(aten.new_zeros.default, (x, [4, 3]), {}, (0, 1))
+    yield Sample(aten.new_ones.default, (x, [4, 3]), {"dtype": torch.bool}, (0, 1))
+    yield Sample(aten.arange.default, (7,), {}, (0,))
+    yield Sample(aten.arange.start, (3, 11), {"dtype": torch.float32}, (0,))
+    yield Sample(aten.arange.start_step, (3, 20, 4), {}, (0,))
+    yield Sample(aten.arange.start_step, (20, 3, -3), {}, (0,))
+    yield Sample(aten.arange.default, (7.5,), {}, ())
+    yield Sample(aten.rand.default, ([4, 4],), {}, ())
+    yield Sample(aten.rand_like.default, (x,), {}, ())
+    yield Sample(aten.scalar_tensor.default, (2.0,), {}, ())
