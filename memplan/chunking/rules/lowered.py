@@ -82,8 +82,8 @@ def causal_attention(
 ) -> Any:
     """Causal attention of the queries from row `start` on to the first `keys` keys.
 
-    Row i of all queries attends to keys [0, i], as torch's is_causal has it. options: scale,
-    enable_gqa.
+    Row i of all queries attends to keys [0, i], as torch's is_causal has it.
+    options: scale, enable_gqa.
     """
     import torch
 

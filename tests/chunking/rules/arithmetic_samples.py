@@ -44,8 +44,12 @@ def contraction_samples() -> Iterator[Sample]:
     yield product(aten.einsum.default, "bij, bjk -> bki", [x, y], dims=(0, 1, 2))
     yield product(aten.einsum.default, "bij,bjk", [x, y], dims=(0, 1))
     yield product(aten.einsum.default, "bij,j->bi", [x[:1], x[0, 0]], dims=(1,))
-    yield product(aten.einsum.default, "ikc,jkc->ijc",
-                  [torch.randn(4, 5, 3), torch.randn(6, 5, 3)], dims=(0, 1, 2))
+    yield product(
+        aten.einsum.default,
+        "ikc,jkc->ijc",
+        [torch.randn(4, 5, 3), torch.randn(6, 5, 3)],
+        dims=(0, 1, 2),
+    )
     yield product(aten.einsum.default, "bij,bjk->ik", [x[:1], y], dims=(0, 1))
     yield product(aten.einsum.default, "...ij,...jk->...ik", [x, y], dims=())
     yield product(aten.einsum.default, "ii->i", [torch.randn(4, 4)], dims=())
@@ -128,29 +132,43 @@ def normalisation_samples() -> Iterator[Sample]:
     channel = [torch.rand(4) + 0.5 for _ in range(4)]
     yield Sample(aten.layer_norm.default, (x, [6], row, row), {}, (0, 1), True)
     yield Sample(aten.layer_norm.default, (x, [4, 6]), {}, (0,), True)
-    yield Sample(aten.native_layer_norm.default, (x, [6], row, None, 1e-5), {},
-                 (0, 1), True)
+    yield Sample(
+        aten.native_layer_norm.default, (x, [6], row, None, 1e-5), {}, (0, 1), True
+    )
     yield Sample(aten.rms_norm.default, (x, [6], row), {}, (0, 1), True)
     yield Sample(aten._fused_rms_norm.default, (x, [6], row, 1e-5), {}, (0, 1), True)
     eval_mode = (False, 0.1, 1e-5)
     args = (x, *channel)
-    yield Sample(aten.batch_norm.default, (*args, *eval_mode, False), {}, (0, 1, 2),
-                 True)
+    yield Sample(
+        aten.batch_norm.default, (*args, *eval_mode, False), {}, (0, 1, 2), True
+    )
     plain = (x, None, None, *channel[2:])
-    yield Sample(aten.batch_norm.default, (*plain, *eval_mode, False), {}, (0, 1, 2),
-                 True)
+    yield Sample(
+        aten.batch_norm.default, (*plain, *eval_mode, False), {}, (0, 1, 2), True
+    )
     yield Sample(aten.batch_norm.default, (*args, True, 0.1, 1e-5, False), {}, ())
-    yield Sample(aten.native_batch_norm.default, (*args, *eval_mode), {}, (0, 1, 2),
-                 True)
-    yield Sample(aten._native_batch_norm_legit_no_training.default,
-                 (*args, 0.1, 1e-5), {}, (0, 1, 2), True)
+    yield Sample(
+        aten.native_batch_norm.default, (*args, *eval_mode), {}, (0, 1, 2), True
+    )
+    yield Sample(
+        aten._native_batch_norm_legit_no_training.default,
+        (*args, 0.1, 1e-5),
+        {},
+        (0, 1, 2),
+        True,
+    )
     own = (x, *channel[:2], None, None, True, 0.1, 1e-5, False)
     yield Sample(aten.instance_norm.default, own, {}, (0, 1), True)
     tracked = (x, *channel, True, 0.1, 1e-5, False)
     yield Sample(aten.instance_norm.default, tracked, {}, ())
     yield Sample(aten.group_norm.default, (x, 2, *channel[:2]), {}, (0,), True)
-    yield Sample(aten.native_group_norm.default,
-                 (x, *channel[:2], 3, 4, 6, 2, 1e-5), {}, (0,), True)
+    yield Sample(
+        aten.native_group_norm.default,
+        (x, *channel[:2], 3, 4, 6, 2, 1e-5),
+        {},
+        (0,),
+        True,
+    )
     for image in (torch.randn(2, 4, 3, 5), torch.randn(2, 4, 3, 5).bfloat16()):
         statistics = group_norm_statistics(image, 2, 1e-5)
         for affine in (channel[:2], (None, None)):
@@ -173,8 +191,9 @@ def attention_samples() -> Iterator[Sample]:
     yield attention(q, k, v, None, 0.0, True, dims=(0, 1, 2))
     long = torch.randn(2, 4, 13, 8)
     yield attention(long, k, v, None, 0.0, True, dims=(0, 1, 2))
-    yield attention(q, k[:, :2], v[:, :2], None, 0.0, True, dims=(0, 1, 2),
-                    enable_gqa=True)
+    yield attention(
+        q, k[:, :2], v[:, :2], None, 0.0, True, dims=(0, 1, 2), enable_gqa=True
+    )
     yield attention(q, k[:, :2], v[:, :2], dims=(0, 1, 2), enable_gqa=True)
     yield attention(q[0], k[0], v[0], dims=(0, 1))
     yield attention(q, k, v, None, 0.5, dims=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -12,14 +13,16 @@ from tests.chunking.rules.rule_check import Sample
 aten = torch.ops.aten
 ALL = (0, 1, 2)
 
-POSITIVE = "acosh log log10 log1p log2 logit rsqrt sqrt lgamma special_log1p".split()
-WHOLE_NUMBERS = "bitwise_and bitwise_or bitwise_xor".split()
-SHIFTS = "bitwise_left_shift bitwise_right_shift".split()
+POSITIVE = "acosh log log10 log1p log2 rsqrt sqrt lgamma special_log1p"
+FRACTIONS = "acos asin atanh erfinv"
+COMPLEX = {"imag", "_conj", "conj", "resolve_conj"}
+INTEGERS = "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"
+ALIKE = {"_prelu_kernel", "expand_as"}
 BINARY = """
 add atan2 copysign div eq expand_as floor_divide fmax fmin fmod float_power ge gt
 heaviside hypot le logaddexp logaddexp2 logical_and logical_or logical_xor lt maximum
 minimum mul ne pow remainder rsub sub true_divide xlogy _prelu_kernel copy
-""".split()
+"""
 EXTRA = {
     "leaky_relu": (0.1,),
     "clamp_max": (0.3,),
@@ -32,44 +35,43 @@ EXTRA = {
     "celu": (1.0,),
 }
 # Those with a call of their own below.
-APART = "addcdiv addcmul lerp masked_fill complex polar bitwise_not logical_not".split()
-SINGLE = {"bitwise_not", "logical_not"}
+APART = "addcdiv addcmul lerp masked_fill complex polar bitwise_not logical_not"
 
 
 def elementwise_samples() -> Iterator[Sample]:
     """Every name in the table, with broadcasting where there are two operands."""
     for name in elementwise.NAMES.split():
-        operator = getattr(aten, name)
-        x, y = torch.rand(3, 1, 7) + 1.5, torch.rand(4, 7) + 0.5
-        if name in BINARY:
-            x = x.expand(3, 4, 7).clone()
-            yield Sample(operator.Tensor if "Tensor" in operator.overloads()
-                         else operator.default, (x, y.expand(3, 4, 7) if name in
-                         ("_prelu_kernel", "expand_as") else y), dims=ALL)
-        elif name in WHOLE_NUMBERS:
-            yield Sample(operator.Tensor, (x.int().expand(3, 4, 7), y.int()), dims=ALL)
-        elif name in SHIFTS:
-            yield Sample(operator.Tensor, (x.int().expand(3, 4, 7), y.int()), dims=ALL)
-        elif name not in APART:
-            yield from _unary(name)
+        if name in BINARY.split():
+            x, y = torch.rand(3, 4, 7) + 1.5, torch.rand(4, 7) + 0.5
+            y = y.expand(3, 4, 7) if name in ALIKE else y
+            yield Sample(_operator(name, "Tensor"), (x, y), {}, ALL, True)
+        elif name in INTEGERS.split():
+            x, y = torch.randint(0, 9, (3, 4, 7)), torch.randint(0, 9, (4, 1))
+            yield Sample(_operator(name, "Tensor"), (x, y), {}, ALL)
+        elif name not in APART.split():
+            for dtype in (torch.float32, torch.bfloat16):
+                yield _unary(name, dtype)
     yield from _others()
 
 
-def _unary(name: str) -> Iterator[Sample]:
-    operator = getattr(aten, name).default
-    for dtype in (torch.float32, torch.bfloat16):
-        x = torch.randn(3, 4, 7)
-        if name in POSITIVE:
-            x = x.abs() + 1.01
-        if name == "erfinv" or name.startswith(("acos", "asin", "atan")):
-            x = x.clamp(-0.9, 0.9) if name != "acosh" else x
-        close = name not in ("abs", "neg", "relu")  # tails of vectors are scalar code
-        extra = EXTRA.get(name, ())
-        if name in ("imag", "_conj"):
-            x = torch.complex(x, x)
-        elif name != "erfinv":
-            x = x.to(dtype)
-        yield Sample(operator, (x, *extra), dims=ALL, close=close)
+def _operator(name: str, wanted: str) -> Any:
+    """An operator's overload of a name, or its first."""
+    packet = getattr(aten, name)
+    names = packet.overloads()
+    return getattr(packet, wanted if wanted in names else names[0])
+
+
+def _unary(name: str, dtype: torch.dtype) -> Sample:
+    x = torch.randn(3, 4, 7)
+    if name in POSITIVE.split():
+        x = x.abs() + 1.01
+    elif name in FRACTIONS.split():
+        x = x.clamp(-0.9, 0.9)
+    x = torch.complex(x, x) if name in COMPLEX else x.to(dtype)
+    # The ends of vectors are computed by scalar code, which may round differently.
+    return Sample(
+        _operator(name, "default"), (x, *EXTRA.get(name, ())), {}, ALL, close=True
+    )
 
 
 def _others() -> Iterator[Sample]:

@@ -36,16 +36,24 @@ def convolution_samples() -> Iterator[Sample]:
     yield conv(two, x, depthwise, b[:4], [1], [1], [1], 4, dims=every)
     yield conv(two, x, torch.randn(6, 2, 3, 3), b, [1], [1], [1], 2, dims=(0, 2, 3))
     yield conv(two, x[0], w, b, dims=())
-    yield conv(aten.conv1d.default, x[0], torch.randn(5, 11, 3), None, [2], [1],
-               dims=(0, 1, 2))
-    yield conv(aten.conv3d.default, torch.randn(2, 3, 4, 5, 6),
-               torch.randn(2, 3, 3, 2, 1), None, [1, 2, 1], [1, 0, 0],
-               dims=(0, 1, 2, 3, 4))
+    yield conv(
+        aten.conv1d.default, x[0], torch.randn(5, 11, 3), None, [2], [1], dims=(0, 1, 2)
+    )
+    yield conv(
+        aten.conv3d.default,
+        torch.randn(2, 3, 4, 5, 6),
+        torch.randn(2, 3, 3, 2, 1),
+        None,
+        [1, 2, 1],
+        [1, 0, 0],
+        dims=(0, 1, 2, 3, 4),
+    )
     rest = ([1, 1], [1, 1], [1, 1])
     yield conv(aten.convolution.default, x, w, b, *rest, False, [0, 0], 1, dims=every)
     turned = torch.randn(4, 5, 3, 3)
-    yield conv(aten.convolution.default, x, turned, b[:5], *rest, True, [0, 0], 1,
-               dims=(0, 1))
+    yield conv(
+        aten.convolution.default, x, turned, b[:5], *rest, True, [0, 0], 1, dims=(0, 1)
+    )
 
 
 def pooling_samples() -> Iterator[Sample]:
@@ -59,8 +67,9 @@ def pooling_samples() -> Iterator[Sample]:
         counted = every if padding == 0 else (0, 1)
         yield Sample(aten.avg_pool2d.default, (*args, False, False), {}, counted, True)
         yield Sample(aten.avg_pool2d.default, (*args, False, True, 5), {}, every, True)
-    yield Sample(aten.max_pool2d.default, (x, [3, 2], [2, 2], [1, 0], [2, 1]), {},
-                 every)
+    yield Sample(
+        aten.max_pool2d.default, (x, [3, 2], [2, 2], [1, 0], [2, 1]), {}, every
+    )
     yield Sample(aten.max_pool2d.default, (x[0], [2, 2]), {}, (0, 1, 2))
     yield Sample(aten.max_pool2d.default, (x, [2, 2], [], 0, 1, True), {}, (0, 1))
     yield Sample(aten.max_pool2d.default, (x, [3, 4], [2, 3], 0, 1, True), {}, every)
@@ -96,12 +105,22 @@ def resampling_samples() -> Iterator[Sample]:
     deep = torch.randn(1, 2, 3, 4, 5)
     yield Sample(aten.upsample_nearest3d.vec, (deep, None, [2.0] * 3), {}, (1, 2, 3, 4))
     smooth = {"align_corners": False}
-    yield Sample(aten.upsample_linear1d.vec, (x[0], [10]),
-                 {**smooth, "scale_factors": None}, (0, 1), True)
+    yield Sample(
+        aten.upsample_linear1d.vec,
+        (x[0], [10]),
+        {**smooth, "scale_factors": None},
+        (0, 1),
+        True,
+    )
     for name in ("bilinear", "bicubic"):
         op = getattr(aten, f"upsample_{name}2d").vec
         yield Sample(op, (x, [8, 10]), {**smooth, "scale_factors": None}, (0, 1), True)
-    yield Sample(aten.upsample_trilinear3d.vec, (deep, [6, 8, 10]),
-                 {**smooth, "scale_factors": None}, (1,), True)
+    yield Sample(
+        aten.upsample_trilinear3d.vec,
+        (deep, [6, 8, 10]),
+        {**smooth, "scale_factors": None},
+        (1,),
+        True,
+    )
     yield Sample(aten.pixel_shuffle.default, (torch.randn(2, 12, 3, 4), 2), {}, every)
     yield Sample(aten.pixel_unshuffle.default, (torch.randn(2, 3, 4, 6), 2), {}, every)

@@ -88,7 +88,7 @@ def check(sample: Sample) -> int:
             unit = granule(made, out)
             if unit is None or any(extent * r % 1 for r in _ratios(made, out)):
                 continue
-            for step in {unit, 2 * unit, 3 * unit, -(-extent // 2 // unit) * unit}:
+            for step in {unit, 3 * unit, -(-extent // 2 // unit) * unit}:
                 for start in range(0, extent, max(step, unit)):
                     stop = min(extent, start + max(step, unit))
                     compare(sample, made, out, (start, stop))
@@ -112,9 +112,7 @@ def compare(sample: Sample, made: Flow, out: Slice, ends: tuple[int, int]) -> No
     assert len(made.needs) == len(call.operands)
     values = {
         name: cut(tensor, need, ends)
-        for (name, tensor), need in zip(
-            sample.tensors.items(), made.needs, strict=True
-        )
+        for (name, tensor), need in zip(sample.tensors.items(), made.needs, strict=True)
     }
     target = made.target or call.op.target
     args = call.op.args if made.args is None else made.args
@@ -142,8 +140,12 @@ def compare(sample: Sample, made: Flow, out: Slice, ends: tuple[int, int]) -> No
         if sample.close:
             low = a.dtype.itemsize < 4
             torch.testing.assert_close(
-                a, b, rtol=2e-2 if low else 1e-5, atol=1e-2 if low else 1e-5,
-                equal_nan=True, msg=lambda text, at=where: f"{at}: {text}",
+                a,
+                b,
+                rtol=2e-2 if low else 1e-5,
+                atol=1e-2 if low else 1e-5,
+                equal_nan=True,
+                msg=lambda text, at=where: f"{at}: {text}",
             )
         else:
             assert torch.equal(

@@ -22,8 +22,9 @@ def view_samples() -> Iterator[Sample]:
         yield Sample(op, (x, [1, 2, 1, 12, 5, 1]), {}, (1, 3, 4))
     yield Sample(aten.view.default, (x[:1, :1, :1], [1]), {}, ())
     yield Sample(aten.view.dtype, (x, torch.int32), {}, (0, 1, 2))
-    yield Sample(aten.view.dtype, (x.to(torch.bfloat16)[..., :4], torch.int16), {},
-                 (0, 1, 2))
+    yield Sample(
+        aten.view.dtype, (x.to(torch.bfloat16)[..., :4], torch.int16), {}, (0, 1, 2)
+    )
     yield Sample(aten.view.dtype, (x, torch.int16), {}, ())
     yield Sample(aten.reshape.default, (x.permute(2, 1, 0), [60, 2]), {}, (0, 1))
     yield Sample(aten.reshape.default, (torch.randn(0, 3), [3, 0]), {}, ())
@@ -63,8 +64,9 @@ def axis_samples() -> Iterator[Sample]:
     yield Sample(aten.broadcast_to.default, (row, [3, 4, 7]), {}, (0, 1, 2))
     yield Sample(aten.repeat.default, (row, [2, 1, 4, 3]), {}, (0, 1, 2))
     yield Sample(aten.repeat_interleave.self_int, (row, 4, 0), {}, (0, 2))
-    yield Sample(aten.repeat_interleave.self_int, (row, 2, -1),
-                 {"output_size": 14}, (0, 2))
+    yield Sample(
+        aten.repeat_interleave.self_int, (row, 2, -1), {"output_size": 14}, (0, 2)
+    )
     yield Sample(aten.repeat_interleave.self_int, (row, 2), {}, ())
     yield Sample(aten.repeat_interleave.Tensor, (torch.tensor([1, 2]),), {}, ())
     yield Sample(aten.flip.default, (x, [1, -1]), {}, (0, 2))
