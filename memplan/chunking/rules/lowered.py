@@ -109,7 +109,7 @@ def group_norm_statistics(x: Any, groups: int, eps: float) -> Any:
     means, scales = [], []
     for sample in x.unbind(0):
         for part in sample.split(width):
-            wide = part.float() if part.dtype.itemsize < 4 else part
+            wide = (part.float() if part.dtype.itemsize < 4 else part).contiguous()
             _, mean, scale = torch.native_group_norm(
                 wide.unsqueeze(0), None, None, 1, width, part[0].numel(), 1, eps
             )

@@ -40,6 +40,8 @@ def contraction_samples() -> Iterator[Sample]:
     yield product(aten.matmul.default, x, y[0, :, 0], dims=(0, 1))
     yield product(aten.matmul.default, x[0, 0], y[0], dims=(0,))
     yield product(aten.matmul.default, x[0, 0], y[0, :, 0], dims=())
+    yield product(aten.cdist.default, x, torch.randn(2, 9, 6), dims=(0, 1, 2))
+    yield product(aten.cdist.default, x, torch.randn(9, 6), dims=(0, 1, 2))
     yield product(aten.outer.default, b, w[:, 0], dims=(0, 1))
     yield product(aten.einsum.default, "bij, bjk -> bki", [x, y], dims=(0, 1, 2))
     yield product(aten.einsum.default, "bij,bjk", [x, y], dims=(0, 1))
@@ -97,6 +99,9 @@ def reduction_samples() -> Iterator[Sample]:
     yield Sample(aten._safe_softmax.default, (x, -1), {}, (0, 1), True)
     for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort"):
         yield Sample(getattr(aten, name).default, (x, 1), {}, (0, 2), True)
+    for name in ("fft_fft", "fft_ifft", "fft_rfft", "fft_irfft"):
+        yield Sample(getattr(aten, name).default, (x, None, 1), {}, (0, 2), True)
+    yield Sample(aten.diff.default, (x, 1, 1), {}, (0, 2))
     yield Sample(aten.argsort.default, (x,), {}, (0, 1))
     yield Sample(aten.sort.stable, (x,), {"stable": True, "dim": 0}, (1, 2))
     yield Sample(aten.topk.default, (x, 3), {}, (0, 1))
@@ -170,6 +175,7 @@ def normalisation_samples() -> Iterator[Sample]:
         True,
     )
     for image in (torch.randn(2, 4, 3, 5), torch.randn(2, 4, 3, 5).bfloat16()):
+        yield Sample(group_norm_statistics, (image, 2, 1e-5), {}, (0,), True)
         statistics = group_norm_statistics(image, 2, 1e-5)
         for affine in (channel[:2], (None, None)):
             args = (image, *statistics, *affine)

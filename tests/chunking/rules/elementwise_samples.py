@@ -16,7 +16,10 @@ ALL = (0, 1, 2)
 POSITIVE = "acosh log log10 log1p log2 rsqrt sqrt lgamma special_log1p"
 FRACTIONS = "acos asin atanh erfinv"
 COMPLEX = {"imag", "_conj", "conj", "resolve_conj"}
-INTEGERS = "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"
+INTEGERS = """
+__and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor bitwise_left_shift
+bitwise_right_shift
+"""
 ALIKE = {"_prelu_kernel", "expand_as"}
 BINARY = """
 add atan2 copysign div eq expand_as floor_divide fmax fmin fmod float_power ge gt
@@ -110,6 +113,8 @@ def _others() -> Iterator[Sample]:
     yield Sample(aten.native_dropout.default, (x, 0.5, None), {}, ())
     yield Sample(aten.prelu.default, (x, torch.rand(4)), {}, ALL)
     yield Sample(aten.prelu.default, (x, torch.rand(1)), {}, ALL)
+    both = [torch.randn(3, 1, 7), torch.randn(4, 1)]
+    yield Sample(aten.broadcast_tensors.default, (both,), {}, ALL)
     yield Sample(aten.relu.default, (torch.tensor(1.0),), {}, ())
     yield Sample(aten.relu.default, (torch.ones(0, 1),), {}, ())
     yield Sample(aten.relu.default, (torch.ones(1, 5),), {}, (1,))

@@ -50,6 +50,12 @@ def convolution_samples() -> Iterator[Sample]:
     )
     rest = ([1, 1], [1, 1], [1, 1])
     yield conv(aten.convolution.default, x, w, b, *rest, False, [0, 0], 1, dims=every)
+    for count in (1, 2, 3):
+        packet = getattr(aten, f"conv_transpose{count}d")
+        op = getattr(packet, packet.overloads()[0])
+        grid = torch.randn(2, 4, 5, 6, 3)[(..., *[0] * (3 - count))]
+        kernel = torch.randn(4, 3, *[2] * count)
+        yield conv(op, grid, kernel, b[:3], [2], dims=(0, 1))
     turned = torch.randn(4, 5, 3, 3)
     yield conv(
         aten.convolution.default, x, turned, b[:5], *rest, True, [0, 0], 1, dims=(0, 1)

@@ -63,6 +63,8 @@ def axis_samples() -> Iterator[Sample]:
     yield Sample(aten.expand.default, (row, [-1, 4, -1]), {}, (0, 1, 2))
     yield Sample(aten.broadcast_to.default, (row, [3, 4, 7]), {}, (0, 1, 2))
     yield Sample(aten.repeat.default, (row, [2, 1, 4, 3]), {}, (0, 1, 2))
+    yield Sample(aten.tile.default, (row, [4, 2]), {}, (0, 1))
+    yield Sample(aten.tile.default, (row, [2, 1, 1, 1]), {}, (0, 1, 3))
     yield Sample(aten.repeat_interleave.self_int, (row, 4, 0), {}, (0, 2))
     yield Sample(
         aten.repeat_interleave.self_int, (row, 2, -1), {"output_size": 14}, (0, 2)
@@ -112,6 +114,8 @@ def piece_samples() -> Iterator[Sample]:
     yield Sample(aten.unfold.default, (x, -2, 1, 3), {}, (0, 1, 2))
     yield Sample(aten.slice_scatter.default, (x, x[:, :2] + 1, 1, 0, 2), {}, (0, 2))
     yield Sample(aten.select_scatter.default, (x, x[:, 0] + 1, 1, 4), {}, (0, 2))
+    yield Sample(aten.diagonal.default, (x, 0, 1, 2), {}, (0,))
+    yield Sample(aten.diagonal.default, (x, 1, 0, -2), {}, (0,))
     yield Sample(aten.tril.default, (x,), {}, (0, 1, 2))
     yield Sample(aten.triu.default, (x, 2), {}, (0, 1, 2))
     yield Sample(aten.tril.default, (x[0], -1), {}, (0, 1))
