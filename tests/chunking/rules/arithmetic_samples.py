@@ -53,6 +53,7 @@ def contraction_samples() -> Iterator[Sample]:
         dims=(0, 1, 2),
     )
     yield product(aten.einsum.default, "bij,bjk->ik", [x[:1], y], dims=(0, 1))
+    yield product(aten.einsum.default, "bij,bjk->bik", [x[:1], y], dims=(0, 1, 2))
     yield product(aten.einsum.default, "...ij,...jk->...ik", [x, y], dims=())
     yield product(aten.einsum.default, "ii->i", [torch.randn(4, 4)], dims=())
 
@@ -129,6 +130,9 @@ def lookup_samples() -> Iterator[Sample]:
     yield Sample(aten.index.Tensor, (x, [index[:, :1], index]), {}, (0, 1, 2))
     yield Sample(aten.index.Tensor, (x, [index, None, index % 4]), {}, (0, 1, 2))
     yield Sample(aten.index.Tensor, (x, [None, index, index % 4]), {}, (0, 1, 2))
+    deep = torch.randn(2, 6, 3, 6)
+    apart = [None, index, None, index[:1]]
+    yield Sample(aten.index.Tensor, (deep, apart), {}, (0, 1, 2, 3))
     yield Sample(aten.index.Tensor, (x, [x[:, 0, 0] > -9]), {}, ())
 
 

@@ -60,7 +60,6 @@ def test_sources_are_whole_by_themselves() -> None:
 def test_group_norm_in_two_passes(
     shape: tuple[int, ...], groups: int, dtype: torch.dtype
 ) -> None:
-    torch.manual_seed(0)
     if len(shape) == 2 and groups == 6:
         shape = (*shape, 2)  # else each group has one element
     x = (torch.randn(shape) * 3 + 100).to(dtype)
@@ -98,7 +97,6 @@ def test_statistics_make_no_tensor_as_large_as_their_operand() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4, 9])
 def test_causal_rows_see_the_keys_up_to_their_own(rows: int) -> None:
-    torch.manual_seed(0)
     query, key = torch.randn(2, 3, rows, 4), torch.randn(2, 3, 6, 4)
     attention = torch.nn.functional.scaled_dot_product_attention
     expected = attention(query, key, key, is_causal=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
 from math import prod
 
@@ -17,21 +16,13 @@ from hypothesis import strategies as st
 from memplan.chunking.rules.flow import Call, Meta, Slice
 from memplan.chunking.rules.table import RULES, flow
 from memplan.graph.program import Op, Ref
+from tests.chunking.rules.families import FAMILIES
 from tests.chunking.rules.rule_check import Sample, check
-from tests.chunking.rules.test_rules import FAMILIES
 
 pytestmark = pytest.mark.torch
 
 aten = torch.ops.aten
 sizes = st.lists(st.sampled_from([1, 1, 2, 3, 4, 6]), min_size=1, max_size=4)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def numbered(shape: list[int]) -> torch.Tensor:
