@@ -56,14 +56,16 @@ def expand(call: Call, out: Slice) -> Flow | None:
 def repeat(call: Call, out: Slice) -> Flow | None:
     """Dimensions repeated once; and those of size 1, or new, as often as wanted."""
     source = call.operands[0].shape
-    repeats: list[Any] = list(given(call)["repeats"])
+    name = "dims" if "dims" in given(call) else "repeats"
+    repeats: list[Any] = list(given(call)[name])
+    repeats = [1] * (len(call.shape) - len(repeats)) + repeats
     dim = out.dim - (len(call.shape) - len(source))
     if dim >= 0 and repeats[out.dim] == 1:
         return Flow((out._replace(dim=dim),))
     if dim >= 0 and source[dim] != 1:
         return None
     repeats[out.dim] = extent(call.window(out))
-    return changed(call, (None,), {"repeats": repeats})
+    return changed(call, (None,), {name: repeats})
 
 
 def repeat_interleave(call: Call, out: Slice) -> Flow | None:
@@ -97,6 +99,7 @@ RULES: dict[str, Rule] = {
     "aten.moveaxis": movedim,
     "aten.expand": expand,
     "aten.broadcast_to": expand,
+    "aten.tile": repeat,
     "aten.repeat": repeat,
     "aten.repeat_interleave": repeat_interleave,
     "aten.flip": unmoved,

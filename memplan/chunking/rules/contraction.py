@@ -52,6 +52,20 @@ def outer(call: Call, out: Slice) -> Flow | None:
     return Flow((out, None) if out.dim == 0 else (None, out._replace(dim=0)))
 
 
+def cdist(call: Call, out: Slice) -> Flow | None:
+    """Distances of the rows of x1 from those of x2; batches are broadcast."""
+    left, right = (tuple(meta.shape) for meta in call.operands)
+    rank = len(call.shape)
+    if out.dim >= rank - 2:
+        return Flow(
+            (out._replace(dim=len(left) - 2), None)
+            if out.dim == rank - 2
+            else (None, out._replace(dim=len(right) - 2))
+        )
+    batches = (broadcast(out, rank - 2, sizes[:-2]) for sizes in (left, right))
+    return Flow(tuple(batches))
+
+
 def einsum(call: Call, out: Slice) -> Flow | None:
     """The letter of the sliced dimension says which dimensions of the operands are."""
     equation = str(given(call)["equation"]).replace(" ", "")
@@ -86,5 +100,6 @@ RULES: dict[str, Rule] = {
     "aten.addmv": added,
     "aten.baddbmm": added,
     "aten.outer": outer,
+    "aten.cdist": cdist,
     "aten.einsum": einsum,
 }

@@ -6,6 +6,7 @@ from memplan.chunking.rules.arguments import given, needing, shape
 from memplan.chunking.rules.flow import Call, Flow, Meta, Rule, Slice, whole
 
 NAMES = """
+__and__ __or__ __xor__
 abs acos acosh add addcdiv addcmul alias angle asin asinh atan atan2 atanh bitwise_and
 bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu
 clamp clamp_max clamp_min clone complex conj _conj contiguous copy copysign cos cosh
@@ -74,6 +75,7 @@ def prelu(call: Call, out: Slice) -> Flow | None:
 
 
 RULES: dict[str, Rule] = {
+    "aten.broadcast_tensors": elementwise,
     **{f"aten.{name}": elementwise for name in NAMES.split()},
     **{f"aten.{name}": first for name in FIRST.split()},
     "aten.where": where,

@@ -82,8 +82,8 @@ def causal_attention(
 ) -> Any:
     """Causal attention of the queries from row `start` on to the first `keys` keys.
 
-    Row i of all queries attends to keys [0, i], as torch's is_causal has it. options: scale,
-    enable_gqa.
+    Row i of all queries attends to keys [0, i], as torch's is_causal has it.
+    options: scale, enable_gqa.
     """
     import torch
 
@@ -109,7 +109,7 @@ def group_norm_statistics(x: Any, groups: int, eps: float) -> Any:
     means, scales = [], []
     for sample in x.unbind(0):
         for part in sample.split(width):
-            wide = part.float() if part.dtype.itemsize < 4 else part
+            wide = (part.float() if part.dtype.itemsize < 4 else part).contiguous()
             _, mean, scale = torch.native_group_norm(
                 wide.unsqueeze(0), None, None, 1, width, part[0].numel(), 1, eps
             )

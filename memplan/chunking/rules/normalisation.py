@@ -50,6 +50,11 @@ def native_group_norm(call: Call, out: Slice) -> Flow | None:
     return changed(call, needing(call, {"input": out}), {"N": extent(call.window(out))})
 
 
+def group_norm_statistics(call: Call, out: Slice) -> Flow | None:
+    """The batch alone: a group is that of one sample."""
+    return Flow((out,)) if out.dim == 0 else None
+
+
 def group_norm_apply(call: Call, out: Slice) -> Flow | None:
     """Any dimension: a mean and a scale for each sample and channel are given."""
     channels = out._replace(dim=0) if out.dim == 1 else None
@@ -72,5 +77,6 @@ RULES: dict[str, Rule] = {
     "aten.instance_norm": instance_norm,
     "aten.group_norm": group_norm,
     "aten.native_group_norm": native_group_norm,
+    "group_norm_statistics": group_norm_statistics,
     "group_norm_apply": group_norm_apply,
 }

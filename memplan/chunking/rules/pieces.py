@@ -17,7 +17,7 @@ from memplan.graph.program import extent
 def split(call: Call, out: Slice) -> Flow | None:
     """The pieces keep the other dimensions."""
     dim = positive(given(call)["dim"], len(call.shape))
-    return Flow((out,)) if out.dim != dim else None
+    return Flow(needing(call, {"self": out})) if out.dim != dim else None
 
 
 def taken(call: Call, out: Slice) -> Flow | None:
@@ -33,7 +33,7 @@ def sliced(call: Call, out: Slice) -> Flow | None:
     """
     arguments = given(call)
     if positive(arguments["dim"], len(call.shape)) != out.dim:
-        return Flow((out,))
+        return Flow(needing(call, {"self": out}))
     start, size = arguments["start"] or 0, call.operands[0].shape[out.dim]
     narrow = "length" in arguments
     if not isinstance(start, int) or (not narrow and arguments["step"] != 1):
@@ -106,6 +106,15 @@ def scatter_slice(call: Call, out: Slice) -> Flow | None:
     return Flow(needing(call, {"self": out, "src": source}))
 
 
+def diagonal(call: Call, out: Slice) -> Flow | None:
+    """Dimensions besides the two whose diagonal is the result's last."""
+    arguments = given(call)
+    rank = len(call.shape) + 1
+    pair = {positive(arguments[name], rank) for name in ("dim1", "dim2")}
+    kept = [dim for dim in range(rank) if dim not in pair]
+    return Flow((out._replace(dim=kept[out.dim]),)) if out.dim < len(kept) else None
+
+
 def triangle(call: Call, out: Slice) -> Flow | None:
     """tril, triu: in a slice of rows or columns the diagonal lies elsewhere."""
     rank = len(call.shape)
@@ -136,6 +145,7 @@ RULES: dict[str, Rule] = {
     "aten.unfold": unfold,
     "aten.slice_scatter": scatter_slice,
     "aten.select_scatter": scatter_slice,
+    "aten.diagonal": diagonal,
     "aten.tril": triangle,
     "aten.triu": triangle,
     "getitem": getitem,

@@ -13,8 +13,9 @@ var var_mean
 """
 
 ALONG = """
-argsort cumprod cumsum cummax cummin _log_softmax log_softmax logcumsumexp _safe_softmax
-_softmax softmax sort topk glu
+argsort cumprod cumsum cummax cummin diff
+_log_softmax log_softmax logcumsumexp _safe_softmax
+_softmax softmax sort topk glu fft_fft fft_ifft fft_rfft fft_irfft
 """
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+from memplan.chunking.rules.arguments import given
 from memplan.chunking.rules.elementwise import elementwise
-from memplan.chunking.rules.flow import Call, Flow, Meta, Ref, Rule, Slice
+from memplan.chunking.rules.flow import Call, Flow, Ref, Rule, Slice
 from memplan.graph.program import extent
 
 
 def view(call: Call, out: Slice) -> Flow | None:
     """As `reshape`; with a type in place of sizes, the elements are read as that."""
-    if len(call.op.args) == 2 and not isinstance(call.op.args[1], list | tuple):
+    if "dtype" in given(call):
         source, result = call.operands[0], call.result
         same = source.dtype.itemsize == result.dtype.itemsize
         return elementwise(call, out) if same else None
@@ -78,7 +79,7 @@ def view_as_real(call: Call, out: Slice) -> Flow | None:
 
 def view_as_complex(call: Call, out: Slice) -> Flow | None:
     """The operand has one dimension more, its last."""
-    return Flow((out,)) if isinstance(call.operands[0], Meta) else None
+    return Flow((out,))
 
 
 RESHAPES = "reshape _unsafe_view view_copy _reshape_copy flatten unflatten squeeze"

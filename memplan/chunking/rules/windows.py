@@ -67,9 +67,9 @@ def convolution(call: Call, out: Slice) -> Flow | None:
 def _places(call: Call, out: Slice, weight: tuple[int, ...]) -> Flow | None:
     """A spatial dimension; not of a transposed convolution."""
     arguments = given(call)
-    stencil = _stencil(arguments, weight[2:])
+    stencil = None if _transposed(call) else _stencil(arguments, weight[2:])
     axis = out.dim - 2
-    if stencil is None or arguments.get("transposed"):
+    if stencil is None:
         return None
     if stencil.plain(axis):
         return Flow(needing(call, {"input": out}))
@@ -88,7 +88,7 @@ def _channels(call: Call, out: Slice, inputs: int) -> Flow | None:
     """Filters are independent; each of a depthwise convolution reads one channel."""
     arguments = given(call)
     groups, filters = arguments["groups"], out._replace(dim=0)
-    if arguments.get("transposed"):
+    if _transposed(call):
         if groups != 1:
             return None
         return Flow(needing(call, {"weight": out, "bias": filters}))
@@ -99,6 +99,10 @@ def _channels(call: Call, out: Slice, inputs: int) -> Flow | None:
         return None
     needs = needing(call, {**slices, "input": out})
     return changed(call, needs, {"groups": extent(call.window(out))})
+
+
+def _transposed(call: Call) -> bool:
+    return "conv_transpose" in call.op.key or bool(given(call).get("transposed"))
 
 
 def _stencil(arguments: dict[str, Any], kernel: tuple[int, ...]) -> Stencil | None:
@@ -179,6 +183,7 @@ def outer_dims(spatial: int) -> Rule:
 
 
 CONVOLUTIONS = "convolution conv1d conv2d conv3d"
+CONVOLUTIONS += " conv_transpose1d conv_transpose2d conv_transpose3d"
 
 RULES: dict[str, Rule] = {
     **{f"aten.{n}": convolution for n in CONVOLUTIONS.split()},

@@ -23,7 +23,8 @@ LOOP = "loop"
 class Sample:
     """One call on real tensors, and the dimensions of its result that can be sliced.
 
-    close: whether the arithmetic may differ in the last bits.
+    close: whether the arithmetic may differ in the last bits. data: whether the result
+    has defined elements.
     """
 
     target: Callable[..., Any]
@@ -31,6 +32,7 @@ class Sample:
     kwargs: dict[str, Any] = field(default_factory=dict)
     dims: tuple[int, ...] = ()
     close: bool = False
+    data: bool = True
 
     def __post_init__(self) -> None:
         self.tensors: dict[str, Any] = {}
@@ -86,7 +88,7 @@ def check(sample: Sample) -> int:
             unit = granule(made, out)
             if unit is None or any(extent * r % 1 for r in _ratios(made, out)):
                 continue
-            for step in {unit, 2 * unit, 3 * unit, -(-extent // 2 // unit) * unit}:
+            for step in {unit, 3 * unit, -(-extent // 2 // unit) * unit}:
                 for start in range(0, extent, max(step, unit)):
                     stop = min(extent, start + max(step, unit))
                     compare(sample, made, out, (start, stop))
@@ -110,9 +112,7 @@ def compare(sample: Sample, made: Flow, out: Slice, ends: tuple[int, int]) -> No
     assert len(made.needs) == len(call.operands)
     values = {
         name: cut(tensor, need, ends)
-        for (name, tensor), need in zip(
-            sample.tensors.items(), made.needs, strict=True
-        )
+        for (name, tensor), need in zip(sample.tensors.items(), made.needs, strict=True)
     }
     target = made.target or call.op.target
     args = call.op.args if made.args is None else made.args
@@ -135,12 +135,12 @@ def compare(sample: Sample, made: Flow, out: Slice, ends: tuple[int, int]) -> No
             continue
         assert a.shape == b.shape, f"{where}: {a.shape} for {b.shape}"
         assert a.dtype == b.dtype, where
+        if not sample.data:
+            continue
         if sample.close:
             low = a.dtype.itemsize < 4
-            torch.testing.assert_close(
-                a, b, rtol=2e-2 if low else 1e-5, atol=1e-2 if low else 1e-5,
-                equal_nan=True, msg=lambda text, at=where: f"{at}: {text}",
-            )
+            tolerance = 1e-2 if low else 1e-5
+            assert torch.allclose(a, b, tolerance, tolerance, equal_nan=True), where
         else:
             assert torch.equal(
                 torch.nan_to_num(a.contiguous()), torch.nan_to_num(b.contiguous())
