@@ -20,14 +20,13 @@ import numpy.typing as npt
 from memplan.arrays import Int64Array
 from memplan.errors import FormatError
 from memplan.files import PathLike, open_input
-from memplan.formats.strictjson import parse
+from memplan.formats.strictjson import Budget, parse
 from memplan.trace.check import MAX_EVENTS
 from memplan.trace.info import frame_from_json, from_metadata
 from memplan.trace.match import OpenBlocks
 from memplan.trace.pieces import PieceCheck, Summary
 from memplan.trace.stacks import NO_STACK, Frame, Stack, StackTable
 from memplan.trace.trace import Columns, Trace, TraceInfo
-from memplan.trace.weight import check_weight
 
 MAGIC = b"MPLNJRN1"
 METADATA, EVENTS, STACKS, END = 1, 2, 3, 4
@@ -74,7 +73,6 @@ class Journal:
         self.summary = Summary()
         self.kept = 0
         self._count = 0  # events
-        self._weight = 0  # of the JSON so far
         self._blocks = 0
         self._metadata: dict[str, Any] = {}
         self._begun = TraceInfo(complete=False)
@@ -82,6 +80,7 @@ class Journal:
         self._stacks: list[Stack] = []
         self._frames: dict[Frame, Frame] = {}  # each one once
         with open_input(path, _MAX_BYTES) as (stream, self._size):
+            self._budget = Budget(self._size)  # of all its JSON
             try:
                 for kind, payload, at, end in _blocks(path, stream, self._size):
                     self._take(kind, payload, at)
@@ -228,8 +227,7 @@ class Journal:
         return value
 
     def _parse(self, payload: bytes) -> object:
-        self._weight = check_weight(self.path, payload, self._size, self._weight)
-        return parse(payload, self.path)
+        return parse(payload, self.path, budget=self._budget)
 
 
 def _blocks(

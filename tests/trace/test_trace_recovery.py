@@ -234,6 +234,6 @@ def test_stacks_out_of_all_proportion_are_left(tmp_path: Path) -> None:
     bomb = block(STACKS, b"[" + b"[]," * 700_000 + b"[]]")
     source = write_journal(tmp_path / "x.journal", [first, events, *[bomb] * 4, events])
     found = recover_journal(source, tmp_path / "t.parquet")
-    assert "its JSON would take up some" in found.reason
+    assert "its values would take up about" in found.reason
     assert found.summary.events == 9
     assert found.bytes_lost > len(bomb)
