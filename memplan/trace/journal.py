@@ -20,6 +20,7 @@ import numpy.typing as npt
 from memplan.arrays import Int64Array
 from memplan.errors import FormatError
 from memplan.files import PathLike, open_input
+from memplan.formats.sniff import MAGIC_OF, Kind
 from memplan.formats.strictjson import Budget, parse
 from memplan.trace.check import MAX_EVENTS
 from memplan.trace.info import frame_from_json, from_metadata
@@ -28,7 +29,7 @@ from memplan.trace.pieces import PieceCheck, Summary
 from memplan.trace.stacks import NO_STACK, Frame, Stack, StackTable
 from memplan.trace.trace import Columns, Trace, TraceInfo
 
-MAGIC = b"MPLNJRN1"
+MAGIC = MAGIC_OF[Kind.JOURNAL]
 METADATA, EVENTS, STACKS, END = 1, 2, 3, 4
 MAX_BLOCK_BYTES = 64 << 20
 
