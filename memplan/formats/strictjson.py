@@ -96,10 +96,9 @@ def parse(
             parse_constant=builder.constant,
         )
     except UnicodeDecodeError as error:
-        problem = f"byte {error.start} is not UTF-8 text"
+        problem = f"byte {builder.byte(error.start)} is not UTF-8 text"
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        problem = f"not whole JSON: {error.msg} at {place}"
+        problem = f"not whole JSON: {error.msg} at {builder.place(error)}"
     except RecursionError:
         problem = "nested too deeply"
     except (TooMuchError, _RepeatedKeyError) as error:
@@ -116,6 +115,8 @@ class _Builder:
 
     def __init__(self, path: object) -> None:
         self._path = path
+        self._whole: bytes | bytearray = b""
+        self._spans: list[tuple[int, int]] = []
         self._names: set[str] = set()
         self._refused = 0
         self._aside: Iterator[LongList] | None = None
@@ -124,6 +125,7 @@ class _Builder:
         """`data` without its long lists, if it is not too much for the budget."""
         found, kept = scan(data), len(data)
         spans = [] if _SET_ASIDE in data else long_lists(data, found)
+        self._whole, self._spans = data, spans
         if spans:
             lists = [LongList(self._path, data, *span) for span in spans]
             self._aside = iter(lists)
@@ -136,6 +138,21 @@ class _Builder:
         width = 1 if data.isascii() else 4  # bytes a character may take as text
         budget.take(found.weight, kept + width * len(data))
         return data
+
+    def byte(self, at: int) -> int:
+        """Where in the whole text byte `at` is of what `set_aside` returned."""
+        for begin, end in self._spans:
+            if at < begin:
+                break
+            at += end + 2 - begin - len(_SET_ASIDE)
+        return at
+
+    def place(self, error: json.JSONDecodeError) -> str:
+        """The line and the column in the whole text, both from 1."""
+        at = self.byte(len(error.doc[: error.pos].encode()))
+        line = self._whole.count(b"\n", 0, at) + 1
+        start = self._whole.rfind(b"\n", 0, at) + 1
+        return f"line {line}, column {len(self._whole[start:at].decode()) + 1}"
 
     def table(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
         table = dict(pairs)
