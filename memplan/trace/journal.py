@@ -27,7 +27,7 @@ from memplan.trace.info import frame_from_json, from_metadata
 from memplan.trace.match import OpenBlocks
 from memplan.trace.pieces import PieceCheck, Summary
 from memplan.trace.stacks import NO_STACK, Frame, Stack, StackTable
-from memplan.trace.trace import Columns, Trace, TraceInfo
+from memplan.trace.trace import Columns, TraceInfo
 
 MAGIC = MAGIC_OF[Kind.JOURNAL]
 METADATA, EVENTS, STACKS, END = 1, 2, 3, 4
@@ -133,11 +133,6 @@ class Journal:
             if fault is not None:
                 self.reason, self._ended = f"an unsound event: {fault}", None
                 return
-
-    def trace(self) -> Trace:
-        """All of it in memory; instead of `pieces`."""
-        events = Columns.joined([Columns.of(), *self.pieces()])
-        return Trace(events, self.stacks, self.info)
 
     def _batches(self) -> Iterator[list[tuple[int, _Rows]]]:
         """Blocks of events, some at a time, each with its place in the file."""

@@ -271,12 +271,3 @@ def signature(line: Timeline, step: int, alike: Alike) -> bytes:
 
 def _first_of(line: Timeline, step: int) -> int:
     return int(line.first[max(step, 0)])
-
-
-def live_curve(line: Timeline) -> tuple[Int64Array, Int64Array]:
-    """Ticks and the exact bytes alive from each on, shape (k,) each."""
-    died = line.freed != _NEVER
-    ticks = np.concatenate([line.lower, line.freed[died]])
-    deltas = np.concatenate([line.size, -line.size[died]])
-    order: npt.NDArray[np.intp] = np.argsort(ticks, kind="stable")
-    return ticks[order], np.cumsum(deltas[order])

@@ -204,7 +204,7 @@ def test_a_file_that_is_no_plan_is_refused_in_words(data: bytes, message: str) -
 
 @pytest.mark.parametrize("data", [b"PAR1", b'{"schema": "memplan.trace"}'])
 def test_a_command_to_copy_is_quoted_for_the_shell(data: bytes) -> None:
-    with pytest.raises(FormatError, match="; run memplan solve 'my trace; ls'$"):
+    with pytest.raises(FormatError, match=r"; run memplan solve 'my trace; ls'$"):
         load_plan(data, "my trace; ls")
 
 

@@ -14,6 +14,7 @@ from trace_samples import (
     assert_same,
     block,
     events_payload,
+    in_memory,
     journal_blocks,
     metadata,
     sample,
@@ -69,7 +70,7 @@ class Read:
 
 def read(path: Path) -> Read:
     found = Journal(path)
-    trace = found.trace()
+    trace = in_memory(found)
     return Read(trace, found.kept, found.lost, found.reason)
 
 
