@@ -283,7 +283,7 @@ def test_wherever_a_journal_is_cut_events_keep_their_stacks(
     while at < len(data):
         at += 12 + struct.unpack_from("<III", data, at)[1]  # behind each block
         path.write_bytes(data[:at])
-        events = Columns.joined(list(Journal(path).pieces()))
+        events = Columns.joined([Columns.of(), *Journal(path).pieces()])
         made = events.action == Action.ALLOC
         assert (events.stack[made] >= 0).all()
         left.append(made.sum())
