@@ -99,7 +99,10 @@ def _plan(value: object, data: bytes, name: str) -> Plan:
     keys = _KEYS | _EXTRA.intersection(value if isinstance(value, dict) else ())
     table = Table.of(value, name, keys, remedy=_REMEDY)
     _check_sum(table, data)
-    hot = _placement(table, _length(table))
+    hot = _placement(
+        table,
+        None if table.fields["length"] is None else table.integer("length", 1),
+    )
     header = read_header(table)
     stated = table.table("trace", _HEADER["trace"]).integer("buffers")
     if stated != len(hot.problem):
@@ -169,10 +172,6 @@ def _check_sum(table: Table, data: bytes) -> None:
         )
 
 
-def _length(table: Table) -> int | None:
-    return None if table.fields["length"] is None else table.integer("length", 1)
-
-
 def _warmup(table: Table) -> Warmup | None:
     if table.fields["warmup"] is None:
         return None
@@ -223,7 +222,8 @@ def _placement(table: Table, length: int | None) -> Placement:
     if table.fields["starts"] is not None:
         requests = _requests(table, ids, arrays["size"])
         names = requests.by_buffer()
-        labels = None if _counts(names) else [str(i) for i in names.tolist()]
+        if not np.array_equal(names, np.arange(len(names))):
+            labels = [str(i) for i in names.tolist()]
     elif table.rows("unplanned"):
         raise table.error("unplanned", "holds requests, but starts is null")
     else:
@@ -283,10 +283,6 @@ def _labels(table: Table, ids: list[object]) -> list[str] | None:
             problem = f"is {shown(value)}, and must be text, as starts is null"
             raise table.error(_place("buffers", "id")(i), problem)
     return [str(value) for value in ids]
-
-
-def _counts(values: Int64Array) -> bool:
-    return np.array_equal(values, np.arange(len(values)))
 
 
 def _place(
