@@ -26,6 +26,7 @@ PathLike = str | os.PathLike[str]
 
 STDOUT = Path("/dev/stdout")  # what `-o -` stands for: written to, never replaced
 
+_MOST_OF_NAME = 200  # bytes; names have up to 255, and 13 follow
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",
@@ -116,7 +117,7 @@ def _locked_temporary(target: Path) -> tuple[int, str]:
     """A new file beside `target`: its descriptor, with a lock, and its name."""
     while True:
         descriptor, name = tempfile.mkstemp(
-            prefix=f".{target.name}.", suffix=".part", dir=target.parent
+            prefix=_prefix(target), suffix=".part", dir=target.parent
         )
         with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -125,9 +126,16 @@ def _locked_temporary(target: Path) -> tuple[int, str]:
         os.close(descriptor)  # removed by another writer, before it was locked
 
 
+def _prefix(target: Path) -> str:
+    """What a temporary file's name begins with: `target`'s own, if need be cut."""
+    whole = f".{target.name}."
+    short = os.fsencode(whole)[:_MOST_OF_NAME].decode("utf-8", "ignore")
+    return whole if len(os.fsencode(whole)) <= _MOST_OF_NAME else short
+
+
 def _remove_leftovers(target: Path) -> None:
     """Remove temporary files of `target` that nobody is writing: none has a lock."""
-    left = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.part")
+    left = re.compile(rf"{re.escape(_prefix(target))}[a-z0-9_]{{8}}\.part")
     with contextlib.suppress(OSError):
         for name in filter(left.fullmatch, os.listdir(target.parent)):
             with contextlib.suppress(OSError):
@@ -193,7 +201,7 @@ def open_input(
         with open(name, "rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if size == 0:
-                raise FormatError(name, "the file is empty", "record it again")
+                raise FormatError(name, "the file is empty", "write it again")
             if size > limit:
                 raise InputError(f"{name}: {size} bytes, above the limit of {limit}")
             yield stream, size

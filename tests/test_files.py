@@ -221,6 +221,17 @@ def test_leftovers_lie_beside_the_file_that_a_link_leads_to(tmp_path: Path) -> N
     assert names(tmp_path / "far") == {"x.json"}
 
 
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 127, "\udcff" * 255])
+def test_a_name_may_be_as_long_as_any(tmp_path: Path, name: str) -> None:
+    for data in (b"one", b"two"):
+        write_bytes(tmp_path / name, data)
+        assert names(tmp_path) == {name}
+        assert (tmp_path / name).read_bytes() == data
+    with pytest.raises(KeyError), atomic_write(tmp_path / name):
+        raise KeyError
+    assert names(tmp_path) == {name}
+
+
 def test_two_writers_of_one_file_do_not_take_each_other_for_dead(
     tmp_path: Path,
 ) -> None:

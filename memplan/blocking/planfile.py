@@ -23,7 +23,7 @@ from memplan.errors import FormatError, InputError, UsageError
 from memplan.files import atomic_write, refuse_overwrite
 from memplan.formats.sniff import Input, opened
 from memplan.formats.strictjson import parse, shown
-from memplan.formats.table import Table
+from memplan.formats.table import Table, check_version
 from memplan.version import __version__
 
 SCHEMA = "memplan.blocking-plan"
@@ -142,13 +142,7 @@ def load_plan(data: bytes, name: str = "plan") -> BlockingPlan:
 def _plan(value: object, name: str) -> BlockingPlan:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise FormatError(name, f"is no blocking plan, which says {SCHEMA!r}", _REMEDY)
-    if value.get("version") != VERSION:
-        said = shown(value.get("version"))
-        raise FormatError(
-            name,
-            f"version is {said}, and {VERSION} is what this memplan reads",
-            _REMEDY,
-        )
+    check_version(name, value, VERSION, "blocking plan", _REMEDY)
     table = Table.of(value, name, _KEYS, remedy=_REMEDY)
     table.text("producer")
     layers = _each(table, "layers", _ENTRY, _planned)

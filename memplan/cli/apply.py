@@ -154,7 +154,9 @@ def _show(report: Report) -> None:
         ("", "recorded", "planned", "ratio"),
         [
             _compared("peak resident", "peak_rss_bytes", format_bytes, report),
-            _compared("page faults per step", "page_faults_per_step", _count, report),
+            _compared(
+                "page faults per step", "page_faults_per_step", "{:,.0f}".format, report
+            ),
             _compared("time per step", "step_seconds", format_seconds, report),
         ],
     )
@@ -198,7 +200,3 @@ def _compared(
     before, after = getattr(report.recorded, name), getattr(report.run, name)
     ratio = f"{after / before:.2f}" if before and after else "-"
     return title, shown(before) if before else "-", shown(after), ratio
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"

@@ -115,7 +115,8 @@ def existing(name: str, **options: Any) -> Callable[[F], F]:
 class OutputFile(click.Path):
     """A file to write; `-` is STDOUT, and then all else goes to standard error.
 
-    Where STDOUT will not do, `refusal` says why. Raises UsageError with that.
+    Where STDOUT will not do, `refusal` says why. Raises UsageError with that, and for
+    an empty name.
     """
 
     def __init__(self, refusal: str = "") -> None:
@@ -128,6 +129,8 @@ class OutputFile(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Any:
+        if not os.fspath(value):
+            raise UsageError("the output's name is empty; name a file")
         if os.fspath(value) not in ("-", str(STDOUT)):
             return super().convert(value, param, ctx)
         if self._refusal:

@@ -146,6 +146,8 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
 
 def _tell_of_cuda(first: Path, recording: Recording) -> None:
     """What a recording of CUDA memory has beside its first device's trace."""
+    if recording.cpu_failure is not None:
+        show.note(f"of the CPU's memory: {recording.cpu_failure}")
     for i, (device, trace) in enumerate(recording.traces.items()):
         if i:
             path = path_of(first, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from dataclasses import replace
@@ -23,6 +22,7 @@ from memplan.solving.exact_ladder import RULES
 from memplan.solving.methods import METHODS
 from memplan.solving.options import MAX_SEED, MIP_SOLVERS, Options
 from memplan.solving.solve import METHOD_NAMES, solve
+from memplan.text import name_as_text
 from memplan.trace.trace import Trace
 from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
 
@@ -136,8 +136,7 @@ def command(
     refuse_overwrite(path, force)
     with sniff(trace) as file:
         given = arguments.read_input(file)
-        name = os.fsencode(trace.name).decode("utf-8", "backslashreplace")
-        source = Source(name, file.sha256(), step)
+        source = Source(name_as_text(trace.name), file.sha256(), step)
     start = time.perf_counter()
     try:
         plan = _solve(given, method, options, step, alignment, source)

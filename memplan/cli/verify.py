@@ -65,13 +65,11 @@ def command(plan: Path, trace: Path | None, json_: bool) -> None:
 def _against(plan: Plan, path: Path) -> list[Violation]:
     """Whether `plan` solves the problem that the trace at `path` poses now."""
     source = arguments.read_input(path)
-    units = set(plan.problem.alignment.tolist())
     try:
         if isinstance(source, Problem):
             problem = source
         else:
-            unit = units.pop() if len(units) == 1 else None
-            problem = step_problem(source, plan.provenance.source.step, unit).problem
+            problem = step_problem(source, plan.provenance.source.step).problem
     except NoPlanError as error:
         text = f"{path} has no step to compare with: {error}"
         return [Violation(Failure.FINGERPRINT, (), text)]

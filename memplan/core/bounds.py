@@ -35,8 +35,7 @@ def lower_bound(problem: Problem) -> int:
 
     The most bytes needed at one moment (see `live_bytes`), the largest padded size, or
     the highest top of a fixed buffer, whichever is highest. Rounded up to the
-    granularity, and to the greatest common divisor of the padded sizes where offsets
-    are free to be sums of sizes: not with fixed offsets, gaps or several alignments.
+    granularity; without gaps it is a sum of padded sizes, and a multiple already.
     """
     if not len(problem):
         return 0
@@ -44,8 +43,6 @@ def lower_bound(problem: Problem) -> int:
     fixed, unit = problem.fixed >= 0, problem.granularity
     if fixed.any():
         bound = max(bound, int((problem.fixed + problem.padded)[fixed].max()))
-    elif problem.gaps is None and (problem.alignment == unit).all():
-        unit = int(np.gcd.reduce(problem.padded))
     return -(-bound // unit) * unit
 
 

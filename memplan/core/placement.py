@@ -57,7 +57,9 @@ class Requests:
         planned: BoolArray = self.buffer != UNPLANNED
         return planned
 
-    def each(self, values: npt.NDArray[Entry], otherwise: object) -> npt.NDArray[Entry]:
+    def by_request(
+        self, values: npt.NDArray[Entry], otherwise: object
+    ) -> npt.NDArray[Entry]:
         """The value of each request's buffer, shape (m,); `otherwise` if unplanned.
 
         values: one per buffer, shape (n,).
@@ -80,7 +82,7 @@ class Requests:
         """
         renumbered = np.full(count, UNPLANNED, dtype=np.int64)
         renumbered[members] = np.arange(len(members))
-        return replace(self, buffer=self.each(renumbered, UNPLANNED))
+        return replace(self, buffer=self.by_request(renumbered, UNPLANNED))
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ import json
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -93,8 +94,7 @@ def dump_plan(plan: Plan) -> bytes:
 
 
 def _header(plan: Plan) -> dict[str, object]:
-    made = plan.provenance
-    source, program, run = made.source, made.program, made.recorded
+    made, run = plan.provenance, plan.provenance.recorded
     return {
         "bounds": {
             "lower_bound": int(plan.lower_bound),
@@ -105,13 +105,7 @@ def _header(plan: Plan) -> dict[str, object]:
         "method": made.method,
         "peak": plan.peak,
         "producer": f"memplan {__version__}",
-        "program": {
-            "marks": program.marks,
-            "script": program.script,
-            "sha256": program.sha256,
-            "threads": program.threads,
-            "torch": program.torch,
-        },
+        "program": asdict(made.program),
         "recorded": {
             "milli_faults_per_step": _rounded(run.page_faults_per_step * 1e3),
             "peak_rss_bytes": run.peak_rss_bytes,
@@ -122,9 +116,7 @@ def _header(plan: Plan) -> dict[str, object]:
         "trace": {
             "buffers": len(plan.problem),
             "fingerprint": plan.problem.fingerprint(),
-            "name": source.name,
-            "sha256": source.sha256,
-            "step": source.step,
+            **asdict(made.source),
         },
         "version": VERSION,
     }

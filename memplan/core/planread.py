@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +25,9 @@ from memplan.core.plan import (
 from memplan.core.plancheck import check_structure
 from memplan.core.problem import FREE, Problem
 from memplan.errors import FormatError, InputError
-from memplan.formats.sniff import Input, opened
+from memplan.formats.sniff import Input, Kind, begins_as, opened
 from memplan.formats.strictjson import parse, shown
-from memplan.formats.table import Table
+from memplan.formats.table import Table, check_version
 
 SCHEMA = "memplan.plan"
 VERSION = 1
@@ -55,10 +56,11 @@ _ROW = frozenset({"id", "lower", "offset", "size", "upper"})
 _OPTIONAL = frozenset({"fixed", "gaps"})  # in all rows of a placement, or in none
 _UNPLANNED_ROW = frozenset({"id", "size"})
 _CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
-_MAGIC = {
-    b"PAR1": ("a Parquet file, as traces are, not a plan", "memplan solve {}"),
-    b"\x80": ("a pickle, as memory snapshots are, not a plan", "memplan solve {}"),
-    b"\x1f\x8b": ("compressed with gzip", "gunzip {}"),
+# What is no plan by its first bytes, and the command to give it to.
+_OTHERS = {
+    Kind.PARQUET: ("a Parquet file, as traces are, not a plan", "memplan solve"),
+    Kind.PICKLE: ("a pickle, as memory snapshots are, not a plan", "memplan solve"),
+    Kind.GZIP: ("compressed with gzip", "gunzip"),
 }
 
 
@@ -70,7 +72,7 @@ def read_plan(source: Input) -> Plan:
     """
     with opened(source) as file:
         data, name = file.read(MAX_PLAN_BYTES), os.fspath(file.path)
-        _check_magic(data, name)
+        _refuse_others(data, name)
         return _plan(file.json(_REMEDY), data, name)
 
 
@@ -79,25 +81,28 @@ def load_plan(data: bytes, name: str = "plan") -> Plan:
 
     Raises FormatError naming the field or the buffer at fault.
     """
-    _check_magic(data, name)
+    _refuse_others(data, name)
     return _plan(parse(data, name, _REMEDY), data, name)
 
 
-def _check_magic(data: bytes, name: str) -> None:
+def _refuse_others(data: bytes, name: str) -> None:
     """Raise FormatError for a file that cannot be a plan's, in words."""
-    for magic, (kind, command) in _MAGIC.items():
-        if data.startswith(magic):
-            raise FormatError(name, kind, f"run {command.format(name)}")
+    kind, command = _OTHERS.get(begins_as(data), ("", ""))
+    if kind:
+        raise FormatError(name, kind, f"run {command} {shlex.quote(name)}")
     if not data.strip():
         raise FormatError(name, "the file is empty", _REMEDY)
 
 
 def _plan(value: object, data: bytes, name: str) -> Plan:
-    _check_version(value, name)
+    _check_schema(value, name)
     keys = _KEYS | _EXTRA.intersection(value if isinstance(value, dict) else ())
     table = Table.of(value, name, keys, remedy=_REMEDY)
     _check_sum(table, data)
-    hot = _placement(table, _length(table))
+    hot = _placement(
+        table,
+        None if table.fields["length"] is None else table.integer("length", 1),
+    )
     header = read_header(table)
     stated = table.table("trace", _HEADER["trace"]).integer("buffers")
     if stated != len(hot.problem):
@@ -140,22 +145,18 @@ def read_header(table: Table) -> dict[str, Any]:
     }
 
 
-def _check_version(value: object, name: str) -> None:
+def _check_schema(value: object, name: str) -> None:
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema == "memplan.trace":
         raise FormatError(
-            name, "a recorded trace, not a plan", f"run memplan solve {name}"
+            name,
+            "a recorded trace, not a plan",
+            f"run memplan solve {shlex.quote(name)}",
         )
     if not isinstance(value, dict) or schema != SCHEMA:
         found = "has no schema" if schema is None else f"has the schema {shown(schema)}"
         raise FormatError(name, f"not a plan: it {found}", f"name a {SCHEMA} file")
-    version = value.get("version")
-    if type(version) is not int or version < 1:
-        problem = f"version is {shown(version)}, and must be an integer from 1"
-        raise FormatError(name, problem, _REMEDY)
-    if version > VERSION:
-        problem = f"version {version} of the plan format is newer than {VERSION}"
-        raise FormatError(name, problem, "upgrade: pip install --upgrade memplan")
+    check_version(name, value, VERSION, "plan", _REMEDY)
 
 
 def _check_sum(table: Table, data: bytes) -> None:
@@ -169,10 +170,6 @@ def _check_sum(table: Table, data: bytes) -> None:
         raise table.error(
             "checksum", "does not match: the file was damaged or edited since written"
         )
-
-
-def _length(table: Table) -> int | None:
-    return None if table.fields["length"] is None else table.integer("length", 1)
 
 
 def _warmup(table: Table) -> Warmup | None:
@@ -225,7 +222,8 @@ def _placement(table: Table, length: int | None) -> Placement:
     if table.fields["starts"] is not None:
         requests = _requests(table, ids, arrays["size"])
         names = requests.by_buffer()
-        labels = None if _counts(names) else [str(i) for i in names.tolist()]
+        if not np.array_equal(names, np.arange(len(names))):
+            labels = [str(i) for i in names.tolist()]
     elif table.rows("unplanned"):
         raise table.error("unplanned", "holds requests, but starts is null")
     else:
@@ -285,10 +283,6 @@ def _labels(table: Table, ids: list[object]) -> list[str] | None:
             problem = f"is {shown(value)}, and must be text, as starts is null"
             raise table.error(_place("buffers", "id")(i), problem)
     return [str(value) for value in ids]
-
-
-def _counts(values: Int64Array) -> bool:
-    return np.array_equal(values, np.arange(len(values)))
 
 
 def _place(

@@ -76,7 +76,7 @@ class LongList:
                 problem = f"not whole JSON: {error.msg} at {place}"
                 raise FormatError(self._path, problem) from None
             rest -= len(values)
-            if rest < 0 or (end == self._end and rest):  # or one within a text
+            if rest < 0 or (end == self._end and rest):
                 problem = f"not whole JSON: a comma too many from byte {begin}"
                 raise FormatError(self._path, problem)
             yield values
@@ -188,13 +188,19 @@ def has_long_number(
 
 
 def long_lists(data: bytes | bytearray, found: Scan) -> list[tuple[int, int]]:
-    """The spans that a LongList can be made of: 64-bit integers, or plain words."""
+    """The spans that a LongList can be made of: 64-bit integers, or plain words.
+
+    Where there are two quotes for every value, no comma stands within a text.
+    """
     return [
         (begin, end)
         for begin, end in found.spans
-        if data.find(b",", begin, end) >= 0
+        if (commas := data.count(b",", begin, end))
         and (
-            _WORDS.fullmatch(data, begin, end)
+            (
+                _WORDS.fullmatch(data, begin, end)
+                and data.count(b'"', begin, end) == 2 * (commas + 1)
+            )
             or (
                 _NUMBERS.fullmatch(data, begin, end)
                 and not has_long_number(data, begin, end)

@@ -40,10 +40,10 @@ class Kind(enum.Enum):
     UNKNOWN = "unknown"
 
 
-_MAGIC = {
-    b"PAR1": Kind.PARQUET,
-    b"\x1f\x8b": Kind.GZIP,
-    b"MPLNJRN1": Kind.JOURNAL,
+MAGIC_OF = {
+    Kind.PARQUET: b"PAR1",
+    Kind.GZIP: b"\x1f\x8b",
+    Kind.JOURNAL: b"MPLNJRN1",
 }
 _SCHEMAS = {
     "memplan.trace": Kind.TRACE,
@@ -57,7 +57,7 @@ class Opened:
 
     def __init__(self, path: PathLike, stream: IO[bytes], size: int) -> None:
         self.path, self.stream, self.size = path, stream, size
-        self._kind = _kind(stream.read(_HEAD_BYTES))
+        self._kind = begins_as(stream.read(_HEAD_BYTES))
         stream.seek(0)
         self._data: bytes | None = None
         self._parsed: list[object] = []
@@ -102,16 +102,11 @@ Input = PathLike | Opened  # what readers take
 def sniff(path: PathLike) -> Iterator[Opened]:
     """The file at `path`, opened, and what it is.
 
-    Raises InputError if it cannot be read, if it changes while it is, or if reading
-    it takes more memory than there is.
+    Raises InputError as `open_input` does, or if the file changes while it is read.
     """
     with open_input(path) as (stream, size), _no_collections():
         before = os.fstat(stream.fileno())
-        try:
-            yield Opened(path, stream, size)
-        except MemoryError:
-            name = os.fspath(path)
-            raise InputError(f"{name}: too large for the memory there is") from None
+        yield Opened(path, stream, size)
         after = os.fstat(stream.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise InputError(f"{os.fspath(path)}: changed while it was read; try again")
@@ -143,8 +138,10 @@ def _no_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _kind(head: bytes) -> Kind:
-    for magic, kind in _MAGIC.items():
+def begins_as(data: bytes) -> Kind:
+    """What a file seems to be by its first bytes alone; JSON, whatever its schema."""
+    head = data[:_HEAD_BYTES]
+    for kind, magic in MAGIC_OF.items():
         if head.startswith(magic):
             return kind
     if head[:1] == b"\x80" and 1 < int.from_bytes(head[1:2], "little") < 32:

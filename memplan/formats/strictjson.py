@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from memplan.errors import FormatError
@@ -44,19 +45,48 @@ class Refused:
         return self.text
 
 
+@dataclass
+class Budget:
+    """What the values of a file of `size` bytes may take up; `taken`, so far."""
+
+    size: int
+    taken: int = 0
+
+    @property
+    def limit(self) -> int:
+        """Bytes, its text and its values together."""
+        return MEMORY_PER_BYTE * self.size + MEMORY_ANYWAY
+
+    def take(self, values: int, text: int) -> None:
+        """Note what some values take up; the text they are made of does not stay.
+
+        Raises TooMuchError where that is too much for the file.
+        """
+        self.taken += values
+        if self.taken + text > self.limit:
+            raise TooMuchError(
+                f"too large: its values would take up about "
+                f"{self.taken + text >> 20} MiB, too much for a file of {self.size} "
+                "bytes"
+            )
+
+
 def parse(
-    data: bytes | bytearray, path: object, remedy: str = "", size: int | None = None
+    data: bytes | bytearray,
+    path: object,
+    remedy: str = "",
+    budget: Budget | None = None,
 ) -> object:
     """The value `data` stands for; floats, NaN and long numbers become Refused.
 
-    A long list of integers or of words becomes a LongList. size: bytes of the file
-    that `data` was unpacked from, or `data`'s own. Raises FormatError, with `remedy`,
-    if `data` is not UTF-8, not JSON, nested more than 64 deep, holds an object with
-    the same key twice, or would take up more memory than a file of `size` may.
+    A long list of integers or of words becomes a LongList. budget: of the file that
+    `data` is from; if it is the whole file, none need be given. Raises FormatError,
+    with `remedy`, if `data` is not UTF-8, not JSON, nested more than 64 deep, holds an
+    object with the same key twice, or is too much for the budget.
     """
     builder = _Builder(path)
     try:
-        data = builder.set_aside(data, len(data) if size is None else size)
+        data = builder.set_aside(data, budget or Budget(len(data)))
         return json.loads(
             data.decode("utf-8"),
             object_pairs_hook=builder.table,
@@ -66,10 +96,9 @@ def parse(
             parse_constant=builder.constant,
         )
     except UnicodeDecodeError as error:
-        problem = f"byte {error.start} is not UTF-8 text"
+        problem = f"byte {builder.byte(error.start)} is not UTF-8 text"
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        problem = f"not whole JSON: {error.msg} at {place}"
+        problem = f"not whole JSON: {error.msg} at {builder.place(error)}"
     except RecursionError:
         problem = "nested too deeply"
     except (TooMuchError, _RepeatedKeyError) as error:
@@ -86,14 +115,17 @@ class _Builder:
 
     def __init__(self, path: object) -> None:
         self._path = path
+        self._whole: bytes | bytearray = b""
+        self._spans: list[tuple[int, int]] = []
         self._names: set[str] = set()
         self._refused = 0
         self._aside: Iterator[LongList] | None = None
 
-    def set_aside(self, data: bytes | bytearray, size: int) -> bytes | bytearray:
-        """`data` without its long lists, if it is not too much for `size` bytes."""
+    def set_aside(self, data: bytes | bytearray, budget: Budget) -> bytes | bytearray:
+        """`data` without its long lists, if it is not too much for the budget."""
         found, kept = scan(data), len(data)
         spans = [] if _SET_ASIDE in data else long_lists(data, found)
+        self._whole, self._spans = data, spans
         if spans:
             lists = [LongList(self._path, data, *span) for span in spans]
             self._aside = iter(lists)
@@ -104,13 +136,23 @@ class _Builder:
             data = _SET_ASIDE.join(bytes(data[end + 1 : at]) for end, at in between)
             found = scan(data)
         width = 1 if data.isascii() else 4  # bytes a character may take as text
-        total = kept + found.weight + width * len(data)
-        if total > MEMORY_PER_BYTE * size + MEMORY_ANYWAY:
-            raise TooMuchError(
-                f"too large: its values would take up about {total >> 20} MiB, too "
-                f"much for a file of {size} bytes"
-            )
+        budget.take(found.weight, kept + width * len(data))
         return data
+
+    def byte(self, at: int) -> int:
+        """Where in the whole text byte `at` is of what `set_aside` returned."""
+        for begin, end in self._spans:
+            if at < begin:
+                break
+            at += end + 2 - begin - len(_SET_ASIDE)
+        return at
+
+    def place(self, error: json.JSONDecodeError) -> str:
+        """The line and the column in the whole text, both from 1."""
+        at = self.byte(len(error.doc[: error.pos].encode()))
+        line = self._whole.count(b"\n", 0, at) + 1
+        start = self._whole.rfind(b"\n", 0, at) + 1
+        return f"line {line}, column {len(self._whole[start:at].decode()) + 1}"
 
     def table(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
         table = dict(pairs)

@@ -198,6 +198,28 @@ def _hints(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind)}
 
 
+def check_version(
+    path: object,
+    value: dict[str, object],
+    newest: int,
+    what: str,
+    remedy: str = "",
+) -> None:
+    """Raise FormatError unless the `version` in `value` is one from 1 to `newest`.
+
+    what: the file is; its format's name in the message.
+    """
+    version = value.get("version")
+    if type(version) is not int or version < 1:
+        problem = f"version is {shown(version)}, and must be an integer from 1"
+        raise FormatError(path, problem, remedy)
+    if version > newest:
+        problem = (
+            f"version {shown(version)} of the {what} format is newer than {newest}"
+        )
+        raise FormatError(path, problem, "upgrade: pip install --upgrade memplan")
+
+
 def is_text(value: str, lone_surrogates: bool = False) -> bool:
     """Whether a file may hold `value`: at most 64 Ki characters, no lone surrogates."""
     if len(value) > MAX_TEXT:

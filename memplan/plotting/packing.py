@@ -6,7 +6,6 @@ As in Figure 1 of profile-guided memory optimization, on real data.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.errors import InputError
 from memplan.plotting import style
-from memplan.plotting.save import check_target, save
 from memplan.units import format_bytes, format_gap
 
 VECTOR = 3000  # rectangles: up to here SVG and PDF hold shapes, beyond it pixels
@@ -43,16 +41,6 @@ _TAB = "#7a3b00"
 _COLOURS = (*style.SHORT_TO_LONG, style.WRAPPED)
 _INCHES = (12, 7)
 _BOX = (0.085, 0.155, 0.785, 0.72)
-
-
-def plot_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Draw `plan` into `path`, a .png, .svg or .pdf file.
-
-    Raises UsageError for another suffix or a file that exists while `force` is off,
-    InputError if the plan holds no buffers.
-    """
-    check_target(path, force=force)
-    save(packing(plan), path, force=force)
 
 
 def packing(plan: Plan, title: str = "") -> Figure:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 
+from memplan.core.plan import Program, RunStats
 from memplan.errors import MemplanError, RecordError
 from memplan.files import open_journal
 from memplan.recording import target
 from memplan.recording.options import RecordOptions
-from memplan.recording.ranks import rank, ranks
 from memplan.recording.shim import install
 from memplan.recording.stats import run_stats
 from memplan.text import printable
 from memplan.trace.info import encode_metadata
 from memplan.trace.recovery import Written, recover_journal
 from memplan.trace.trace import Columns, Mark, Trace, TraceInfo
-from memplan.version import __version__
 
 
 class CpuEvents:
@@ -92,22 +89,11 @@ class CpuEvents:
         """The metadata as JSON. Raises FormatError if no reader would take it."""
         from memplan.native import _alloc
 
-        torch = sys.modules["torch"]
         info = TraceInfo(
-            program=replace(
-                self._options.program,
-                torch=str(torch.__version__),
-                threads=torch.get_num_threads(),
-                marks=mark.name.lower(),
-            ),
-            argv=self._options.argv,
-            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            program=Program(marks=mark.name.lower()),
+            run=run_stats(_alloc.step_marks()) if complete else RunStats(),
             stacks=self._options.stacks,
             complete=complete,
-            producer=f"memplan {__version__}",
-            rank=rank() or 0,
-            ranks=ranks(),
         )
-        if complete:
-            info = replace(info, run=run_stats(_alloc.step_marks()))
+        info = self._options.about(sys.modules["torch"], info)
         return encode_metadata(self._path, Trace(Columns.of(), info=info)).decode()

@@ -8,7 +8,6 @@ is no journal: what a killed process did is lost.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ from memplan.errors import EnvironmentUnfitError, MemplanError, RecordError
 from memplan.files import refuse_overwrite
 from memplan.recording.cuda_history import CudaHistory
 from memplan.recording.options import RecordOptions
-from memplan.recording.ranks import rank, ranks
 from memplan.recording.shim import require_torch
 from memplan.recording.stats import run_stats
 from memplan.trace.importers.snapshot import devices_of, from_snapshot
 from memplan.trace.trace import Trace
 from memplan.trace.write import write_trace
-from memplan.version import __version__
 
 
 def require_gpu() -> Any:
@@ -83,26 +80,14 @@ def path_of(path: Path, device: int) -> Path:
 def _trace_of(
     snapshot: object, history: CudaHistory, options: RecordOptions, device: int
 ) -> Trace:
-    torch = require_torch("recording CUDA memory")
     found = from_snapshot(snapshot, device=device, marks=history.marks)
-    info = found.trace.info
     overflowed = found.entries >= options.max_entries
     info = replace(
-        info,
-        program=replace(
-            options.program,
-            torch=str(torch.__version__),
-            threads=torch.get_num_threads(),
-            marks=info.program.marks,
-        ),
+        found.trace.info,
         run=run_stats(history.boundaries),
-        argv=options.argv,
-        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         # Frees of blocks older than the recording are no loss, unless it was cut.
         dropped_events=max(1, found.unmatched_frees) if overflowed else 0,
         complete=not overflowed,
-        producer=f"memplan {__version__}",
-        rank=rank() or 0,
-        ranks=ranks(),
     )
-    return replace(found.trace, info=info)
+    torch = require_torch("recording CUDA memory")
+    return replace(found.trace, info=options.about(torch, info))

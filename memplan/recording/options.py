@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any, Literal, get_args
 
 from memplan.core.plan import Program
 from memplan.errors import UsageError
+from memplan.recording.ranks import rank, ranks
+from memplan.trace.trace import TraceInfo
+from memplan.version import __version__
 
 Device = Literal["auto", "cpu", "cuda"]
 Stacks = Literal["none", "python"]
@@ -47,6 +51,24 @@ class RecordOptions:
             raise UsageError(f"steps={self.steps}: record at least one step")
         if self.max_entries < 1:
             raise UsageError(f"max_entries={self.max_entries}: keep at least one event")
+
+    def about(self, torch: Any, info: TraceInfo) -> TraceInfo:
+        """`info`, and what was recorded: by whom, when, and under which torch."""
+        program = replace(
+            self.program,
+            torch=str(torch.__version__),
+            threads=torch.get_num_threads(),
+            marks=info.program.marks,
+        )
+        return replace(
+            info,
+            program=program,
+            argv=self.argv,
+            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            producer=f"memplan {__version__}",
+            rank=rank() or 0,
+            ranks=ranks(),
+        )
 
 
 DEFAULTS = RecordOptions()

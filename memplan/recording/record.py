@@ -29,7 +29,8 @@ class Recording:
     path: the trace's file, absolute, once `finish` has run. written: what is in it,
     None until then. traces: of every GPU recorded, by its index, {} if the CPU was
     recorded. Beyond the first, each is at `path` with its device's name before the
-    suffix: train.cuda1.parquet.
+    suffix: train.cuda1.parquet. cpu_failure: why there is no trace of the CPU's memory,
+    though that was recorded; raised by `finish` unless there is one of a GPU's.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Recording:
         self.path = Path(os.path.abspath(path))
         self.written: Written | None = None
         self.traces: dict[int, Trace] = {}
+        self.cpu_failure: MemplanError | None = None
         self._trace: Trace | None = None
         self._options = options
         self._cpu = (
@@ -107,20 +109,30 @@ class Recording:
             raise failure
 
     def _finish(self) -> None:
-        failure: MemplanError | None = None
         if self._cpu is not None:
             try:
                 self.written = self._cpu.finish(self._count.mark)
             except MemplanError as error:
-                failure = error
+                self.cpu_failure = error
+        try:
+            self._finish_cuda()
+        except MemplanError as error:
+            if self._cpu is None:
+                raise
+            left = self.cpu_failure or f"{self.path} may hold the CPU's instead"
+            raise RecordError(f"{error}; {left}") from error
+        if self.cpu_failure is not None and not self.traces:
+            raise self.cpu_failure
+
+    def _finish_cuda(self) -> None:
+        """Make the trace, or traces, of the GPU if that is what was used."""
         snapshot = self._history.fetch() if self._history is not None else None
         if self._history is not None and self._used(snapshot):
-            self.traces = traces_of(snapshot, self._history, self._options)
-            self._trace = write_traces(self.traces, self.path, self._options.force)
+            traces = traces_of(snapshot, self._history, self._options)
+            self._trace = write_traces(traces, self.path, self._options.force)
+            self.traces = traces
             summary = Summary.of(self._trace.events)
             self.written = Written(self._trace.info, summary)
-        elif failure is not None:
-            raise failure
 
     def _used(self, snapshot: object) -> bool:
         """Whether the GPU is what to make a trace of."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from memplan.core.plan import Program
 from memplan.errors import EXIT_INTERRUPTED, InputError
+from memplan.text import name_as_text
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Target:
     def identity(self) -> Program:
         """Its name and the hash of its source, before it runs."""
         file = self._module_file() if self.is_module else self.name
-        name = self.name if self.is_module else Path(self.name).name
+        name = name_as_text(self.name if self.is_module else Path(self.name).name)
         digest = ""
         if file is not None:
             with contextlib.suppress(OSError):

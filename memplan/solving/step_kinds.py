@@ -53,7 +53,8 @@ def _offsets_of(
     for number, placed in ((HOT, plan.hot), *enumerate(planned)):
         if placed.requests is not None:
             mine = kind == number
-            offsets[mine] = placed.requests.each(placed.offsets, FREE)[request[mine]]
+            placed_at = placed.requests.by_request(placed.offsets, FREE)
+            offsets[mine] = placed_at[request[mine]]
     return offsets
 
 

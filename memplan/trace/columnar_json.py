@@ -20,7 +20,7 @@ from memplan.errors import FormatError
 from memplan.files import PathLike, atomic_write
 from memplan.formats.scan import LongList
 from memplan.formats.sniff import Input, Kind, Opened, opened
-from memplan.formats.strictjson import MEMORY_ANYWAY, MEMORY_PER_BYTE, parse, shown
+from memplan.formats.strictjson import Budget, parse, shown
 from memplan.trace.check import check_count, check_events, check_index
 from memplan.trace.info import encode_metadata, from_metadata
 from memplan.trace.trace import Action, Columns, Mark, Trace
@@ -55,8 +55,9 @@ def read_json(source: Input) -> Trace:
     """
     with opened(source) as file:
         if file.kind is Kind.GZIP:
-            data = _decompress(file)
-            value = parse(data, file.path, _REMEDY, file.size)
+            budget = Budget(file.size)
+            data = _decompress(file, budget.limit)
+            value = parse(data, file.path, _REMEDY, budget)
             del data
         else:
             value = file.json()
@@ -100,9 +101,8 @@ def _pieces(
         yield (b"," if start else b"") + ",".join(texts).encode()
 
 
-def _decompress(file: Opened) -> bytearray:
-    """What the gzip file holds, given up as soon as it passes what JSON may be."""
-    limit = MEMORY_PER_BYTE * file.size + MEMORY_ANYWAY
+def _decompress(file: Opened, limit: int) -> bytearray:
+    """What the gzip file holds, given up as soon as that is more than `limit` bytes."""
     path, machine, data = file.path, zlib.decompressobj(wbits=31), bytearray()
     try:
         while not machine.eof:

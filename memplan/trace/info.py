@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from memplan.errors import FormatError
 from memplan.files import PathLike
 from memplan.formats.strictjson import shown
-from memplan.formats.table import Table
+from memplan.formats.table import Table, check_version
 from memplan.limits import MAX_INTEGER
 from memplan.trace.stacks import Frame, StackTable
 from memplan.trace.trace import SCHEMA, VERSION, Trace, TraceInfo
@@ -70,7 +70,7 @@ def frame_from_json(path: PathLike, value: object) -> Frame:
 
 
 def _check_schema(path: PathLike, entries: dict[str, Any]) -> None:
-    schema, version = entries.get("schema"), entries.get("version")
+    schema = entries.get("schema")
     if schema == "memplan.plan":
         raise FormatError(path, "this is a plan, not a trace", "name a trace")
     if schema != SCHEMA:
@@ -79,14 +79,7 @@ def _check_schema(path: PathLike, entries: dict[str, Any]) -> None:
             f"the schema is {shown(schema)}, not {SCHEMA!r}",
             "name a trace recorded or imported by memplan",
         )
-    if not _counts(version) or version == 0:
-        raise FormatError(path, f"the version is {shown(version)}, not 1 or more")
-    if version > VERSION:
-        raise FormatError(
-            path,
-            f"trace format version {version}, and this memplan reads up to {VERSION}",
-            "upgrade it: pip install --upgrade memplan",
-        )
+    check_version(path, entries, VERSION, "trace")
 
 
 def _stacks_to_json(stacks: StackTable) -> dict[str, object]:

@@ -20,16 +20,16 @@ import numpy.typing as npt
 from memplan.arrays import Int64Array
 from memplan.errors import FormatError
 from memplan.files import PathLike, open_input
-from memplan.formats.strictjson import parse
+from memplan.formats.sniff import MAGIC_OF, Kind
+from memplan.formats.strictjson import Budget, parse
 from memplan.trace.check import MAX_EVENTS
 from memplan.trace.info import frame_from_json, from_metadata
 from memplan.trace.match import OpenBlocks
 from memplan.trace.pieces import PieceCheck, Summary
 from memplan.trace.stacks import NO_STACK, Frame, Stack, StackTable
-from memplan.trace.trace import Columns, Trace, TraceInfo
-from memplan.trace.weight import check_weight
+from memplan.trace.trace import Columns, TraceInfo
 
-MAGIC = b"MPLNJRN1"
+MAGIC = MAGIC_OF[Kind.JOURNAL]
 METADATA, EVENTS, STACKS, END = 1, 2, 3, 4
 MAX_BLOCK_BYTES = 64 << 20
 
@@ -74,7 +74,6 @@ class Journal:
         self.summary = Summary()
         self.kept = 0
         self._count = 0  # events
-        self._weight = 0  # of the JSON so far
         self._blocks = 0
         self._metadata: dict[str, Any] = {}
         self._begun = TraceInfo(complete=False)
@@ -82,6 +81,7 @@ class Journal:
         self._stacks: list[Stack] = []
         self._frames: dict[Frame, Frame] = {}  # each one once
         with open_input(path, _MAX_BYTES) as (stream, self._size):
+            self._budget = Budget(self._size)  # of all its JSON
             try:
                 for kind, payload, at, end in _blocks(path, stream, self._size):
                     self._take(kind, payload, at)
@@ -133,11 +133,6 @@ class Journal:
             if fault is not None:
                 self.reason, self._ended = f"an unsound event: {fault}", None
                 return
-
-    def trace(self) -> Trace:
-        """All of it in memory; instead of `pieces`."""
-        events = Columns.joined([Columns.of(), *self.pieces()])
-        return Trace(events, self.stacks, self.info)
 
     def _batches(self) -> Iterator[list[tuple[int, _Rows]]]:
         """Blocks of events, some at a time, each with its place in the file."""
@@ -228,8 +223,7 @@ class Journal:
         return value
 
     def _parse(self, payload: bytes) -> object:
-        self._weight = check_weight(self.path, payload, self._size, self._weight)
-        return parse(payload, self.path)
+        return parse(payload, self.path, budget=self._budget)
 
 
 def _blocks(

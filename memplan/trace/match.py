@@ -13,23 +13,14 @@ UNMATCHED = -1
 _Rows = npt.NDArray[np.int32]
 
 
-def match_frees(events: Columns) -> Int64Array:
-    """The partner of every event, int64, shape (m,); UNMATCHED (-1) where none.
-
-    For a FREE_COMPLETED, the row of the allocation it ends; for an ALLOC, the row
-    of the free that ends it. Addresses are reused, so a free ends the latest
-    allocation of its address on its device. An allocation at an address that still
-    seems live (its free was missed) leaves the earlier one unmatched. A
-    FREE_REQUESTED only announces a free, and has no partner.
-    """
-    partner = np.full(len(events), UNMATCHED, dtype=np.int64)
-    alloc, free = pairs(events)
-    partner[alloc], partner[free] = free, alloc
-    return partner
-
-
 def pairs(events: Columns) -> tuple[_Rows, _Rows]:
-    """The rows of the allocations that are freed, and of the frees; shape (k,) each."""
+    """The rows of the allocations that are freed, and of the frees; shape (k,) each.
+
+    Addresses are reused, so a free ends the latest allocation of its address on its
+    device. An allocation at an address that still seems live (its free was missed)
+    leaves the earlier one unmatched. A FREE_REQUESTED only announces a free, and ends
+    nothing.
+    """
     return _Places(events.action, events.address, events.device).pairs()
 
 

@@ -25,8 +25,6 @@ from memplan.trace.info import MAX_METADATA_BYTES, encode_metadata, from_metadat
 from memplan.trace.pieces import PieceCheck, regrouped
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
-MAGIC = b"PAR1"
-
 _KEY = b"memplan"
 _NAMES = {"action": Action, "mark": Mark}
 _TYPES = {

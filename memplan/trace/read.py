@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 
 from memplan.errors import FormatError
@@ -32,7 +33,7 @@ def read_trace(source: Input, columns: Collection[str] | None = None) -> Trace:
             raise FormatError(
                 file.path,
                 "a recording that did not come to its end",
-                f"make a trace of it: memplan recover {file.path}",
+                f"make a trace of it: memplan recover {shlex.quote(str(file.path))}",
             )
         if file.kind in (Kind.UNKNOWN, Kind.CSV):
             raise FormatError(

@@ -29,11 +29,10 @@ class Written:
 class Recovered(Written):
     """What of a journal is in the trace that was written.
 
-    bytes_kept, bytes_lost: of the journal, up to and after the last sound block.
+    bytes_lost: of the journal, after its last sound block.
     reason: why reading stopped before the end of the file; "" if it did not.
     """
 
-    bytes_kept: int
     bytes_lost: int
     reason: str
 
@@ -69,9 +68,7 @@ def recover_journal(
     else:
         events = Columns.joined([Columns.of(), *_few(path, journal.pieces())])
         write_trace(Trace(events, journal.stacks, info()), path)
-    return Recovered(
-        info(), journal.summary, journal.kept, journal.lost, journal.reason
-    )
+    return Recovered(info(), journal.summary, journal.lost, journal.reason)
 
 
 def _few(path: PathLike, pieces: Iterator[Columns]) -> Iterator[Columns]:

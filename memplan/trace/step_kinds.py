@@ -7,9 +7,7 @@ made while its own are alive, are its neighbours: their places are given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from itertools import pairwise
 
 import numpy as np
 
@@ -82,7 +80,7 @@ class _Steps:
     def __init__(self, line: Timeline, hot: HotSteps, requests: Requests) -> None:
         self.of: dict[int, tuple[int, int]] = {}
         self.expected: dict[int, int] = {}
-        self.loop = [requests.size[a:b] for a, b in _spans(requests)]
+        self.loop = np.split(requests.size, requests.starts[1:])
         self.starts = requests.starts
         period = [
             signature(line, hot.begin + i, Alike.REQUESTS) for i in range(hot.period)
@@ -119,10 +117,6 @@ class _Steps:
             alike = _common(sizes, like)
             rows += [(kind, first + i) for i in range(len(rows), alike)]
         return np.array(rows, dtype=np.int64).reshape(-1, 2)
-
-
-def _spans(requests: Requests) -> Iterator[tuple[int, int]]:
-    return pairwise([*requests.starts, len(requests)])
 
 
 def _common(one: Int64Array, other: Int64Array) -> int:

@@ -259,7 +259,7 @@ def signature(line: Timeline, step: int, alike: Alike) -> bytes:
     if alike is Alike.REQUESTS:
         return digest.digest()
     begin, end = line.span(step)
-    candidates = np.arange(_first_of(line, step - 1), own.stop, dtype=np.int64)
+    candidates = np.arange(line.first[max(step - 1, 0)], own.stop, dtype=np.int64)
     ends = line.upper[candidates]
     freed = candidates[(ends >= begin) & (ends < end)]
     order = freed[np.argsort(line.upper[freed], kind="stable")]
@@ -267,16 +267,3 @@ def signature(line: Timeline, step: int, alike: Alike) -> bytes:
     rows = np.stack([before, order - own.start], axis=1).astype("<i8")
     digest.update(rows.tobytes())
     return digest.digest()
-
-
-def _first_of(line: Timeline, step: int) -> int:
-    return int(line.first[max(step, 0)])
-
-
-def live_curve(line: Timeline) -> tuple[Int64Array, Int64Array]:
-    """Ticks and the exact bytes alive from each on, shape (k,) each."""
-    died = line.freed != _NEVER
-    ticks = np.concatenate([line.lower, line.freed[died]])
-    deltas = np.concatenate([line.size, -line.size[died]])
-    order: npt.NDArray[np.intp] = np.argsort(ticks, kind="stable")
-    return ticks[order], np.cumsum(deltas[order])

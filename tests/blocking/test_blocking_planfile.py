@@ -89,7 +89,8 @@ def layer_of(entries: dict[str, Any]) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda e: e.update(schema="memplan.plan"), "is no blocking plan"),
-        (lambda e: e.update(version=2), "version is 2, and 1 is what"),
+        (lambda e: e.update(version=2), "of the blocking plan format is newer than 1"),
+        (lambda e: e.update(version=True), "version is true"),
         (lambda e: e.update(version="1"), "version is '1'"),
         (lambda e: e.pop("budget"), "the file lacks 'budget'"),
         (lambda e: e.update(extra=1), "does not belong there: 'extra'"),

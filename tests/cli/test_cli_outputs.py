@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from memplan.core.planfile import load_plan
 from tests.cli.conftest import Command
 from tests.cli.samples import LAYER, STRING, write_all
 from tests.conftest import ROOT, Run
+from tests.trace.trace_samples import journal_blocks, sample, write_journal
 
 BLOCKING = {
     "optimize": ["blocking", "optimize", "--layer", LAYER],
@@ -64,6 +66,33 @@ def test_what_is_no_file_is_not_replaced(
     assert said.err == f"memplan: {shown} is {kind}; name a file\n"
     assert said.out == ""
     assert path.stat().st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_an_empty_name_is_no_output(command: Command, name: str) -> None:
+    said = command(*words(name, ""))
+    assert said.code == 2
+    assert said.err == "memplan: the output's name is empty; name a file\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("p.csv", ["convert", "OWN", "OWN", "--force"]),
+        ("t.journal", ["recover", "OWN", "-o", "OWN", "--force"]),
+    ],
+)
+def test_what_is_replaced_by_force_has_been_read_whole(
+    command: Command, tmp_path: Path, kind: str, line: list[str]
+) -> None:
+    suffix = ".csv" if kind == "p.csv" else ".json"
+    write_journal(tmp_path / "t.journal", journal_blocks(sample()))
+    shutil.copy(tmp_path / kind, tmp_path / f"own{suffix}")
+    wanted = [*line[:1], kind, *line[2:]]
+    for words_, name in ((wanted, "other"), (line, "own")):
+        assert command(*[w.replace("OWN", f"{name}{suffix}") for w in words_]).code == 0
+    other = (tmp_path / f"other{suffix}").read_bytes()
+    assert (tmp_path / f"own{suffix}").read_bytes() == other
 
 
 @pytest.mark.parametrize("name", ["solve", "convert", "plot", "emit"])

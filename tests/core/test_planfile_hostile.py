@@ -202,6 +202,12 @@ def test_a_file_that_is_no_plan_is_refused_in_words(data: bytes, message: str) -
         load_plan(data, "bad.json")
 
 
+@pytest.mark.parametrize("data", [b"PAR1", b'{"schema": "memplan.trace"}'])
+def test_a_command_to_copy_is_quoted_for_the_shell(data: bytes) -> None:
+    with pytest.raises(FormatError, match=r"; run memplan solve 'my trace; ls'$"):
+        load_plan(data, "my trace; ls")
+
+
 def test_a_repeated_key_in_a_sound_plan_is_refused() -> None:
     data = dump_plan(sample()).replace(b'"seed": 7', b'"seed": 7,\n"seed": 7')
     with pytest.raises(FormatError, match="'seed' twice"):

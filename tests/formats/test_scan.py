@@ -90,6 +90,31 @@ def test_what_cannot_be_set_aside_is_parsed_in_place(odd: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("value", [[None, ","], ["a,b", None, "c"], [True, "a, b"]])
+def test_a_comma_within_a_text_parts_no_values(value: list[object]) -> None:
+    assert plain(parse(json.dumps(value * 3).encode(), "x")) == value * 3
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("text", ["é {0}, {0}\n, {0} x", "\n\n{0}x{0}", "x", "{0}"])
+def test_what_is_wrong_is_placed_in_the_whole_text(text: str) -> None:
+    numbers = "[" + "1, " * 20 + "\n2]"
+    whole = '{"é": [\n' + text.replace("é", '"é",').format(numbers)
+    with pytest.raises(json.JSONDecodeError) as expected:
+        json.loads(whole)
+    place = f"line {expected.value.lineno}, column {expected.value.colno}"
+    with pytest.raises(FormatError, match=rf"{expected.value.msg} at {place}$"):
+        parse(whole.encode(), "x")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_byte_that_is_no_text_is_placed_in_the_whole_text() -> None:
+    before = b"[[" + b"1, " * 20 + b"2], "
+    with pytest.raises(FormatError, match=f"byte {len(before) + 1} is not UTF-8"):
+        parse(before + b'"\xff"]', "x")
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     "text",
     ["1,,2,3,4,5,6", "1 2,3,4,5,6,7", "01,2,3,4,5,6", "1,2,3,4,5,6,", "1,--2,3,4,5"],

@@ -23,8 +23,8 @@ from memplan.core.plan import Plan, Program, Source
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InputError, UsageError
-from memplan.plotting.packing import VECTOR, lifetime_classes, packing, plot_plan
-from memplan.plotting.save import DPI
+from memplan.plotting.packing import VECTOR, lifetime_classes, packing
+from memplan.plotting.save import DPI, save
 from tests.plans import changed
 
 MakePlan = Callable[..., Plan]
@@ -196,7 +196,7 @@ def test_a_large_plan_is_pixels_in_a_small_file(
     assert len(boxes(packing(plan))) == 25_000
     for suffix in (".png", ".svg", ".pdf"):
         path = tmp_path / f"plan{suffix}"
-        plot_plan(plan, path)
+        save(packing(plan), path)
         assert path.stat().st_size < 5_000_000
     assert b"<image" in (tmp_path / "plan.svg").read_bytes()
 
@@ -224,7 +224,7 @@ def test_the_suffix_picks_the_format_and_bytes_repeat(
     step_plan: MakePlan, tmp_path: Path, suffix: str, magic: bytes
 ) -> None:
     for name in ("one", "two"):
-        plot_plan(step_plan(10), tmp_path / f"{name}{suffix}")
+        save(packing(step_plan(10)), tmp_path / f"{name}{suffix}")
     data = (tmp_path / f"one{suffix}").read_bytes()
     assert data.startswith(magic)
     assert data == (tmp_path / f"two{suffix}").read_bytes()
@@ -235,18 +235,18 @@ def test_strange_names_are_drawn_without_a_warning(tmp_path: Path) -> None:
     plan = Plan.of(Problem.of([0], [1], [8]), np.array([0]), "a$b$")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plot_plan(changed(plan, source=Source(name)), tmp_path / "a.svg")
+        save(packing(changed(plan, source=Source(name))), tmp_path / "a.svg")
 
 
 def test_what_cannot_be_drawn_is_refused(step_plan: MakePlan, tmp_path: Path) -> None:
     empty = Plan.of(Problem.of([], [], []), np.empty(0, np.int64), "exact")
     with pytest.raises(InputError, match="no buffers"):
-        plot_plan(empty, tmp_path / "a.png")
+        packing(empty)
     short = changed(step_plan(2), offsets=np.array([0]))
     with pytest.raises(InputError, match="1 offsets for 10 buffers"):
-        plot_plan(short, tmp_path / "a.png")
+        packing(short)
     with pytest.raises(UsageError, match=r"suffix \.gif; name a \.png, \.svg, \.pdf"):
-        plot_plan(step_plan(2), tmp_path / "a.gif")
+        save(packing(step_plan(2)), tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []
 
 

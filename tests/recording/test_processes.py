@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memplan.trace.match import match_frees
 from memplan.trace.read import read_trace
 from memplan.trace.steps import timeline
 from memplan.trace.trace import Action, Trace
 from tests.conftest import Run
+from tests.partners import match_frees
 
 pytest.importorskip("torch")
 

@@ -101,37 +101,33 @@ def test_a_name_that_tells_ranks_apart_itself_will_do(
     assert written_by_rank(Path(name)) == Path(name)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["record", "-o", "t.%r.parquet", "s.py"],
-        ["apply", "p.%r.json", "s.py"],
-        ["apply", "--report", "r.%r.json", "p.json", "s.py"],
-    ],
-)
-def test_without_a_rank_the_program_does_not_start(
-    alone: pytest.MonkeyPatch, memplan: Run, tmp_path: Path, arguments: list[str]
-) -> None:
-    (tmp_path / "s.py").write_text("print('started')")
-    done = memplan(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "%r stands for the rank, and RANK is not set" in done.stderr
+ALONE = "%r stands for the rank, and RANK is not set"
+SHARED = "by each of 4 ranks; name it t.%r.json"
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("ranked", "line", "why"),
     [
-        ["record", "--force", "-o", "t.json", "s.py"],
-        ["apply", "--force", "--report", "t.json", "p.json", "s.py"],
+        ("alone", "record -o t.%r.parquet s.py", ALONE),
+        ("alone", "apply p.%r.json s.py", ALONE),
+        ("alone", "apply --report r.%r.json p.json s.py", ALONE),
+        ("launched", "record --force -o t.json s.py", SHARED),
+        ("launched", "apply --force --report t.json p.json s.py", SHARED),
     ],
 )
-def test_ranks_that_would_share_a_file_do_not_start(
-    launched: pytest.MonkeyPatch, memplan: Run, tmp_path: Path, arguments: list[str]
+def test_where_names_do_not_fit_the_ranks_the_program_does_not_start(
+    request: pytest.FixtureRequest,
+    memplan: Run,
+    tmp_path: Path,
+    ranked: str,
+    line: str,
+    why: str,
 ) -> None:
+    request.getfixturevalue(ranked)
     (tmp_path / "s.py").write_text("print('started')")
-    done = memplan(*arguments)
+    done = memplan(*line.split())
     assert (done.returncode, done.stdout) == (2, "")
-    assert "by each of 4 ranks; name it t.%r.json" in done.stderr
+    assert why in done.stderr
 
 
 def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,13 @@ from click.testing import CliRunner
 import memplan
 from memplan.cli import cli
 from memplan.cli import record as record_command
-from memplan.errors import EnvironmentUnfitError, RecordError, UsageError
+from memplan.errors import (
+    EnvironmentUnfitError,
+    FormatError,
+    RecordError,
+    UsageError,
+)
+from memplan.recording import cpu as cpu_room
 from memplan.recording import cuda as cuda_room
 from memplan.recording import cuda_history as history_room
 from memplan.recording import record as record_room
@@ -328,6 +334,41 @@ def test_auto_records_the_cpu_otherwise(
         assert trace.info.device == "cpu"
         assert 4000 in trace.events.size.tolist()
         assert recording.traces == {}
+
+
+def test_auto_tells_what_became_of_either_recording(
+    fake: Callable[..., FakeTorch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(what: str) -> Callable[..., Any]:
+        def fail(*arguments: Any) -> None:
+            raise FormatError("t.json", what)
+
+        return fail
+
+    def recorded(name: str) -> Recording:
+        device = Device()
+        fake_torch = fake(device)
+        recording = Recording(tmp_path / name, RecordOptions())
+        recording.start()
+        fake_torch.use()
+        program(device)
+        return recording
+
+    monkeypatch.setattr(cuda_room, "write_trace", failing("no room left"))
+    recording = recorded("a.json")
+    with pytest.raises(RecordError, match=r"no room left; .*a\.json may hold the CPU"):
+        recording.finish()
+    assert read_trace(recording.path).info.device == "cpu"
+    monkeypatch.setattr(cpu_room, "recover_journal", failing("the disk is gone"))
+    both = "no room left; .*the disk is gone; nothing is lost: memplan recover"
+    with pytest.raises(RecordError, match=both):
+        recorded("b.json").finish()
+    monkeypatch.undo()
+    monkeypatch.setattr(cpu_room, "recover_journal", failing("the disk is gone"))
+    recording = recorded("c.json")
+    recording.finish()
+    assert read_trace(recording.path).info.device == "cuda"
+    assert "the disk is gone" in str(recording.cpu_failure)
 
 
 def test_auto_stops_after_some_steps(

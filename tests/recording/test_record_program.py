@@ -157,3 +157,18 @@ def test_what_cannot_be_recorded_is_refused_before_the_program_starts(
     assert "started" not in done.stdout
     assert "Traceback" not in done.stderr
     assert (tmp_path / "taken.parquet").read_text() == "precious"
+
+
+def test_a_script_whose_name_is_no_text_is_planned_and_run(
+    memplan: Run, training: Path
+) -> None:
+    name = "tr\udcff.py"  # the byte ff
+    training.rename(training.with_name(name))
+    for arguments in (
+        ["record", "-q", "-o", "t.parquet", name, "6"],
+        ["solve", "t.parquet", "-o", "p.json"],
+        ["apply", "p.json", name, "6"],
+    ):
+        done = memplan(*arguments)
+        assert done.returncode == 0, done.stderr
+    assert rb'"script": "tr\\xff.py"' in training.with_name("p.json").read_bytes()

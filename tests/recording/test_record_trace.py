@@ -23,11 +23,11 @@ from memplan.errors import InputError, RecordError
 from memplan.recording import cpu
 from memplan.trace import recovery
 from memplan.trace.journal import Journal
-from memplan.trace.match import match_frees
 from memplan.trace.recovery import recover_journal
 from memplan.trace.steps import find_hot, timeline
 from memplan.trace.trace import Action, Columns, Mark
 from tests.conftest import ROOT, Run
+from tests.partners import match_frees
 
 torch = pytest.importorskip("torch")
 
@@ -283,7 +283,7 @@ def test_wherever_a_journal_is_cut_events_keep_their_stacks(
     while at < len(data):
         at += 12 + struct.unpack_from("<III", data, at)[1]  # behind each block
         path.write_bytes(data[:at])
-        events = Journal(path).trace().events
+        events = Columns.joined([Columns.of(), *Journal(path).pieces()])
         made = events.action == Action.ALLOC
         assert (events.stack[made] >= 0).all()
         left.append(made.sum())

@@ -7,11 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import problems
 
+from memplan.arrays import Int64Array
 from memplan.core.problem import FREE, Problem
 from memplan.solving import exact
 from memplan.solving.options import Options
 
+COLUMNS = ("lower", "upper", "size", "alignment", "fixed")
 THOUSAND = settings(max_examples=1000, deadline=None)
+
+
+def changed(problem: Problem, **columns: Int64Array) -> Problem:
+    """`problem` with other values in some columns."""
+    own = {name: getattr(problem, name) for name in COLUMNS}
+    return Problem.of(**own | columns, length=problem.length)
 
 
 def least(problem: Problem) -> int:
@@ -29,42 +37,25 @@ def test_time_shift(problem: Problem, ticks: int) -> None:
         always = lower == upper
         lower = np.where(always, 0, lower)
         upper = np.where((upper == 0) | always, problem.length, upper)
-    shifted = Problem.of(
-        lower,
-        upper,
-        problem.size,
-        alignment=problem.alignment,
-        fixed=problem.fixed,
-        length=problem.length,
-    )
-    assert least(shifted) == least(problem)
+    assert least(changed(problem, lower=lower, upper=upper)) == least(problem)
 
 
 @THOUSAND
 @given(problems(max_size=8, fixed=True), st.data())
 def test_permutation(problem: Problem, data: st.DataObject) -> None:
     order = np.array(data.draw(st.permutations(range(len(problem)))), dtype=np.int64)
-    shuffled = Problem.of(
-        problem.lower[order],
-        problem.upper[order],
-        problem.size[order],
-        alignment=problem.alignment[order],
-        fixed=problem.fixed[order],
-        length=problem.length,
-    )
-    assert least(shuffled) == least(problem)
+    shuffled = {name: getattr(problem, name)[order] for name in COLUMNS}
+    assert least(changed(problem, **shuffled)) == least(problem)
 
 
 @THOUSAND
 @given(problems(max_size=8, fixed=True), st.integers(2, 1 << 20))
 def test_multiples(problem: Problem, k: int) -> None:
-    multiplied = Problem.of(
-        problem.lower,
-        problem.upper,
-        problem.padded * k,
+    multiplied = changed(
+        problem,
+        size=problem.padded * k,
         alignment=problem.alignment * k,
         fixed=np.where(problem.fixed == FREE, FREE, problem.fixed * k),
-        length=problem.length,
     )
     assert least(multiplied) == least(problem) * k
 
@@ -77,12 +68,4 @@ def test_time_reversal(problem: Problem) -> None:
     if problem.length is not None:
         # The end of a clock is its beginning, but for a lifespan as long as it.
         lower = lower % problem.length
-    backwards = Problem.of(
-        lower,
-        upper,
-        problem.size,
-        alignment=problem.alignment,
-        fixed=problem.fixed,
-        length=problem.length,
-    )
-    assert least(backwards) == least(problem)
+    assert least(changed(problem, lower=lower, upper=upper)) == least(problem)

@@ -62,21 +62,15 @@ def random_problem(rng: np.random.Generator, most: int) -> Problem:
     return Problem.of(lower, lower + life, size, alignment=alignment, fixed=fixed)
 
 
+@pytest.mark.parametrize(
+    ("seed", "times", "most"),
+    [(1, 40, 6), pytest.param(2, 500, 7, marks=pytest.mark.soak)],
+)
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_equal_to_brute_force(solver: str) -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(40):
-        problem = random_problem(rng, 6)
-        least = brute_force(problem)
-        assert asked(problem, solver) == (least, least)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_equal_to_brute_force_500_times(solver: str) -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(500):
-        problem = random_problem(rng, 7)
+def test_equal_to_brute_force(solver: str, seed: int, times: int, most: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(times):
+        problem = random_problem(rng, most)
         least = brute_force(problem)
         assert asked(problem, solver) == (least, least)
 

@@ -21,12 +21,12 @@ from memplan.trace.importers.snapshot import (
     read_snapshot,
 )
 from memplan.trace.liveness import step_problem
-from memplan.trace.match import match_frees
 from memplan.trace.read import read_trace
 from memplan.trace.streams import on_stream, streams_of
 from memplan.trace.trace import Action, Mark, Trace
 from memplan.trace.write import write_trace
 from tests.conftest import Run
+from tests.partners import match_frees
 from tests.snapshot_samples import FRAMES, Device, snapshot, step
 
 BASE = 0x7F_0000_0000

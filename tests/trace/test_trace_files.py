@@ -235,6 +235,13 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, contents, problem):
     assert problem in str(caught.value)
 
 
+def test_the_command_that_recovers_a_journal_is_quoted(tmp_path):
+    path = tmp_path / "my run.journal"
+    path.write_bytes(journal.MAGIC)
+    with pytest.raises(FormatError, match=r"memplan recover '.*/my run\.journal'$"):
+        read_trace(path)
+
+
 def test_what_is_no_readable_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         read_trace(tmp_path / "none.parquet")

@@ -14,6 +14,7 @@ from trace_samples import (
     assert_same,
     block,
     events_payload,
+    in_memory,
     journal_blocks,
     metadata,
     sample,
@@ -69,7 +70,7 @@ class Read:
 
 def read(path: Path) -> Read:
     found = Journal(path)
-    trace = found.trace()
+    trace = in_memory(found)
     return Read(trace, found.kept, found.lost, found.reason)
 
 
@@ -257,7 +258,7 @@ GOOD = {"action": [0], "requested_size": [8]}
         (block(STACKS, b"[[["), "not whole JSON"),
         (block(END, b"[]"), "the metadata is not a JSON object"),
         (block(END, b'{"dropped_events": -1}'), "dropped_events is -1, and must be an"),
-        (block(END, b'{"version": 2}'), "trace format version 2"),
+        (block(END, b'{"version": 2}'), "version 2 of the trace format is newer"),
         (block(METADATA, b"{}"), "a second block of metadata"),
         (events_block(action=[9]), "row 1, column action: unknown action code 9"),
         (events_block(action=[0]), "row 1, column size: an allocation of 0 bytes"),
@@ -307,7 +308,7 @@ def test_what_follows_the_end_is_counted_as_lost(tmp_path):
         (MAGIC + block(METADATA, b"{"), "not whole JSON"),
         (
             MAGIC + block(METADATA, b'{"schema": "memplan.trace", "version": 2}'),
-            "trace format version 2, and this memplan reads up to 1; upgrade it",
+            "version 2 of the trace format is newer than 1; upgrade: pip",
         ),
     ],
 )

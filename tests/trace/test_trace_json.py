@@ -140,8 +140,8 @@ def test_json_no_careful_writer_writes_is_refused(tmp_path, text, problem):
 @pytest.mark.parametrize(
     ("version", "problem"),
     [
-        (2, "trace format version 2, and this memplan reads up to 1; upgrade it: pip"),
-        (10**30, "the version is 1000000000000000000000000000000, not 1 or more"),
+        (2, "version 2 of the trace format is newer than 1; upgrade: pip install"),
+        (10**30, "version is 1000000000000000000000000000000, and must be an integer"),
     ],
 )
 def test_a_newer_version_is_refused_before_its_columns(tmp_path, version, problem):

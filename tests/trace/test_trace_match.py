@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.trace.match import match_frees
 from memplan.trace.trace import Action, Columns
+from tests.partners import match_frees
 
 A, F, S, R = Action.ALLOC, Action.FREE_COMPLETED, Action.STEP, Action.FREE_REQUESTED
 

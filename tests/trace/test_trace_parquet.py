@@ -206,10 +206,10 @@ def test_a_value_that_is_not_allowed_is_named(tmp_path, name, row, value, proble
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("version", 2, "trace format version 2, and this memplan reads up to 1; upg"),
-        ("version", 0, "the version is 0, not 1 or more"),
-        ("version", True, "the version is true, not 1 or more"),
-        ("version", "1", "the version is '1', not 1 or more"),
+        ("version", 2, "version 2 of the trace format is newer than 1; upgrade: pip"),
+        ("version", 0, "version is 0, and must be an integer from 1"),
+        ("version", True, "version is true, and must be"),
+        ("version", "1", "version is '1', and must be"),
         ("schema", "memplan.plan", "this is a plan, not a trace; name a trace"),
         ("schema", "x", "the schema is 'x', not 'memplan.trace'"),
         ("device", 3, "device is 3, and must be text"),

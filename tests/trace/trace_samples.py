@@ -170,6 +170,12 @@ def journal_blocks(trace: Trace, rows_per_block: int = 4) -> list[bytes]:
     return [*blocks, block(journal.END, as_json(end))]
 
 
+def in_memory(found: journal.Journal) -> Trace:
+    """All of a journal; instead of its pieces."""
+    events = Columns.joined([Columns.of(), *found.pieces()])
+    return Trace(events, found.stacks, found.info)
+
+
 def write_journal(path: Path, blocks: list[bytes]) -> Path:
     """A journal of these blocks."""
     path.write_bytes(journal.MAGIC + b"".join(blocks))

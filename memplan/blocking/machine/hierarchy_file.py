@@ -55,8 +55,10 @@ def load_hierarchy(name: str) -> Hierarchy:
         )
     try:
         data = tomllib.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # also of bytes and long integers
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(name, f"is no TOML: {error}") from None
+    except ValueError:  # Python converts no integers of thousands of digits
+        raise FormatError(name, "holds a number that is far too long") from None
     return _hierarchy(Table.of(data, name, frozenset({"level"}), optional=_TOP))
 
 

@@ -120,10 +120,10 @@ MEMPLAN_API void memplan_cuda_record_stream(void* address, void* stream) {
 }
 
 // torch calls these two as a capture begins and ends, and around its memory pools.
-// Their parameters are C++ types of torch's own, hence no plain C.
+// Their parameters are C++ types, by value, as torch has them, hence no plain C.
 MEMPLAN_API void memplan_cuda_begin_pool(
     int device, std::pair<unsigned long long, unsigned long long>,
-    std::function<bool(void*)>) {
+    std::function<bool(void*)>) {  // NOLINT(performance-unnecessary-value-param)
   heap(device).pool(true);
 }
 

@@ -24,7 +24,7 @@ std::string in_units(std::uint64_t bytes) {
 
 }  // namespace
 
-bool Heap::load(unsigned rank, Table table) {
+bool Heap::load(unsigned rank, Table&& table) {
   Lock lock(mutex_);
   const std::uint64_t bytes = table.arena_bytes;
   return arenas_.try_emplace(rank, std::move(table), bytes).second;

@@ -31,7 +31,7 @@ class Heap {
   // Serves one stream from a plan: 0 is the default stream, n the n-th other one that
   // asks for memory. The arena is taken from CUDA when its stream first asks. False if
   // that stream has a plan already.
-  bool load(unsigned rank, Table table);
+  bool load(unsigned rank, Table&& table);
   // An address, or null for 0 bytes. Throws OutOfMemoryError, or CudaError where CUDA
   // fails otherwise or the stream is under graph capture.
   void* allocate(std::uint64_t bytes, Stream stream);
@@ -87,7 +87,7 @@ class Heap {
   void collect();
   void finish(void* address);
   void drain(Lock& lock);
-  void give_back(std::vector<RawBlock> blocks, Lock& lock);
+  void give_back(const std::vector<RawBlock>& blocks, Lock& lock);
 
   const Runtime& runtime_;
   const int device_;

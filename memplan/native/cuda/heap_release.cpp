@@ -87,7 +87,7 @@ void Heap::drain(Lock& lock) {
 }
 
 // Gives blocks back to CUDA; `lock` is held again at the end.
-void Heap::give_back(std::vector<RawBlock> blocks, Lock& lock) {
+void Heap::give_back(const std::vector<RawBlock>& blocks, Lock& lock) {
   if (blocks.empty()) return;
   for (const RawBlock& block : blocks) stats_.shrink(kCached, block.size);
   lock.unlock();
@@ -143,7 +143,7 @@ std::uint64_t Heap::shut_down() {
     arena.base = nullptr;
     arena.state = Arena::kFailed;
   }
-  give_back(std::move(arenas), lock);
+  give_back(arenas, lock);
   waiting_.destroy_spare();
   return blocks_.size();
 }

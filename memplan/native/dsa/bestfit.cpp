@@ -218,7 +218,7 @@ void BestFit::lift(std::int32_t line) {
     lines_[next].prev = prev;
     lines_[line].height = kGone;
   }
-  if (after < before || (after == before && prev != next)) {
+  if (after <= before) {  // of equals that are one line, this changes nothing
     const std::int32_t left = before == after ? prev : line;
     const std::int32_t beyond = lines_[next].next;
     lines_[next].height = kGone;

@@ -64,7 +64,7 @@ double energy_of(const Tiles& tiles, const std::vector<Move>& moves,
   for (int t = 0; t < kTensors; ++t) price[t] = tiles.prices(t).back();
   for (const auto& [t, code, move] : kept) {
     const double pj = tiles.prices(t)[code];
-    const double served = tiles.problem().count_fills ? price[t] + pj : price[t];
+    const double served = price[t] + tiles.problem().filling(pj);
     total += tiles.tiles()[tiles.step(moves[move].step).from].fill[t] * served;
     price[t] = pj;
   }

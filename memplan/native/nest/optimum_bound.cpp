@@ -165,9 +165,7 @@ class Bound::Filler {
       const Option* option = choice.kept[t];
       if (!option) continue;
       slope[t] = static_cast<float>(tile.fill[t]);
-      if (tiles_.problem().count_fills) {
-        fixed += tile.fill[t] * tiles_.prices(t)[option->code];
-      }
+      fixed += tile.fill[t] * tiles_.problem().filling(tiles_.prices(t)[option->code]);
       const Grid::Place place = grid.place(t, option->code);
       at[t] = place.at - inner.low[t];
       next[t] = std::min(at[t] + 1, inner.size[t] - 1);

@@ -52,6 +52,9 @@ struct Problem {
   std::vector<double> pools;
   double element_bytes = 0;
   bool count_fills = false;
+
+  /// What an element takes where it is written to, in a memory at `pj` an access.
+  double filling(double pj) const { return count_fills ? pj : 0; }
 };
 
 /// A loop, by what it covers together with those inside it; of kF, extent is 0.

@@ -138,7 +138,7 @@ class Search::Pass {
       const double pj = prices[option.code], before = prices[next.label.codes[t]];
       if (pj >= before) continue;
       const Label<kPools> saved = next.label;
-      next.label.cost += tile.fill[t] * (problem.count_fills ? before + pj : before);
+      next.label.cost += tile.fill[t] * (before + problem.filling(pj));
       next.label.codes[t] = option.code;
       bool fits = true;
       if constexpr (kPools > 0) {

@@ -35,7 +35,7 @@ inline Counts& operator+=(Counts& sum, const Counts& one) {
   return sum;
 }
 
-// Of the warm-up steps, and of the repeated ones.
+// Of the warm-up steps, and of all others.
 struct PhaseCounts {
   Counts warmup;
   Counts hot;

@@ -34,7 +34,7 @@ def write_minimalloc(
         name = labels[int(np.argmax(problem.wraps))]
         raise InputError(
             f"buffer {name} wraps around the end of the step, which MiniMalloc's CSV "
-            "cannot say; export the trace unrolled, or keep the plan's own JSON"
+            "cannot say; convert the trace with --step all, or keep the plan's own JSON"
         )
     columns: dict[str, npt.NDArray[Any]] = {
         "lower": problem.lower,

@@ -20,7 +20,7 @@ from memplan.core.problem import FREE, Problem
 from memplan.errors import FormatError, InputError
 from memplan.files import PathLike
 from memplan.formats.sniff import Input, opened
-from memplan.formats.strictjson import MEMORY_ANYWAY, MEMORY_PER_BYTE, shown
+from memplan.formats.strictjson import Budget, shown
 from memplan.limits import MAX_INTEGER, MAX_TEXT
 from memplan.trace.importers.minimalloc_gaps import gap_columns, parse_gaps
 
@@ -83,7 +83,7 @@ def _check_weight(path: PathLike, data: bytes) -> None:
     """Refuse more rows or gaps than so few bytes hold in any honest file."""
     rows, gaps = data.count(b"\n"), data.count(b"-")
     weight = _ROW_BYTES * rows + _GAP_BYTES * gaps
-    if weight > MEMORY_PER_BYTE * len(data) + MEMORY_ANYWAY:
+    if weight > Budget(len(data)).limit:
         raise FormatError(
             path,
             f"too large: {rows} rows with up to {gaps} gaps would take up "
