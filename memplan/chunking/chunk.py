@@ -240,10 +240,7 @@ class _Chunking:
         changed = {path: trial for path, trial in trials.items() if trial.regions}
         chunks = {
             path: Chunk(
-                targets[path].module,
-                targets[path].exported,
-                trial.program,
-                path or type(self._model).__name__,
+                targets[path], trial.program, path or type(self._model).__name__
             )
             for path, trial in changed.items()
         }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memplan.chunking.code import compiled, source
+from memplan.chunking.parts import Target
 from memplan.errors import InputError
 from memplan.graph.export import Exported
 from memplan.graph.program import Program
@@ -41,13 +42,13 @@ class Chunk:
     with. Raises InputError for others.
     """
 
-    def __init__(
-        self, model: Any, exported: Exported, program: Program, name: str
-    ) -> None:
-        self.program = program
+    def __init__(self, target: Target, program: Program, name: str) -> None:
+        """target: the module, and its program without loops; program: with them."""
+        exported = target.exported
+        self.original, self.program = target.program, program
         self.source = source(program, f"{name}, in chunks")
         self._run: Callable[..., Any] = compiled(self.source, name)
-        self._weights = Weights(model, exported.constants)
+        self._weights = Weights(target.module, exported.constants)
         self._exported, self._name = exported, name
         self._kinds = [node.meta.get("val") for node in _inputs(exported)]
 
