@@ -46,15 +46,15 @@ class _Writer:
         body = list(self._forward())
         yield f'"""{self._title}"""'
         yield ""
+        yield "from __future__ import annotations"
+        yield ""
         yield "import torch"
         yield ""
         yield "aten = torch.ops.aten"
         for function in self._functions.values():
             yield ""
             yield ""
-            yield from (
-                inspect.getsource(function).replace("torch: Any", "").splitlines()
-            )
+            yield from (inspect.getsource(function).splitlines())
         yield ""
         yield ""
         yield from body

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from math import lcm
 from typing import Any
 
 from memplan.chunking.rules.flow import Call, Slice
@@ -39,7 +37,8 @@ class Region:
     slices: of each member's result, what an iteration holds. copied: members that the
     rest of the program needs whole, and that run there too. extent: size of the
     dimension that is looped over; step: how much of it an iteration takes. inner:
-    regions of the loop's body, in the order in which they are made.
+    regions of the loop's body, in the order in which they are made. granule: what steps
+    are multiples of, for every slice to begin and end at an element.
     """
 
     slices: dict[str, Slice]
@@ -47,12 +46,7 @@ class Region:
     step: int
     copied: frozenset[str] = frozenset()
     inner: tuple[Region, ...] = field(default=())
-
-    @property
-    def granule(self) -> int:
-        """What steps must be multiples of, for every slice to begin at an element."""
-        ratios = [Fraction(piece.ratio).denominator for piece in self.slices.values()]
-        return lcm(*ratios)
+    granule: int = 1
 
     @property
     def chunks(self) -> int:
@@ -149,6 +143,7 @@ class _Builder:
     def _add(self, op: Op) -> None:
         """Put a member into the body, on slices of what it takes."""
         piece = self._region.slices[op.name]
+        self._check_ends(op.name, piece)
         found = flow(call_of(self._old, op, self._name), piece)
         if found is None:
             raise NotALoopError(f"{op.key} cannot be sliced along {piece.dim}")
@@ -170,6 +165,12 @@ class _Builder:
         if shapes(self._body.metas[made.name]) != expected:
             raise NotALoopError(f"{op.key} gives another shape in the loop")
         self._moves(made.name, op.name, piece.dim)
+
+    def _check_ends(self, name: str, piece: Slice) -> None:
+        region = self._region
+        for end in (region.extent, region.step):
+            if (end * piece.ratio).denominator != 1:
+                raise NotALoopError(f"{name} is cut within an element")
 
     def _moves(self, inner: str, outer: str, dim: int) -> None:
         """Note that dimension `dim` of `inner`, a slice of `outer`, varies in size."""
@@ -201,6 +202,7 @@ class _Builder:
             if name in self._old.moving:
                 self._body.moving[name] = self._old.moving[name]
             return name
+        self._check_ends(name, need)
         if held is None:
             return self._cut(name, need)
         return inner_name(name) if held == need else self._narrowed(name, held, need)

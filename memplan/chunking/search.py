@@ -297,7 +297,13 @@ def _sized(
     candidate: Candidate, weight: Weight, budget: int, effort: Effort
 ) -> Region | None:
     """The region with the largest step that fits the budget, or a fine one."""
-    region = Region(candidate.slices, candidate.extent, 1, candidate.copied)
+    region = Region(
+        candidate.slices,
+        candidate.extent,
+        1,
+        candidate.copied,
+        granule=candidate.granule,
+    )
     room = (budget - weight.base) / max(1, weight.body)
     finest = 1 / min(effort.finest, candidate.extent)
     share = room if room >= finest else 1 / 16
