@@ -110,6 +110,7 @@ class _Builder:
         new = replace(old, ops=ops, metas=dict(old.metas), roots=dict(old.roots))
         enter_buffers(new, loop)
         self._enter_again(new, after)
+        check_overwriting(new)
         return new
 
     def _order(self) -> tuple[list[Step], list[Step]]:
@@ -312,9 +313,34 @@ def enter_buffers(program: Program, loop: Loop) -> None:
                 and _read_before_written(loop, root, output)
             ):
                 output.into = entry.outer
-                program.roots[output.buffer] = root
                 taken.add(root)
+                for name, old in program.roots.items():
+                    if old == output.buffer:  # it, and what was seen in it before
+                        program.roots[name] = root
                 break
+
+
+def check_overwriting(program: Program) -> None:
+    """Raise NotALoopError if a value is used after its memory was written to anew.
+
+    A loop wrote into a value that died there; a later region may have moved a user of
+    that value behind the loop.
+    """
+    made: dict[str, int] = {}
+    used: dict[str, int] = {}
+    for i, step in enumerate(program.ops):
+        made.update((name, i) for name in results(step))
+        used.update((name, i) for name in step.operands())
+    for i, step in enumerate(program.ops):
+        for output in step.outputs if isinstance(step, Loop) else ():
+            root = output.into and program.roots[output.buffer]
+            for name, last in used.items():
+                if (
+                    last > i
+                    and made.get(name, -1) < i
+                    and root in roots_of(program, name)
+                ):
+                    raise NotALoopError(f"{name} is used after it was written over")
 
 
 def _alone(program: Program, loop: Loop, root: str, entry: Input) -> bool:

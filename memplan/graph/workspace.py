@@ -91,6 +91,11 @@ def _convolution(metas: list[Meta], result: Any) -> int:
     return int(max(given + weights + out - result.bytes, out))
 
 
+def _windowed_convolution(metas: list[Meta], result: Any) -> int:
+    """At the edges of the picture a slice is padded first."""
+    return _convolution(metas, result) + metas[0].bytes
+
+
 def _padded(channels: int) -> int:
     return -(-channels // BLOCK) * BLOCK if channels > 3 else channels
 
@@ -109,14 +114,14 @@ def _attention(metas: list[Meta], _: Any) -> int:
     buffers = (at_once * keys + 2 * at_once + at_once * width) * SINGLE
     total = torch.get_num_threads() * buffers + heads * rows * SINGLE
     if len(metas) > 3 and metas[3].dtype == torch.bool:
-        total += metas[3].elements * int(query.dtype.itemsize)
+        total += metas[3].elements * query.dtype.itemsize
     return int(total)
 
 
 def _windowed_attention(metas: list[Meta], result: Any) -> int:
-    """A causal slice of attention also makes its mask, of truth values and numbers."""
+    """A causal slice of attention also makes its mask, of truth values and of float32."""
     rows, keys = metas[0].shape[-2], metas[1].shape[-2]
-    return _attention(metas[:3], result) + rows * keys * (1 + metas[0].dtype.itemsize)
+    return int(_attention(metas[:3], result) + rows * keys * 5)
 
 
 def _both(metas: list[Meta], _: Any) -> int:
@@ -148,10 +153,10 @@ KERNELS: dict[str, Kernel] = {
             "aten.conv2d",
             "aten.conv3d",
             "aten.convolution",
-            "windowed_conv",
         ),
         _convolution,
     ),
+    "windowed_conv": _windowed_convolution,
     "aten.scaled_dot_product_attention": _attention,
     "causal_attention": _windowed_attention,
     "aten.einsum": _both,
