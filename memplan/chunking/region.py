@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memplan.chunking.buffers import check_overwriting, enter_buffers, memory_order
+from memplan.chunking.notaloop import NotALoopError
 from memplan.chunking.rules.flow import Call, Slice
 from memplan.chunking.rules.table import flow
 from memplan.graph.infer import Inference
-from memplan.graph.liveness import lifetimes, roots_of
 from memplan.graph.program import (
     Bound,
     Input,
@@ -26,10 +27,6 @@ from memplan.graph.program import (
 )
 
 
-class NotALoopError(Exception):
-    """The operators do not form a loop: shapes or dependencies are against it."""
-
-
 @dataclass(frozen=True)
 class Region:
     """Which operators of a program run in chunks together, and how.
@@ -38,7 +35,8 @@ class Region:
     rest of the program needs whole, and that run there too. extent: size of the
     dimension that is looped over; step: how much of it an iteration takes. inner:
     regions of the loop's body, in the order in which they are made. granule: what steps
-    are multiples of, for every slice to begin and end at an element.
+    are multiples of, for every slice to begin and end at an element. fresh: whether
+    results get memory of their own even where they could take a dying value's.
     """
 
     slices: dict[str, Slice]
@@ -47,6 +45,7 @@ class Region:
     copied: frozenset[str] = frozenset()
     inner: tuple[Region, ...] = field(default=())
     granule: int = 1
+    fresh: bool = False
 
     @property
     def chunks(self) -> int:
@@ -108,7 +107,7 @@ class _Builder:
         loop = Loop(self._name, body, inputs, outputs, region.extent, region.step, line)
         ops = [*before, loop, *after]
         new = replace(old, ops=ops, metas=dict(old.metas), roots=dict(old.roots))
-        enter_buffers(new, loop)
+        enter_buffers(new, loop, region.fresh)
         self._enter_again(new, after)
         check_overwriting(new)
         return new
@@ -284,83 +283,6 @@ class _Builder:
                 changed.add(name)
 
 
-def enter_buffers(program: Program, loop: Loop) -> None:
-    """Enter a loop's buffers as values of `program`, in memory that dies where it can.
-
-    A buffer is put into the memory of a value that the loop reads last (`Output.into`)
-    if that has its shape and all reads of that memory are of the very slice that is
-    written in the same iteration.
-    """
-    last, owned = lifetimes(program)
-    position = program.ops.index(loop)
-    taken: set[str] = set()
-    for output in loop.outputs:
-        meta = program.metas[output.buffer]
-        strides = dense_strides(meta.shape, output.order)
-        program.metas[output.buffer] = meta = meta._replace(strides=strides)
-        program.roots[output.buffer] = output.buffer
-        for entry in loop.inputs:
-            root = program.roots[entry.outer]
-            if (
-                root in owned
-                and root not in taken
-                and last[root] == position
-                and "[" not in root
-                and (entry.dim, entry.window) == (output.dim, output.window)
-                and program.metas[entry.outer] == meta
-                and program.metas[root] == meta
-                and _alone(program, loop, root, entry)
-                and _read_before_written(loop, root, output)
-            ):
-                output.into = entry.outer
-                taken.add(root)
-                for name, old in program.roots.items():
-                    if old == output.buffer:  # it, and what was seen in it before
-                        program.roots[name] = root
-                break
-
-
-def check_overwriting(program: Program) -> None:
-    """Raise NotALoopError if a value is used after its memory was written to anew.
-
-    A loop wrote into a value that died there; a later region may have moved a user of
-    that value behind the loop.
-    """
-    made: dict[str, int] = {}
-    used: dict[str, int] = {}
-    for i, step in enumerate(program.ops):
-        made.update((name, i) for name in results(step))
-        used.update((name, i) for name in step.operands())
-    for i, step in enumerate(program.ops):
-        for output in step.outputs if isinstance(step, Loop) else ():
-            root = output.into and program.roots[output.buffer]
-            for name, last in used.items():
-                if (
-                    last > i
-                    and made.get(name, -1) < i
-                    and root in roots_of(program, name)
-                ):
-                    raise NotALoopError(f"{name} is used after it was written over")
-
-
-def _alone(program: Program, loop: Loop, root: str, entry: Input) -> bool:
-    """Whether the loop reads a storage through `entry` and in no other way."""
-    whole = set(loop.operands()) - {each.outer for each in loop.inputs}
-    return all(
-        each == entry for each in loop.inputs if root in roots_of(program, each.outer)
-    ) and not any(root in roots_of(program, name) for name in whole)
-
-
-def _read_before_written(loop: Loop, root: str, output: Output) -> bool:
-    """Whether nothing in the body reads a storage after the output is written."""
-    for step in reversed(loop.body.ops):
-        if output.inner in results(step):
-            return True
-        if any(root in roots_of(loop.body, name) for name in step.operands()):
-            return False
-    return False
-
-
 def shapes(meta: Any) -> Any:
     """The shape of a value, or of each of several."""
     if isinstance(meta, Meta):
@@ -371,19 +293,3 @@ def shapes(meta: Any) -> Any:
 def with_size(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     """`shape` with dimension `dim` of `size`."""
     return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-def memory_order(meta: Meta) -> tuple[int, ...]:
-    """A tensor's dimensions from the outermost in memory inwards."""
-    dims = range(len(meta.shape))
-    return tuple(sorted(dims, key=lambda dim: (-meta.strides[dim], dim)))
-
-
-def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor without holes whose dimensions lie in memory in `order`."""
-    strides = [0] * len(shape)
-    stride = 1
-    for dim in reversed(order):
-        strides[dim] = stride
-        stride *= max(1, shape[dim])
-    return tuple(strides)
