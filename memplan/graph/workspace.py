@@ -119,7 +119,7 @@ def _attention(metas: list[Meta], _: Any) -> int:
 
 
 def _windowed_attention(metas: list[Meta], result: Any) -> int:
-    """A causal slice of attention also makes its mask, twice: of bool and of float32."""
+    """A causal slice of attention also makes its mask: of bool, and of float32."""
     rows, keys = metas[0].shape[-2], metas[1].shape[-2]
     return int(_attention(metas[:3], result) + rows * keys * 5)
 
