@@ -121,10 +121,9 @@ def check_overwriting(program: Program) -> None:
 
 def _alone(program: Program, loop: Loop, root: str, entry: Input) -> bool:
     """Whether the loop reads a storage through `entry` and in no other way."""
-    whole = set(loop.operands()) - {each.outer for each in loop.inputs}
     return all(
         each == entry for each in loop.inputs if root in roots_of(program, each.outer)
-    ) and not any(root in roots_of(program, name) for name in whole)
+    ) and not any(root in roots_of(program, name) for name in loop.wholes())
 
 
 def _read_before_written(loop: Loop, root: str, output: Output) -> bool:

@@ -32,7 +32,7 @@ def split(program: Program, inference: Inference) -> Program:
 
 def _passes(op: Op) -> list[Op]:
     x, groups, weight, bias, eps = _arguments(op)
-    both = f"{op.name}_statistics"
+    both = f"{op.name}_both"
     mean, rstd = f"{op.name}_mean", f"{op.name}_rstd"
     applied = (x, Ref(mean), Ref(rstd), weight, bias)
     return [

@@ -185,13 +185,14 @@ class Loop:
         A value into whose memory a result goes is one of `inputs`.
         """
         if self._taken is None:
-            self._taken = self._outside()
+            cut = (entry.outer for entry in self.inputs)
+            self._taken = list(dict.fromkeys((*cut, *self.wholes())))
         return self._taken
 
-    def _outside(self) -> list[str]:
-        cut = {entry.inner for entry in self.inputs}
-        taken = dict.fromkeys(entry.outer for entry in self.inputs)
-        made = set(cut)
+    def wholes(self) -> list[str]:
+        """Names of the values outside that the body takes as they are, each once."""
+        made = {entry.inner for entry in self.inputs}
+        taken: dict[str, None] = {}
         for op in self.body.ops:
             for name in op.operands():
                 if name not in made:

@@ -46,9 +46,13 @@ def _rows_flattened(metas: list[Meta], _: Any) -> int:
 
 def _batched(metas: list[Meta], _: Any) -> int:
     """Batch dimensions become one, or the operand is copied; of matrices that lie
-    neither by rows nor by columns, one is copied at a time."""
+    neither by rows nor by columns, one is copied at a time. Beside one matrix, the
+    other operand's rows become one matrix."""
+    left, right = metas[-2:]
+    if min(len(left.shape), len(right.shape)) <= 2:
+        return _rows_flattened([left if len(left.shape) > 2 else right], _)
     total = 0
-    for meta in metas[-2:]:
+    for meta in (left, right):
         if len(meta.shape) < 3:
             continue
         if not _collapses(meta.shape[:-2], meta.strides[:-2]):
