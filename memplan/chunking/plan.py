@@ -25,8 +25,10 @@ class ChunkPlan:
     """The result of chunking one model for inputs of one shape.
 
     status: "chunked", "unchanged" (it fits as it is, or nothing can be exported) or
-    "refused"; reason: why, where it is not chunked. Bytes are of activations, beyond
-    parameters and inputs: peak_bytes_* are estimates, measured_bytes_* the allocator's.
+    "refused"; reason: why, where it is not chunked, or not searched to the end. Bytes
+    are of activations, beyond parameters and inputs: peak_bytes_* are estimates,
+    measured_bytes_* the allocator's.
+    peak_before, peak_after: where the estimated peaks are, as `at_peak` has it.
     slowdown: measured time, chunked over before. left_alone: path of a submodule that
     runs as it was -> why.
     """
@@ -37,6 +39,8 @@ class ChunkPlan:
     parts: tuple[Part, ...] = ()
     peak_bytes_before: int = 0
     peak_bytes_after: int = 0
+    peak_before: dict[str, Any] = field(default_factory=dict)
+    peak_after: dict[str, Any] = field(default_factory=dict)
     measured_bytes_before: int = 0
     measured_bytes_after: int = 0
     slowdown: float = 1.0
