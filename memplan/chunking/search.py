@@ -81,6 +81,7 @@ class Search:
         self._progress = progress or (lambda line: None)
         self.start = Trial((), program, profile(program))
         self.best = self.start  # the lowest peak seen
+        self.done: list[Trial] = []  # within the budget
 
     def run(self, budget: int) -> list[Trial]:
         """Trials whose peak is at most `budget` bytes, the fastest by the model first.
@@ -90,7 +91,7 @@ class Search:
         """
         stop = time.monotonic() + self._effort.seconds
         beam = [self.start]
-        done: list[Trial] = []
+        self.done = done = []
         seen: set[frozenset[str]] = set()
         while beam and time.monotonic() < stop:
             found: dict[frozenset[str], Trial] = {}
