@@ -20,6 +20,7 @@ from memplan.chunking.search import Effort, Search, Trial
 from memplan.chunking.timing import calibrated
 from memplan.chunking.trial import Inputs
 from memplan.errors import InputError, NoPlanError, UsageError
+from memplan.graph.export import first_line
 from memplan.graph.liveness import profile
 from memplan.units import format_bytes
 
@@ -287,7 +288,12 @@ class _Chunking:
                     f"{name} does not fit this model: {error}; make it anew"
                 ) from error
             trials[part.path] = Trial(part.regions, program, profile(program))
-        module = self._bench.build(trials, old.budget_bytes)
+        try:
+            module = self._bench.build(trials, old.budget_bytes)
+        except Exception as error:
+            raise InputError(
+                f"{name} does not run on this model: {first_line(error)}; make it anew"
+            ) from error
         if module is None:
             raise InputError(f"{name} gives other results than the model; make it anew")
         after = module.memplan.measured_bytes_after

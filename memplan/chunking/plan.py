@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.chunking.region import Region
-from memplan.graph.program import Loop, Program, Step
+from memplan.graph.program import Loop, Op, Program, Step
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,11 @@ def described(program: Program, path: str) -> list[dict[str, Any]]:
     def add(steps: list[Step], depth: int) -> None:
         for step in steps:
             if isinstance(step, Loop):
-                inner = [op for op in step.body.ops if not isinstance(op, Loop)]
                 output = step.outputs[0]
                 found.append(
                     {
                         "module": path,
-                        "first": _outer(inner[0].name) if inner else step.name,
+                        "first": _outer(_first(step).name),
                         "last": _outer(output.inner),
                         "dimension": output.dim,
                         "extent": step.extent,
@@ -102,6 +101,14 @@ def described(program: Program, path: str) -> list[dict[str, Any]]:
 
     add(program.ops, 0)
     return found
+
+
+def _first(loop: Loop) -> Op:
+    """The first operator that a loop runs, be it in a loop of its own."""
+    step: Step = loop
+    while isinstance(step, Loop):
+        step = step.body.ops[0]
+    return step
 
 
 def _outer(name: str) -> str:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 
 from memplan.arrays import Float64Array
 from memplan.errors import InputError
@@ -19,7 +20,7 @@ from memplan.units import format_bytes
 
 _BOX = (0.085, 0.19, 0.885, 0.60)
 _BEFORE, _AFTER, _LOOP = style.SHORT_TO_LONG[0], style.SHORT_TO_LONG[2], "#8c8c8c"
-MAX_LABELLED = 30  # loops with "×16" above them
+MAX_LABELLED = 30  # loops with its number above it, however narrow
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def activations(
         if budget:
             line = axes.axhline(budget, color=style.BOUND, linewidth=1.2, zorder=6)
             line.set_linestyle((0, (6, 4)))
-        _draw_peak(axes, curves[0], before.peak_label, length)
-        _draw_peak(axes, curves[1], after.peak_label, length)
+        for live, each in zip(curves, (before, after), strict=True):
+            _draw_peak(axes, live, each.peak_label, budget)
         axes.set_xlabel("operators in the order they run", fontsize=10, color=style.INK)
         axes.set_ylabel("live activation bytes", fontsize=10, color=style.INK)
         facts = _facts(curves[0], curves[1], budget)
@@ -91,34 +92,39 @@ def _draw_curve(axes: Axes, live: Float64Array, color: str, zorder: int) -> None
 def _draw_loops(axes: Axes, loops: Sequence[tuple[int, int, int]], length: int) -> None:
     """A shaded band for each loop, and how often it runs above it."""
     high = axes.get_xaxis_transform()
-    last = -np.inf
+    labels: list[tuple[int, int, Text]] = []
     for start, stop, times in loops:
         axes.axvspan(start, stop, color=_LOOP, alpha=0.16, linewidth=0, zorder=1)
+        around = [each for each in labels if each[0] <= start and stop <= each[1]]
         middle = (start + stop) / 2
-        if middle - last < 0.03 * length or len(loops) > MAX_LABELLED:
-            continue  # no room beside the one before
-        last = middle
-        text = axes.text(middle, 1.015, f"×{times:,}", transform=high, ha="center")
-        text.set(fontsize=8.5, color=style.MUTED)
+        if around:  # a loop in a loop
+            text = around[-1][2]
+            text.set_text(f"{text.get_text()} ×{times:,}")
+        elif len(loops) <= MAX_LABELLED or stop - start > 0.03 * length:
+            text = axes.text(middle, 1.015, f"×{times:,}", transform=high, ha="center")
+            text.set(fontsize=8.5, color=style.MUTED)
+            labels.append((start, stop, text))
 
 
-def _draw_peak(axes: Axes, live: Float64Array, label: str, length: int) -> None:
+def _draw_peak(axes: Axes, live: Float64Array, label: str, budget: int) -> None:
+    """A mark at the peak, and words above it, clear of the budget's line."""
     place = int(np.argmax(live))
     x, y = place + 0.5, float(live[place])
-    part = x / length
-    (arrow,) = axes.plot([x], [y], marker="v", color=style.BOUND, zorder=8, ms=5)
+    part = x / axes.get_xlim()[1]
+    (arrow,) = axes.plot([x], [y], marker="v", color=style.INK, zorder=8, ms=5)
     arrow.set_clip_on(False)
-    words = f"{format_bytes(int(y))}" + (f" at {style.shortened(label)}" * bool(label))
+    words = format_bytes(int(y)) + (f" at {style.shortened(label)}" * bool(label))
+    near = y <= budget < y + 0.08 * axes.get_ylim()[1]
     axes.annotate(
         words,
-        (x, y),
+        (x, budget if near else y),
         xytext=(-4 if part < 0.3 else 4 if part > 0.7 else 0, 7),
         textcoords="offset points",
         ha="left" if part < 0.3 else "right" if part > 0.7 else "center",
         fontsize=9,
         fontweight="bold",
-        color=style.BOUND,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85},
+        color=style.INK,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
         zorder=9,
     )
 
@@ -144,6 +150,6 @@ def _draw_legend(figure: Figure, loops: bool, budget: bool) -> None:
         handles.append(Patch(facecolor=_LOOP, alpha=0.3, label=text))
     if budget:
         line = Line2D([], [], color=style.BOUND, linewidth=1.2, label="budget")
-        line.set_linestyle((0, (6, 4)))
+        line.set_linestyle((0, (4, 2)))
         handles.append(line)
     style.set_legend(figure, _BOX[0], handles)
