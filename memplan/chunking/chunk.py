@@ -170,8 +170,8 @@ class _Chunking:
         goal = limit
         self._nearest: Any = None
         for _ in range(ROUNDS):
-            good = []
-            lowest = None
+            good: list[Any] = []
+            short = []  # estimated and measured peaks of those that do not fit
             for trials in self._trials(goal):
                 module = self._bench.build(trials, limit)
                 if module is None:
@@ -183,14 +183,16 @@ class _Chunking:
                     self._nearest = module
                 if peak <= limit:
                     good.append(module)
-                lowest = min(peak, lowest or peak)
+                else:
+                    short.append((module.memplan.peak_bytes_after, peak))
                 if len(good) == TIMED:
                     break
             if self._interrupted and not good:
                 raise KeyboardInterrupt
-            if good or lowest is None:
+            if good or not short:
                 return good
-            goal = int(goal * min(0.97, limit / lowest))
+            estimated, measured = min(short, key=lambda pair: pair[1])
+            goal = int(min(goal * 0.97, limit * estimated / measured))
         return []
 
     def _trials(self, goal: int) -> list[dict[str, Trial]]:
