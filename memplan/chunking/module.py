@@ -124,8 +124,8 @@ def chunked_class() -> type:
         """A module whose forward runs in chunks; for inference.
 
         memplan: the ChunkPlan. model: the original, whose weights it uses: when they
-        change, so do its results. Where parts of the model run in chunks and not all
-        of it, those are in its place.
+        change, so do its results. chunks: by its path, "" for the whole model, what
+        runs in chunks; where that is not all of it, it does so in the model's place.
         """
 
         memplan: ChunkPlan
@@ -134,19 +134,18 @@ def chunked_class() -> type:
             super().__init__()
             self.model = model
             self.memplan = plan
-            self._chunk = chunks.get("")
-            self._parts = {} if self._chunk else dict(chunks)
+            self.chunks = dict(chunks)
             self.eval()
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            if self._chunk is not None:
-                return self._chunk(args, kwargs)
-            with torch.no_grad(), replaced(self.model, self._parts):
+            if "" in self.chunks:
+                return self.chunks[""](args, kwargs)
+            with torch.no_grad(), replaced(self.model, self.chunks):
                 return self.model(*args, **kwargs)
 
         def source(self) -> str:
             """The Python that runs, as one module; of the whole model only."""
-            return self._chunk.source if self._chunk else ""
+            return self.chunks[""].source if "" in self.chunks else ""
 
     return Chunked
 

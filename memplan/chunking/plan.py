@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.chunking.region import Region
-from memplan.graph.program import Loop, Program, Step
+from memplan.graph.program import Loop, Op, Program, Step
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class ChunkPlan:
     """The result of chunking one model for inputs of one shape.
 
     status: "chunked", "unchanged" (it fits as it is, or nothing can be exported) or
-    "refused"; reason: why, where it is not chunked. Bytes are of activations, beyond
-    parameters and inputs: peak_bytes_* are estimates, measured_bytes_* the allocator's.
+    "refused"; reason: why, where it is not chunked, or not searched to the end. Bytes
+    are of activations, beyond parameters and inputs: peak_bytes_* are estimates,
+    measured_bytes_* the allocator's.
+    peak_before, peak_after: where the estimated peaks are, as `at_peak` has it.
     slowdown: measured time, chunked over before. left_alone: path of a submodule that
     runs as it was -> why.
     """
@@ -37,6 +39,8 @@ class ChunkPlan:
     parts: tuple[Part, ...] = ()
     peak_bytes_before: int = 0
     peak_bytes_after: int = 0
+    peak_before: dict[str, Any] = field(default_factory=dict)
+    peak_after: dict[str, Any] = field(default_factory=dict)
     measured_bytes_before: int = 0
     measured_bytes_after: int = 0
     slowdown: float = 1.0
@@ -78,12 +82,11 @@ def described(program: Program, path: str) -> list[dict[str, Any]]:
     def add(steps: list[Step], depth: int) -> None:
         for step in steps:
             if isinstance(step, Loop):
-                inner = [op for op in step.body.ops if not isinstance(op, Loop)]
                 output = step.outputs[0]
                 found.append(
                     {
                         "module": path,
-                        "first": _outer(inner[0].name) if inner else step.name,
+                        "first": _outer(_first(step).name),
                         "last": _outer(output.inner),
                         "dimension": output.dim,
                         "extent": step.extent,
@@ -98,6 +101,14 @@ def described(program: Program, path: str) -> list[dict[str, Any]]:
 
     add(program.ops, 0)
     return found
+
+
+def _first(loop: Loop) -> Op:
+    """The first operator that a loop runs, be it in a loop of its own."""
+    step: Step = loop
+    while isinstance(step, Loop):
+        step = step.body.ops[0]
+    return step
 
 
 def _outer(name: str) -> str:

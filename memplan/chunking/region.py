@@ -190,6 +190,8 @@ class _Builder:
         """The shape of `piece` of a value, or of each of several."""
         if not isinstance(meta, Meta):
             return tuple(self._shapes(each, piece) for each in meta)
+        if not meta.elements:  # what batch norm gives besides, in inference
+            return meta.shape
         low, high = piece.window(self._name, meta.shape).at(self._body.ranges)
         return with_size(meta.shape, piece.dim, high - low)
 
@@ -255,6 +257,8 @@ class _Builder:
             if not isinstance(meta, Meta):
                 raise NotALoopError(f"{op.name} is a tuple that is needed outside")
             held = self._region.slices[op.name]
+            if int(self._region.extent * held.ratio) != meta.shape[held.dim]:
+                raise NotALoopError(f"{op.name} is not covered by the loop")
             core = held._replace(before=0, after=0)
             inner = self._operand(op.name, core)
             window = core.window(self._name, meta.shape)

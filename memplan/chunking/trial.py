@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,8 @@ class Inputs:
         with torch.no_grad():
             found = [model(*self.args, **self.kwargs)]
             others = self.others()
-            found.append(model(*others.args, **others.kwargs))
+            with contextlib.suppress(Exception):
+                found.append(model(*others.args, **others.kwargs))
         return found
 
     def check_device(self, model: Any) -> str:

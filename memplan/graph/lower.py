@@ -84,13 +84,13 @@ class _Lowering:
             **signature.inputs_to_buffers,
             **signature.inputs_to_lifted_tensor_constants,
         }
-        if node.name not in targets:
-            self._program.inputs.append(name)
-        elif hasattr(value, "untyped_storage"):
-            self._program.constants[name] = targets[node.name]
         if not hasattr(value, "untyped_storage"):  # None, a number: it is fixed
             self._names[node] = value
             return
+        if node.name in targets:
+            self._program.constants[name] = targets[node.name]
+        else:
+            self._program.inputs.append(name)
         self._program.metas[name] = meta_of(value)
         self._program.roots[name] = name
         self._names[node] = Ref(name)

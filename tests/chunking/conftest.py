@@ -1,4 +1,4 @@
-"""The rules' tests run many small tensors on one thread."""
+"""Models are small: on one thread they are run fastest, and always alike."""
 
 from __future__ import annotations
 
