@@ -19,6 +19,7 @@ from memplan.graph.program import (
     Ref,
     Step,
     Window,
+    extent,
     refs,
     results,
 )
@@ -147,11 +148,17 @@ class _Writer:
         if output.into is not None:
             return output.into
         meta = program.metas[output.buffer]
-        options = f"dtype={meta.dtype}, device={meta.device!r}"
-        if meta.contiguous:
-            return f"torch.empty({list(meta.shape)}, {options})"
-        strides = list(meta.strides)
-        return f"torch.empty_strided({list(meta.shape)}, {strides}, {options})"
+        moving = program.moving.get(output.buffer, {})
+        sizes = [
+            _bound(extent(moving[dim])) if dim in moving else str(size)
+            for dim, size in enumerate(meta.shape)
+        ]
+        in_memory = ", ".join(sizes[dim] for dim in output.order)
+        made = f"torch.empty([{in_memory}], dtype={meta.dtype}, device={meta.device!r})"
+        if output.order == tuple(range(len(sizes))):
+            return made
+        order = [output.order.index(dim) for dim in range(len(sizes))]
+        return f"{made}.permute({order})"
 
 
 def _text(value: Any) -> str:

@@ -164,7 +164,7 @@ class _Builder:
         expected = self._shapes(self._old.metas[op.name], piece)
         if shapes(self._body.metas[made.name]) != expected:
             raise NotALoopError(f"{op.key} gives another shape in the loop")
-        self._moves(made.name, op.name, piece.dim)
+        self._moves(made.name, op.name, piece)
 
     def _check_ends(self, name: str, piece: Slice) -> None:
         region = self._region
@@ -172,12 +172,15 @@ class _Builder:
             if (end * piece.ratio).denominator != 1:
                 raise NotALoopError(f"{name} is cut within an element")
 
-    def _moves(self, inner: str, outer: str, dim: int) -> None:
-        """Note that dimension `dim` of `inner`, a slice of `outer`, varies in size."""
-        before = self._old.moving.get(outer, frozenset())
+    def _moves(self, inner: str, outer: str, piece: Slice) -> None:
+        """Note which dimensions of `inner`, a slice of `outer`, vary in size."""
+        before, dim = self._old.moving.get(outer, {}), piece.dim
         if dim in before:
             raise NotALoopError(f"{outer} varies in size along {dim}")
-        self._body.moving[inner] = before | {dim}
+        meta = self._old.metas[outer]
+        if isinstance(meta, Meta):  # of several, the members' own are noted
+            window = piece.window(self._name, meta.shape)
+            self._body.moving[inner] = {**before, dim: window}
 
     def _enter(self, op: Op) -> None:
         try:
@@ -224,7 +227,7 @@ class _Builder:
             shape = with_size(meta.shape, need.dim, high - low)
             self._body.metas[inner] = meta._replace(shape=shape)
             self._body.roots[inner] = self._old.roots[name]
-            self._moves(inner, name, need.dim)
+            self._moves(inner, name, need)
         return self._inputs[key].inner
 
     def _narrowed(self, name: str, held: Slice, need: Slice) -> str:
@@ -242,7 +245,7 @@ class _Builder:
             ends = (Bound(narrow, 1, 0, base=wide), Bound(narrow, 0, 1, base=wide))
             cut = (Ref(inner_name(name)), need.dim, *ends)
             self._enter(Op(inner, torch.ops.aten.slice.Tensor, cut))
-            self._moves(inner, name, need.dim)
+            self._moves(inner, name, need)
         return inner
 
     def _outputs(self, after: list[Step]) -> list[Output]:

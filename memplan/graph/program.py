@@ -224,7 +224,7 @@ class Program:
     metas: dict[str, Any]
     roots: dict[str, Any]
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
-    moving: dict[str, frozenset[int]] = field(default_factory=dict)
+    moving: dict[str, dict[int, Window]] = field(default_factory=dict)
 
 
 def key_of(target: Callable[..., Any]) -> str:
