@@ -12,10 +12,11 @@ from typing import Any
 
 from memplan.chunking.budget import Budget, parse_budget
 from memplan.chunking.build import Workbench
+from memplan.chunking.notaloop import NotALoopError
 from memplan.chunking.parts import Target, export_parts
 from memplan.chunking.plan import ChunkPlan, fingerprint
 from memplan.chunking.planfile import read_chunk_plan
-from memplan.chunking.region import NotALoopError, chunked
+from memplan.chunking.region import chunked
 from memplan.chunking.search import Effort, Search, Trial
 from memplan.chunking.timing import calibrated
 from memplan.chunking.trial import Inputs

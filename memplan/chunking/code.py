@@ -46,15 +46,15 @@ class _Writer:
         body = list(self._forward())
         yield f'"""{self._title}"""'
         yield ""
+        yield "from __future__ import annotations"
+        yield ""
         yield "import torch"
         yield ""
         yield "aten = torch.ops.aten"
         for function in self._functions.values():
             yield ""
             yield ""
-            yield from (
-                inspect.getsource(function).replace("torch: Any", "").splitlines()
-            )
+            yield from (inspect.getsource(function).splitlines())
         yield ""
         yield ""
         yield from body
@@ -130,7 +130,7 @@ class _Writer:
             yield f"{inside}{entry.inner} = {_narrow(entry.outer, entry)}"
         written = {output.inner: output for output in loop.outputs}
         body = loop.body
-        outside = _outside(loop)
+        outside = set(loop.wholes())
         last = _last_uses(body, set(written))
         over = _overwrites(body)
         for i, step in enumerate(body.ops):
@@ -207,15 +207,6 @@ def _last_uses(body: Program, written: set[str]) -> dict[str, int]:
         for name in (*step.operands(), *results(step)):
             last[name] = i
     return last
-
-
-def _outside(loop: Loop) -> set[str]:
-    """Names that the body takes from outside as they are."""
-    made = {name for step in loop.body.ops for name in results(step)}
-    made.update(entry.inner for entry in loop.inputs)
-    return {
-        name for step in loop.body.ops for name in step.operands() if name not in made
-    }
 
 
 def _narrow(name: str, where: Input | Output) -> str:

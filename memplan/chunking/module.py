@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memplan.chunking.code import compiled, source
+from memplan.chunking.groupnorm import rejoined
 from memplan.chunking.parts import Target
 from memplan.errors import InputError
 from memplan.graph.export import Exported
@@ -45,8 +46,8 @@ class Chunk:
     def __init__(self, target: Target, program: Program, name: str) -> None:
         """target: the module, and its program without loops; program: with them."""
         exported = target.exported
-        self.original, self.program = target.program, program
-        self.source = source(program, f"{name}, in chunks")
+        self.original, self.program = target.program, rejoined(program)
+        self.source = source(self.program, f"{name}, in chunks")
         self._run: Callable[..., Any] = compiled(self.source, name)
         self._weights = Weights(target.module, exported.constants)
         self._exported, self._name = exported, name

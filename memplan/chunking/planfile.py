@@ -22,7 +22,7 @@ VERSION = 1
 MAX_PLAN_BYTES = 256 << 20
 REMEDY = "make it anew with memplan chunk"
 _PART = frozenset({"path", "fingerprint", "regions"})
-_REGION = frozenset({"slices", "extent", "step", "copied", "inner"})
+_REGION = frozenset({"slices", "extent", "step", "copied", "inner", "fresh"})
 _REPORT = frozenset({"status", "reason", "budget_bytes", "device", "torch"})
 
 
@@ -98,6 +98,7 @@ def _region_json(region: Region) -> dict[str, Any]:
         "extent": region.extent,
         "step": region.step,
         "copied": sorted(region.copied),
+        "fresh": region.fresh,
         "inner": [_region_json(each) for each in region.inner],
     }
 
@@ -133,6 +134,7 @@ def _region(outer: Table, value: object, name: str, depth: int = 0) -> Region:
             _region(table, each, f"inner[{i}]", depth + 1)
             for i, each in enumerate(inner)
         ),
+        fresh=table.flag("fresh"),
     )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from math import lcm
 from typing import Any
 
+from memplan.chunking.buffers import check_overwriting, enter_buffers, memory_order
+from memplan.chunking.notaloop import NotALoopError
 from memplan.chunking.rules.flow import Call, Slice
 from memplan.chunking.rules.table import flow
 from memplan.graph.infer import Inference
-from memplan.graph.liveness import lifetimes, roots_of
 from memplan.graph.program import (
     Bound,
     Input,
@@ -28,10 +27,6 @@ from memplan.graph.program import (
 )
 
 
-class NotALoopError(Exception):
-    """The operators do not form a loop: shapes or dependencies are against it."""
-
-
 @dataclass(frozen=True)
 class Region:
     """Which operators of a program run in chunks together, and how.
@@ -39,7 +34,9 @@ class Region:
     slices: of each member's result, what an iteration holds. copied: members that the
     rest of the program needs whole, and that run there too. extent: size of the
     dimension that is looped over; step: how much of it an iteration takes. inner:
-    regions of the loop's body, in the order in which they are made.
+    regions of the loop's body, in the order in which they are made. granule: what steps
+    are multiples of, for every slice to begin and end at an element. fresh: whether
+    results get memory of their own even where they could take a dying value's.
     """
 
     slices: dict[str, Slice]
@@ -47,12 +44,8 @@ class Region:
     step: int
     copied: frozenset[str] = frozenset()
     inner: tuple[Region, ...] = field(default=())
-
-    @property
-    def granule(self) -> int:
-        """What steps must be multiples of, for every slice to begin at an element."""
-        ratios = [Fraction(piece.ratio).denominator for piece in self.slices.values()]
-        return lcm(*ratios)
+    granule: int = 1
+    fresh: bool = False
 
     @property
     def chunks(self) -> int:
@@ -114,8 +107,9 @@ class _Builder:
         loop = Loop(self._name, body, inputs, outputs, region.extent, region.step, line)
         ops = [*before, loop, *after]
         new = replace(old, ops=ops, metas=dict(old.metas), roots=dict(old.roots))
-        enter_buffers(new, loop)
+        enter_buffers(new, loop, region.fresh)
         self._enter_again(new, after)
+        check_overwriting(new)
         return new
 
     def _order(self) -> tuple[list[Step], list[Step]]:
@@ -149,6 +143,7 @@ class _Builder:
     def _add(self, op: Op) -> None:
         """Put a member into the body, on slices of what it takes."""
         piece = self._region.slices[op.name]
+        self._check_ends(op.name, piece)
         found = flow(call_of(self._old, op, self._name), piece)
         if found is None:
             raise NotALoopError(f"{op.key} cannot be sliced along {piece.dim}")
@@ -170,6 +165,12 @@ class _Builder:
         if shapes(self._body.metas[made.name]) != expected:
             raise NotALoopError(f"{op.key} gives another shape in the loop")
         self._moves(made.name, op.name, piece.dim)
+
+    def _check_ends(self, name: str, piece: Slice) -> None:
+        region = self._region
+        for end in (region.extent, region.step):
+            if (end * piece.ratio).denominator != 1:
+                raise NotALoopError(f"{name} is cut within an element")
 
     def _moves(self, inner: str, outer: str, dim: int) -> None:
         """Note that dimension `dim` of `inner`, a slice of `outer`, varies in size."""
@@ -203,6 +204,7 @@ class _Builder:
             if name in self._old.moving:
                 self._body.moving[name] = self._old.moving[name]
             return name
+        self._check_ends(name, need)
         if held is None:
             return self._cut(name, need)
         return inner_name(name) if held == need else self._narrowed(name, held, need)
@@ -285,58 +287,6 @@ class _Builder:
                 changed.add(name)
 
 
-def enter_buffers(program: Program, loop: Loop) -> None:
-    """Enter a loop's buffers as values of `program`, in memory that dies where it can.
-
-    A buffer is put into the memory of a value that the loop reads last (`Output.into`)
-    if that has its shape and all reads of that memory are of the very slice that is
-    written in the same iteration.
-    """
-    last, owned = lifetimes(program)
-    position = program.ops.index(loop)
-    taken: set[str] = set()
-    for output in loop.outputs:
-        meta = program.metas[output.buffer]
-        strides = dense_strides(meta.shape, output.order)
-        program.metas[output.buffer] = meta = meta._replace(strides=strides)
-        program.roots[output.buffer] = output.buffer
-        for entry in loop.inputs:
-            root = program.roots[entry.outer]
-            if (
-                root in owned
-                and root not in taken
-                and last[root] == position
-                and "[" not in root
-                and (entry.dim, entry.window) == (output.dim, output.window)
-                and program.metas[entry.outer] == meta
-                and program.metas[root] == meta
-                and _alone(program, loop, root, entry)
-                and _read_before_written(loop, root, output)
-            ):
-                output.into = entry.outer
-                program.roots[output.buffer] = root
-                taken.add(root)
-                break
-
-
-def _alone(program: Program, loop: Loop, root: str, entry: Input) -> bool:
-    """Whether the loop reads a storage through `entry` and in no other way."""
-    whole = set(loop.operands()) - {each.outer for each in loop.inputs}
-    return all(
-        each == entry for each in loop.inputs if root in roots_of(program, each.outer)
-    ) and not any(root in roots_of(program, name) for name in whole)
-
-
-def _read_before_written(loop: Loop, root: str, output: Output) -> bool:
-    """Whether nothing in the body reads a storage after the output is written."""
-    for step in reversed(loop.body.ops):
-        if output.inner in results(step):
-            return True
-        if any(root in roots_of(loop.body, name) for name in step.operands()):
-            return False
-    return False
-
-
 def shapes(meta: Any) -> Any:
     """The shape of a value, or of each of several."""
     if isinstance(meta, Meta):
@@ -347,19 +297,3 @@ def shapes(meta: Any) -> Any:
 def with_size(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     """`shape` with dimension `dim` of `size`."""
     return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-def memory_order(meta: Meta) -> tuple[int, ...]:
-    """A tensor's dimensions from the outermost in memory inwards."""
-    dims = range(len(meta.shape))
-    return tuple(sorted(dims, key=lambda dim: (-meta.strides[dim], dim)))
-
-
-def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor without holes whose dimensions lie in memory in `order`."""
-    strides = [0] * len(shape)
-    stride = 1
-    for dim in reversed(order):
-        strides[dim] = stride
-        stride *= max(1, shape[dim])
-    return tuple(strides)

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from memplan.chunking.region import NotALoopError, Region, chunked, loop_name
+from memplan.chunking.notaloop import NotALoopError
+from memplan.chunking.papercost import paper_cost
+from memplan.chunking.region import Region, chunked, loop_name
 from memplan.chunking.sweep import Candidate, Landscape, ends, sweep
 from memplan.chunking.timing import Machine, seconds
 from memplan.chunking.weigh import Weight, weigh
@@ -27,7 +29,10 @@ class Effort:
     width: sequences kept in the beam. wanted: after how many within the budget it
     ends. reach: operators before and after the peak.
     built: candidates built of those weighed. seconds: after which it ends with the
-    best so far. finest: the most chunks of a loop.
+    best so far. finest: the most chunks of a loop. nested: whether regions may hold
+    regions; copies: whether operators may run both whole and in a loop; fresh: whether
+    results always get memory of their own. cost: "time", the model of
+    `memplan.chunking.timing`, or "paper", that of `memplan.chunking.papercost`.
     """
 
     width: int = 3
@@ -38,6 +43,8 @@ class Effort:
     finest: int = 256
     nested: bool = True
     copies: bool = True
+    fresh: bool = False
+    cost: str = "time"
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class Search:
         self._progress = progress or (lambda line: None)
         self.start = Trial((), program, profile(program))
         self.best = self.start  # the lowest peak seen
-        self.done: list[Trial] = []  # within the budget
+        self.done: list[Trial] = []  # those within the last budget, as they are found
 
     def run(self, budget: int) -> list[Trial]:
         """Trials whose peak is at most `budget` bytes, the fastest by the model first.
@@ -148,9 +155,12 @@ class Search:
                 program = chunked(program, region, self._inference)
         except NotALoopError:
             return None
-        return Trial(
-            regions, program, profile(program), seconds(program, self._machine)
-        )
+        return Trial(regions, program, profile(program), self._cost(program))
+
+    def _cost(self, program: Program) -> float:
+        if self._effort.cost == "paper":
+            return paper_cost(self._base, program)
+        return seconds(program, self._machine)
 
     def _moves(
         self,
@@ -192,14 +202,11 @@ class Search:
         if made is None:
             return
         old = regions[index]
-        names = list(old.slices)
         ops = [step.name for step in made.program.ops]
-        middle = ops.index(names[len(names) // 2])
-        where = max(
-            (i for i, name in enumerate(ops) if name in old.slices),
-            key=lambda i: made.profile.live[i],
-            default=middle,
-        )
+        inside = [i for i, name in enumerate(ops) if name in old.slices]
+        if not inside:
+            return
+        where = max(inside, key=lambda i: made.profile.live[i])
         for region in self._regions(made.program, where, budget):
             if _mark(region) != _mark(old):
                 yield (*others, region)
@@ -298,7 +305,14 @@ def _sized(
     candidate: Candidate, weight: Weight, budget: int, effort: Effort
 ) -> Region | None:
     """The region with the largest step that fits the budget, or a fine one."""
-    region = Region(candidate.slices, candidate.extent, 1, candidate.copied)
+    region = Region(
+        candidate.slices,
+        candidate.extent,
+        1,
+        candidate.copied,
+        granule=candidate.granule,
+        fresh=effort.fresh,
+    )
     room = (budget - weight.base) / max(1, weight.body)
     finest = 1 / min(effort.finest, candidate.extent)
     share = room if room >= finest else 1 / 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import lcm
 
 from memplan.chunking.region import call_of
 from memplan.chunking.rules.flow import Flow, Slice
@@ -14,7 +15,7 @@ from memplan.graph.program import Loop, Meta, Op, Program, refs, results
 MAX_COPIED = 12  # operators that run both whole and in a loop, in one region
 
 # Worth doing again in a loop rather than to keep their result: little arithmetic.
-DEAR = ("mm", "conv", "linear", "attention", "einsum", "gather", "sort", "topk", "norm")
+DEAR = ("mm", "conv", "linear", "attention", "einsum", "gather", "sort", "topk")
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Candidate:
     copied: frozenset[str]
     hoisted: frozenset[int]
     extent: int
+    granule: int
 
 
 class Landscape:
@@ -66,6 +68,10 @@ class Landscape:
                     if not uses or uses[-1] != i:
                         uses.append(i)
         self._flows: dict[tuple[str, Slice], Flow | None] = {}
+
+    def made_by(self, position: int) -> list[str]:
+        """Names of the values that the step at a position makes."""
+        return results(self.program.ops[position])
 
     def flow(self, op: Op, piece: Slice) -> Flow | None:
         """The operator's flow for a slice of its result, remembered."""
@@ -118,6 +124,7 @@ def sweep(
     slices: dict[str, Slice] = {}
     copied: set[str] = set()
     hoisted: set[int] = set()
+    granule = 1
     extent = land.program.metas[end.name].shape[dim]
     for i in range(last, first - 1, -1):
         wish = wishes.pop(i, None)
@@ -125,6 +132,8 @@ def sweep(
             continue
         op = ops[i]
         piece, found = _sliced(land, op, wish)
+        if found is not None and not _whole_ends(found, extent):
+            found = None
         if found is None or piece is None:
             if i == last:
                 return
@@ -137,6 +146,8 @@ def sweep(
             copied.add(op.name)
             _hoist(land, i, wishes, hoisted)
         slices[op.name] = piece
+        ratios = [need.ratio.denominator for need in found.needs if need is not None]
+        granule = lcm(granule, *ratios)
         for name, need in zip(land.takes[i], found.needs, strict=True):
             maker = land.maker.get(name)
             if maker is None:
@@ -146,7 +157,7 @@ def sweep(
                 behind.whole = True
             elif need not in behind.slices:
                 behind.slices.append(need)
-        if land.made[i] and not wish.whole:
+        if land.made[i]:
             yield Candidate(
                 i,
                 last,
@@ -154,6 +165,7 @@ def sweep(
                 frozenset(copied),
                 frozenset(hoisted),
                 extent,
+                granule,
             )
 
 
@@ -170,6 +182,13 @@ def _sliced(
         before, after = max(piece.before, other.before), max(piece.after, other.after)
         piece = piece._replace(before=before, after=after)
     return piece, land.flow(op, piece)
+
+
+def _whole_ends(found: Flow, extent: int) -> bool:
+    """Whether the loop's end is an element's end in all that is needed."""
+    return all(
+        need is None or (extent * need.ratio).denominator == 1 for need in found.needs
+    )
 
 
 def _hoist(land: Landscape, i: int, wishes: dict[int, Wish], hoisted: set[int]) -> None:

@@ -59,12 +59,20 @@ def _loop(program: Program, loop: Loop, machine: Machine) -> float:
             whole = [name for name in step.operands() if name not in made]
             packed = sum(body.metas[name].bytes for name in whole)
             cost += (turns - 1) * packed / machine.packed
+            gathered = sum(_gathered(body.metas[name]) for name in whole)
+            cost += 2 * (turns - 1) * gathered / machine.copied
     for step in body.ops:
         for root in owners(body, step):
             meta = body.metas.get(root)
             if isinstance(meta, Meta) and meta.bytes * turns > 4 << 20:
                 cost -= meta.bytes * (turns - 1) / machine.touched
     return cost + turns * seconds(body, machine)
+
+
+def _gathered(meta: Meta) -> int:
+    """The bytes of a batched matrix that lies neither by rows nor by columns."""
+    lies = len(meta.shape) < 3 or 1 in meta.strides[-2:] or 1 in meta.shape[-2:]
+    return 0 if lies else meta.bytes
 
 
 def _names(step: Any) -> list[str]:

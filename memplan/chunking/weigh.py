@@ -31,7 +31,7 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
     first, last = region.first, region.last
     looped = {land.maker[name] for name in region.slices if name not in region.copied}
     positions = sorted(land.maker[name] for name in region.slices)
-    before = region.hoisted
+    before, members = region.hoisted, set(positions)
     base = 0
     for root, size in land.owned.items():
         uses = land.root_uses[root]
@@ -42,14 +42,15 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
             if _leaves(land, root, looped, last):
                 base += _output_bytes(land, region, root, size)
         elif born < first or born in before:
-            if (
-                land.last[root] > last
-                or any(use >= first and use not in before for use in uses[1:])
-                or any(use in positions for use in uses[1:])
+            # Members take what runs both ways from the loop itself.
+            twice = bool(set(land.made_by(born)) & region.copied)
+            inside = members if not twice else set()
+            if land.last[root] > last or any(
+                use in inside or (use not in before and use not in members)
+                for use in uses[1:]
+                if use >= first
             ):
                 base += size
-        elif born in region.hoisted:
-            base += size
     return Weight(
         base,
         _body_peak(land, positions),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import re
 from typing import Any
 
@@ -35,6 +37,10 @@ FILLS = {
     "aten.ones": 1,
     "aten.zeros": 0,
 }
+
+
+# Values may not be called what generated code calls otherwise.
+RESERVED = {"torch", "aten", "inputs", "weights", "forward", *dir(builtins)}
 
 
 class UnsupportedGraphError(InputError):
@@ -72,7 +78,7 @@ class _Lowering:
         return without_dead(self._program)
 
     def _placeholder(self, node: Any, signature: Any) -> None:
-        value = node.meta.get("val")
+        value, name = node.meta.get("val"), free_name(node)
         targets = {
             **signature.inputs_to_parameters,
             **signature.inputs_to_buffers,
@@ -82,17 +88,17 @@ class _Lowering:
             self._names[node] = value
             return
         if node.name in targets:
-            self._program.constants[node.name] = targets[node.name]
+            self._program.constants[name] = targets[node.name]
         else:
-            self._program.inputs.append(node.name)
-        self._program.metas[node.name] = meta_of(value)
-        self._program.roots[node.name] = node.name
-        self._names[node] = Ref(node.name)
+            self._program.inputs.append(name)
+        self._program.metas[name] = meta_of(value)
+        self._program.roots[name] = name
+        self._names[node] = Ref(name)
 
     def _call(self, node: Any) -> None:
         args = self._argument(tuple(node.args))
         kwargs = self._argument(dict(node.kwargs))
-        op = Op(node.name, node.target, args, kwargs, source_line(node))
+        op = Op(free_name(node), node.target, args, kwargs, source_line(node))
         if op.key in CHECKS:
             return
         same = self._unchanged(op, node)
@@ -202,6 +208,12 @@ def _refuse_mutations(signature: Any) -> None:
                 f"the model writes to {what} {next(iter(written.values()))!r} "
                 "as it runs"
             )
+
+
+def free_name(node: Any) -> str:
+    """What an fx node's value is called: as the node, if the name is free."""
+    name = str(node.name)
+    return f"{name}_value" if name in RESERVED or keyword.iskeyword(name) else name
 
 
 def without_dead(program: Program) -> Program:

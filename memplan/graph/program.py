@@ -118,15 +118,21 @@ class Op:
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     line: str = ""
+    _key: str | None = field(default=None, init=False, repr=False)
+    _taken: list[str] | None = field(default=None, init=False, repr=False)
 
     @property
     def key(self) -> str:
         """The operator's name without its overload, as in ``aten.softmax``."""
-        return key_of(self.target)
+        if self._key is None:
+            self._key = key_of(self.target)
+        return self._key
 
     def operands(self) -> list[str]:
         """Names of the values it takes, in the order of its arguments."""
-        return list(refs((self.args, self.kwargs)))
+        if self._taken is None:  # asked again and again, and it never changes
+            self._taken = list(refs((self.args, self.kwargs)))
+        return self._taken
 
 
 @dataclass(slots=True, eq=False)
@@ -171,20 +177,27 @@ class Loop:
     extent: int
     step: int
     line: str = ""
+    _taken: list[str] | None = field(default=None, init=False, repr=False)
 
     def operands(self) -> list[str]:
-        """Names of the values outside that it takes, each once."""
-        cut = {entry.inner for entry in self.inputs}
-        taken = dict.fromkeys(entry.outer for entry in self.inputs)
-        made = set(cut)
+        """Names of the values outside that it takes, each once.
+
+        A value into whose memory a result goes is one of `inputs`.
+        """
+        if self._taken is None:
+            cut = (entry.outer for entry in self.inputs)
+            self._taken = list(dict.fromkeys((*cut, *self.wholes())))
+        return self._taken
+
+    def wholes(self) -> list[str]:
+        """Names of the values outside that the body takes as they are, each once."""
+        made = {entry.inner for entry in self.inputs}
+        taken: dict[str, None] = {}
         for op in self.body.ops:
             for name in op.operands():
                 if name not in made:
                     taken.setdefault(name)
             made.update(results(op))
-        for output in self.outputs:
-            if output.into is not None:
-                taken.setdefault(output.into)
         return list(taken)
 
 
