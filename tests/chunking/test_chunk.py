@@ -53,10 +53,17 @@ def test_results_stay_and_the_budget_is_kept(
     assert plan.measured_bytes_before == before
     assert plan.budget_bytes == before * int(budget[:-1]) // 100
     assert peak(small, x) == plan.measured_bytes_after <= plan.budget_bytes
-    assert abs(plan.peak_bytes_after - peak(small, x)) < 0.1 * before
     assert plan.saved == 1 - plan.measured_bytes_after / before
     assert plan.left_alone == {}
     assert all(region["chunks"] > 1 for region in plan.regions)
+
+
+@pytest.mark.parametrize("make", [models.attention, models.mlp])
+def test_the_estimate_is_near_what_is_measured(make: Callable[[], Any]) -> None:
+    model, x = make()
+    plan = chunked(model, x, "50%").memplan
+    after = plan.measured_bytes_after
+    assert abs(plan.peak_bytes_after - after) < 0.1 * after
 
 
 def test_batch_norm_has_results_that_nobody_takes() -> None:
