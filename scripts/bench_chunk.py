@@ -1,7 +1,7 @@
 """Chunking measured: memory by the allocator, time in pairs, beside what peers do.
 
     python scripts/bench_chunk.py                     # models by budgets
-    python scripts/bench_chunk.py --paper             # the paper's figures laid out anew
+    python scripts/bench_chunk.py --paper             # its figures laid out anew
     python scripts/bench_chunk.py --ablation          # its strategies off one by one
     python scripts/bench_chunk.py --longest           # sequences under a fixed budget
     python scripts/bench_chunk.py --models gpt2,vit --budgets 15%,10% --compile
@@ -24,10 +24,11 @@ from typing import Any
 import chunk_models
 import torch
 
+from memplan.chunking.choice import Effort
 from memplan.chunking.chunk import BudgetError, ChunkOptions, chunk
 from memplan.chunking.groupnorm import split
 from memplan.chunking.measure import activation_peak, paired
-from memplan.chunking.search import Effort, Search
+from memplan.chunking.search import Search
 from memplan.chunking.timing import calibrated
 from memplan.graph.export import export
 from memplan.graph.infer import Inference

@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.chunking.curve import at_peak
-from memplan.chunking.measure import Paired, activation_peak, paired, relative_error
+from memplan.chunking.measure import (
+    Paired,
+    activation_peak,
+    paired,
+    relative_error,
+    run_seconds,
+)
 from memplan.chunking.module import Chunk, chunked_class
 from memplan.chunking.parts import Exports
 from memplan.chunking.plan import ChunkPlan, Part, described, fingerprint
@@ -44,10 +50,13 @@ class Workbench:
             ) from error
         self.before = activation_peak(self._call(model), self.device)
 
-    def timed(self, module: Any = None) -> Paired:
-        """The model's time, and that of `module`, or else its own again."""
-        other = self._model if module is None else module
-        return paired(self._call(self._model), self._call(other), self.device)
+    def seconds_once(self) -> float:
+        """The model's time, the shorter of two runs."""
+        return min(run_seconds(self._call(self._model), self.device) for _ in range(2))
+
+    def timed(self, module: Any) -> Paired:
+        """The time of the model, and of `module`."""
+        return paired(self._call(self._model), self._call(module), self.device)
 
     def unchanged(self, limit: int, reason: str) -> Any:
         """The model as it is, in the place of what would have been chunked."""
@@ -110,8 +119,8 @@ class Workbench:
 
         targets = {target.path: target for target in self.exports.targets}
         own = {path: target.program for path, target in targets.items()}
-        before, at_first = self._peak(own)
-        after, at_last = self._peak({**own, **programs})
+        before, at_first = self._peak(own, overwriting=False)
+        after, at_last = self._peak({**own, **programs}, overwriting=bool(programs))
         return ChunkPlan(
             "unchanged",
             "",
@@ -131,11 +140,14 @@ class Workbench:
             left_alone=dict(self.exports.left_alone),
         )
 
-    def _peak(self, programs: Mapping[str, Program]) -> tuple[int, dict[str, Any]]:
+    def _peak(
+        self, programs: Mapping[str, Program], overwriting: bool
+    ) -> tuple[int, dict[str, Any]]:
         """The estimated peak of all parts, and where it is."""
         outside = {target.path: target.outside for target in self.exports.targets}
         peaks = {
-            path: outside[path] + profile(each).peak for path, each in programs.items()
+            path: outside[path] + profile(each, overwriting).peak
+            for path, each in programs.items()
         }
         if not peaks:
             return 0, {}

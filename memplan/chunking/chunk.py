@@ -12,12 +12,13 @@ from typing import Any
 
 from memplan.chunking.budget import Budget, parse_budget
 from memplan.chunking.build import Workbench
+from memplan.chunking.choice import Effort
 from memplan.chunking.notaloop import NotALoopError
 from memplan.chunking.parts import Target, export_parts
 from memplan.chunking.plan import ChunkPlan, fingerprint
 from memplan.chunking.planfile import read_chunk_plan
 from memplan.chunking.region import chunked
-from memplan.chunking.search import Effort, Search, Trial
+from memplan.chunking.search import Search, Trial
 from memplan.chunking.timing import calibrated
 from memplan.chunking.trial import Inputs
 from memplan.errors import InputError, NoPlanError, UsageError
@@ -123,7 +124,7 @@ class _Chunking:
 
     def _searched(self, wanted: Budget, limit: int) -> Any:
         self._machine = calibrated(self._bench.device)
-        self._whole = self._bench.timed().first
+        self._whole = self._bench.seconds_once()
         limit_s = self._options.time_limit
         self._stop = math.inf if limit_s is None else time.monotonic() + limit_s
         self._interrupted = False
@@ -138,6 +139,7 @@ class _Chunking:
         """The lowest peak that is fast enough, found by going down step by step."""
         best = None
         limit = self._before // 2
+        self._nearest: Any = None
         while not self._interrupted:
             try:
                 found = self._within(limit)
@@ -149,8 +151,11 @@ class _Chunking:
             if not found:
                 break
             module = self._bench.fastest(found)
-            if best is not None and self._too_slow(module):
-                break
+            if self._too_slow(module):
+                if best is not None or limit > 0.9 * self._before:
+                    break
+                limit = (limit + self._before) // 2  # less saved may be fast enough
+                continue
             best = module
             limit = int(module.memplan.measured_bytes_after * 0.85)
         if best is None:
@@ -169,7 +174,7 @@ class _Chunking:
         Raises KeyboardInterrupt if Ctrl-C ended the search before there was one.
         """
         goal = limit
-        self._nearest: Any = None
+        self._nearest = None
         for _ in range(ROUNDS):
             good: list[Any] = []
             short = []  # estimated and measured peaks of those that do not fit

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.graph.liveness import lifetimes, owners, profile
+from memplan.graph.liveness import held_storages, owners, profile
 from memplan.graph.program import Loop, Op, Program
-from memplan.graph.reuse import overwrites
 
 SHOWN = 8  # storages at the peak that are listed, the largest
 
@@ -99,15 +98,10 @@ def at_peak(program: Program, path: str = "") -> dict[str, Any]:
 def live_at(program: Program, at: int) -> list[tuple[str, int]]:
     """The storages live while the step at position `at` runs, with their bytes: those
     of the program itself, none of a loop's body, no temporaries."""
-    last, owned = lifetimes(program)
-    held: dict[str, str] = {}
-    for name, operand in overwrites(program, last, owned).items():
-        root = program.roots[operand]
-        held[name] = held.get(root, root)
-        last[held[name]] = last[name]
+    last, owned = held_storages(program)
     return [
         (root, owned[root])
         for i, step in enumerate(program.ops[: at + 1])
         for root in owners(program, step)
-        if root not in held and last[root] >= at
+        if root in owned and last[root] >= at
     ]

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 REPEATS = 5
-ENOUGH_SECONDS = 20.0  # of timing one model; slow ones get fewer repeats, at least two
+ENOUGH_SECONDS = 10.0  # of timing one model; slow ones get fewer repeats, at least 3
 
 TOLERANCE = 1e-5  # of single precision
 
@@ -112,32 +112,30 @@ class Paired:
     samples: int
 
 
-def paired(first: Run, second: Run, device: str = "cpu") -> Paired:
-    """Time two runs in turns, after each has run once."""
+def run_seconds(run: Run, device: str = "cpu") -> float:
+    """Seconds of one run, until the device is done with it."""
     import torch
 
-    def timed(run: Run) -> float:
+    with torch.no_grad():
         start = time.perf_counter()
         run()
         if device.startswith("cuda"):
             torch.cuda.synchronize(device)
         return time.perf_counter() - start
 
-    with torch.no_grad():
-        began = time.perf_counter()
-        timed(first), timed(second)
-        times: list[tuple[float, float]] = []
-        while len(times) < REPEATS:
-            one, other = timed(first), timed(second)
-            times.append((one, other))
-            if len(times) >= 2 and time.perf_counter() - began > ENOUGH_SECONDS:
-                break
-    return Paired(
-        median(one for one, _ in times),
-        median(other for _, other in times),
-        median(other for _, other in times) / median(one for one, _ in times),
-        len(times),
-    )
+
+def paired(first: Run, second: Run, device: str = "cpu") -> Paired:
+    """Time two runs in turns, after each has run once."""
+    began = time.perf_counter()
+    for run in (first, second):
+        run_seconds(run, device)
+    times: list[tuple[float, float]] = []
+    while len(times) < REPEATS:
+        times.append((run_seconds(first, device), run_seconds(second, device)))
+        if len(times) >= 3 and time.perf_counter() - began > ENOUGH_SECONDS:
+            break
+    one, other = (median(each) for each in zip(*times, strict=True))
+    return Paired(one, other, other / one, len(times))
 
 
 def relative_error(expected: Any, found: Any) -> float:

@@ -85,8 +85,9 @@ def read_chunk_plan(path: PathLike) -> ChunkPlan:
 
 def _region_json(region: Region) -> dict[str, Any]:
     return {
-        "slices": {
-            name: [
+        "slices": [
+            [
+                name,
                 piece.dim,
                 piece.ratio.numerator,
                 piece.ratio.denominator,
@@ -94,7 +95,7 @@ def _region_json(region: Region) -> dict[str, Any]:
                 piece.after,
             ]
             for name, piece in region.slices.items()
-        },
+        ],
         "extent": region.extent,
         "step": region.step,
         "copied": sorted(region.copied),
@@ -118,15 +119,15 @@ def _region(outer: Table, value: object, name: str, depth: int = 0) -> Region:
         raise outer.error(name, "holds regions in regions more than 8 deep")
     table = outer.inside(value, outer.name(name), _REGION)
     _demand(table, _REGION)
-    slices = table.fields["slices"]
-    if not isinstance(slices, dict) or not slices:
-        raise table.error("slices", "must be an object with a slice of each operator")
+    slices = [_slice(table, i, piece) for i, piece in enumerate(_list(table, "slices"))]
+    if not slices or len(dict(slices)) < len(slices):
+        raise table.error("slices", "must be slices, one of each of some operators")
     copied = _list(table, "copied")
     table.check_texts(copied, lambda i: f"copied[{i}]")
     inner = _list(table, "inner")
     extent = table.integer("extent", 2)
     return Region(
-        {name: _slice(table, name, piece) for name, piece in slices.items()},
+        dict(slices),
         extent,
         table.integer("step", 1, extent),
         frozenset(map(str, copied)),
@@ -138,18 +139,20 @@ def _region(outer: Table, value: object, name: str, depth: int = 0) -> Region:
     )
 
 
-def _slice(table: Table, name: str, value: object) -> Slice:
-    numbers = value if isinstance(value, list) else []
+def _slice(table: Table, at: int, value: object) -> tuple[str, Slice]:
+    items: list[Any] = value if isinstance(value, list) and value else [None]
+    name, *numbers = items
     good = len(numbers) == 5 and all(
-        type(number) is int and 0 <= number <= MAX_INTEGER for number in numbers
+        type(number) is int and abs(number) <= MAX_INTEGER for number in numbers
     )
-    if not good or not numbers[1] or not numbers[2]:
+    if not good or min(numbers[0], numbers[1] - 1, numbers[2] - 1) < 0:
         raise table.error(
-            f"slices.{name}",
-            "must be [dimension, numerator, denominator, before, after]",
+            f"slices[{at}]",
+            "must be [operator, dimension, numerator, denominator, before, after]",
         )
+    table.check_texts([name], lambda _: f"slices[{at}][0]")
     dim, numerator, denominator, before, after = numbers
-    return Slice(dim, Fraction(numerator, denominator), before, after)
+    return str(name), Slice(dim, Fraction(numerator, denominator), before, after)
 
 
 def _demand(table: Table, keys: frozenset[str]) -> None:

@@ -8,43 +8,17 @@ new peak until nothing lies above the budget.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from memplan.chunking.choice import Effort, around, finer
 from memplan.chunking.notaloop import NotALoopError
 from memplan.chunking.papercost import paper_cost
 from memplan.chunking.region import Region, chunked, loop_name
-from memplan.chunking.sweep import Candidate, Landscape, ends, sweep
 from memplan.chunking.timing import Machine, seconds
-from memplan.chunking.weigh import Weight, weigh
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import Profile, profile
 from memplan.graph.program import Loop, Op, Program
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How far the search looks.
-
-    width: sequences kept in the beam. wanted: after how many within the budget it
-    ends. reach: operators before and after the peak.
-    built: candidates built of those weighed. seconds: after which it ends with the
-    best so far. finest: the most chunks of a loop. nested: whether regions may hold
-    regions; copies: whether operators may run both whole and in a loop; fresh: whether
-    results always get memory of their own. cost: "time", the model of
-    `memplan.chunking.timing`, or "paper", that of `memplan.chunking.papercost`.
-    """
-
-    width: int = 3
-    wanted: int = 4
-    reach: int = 60
-    built: int = 10
-    seconds: float = 60.0
-    finest: int = 256
-    nested: bool = True
-    copies: bool = True
-    fresh: bool = False
-    cost: str = "time"
 
 
 @dataclass(frozen=True)
@@ -173,7 +147,7 @@ class Search:
         at = live.at
         step = program.ops[at]
         if isinstance(step, Op):
-            for region in self._regions(program, at, budget):
+            for region in around(program, at, budget, self._effort):
                 yield (*regions, region)
             return
         index = next(
@@ -183,8 +157,8 @@ class Search:
         own = profile(step.body)
         outside = live.live[at] - own.peak
         if outside < budget:
-            for finer in _finer(region, (budget - outside) / max(1, own.peak)):
-                yield _with(regions, index, finer)
+            for smaller in finer(region, (budget - outside) / max(1, own.peak)):
+                yield _with(regions, index, smaller)
             if self._effort.nested:
                 inner = self._moves(step.body, region.inner, own, budget - outside)
                 for more in inner:
@@ -207,30 +181,9 @@ class Search:
         if not inside:
             return
         where = max(inside, key=lambda i: made.profile.live[i])
-        for region in self._regions(made.program, where, budget):
+        for region in around(made.program, where, budget, self._effort):
             if _mark(region) != _mark(old):
                 yield (*others, region)
-
-    def _regions(self, program: Program, peak: int, budget: int) -> list[Region]:
-        """The most promising regions around an operator, each with a step."""
-        land = Landscape(program)
-        weighed: dict[object, tuple[Candidate, Weight]] = {}
-        reach = self._effort.reach
-        wanted = program.ops[peak].name
-        for last, dim in ends(land, peak, reach):
-            for copies in (False, True) if self._effort.copies else (False,):
-                found = sweep(land, last, dim, max(0, peak - reach), copies)
-                for each in found:
-                    if wanted in each.slices and each.first <= peak:
-                        key = (tuple(each.slices.items()), each.copied)
-                        if key not in weighed:
-                            weighed[key] = each, weigh(land, each, budget)
-        chosen = _varied(list(weighed.values()), budget, self._effort.built)
-        return [
-            region
-            for candidate, weight in chosen
-            if (region := _sized(candidate, weight, budget, self._effort)) is not None
-        ]
 
     def _repeated(self, trial: Trial, budget: int) -> Trial:
         """The trial with its last region also wherever the program repeats itself."""
@@ -273,69 +226,3 @@ def _with(
     regions: tuple[Region, ...], index: int, region: Region
 ) -> tuple[Region, ...]:
     return (*regions[:index], region, *regions[index + 1 :])
-
-
-def _level(weight: Weight, budget: int) -> int:
-    """A loop's live bytes to 2 % of the budget, clipped below at the budget."""
-    return round(max(weight.live(1 / 32), budget) / (0.02 * budget))
-
-
-def _varied(
-    weighed: list[tuple[Candidate, Weight]], budget: int, count: int
-) -> list[tuple[Candidate, Weight]]:
-    """The most promising `count`: in turns those that cover most of what lies above
-    the budget, and those that run least in a loop; at most three that end alike."""
-    level = {id(pair): _level(pair[1], budget) for pair in weighed}
-    wide = sorted(weighed, key=lambda pair: (level[id(pair)], -pair[1].covered))
-    thin = sorted(weighed, key=lambda pair: (level[id(pair)], pair[1].dear))
-    chosen: list[tuple[Candidate, Weight]] = []
-    ending: dict[object, int] = {}
-    for pair in (each for both in zip(thin, wide, strict=True) for each in both):
-        last = list(pair[0].slices.items())[-1]
-        if pair in chosen or ending.get(last, 0) == 3:
-            continue
-        ending[last] = ending.get(last, 0) + 1
-        chosen.append(pair)
-        if len(chosen) == count:
-            break
-    return chosen
-
-
-def _sized(
-    candidate: Candidate, weight: Weight, budget: int, effort: Effort
-) -> Region | None:
-    """The region with the largest step that fits the budget, or a fine one."""
-    region = Region(
-        candidate.slices,
-        candidate.extent,
-        1,
-        candidate.copied,
-        granule=candidate.granule,
-        fresh=effort.fresh,
-    )
-    room = (budget - weight.base) / max(1, weight.body)
-    finest = 1 / min(effort.finest, candidate.extent)
-    share = room if room >= finest else 1 / 16
-    return with_step(region, int(min(share, 0.5) * candidate.extent))
-
-
-def with_step(region: Region, step: int) -> Region | None:
-    """The region with a step near `step`: a multiple of 64 or 16 where it is large
-    enough, and of what its slices demand. None if there are then no two chunks."""
-    for unit in (64, 16, 8):
-        if step >= 2 * unit:
-            step -= step % unit
-            break
-    granule = region.granule
-    step = max(granule, step - step % granule)
-    return replace(region, step=step) if step < region.extent else None
-
-
-def _finer(region: Region, share: float) -> Iterable[Region]:
-    """The region with smaller steps: one that should do, and half of the present."""
-    steps = {int(region.step * share), region.step // 2, region.step // 4}
-    for step in sorted(steps, reverse=True):
-        if 0 < step < region.step:
-            made = with_step(region, step)
-            if made is not None and made.step < region.step:
-                yield made

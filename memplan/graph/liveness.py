@@ -37,31 +37,37 @@ class Profile:
         return self.live.index(self.peak)
 
 
-def profile(program: Program) -> Profile:
+def profile(program: Program, overwriting: bool = True) -> Profile:
     """The live bytes along `program`, those within loops included.
 
-    Results that are written over an operand (`memplan.graph.reuse`) take no bytes.
+    overwriting: whether results that are written over an operand
+    (`memplan.graph.reuse`) take no bytes; eager modules write them beside it.
     """
-    last, owned = lifetimes(program)
-    over = overwrites(program, last, owned)
-    holder: dict[str, str] = {}
-    for name, operand in over.items():
-        root = program.roots[operand]
-        holder[name] = holder.get(root, root)
-        last[holder[name]] = last[name]
+    last, owned = held_storages(program) if overwriting else lifetimes(program)
     dying: dict[int, int] = {}
     for root, end in last.items():
-        if root in owned and root not in holder:
+        if root in owned:
             dying[end] = dying.get(end, 0) + owned[root]
     live, after = [], []
     now = 0
     for i, step in enumerate(program.ops):
-        made = owners(program, step)
-        now += sum(owned[root] for root in made if root not in holder)
+        now += sum(owned.get(root, 0) for root in owners(program, step))
         live.append(now + _extra(program, step))
         now -= dying.get(i, 0)
         after.append(now)
     return Profile(live, after)
+
+
+def held_storages(program: Program) -> tuple[dict[str, int], dict[str, int]]:
+    """`lifetimes` where results lie over operands: only storages of their own are
+    owned, and live as long as what lies over them."""
+    last, owned = lifetimes(program)
+    holder: dict[str, str] = {}
+    for name, operand in overwrites(program, last, owned).items():
+        root = program.roots[operand]
+        holder[name] = holder.get(root, root)
+        last[holder[name]] = last[name]
+    return last, {root: size for root, size in owned.items() if root not in holder}
 
 
 def lifetimes(program: Program) -> tuple[dict[str, int], dict[str, int]]:

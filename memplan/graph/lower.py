@@ -96,10 +96,15 @@ class _Lowering:
         self._names[node] = Ref(name)
 
     def _call(self, node: Any) -> None:
+        import torch
+
         args = self._argument(tuple(node.args))
         kwargs = self._argument(dict(node.kwargs))
         op = Op(free_name(node), node.target, args, kwargs, source_line(node))
         if op.key in CHECKS:
+            return
+        if op.key == "getitem" and isinstance(op.args[0], list):
+            self._names[node] = op.args[0][op.args[1]]
             return
         same = self._unchanged(op, node)
         if same is not None:
@@ -113,7 +118,9 @@ class _Lowering:
                 f"{op.line or op.name}: {op.key} has no shape rule: {error}"
             ) from error
         self._program.ops.append(op)
-        self._names[node] = Ref(op.name)
+        # Of several results, those after the first are of training.
+        first = op.target is torch.ops.aten.batch_norm.default
+        self._names[node] = [Ref(op.name)] if first else Ref(op.name)
 
     def _unchanged(self, op: Op, node: Any) -> Any:
         """The argument that an operator gives back as it is; None if it does not."""
@@ -165,6 +172,9 @@ class _Lowering:
             return Op(
                 op.name, aten.full.default, (list(meta.shape), value), options, op.line
             )
+        if op.key == "aten._native_batch_norm_legit_no_training":
+            args = (*op.args[:5], False, *op.args[5:7], False)
+            return Op(op.name, aten.batch_norm.default, args, {}, op.line)
         if op.key == "aten.view" and not isinstance(op.args[1], torch.dtype):
             # Slices and buffers of other layouts are not viewable; the same else.
             return Op(op.name, aten.reshape.default, op.args, {}, op.line)

@@ -75,24 +75,36 @@ def _collapses(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _convolution(metas: list[Meta], result: Any) -> int:
-    """oneDNN reorders input, weight and result into blocks of channels; small inputs
-    are unfolded instead."""
+    """An input that is neither contiguous nor channels last is copied. oneDNN reorders
+    input, weight and result into blocks of channels; small inputs are unfolded
+    instead, and kernels of one element need neither."""
     source, weight = metas[:2]
-    pixels = prod(result.shape[2:])
-    window = prod(weight.shape[2:])
+    pixels, window = prod(result.shape[2:]), prod(weight.shape[2:])
     item = int(source.dtype.itemsize)
-    if source.shape[0] == 1 and window == 1:
-        return 0
+    channels_last = len(source.shape) == 4 and _is_channels_last(source)
+    copy = 0 if channels_last or source.contiguous else source.bytes
+    if window == 1:
+        return int(copy)
     if source.shape[0] == 1 and source.elements <= DIRECT_ELEMENTS:
-        return int(source.shape[1] * window * pixels * item)
-    channels_last = source.strides[1] == 1 and source.shape[1] > 1
-    weights = prod((_padded(weight.shape[0]), _padded(weight.shape[1]), window, item))
-    out = result.shape[0] * _padded(result.shape[1]) * pixels * item
+        return int(copy + source.shape[1] * window * pixels * item)
+    padded = (_padded(weight.shape[0]), _padded(weight.shape[1]))
+    weights = prod((*padded, window, item))
     if channels_last:
         return int(weights)
+    out = result.shape[0] * _padded(result.shape[1]) * pixels * item
     few = source.shape[1] <= 3
     given = 0 if few else source.bytes // source.shape[1] * _padded(source.shape[1])
-    return int(max(given + weights + out - result.bytes, out))
+    return int(copy + max(given + weights + out - result.bytes, out))
+
+
+def _is_channels_last(meta: Meta) -> bool:
+    order = (0, 2, 3, 1)
+    stride = 1
+    for dim in reversed(order):
+        if meta.shape[dim] != 1 and meta.strides[dim] != stride:
+            return False
+        stride *= meta.shape[dim]
+    return True
 
 
 def _windowed_convolution(metas: list[Meta], result: Any) -> int:

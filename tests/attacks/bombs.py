@@ -76,11 +76,14 @@ def chunk_bombs(size: int) -> Iterator[bytes]:
     yield from json_bombs(_CHUNKS, size)
     fields = b'"status":"","reason":"","budget_bytes":1,"device":"","torch":"",'
     part = b'{"path":"","fingerprint":"","regions":[%s]}'
-    for unit in (b"{},", b"[],", b'{"slices":{"a":[0,1,1,0,0]}},'):
+    for unit in (b"{},", b"[],", b'{"slices":[["a",0,1,1,0,0]]},'):
         regions = part % (unit * (size // len(unit)) + b"{}")
         yield _CHUNKS + fields + b'"parts":[' + regions + b"]}"
-    slices = b",".join(b'"s%d":[0,1,1,0,0]' % i for i in range(size // 20))
-    region = b'{"slices":{%s},"extent":8,"step":4,"copied":[],"inner":[]}' % slices
+    slices = b",".join(b'["s%d",0,1,1,0,0]' % i for i in range(size // 20))
+    region = (
+        b'{"slices":[%s],"extent":8,"step":4,"copied":[],"inner":[],"fresh":false}'
+        % slices
+    )
     yield _CHUNKS + fields + b'"parts":[' + part % region + b"]}"
 
 

@@ -12,10 +12,11 @@ torch = pytest.importorskip("torch")
 from hypothesis import HealthCheck, Phase, example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from memplan.chunking.choice import Effort  # noqa: E402
 from memplan.chunking.code import compiled, source  # noqa: E402
 from memplan.chunking.groupnorm import rejoined, split  # noqa: E402
 from memplan.chunking.measure import activation_peak, relative_error  # noqa: E402
-from memplan.chunking.search import Effort, Search, Trial  # noqa: E402
+from memplan.chunking.search import Search, Trial  # noqa: E402
 from memplan.chunking.timing import Machine  # noqa: E402
 from memplan.graph.export import export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
@@ -118,7 +119,7 @@ class Chain(torch.nn.Module):
         for layer, around in zip(self.layers, self.around, strict=True):
             y = layer(x, self.weight)
             x = x + y if around else y
-            kept.append(x.mean())
+            kept.append(x.abs().mean())
         return {"last": x, "means": torch.stack(kept)}
 
 
@@ -150,7 +151,7 @@ class Tried:
 
     def check(self, trial: Trial) -> None:
         forward = compiled(source(rejoined(trial.program), "tried"), "tried")
-        weights = {name: self.model.weight for name in ("weight",)}
+        weights = dict.fromkeys(("weight",), self.model.weight)
         weights.update(self.exported.constants)
 
         def run() -> Any:

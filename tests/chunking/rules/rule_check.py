@@ -120,7 +120,7 @@ def compare(sample: Sample, made: Flow, out: Slice, ends: tuple[int, int]) -> No
 
     def fill(value: Any) -> Any:
         if isinstance(value, Bound):
-            return value.at(*value.window.at(*ends))
+            return value.at({LOOP: ends})
         return values[value.name]
 
     args, kwargs = mapped((args, kwargs), fill)
@@ -163,7 +163,7 @@ def cut(value: Any, need: Slice | None, ends: tuple[int, int]) -> Any:
             for each in value
         )
     window: Window = need.window(LOOP, tuple(value.shape))
-    low, high = window.at(*ends)
+    low, high = window.at({LOOP: ends})
     assert 0 <= low < high, f"an empty window [{low}, {high}) for {need} at {ends}"
     return value.narrow(need.dim, low, high - low)
 
