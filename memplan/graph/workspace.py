@@ -123,6 +123,10 @@ def _attention(metas: list[Meta], _: Any) -> int:
 
     query, key = metas[:2]
     rows, heads = query.shape[-2], prod(query.shape[:-2])
+    if any(meta.strides[-1] != 1 for meta in metas[:3]):
+        # Not flash attention: products, two softmaxes and a mask of the scores.
+        scores = heads * rows * key.shape[-2] * int(query.dtype.itemsize)
+        return int(3.25 * scores + 2 * query.bytes + rows * key.shape[-2] * 5)
     at_once = 256 if rows >= 768 else 64 if rows >= 192 else 32
     at_once = min(at_once, rows)
     keys = min(KEYS_AT_ONCE, key.shape[-2])

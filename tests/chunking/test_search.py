@@ -159,7 +159,7 @@ class Tried:
 
         with torch.no_grad():
             error = relative_error(list(self.expected.values()), list(run()))
-        assert error <= 1e-5, source(trial.program, "tried")
+        assert error <= 1e-4, source(trial.program, "tried")
         # Two rows of the smallest tensors are far below what is rounded here.
         assert activation_peak(run) <= 1.03 * trial.peak + 20_000
 
