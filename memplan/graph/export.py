@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import signal
 import threading
 import warnings
@@ -49,8 +51,7 @@ def export(
     import torch
 
     try:
-        with warnings.catch_warnings(), torch.no_grad(), _limited(seconds):
-            warnings.simplefilter("ignore")
+        with _silence(), torch.no_grad(), _limited(seconds):
             program = torch.export.export(model, args, kwargs, strict=False)
             program = program.run_decompositions({})
     except _TimeUpError:
@@ -74,6 +75,24 @@ def first_line(error: BaseException) -> str:
     """The error's kind and the first line of what it says."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Torch prints whole graphs when it fails; what went wrong is in the error."""
+    unheard = io.StringIO()
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(unheard),
+            contextlib.redirect_stderr(unheard),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 class _TimeUpError(BaseException):
