@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from memplan.chunking.budget import parse_budget
+from memplan.chunking.choice import Effort
 from memplan.chunking.chunk import MAX_SLOWDOWN, BudgetError, ChunkOptions, chunk
 from memplan.chunking.emit import emitted
 from memplan.chunking.plan import ChunkPlan
@@ -99,6 +100,14 @@ class Outputs:
     help="Where no plan keeps to the budget, hand over the nearest; the exit code is 4 "
     "all the same.",
 )
+@click.option(
+    "--cost",
+    type=click.Choice(["time", "paper"]),
+    default="time",
+    show_default=True,
+    help="What the search prefers: fast loops by a model of this machine, or those of "
+    "the paper's macro and micro costs. The best few are timed either way.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="How many torch uses.")
 @click.option(
     "--time-limit",
@@ -118,6 +127,7 @@ def command(
     plot: Path | None,
     json_: bool,
     closest: bool,
+    cost: str,
     threads: int | None,
     time_limit: float | None,
 ) -> None:
@@ -146,7 +156,7 @@ def command(
     with _told_apart(), working("chunk") as told:
         module, given = _made(torch, model, inputs)
         options = ChunkOptions(
-            max_slowdown, time_limit=time_limit, progress=told or (lambda _: None)
+            max_slowdown, Effort(cost=cost), time_limit, told or (lambda _: None)
         )
         try:
             found, refused = chunk(module, given, budget, plan, options), None

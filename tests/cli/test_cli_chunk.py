@@ -302,3 +302,10 @@ def test_debug_shows_where(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InputError) as raised:
         cli.main()
     assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_the_papers_costs(chunk: Command) -> None:
+    said = chunk("m.py:both", "--budget", "40%", *ANY, "--cost", "paper", "--json")
+    assert result(said)["status"] == "chunked"
+    said = chunk("m.py:both", "--budget", "40%", "--cost", "guess")
+    assert said.code == 2
