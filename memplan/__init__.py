@@ -12,6 +12,7 @@ from memplan.version import __version__
 if TYPE_CHECKING:
     from memplan.applying.cuda import stats as stats
     from memplan.applying.session import apply as apply
+    from memplan.chunking.chunk import ChunkOptions as ChunkOptions
     from memplan.chunking.chunk import chunk as chunk
     from memplan.chunking.plan import ChunkPlan as ChunkPlan
     from memplan.chunking.planfile import read_chunk_plan as read_chunk_plan
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from memplan.trace.write import write_trace as write_trace
 
 _HOMES = {
+    "ChunkOptions": "memplan.chunking.chunk",
     "ChunkPlan": "memplan.chunking.plan",
     "Plan": "memplan.core.plan",
     "Problem": "memplan.core.problem",
@@ -55,6 +57,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ChunkOptions",
     "ChunkPlan",
     "Plan",
     "Problem",

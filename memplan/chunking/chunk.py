@@ -133,7 +133,7 @@ class _Chunking:
         found = self._within(limit)
         if not found:
             raise self._refusal(limit)
-        return self._accepted(self._bench.fastest(found), limit)
+        return self._accepted(self._bench.fastest(found, self._enough), limit)
 
     def _least(self) -> Any:
         """The lowest peak that is fast enough, found by going down step by step."""
@@ -150,7 +150,7 @@ class _Chunking:
                 break
             if not found:
                 break
-            module = self._bench.fastest(found)
+            module = self._bench.fastest(found, self._enough)
             if self._too_slow(module):
                 if best is not None or limit > 0.9 * self._before:
                     break
@@ -162,7 +162,7 @@ class _Chunking:
             nearest = self._nearest
             if nearest is None or nearest.memplan.measured_bytes_after >= self._before:
                 return self._bench.unchanged(self._before, "nothing found needs less")
-            best = self._bench.fastest([nearest])
+            best = self._bench.fastest([nearest], self._enough)
             lowest = best.memplan.measured_bytes_after
             best.memplan = replace(best.memplan, budget_bytes=lowest)
         return self._accepted(best, best.memplan.budget_bytes)
@@ -179,7 +179,11 @@ class _Chunking:
             good: list[Any] = []
             short = []  # estimated and measured peaks of those that do not fit
             for trials in self._trials(goal):
-                module = self._bench.build(trials, limit)
+                try:
+                    module = self._bench.build(trials, limit)
+                except KeyboardInterrupt:
+                    self._interrupted = True
+                    break
                 if module is None:
                     continue
                 peak = module.memplan.measured_bytes_after
@@ -240,9 +244,13 @@ class _Chunking:
             self._whole,
         )
 
-    def _too_slow(self, module: Any) -> bool:
+    @property
+    def _enough(self) -> float:
         slow = self._options.max_slowdown
-        return slow is not None and module.memplan.slowdown > slow
+        return math.inf if slow is None else slow
+
+    def _too_slow(self, module: Any) -> bool:
+        return bool(module.memplan.slowdown > self._enough)
 
     def _accepted(self, module: Any, limit: int) -> Any:
         """The module found. Raises BudgetError if it is too slow."""
@@ -251,7 +259,8 @@ class _Chunking:
             raise BudgetError(
                 f"fits {format_bytes(limit)}, but takes {plan.slowdown:.2f} times as "
                 f"long, above {self._options.max_slowdown:.2f}; allow more "
-                "(--max-slowdown) or give more memory (--budget)",
+                "(--max-slowdown, or max_slowdown in ChunkOptions) or give more memory "
+                "(--budget)",
                 plan.measured_bytes_after,
                 plan.regions[0]["line"] if plan.regions else "",
                 module,
@@ -266,6 +275,15 @@ class _Chunking:
         plan = nearest.memplan
         floor, line = plan.measured_bytes_after, plan.peak_after.get("line", "")
         where = f", at {line}" if line else ""
+        if floor >= self._before:
+            return BudgetError(
+                f"no plan found within {format_bytes(limit)}: nothing found needs less "
+                f"than the {format_bytes(self._before)} that it takes as it is{where}; "
+                "give at least that (--budget)",
+                self._before,
+                line,
+                nearest,
+            )
         return BudgetError(
             f"no plan found within {format_bytes(limit)}: the lowest found is "
             f"{format_bytes(floor)}{where}; give at least that (--budget)",

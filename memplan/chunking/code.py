@@ -231,10 +231,17 @@ def _window(window: Window) -> tuple[str, str]:
     start, stop = _ends(window.loop)
     low, high = _scaled(start, window), _scaled(stop, window)
     if window.before:
-        low = f"max(0, {low} - {window.before})"
-    if window.after:
-        high = f"min({window.size}, {high} + {window.after})"
+        low = f"max(0, {_plus(low, -window.before)})"
+    if window.after or window.ratio.denominator == 1 < window.ratio.numerator:
+        # Where a convolution leaves over what does not fill a stride, the end is past.
+        high = f"min({window.size}, {_plus(high, window.after)})"
     return low, high
+
+
+def _plus(name: str, offset: int) -> str:
+    if not offset:
+        return name
+    return f"{name} {'-' if offset < 0 else '+'} {abs(offset)}"
 
 
 def _scaled(name: str, window: Window) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.graph.liveness import held_storages, owners, profile
+from memplan.graph.liveness import Profile, held_storages, owners, profile
 from memplan.graph.program import Loop, Op, Program
 
 SHOWN = 8  # storages at the peak that are listed, the largest
@@ -47,7 +47,9 @@ def curve(program: Program) -> Curve:
     """The curve of a program."""
     rows: list[tuple[int, Op]] = []
     bands: list[Band] = []
-    _walk(program, 0, 0, rows, bands)
+    # Without loops it is what eager modules do, which write results beside operands.
+    overwriting = any(isinstance(step, Loop) for step in program.ops)
+    _walk(program, profile(program, overwriting), 0, rows, bands)
     return Curve(
         tuple(live for live, _ in rows),
         tuple(op.key for _, op in rows),
@@ -58,18 +60,20 @@ def curve(program: Program) -> Curve:
 
 def _walk(
     program: Program,
-    outside: int,
+    found: Profile,
     depth: int,
     rows: list[tuple[int, Op]],
     bands: list[Band],
+    outside: int = 0,
 ) -> None:
-    for step, live in zip(program.ops, profile(program).live, strict=True):
+    for step, live in zip(program.ops, found.live, strict=True):
         if isinstance(step, Op):
             rows.append((outside + live, step))
             continue
         start = len(rows)
-        around = outside + live - profile(step.body).peak
-        _walk(step.body, around, depth + 1, rows, bands)
+        body = profile(step.body)
+        around = outside + live - body.peak
+        _walk(step.body, body, depth + 1, rows, bands, around)
         bands.append(Band(start, len(rows), -(-step.extent // step.step), depth))
 
 

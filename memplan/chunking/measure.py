@@ -85,7 +85,9 @@ def levels_at(model: Any, inputs: Any, paths: list[str]) -> dict[str, int]:
     now = 0
     try:
         with torch.no_grad():
-            events = _events(lambda: model(*inputs.args, **inputs.kwargs))
+            kept = inputs.kept(model)
+            events = _events(lambda: inputs.run(model))
+            kept.restore()
     finally:
         for handle in handles:
             handle.remove()

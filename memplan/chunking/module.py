@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.chunking.code import compiled, source
 from memplan.chunking.groupnorm import rejoined
 from memplan.chunking.parts import Target
-from memplan.errors import InputError
+from memplan.errors import InputError, UsageError
 from memplan.graph.export import Exported
 from memplan.graph.program import Program
 
@@ -20,14 +21,14 @@ class Weights(Mapping[str, Any]):
     """A model's parameters and buffers as they are now, by name, and constants."""
 
     def __init__(self, model: Any, constants: dict[str, Any]) -> None:
-        self._model, self._constants = model, constants
+        self._model, self.constants = model, constants
 
     def __getitem__(self, name: str) -> Any:
         owner, _, attribute = name.rpartition(".")
         try:
             return getattr(self._model.get_submodule(owner), attribute)
         except AttributeError:
-            return self._constants[name]
+            return self.constants[name]
 
     def __iter__(self) -> Iterator[str]:
         raise TypeError("weights are looked up by name")
@@ -50,8 +51,17 @@ class Chunk:
         self.source = source(self.program, f"{name}, in chunks")
         self._run: Callable[..., Any] = compiled(self.source, name)
         self._weights = Weights(target.module, exported.constants)
-        self._exported, self._name = exported, name
-        self._kinds = [node.meta.get("val") for node in _inputs(exported)]
+        self._module, self._name = target.module, name
+        self._in_spec, self._out_spec = exported.in_spec, exported.out_spec
+        self._kinds = [_kind(node.meta.get("val")) for node in _inputs(exported)]
+        self._autocast = autocast_state()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Chunk:
+        """A copy that uses the copied model's weights."""
+        other = copy.copy(self)
+        other._module = copy.deepcopy(self._module, memo)
+        other._weights = Weights(other._module, self._weights.constants)
+        return other
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         import torch
@@ -59,7 +69,7 @@ class Chunk:
 
         ordered = pytree.tree_flatten((args, kwargs))
         leaves, spec = ordered
-        if spec != self._exported.in_spec:
+        if spec != self._in_spec:
             raise InputError(
                 f"{self._name} was chunked for other arguments than it is given; chunk "
                 "it with arguments like these"
@@ -69,31 +79,80 @@ class Chunk:
             for leaf, kind in zip(leaves, self._kinds, strict=True)
             if self._fits(leaf, kind)
         ]
-        with torch.no_grad():
+        self._check_weights()
+        if autocast_state() != self._autocast:
+            raise InputError(
+                f"{self._name} was chunked {_autocast_told(self._autocast)}, and is "
+                f"called {_autocast_told(autocast_state())}; chunk it as it is called"
+            )
+        # The casts that autocast makes are in the program.
+        with torch.no_grad(), torch.autocast(self._autocast[0], enabled=False):
             result = self._run(tensors, self._weights)
-        return pytree.tree_unflatten(list(result), self._exported.out_spec)
+        return pytree.tree_unflatten(list(result), self._out_spec)
+
+    def _check_weights(self) -> None:
+        """Raise InputError if a parameter or buffer is not as it was exported."""
+        for name, place in self.program.constants.items():
+            meta, tensor = self.program.metas[name], self._weights[place]
+            found = tuple(tensor.shape), tensor.dtype, str(tensor.device)
+            if found != (meta.shape, meta.dtype, meta.device):
+                raise InputError(
+                    f"{self._name} was chunked with {place} of "
+                    f"{_told(meta.shape, meta.dtype, meta.device)}, and it is of "
+                    f"{_told(*found)} now; chunk it again"
+                )
 
     def _fits(self, leaf: Any, kind: Any) -> bool:
         """Whether an input is a tensor. Raises InputError if it is not as exported."""
         import torch
 
-        if not isinstance(kind, torch.Tensor):
+        if not isinstance(kind, Kind):
             if leaf != kind:
                 raise InputError(
                     f"{self._name} was chunked with {kind!r}, and is given {leaf!r}; "
                     "chunk it with that"
                 )
             return False
-        wanted = tuple(kind.shape), kind.dtype, kind.device
         if not isinstance(leaf, torch.Tensor):
-            raise InputError(f"{self._name} takes a tensor of {wanted[0]} there")
-        found = tuple(leaf.shape), leaf.dtype, leaf.device
-        if found != wanted:
+            raise InputError(f"{self._name} takes a tensor of {kind.shape} there")
+        found = Kind(tuple(leaf.shape), leaf.dtype, str(leaf.device))
+        if found != kind:
             raise InputError(
-                f"{self._name} was chunked for an input of {_told(*wanted)}, and is "
+                f"{self._name} was chunked for an input of {_told(*kind)}, and is "
                 f"given one of {_told(*found)}; chunk it with such inputs"
             )
         return True
+
+
+class Kind(NamedTuple):
+    """What a tensor among the inputs must be like."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    device: str
+
+
+def _kind(value: Any) -> Any:
+    """The Kind of a tensor; any other value is its own."""
+    if not hasattr(value, "untyped_storage"):
+        return value
+    return Kind(tuple(map(int, value.shape)), value.dtype, str(value.device))
+
+
+def autocast_state() -> tuple[str, bool, Any]:
+    """The device whose autocast counts here, whether it is on, and to which dtype."""
+    import torch
+
+    device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+    on = bool(torch.is_autocast_enabled(device))
+    return device, on, torch.get_autocast_dtype(device) if on else None
+
+
+def _autocast_told(state: tuple[str, bool, Any]) -> str:
+    device, on, dtype = state
+    if not on:
+        return "without autocast"
+    return f"under autocast to {str(dtype).removeprefix('torch.')} on {device}"
 
 
 def _inputs(exported: Exported) -> list[Any]:
@@ -136,6 +195,21 @@ def chunked_class() -> type:
             self.memplan = plan
             self.chunks = dict(chunks)
             self.eval()
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            raise UsageError(
+                "a chunked module is code made for this process; save its model and "
+                "its plan (memplan.write_chunk_plan), and chunk with that plan"
+            )
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            made = chunked_class()(
+                copy.deepcopy(self.model, memo),
+                copy.deepcopy(self.chunks, memo),
+                self.memplan,
+            )
+            memo[id(self)] = made
+            return made
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             if "" in self.chunks:

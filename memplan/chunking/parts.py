@@ -88,8 +88,10 @@ def first_calls(model: Any, inputs: Inputs) -> dict[str, Inputs]:
     import torch
 
     calls: dict[str, Inputs] = {}
+    kept = inputs.kept(model)
     with _hooked(model, calls), torch.no_grad():
-        model(*inputs.args, **inputs.kwargs)
+        inputs.run(model)
+    kept.restore()
     return calls
 
 

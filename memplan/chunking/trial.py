@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memplan.chunking.kept import Kept
 from memplan.chunking.measure import other_inputs, tolerance
 from memplan.errors import InputError, UsageError
 
@@ -60,12 +61,25 @@ class Inputs:
         """
         import torch
 
+        kept = self.kept(model)
         with torch.no_grad():
-            found = [model(*self.args, **self.kwargs)]
-            others = self.others()
-            with contextlib.suppress(Exception):
-                found.append(model(*others.args, **others.kwargs))
+            try:
+                found = [model(*self.args, **self.kwargs)]
+                kept.restore()
+                others = self.others()
+                with contextlib.suppress(Exception):
+                    found.append(model(*others.args, **others.kwargs))
+            finally:
+                kept.restore()
         return found
+
+    def run(self, model: Any) -> Any:
+        """What the model gives for these inputs."""
+        return model(*self.args, **self.kwargs)
+
+    def kept(self, model: Any) -> Kept:
+        """The inputs and the model's buffers as they are, to be restored."""
+        return Kept([*self.leaves(), *model.buffers()])
 
     def check_device(self, model: Any) -> str:
         """The one device of inputs and model, "cpu" where there are no tensors.
