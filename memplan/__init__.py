@@ -12,6 +12,11 @@ from memplan.version import __version__
 if TYPE_CHECKING:
     from memplan.applying.cuda import stats as stats
     from memplan.applying.session import apply as apply
+    from memplan.chunking.chunk import ChunkOptions as ChunkOptions
+    from memplan.chunking.chunk import chunk as chunk
+    from memplan.chunking.plan import ChunkPlan as ChunkPlan
+    from memplan.chunking.planfile import read_chunk_plan as read_chunk_plan
+    from memplan.chunking.planfile import write_chunk_plan as write_chunk_plan
     from memplan.core.plan import Plan as Plan
     from memplan.core.planfile import read_plan as read_plan
     from memplan.core.planfile import write_plan as write_plan
@@ -28,11 +33,15 @@ if TYPE_CHECKING:
     from memplan.trace.write import write_trace as write_trace
 
 _HOMES = {
+    "ChunkOptions": "memplan.chunking.chunk",
+    "ChunkPlan": "memplan.chunking.plan",
     "Plan": "memplan.core.plan",
     "Problem": "memplan.core.problem",
     "Trace": "memplan.trace.trace",
     "apply": "memplan.applying.session",
+    "chunk": "memplan.chunking.chunk",
     "interrupt": "memplan.recording.interruption",
+    "read_chunk_plan": "memplan.chunking.planfile",
     "read_plan": "memplan.core.planfile",
     "read_trace": "memplan.trace.read",
     "record": "memplan.recording.record",
@@ -42,17 +51,22 @@ _HOMES = {
     "step": "memplan.recording.boundary",
     "unplanned": "memplan.recording.interruption",
     "verify": "memplan.core.verify",
+    "write_chunk_plan": "memplan.chunking.planfile",
     "write_plan": "memplan.core.planfile",
     "write_trace": "memplan.trace.write",
 }
 
 __all__ = [
+    "ChunkOptions",
+    "ChunkPlan",
     "Plan",
     "Problem",
     "Trace",
     "__version__",
     "apply",
+    "chunk",
     "interrupt",
+    "read_chunk_plan",
     "read_plan",
     "read_trace",
     "record",
@@ -62,6 +76,7 @@ __all__ = [
     "step",
     "unplanned",
     "verify",
+    "write_chunk_plan",
     "write_plan",
     "write_trace",
 ]

@@ -28,6 +28,7 @@ GROUND: dict[str, set[str]] = {
     "arrays": {"errors", "limits"},
     "streams": {"errors"},
     "files": {"errors", "limits", "streams"},
+    "factory": {"errors"},
 }
 BASE = set(GROUND) | {"formats"}
 CORRIDOR = BASE | {"core", "trace", "native"}

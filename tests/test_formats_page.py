@@ -28,6 +28,7 @@ PAGE = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
 SAMPLE = ROOT / "traces/train_resnet50.parquet"
 LAYER = "--layer 4,8,8,8,3,3"
 NEST = f"{LAYER} --string 'Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8'"
+CHUNK = "chunk m.py:factory --budget 60% --max-slowdown 1e9 -o c.plan.json --json"
 
 # By section, the commands whose outputs it describes, and files from earlier ones.
 DOCUMENTS = {
@@ -50,6 +51,8 @@ DOCUMENTS = {
         f"blocking codesign {LAYER} --json",
     ),
     "Blocking plan": ("b.plan.json",),
+    "chunk --json": (CHUNK,),
+    "Chunk plan": ("c.plan.json",),
     "blocking network --json": ("blocking network alexnet --budget 1MiB --json",),
     "blocking parallel --json": (
         f"blocking parallel {NEST} --datapath C2,K2 --cores 1,2 --json",
@@ -57,6 +60,14 @@ DOCUMENTS = {
     "blocking simulate --json": (f"blocking simulate {NEST} --unroll X2 --json",),
     "blocking layers --json": ("blocking layers --json",),
 }
+
+
+MODEL = """\
+import torch
+def factory():
+    layers = torch.nn.Linear(4, 64), torch.nn.GELU(), torch.nn.Linear(64, 4)
+    return torch.nn.Sequential(*layers).eval(), torch.randn(512, 4)
+"""
 
 
 def section(title: str) -> str:
@@ -114,6 +125,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     (folder / "p.csv").write_text(example("MiniMalloc's CSV"))
     (folder / "other.csv").write_text("id,lower,upper,size\na,0,1,64\n")
     (folder / "all.toml").write_text(example("Memory hierarchy"))
+    (folder / "m.py").write_text(MODEL)
     memplan.write_trace(memplan.read_trace(SAMPLE), folder / "t.json")
 
     @functools.cache
@@ -123,6 +135,8 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
                 if f"-o {source}" in command:
                     read(command)
             return json.loads((folder / source).read_text())
+        if source == CHUNK:
+            pytest.importorskip("torch")
         command = [sys.executable, "-m", "memplan", *shlex.split(source)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert done.stdout, done.stderr

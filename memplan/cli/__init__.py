@@ -28,6 +28,7 @@ _COMMANDS = {
     "verify": "Check a plan, against its trace if one is given.",
     "plot": "Draw a plan's packing, or a trace's memory over time.",
     "apply": "Run a program under a plan.",
+    "chunk": "Run a model in chunks, so that its activations fit a budget.",
     "blocking": "Block the loops of convolutions for a memory hierarchy.",
 }
 

@@ -1,4 +1,4 @@
-"""One line that tells how far a solver has come: on a terminal, and nowhere else."""
+"""One line that tells how far a search has come: on a terminal, and nowhere else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from memplan.cli import show
 from memplan.solving.options import Progress
 from memplan.units import format_bytes, format_gap
 
@@ -24,10 +25,37 @@ def progress_line(method: str) -> Iterator[Callable[[Progress], None] | None]:
     console = Console(stderr=True, highlight=False)
     with console.status(f"{method} ...") as status:
 
-        def show(progress: Progress) -> None:
+        def update(progress: Progress) -> None:
             status.update(f"{method}: {describe(progress)}")
 
-        yield show
+        yield update
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[Callable[[str], None] | None]:
+    """What to call with how far it is; None where standard error is no terminal.
+
+    The line is gone when the context ends.
+    """
+    with saying_if_interrupted():
+        if not sys.stderr.isatty():
+            yield None
+            return
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+        with console.status(f"{what} ...") as status:
+            yield lambda how_far: status.update(f"{what}: {how_far}")
+
+
+@contextlib.contextmanager
+def saying_if_interrupted() -> Iterator[None]:
+    """Ctrl-C ends what has no result yet, and nobody should wait for one."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        show.note("interrupted, so there is no result")
+        raise
 
 
 def describe(progress: Progress) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 _TRACE = b'{"schema":"memplan.trace","version":1,'
 _PLAN = b'{"schema":"memplan.plan","version":1,'
+_CHUNKS = b'{"schema":"memplan.chunks","version":1,'
 _NESTS = b'{"schema":"memplan.blocking-plan","version":1,'
 _UNITS = (
     *(b"[],", b"{},", b"[1],", b'{"a":1},', b"1,", b"1000,", b'"ab",', b"1.5,"),
@@ -69,6 +70,21 @@ def plan_bombs(size: int) -> Iterator[bytes]:
 
 def nest_bombs(size: int) -> Iterator[bytes]:
     yield from json_bombs(_NESTS, size)
+
+
+def chunk_bombs(size: int) -> Iterator[bytes]:
+    yield from json_bombs(_CHUNKS, size)
+    fields = b'"status":"","reason":"","budget_bytes":1,"device":"","torch":"",'
+    part = b'{"path":"","fingerprint":"","regions":[%s]}'
+    for unit in (b"{},", b"[],", b'{"slices":[["a",0,1,1,0,0]]},'):
+        regions = part % (unit * (size // len(unit)) + b"{}")
+        yield _CHUNKS + fields + b'"parts":[' + regions + b"]}"
+    slices = b",".join(b'["s%d",0,1,1,0,0]' % i for i in range(size // 20))
+    region = (
+        b'{"slices":[%s],"extent":8,"step":4,"copied":[],"inner":[],"fresh":false}'
+        % slices
+    )
+    yield _CHUNKS + fields + b'"parts":[' + part % region + b"]}"
 
 
 def csv_bombs(size: int) -> Iterator[bytes]:

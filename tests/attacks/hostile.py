@@ -10,12 +10,17 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from memplan.chunking.plan import ChunkPlan, Part
+from memplan.chunking.planfile import write_chunk_plan
+from memplan.chunking.region import Region
+from memplan.chunking.rules.flow import Slice
 from memplan.core.planfile import dump_plan
 from memplan.trace.journal import MAGIC, METADATA
 from memplan.trace.write import write_trace
@@ -95,6 +100,16 @@ def nests(folder: Path) -> Spoiled:
     layer = ["--layer", "8,8,6,6,3,3", "--memory", "diannao"]
     command = ["-m", "memplan", "blocking", "optimize", *layer, "-o", str(path)]
     subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    return _json(path.read_bytes())
+
+
+def chunks(folder: Path) -> Spoiled:
+    path = folder / "chunks.json"
+    pieces = {"mm": Slice(0), "relu": Slice(1, Fraction(1, 2), 1, 2)}
+    inner = Region({"mm": Slice(1)}, 8, 4, frozenset({"mm"}))
+    region = Region(pieces, 64, 16, frozenset({"mm"}), (inner,))
+    parts = (Part("block", "abc", (region, inner)), Part("", "def", (region,)))
+    write_chunk_plan(ChunkPlan("chunked", "", 1 << 20, parts), path)
     return _json(path.read_bytes())
 
 
@@ -226,6 +241,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], Spoiled], Bombs]] = {
     "parquet": ("memplan:read_trace", "parquet", parquet, no_bombs),
     "plan": ("memplan:read_plan", "json", plan, bombs.plan_bombs),
     "nests": ("memplan.blocking.planfile:read_plan", "json", nests, bombs.nest_bombs),
+    "chunks": ("memplan:read_chunk_plan", "json", chunks, bombs.chunk_bombs),
     "csv": (
         "memplan.trace.importers.minimalloc:read_minimalloc",
         "csv",

@@ -94,8 +94,8 @@ def test_what_is_no_such_nest_is_named_with_the_reason(written: Written) -> None
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("model.py", "write it as FILE.py:FACTORY"),
-        ("model.txt:made", "write it as FILE.py:FACTORY"),
+        ("model.py", "write it as FILE.py:FUNCTION"),
+        ("model.txt:made", "write it as FILE.py:FUNCTION"),
         ("nowhere.py:made", "there is no such file"),
     ],
 )

@@ -31,11 +31,13 @@ READING = [
     ["blocking", "optimize", "--layer", LAYER, "--memory", "X.toml"],
     ["blocking", "network", "alexnet", "--memory", "X.toml"],
     [*SIMULATE, "--cache", "X.toml"],
+    ["chunk", "m.py:factory", "--plan", "X.json"],
 ]
 RUNNING = [
     ["record", "X.py"],
     ["apply", "p.json", "X.py"],
     ["blocking", "optimize", "--layer", "X.py:factory"],
+    ["chunk", "X.py:factory", "--budget", "20%"],
 ]
 IDS = " ".join
 

@@ -30,6 +30,7 @@ WRITING = {
     "record": ["record", "--force", "-o"],
     "recover": ["recover", "t.journal", "--force", "-o"],
     "apply": ["apply", "p.json", "--force", "--report"],
+    "chunk": ["chunk", "m.py:factory", "--budget", "20%", "--force", "-o"],
     **{name: [*words, "--force", "-o"] for name, words in BLOCKING.items()},
 }
 SUFFIXES = {"convert": ".csv", "plot": ".svg", "record": ".json", "recover": ".json"}

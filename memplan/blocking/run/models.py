@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from memplan.blocking.nest.layer import Layer, fully_connected, pooling
-from memplan.errors import EnvironmentUnfitError, InputError, UsageError
+from memplan.errors import EnvironmentUnfitError, InputError
+from memplan.factory import UserFile, blaming, parse_spec
 
 IMAGE_DIMS = 4  # N, C, H, W
 # Parts of names of operations that multiply matrices inside, out of sight.
@@ -68,26 +67,10 @@ def layers_of(
             found.note(str(func.overloadpacket.__name__), args, kwargs or {}, result)
             return result
 
-    blaming = _blaming(f"{name} failed on its inputs")
-    with blaming, torch.no_grad(), found.following(model), Watch():
+    failing = blaming(f"{name} failed on its inputs")
+    with failing, torch.no_grad(), found.following(model), Watch():
         model(*inputs)
     return found.all()
-
-
-@contextmanager
-def _blaming(what: str) -> Iterator[None]:
-    """Whatever a user's code raises is an error in the input; Ctrl-C stays Ctrl-C."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        try:
-            said = " ".join(str(error).split())
-        except Exception:  # its own text fails, too
-            said = ""
-        reason = type(error).__name__ + (f": {said}" if said else "")
-        raise InputError(f"{what}: {reason}") from error
 
 
 class _Found:
@@ -234,16 +217,12 @@ _READERS: dict[str, Callable[..., Layer]] = {
 
 def _made(spec: str) -> tuple[Any, tuple[Any, ...]]:
     """The model and its inputs, from ``model.py:factory``."""
-    file, _, name = spec.rpartition(":")
-    if not file.endswith(".py") or not name.isidentifier():
-        raise UsageError(f"{spec!r} is no model: write it as FILE.py:FACTORY")
+    file, name = parse_spec(spec)
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentUnfitError(
             f"{spec} needs PyTorch: pip install 'memplan[torch]'"
         )
-    factory = _loaded(Path(file), name)
-    with _blaming(f"{spec} failed"):
-        made = factory()
+    made = UserFile(file).call(name)
     import torch
 
     pair = isinstance(made, tuple) and len(made) == 2
@@ -251,24 +230,3 @@ def _made(spec: str) -> tuple[Any, tuple[Any, ...]]:
         raise InputError(f"{spec} must return a pair: the model, and its inputs")
     inputs = made[1] if isinstance(made[1], tuple) else (made[1],)
     return made[0], inputs
-
-
-def _loaded(file: Path, name: str) -> Callable[[], Any]:
-    if not file.is_file():
-        raise InputError(f"{file}: there is no such file")
-    found = importlib.util.spec_from_file_location(file.stem, file)
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules.setdefault(file.stem, module)
-    # As Python does for a program: what lies beside it can be imported.
-    sys.path.insert(0, str(file.parent.resolve()))
-    try:
-        with _blaming(str(file)):
-            found.loader.exec_module(module)
-            factory = getattr(module, name, None)
-    finally:
-        sys.path.pop(0)
-    if not callable(factory):
-        raise InputError(f"{file} has no function {name}")
-    made: Callable[[], Any] = factory
-    return made

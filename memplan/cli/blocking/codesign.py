@@ -14,7 +14,8 @@ from memplan.blocking.run.models import ModelLayer
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result
 from memplan.cli.blocking import options, report, results
-from memplan.cli.blocking.progress import searching, working
+from memplan.cli.blocking.progress import searching
+from memplan.cli.progress import working
 from memplan.files import refuse_overwrite
 from memplan.units import format_bytes, parse_bytes
 

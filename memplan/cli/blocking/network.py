@@ -22,7 +22,8 @@ from memplan.blocking.run.models import ModelLayer
 from memplan.blocking.search.result import Options
 from memplan.cli import show
 from memplan.cli.blocking import options, report, results
-from memplan.cli.blocking.progress import swept, working
+from memplan.cli.blocking.progress import swept
+from memplan.cli.progress import working
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
 from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes

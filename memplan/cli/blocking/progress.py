@@ -10,26 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from memplan.blocking.design.sweep import Task, sweep
 from memplan.blocking.search.incumbent import SearchProgress
 from memplan.blocking.search.result import Result
-from memplan.cli import show
 from memplan.cli.blocking import report
+from memplan.cli.progress import saying_if_interrupted, working
 from memplan.units import format_seconds
-
-
-@contextlib.contextmanager
-def working(what: str) -> Iterator[Callable[[str], None] | None]:
-    """What to call with how far it is; None where standard error is no terminal.
-
-    The line is gone when the context ends.
-    """
-    with _saying_if_interrupted():
-        if not sys.stderr.isatty():
-            yield None
-            return
-        from rich.console import Console
-
-        console = Console(stderr=True, highlight=False)
-        with console.status(f"{what} ...") as status:
-            yield lambda how_far: status.update(f"{what}: {how_far}")
 
 
 @contextlib.contextmanager
@@ -42,7 +25,7 @@ def searching(what: str) -> Iterator[Callable[[SearchProgress], None] | None]:
 @contextlib.contextmanager
 def sweeping(what: str, tasks: int) -> Iterator[Callable[[int, Result], None] | None]:
     """What to call with a task's number and result as it ends: a bar, likewise."""
-    with _saying_if_interrupted():
+    with saying_if_interrupted():
         if not sys.stderr.isatty():
             yield None
             return
@@ -68,16 +51,6 @@ def swept(
     with sweeping(what, len(tasks)) as ended:
         processes = None if ray else threads
         return sweep(tasks, processes=processes, address=ray, progress=ended)
-
-
-@contextlib.contextmanager
-def _saying_if_interrupted() -> Iterator[None]:
-    """Ctrl-C ends what has no result yet, and nobody should wait for one."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        show.note("interrupted, so there is no result")
-        raise
 
 
 def describe(progress: SearchProgress) -> str:

@@ -11,7 +11,7 @@ from memplan.blocking.run.cache import MAX_MACS, Simulation, simulate
 from memplan.cli import show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import layer_entry
-from memplan.cli.blocking.progress import working
+from memplan.cli.progress import working
 
 
 @click.command("simulate")

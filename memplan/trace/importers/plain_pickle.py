@@ -61,7 +61,11 @@ def load_plain(data: bytes, path: PathLike) -> object:
     Raises FormatError, naming the instruction and its byte, for anything that is
     not plain data, is cut off, goes on after its end, or passes a limit.
     """
-    return _Machine(data, path).run()
+    machine = _Machine(data, path)
+    try:
+        return machine.run()
+    finally:
+        vars(machine).clear()  # its table knows it: only a collection would free it
 
 
 class _Machine:

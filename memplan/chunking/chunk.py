@@ -1,0 +1,334 @@
+"""Chunk a model so that its activations fit a budget: the public verb."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memplan.chunking.budget import Budget, parse_budget
+from memplan.chunking.build import Workbench
+from memplan.chunking.choice import Effort
+from memplan.chunking.notaloop import NotALoopError
+from memplan.chunking.parts import Target, export_parts
+from memplan.chunking.plan import ChunkPlan, fingerprint
+from memplan.chunking.planfile import read_chunk_plan
+from memplan.chunking.region import chunked
+from memplan.chunking.search import Search, Trial
+from memplan.chunking.timing import calibrated
+from memplan.chunking.trial import Inputs
+from memplan.errors import InputError, NoPlanError, UsageError
+from memplan.graph.export import first_line
+from memplan.graph.liveness import profile
+from memplan.units import format_bytes
+
+MAX_SLOWDOWN = 1.10
+TIMED = 3  # plans that are timed for real
+ROUNDS = 4  # the budget is tightened where the allocator needs more than estimated
+
+
+class BudgetError(NoPlanError):
+    """No plan within the budget, or none that is fast enough.
+
+    floor: bytes of the lowest peak found. line: `file:line` of the operator that
+    limits it. closest: the module chunked as near to the budget as was found.
+    """
+
+    def __init__(self, message: str, floor: int, line: str, closest: Any) -> None:
+        self.floor, self.line, self.closest = floor, line, closest
+        super().__init__(message, peak=floor)
+
+
+@dataclass(frozen=True)
+class ChunkOptions:
+    """How a model is chunked.
+
+    max_slowdown: the largest ratio of its time, chunked over as it was, that is
+    accepted; None for any. effort: how far the search looks. time_limit: seconds that
+    all of the search may take; None for as long as effort says. progress: told, in a
+    few words, what is going on.
+    """
+
+    max_slowdown: float | None = MAX_SLOWDOWN
+    effort: Effort = dataclasses.field(default_factory=Effort)
+    time_limit: float | None = None
+    progress: Callable[[str], None] = lambda _: None
+
+
+def chunk(
+    model: Any,
+    inputs: Any,
+    budget: str | int | None = None,
+    plan: str | os.PathLike[str] | ChunkPlan | None = None,
+    options: ChunkOptions | None = None,
+) -> Any:
+    """`model` as a module whose inference keeps to a memory budget.
+
+    inputs: a tuple of the arguments of its forward, a mapping of keyword arguments, or
+    one tensor; the result runs on inputs of their shapes. budget: for activations,
+    beyond parameters and inputs: bytes, as in "512MiB", a share of what they take now,
+    as in "20%", or "min". plan: a ChunkPlan or its file, made of the same model and
+    shapes, instead of a search.
+
+    The module returned gives what `model` gives: the same bits, or within rounding of
+    them; that was checked on these inputs and on random ones, its memory was measured
+    and its time compared. It has the ChunkPlan as `memplan`.
+
+    Ctrl-C ends the search with the best found until then, if that keeps to the budget.
+
+    Raises BudgetError (a NoPlanError) where nothing found keeps to the budget;
+    UsageError for arguments that make no sense, a model in training mode among them;
+    InputError for models that fail, and for plans of others.
+    """
+    options = options or ChunkOptions()
+    if (budget is None) == (plan is None):
+        raise UsageError("give either a budget or a plan, as in budget='20%'")
+    return _Chunking(model, inputs, options).run(budget, plan)
+
+
+class _Chunking:
+    def __init__(self, model: Any, inputs: Any, options: ChunkOptions) -> None:
+        import torch
+
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(
+                f"a model is an nn.Module, and this is {type(model).__name__}"
+            )
+        if model.training:
+            raise UsageError("the model is in training mode; call model.eval() first")
+        self._model, self._options = model, options
+        self._inputs = Inputs.of(inputs)
+
+    def run(self, budget: str | int | None, plan: Any) -> Any:
+        wanted = None if budget is None else parse_budget(budget)
+        progress = self._options.progress
+        progress("running the model")
+        self._bench = Workbench(self._model, self._inputs, progress)
+        self._before = self._bench.before
+        progress("exporting")
+        self._exports = export_parts(self._model, self._inputs)
+        self._bench.exports = self._exports
+        if plan is not None:
+            return self._reuse(plan)
+        assert wanted is not None
+        limit = wanted.bytes_of(self._before)
+        if self._before <= limit:
+            return self._bench.unchanged(limit, "it fits the budget as it is")
+        if not self._exports.targets:
+            return self._bench.unchanged(limit, "nothing of it can be exported")
+        return self._searched(wanted, limit)
+
+    def _searched(self, wanted: Budget, limit: int) -> Any:
+        self._machine = calibrated(self._bench.device)
+        self._whole = self._bench.seconds_once()
+        limit_s = self._options.time_limit
+        self._stop = math.inf if limit_s is None else time.monotonic() + limit_s
+        self._interrupted = False
+        if wanted.least:
+            return self._least()
+        found = self._within(limit)
+        if not found:
+            raise self._refusal(limit)
+        return self._accepted(self._bench.fastest(found, self._enough), limit)
+
+    def _least(self) -> Any:
+        """The lowest peak that is fast enough, found by going down step by step."""
+        best = None
+        limit = self._before // 2
+        self._nearest: Any = None
+        while not self._interrupted:
+            try:
+                found = self._within(limit)
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                self._interrupted = True
+                break
+            if not found:
+                break
+            module = self._bench.fastest(found, self._enough)
+            if self._too_slow(module):
+                if best is not None or limit > 0.9 * self._before:
+                    break
+                limit = (limit + self._before) // 2  # less saved may be fast enough
+                continue
+            best = module
+            limit = int(module.memplan.measured_bytes_after * 0.85)
+        if best is None:
+            nearest = self._nearest
+            if nearest is None or nearest.memplan.measured_bytes_after >= self._before:
+                return self._bench.unchanged(self._before, "nothing found needs less")
+            best = self._bench.fastest([nearest], self._enough)
+            lowest = best.memplan.measured_bytes_after
+            best.memplan = replace(best.memplan, budget_bytes=lowest)
+        return self._accepted(best, best.memplan.budget_bytes)
+
+    def _within(self, limit: int) -> list[Any]:
+        """Modules whose measured peak is at most `limit` bytes, best by the model
+        first, and whose results are right.
+
+        Raises KeyboardInterrupt if Ctrl-C ended the search before there was one.
+        """
+        goal = limit
+        self._nearest = None
+        for _ in range(ROUNDS):
+            good: list[Any] = []
+            short = []  # estimated and measured peaks of those that do not fit
+            for trials in self._trials(goal):
+                try:
+                    module = self._bench.build(trials, limit)
+                except KeyboardInterrupt:
+                    self._interrupted = True
+                    break
+                if module is None:
+                    continue
+                peak = module.memplan.measured_bytes_after
+                if self._nearest is None or (
+                    peak < self._nearest.memplan.measured_bytes_after
+                ):
+                    self._nearest = module
+                if peak <= limit:
+                    good.append(module)
+                else:
+                    short.append((module.memplan.peak_bytes_after, peak))
+                if len(good) == TIMED:
+                    break
+            if self._interrupted and not good:
+                raise KeyboardInterrupt
+            if good or not short:
+                return good
+            estimated, measured = min(short, key=lambda pair: pair[1])
+            goal = int(min(goal * 0.97, limit * estimated / measured))
+        return []
+
+    def _trials(self, goal: int) -> list[dict[str, Trial]]:
+        """Of each way to keep to `goal` bytes, the trial of each exported part."""
+        ways: list[dict[str, Trial]] = []
+        for target in self._exports.targets:
+            search = self._search(target)
+            room = max(1, goal - target.outside)
+            chosen = self._found(search, room) or [search.best]
+            if not ways:
+                ways = [{} for _ in chosen]
+            for i, way in enumerate(ways):
+                way[target.path] = chosen[min(i, len(chosen) - 1)]
+        return ways
+
+    def _found(self, search: Search, room: int) -> list[Trial]:
+        """The search's trials within `room` bytes; those until then, on Ctrl-C."""
+        if search.start.peak <= room:
+            return [search.start]
+        if self._interrupted:
+            return []
+        try:
+            return search.run(room)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            done = [trial for trial in search.done if trial.peak <= room]
+            return sorted(done, key=lambda trial: trial.seconds)
+
+    def _search(self, target: Target) -> Search:
+        effort = self._options.effort
+        left = max(0.0, self._stop - time.monotonic())
+        seconds = min(effort.seconds, left) / len(self._exports.targets)
+        return Search(
+            target.program,
+            self._exports.inference,
+            self._machine,
+            replace(effort, seconds=seconds),
+            self._options.progress,
+            self._whole,
+        )
+
+    @property
+    def _enough(self) -> float:
+        slow = self._options.max_slowdown
+        return math.inf if slow is None else slow
+
+    def _too_slow(self, module: Any) -> bool:
+        return bool(module.memplan.slowdown > self._enough)
+
+    def _accepted(self, module: Any, limit: int) -> Any:
+        """The module found. Raises BudgetError if it is too slow."""
+        plan = module.memplan
+        if self._too_slow(module):
+            raise BudgetError(
+                f"fits {format_bytes(limit)}, but takes {plan.slowdown:.2f} times as "
+                f"long, above {self._options.max_slowdown:.2f}; allow more "
+                "(--max-slowdown, or max_slowdown in ChunkOptions) or give more memory "
+                "(--budget)",
+                plan.measured_bytes_after,
+                plan.regions[0]["line"] if plan.regions else "",
+                module,
+            )
+        if self._interrupted:
+            reason = "the search was interrupted, and this is the best found until then"
+            module.memplan = replace(plan, reason=reason)
+        return module
+
+    def _refusal(self, limit: int) -> BudgetError:
+        nearest = self._nearest or self._bench.unchanged(limit, "nothing found")
+        plan = nearest.memplan
+        floor, line = plan.measured_bytes_after, plan.peak_after.get("line", "")
+        where = f", at {line}" if line else ""
+        if floor >= self._before:
+            return BudgetError(
+                f"no plan found within {format_bytes(limit)}: nothing found needs less "
+                f"than the {format_bytes(self._before)} that it takes as it is{where}; "
+                "give at least that (--budget)",
+                self._before,
+                line,
+                nearest,
+            )
+        return BudgetError(
+            f"no plan found within {format_bytes(limit)}: the lowest found is "
+            f"{format_bytes(floor)}{where}; give at least that (--budget)",
+            floor,
+            line,
+            nearest,
+        )
+
+    def _reuse(self, plan: Any) -> Any:
+        """The module of a plan that was found before, checked anew."""
+        old = plan if isinstance(plan, ChunkPlan) else read_chunk_plan(plan)
+        name = "the plan" if isinstance(plan, ChunkPlan) else os.fspath(plan)
+        targets = {target.path: target for target in self._exports.targets}
+        trials = {}
+        for part in old.parts:
+            target = targets.get(part.path)
+            if target is None or fingerprint(target.program) != part.fingerprint:
+                raise InputError(
+                    f"{name} was made of another model, of other shapes, or with "
+                    f"another torch ({old.torch}); chunk this model with --budget"
+                )
+            program = target.program
+            try:
+                for region in part.regions:
+                    program = chunked(program, region, self._exports.inference)
+            except NotALoopError as error:
+                raise InputError(
+                    f"{name} does not fit this model: {error}; make it anew"
+                ) from error
+            trials[part.path] = Trial(part.regions, program, profile(program))
+        try:
+            module = self._bench.build(trials, old.budget_bytes)
+        except Exception as error:
+            raise InputError(
+                f"{name} does not run on this model: {first_line(error)}; make it anew"
+            ) from error
+        if module is None:
+            raise InputError(f"{name} gives other results than the model; make it anew")
+        after = module.memplan.measured_bytes_after
+        if old.status == "chunked" and after > old.budget_bytes:
+            raise BudgetError(
+                f"{name} needs {format_bytes(after)} here, above its budget of "
+                f"{format_bytes(old.budget_bytes)}; make it anew",
+                after,
+                module.memplan.peak_after.get("line", ""),
+                module,
+            )
+        return self._bench.fastest([module])

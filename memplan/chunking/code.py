@@ -1,0 +1,284 @@
+"""A program with loops as readable Python."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from memplan.graph.liveness import lifetimes
+from memplan.graph.program import (
+    Bound,
+    Input,
+    Loop,
+    Op,
+    Output,
+    Program,
+    Ref,
+    Step,
+    Window,
+    extent,
+    refs,
+    results,
+)
+from memplan.graph.reuse import in_place, overwrites
+
+INDENT = "    "
+
+
+def source(program: Program, title: str) -> str:
+    """A Python module with ``forward(inputs, weights)``.
+
+    inputs: the tensors of `program.inputs`, in order. weights: a mapping from the names
+    of `program.constants` to tensors. It returns what `program.outputs` holds. The
+    module needs torch and nothing else.
+    """
+    return "\n".join(_Writer(program, title).lines()) + "\n"
+
+
+class _Writer:
+    def __init__(self, program: Program, title: str) -> None:
+        self._program, self._title = program, title
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def lines(self) -> Iterator[str]:
+        body = list(self._forward())
+        yield f'"""{self._title}"""'
+        yield ""
+        yield "from __future__ import annotations"
+        yield ""
+        yield "import torch"
+        yield ""
+        yield "aten = torch.ops.aten"
+        for function in self._functions.values():
+            yield ""
+            yield ""
+            yield from (inspect.getsource(function).splitlines())
+        yield ""
+        yield ""
+        yield from body
+
+    def _forward(self) -> Iterator[str]:
+        program = self._program
+        yield "def forward(inputs, weights):"
+        if program.inputs:
+            yield f"{INDENT}{', '.join(program.inputs)}, = inputs"
+        used = {name for step in program.ops for name in step.operands()}
+        used.update(refs(program.outputs))
+        for name, place in program.constants.items():
+            if name in used:
+                yield f"{INDENT}{name} = weights[{place!r}]"
+        yield from self._steps(program, 1, set(program.inputs) | set(program.constants))
+        yield f"{INDENT}return {_text(program.outputs)}"
+
+    def _steps(self, program: Program, depth: int, kept: set[str]) -> Iterator[str]:
+        """The statements of a program; names are deleted after their last use, but for
+        the `kept`."""
+        pad = INDENT * depth
+        last: dict[str, int] = {}
+        for i, step in enumerate(program.ops):
+            for name in (*step.operands(), *results(step)):
+                last[name] = i
+        for name in refs(program.outputs):
+            last[name] = len(program.ops)
+        ends: dict[int, list[str]] = {}
+        for name, i in last.items():
+            if name not in kept:
+                ends.setdefault(i, []).append(name)
+        line = ""
+        over = _overwrites(program)
+        for i, step in enumerate(program.ops):
+            if step.line and step.line != line:
+                line = step.line
+                yield f"{pad}# {line}"
+            dying = ends.get(i, [])
+            yield from self._step(program, step, depth, over)
+            if dying:
+                yield f"{pad}del {', '.join(dying)}"
+
+    def _step(
+        self, program: Program, step: Step, depth: int, over: dict[str, str]
+    ) -> Iterator[str]:
+        if isinstance(step, Op):
+            call = self._call(_in_place(step, over))
+            yield f"{INDENT * depth}{step.name} = {call}"
+        else:
+            yield from self._loop(program, step, depth)
+
+    def _call(self, op: Op) -> str:
+        if op.key == "getitem":
+            return f"{op.args[0].name}[{op.args[1]}]"
+        packet = getattr(op.target, "overloadpacket", None)
+        if packet is None:
+            self._functions[op.key] = op.target
+            called = op.key
+        else:
+            called = str(op.target)
+        items = [_text(arg) for arg in op.args]
+        items += [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
+        return f"{called}({', '.join(items)})"
+
+    def _loop(self, program: Program, loop: Loop, depth: int) -> Iterator[str]:
+        pad, inside = INDENT * depth, INDENT * (depth + 1)
+        for output in loop.outputs:
+            yield f"{pad}{output.buffer} = {self._buffer(program, output)}"
+        start, stop = _ends(loop.name)
+        yield f"{pad}for {start} in range(0, {loop.extent}, {loop.step}):"
+        yield f"{inside}{stop} = min({start} + {loop.step}, {loop.extent})"
+        for entry in loop.inputs:
+            yield f"{inside}{entry.inner} = {_narrow(entry.outer, entry)}"
+        written = {output.inner: output for output in loop.outputs}
+        body = loop.body
+        outside = set(loop.wholes())
+        last = _last_uses(body, set(written))
+        over = _overwrites(body)
+        for i, step in enumerate(body.ops):
+            yield from self._step(body, step, depth + 1, over)
+            for name in results(step):
+                for output in loop.outputs:
+                    if output.inner == name:
+                        yield f"{inside}{_narrow(output.buffer, output)}.copy_({name})"
+            dying = [n for n, at in last.items() if at == i and n not in outside]
+            if dying:
+                yield f"{inside}del {', '.join(dying)}"
+
+    def _buffer(self, program: Program, output: Output) -> str:
+        if output.into is not None:
+            return output.into
+        meta = program.metas[output.buffer]
+        moving = program.moving.get(output.buffer, {})
+        sizes = [
+            _bound(extent(moving[dim])) if dim in moving else str(size)
+            for dim, size in enumerate(meta.shape)
+        ]
+        in_memory = ", ".join(sizes[dim] for dim in output.order)
+        made = f"torch.empty([{in_memory}], dtype={meta.dtype}, device={meta.device!r})"
+        if output.order == tuple(range(len(sizes))):
+            return made
+        order = [output.order.index(dim) for dim in range(len(sizes))]
+        return f"{made}.permute({order})"
+
+
+def _text(value: Any) -> str:
+    """An argument or a result as Python."""
+    if isinstance(value, Ref):
+        return value.name
+    if isinstance(value, Bound):
+        return _bound(value)
+    if isinstance(value, tuple | list | dict):
+        return _nest(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if type(value).__module__ == "torch" and type(value).__name__ == "device":
+        return f"torch.device({str(value)!r})"
+    return repr(value)
+
+
+def _nest(value: Any) -> str:
+    if isinstance(value, dict):
+        return (
+            f"{{{', '.join(f'{key!r}: {_text(item)}' for key, item in value.items())}}}"
+        )
+    inner = ", ".join(map(_text, value))
+    if isinstance(value, list):
+        return f"[{inner}]"
+    return f"({inner},)" if len(value) == 1 else f"({inner})"
+
+
+def _overwrites(program: Program) -> dict[str, str]:
+    return overwrites(program, *lifetimes(program))
+
+
+def _in_place(op: Op, over: dict[str, str]) -> Op:
+    """The operator, or the one that writes over its operand where that may be."""
+    operand = over.get(op.name)
+    if operand is None:
+        return op
+    args = op.args
+    if args[0] != Ref(operand):
+        args = (args[1], args[0], *args[2:])
+    return replace(op, target=in_place(op), args=args)
+
+
+def _ends(loop: str) -> tuple[str, str]:
+    """What a loop's range is called: its start, and its end."""
+    tail = loop.removeprefix("loop_")
+    return f"start_{tail}", f"stop_{tail}"
+
+
+def _last_uses(body: Program, written: set[str]) -> dict[str, int]:
+    last: dict[str, int] = {}
+    for i, step in enumerate(body.ops):
+        for name in (*step.operands(), *results(step)):
+            last[name] = i
+    return last
+
+
+def _narrow(name: str, where: Input | Output) -> str:
+    low, high = _window(where.window)
+    length = _difference(high, low, where.window)
+    return f"{name}.narrow({where.dim}, {low}, {length})"
+
+
+def _difference(high: str, low: str, window: Window) -> str:
+    return f"{high} - {low}" if low.isidentifier() else f"{high} - ({low})"
+
+
+def _window(window: Window) -> tuple[str, str]:
+    """The two ends of a window, as expressions."""
+    start, stop = _ends(window.loop)
+    low, high = _scaled(start, window), _scaled(stop, window)
+    if window.before:
+        low = f"max(0, {_plus(low, -window.before)})"
+    if window.after or window.ratio.denominator == 1 < window.ratio.numerator:
+        # Where a convolution leaves over what does not fill a stride, the end is past.
+        high = f"min({window.size}, {_plus(high, window.after)})"
+    return low, high
+
+
+def _plus(name: str, offset: int) -> str:
+    if not offset:
+        return name
+    return f"{name} {'-' if offset < 0 else '+'} {abs(offset)}"
+
+
+def _scaled(name: str, window: Window) -> str:
+    ratio = window.ratio
+    if ratio.numerator != 1:
+        name = f"{name} * {ratio.numerator}"
+    return name if ratio.denominator == 1 else f"{name} // {ratio.denominator}"
+
+
+def _bound(bound: Bound) -> str:
+    low, high = _window(bound.window)
+    terms = []
+    for factor, end in ((bound.high, high), (bound.low, low)):
+        if factor:
+            simple = end.isidentifier() or end[3:4] == "("
+            text = end if simple else f"({end})"
+            size = "" if abs(factor) == 1 else f"{abs(factor)} * "
+            terms.append((factor < 0, f"{size}{text}"))
+    if bound.constant or not terms:
+        terms.append((bound.constant < 0, str(abs(bound.constant))))
+    if bound.base is not None:
+        base = _window(bound.base)[0]
+        terms.append((True, base if base.isidentifier() else f"({base})"))
+    text = ("-" if terms[0][0] else "") + terms[0][1]
+    text += "".join(f" {'-' if minus else '+'} {term}" for minus, term in terms[1:])
+    if bound.least is not None:
+        text = f"max({bound.least}, {text})"
+    return text if bound.most is None else f"min({bound.most}, {text})"
+
+
+def compiled(text: str, name: str) -> Callable[..., Any]:
+    """The ``forward`` of a generated module; tracebacks show its lines."""
+    import linecache
+
+    file = f"<{name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    namespace: dict[str, Any] = {}
+    exec(compile(text, file, "exec"), namespace)  # our own text, never a file's
+    forward: Callable[..., Any] = namespace["forward"]
+    return forward

@@ -1,0 +1,111 @@
+"""Live bytes along a program, loops opened, and what makes up its peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.graph.liveness import Profile, held_storages, owners, profile
+from memplan.graph.program import Loop, Op, Program
+
+SHOWN = 8  # storages at the peak that are listed, the largest
+
+
+@dataclass(frozen=True)
+class Band:
+    """Positions [start, stop) of a curve that are a loop's body, run `times` times.
+
+    depth: 0 for a loop that is in no other.
+    """
+
+    start: int
+    stop: int
+    times: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Bytes live while each operator runs, in order; a loop's body stands there once.
+
+    live, operators, lines: of each position, the bytes, the operator's name as in
+    ``aten.softmax``, and its `file:line`. bands: the loops, outer ones first.
+    """
+
+    live: tuple[int, ...]
+    operators: tuple[str, ...]
+    lines: tuple[str, ...]
+    bands: tuple[Band, ...]
+
+    @property
+    def at(self) -> int:
+        """Where the peak is, the first place; of a curve that is not empty."""
+        return self.live.index(max(self.live))
+
+
+def curve(program: Program) -> Curve:
+    """The curve of a program."""
+    rows: list[tuple[int, Op]] = []
+    bands: list[Band] = []
+    # Without loops it is what eager modules do, which write results beside operands.
+    overwriting = any(isinstance(step, Loop) for step in program.ops)
+    _walk(program, profile(program, overwriting), 0, rows, bands)
+    return Curve(
+        tuple(live for live, _ in rows),
+        tuple(op.key for _, op in rows),
+        tuple(op.line for _, op in rows),
+        tuple(sorted(bands, key=lambda band: (band.depth, band.start))),
+    )
+
+
+def _walk(
+    program: Program,
+    found: Profile,
+    depth: int,
+    rows: list[tuple[int, Op]],
+    bands: list[Band],
+    outside: int = 0,
+) -> None:
+    for step, live in zip(program.ops, found.live, strict=True):
+        if isinstance(step, Op):
+            rows.append((outside + live, step))
+            continue
+        start = len(rows)
+        body = profile(step.body)
+        around = outside + live - body.peak
+        _walk(step.body, body, depth + 1, rows, bands, around)
+        bands.append(Band(start, len(rows), -(-step.extent // step.step), depth))
+
+
+def at_peak(program: Program, path: str = "") -> dict[str, Any]:
+    """Where a program's peak is, as reports give it: module (`path`), operator, line,
+    and the largest storages live there with their bytes. Empty for no operators."""
+    live: list[tuple[str, int]] = []
+    step: Op | Loop | None = None
+    while program.ops and not isinstance(step, Op):
+        at = profile(program).at
+        step = program.ops[at]
+        live += live_at(program, at)
+        if isinstance(step, Loop):
+            program = step.body
+    if not isinstance(step, Op):
+        return {}
+    largest = sorted(live, key=lambda pair: -pair[1])[:SHOWN]
+    return {
+        "module": path,
+        "operator": step.key,
+        "line": step.line,
+        "live": [{"name": name, "bytes": count} for name, count in largest],
+    }
+
+
+def live_at(program: Program, at: int) -> list[tuple[str, int]]:
+    """The storages live while the step at position `at` runs, with their bytes: those
+    of the program itself, none of a loop's body, no temporaries."""
+    last, owned = held_storages(program)
+    return [
+        (root, owned[root])
+        for i, step in enumerate(program.ops[: at + 1])
+        for root in owners(program, step)
+        if root in owned and last[root] >= at
+    ]

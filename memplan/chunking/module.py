@@ -1,0 +1,259 @@
+"""A module that runs in chunks, in the place of the one it was made from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memplan.chunking.code import compiled, source
+from memplan.chunking.groupnorm import rejoined
+from memplan.chunking.parts import Target
+from memplan.errors import InputError, UsageError
+from memplan.graph.export import Exported
+from memplan.graph.program import Program
+
+if TYPE_CHECKING:
+    from memplan.chunking.plan import ChunkPlan
+
+
+class Weights(Mapping[str, Any]):
+    """A model's parameters and buffers as they are now, by name, and constants."""
+
+    def __init__(self, model: Any, constants: dict[str, Any]) -> None:
+        self._model, self.constants = model, constants
+
+    def __getitem__(self, name: str) -> Any:
+        owner, _, attribute = name.rpartition(".")
+        try:
+            return getattr(self._model.get_submodule(owner), attribute)
+        except AttributeError:
+            return self.constants[name]
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("weights are looked up by name")
+
+    def __len__(self) -> int:
+        raise TypeError("weights are looked up by name")
+
+
+class Chunk:
+    """One exported module and the program that takes its place.
+
+    Called like the module, on inputs of the shapes, dtypes and devices it was exported
+    with. Raises InputError for others.
+    """
+
+    def __init__(self, target: Target, program: Program, name: str) -> None:
+        """target: the module, and its program without loops; program: with them."""
+        exported = target.exported
+        self.original, self.program = target.program, rejoined(program)
+        self.source = source(self.program, f"{name}, in chunks")
+        self._run: Callable[..., Any] = compiled(self.source, name)
+        self._weights = Weights(target.module, exported.constants)
+        self._module, self._name = target.module, name
+        self._in_spec, self._out_spec = exported.in_spec, exported.out_spec
+        self._kinds = [_kind(node.meta.get("val")) for node in _inputs(exported)]
+        self._autocast = autocast_state()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Chunk:
+        """A copy that uses the copied model's weights."""
+        other = copy.copy(self)
+        other._module = copy.deepcopy(self._module, memo)
+        other._weights = Weights(other._module, self._weights.constants)
+        return other
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        import torch
+        from torch.utils import _pytree as pytree
+
+        ordered = pytree.tree_flatten((args, kwargs))
+        leaves, spec = ordered
+        if spec != self._in_spec:
+            raise InputError(
+                f"{self._name} was chunked for other arguments than it is given; chunk "
+                "it with arguments like these"
+            )
+        tensors = [
+            leaf
+            for leaf, kind in zip(leaves, self._kinds, strict=True)
+            if self._fits(leaf, kind)
+        ]
+        self._check_weights()
+        if autocast_state() != self._autocast:
+            raise InputError(
+                f"{self._name} was chunked {_autocast_told(self._autocast)}, and is "
+                f"called {_autocast_told(autocast_state())}; chunk it as it is called"
+            )
+        # The casts that autocast makes are in the program.
+        with torch.no_grad(), torch.autocast(self._autocast[0], enabled=False):
+            result = self._run(tensors, self._weights)
+        return pytree.tree_unflatten(list(result), self._out_spec)
+
+    def _check_weights(self) -> None:
+        """Raise InputError if a parameter or buffer is not as it was exported."""
+        for name, place in self.program.constants.items():
+            meta, tensor = self.program.metas[name], self._weights[place]
+            found = tuple(tensor.shape), tensor.dtype, str(tensor.device)
+            if found != (meta.shape, meta.dtype, meta.device):
+                raise InputError(
+                    f"{self._name} was chunked with {place} of "
+                    f"{_told(meta.shape, meta.dtype, meta.device)}, and it is of "
+                    f"{_told(*found)} now; chunk it again"
+                )
+
+    def _fits(self, leaf: Any, kind: Any) -> bool:
+        """Whether an input is a tensor. Raises InputError if it is not as exported."""
+        import torch
+
+        if not isinstance(kind, Kind):
+            if leaf != kind:
+                raise InputError(
+                    f"{self._name} was chunked with {kind!r}, and is given {leaf!r}; "
+                    "chunk it with that"
+                )
+            return False
+        if not isinstance(leaf, torch.Tensor):
+            raise InputError(f"{self._name} takes a tensor of {kind.shape} there")
+        found = Kind(tuple(leaf.shape), leaf.dtype, str(leaf.device))
+        if found != kind:
+            raise InputError(
+                f"{self._name} was chunked for an input of {_told(*kind)}, and is "
+                f"given one of {_told(*found)}; chunk it with such inputs"
+            )
+        return True
+
+
+class Kind(NamedTuple):
+    """What a tensor among the inputs must be like."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    device: str
+
+
+def _kind(value: Any) -> Any:
+    """The Kind of a tensor; any other value is its own."""
+    if not hasattr(value, "untyped_storage"):
+        return value
+    return Kind(tuple(map(int, value.shape)), value.dtype, str(value.device))
+
+
+def autocast_state() -> tuple[str, bool, Any]:
+    """The device whose autocast counts here, whether it is on, and to which dtype."""
+    import torch
+
+    device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+    on = bool(torch.is_autocast_enabled(device))
+    return device, on, torch.get_autocast_dtype(device) if on else None
+
+
+def _autocast_told(state: tuple[str, bool, Any]) -> str:
+    device, on, dtype = state
+    if not on:
+        return "without autocast"
+    return f"under autocast to {str(dtype).removeprefix('torch.')} on {device}"
+
+
+def _inputs(exported: Exported) -> list[Any]:
+    """The exported graph's placeholders that are the user's."""
+    users = set(exported.signature.user_inputs)
+    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    taken = {
+        **exported.signature.inputs_to_parameters,
+        **exported.signature.inputs_to_buffers,
+        **exported.signature.inputs_to_lifted_tensor_constants,
+    }
+    return [
+        node for node in placeholders if node.name in users or node.name not in taken
+    ]
+
+
+def _told(shape: tuple[int, ...], dtype: Any, device: Any) -> str:
+    return (
+        f"{'×'.join(map(str, shape))} {str(dtype).removeprefix('torch.')} on {device}"
+    )
+
+
+def chunked_class() -> type:
+    """The class of chunked modules, made when torch is there."""
+    import torch
+
+    class Chunked(torch.nn.Module):  # type: ignore[misc]
+        """A module whose forward runs in chunks; for inference.
+
+        memplan: the ChunkPlan. model: the original, whose weights it uses: when they
+        change, so do its results. chunks: by its path, "" for the whole model, what
+        runs in chunks; where that is not all of it, it does so in the model's place.
+        """
+
+        memplan: ChunkPlan
+
+        def __init__(self, model: Any, chunks: dict[str, Chunk], plan: Any) -> None:
+            super().__init__()
+            self.model = model
+            self.memplan = plan
+            self.chunks = dict(chunks)
+            self.eval()
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            raise UsageError(
+                "a chunked module is code made for this process; save its model and "
+                "its plan (memplan.write_chunk_plan), and chunk with that plan"
+            )
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            made = chunked_class()(
+                copy.deepcopy(self.model, memo),
+                copy.deepcopy(self.chunks, memo),
+                self.memplan,
+            )
+            memo[id(self)] = made
+            return made
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if "" in self.chunks:
+                return self.chunks[""](args, kwargs)
+            with torch.no_grad(), replaced(self.model, self.chunks):
+                return self.model(*args, **kwargs)
+
+        def source(self) -> str:
+            """The Python that runs, as one module; of the whole model only."""
+            return self.chunks[""].source if "" in self.chunks else ""
+
+    return Chunked
+
+
+class replaced:  # noqa: N801 - used as a function
+    """While it is entered, the submodules at some paths run in chunks.
+
+    Calls of a submodule with other arguments than it was chunked for run as before.
+    """
+
+    def __init__(self, model: Any, chunks: dict[str, Chunk]) -> None:
+        self._model, self._chunks = model, chunks
+        self._before: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> None:
+        for path, chunk in self._chunks.items():
+            module = self._model.get_submodule(path)
+            self._before.append((module, vars(module).get("forward")))
+            module.forward = _routed(module.forward, chunk)
+
+    def __exit__(self, *_: object) -> None:
+        for module, forward in reversed(self._before):
+            if forward is None:
+                vars(module).pop("forward", None)
+            else:
+                module.forward = forward
+        self._before.clear()
+
+
+def _routed(original: Callable[..., Any], chunk: Chunk) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return chunk(args, kwargs)
+        except InputError:
+            return original(*args, **kwargs)
+
+    return forward

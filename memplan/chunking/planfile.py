@@ -1,0 +1,168 @@
+"""Chunk plans as JSON: regions and what they were measured to be worth, no code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+from memplan.chunking.plan import ChunkPlan, Part
+from memplan.chunking.region import Region
+from memplan.chunking.rules.flow import Slice
+from memplan.errors import FormatError
+from memplan.files import PathLike, open_input, write_bytes
+from memplan.formats import strictjson
+from memplan.formats.table import Table
+from memplan.limits import MAX_INTEGER
+from memplan.version import __version__
+
+SCHEMA = "memplan.chunks"
+VERSION = 1
+MAX_PLAN_BYTES = 256 << 20
+REMEDY = "make it anew with memplan chunk"
+_PART = frozenset({"path", "fingerprint", "regions"})
+_REGION = frozenset({"slices", "extent", "step", "copied", "inner", "fresh"})
+_REPORT = frozenset({"status", "reason", "budget_bytes", "device", "torch"})
+
+
+def to_json(plan: ChunkPlan) -> dict[str, Any]:
+    """The plan as its file has it."""
+    report = asdict(plan)
+    report.pop("parts")
+    report["regions"] = list(plan.regions)
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "producer": f"memplan {__version__}",
+        **report,
+        "saved": plan.saved,
+        "parts": [
+            {
+                "path": part.path,
+                "fingerprint": part.fingerprint,
+                "regions": [_region_json(region) for region in part.regions],
+            }
+            for part in plan.parts
+        ],
+    }
+
+
+def write_chunk_plan(plan: ChunkPlan, path: PathLike) -> None:
+    """Write the plan to `path`, whole or not at all."""
+    text = json.dumps(to_json(plan), indent=1, ensure_ascii=False)
+    write_bytes(path, text.encode() + b"\n")
+
+
+def read_chunk_plan(path: PathLike) -> ChunkPlan:
+    """The plan in a file. Its figures are of where it was made.
+
+    Raises InputError and FormatError, naming the field that is wrong.
+    """
+    with open_input(path, MAX_PLAN_BYTES) as (stream, _):
+        value = strictjson.parse(stream.read(), path)
+    table = Table(path, "", {}, REMEDY, lenient=True).inside(value, "", frozenset())
+    for key in ("schema", "version", "parts", *_REPORT):
+        if key not in table.fields:
+            raise FormatError(path, f"the file has no field {key!r}", REMEDY)
+    if table.fields["schema"] != SCHEMA:
+        raise FormatError(path, f"schema must be {SCHEMA!r}", "name a chunk plan")
+    if table.fields["version"] != VERSION:
+        raise FormatError(path, f"version must be {VERSION}", REMEDY)
+    parts = _list(table, "parts")
+    return ChunkPlan(
+        table.text("status"),
+        table.text("reason"),
+        table.integer("budget_bytes"),
+        tuple(
+            _part(table.inside(each, f"parts[{i}]", _PART))
+            for i, each in enumerate(parts)
+        ),
+        device=table.text("device"),
+        torch=table.text("torch"),
+    )
+
+
+def _region_json(region: Region) -> dict[str, Any]:
+    return {
+        "slices": [
+            [
+                name,
+                piece.dim,
+                piece.ratio.numerator,
+                piece.ratio.denominator,
+                piece.before,
+                piece.after,
+            ]
+            for name, piece in region.slices.items()
+        ],
+        "extent": region.extent,
+        "step": region.step,
+        "copied": sorted(region.copied),
+        "fresh": region.fresh,
+        "inner": [_region_json(each) for each in region.inner],
+    }
+
+
+def _part(table: Table) -> Part:
+    _demand(table, _PART)
+    regions = _list(table, "regions")
+    return Part(
+        table.text("path"),
+        table.text("fingerprint"),
+        tuple(_region(table, each, f"regions[{i}]") for i, each in enumerate(regions)),
+    )
+
+
+def _region(outer: Table, value: object, name: str, depth: int = 0) -> Region:
+    if depth > 8:
+        raise outer.error(name, "holds regions in regions more than 8 deep")
+    table = outer.inside(value, outer.name(name), _REGION)
+    _demand(table, _REGION)
+    slices = [_slice(table, i, piece) for i, piece in enumerate(_list(table, "slices"))]
+    if not slices or len(dict(slices)) < len(slices):
+        raise table.error("slices", "must be slices, one of each of some operators")
+    copied = _list(table, "copied")
+    table.check_texts(copied, lambda i: f"copied[{i}]")
+    inner = _list(table, "inner")
+    extent = table.integer("extent", 2)
+    return Region(
+        dict(slices),
+        extent,
+        table.integer("step", 1, extent),
+        frozenset(map(str, copied)),
+        tuple(
+            _region(table, each, f"inner[{i}]", depth + 1)
+            for i, each in enumerate(inner)
+        ),
+        fresh=table.flag("fresh"),
+    )
+
+
+def _slice(table: Table, at: int, value: object) -> tuple[str, Slice]:
+    items: list[Any] = value if isinstance(value, list) and value else [None]
+    name, *numbers = items
+    good = len(numbers) == 5 and all(
+        type(number) is int and abs(number) <= MAX_INTEGER for number in numbers
+    )
+    if not good or min(numbers[0], numbers[1] - 1, numbers[2] - 1) < 0:
+        raise table.error(
+            f"slices[{at}]",
+            "must be [operator, dimension, numerator, denominator, before, after]",
+        )
+    table.check_texts([name], lambda _: f"slices[{at}][0]")
+    dim, numerator, denominator, before, after = numbers
+    return str(name), Slice(dim, Fraction(numerator, denominator), before, after)
+
+
+def _demand(table: Table, keys: frozenset[str]) -> None:
+    missing = sorted(keys - table.fields.keys())
+    if missing:
+        raise table.error(missing[0], "is missing")
+
+
+def _list(table: Table, key: str) -> list[Any]:
+    value = table.fields[key]
+    if not isinstance(value, list):
+        raise table.error(key, "must be a list")
+    return value

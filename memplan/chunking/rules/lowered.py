@@ -1,0 +1,134 @@
+"""Calls that stand for an operator inside a loop.
+
+Each is whole by itself, using torch and its arguments alone: its source is copied into
+the programs that are written out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def windowed_conv(
+    x: Any, weight: Any, bias: Any, options: tuple[Any, ...], part: tuple[int, int, int]
+) -> Any:
+    """A convolution over a part of one dimension of x, [N, C, ...].
+
+    options: stride, padding, dilation, groups. part: the dimension, and the zeros that
+    the padding still adds in front and behind; its entry in `padding` is not used.
+    """
+    import torch
+
+    (stride, padding, dilation, groups), (dim, before, after) = options, part
+
+    if before or after:
+        pads = [0] * (2 * (x.dim() - dim))
+        pads[-2:] = [before, after]
+        x = torch.nn.functional.pad(x, pads)
+    rest = [0 if i == dim - 2 else pad for i, pad in enumerate(padding)]
+    return torch.ops.aten.convolution.default(
+        x, weight, bias, stride, rest, dilation, False, [0] * len(rest), groups
+    )
+
+
+def windowed_max_pool(
+    x: Any, options: tuple[Any, ...], part: tuple[int, int, int]
+) -> Any:
+    """max_pool2d over a part of one dimension of x, [..., H, W].
+
+    options: kernel, stride, padding, dilation. part: the dimension, and the places,
+    minus infinity, that the padding still adds in front and behind.
+    """
+    import torch
+
+    (kernel, stride, padding, dilation), (dim, before, after) = options, part
+
+    if before or after:
+        pads = [0] * (2 * (x.dim() - dim))
+        pads[-2:] = [before, after]
+        x = torch.nn.functional.pad(x, pads, value=float("-inf"))
+    axis = dim - x.dim() + 2
+    rest = [0 if i == axis else pad for i, pad in enumerate(padding)]
+    return torch.ops.aten.max_pool2d.default(x, kernel, stride, rest, dilation)
+
+
+def windowed_avg_pool(
+    x: Any,
+    options: tuple[Any, ...],
+    means: tuple[bool, int | None],
+    part: tuple[int, int, int],
+) -> Any:
+    """avg_pool2d over a part of one dimension of x, [..., H, W].
+
+    options: kernel, stride, padding. means: whether padding counts in a mean, and what
+    to divide by instead of the count. part: the dimension, and the zeros that the
+    padding still adds in front and behind: none where padding does not count.
+    """
+    import torch
+
+    (kernel, stride, padding), (dim, before, after) = options, part
+
+    if before or after:
+        pads = [0] * (2 * (x.dim() - dim))
+        pads[-2:] = [before, after]
+        x = torch.nn.functional.pad(x, pads)
+    axis = dim - x.dim() + 2
+    rest = [0 if i == axis else pad for i, pad in enumerate(padding)]
+    return torch.ops.aten.avg_pool2d.default(x, kernel, stride, rest, False, *means)
+
+
+def causal_attention(
+    query: Any, key: Any, value: Any, start: int, keys: int, options: dict[str, Any]
+) -> Any:
+    """Causal attention of the queries from row `start` on to the first `keys` keys.
+
+    Row i of all queries attends to keys [0, i], as torch's is_causal has it.
+    options: scale, enable_gqa.
+    """
+    import torch
+
+    key, value = key.narrow(-2, 0, keys), value.narrow(-2, 0, keys)
+    mask = None
+    if start:
+        rows = torch.arange(start, start + query.shape[-2], device=query.device)
+        mask = rows[:, None] >= torch.arange(keys, device=query.device)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, mask, 0.0, mask is None, **options
+    )
+
+
+def group_norm_statistics(x: Any, groups: int, eps: float) -> Any:
+    """Mean and 1 / sqrt(variance + eps) of each group of channels of x, [N, C, ...].
+
+    Both are [N, C, 1, ...] in float32 or wider, each group's value repeated for its
+    channels. One group of one sample is copied at a time.
+    """
+    import torch
+
+    width = x.shape[1] // groups
+    means, scales = [], []
+    for sample in x.unbind(0):
+        for part in sample.split(width):
+            wide = (part.float() if part.dtype.itemsize < 4 else part).contiguous()
+            _, mean, scale = torch.native_group_norm(
+                wide.unsqueeze(0), None, None, 1, width, part[0].numel(), 1, eps
+            )
+            means.append(mean.reshape(1).expand(width))
+            scales.append(scale.reshape(1).expand(width))
+    sizes = [*x.shape[:2], *[1] * (x.dim() - 2)]
+    return torch.cat(means).view(sizes), torch.cat(scales).view(sizes)
+
+
+def group_norm_apply(x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+    """(x - mean) * rstd * weight + bias, in x's dtype.
+
+    mean, rstd: [N, C, 1, ...]; weight, bias: [C], or None for 1 and 0.
+    """
+    import torch
+
+    sizes = [1, -1, *[1] * (x.dim() - 2)]
+    scale = rstd if weight is None else rstd * weight.view(sizes)
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + bias.view(sizes)
+    return torch.addcmul(shift, x, scale).to(x.dtype)

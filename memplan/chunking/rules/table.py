@@ -1,0 +1,70 @@
+"""All operators' rules, by the operator's name without its overload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.chunking.rules import (
+    attention,
+    axes,
+    contraction,
+    elementwise,
+    factories,
+    lookup,
+    normalisation,
+    pieces,
+    reductions,
+    resampling,
+    views,
+    windows,
+)
+from memplan.chunking.rules.flow import Call, Flow, Meta, Rule, Slice
+
+RULES: dict[str, Rule] = {
+    **elementwise.RULES,
+    **contraction.RULES,
+    **views.RULES,
+    **axes.RULES,
+    **pieces.RULES,
+    **reductions.RULES,
+    **lookup.RULES,
+    **normalisation.RULES,
+    **factories.RULES,
+    **attention.RULES,
+    **windows.RULES,
+    **resampling.RULES,
+}
+
+
+def flow(call: Call, out: Slice) -> Flow | None:
+    """How `call` makes the slice `out` of its result; None if it cannot.
+
+    An operator without a rule cannot: it runs whole, outside of loops. Neither can one
+    whose shapes or arguments are not yet known.
+    """
+    rule = RULES.get(call.op.key)
+    if rule is None or not _known((call.op.args, call.op.kwargs)):
+        return None
+    if not all(_sized(meta) for meta in (call.result, *call.operands)):
+        return None
+    if not 0 <= out.dim < len(call.shape) or call.shape[out.dim] < 2:
+        return None
+    if 0 in call.shape:
+        return None
+    return rule(call, out)
+
+
+def _known(value: Any) -> bool:
+    """Whether a nest of arguments holds no symbolic number."""
+    if isinstance(value, dict):
+        return all(map(_known, value.values()))
+    if isinstance(value, tuple | list):
+        return all(map(_known, value))
+    return type(value).__name__ not in {"SymInt", "SymFloat", "SymBool", "Node"}
+
+
+def _sized(meta: Any) -> bool:
+    """Whether all sizes of a tensor, or of each of several, are plain integers."""
+    if isinstance(meta, Meta):
+        return all(type(size) is int for size in meta.shape)
+    return isinstance(meta, tuple) and bool(meta) and all(map(_sized, meta))

@@ -1,0 +1,204 @@
+"""Convolution and pooling: a slice of a spatial dimension needs its neighbours too."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from memplan.chunking.rules.arguments import changed, given, integers, needing, shape
+from memplan.chunking.rules.flow import Bound, Call, Flow, Rule, Slice
+from memplan.chunking.rules.lowered import (
+    windowed_avg_pool,
+    windowed_conv,
+    windowed_max_pool,
+)
+from memplan.graph.program import extent
+
+
+class Stencil(NamedTuple):
+    """What a convolution or pooling reads in each spatial dimension."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def reach(self, axis: int) -> int:
+        """From the first element that a result reads to the last."""
+        return self.dilation[axis] * (self.kernel[axis] - 1)
+
+    def plain(self, axis: int) -> bool:
+        """Whether each result reads the one element in its own place."""
+        values = (self.kernel[axis], self.stride[axis], self.padding[axis])
+        return values == (1, 1, 0)
+
+    def needed(self, out: Slice, axis: int) -> Slice:
+        """The elements that a slice of the result reads.
+
+        A result [lo, hi) reads [lo * stride - padding, (hi - 1) * stride - padding +
+        reach + 1).
+        """
+        stride, pad = self.stride[axis], self.padding[axis]
+        after = out.after * stride + self.reach(axis) + 1 - stride - pad
+        return Slice(out.dim, out.ratio * stride, out.before * stride + pad, after)
+
+    def part(self, call: Call, out: Slice, axis: int) -> tuple[int, Bound, Bound]:
+        """The dimension, and what of its padding a slice reads in front and behind."""
+        stride, pad = self.stride[axis], self.padding[axis]
+        window = call.window(out)
+        size = call.operands[0].shape[out.dim]
+        behind = self.reach(axis) + 1 - stride - pad - size
+        return (
+            out.dim,
+            Bound(window, low=-stride, high=0, constant=pad, least=0),
+            Bound(window, low=0, high=stride, constant=behind, least=0),
+        )
+
+
+def convolution(call: Call, out: Slice) -> Flow | None:
+    """x [N, C, ...], weight [O, C / groups, ...]."""
+    x, weight = shape(call, "input"), shape(call, "weight")
+    if x is None or weight is None or len(x) != len(weight) or len(x) < 3:
+        return None
+    if out.dim == 0:
+        return Flow(needing(call, {"input": out}))
+    return _channels(call, out, x[1]) if out.dim == 1 else _places(call, out, weight)
+
+
+def _places(call: Call, out: Slice, weight: tuple[int, ...]) -> Flow | None:
+    """A spatial dimension; not of a transposed convolution."""
+    arguments = given(call)
+    stencil = None if _transposed(call) else _stencil(arguments, weight[2:])
+    axis = out.dim - 2
+    if stencil is None:
+        return None
+    if stencil.plain(axis):
+        return Flow(needing(call, {"input": out}))
+    if stencil.padding[axis] > stencil.reach(axis):
+        return None  # a slice at the rim may read nothing but zeros
+    args = (
+        *(arguments[name] for name in ("input", "weight", "bias")),
+        (*map(list, stencil[1:]), arguments["groups"]),
+        stencil.part(call, out, axis),
+    )
+    needs = needing(call, {"input": stencil.needed(out, axis)})
+    return Flow(needs, windowed_conv, args, {})
+
+
+def _channels(call: Call, out: Slice, inputs: int) -> Flow | None:
+    """Filters are independent; each of a depthwise convolution reads one channel."""
+    arguments = given(call)
+    groups, filters = arguments["groups"], out._replace(dim=0)
+    if _transposed(call):
+        if groups != 1:
+            return None
+        return Flow(needing(call, {"weight": out, "bias": filters}))
+    slices: dict[str, Slice | None] = {"weight": filters, "bias": filters}
+    if groups == 1:
+        return Flow(needing(call, slices))
+    if groups != inputs or groups != call.shape[1]:
+        return None
+    needs = needing(call, {**slices, "input": out})
+    return changed(call, needs, {"groups": extent(call.window(out))})
+
+
+def _transposed(call: Call) -> bool:
+    return "conv_transpose" in call.op.key or bool(given(call).get("transposed"))
+
+
+def _stencil(arguments: dict[str, Any], kernel: tuple[int, ...]) -> Stencil | None:
+    count = len(kernel)
+    stride = integers(arguments["stride"], count)
+    dilation = integers(arguments["dilation"], count)
+    padding = arguments["padding"]
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        if any(each % 2 for each in total):
+            return None  # one more behind than in front
+        padding = [each // 2 for each in total]
+    if padding == "valid":
+        padding = [0]
+    return Stencil(kernel, stride, integers(padding, count), dilation)
+
+
+def max_pool(call: Call, out: Slice) -> Flow | None:
+    """The dimensions before the last two as they are, those with their neighbours."""
+    pooled = _pooling(call, out)
+    if pooled is None or isinstance(pooled, Flow):
+        return pooled
+    axis, stencil = pooled
+    if not call.result.dtype.is_floating_point:
+        return None
+    args = (
+        call.op.args[0],
+        tuple(map(list, stencil)),
+        stencil.part(call, out, axis),
+    )
+    return Flow((stencil.needed(out, axis),), windowed_max_pool, args, {})
+
+
+def avg_pool(call: Call, out: Slice) -> Flow | None:
+    """As max_pool, where padding counts in the mean or there is none."""
+    pooled = _pooling(call, out)
+    if pooled is None or isinstance(pooled, Flow):
+        return pooled
+    axis, stencil = pooled
+    arguments = given(call)
+    if stencil.padding[axis] and not arguments["count_include_pad"]:
+        return None
+    args = (
+        call.op.args[0],
+        tuple(map(list, stencil[:3])),
+        (arguments["count_include_pad"], arguments["divisor_override"]),
+        stencil.part(call, out, axis),
+    )
+    return Flow((stencil.needed(out, axis),), windowed_avg_pool, args, {})
+
+
+def _pooling(call: Call, out: Slice) -> Flow | tuple[int, Stencil] | None:
+    """The axis and stencil of a pooling in two dimensions; a flow for other ones."""
+    axis = out.dim - (len(call.shape) - 2)
+    if axis < 0:
+        return Flow((out,))
+    arguments = given(call)
+    kernel = integers(arguments["kernel_size"], 2)
+    stride = integers(arguments["stride"] or kernel, 2)
+    padding = integers(arguments["padding"], 2)
+    dilation = integers(arguments.get("dilation", 1), 2)
+    stencil = Stencil(kernel, stride, padding, dilation)
+    for i, size in enumerate(call.operands[0].shape[-2:]):
+        floor = (size + 2 * padding[i] - stencil.reach(i) - 1) // stride[i] + 1
+        if call.shape[len(call.shape) - 2 + i] != floor:
+            return None  # rounded up: a window lies partly outside
+    return axis, stencil
+
+
+def outer_dims(spatial: int) -> Rule:
+    """Dimensions before the `spatial` last ones, which such an operator mixes."""
+
+    def rule(call: Call, out: Slice) -> Flow | None:
+        before = out.dim < len(call.shape) - spatial
+        return Flow((out,)) if before and len(call.operands) == 1 else None
+
+    return rule
+
+
+CONVOLUTIONS = "convolution conv1d conv2d conv3d"
+CONVOLUTIONS += " conv_transpose1d conv_transpose2d conv_transpose3d"
+
+RULES: dict[str, Rule] = {
+    **{f"aten.{n}": convolution for n in CONVOLUTIONS.split()},
+    "aten.max_pool2d": max_pool,
+    "aten.avg_pool2d": avg_pool,
+    **{
+        f"aten.{name}{count}d": outer_dims(count)
+        for name in ("adaptive_avg_pool", "adaptive_max_pool")
+        for count in (1, 2, 3)
+    },
+    "aten._adaptive_avg_pool2d": outer_dims(2),
+    "aten._adaptive_avg_pool3d": outer_dims(3),
+    "aten.avg_pool1d": outer_dims(1),
+    "aten.avg_pool3d": outer_dims(3),
+    "aten.max_pool1d": outer_dims(1),
+    "aten.max_pool3d": outer_dims(3),
+    "aten.max_pool2d_with_indices": outer_dims(2),
+}

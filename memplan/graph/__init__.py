@@ -1,0 +1,1 @@
+"""Exported graphs: canonical form, aliases, liveness. For chunking and fusing."""

@@ -1,0 +1,121 @@
+"""Shapes, strides and aliases of an operator's results, by torch's own rules."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+from memplan.graph.program import Bound, Meta, Op, Program, Ref, mapped
+
+
+class Inferred(NamedTuple):
+    """One result: its meta, and the operand it shares memory with (or -1), or the
+    earlier result of the same operator (counted from -2 downwards)."""
+
+    meta: Meta
+    alias: int
+
+
+class Inference:
+    """Runs operators on tensors without data; what was seen once is remembered."""
+
+    def __init__(self) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._known: dict[Any, Any] = {}
+
+    def add(self, program: Program, op: Op) -> None:
+        """Enter the metas and roots of `op`'s result into `program`.
+
+        Raises whatever torch raises when the operator does not take these shapes.
+        """
+        if op.target is operator.getitem:
+            source, index = op.args
+            program.metas[op.name] = program.metas[source.name][index]
+            program.roots[op.name] = program.roots[source.name][index]
+            return
+        names = op.operands()
+        args = mapped((op.args, op.kwargs), lambda at: _number(at, program))
+        key = (op.target, _frozen(args), tuple(program.metas[name] for name in names))
+        # Aliases of one another among the operands do not matter to shapes.
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._run(program, op.target, args, names)
+        _enter(program, op.name, names, found)
+
+    def _run(self, program: Program, target: Any, args: Any, names: list[str]) -> Any:
+        import torch
+
+        with self._mode, torch.no_grad():
+            given = {name: _empty(program.metas[name]) for name in names}
+            filled, keywords = mapped(args, lambda ref: given[ref.name])
+            result = target(*filled, **keywords)
+            owners = {_storage(given[name]): i for i, name in enumerate(names)}
+            several = isinstance(result, tuple | list)
+            found = []
+            for position, tensor in enumerate(result if several else (result,)):
+                alias = owners.setdefault(_storage(tensor), -2 - position)
+                found.append(Inferred(_meta(tensor), alias))
+            return tuple(found) if several else found[0]
+
+
+def meta_of(tensor: Any) -> Meta:
+    """The Meta of a tensor, real or fake, whose sizes are plain integers."""
+    return _meta(tensor)
+
+
+def _enter(program: Program, name: str, names: list[str], found: Any) -> None:
+    if isinstance(found, Inferred):
+        program.metas[name] = found.meta
+        program.roots[name] = _root(program, names, found.alias, name)
+        return
+    program.metas[name] = tuple(each.meta for each in found)
+    program.roots[name] = tuple(
+        _root(program, names, each.alias, f"{name}[{-2 - each.alias}]")
+        for each in found
+    )
+
+
+def _root(program: Program, names: list[str], alias: int, own: str) -> Any:
+    return program.roots[names[alias]] if alias >= 0 else own
+
+
+def _empty(meta: Any) -> Any:
+    import torch
+
+    if isinstance(meta, tuple) and not isinstance(meta, Meta):
+        return tuple(map(_empty, meta))
+    return torch.empty_strided(
+        meta.shape, meta.strides, dtype=meta.dtype, device=meta.device
+    )
+
+
+def _storage(tensor: Any) -> Any:
+    if isinstance(tensor, tuple):
+        return None
+    return tensor.untyped_storage()._cdata
+
+
+def _meta(tensor: Any) -> Meta:
+    return Meta(
+        tuple(map(int, tensor.shape)),
+        tuple(map(int, tensor.stride())),
+        tensor.dtype,
+        str(tensor.device),
+    )
+
+
+def _number(value: Any, program: Program) -> Any:
+    return value.at(program.ranges) if isinstance(value, Bound) else value
+
+
+def _frozen(value: Any) -> Any:
+    """`value` as a key of a dict: types told apart, names of values left out."""
+    if isinstance(value, Ref):
+        return Ref
+    if isinstance(value, tuple | list):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((key, _frozen(item)) for key, item in sorted(value.items()))
+    return type(value).__name__, repr(value)

@@ -1,0 +1,251 @@
+"""From an exported graph to a Program in canonical form."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from typing import Any
+
+from memplan.errors import InputError
+from memplan.graph.export import Exported
+from memplan.graph.infer import Inference, meta_of
+from memplan.graph.program import Op, Program, Ref, refs, results
+
+# Operators that check and compute nothing, or nothing in inference.
+CHECKS = {
+    "aten._assert_tensor_metadata",
+    "aten._assert_scalar",
+    "aten._assert_async",
+    "aten.sym_constrain_range",
+    "aten.sym_constrain_range_for_size",
+}
+SAME = {
+    "aten.alias",
+    "aten.detach",
+    "aten.lift_fresh_copy",
+    "aten.lift",
+    "aten.lift_fresh",
+}
+DROPOUTS = {"aten.dropout", "aten.feature_dropout", "aten.native_dropout"}
+CASTS = {"aten.to", "aten._to_copy", "aten.type_as"}
+FILLS = {
+    "aten.ones_like": 1,
+    "aten.zeros_like": 0,
+    "aten.new_ones": 1,
+    "aten.new_zeros": 0,
+    "aten.ones": 1,
+    "aten.zeros": 0,
+}
+
+
+# Values may not be called what generated code calls otherwise.
+RESERVED = {"torch", "aten", "inputs", "weights", "forward", *dir(builtins)}
+
+
+class UnsupportedGraphError(InputError):
+    """A graph that is exported but holds what a Program cannot."""
+
+
+def lower(exported: Exported, inference: Inference) -> Program:
+    """`exported` as a Program: operators that do nothing dropped, constants filled.
+
+    Raises UnsupportedGraphError for models that write to their buffers or inputs, or
+    whose sizes depend on data.
+    """
+    return _Lowering(exported, inference).program()
+
+
+class _Lowering:
+    def __init__(self, exported: Exported, inference: Inference) -> None:
+        self._exported, self._inference = exported, inference
+        self._program = Program([], {}, [], None, {}, {})
+        self._names: dict[Any, Any] = {}  # fx node -> Ref, or a plain value
+        self._fills: dict[str, float] = {}  # values that are one number throughout
+
+    def program(self) -> Program:
+        signature = self._exported.signature
+        _refuse_mutations(signature)
+        for node in self._exported.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node, signature)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                self._program.outputs = self._argument(node.args[0])
+            else:
+                raise UnsupportedGraphError(f"the graph holds {node.op} {node.target}")
+        return without_dead(self._program)
+
+    def _placeholder(self, node: Any, signature: Any) -> None:
+        value, name = node.meta.get("val"), free_name(node)
+        targets = {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
+        if not hasattr(value, "untyped_storage"):  # None, a number: it is fixed
+            self._names[node] = value
+            return
+        if node.name in targets:
+            self._program.constants[name] = targets[node.name]
+        else:
+            self._program.inputs.append(name)
+        self._program.metas[name] = meta_of(value)
+        self._program.roots[name] = name
+        self._names[node] = Ref(name)
+
+    def _call(self, node: Any) -> None:
+        import torch
+
+        args = self._argument(tuple(node.args))
+        kwargs = self._argument(dict(node.kwargs))
+        op = Op(free_name(node), node.target, args, kwargs, source_line(node))
+        if op.key in CHECKS:
+            return
+        if op.key == "getitem" and isinstance(op.args[0], list):
+            self._names[node] = op.args[0][op.args[1]]
+            return
+        same = self._unchanged(op, node)
+        if same is not None:
+            self._names[node] = same
+            return
+        op = self._canonical(op, node)
+        try:
+            self._inference.add(self._program, op)
+        except Exception as error:
+            raise UnsupportedGraphError(
+                f"{op.line or op.name}: {op.key} has no shape rule: {error}"
+            ) from error
+        self._program.ops.append(op)
+        # Of several results, those after the first are of training.
+        first = op.target is torch.ops.aten.batch_norm.default
+        self._names[node] = [Ref(op.name)] if first else Ref(op.name)
+
+    def _unchanged(self, op: Op, node: Any) -> Any:
+        """The argument that an operator gives back as it is; None if it does not."""
+        first = op.args[0] if op.args else None
+        if op.key in SAME:
+            return first
+        if op.key in DROPOUTS and not op.args[-1]:
+            return first
+        if op.key == "aten.clone" and isinstance(first, Ref):
+            return first if self._needless(first, op) else None
+        if op.key in CASTS and isinstance(first, Ref):
+            before, after = self._program.metas[first.name], meta_of(node.meta["val"])
+            copies = op.kwargs.get("memory_format") is not None
+            return first if before == after and not copies else None
+        if op.key == "aten.mul":
+            for this, other in (op.args, op.args[::-1]):
+                if isinstance(other, Ref) and self._fills.get(other.name) == 1:
+                    meta = isinstance(this, Ref) and self._program.metas[this.name]
+                    if meta == meta_of(node.meta["val"]):
+                        return this
+        return None
+
+    def _needless(self, source: Ref, op: Op) -> bool:
+        """Whether a copy is not needed: nothing is written to, but what the caller
+        gave must not be given back to him as a result."""
+        import torch
+
+        root = self._program.roots[source.name]
+        given = {*self._program.inputs, *self._program.constants}
+        form = op.kwargs.get("memory_format") or torch.preserve_format
+        if root in given:
+            return False
+        meta = self._program.metas[source.name]
+        if form == torch.contiguous_format:
+            return bool(meta.contiguous)
+        return bool(form == torch.preserve_format)
+
+    def _canonical(self, op: Op, node: Any) -> Op:
+        import torch
+
+        aten = torch.ops.aten
+        if op.key in FILLS or op.key == "aten.full_like":
+            value = FILLS.get(op.key)
+            if value is None:
+                value = op.args[1]
+            meta = meta_of(node.meta["val"])
+            self._fills[op.name] = value
+            options = {"dtype": meta.dtype, "device": torch.device(meta.device)}
+            return Op(
+                op.name, aten.full.default, (list(meta.shape), value), options, op.line
+            )
+        if op.key == "aten._native_batch_norm_legit_no_training":
+            args = (*op.args[:5], False, *op.args[5:7], False)
+            return Op(op.name, aten.batch_norm.default, args, {}, op.line)
+        if op.key == "aten.view" and not isinstance(op.args[1], torch.dtype):
+            # Slices and buffers of other layouts are not viewable; the same else.
+            return Op(op.name, aten.reshape.default, op.args, {}, op.line)
+        if op.key == "aten.full" and isinstance(op.args[1], int | float):
+            self._fills[op.name] = op.args[1]
+        if op.key == "aten.baddbmm" and op.kwargs.get("beta", 1) == 0:
+            product = Op(op.name, aten.bmm.default, op.args[1:3], {}, op.line)
+            alpha = op.kwargs.get("alpha", 1)
+            if alpha == 1:
+                return product
+            product.name = f"{op.name}_product"
+            self._inference.add(self._program, product)
+            self._program.ops.append(product)
+            scaled = (Ref(product.name), alpha)
+            return Op(op.name, aten.mul.Tensor, scaled, {}, op.line)
+        return op
+
+    def _argument(self, value: Any) -> Any:
+        import torch
+
+        if isinstance(value, torch.fx.Node):
+            return self._names[value]
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise UnsupportedGraphError("a size depends on data or is left open")
+        if isinstance(value, tuple | list):
+            return type(value)(self._argument(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._argument(item) for key, item in value.items()}
+        return value
+
+
+def _refuse_mutations(signature: Any) -> None:
+    for name, what in (
+        ("buffers_to_mutate", "its buffer"),
+        ("user_inputs_to_mutate", "its input"),
+        ("parameters_to_mutate", "its parameter"),
+    ):
+        written = getattr(signature, name, None)
+        if written:
+            raise UnsupportedGraphError(
+                f"the model writes to {what} {next(iter(written.values()))!r} "
+                "as it runs"
+            )
+
+
+def free_name(node: Any) -> str:
+    """What an fx node's value is called: as the node, if the name is free."""
+    name = str(node.name)
+    return f"{name}_value" if name in RESERVED or keyword.iskeyword(name) else name
+
+
+def without_dead(program: Program) -> Program:
+    """The program without operators whose results nobody takes."""
+    wanted = set(refs(program.outputs))
+    kept = []
+    for op in reversed(program.ops):
+        if wanted.intersection(results(op)):
+            kept.append(op)
+            wanted.update(op.operands())
+    program.ops = kept[::-1]
+    return program
+
+
+def source_line(node: Any) -> str:
+    """`file:line` of the user's code that made an fx node: the innermost outside torch.
+
+    Where all of it is torch's own, the innermost; "" if it is not known.
+    """
+    trace = node.meta.get("stack_trace") or ""
+    places = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    outside = [place for place in places if "/torch/" not in place[0]]
+    for file, line in (outside or places)[-1:]:
+        return f"{file}:{line}"
+    return ""

@@ -1,0 +1,184 @@
+"""Bytes that an operator needs beside its operands and results.
+
+Facts about the kernels of torch 2.13 on a CPU, each found with the allocator's own
+events: which operands they copy before they compute, and the buffers they compute in.
+On other devices nothing is known, and nothing is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from memplan.graph.program import Meta, Op, Program
+
+# Convolutions of fewer elements are done as a product with the unfolded input.
+DIRECT_ELEMENTS = 20480
+BLOCK = 16  # channels are padded to this in oneDNN's layouts
+KEYS_AT_ONCE = 512  # of a step of flash attention
+SINGLE = 4  # bytes of float32
+
+
+def temporaries(program: Program, op: Op) -> int:
+    """Bytes that live only while `op` runs."""
+    kernel = KERNELS.get(op.key)
+    metas = [program.metas[name] for name in op.operands()]
+    if kernel is None or not all(isinstance(meta, Meta) for meta in metas):
+        return 0
+    if not metas or metas[0].device != "cpu":
+        return 0
+    return int(kernel(metas, program.metas[op.name]))
+
+
+Kernel = Callable[[list[Any], Any], int]
+
+
+def _first_contiguous(metas: list[Meta], _: Any) -> int:
+    return 0 if metas[0].contiguous else metas[0].bytes
+
+
+def _rows_flattened(metas: list[Meta], _: Any) -> int:
+    """Leading dimensions become one; where they do not lie so, the input is copied."""
+    first = metas[0]
+    return 0 if _collapses(first.shape[:-1], first.strides[:-1]) else first.bytes
+
+
+def _batched(metas: list[Meta], _: Any) -> int:
+    """Batch dimensions become one, or the operand is copied; of matrices that lie
+    neither by rows nor by columns, one is copied at a time. Beside one matrix, the
+    other operand's rows become one matrix."""
+    left, right = metas[-2:]
+    if min(len(left.shape), len(right.shape)) <= 2:
+        return _rows_flattened([left if len(left.shape) > 2 else right], _)
+    total = 0
+    for meta in (left, right):
+        if len(meta.shape) < 3:
+            continue
+        if not _collapses(meta.shape[:-2], meta.strides[:-2]):
+            total += meta.bytes
+        elif 1 not in meta.strides[-2:] and 1 not in meta.shape[-2:]:
+            total += meta.bytes // max(1, prod(meta.shape[:-2]))
+    return total
+
+
+def _collapses(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether dimensions can be seen as one, without a copy."""
+    inner: int | None = None
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if inner is not None and stride != inner:
+            return False
+        inner = stride * size
+    return True
+
+
+def _convolution(metas: list[Meta], result: Any) -> int:
+    """An input that is neither contiguous nor channels last is copied. oneDNN reorders
+    input, weight and result into blocks of channels; small inputs are unfolded
+    instead, and kernels of one element need neither."""
+    source, weight = metas[:2]
+    pixels, window = prod(result.shape[2:]), prod(weight.shape[2:])
+    item = int(source.dtype.itemsize)
+    channels_last = len(source.shape) == 4 and _is_channels_last(source)
+    copy = 0 if channels_last or source.contiguous else source.bytes
+    if window == 1:
+        return int(copy)
+    if source.shape[0] == 1 and source.elements <= DIRECT_ELEMENTS:
+        return int(copy + source.shape[1] * window * pixels * item)
+    padded = (_padded(weight.shape[0]), _padded(weight.shape[1]))
+    weights = prod((*padded, window, item))
+    if channels_last:
+        return int(weights)
+    out = result.shape[0] * _padded(result.shape[1]) * pixels * item
+    few = source.shape[1] <= 3
+    given = 0 if few else source.bytes // source.shape[1] * _padded(source.shape[1])
+    return int(copy + max(given + weights + out - result.bytes, out))
+
+
+def _is_channels_last(meta: Meta) -> bool:
+    order = (0, 2, 3, 1)
+    stride = 1
+    for dim in reversed(order):
+        if meta.shape[dim] != 1 and meta.strides[dim] != stride:
+            return False
+        stride *= meta.shape[dim]
+    return True
+
+
+def _windowed_convolution(metas: list[Meta], result: Any) -> int:
+    """At the edges of the picture a slice is padded first."""
+    return _convolution(metas, result) + metas[0].bytes
+
+
+def _padded(channels: int) -> int:
+    return -(-channels // BLOCK) * BLOCK if channels > 3 else channels
+
+
+def _attention(metas: list[Meta], _: Any) -> int:
+    """Flash attention's buffers, one set a thread, the sums of each row, and a mask of
+    truth values made one of numbers."""
+    import torch
+
+    query, key = metas[:2]
+    rows, heads = query.shape[-2], prod(query.shape[:-2])
+    if any(meta.strides[-1] != 1 for meta in metas[:3]):
+        # Not flash attention: products, two softmaxes and a mask of the scores.
+        scores = heads * rows * key.shape[-2] * int(query.dtype.itemsize)
+        return int(3.25 * scores + 2 * query.bytes + rows * key.shape[-2] * 5)
+    at_once = 256 if rows >= 768 else 64 if rows >= 192 else 32
+    at_once = min(at_once, rows)
+    keys = min(KEYS_AT_ONCE, key.shape[-2])
+    width = query.shape[-1]
+    buffers = (at_once * keys + 2 * at_once + at_once * width) * SINGLE
+    total = torch.get_num_threads() * buffers + heads * rows * SINGLE
+    if len(metas) > 3 and metas[3].dtype == torch.bool:
+        total += metas[3].elements * query.dtype.itemsize
+    return int(total)
+
+
+def _windowed_attention(metas: list[Meta], result: Any) -> int:
+    """A causal slice of attention also makes its mask: of bool, and of float32."""
+    rows, keys = metas[0].shape[-2], metas[1].shape[-2]
+    return int(_attention(metas[:3], result) + rows * keys * 5)
+
+
+def _both(metas: list[Meta], _: Any) -> int:
+    return sum(meta.bytes for meta in metas[:2] if not meta.contiguous)
+
+
+def _enlarged(metas: list[Meta], result: Any) -> int:
+    """One picture is enlarged as channels last, there and back."""
+    return int(metas[0].bytes + result.bytes) if metas[0].shape[0] == 1 else 0
+
+
+KERNELS: dict[str, Kernel] = {
+    **dict.fromkeys(
+        (
+            "aten.layer_norm",
+            "aten.native_layer_norm",
+            "aten.group_norm",
+            "aten.softmax",
+            "aten._softmax",
+            "aten.log_softmax",
+        ),
+        _first_contiguous,
+    ),
+    "aten.linear": _rows_flattened,
+    **dict.fromkeys(("aten.matmul", "aten.bmm", "aten.baddbmm"), _batched),
+    **dict.fromkeys(
+        (
+            "aten.conv1d",
+            "aten.conv2d",
+            "aten.conv3d",
+            "aten.convolution",
+        ),
+        _convolution,
+    ),
+    "windowed_conv": _windowed_convolution,
+    "aten.scaled_dot_product_attention": _attention,
+    "causal_attention": _windowed_attention,
+    "aten.einsum": _both,
+    "aten.upsample_nearest2d": _enlarged,
+}

@@ -1,0 +1,259 @@
+"""The verb: budgets are kept or refused, and results stay what they were."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import memplan  # noqa: E402
+from memplan.chunking.chunk import BudgetError, ChunkOptions  # noqa: E402
+from memplan.chunking.measure import activation_peak, relative_error  # noqa: E402
+from memplan.errors import InputError, UsageError  # noqa: E402
+from tests.chunking import models  # noqa: E402
+
+ANY = ChunkOptions(max_slowdown=None)  # no test depends on time
+
+
+def chunked(model: Any, inputs: Any, budget: str | int) -> Any:
+    return memplan.chunk(model, inputs, budget, options=ANY)
+
+
+def peak(model: Any, *args: Any, **kwargs: Any) -> int:
+    return activation_peak(lambda: model(*args, **kwargs))
+
+
+@pytest.mark.parametrize(
+    ("make", "budget"),
+    [
+        (models.attention, "30%"),
+        (lambda: models.attention(101), "30%"),  # a prime
+        (lambda: models.attention(64, batch=3), "30%"),
+        (models.mlp, "50%"),
+        (models.conv, "70%"),
+    ],
+    ids=["attention", "prime", "batch", "mlp", "conv"],
+)
+def test_results_stay_and_the_budget_is_kept(
+    make: Callable[[], tuple[Any, Any]], budget: str
+) -> None:
+    model, x = make()
+    small = chunked(model, x, budget)
+    plan = small.memplan
+    other = torch.randn_like(x)
+    with torch.no_grad():
+        assert relative_error(model(x), small(x)) <= 1e-5
+        assert relative_error(model(other), small(other)) <= 1e-5
+    assert plan.status == "chunked"
+    before = peak(model, x)
+    assert plan.measured_bytes_before == before
+    assert plan.budget_bytes == before * int(budget[:-1]) // 100
+    assert peak(small, x) == plan.measured_bytes_after <= plan.budget_bytes
+    assert plan.saved == 1 - plan.measured_bytes_after / before
+    assert plan.left_alone == {}
+    assert all(region["chunks"] > 1 for region in plan.regions)
+
+
+@pytest.mark.parametrize("make", [models.attention, models.mlp])
+def test_the_estimate_is_near_what_is_measured(make: Callable[[], Any]) -> None:
+    model, x = make()
+    plan = chunked(model, x, "50%").memplan
+    after = plan.measured_bytes_after
+    assert abs(plan.peak_bytes_after - after) < 0.1 * after
+
+
+def test_batch_norm_has_results_that_nobody_takes() -> None:
+    model, x = models.normed()
+    small = chunked(model, x, "min")
+    with torch.no_grad():
+        assert relative_error(model(x), small(x)) <= 1e-5
+
+
+def test_where_the_peak_is() -> None:
+    model, x = models.attention()
+    plan = chunked(model, x, "30%").memplan
+    file = re.escape(models.__file__)
+    for place in (plan.peak_before, plan.peak_after):
+        assert place["operator"].startswith("aten.")
+        assert re.fullmatch(rf"{file}:\d+", place["line"])
+    live = plan.peak_before["live"]
+    assert 0.9 * plan.peak_bytes_before <= sum(each["bytes"] for each in live)
+
+
+def test_half_precision() -> None:
+    model, x = models.attention()
+    model, x = model.bfloat16(), x.bfloat16()
+    small = chunked(model, x, "40%")
+    assert small.memplan.status == "chunked"
+    with torch.no_grad():
+        assert small(x).dtype == torch.bfloat16
+        assert relative_error(model(x), small(x)) < 0.05
+
+
+def test_nests_and_keywords() -> None:
+    model = models.Nested().eval()
+    pair = {"first": torch.randn(1, 128, 16), "others": (torch.randn(1, 128, 16),)}
+    given = {"pair": pair, "scale": 2.0}
+    small = chunked(model, given, "30%")
+    with torch.no_grad():
+        expected, found = model(**given), small(**given)
+    assert list(found) == ["both", "sum", "none"]
+    assert found["none"] is None
+    assert relative_error(expected, found) <= 1e-5
+    with pytest.raises(InputError, match=r"chunked with 2\.0, and is given 3\.0"):
+        small(**{**given, "scale": 3.0})
+    with pytest.raises(InputError, match="other arguments"):
+        small(pair["first"])
+
+
+def test_two_arguments() -> None:
+    model, x = models.attention()
+    mask = torch.ones(128, 128, dtype=torch.bool).triu(1)
+    small = chunked(model, (x, mask), "30%")
+    with torch.no_grad():
+        assert relative_error(model(x, mask), small(x, mask)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (torch.randn(1, 64, 16), "1×64×16 float32"),
+        (torch.randn(1, 128, 16).double(), "1×128×16 float64"),
+        ("text", "takes a tensor"),
+    ],
+)
+def test_other_inputs_are_refused(other: Any, said: str) -> None:
+    model, x = models.attention()
+    small = chunked(model, x, "30%")
+    with pytest.raises(InputError, match=said):
+        small(other)
+
+
+def test_weights_changed_in_place_are_seen() -> None:
+    model, x = models.attention()
+    small = chunked(model, x, "30%")
+    with torch.no_grad():
+        before = small(x)
+        model.out.weight.mul_(2)
+        model.norm.bias = torch.nn.Parameter(torch.ones(16))
+        after = small(x)
+        assert not torch.equal(before, after)
+        assert relative_error(model(x), after) <= 1e-5
+
+
+def test_it_fits_as_it_is() -> None:
+    model, x = models.attention()
+    for budget in ("100%", "1GiB", 1 << 30):
+        small = chunked(model, x, budget)
+        assert small.memplan.status == "unchanged"
+        assert small.memplan.reason == "it fits the budget as it is"
+        with torch.no_grad():
+            assert torch.equal(model(x), small(x))
+
+
+def test_a_budget_below_the_floor_is_refused() -> None:
+    model, x = models.attention()
+    with pytest.raises(BudgetError, match="lowest found is") as raised:
+        chunked(model, x, 20_000)
+    error = raised.value
+    assert error.exit_code == 4
+    assert "models.py:" in error.line and error.line in str(error)
+    nearest = error.closest
+    assert peak(nearest, x) == error.floor > 20_000
+    assert nearest.memplan.measured_bytes_after == error.floor
+    with torch.no_grad():
+        assert relative_error(model(x), nearest(x)) <= 1e-5
+
+
+def test_too_slow_is_refused() -> None:
+    model, x = models.attention()
+    with pytest.raises(BudgetError, match=r"times as long, above 0\.00") as raised:
+        memplan.chunk(model, x, "30%", options=ChunkOptions(max_slowdown=1e-9))
+    assert raised.value.closest.memplan.measured_bytes_after == raised.value.floor
+
+
+def test_as_little_as_can_be() -> None:
+    model, x = models.attention()
+    small = chunked(model, x, "min")
+    half = chunked(model, x, "50%")
+    assert peak(small, x) <= peak(half, x)
+    assert peak(small, x) <= small.memplan.budget_bytes
+
+
+def test_as_little_as_can_be_is_what_it_is() -> None:
+    model, x = torch.nn.Linear(8, 8).eval(), torch.randn(1, 8)
+    small = chunked(model, x, "min")
+    assert small.memplan.status == "unchanged"
+    with torch.no_grad():
+        assert torch.equal(small(x), model(x))
+
+
+def test_as_little_as_can_be_may_be_more_than_half() -> None:
+    model, x = models.mlp()
+    wide = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.GELU()).eval()
+    small = chunked(torch.nn.Sequential(model, wide).eval(), x, "min")
+    assert small.memplan.status == "chunked"
+
+
+def test_submodules_where_the_model_cannot_be_exported() -> None:
+    model, x = models.Branching().eval(), torch.randn(1, 128, 16)
+    small = chunked(model, x, "40%")
+    plan = small.memplan
+    assert sorted(small.chunks) == ["first", "second"]
+    assert "torch.export cannot take this model" in plan.left_alone[""]
+    assert small.source() == ""
+    for sign in (1, -1):
+        with torch.no_grad():
+            assert relative_error(model(sign * x), small(sign * x)) <= 1e-5
+    assert peak(small, x) <= plan.budget_bytes
+    assert "forward" not in vars(model.first)
+    again = memplan.chunk(model, x, plan=plan)
+    assert again.memplan.regions == plan.regions
+
+
+def test_nothing_can_be_exported() -> None:
+    model, x = models.Opaque().eval(), torch.randn(8)
+    plan = chunked(model, x, "50%").memplan
+    assert (plan.status, plan.reason) == ("unchanged", "nothing of it can be exported")
+    assert "torch.export cannot take this model" in plan.left_alone[""]
+
+
+def test_what_writes_to_its_buffers_is_left_alone() -> None:
+    model, x = models.Counting().eval(), torch.randn(1, 128, 16)
+    small = chunked(model, x, "40%")
+    assert list(small.chunks) == ["attention"]
+    assert "writes to its buffer 'calls'" in small.memplan.left_alone[""]
+    before = int(model.calls)
+    with torch.no_grad():
+        small(x)
+    assert int(model.calls) == before + 1
+
+
+def test_arguments_that_make_no_sense() -> None:
+    model, x = models.attention()
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, "either a budget or a plan"),
+        ({"budget": "20%", "plan": "p.json"}, "either a budget or a plan"),
+        ({"budget": "0%"}, "above 0%"),
+        ({"budget": "120%"}, "above 0%"),
+        ({"budget": "much"}, "is not a size"),
+        ({"budget": 0}, "more than 0 bytes"),
+        ({"budget": 1.5}, "a budget is as in"),
+    ]
+    for arguments, said in wrong:
+        with pytest.raises(UsageError, match=said):
+            memplan.chunk(model, x, **arguments)
+    with pytest.raises(UsageError, match=r"call model.eval\(\) first"):
+        memplan.chunk(model.train(), x, "20%")
+    with pytest.raises(UsageError, match=r"an nn\.Module, and this is int"):
+        memplan.chunk(3, x, "20%")
+    with pytest.raises(UsageError, match="and not int"):
+        memplan.chunk(model.eval(), 3, "20%")
+    with pytest.raises(InputError, match="the model fails on these inputs: "):
+        memplan.chunk(model, torch.randn(1, 5, 5), "20%")
+    with pytest.raises(InputError, match=r"input 0 is on meta and norm\.weight on cpu"):
+        memplan.chunk(model, x.to("meta"), "20%")

@@ -1,0 +1,120 @@
+"""What chunking leaves as it was, and what must be as it was when chunked."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import memplan  # noqa: E402
+from memplan.chunking.measure import relative_error  # noqa: E402
+from memplan.errors import InputError, NoPlanError, UsageError  # noqa: E402
+
+pytestmark = pytest.mark.torch
+nn = torch.nn
+ANY = memplan.ChunkOptions(max_slowdown=None, time_limit=10)
+
+
+def perceptron() -> Any:
+    return nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 16)).eval()
+
+
+def small(model: Any, x: Any, budget: str = "40%") -> Any:
+    return memplan.chunk(model, (x,), budget=budget, options=ANY)
+
+
+class Writes(nn.Module):
+    """Counts its calls in a buffer, or adds to its input."""
+
+    def __init__(self, to: str) -> None:
+        super().__init__()
+        self.to, self.inside = to, perceptron()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        if self.to == "buffer":
+            self.calls += 1
+        else:
+            x.add_(1)
+        return self.inside(x)
+
+
+@pytest.mark.parametrize("to", ["buffer", "input"])
+def test_what_the_model_writes_to_is_put_back(to: str) -> None:
+    model, x = Writes(to).eval(), torch.zeros(3, 101, 16)
+    module = small(model, x)
+    assert model.calls == 0
+    assert not x.any()
+    assert module.memplan.status == "chunked"
+    assert "writes to its" in module.memplan.left_alone[""]
+    with torch.no_grad():
+        assert relative_error(model(x.clone()), module(x.clone())) <= 1e-5
+
+
+def test_autocast_is_as_it_was() -> None:
+    model, x = perceptron(), torch.randn(3, 101, 16)
+    plain = small(model, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(InputError, match="chunked without autocast"):
+            plain(x)
+        cast = small(model, x)
+        with torch.no_grad():
+            expected, found = model(x), cast(x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    assert relative_error(expected, found) == 0
+    with pytest.raises(InputError, match="under autocast to bfloat16 on cpu"):
+        cast(x)
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        (lambda: [nn.Conv1d(4, 32, 3, 2, 1), nn.SiLU(), nn.Conv1d(32, 4, 1)], (4, 397)),
+        (
+            lambda: [nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 3, 1)],
+            (3, 47, 61),
+        ),
+        (lambda: [nn.Conv2d(3, 16, 1), nn.MaxPool2d(3, 2, 1)], (3, 47, 47)),
+        (lambda: [nn.Conv1d(4, 32, 5, 3), nn.SiLU(), nn.Conv1d(32, 4, 1)], (4, 398)),
+    ],
+)
+def test_strides_that_do_not_divide(layers: Any, shape: tuple[int, ...]) -> None:
+    model, x = nn.Sequential(*layers()).eval(), torch.randn(1, *shape)
+    module = small(model, x, "min")
+    other = torch.randn(1, *shape)
+    with torch.no_grad():
+        assert relative_error(model(other), module(other)) <= 1e-5
+
+
+def test_a_deep_copy_has_weights_of_its_own() -> None:
+    model, x = perceptron(), torch.randn(3, 101, 16)
+    module = small(model, x)
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        before = module(x)
+        assert torch.equal(other(x), before)
+        other.model[0].weight.zero_()
+        assert torch.equal(module(x), before)
+        assert not torch.equal(other(x), before)
+
+
+def test_it_is_not_pickled() -> None:
+    with pytest.raises(UsageError, match="its plan"):
+        pickle.dumps(small(perceptron(), torch.randn(3, 101, 16)))
+
+
+def test_weights_of_another_type_are_refused() -> None:
+    module = small(perceptron(), x := torch.randn(3, 101, 16))
+    module.double()
+    with pytest.raises(InputError, match=r"0\.weight of 256×16 float32"):
+        module(x)
+
+
+def test_nothing_that_needs_less_is_said() -> None:
+    x = torch.randn(8, 64)
+    with pytest.raises(NoPlanError, match="as it is"):
+        memplan.chunk(nn.Linear(64, 64).eval(), x, budget="60%", options=ANY)

@@ -1,0 +1,311 @@
+"""memplan chunk: every option, and every way to go wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import memplan  # noqa: E402
+from memplan.chunking.search import Search  # noqa: E402
+from tests.cli.conftest import Command, Said  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+
+MODEL = """\
+import torch
+from tests.chunking import models
+
+torch.set_num_threads(1)
+def both(): return models.attention(64)
+def alone(): return models.attention()[0]
+def inputs(): return (torch.randn(1, 64, 16),)
+def keywords(): return {"x": torch.randn(1, 64, 16)}
+def training(): return models.Attention(), inputs()
+def branching(): return models.Branching().eval(), inputs()
+def opaque(): return models.Opaque().eval(), inputs()
+def talks(): print("hello"); return both()
+def seeded(): print(float(torch.rand(()))); return both()
+def fails(): raise ValueError("not\\n today")
+def number(): return 3
+def odd(): return alone(), 3
+def wrong(): return alone(), torch.randn(1, 3, 5)
+def guarded(): return both() if __name__ != "__main__" else 1 / 0
+value = 3
+if __name__ == "__main__":
+    raise SystemExit("run as a script")
+"""
+ANY = ("--max-slowdown", "1e9")
+
+
+@pytest.fixture
+def chunk(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Command]:
+    """Runs `memplan chunk ARGS` in a folder with m.py."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.delitem(sys.modules, "m", raising=False)
+    (tmp_path / "m.py").write_text(MODEL)
+    threads = torch.get_num_threads()
+    yield lambda *arguments: command("chunk", *arguments)
+    torch.set_num_threads(threads)
+
+
+def result(said: Said, code: int = 0) -> dict[str, Any]:
+    assert said.code == code, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def test_all_outputs(chunk: Command, tmp_path: Path) -> None:
+    outputs = ("-o", "p.json", "--emit", "small.py", "--plot", "p.svg")
+    said = chunk("m.py:both", "--budget", "30%", *ANY, *outputs)
+    assert said.code == 0, said.err
+    for words in ("Attention runs in chunks", "% saved", "peak was", "softmax", "m"):
+        assert words in said.out
+    assert said.err.splitlines() == [
+        "memplan: wrote p.json",
+        "memplan: drew p.svg",
+        "memplan: wrote small.py",
+    ]
+    plan = memplan.read_chunk_plan(tmp_path / "p.json")
+    assert plan.status == "chunked"
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+    again = chunk("m.py:both", "--plan", "p.json", "--json")
+    assert result(again)["measured_bytes_after"] <= plan.budget_bytes
+
+
+def test_what_is_emitted_runs(
+    chunk: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk("m.py:both", "--budget", "30%", *ANY, "--emit", "small_model.py")
+    text = (tmp_path / "small_model.py").read_text()
+    assert "x: 1×64×16, float32" in text
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = [line[2:].strip() for line in text.splitlines() if line[:3] == "#  "]
+    start = lines.index("import small_model")
+    end = lines.index("results = small_model.forward(inputs, weights)") + 1
+    code = "\n".join(lines[start:end]).replace("grad():\n", "grad():\n  ")
+    from tests.chunking import models
+
+    model, x = models.attention(64)
+    names: dict[str, Any] = {"torch": torch, "model": model, "inputs": [x]}
+    exec(code, names)
+    (found,) = names["results"]
+    with torch.no_grad():
+        torch.testing.assert_close(found, model(x))
+
+
+def test_json(chunk: Command) -> None:
+    found = result(chunk("m.py:both", "--budget", "30%", *ANY, "--json"))
+    assert found["status"] == "chunked"
+    assert found["plan"] is None
+    assert found["budget_bytes"] == found["measured_bytes_before"] * 3 // 10
+    assert found["measured_bytes_after"] <= found["budget_bytes"]
+    assert found["peak_bytes_after"] < found["peak_bytes_before"]
+    assert found["max_relative_error"] <= 1e-5
+    assert found["slowdown"] > 0 and found["search_seconds"] > 0
+    (region, *_) = found["regions"]
+    assert {"first", "last", "dimension", "chunks", "line"} <= set(region)
+
+
+def test_inputs_of_their_own(chunk: Command, tmp_path: Path) -> None:
+    budget = ("--budget", "90%", *ANY, "--json")
+    for inputs in ("inputs", "keywords"):
+        said = chunk("m.py:alone", "--inputs", f"m.py:{inputs}", *budget)
+        assert result(said)["status"] == "chunked"
+    (tmp_path / "n.py").write_text("from m import inputs\n")
+    assert chunk("m.py:alone", "--inputs", "n.py:inputs", *budget).code == 0
+    said = chunk("m.py:alone", *budget)
+    assert said.code == 2 and "name what makes its inputs with --inputs" in said.err
+
+
+def test_it_fits_as_it_is(chunk: Command, tmp_path: Path) -> None:
+    outputs = ("--emit", "small.py", "--plot", "p.svg", "-o", "p.json")
+    said = chunk("m.py:both", "--budget", "1GiB", *outputs)
+    assert said.code == 0
+    assert "Attention stays as it is: it fits the budget" in said.out
+    assert "nothing runs in chunks, so p.svg was not drawn" in said.err
+    assert "nothing runs in chunks, so small.py was not written" in said.err
+    assert memplan.read_chunk_plan(tmp_path / "p.json").status == "unchanged"
+
+
+def test_nothing_can_be_exported(chunk: Command) -> None:
+    said = chunk("m.py:opaque", "--budget", "50%")
+    assert said.code == 0
+    assert "stays as it is: nothing of it can be exported" in said.out
+    assert "the model as a whole: torch.export cannot take this model" in said.out
+
+
+def test_parts(chunk: Command, tmp_path: Path) -> None:
+    said = chunk("m.py:branching", "--budget", "50%", *ANY, "--plot", "p.png")
+    assert said.code == 0, said.err
+    assert "first: matmul" in said.out
+    assert (tmp_path / "p.png").exists()
+    emit = ("--emit", "small.py", "-o", "p.json")
+    said = chunk("m.py:branching", "--budget", "50%", *ANY, *emit)
+    assert said.code == 3
+    assert "only a model that is exported whole" in said.err
+    assert "only parts run in chunks (first, second)" in said.err
+    assert not (tmp_path / "small.py").exists()
+    assert (tmp_path / "p.json").exists()
+
+
+def test_a_budget_that_cannot_be_kept(chunk: Command, tmp_path: Path) -> None:
+    tight = ("m.py:both", "--budget", "9KB", *ANY)
+    said = chunk(*tight, "-o", "p.json")
+    assert said.code == 4
+    assert said.out == ""
+    assert "memplan: no plan found within 8.8 KiB: the lowest found is" in said.err
+    assert "models.py:" in said.err and said.err.count("\n") == 1
+    assert not (tmp_path / "p.json").exists()
+    found = result(chunk(*tight, "--json"), code=4)
+    assert found["status"] == "refused"
+    assert found["reason"] in said.err
+    assert found["measured_bytes_after"] > 9000
+
+
+def test_the_closest_plan(chunk: Command, tmp_path: Path) -> None:
+    tight = ("m.py:both", "--budget", "9KB", *ANY, "--closest")
+    said = chunk(*tight, "-o", "p.json", "--emit", "small.py")
+    assert said.code == 4
+    assert "runs in chunks" in said.out
+    assert "no plan found within 8.8 KiB" in said.err
+    assert (tmp_path / "small.py").exists()
+    assert chunk("m.py:both", "--plan", "p.json").code == 0
+
+
+def test_too_slow(chunk: Command) -> None:
+    said = chunk("m.py:both", "--budget", "30%", "--max-slowdown", "0.001")
+    assert said.code == 4
+    assert "times as long, above 0.00; allow more (--max-slowdown)" in said.err
+
+
+def test_in_training_mode(chunk: Command) -> None:
+    said = chunk("m.py:training", "--budget", "30%", *ANY)
+    assert said.code == 0
+    assert "it is chunked in eval mode" in said.err
+
+
+def test_what_the_code_prints_is_not_the_result(chunk: Command) -> None:
+    said = chunk("m.py:talks", "--budget", "30%", *ANY, "--json")
+    assert result(said)["status"] == "chunked"
+    assert "hello" in said.err
+
+
+def test_random_weights_are_always_the_same(chunk: Command) -> None:
+    big = ("--budget", "1GiB")
+    first, second = (chunk("m.py:seeded", *big).err for _ in range(2))
+    assert first == second != ""
+
+
+def test_threads_and_time(chunk: Command) -> None:
+    said = chunk("m.py:both", "--budget", "1GiB", "--threads", "1")
+    assert said.code == 0 and torch.get_num_threads() == 1
+    said = chunk("m.py:both", "--budget", "30%", *ANY, "--time-limit", "1e-9")
+    assert said.code == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("m.py:both", 2, "give either --budget, as in --budget 20%, or --plan"),
+        ("m.py:both --budget 20% --plan p.json", 2, "give either --budget"),
+        ("m.py --budget 20%", 2, "write it as FILE.py:FUNCTION"),
+        ("m.py:both --budget 0%", 2, "above 0%"),
+        ("m.py:both --budget x", 2, "'x' is not a size"),
+        ("m.py:both --budget 20% --inputs x", 2, "write it as FILE.py:FUNCTION"),
+        ("m.py:both --budget 20% -o no/p.json", 2, "no is not a folder"),
+        ("m.py:both --budget 20% -o m.py", 2, "m.py exists; pass --force"),
+        ("m.py:both --budget 20% --emit m.py", 2, "m.py exists; pass --force"),
+        ("m.py:both --budget 20% --plot p.txt", 2, "p.txt has suffix .txt"),
+        ("m.py:both --budget 20% --emit x.svg --plot x.svg", 2, "the same name"),
+        ("m.py:both --budget 20% --emit -", 2, "name a file instead of -"),
+        ("m.py:both --budget 20% --max-slowdown 0", 2, "--max-slowdown"),
+        ("m.py:both --budget 20% --time-limit -1", 2, "--time-limit"),
+        ("m.py:both --plan no.json", 3, "no.json"),
+        ("n.py:both --budget 20%", 3, "n.py: there is no such file"),
+        ("m.py:nothing --budget 20%", 3, "m.py has no function nothing"),
+        ("m.py:value --budget 20%", 3, "m.py has no function value"),
+        ("m.py:fails --budget 20%", 3, "m.py:14: fails failed: ValueError: not today"),
+        ("m.py:number --budget 20%", 3, "m.py:number must return a model, or a model"),
+        ("m.py:odd --budget 20%", 3, "one tensor, and not int"),
+        ("m.py:both --inputs m.py:number --budget 20%", 3, "m.py:number: inputs are"),
+        ("m.py:wrong --budget 20%", 3, "the model fails on these inputs: "),
+    ],
+)
+def test_what_goes_wrong_is_told_in_a_line(
+    chunk: Command, tmp_path: Path, arguments: str, code: int, words: str
+) -> None:
+    said = chunk(*arguments.split())
+    assert said.code == code
+    assert words in said.err
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert {path.name for path in tmp_path.iterdir()} <= {"m.py", "__pycache__"}
+
+
+def test_a_file_with_an_error(chunk: Command, tmp_path: Path) -> None:
+    (tmp_path / "e.py").write_text("import torch\n\n1 / 0\n")
+    said = chunk("e.py:both", "--budget", "20%")
+    assert said.code == 3
+    assert "e.py:3: cannot be loaded: ZeroDivisionError: division" in said.err
+    (tmp_path / "s.py").write_text("import torch\n\ndef (\n")
+    said = chunk("s.py:both", "--budget", "20%")
+    assert said.code == 3
+    assert "s.py:3: cannot be loaded: SyntaxError" in said.err
+
+
+def test_the_main_guard_is_not_run(chunk: Command) -> None:
+    assert chunk("m.py:guarded", "--budget", "1GiB").code == 0
+
+
+def test_no_torch(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    said = chunk("m.py:both", "--budget", "20%")
+    assert said.code == 5
+    assert "chunking a model needs PyTorch" in said.err
+
+
+def test_ctrl_c(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Search.run
+
+    def run(self: Search, budget: int) -> Any:
+        self.done = honest(self, budget)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "run", run)
+    said = chunk("m.py:both", "--budget", "30%", *ANY)
+    assert said.code == 0
+    assert "the search was interrupted" in said.err
+
+    def nothing(self: Search, budget: int) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "run", nothing)
+    said = chunk("m.py:both", "--budget", "30%", *ANY)
+    assert said.code == 130
+    assert said.err == "memplan: interrupted, so there is no result\n"
+
+
+def test_debug_shows_where(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan import cli
+    from memplan.errors import InputError
+
+    arguments = ["memplan", "--debug", "chunk", "m.py:fails", "--budget", "20%"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(InputError) as raised:
+        cli.main()
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_the_papers_costs(chunk: Command) -> None:
+    said = chunk("m.py:both", "--budget", "40%", *ANY, "--cost", "paper", "--json")
+    assert result(said)["status"] == "chunked"
+    said = chunk("m.py:both", "--budget", "40%", "--cost", "guess")
+    assert said.code == 2
