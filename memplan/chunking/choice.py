@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from memplan.chunking.forward import extended
 from memplan.chunking.region import Region
 from memplan.chunking.sweep import Candidate, Landscape, ends, sweep
 from memplan.chunking.weigh import Weight, weigh
@@ -49,6 +50,8 @@ def around(program: Program, peak: int, budget: int, effort: Effort) -> list[Reg
                     if key not in weighed:
                         weighed[key] = each, weigh(land, each, budget)
     chosen = _varied(list(weighed.values()), budget, effort.built)
+    wider = (extended(land, each, weight, budget) for each, weight in chosen)
+    chosen += [pair for pair in wider if pair is not None]
     sized = (_sized(each, weight, budget, effort) for each, weight in chosen)
     return [region for region in sized if region is not None]
 

@@ -118,3 +118,25 @@ def test_nothing_that_needs_less_is_said() -> None:
     x = torch.randn(8, 64)
     with pytest.raises(NoPlanError, match="as it is"):
         memplan.chunk(nn.Linear(64, 64).eval(), x, budget="60%", options=ANY)
+
+
+class Noisy(nn.Module):
+    """Adds noise as it is called, in inference too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = perceptron()
+
+    def forward(self, x: Any) -> Any:
+        return self.inside(x + torch.rand_like(x))
+
+
+def test_random_numbers_are_the_same_each_time() -> None:
+    model, x = Noisy().eval(), torch.randn(3, 101, 16)
+    module = small(model, x, "60%")
+    assert module.memplan.status == "chunked"
+    with torch.no_grad():
+        torch.manual_seed(7)
+        expected = model(x)
+        torch.manual_seed(7)
+        assert relative_error(expected, module(x)) <= 1e-5
