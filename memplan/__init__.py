@@ -12,8 +12,8 @@ from memplan.version import __version__
 if TYPE_CHECKING:
     from memplan.applying.cuda import stats as stats
     from memplan.applying.session import apply as apply
-    from memplan.chunking.chunk import ChunkOptions as ChunkOptions
     from memplan.chunking.chunk import chunk as chunk
+    from memplan.chunking.options import ChunkOptions as ChunkOptions
     from memplan.chunking.plan import ChunkPlan as ChunkPlan
     from memplan.chunking.planfile import read_chunk_plan as read_chunk_plan
     from memplan.chunking.planfile import write_chunk_plan as write_chunk_plan
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from memplan.trace.write import write_trace as write_trace
 
 _HOMES = {
-    "ChunkOptions": "memplan.chunking.chunk",
+    "ChunkOptions": "memplan.chunking.options",
     "ChunkPlan": "memplan.chunking.plan",
     "Plan": "memplan.core.plan",
     "Problem": "memplan.core.problem",

@@ -25,9 +25,10 @@ import chunk_models
 import torch
 
 from memplan.chunking.choice import Effort
-from memplan.chunking.chunk import BudgetError, ChunkOptions, chunk
+from memplan.chunking.chunk import chunk
 from memplan.chunking.groupnorm import split
 from memplan.chunking.measure import activation_peak, paired
+from memplan.chunking.options import BudgetError, ChunkOptions
 from memplan.chunking.search import Search
 from memplan.chunking.timing import calibrated
 from memplan.graph.export import export

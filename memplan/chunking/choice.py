@@ -56,9 +56,11 @@ def around(program: Program, peak: int, budget: int, effort: Effort) -> list[Reg
     return [region for region in sized if region is not None]
 
 
-def _level(weight: Weight, budget: int) -> int:
-    """A loop's live bytes to 2 % of the budget, clipped below at the budget."""
-    return round(max(weight.live(1 / 32), budget) / (0.02 * budget))
+def _level(candidate: Candidate, weight: Weight, budget: int) -> int:
+    """A loop's live bytes to 2 % of the budget, clipped below at the budget, where it
+    runs in 32 chunks, or as many as there can be."""
+    share = max(1 / 32, candidate.granule / candidate.extent)
+    return round(max(weight.live(share), budget) / (0.02 * budget))
 
 
 def _varied(
@@ -66,7 +68,7 @@ def _varied(
 ) -> list[tuple[Candidate, Weight]]:
     """The most promising `count`: in turns those that cover most of what lies above
     the budget, and those that run least in a loop; at most three that end alike."""
-    level = {id(pair): _level(pair[1], budget) for pair in weighed}
+    level = {id(pair): _level(*pair, budget) for pair in weighed}
     wide = sorted(weighed, key=lambda pair: (level[id(pair)], -pair[1].covered))
     thin = sorted(weighed, key=lambda pair: (level[id(pair)], pair[1].dear))
     chosen: list[tuple[Candidate, Weight]] = []

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memplan.chunking.budget import Budget, parse_budget
 from memplan.chunking.build import Workbench
-from memplan.chunking.choice import Effort
 from memplan.chunking.notaloop import NotALoopError
+from memplan.chunking.options import BudgetError, ChunkOptions
 from memplan.chunking.parts import Target, export_parts
 from memplan.chunking.plan import ChunkPlan, fingerprint
 from memplan.chunking.planfile import read_chunk_plan
@@ -21,42 +19,13 @@ from memplan.chunking.region import chunked
 from memplan.chunking.search import Search, Trial
 from memplan.chunking.timing import calibrated
 from memplan.chunking.trial import Inputs
-from memplan.errors import InputError, NoPlanError, UsageError
+from memplan.errors import InputError, UsageError
 from memplan.graph.export import first_line
 from memplan.graph.liveness import profile
 from memplan.units import format_bytes
 
-MAX_SLOWDOWN = 1.10
 TIMED = 3  # plans that are timed for real
 ROUNDS = 4  # the budget is tightened where the allocator needs more than estimated
-
-
-class BudgetError(NoPlanError):
-    """No plan within the budget, or none that is fast enough.
-
-    floor: bytes of the lowest peak found. line: `file:line` of the operator that
-    limits it. closest: the module chunked as near to the budget as was found.
-    """
-
-    def __init__(self, message: str, floor: int, line: str, closest: Any) -> None:
-        self.floor, self.line, self.closest = floor, line, closest
-        super().__init__(message, peak=floor)
-
-
-@dataclass(frozen=True)
-class ChunkOptions:
-    """How a model is chunked.
-
-    max_slowdown: the largest ratio of its time, chunked over as it was, that is
-    accepted; None for any. effort: how far the search looks. time_limit: seconds that
-    all of the search may take; None for as long as effort says. progress: told, in a
-    few words, what is going on.
-    """
-
-    max_slowdown: float | None = MAX_SLOWDOWN
-    effort: Effort = dataclasses.field(default_factory=Effort)
-    time_limit: float | None = None
-    progress: Callable[[str], None] = lambda _: None
 
 
 def chunk(

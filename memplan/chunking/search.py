@@ -35,12 +35,21 @@ class Trial:
         return self.profile.peak
 
     def excess(self, budget: int) -> int:
-        """Bytes above the budget, added up over the program's operators."""
-        total = 0
-        for step, live in zip(self.program.ops, self.profile.live, strict=True):
-            weight = len(step.body.ops) if isinstance(step, Loop) else 1
-            total += weight * max(0, live - budget)
-        return total
+        """Bytes above the budget, added up over the operators, once for a loop."""
+        return _excess(self.program, self.profile, budget)
+
+
+def _excess(program: Program, found: Profile, budget: int) -> int:
+    total = 0
+    for step, live in zip(program.ops, found.live, strict=True):
+        if live <= budget:
+            continue
+        if isinstance(step, Loop):
+            body = profile(step.body)
+            total += _excess(step.body, body, budget - (live - body.peak))
+        else:
+            total += live - budget
+    return total
 
 
 class Search:

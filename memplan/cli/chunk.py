@@ -13,8 +13,9 @@ import click
 
 from memplan.chunking.budget import parse_budget
 from memplan.chunking.choice import Effort
-from memplan.chunking.chunk import MAX_SLOWDOWN, BudgetError, ChunkOptions, chunk
+from memplan.chunking.chunk import chunk
 from memplan.chunking.emit import emitted
+from memplan.chunking.options import MAX_SLOWDOWN, BudgetError, ChunkOptions
 from memplan.chunking.plan import ChunkPlan
 from memplan.chunking.planfile import read_chunk_plan, to_json, write_chunk_plan
 from memplan.cli import arguments, show

@@ -85,12 +85,15 @@ def _convolution(metas: list[Meta], result: Any) -> int:
     copy = 0 if channels_last or source.contiguous else source.bytes
     if window == 1:
         return int(copy)
-    if source.shape[0] == 1 and source.elements <= DIRECT_ELEMENTS:
+    grouped = weight.shape[1] != source.shape[1]
+    if source.shape[0] == 1 and source.elements <= DIRECT_ELEMENTS and not grouped:
         return int(copy + source.shape[1] * window * pixels * item)
     padded = (_padded(weight.shape[0]), _padded(weight.shape[1]))
     weights = prod((*padded, window, item))
-    if channels_last:
-        return int(weights)
+    if channels_last:  # at most: which of these there are depends on the kernel
+        strided = 2 * result.shape[-1] <= source.shape[-1] + 1
+        both = source.bytes * (2 if strided else 1) + (result.bytes if grouped else 0)
+        return int(both + weights)
     out = result.shape[0] * _padded(result.shape[1]) * pixels * item
     few = source.shape[1] <= 3
     given = 0 if few else source.bytes // source.shape[1] * _padded(source.shape[1])

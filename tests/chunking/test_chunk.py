@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import memplan  # noqa: E402
-from memplan.chunking.chunk import BudgetError, ChunkOptions  # noqa: E402
 from memplan.chunking.measure import activation_peak, relative_error  # noqa: E402
+from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
 from memplan.errors import InputError, UsageError  # noqa: E402
 from tests.chunking import models  # noqa: E402
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import memplan  # noqa: E402
-from memplan.chunking.chunk import BudgetError, ChunkOptions  # noqa: E402
+from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
 from memplan.chunking.search import Search  # noqa: E402
 from tests.chunking import models  # noqa: E402
 

@@ -111,10 +111,11 @@ def test_what_is_live_adds_up(program: Program) -> None:
         own = temporaries(program, program.ops[at])
         assert sum(count for _, count in live_at(program, at)) + own == live
     assert at_peak(program)["line"] == f"model.py:{found.at}"
-    drawn = curve(program)
-    assert list(drawn.live) == found.live
+    # Without loops a curve is of what eager modules do: no result lies over another.
+    eager, drawn = profile(program, overwriting=False), curve(program)
+    assert list(drawn.live) == eager.live
     assert drawn.bands == ()
-    assert drawn.at == found.at
+    assert drawn.at == eager.at
 
 
 @given(programs())
