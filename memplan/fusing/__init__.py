@@ -1,0 +1,1 @@
+"""Layers run depth-first: stacks found, collapsed, generated, built and run."""

@@ -1,0 +1,1 @@
+"""C++ compiled while a program runs, kept by its content."""
