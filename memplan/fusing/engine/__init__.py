@@ -1,0 +1,1 @@
+"""Nodes made to run: places in an arena, kernels chosen by time, a tape of calls."""

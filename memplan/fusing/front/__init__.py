@@ -1,0 +1,1 @@
+"""Models as programs of layers: traced, exported, or part by part."""

@@ -1,0 +1,36 @@
+"""What the rules of operators may ask of the program that an operator stands in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.graph.program import Program, Ref
+
+
+class Context:
+    """What the rules of operators may ask: shapes, dtypes, and names of weights."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def shape(self, value: Any) -> tuple[int, ...] | None:
+        """Of a Ref's tensor; None for anything else."""
+        meta = self._meta(value)
+        return None if meta is None else meta.shape
+
+    def dtype(self, value: Any) -> Any:
+        meta = self._meta(value)
+        return None if meta is None else meta.dtype
+
+    def weight(self, value: Any) -> str | None:
+        """The name in the model of what a Ref stands for; a plain str stays."""
+        if isinstance(value, Ref):
+            return self._program.constants.get(value.name)
+        return value if isinstance(value, str) else None
+
+    def _meta(self, value: Any) -> Any:
+        return self._program.metas.get(value.name) if isinstance(value, Ref) else None
+
+
+class LeftAloneError(Exception):
+    """A rule's reason to leave an operator to torch."""

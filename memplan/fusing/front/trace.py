@@ -1,0 +1,150 @@
+"""A model as a Program by symbolic tracing: torch.nn's modules stay whole in it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from memplan.errors import InputError
+from memplan.graph.program import Op, Program, Ref
+
+
+class NotTraceableError(InputError):
+    """The model's code asks for values, or for what tracing does not know."""
+
+
+def trace(model: Any, fixed: dict[str, Any]) -> Program:
+    """`model` as a Program whose inputs are the arguments of its forward not in `fixed`.
+
+    fixed: arguments that are no tensors, by name; the program is for these values.
+    Modules of torch.nn are called whole, and so are those that have hooks. Raises
+    NotTraceableError, in one line, where the model cannot be traced.
+    """
+    import torch.fx
+
+    class Tracer(torch.fx.Tracer):  # type: ignore[misc]
+        def is_leaf_module(self, module: Any, path: str) -> bool:
+            return has_hooks(module) or super().is_leaf_module(module, path)
+
+    try:
+        graph = Tracer(autowrap_functions=()).trace(model, dict(fixed))
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else ""
+        raise NotTraceableError(
+            f"its code cannot be traced: {type(error).__name__}: {reason}"
+        ) from error
+    return _program(graph, model, fixed)
+
+
+def has_hooks(module: Any) -> bool:
+    """Whether calling a module runs more than its forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def bound(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of a call by name: tensors, and all the others with defaults.
+
+    Raises TypeError as the call itself would; NotTraceableError for tensors in lists,
+    dictionaries or ``*args``.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    given = inspect.signature(model.forward).bind(*args, **kwargs)
+    given.apply_defaults()
+    tensors, fixed = {}, {}
+    for name, value in given.arguments.items():
+        kind = given.signature.parameters[name].kind
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)):
+            raise NotTraceableError(f"its argument {name} holds tensors inside others")
+        elif kind in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD):
+            if value:
+                raise NotTraceableError(f"it takes *{name}")
+        else:
+            fixed[name] = value
+    return tensors, fixed
+
+
+def _program(graph: Any, model: Any, fixed: dict[str, Any]) -> Program:
+    program = Program([], {}, [], None, {}, {})
+    values: dict[Any, Any] = {}  # fx node -> Ref, or a plain value
+
+    def argument(value: Any) -> Any:
+        import torch.fx
+
+        return torch.fx.node.map_arg(value, lambda node: values[node])
+
+    names = iter(inspect.signature(model.forward).parameters)
+    for node in graph.nodes:
+        if node.op == "placeholder":  # they stand in the order of the arguments
+            name = next(names)
+            if name in fixed:
+                values[node] = fixed[name]
+                continue
+            program.inputs.append(name)
+            values[node] = Ref(name)
+        elif node.op == "get_attr":
+            program.constants[node.name] = str(node.target)
+            values[node] = Ref(node.name)
+        elif node.op == "output":
+            program.outputs = argument(node.args[0])
+        elif getattr(node.target, "__name__", "") not in CHECKS:
+            target, where = _called(node, model)
+            arguments = argument(node.args), argument(node.kwargs)
+            program.ops.append(Op(node.name, target, *arguments, line=where))
+            values[node] = Ref(node.name)
+            overwritten = _overwritten(node, target)
+            if overwritten is not None:  # from here on, what it was is gone
+                values[overwritten] = Ref(node.name)
+    return program
+
+
+def _called(node: Any, model: Any) -> tuple[Callable[..., Any], str]:
+    """What a node calls, and where: the module's path, or that of the one it is in."""
+    stack = node.meta.get("nn_module_stack") or {}
+    inside = list(stack)[-1] if stack else ""
+    if node.op == "call_module":
+        return model.get_submodule(node.target), str(node.target)
+    if node.op == "call_method":
+        return Method(str(node.target)), str(inside)
+    return node.target, str(inside)
+
+
+class Method:
+    """A method of the first argument, as a function; `__name__` is the method's."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(owner, self.__name__)(*args, **kwargs)
+
+
+def _overwritten(node: Any, target: Any) -> Any:
+    """The node whose value this one writes its result over, if it does."""
+    import torch.fx
+
+    if not node.args or not isinstance(node.args[0], torch.fx.Node):
+        return None
+    if node.op == "call_module":
+        writes = bool(getattr(target, "inplace", False))
+    else:
+        name = str(getattr(node.target, "__name__", node.target))
+        ends = name.endswith("_") and not name.endswith("__")
+        augmented = getattr(node.target, "__module__", "") == "_operator"
+        writes = (
+            ends
+            or bool(node.kwargs.get("inplace"))
+            or (augmented and name in AUGMENTED)
+        )
+    return node.args[0] if writes else None
+
+
+CHECKS = {"_assert", "_assert_is_none"}  # of what is fixed
+AUGMENTED = {"iadd", "isub", "imul", "itruediv", "imatmul", "ipow", "iand", "ior"}

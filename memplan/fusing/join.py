@@ -1,0 +1,246 @@
+"""Layers joined into nodes: convolutions with what surrounds them, and stacks.
+
+The rest of the network stays as it is; a value that several layers take is computed
+once, by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from memplan.fusing.layers import Layer, Network
+from memplan.fusing.nodes import (
+    Called,
+    Catenated,
+    Joined,
+    Joining,
+    Node,
+    Stacked,
+)
+from memplan.graph.program import Op, Ref, mapped, refs
+
+DEFAULT = Joining()
+
+
+def join(network: Network, joining: Joining = DEFAULT) -> tuple[list[Node], object]:
+    """The nodes of a network, in an order that they can run in, and its outputs."""
+    same = _same(network)
+    layers = [_renamed(each, same) for each in network.layers if each.kind != "same"]
+    outputs = mapped(network.outputs, lambda ref: Ref(same.get(ref.name, ref.name)))
+    users = Counter(name for layer in layers for name in layer.inputs)
+    for layer in layers:
+        if layer.kind == "call":
+            users.subtract(layer.inputs)
+            users.update(layer.op.operands())
+    users.update(refs(outputs))
+    nodes = _Joiner(network, joining, layers, users).nodes()
+    return nodes, outputs
+
+
+def _same(network: Network) -> dict[str, str]:
+    """Of values that are others', whose they are."""
+    same: dict[str, str] = {}
+    for layer in network.layers:
+        if layer.kind == "same":
+            source = layer.inputs[0]
+            same[layer.name] = same.get(source, source)
+    return same
+
+
+def _renamed(layer: Layer, same: dict[str, str]) -> Layer:
+    if not same:
+        return layer
+    old = layer.op
+    args, kwargs = mapped(
+        (old.args, old.kwargs), lambda ref: Ref(same.get(ref.name, ref.name))
+    )
+    op = Op(old.name, old.target, args, kwargs, old.line)
+    inputs = [same.get(name, name) for name in layer.inputs]
+    return Layer(
+        layer.name,
+        layer.kind,
+        inputs,
+        op,
+        layer.shape,
+        layer.convolution,
+        layer.operation,
+        layer.norm,
+        layer.reason,
+    )
+
+
+class _Joiner:
+    def __init__(
+        self,
+        network: Network,
+        joining: Joining,
+        layers: list[Layer],
+        users: Counter[str],
+    ) -> None:
+        self._network, self._joining = network, joining
+        self._layers, self._users = layers, users
+        self._nodes: list[Node] = []
+        self._made: dict[str, Node] = {}  # value -> the last node that makes it
+
+    def nodes(self) -> list[Node]:
+        for layer in self._layers:
+            self._take(layer)
+        if self._joining.pools:
+            self._move_pools()
+        if self._joining.prologues:
+            self._join_prologues()
+        return self._nodes
+
+    def _take(self, layer: Layer) -> None:
+        """Make a node of a layer, or join it to the node before."""
+        if layer.kind == "convolution":
+            assert layer.convolution is not None
+            self._add(Joined(layer.name, layer.inputs[0], layer.convolution))
+        elif layer.kind == "operation":
+            if not (self._into_convolution(layer) or self._onto_stack(layer)):
+                self._start_stack(layer)
+        elif layer.kind == "cat":
+            self._add(Catenated(layer.name, layer.inputs))
+        else:
+            self._add(Called(layer.name, layer.op, layer.reason))
+        self._nodes[-1].layers.append(layer.name)
+
+    def _add(self, node: Node) -> None:
+        self._nodes.append(node)
+        self._made[node.value] = node
+
+    def _again(self, node: Node, value: str) -> None:
+        """A node computes more, and runs when all that it takes is there."""
+        self._nodes.remove(node)
+        del self._made[node.value]
+        node.value = value
+        self._add(node)
+
+    def _only(self, value: str) -> Node | None:
+        """The node that makes a value which one layer takes, once."""
+        return self._made.get(value) if self._users[value] == 1 else None
+
+    def _into_convolution(self, layer: Layer) -> bool:
+        """Join an operation to the convolution whose result it takes, if it can be."""
+        operation = layer.operation
+        assert operation is not None
+        node = self._only(layer.inputs[0])
+        epilogues = self._joining.epilogues
+        if operation.kind == "add" and epilogues:
+            node = self._latest_convolution(layer)
+            if node is None or layer.inputs[0] == layer.inputs[1]:
+                return False
+            others = [name for name in layer.inputs if name != node.value]
+            node.added = others[0]
+        elif not isinstance(node, Joined) or node.activation is not None:
+            return False
+        elif operation.kind == "affine" and self._joining.norms and layer.norm:
+            if node.added is not None:
+                return False
+            node.norms.append(layer.norm)
+        elif operation.kind == "relu" and epilogues:
+            node.activation = (0.0, float("inf"))
+        elif operation.kind == "clamp" and epilogues:
+            node.activation = (operation.numbers[0], operation.numbers[1])
+        else:
+            return False
+        self._again(node, layer.name)
+        return True
+
+    def _latest_convolution(self, layer: Layer) -> Joined | None:
+        """Of an addition's two operands, the convolution that can take the other in."""
+        found = [
+            node
+            for node in (self._only(name) for name in layer.inputs)
+            if isinstance(node, Joined)
+            and node.added is None
+            and node.activation is None
+        ]
+        return max(found, key=self._nodes.index, default=None)
+
+    def _onto_stack(self, layer: Layer) -> bool:
+        assert layer.operation is not None
+        for position, name in enumerate(layer.inputs):
+            node = self._only(name)
+            turned = position == 1
+            if turned and layer.operation.kind != "add":
+                continue
+            if isinstance(node, Stacked):
+                node.operations.append(layer.operation)
+                if layer.norm is not None:
+                    node.operands.append(layer.norm)
+                others = layer.inputs[:1] if turned else layer.inputs[1:]
+                node.operands.extend(others)
+                self._again(node, layer.name)
+                return True
+        return False
+
+    def _start_stack(self, layer: Layer) -> None:
+        assert layer.operation is not None
+        norms = [] if layer.norm is None else [layer.norm]
+        operands = [*norms, *layer.inputs[1:]]
+        self._add(Stacked(layer.name, layer.inputs[0], [layer.operation], operands))
+
+    def _move_pools(self) -> None:
+        """Average pooling commutes with a 1×1 convolution, and then there is less of
+        it; the sums are taken in another order."""
+        for node in list(self._nodes):
+            if not isinstance(node, Stacked) or len(node.operations) != 1:
+                continue
+            convolution = self._only(node.source)
+            if not _averages(node) or not _is_plain_pointwise(convolution):
+                continue
+            assert isinstance(convolution, Joined)
+            source = self._only(convolution.source)
+            if not isinstance(source, Stacked):
+                continue
+            self._nodes.remove(node)
+            source.operations += node.operations
+            source.layers += node.layers
+            self._made[node.value] = convolution
+            del self._made[convolution.value]
+            self._nodes.remove(convolution)
+            convolution.value = node.value
+            self._nodes.insert(self._nodes.index(source) + 1, convolution)
+
+    def _join_prologues(self) -> None:
+        for node in list(self._nodes):
+            if not isinstance(node, Joined) or node.before is not None:
+                continue
+            source = self._only(node.source)
+            if not isinstance(source, Stacked):
+                continue
+            kinds = [each.kind for each in source.operations]
+            norms = source.operands
+            if kinds not in (["affine"], ["affine", "relu"]):
+                continue
+            assert not isinstance(norms[0], str)
+            node.before, node.rectified = norms[0], len(kinds) == 2
+            node.source = source.source
+            node.layers += source.layers
+            self._nodes.remove(source)
+            del self._made[source.value]
+
+
+def _averages(node: Stacked) -> bool:
+    """Whether its pooling is of windows side by side, without padding."""
+    pool = node.operations[0].pool
+    return (
+        pool is not None
+        and pool.mode == "average"
+        and pool.padding == (0, 0)
+        and pool.kernel == pool.stride
+        and not pool.ceil
+        and pool.divisor is None
+    )
+
+
+def _is_plain_pointwise(node: Node | None) -> bool:
+    """Whether it is a 1×1 convolution without anything behind it."""
+    return (
+        isinstance(node, Joined)
+        and node.convolution.stride == (1, 1)
+        and node.convolution.padding == (0, 0)
+        and node.activation is None
+        and node.added is None
+    )

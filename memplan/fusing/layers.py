@@ -1,0 +1,82 @@
+"""A network's layers, as depth-first execution sees them (BrainSlug, 4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from memplan.fusing.operations import Operation
+from memplan.graph.program import Op
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A batch normalisation in inference: x * scale + shift of each channel.
+
+    mean, var, weight, bias: names of tensors in the model; None for 1 and for 0.
+    """
+
+    mean: str
+    var: str
+    weight: str | None
+    bias: str | None
+    eps: float
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        names = (self.mean, self.var, self.weight, self.bias)
+        return tuple(name for name in names if name is not None)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution's numbers, (height, width), and its tensors' names."""
+
+    weight: str
+    bias: str | None
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """One operator of a network, and what it is: `kind` says which fields count.
+
+    kind: "convolution"; "operation", of a stack, element-wise or pooling; "cat" along
+    the channels; "same", whose value is its first input's; "call", left to torch, for
+    the reason given. inputs: names of the values it takes, in order. op: how torch
+    computes it. shape: of its value; empty if that is no tensor.
+    """
+
+    name: str
+    kind: str
+    inputs: list[str]
+    op: Op
+    shape: tuple[int, ...] = ()
+    convolution: Convolution | None = None
+    operation: Operation | None = None
+    norm: Norm | None = None
+    reason: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it stands in the model, as a module's path, and which operator it is."""
+        return self.op.line or self.op.name
+
+
+@dataclass(slots=True, eq=False)
+class Network:
+    """Layers in the order they run in.
+
+    inputs: names of the arguments. constants: value -> name of a tensor in the model.
+    outputs: a nest of Ref and plain values. shapes, dtypes: of every tensor in it.
+    """
+
+    inputs: list[str]
+    constants: dict[str, str]
+    layers: list[Layer]
+    outputs: Any
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,43 @@
+"""How a model is fused: every part of it can be left out, to see what it is worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memplan.errors import UsageError
+from memplan.fusing.nodes import Joining
+
+KERNELS = ("direct", "winograd2", "winograd4", "onednn")
+
+
+@dataclass(frozen=True)
+class FuseOptions:
+    """Options of `memplan.fuse`.
+
+    joining: which layers are joined into convolutions. kernels: what convolutions may
+    run as: this project's own ("direct", "winograd2", "winograd4"), or oneDNN's with
+    its weights packed; the fastest on this machine is taken. micro_batch: how many
+    images go through the network at a time; None for the fastest of a few.
+    max_steps: of a sequence of a stack, at most (the paper's strategies: 1, 5, None).
+    tolerance: the largest relative error to the model's own results. measure: whether
+    the whole fused network is timed beside the model and given up where it is slower.
+    """
+
+    joining: Joining = field(default_factory=Joining)
+    kernels: tuple[str, ...] = KERNELS
+    micro_batch: int | None = None
+    max_steps: int | None = None
+    tolerance: float = 1e-5
+    measure: bool = True
+
+    def __post_init__(self) -> None:
+        unknown = set(self.kernels) - set(KERNELS)
+        if unknown or not self.kernels:
+            names = ", ".join(KERNELS)
+            raise UsageError(f"kernels are some of {names}, and not {self.kernels!r}")
+        for name in ("micro_batch", "max_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is a positive number, and not {value}")
+        if self.tolerance < 0:
+            raise UsageError(f"tolerance is at least 0, and not {self.tolerance}")
