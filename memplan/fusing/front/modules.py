@@ -55,6 +55,8 @@ def _linear(module: Any, path: str) -> tuple[str, tuple[Any, ...]]:
 def _batch_norm(module: Any, path: str) -> tuple[str, tuple[Any, ...]]:
     if module.running_mean is None:
         raise LeftAloneError("it has no running statistics")
+    if module.training:
+        raise LeftAloneError("it is in training mode")
     affine = (f"{path}.weight", f"{path}.bias") if module.affine else (None, None)
     statistics = f"{path}.running_mean", f"{path}.running_var"
     return "batch_norm", (*statistics, *affine, False, 0.0, module.eps)

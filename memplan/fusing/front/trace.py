@@ -99,9 +99,8 @@ def _program(graph: Any, model: Any, fixed: dict[str, Any]) -> Program:
             arguments = argument(node.args), argument(node.kwargs)
             program.ops.append(Op(node.name, target, *arguments, line=where))
             values[node] = Ref(node.name)
-            overwritten = _overwritten(node, target)
-            if overwritten is not None:  # from here on, what it was is gone
-                values[overwritten] = Ref(node.name)
+            if node.all_input_nodes and overwrites(target, node.kwargs):
+                values[node.args[0]] = Ref(node.name)  # from here on, what it was is gone
     return program
 
 
@@ -126,24 +125,18 @@ class Method:
         return getattr(owner, self.__name__)(*args, **kwargs)
 
 
-def _overwritten(node: Any, target: Any) -> Any:
-    """The node whose value this one writes its result over, if it does."""
-    import torch.fx
+def overwrites(target: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call writes its result over its first argument."""
+    import torch
 
-    if not node.args or not isinstance(node.args[0], torch.fx.Node):
-        return None
-    if node.op == "call_module":
-        writes = bool(getattr(target, "inplace", False))
-    else:
-        name = str(getattr(node.target, "__name__", node.target))
-        ends = name.endswith("_") and not name.endswith("__")
-        augmented = getattr(node.target, "__module__", "") == "_operator"
-        writes = (
-            ends
-            or bool(node.kwargs.get("inplace"))
-            or (augmented and name in AUGMENTED)
-        )
-    return node.args[0] if writes else None
+    if isinstance(target, torch.nn.Module):
+        return bool(getattr(target, "inplace", False))
+    if kwargs.get("inplace"):
+        return True
+    name = str(getattr(target, "__name__", target))
+    if getattr(target, "__module__", "") == "_operator":
+        return name in AUGMENTED
+    return name.endswith("_") and not name.endswith("__")
 
 
 CHECKS = {"_assert", "_assert_is_none"}  # of what is fixed

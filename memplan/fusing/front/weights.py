@@ -23,8 +23,9 @@ class Watch:
     """
 
     def __init__(self, model: Any, names: Iterable[str]) -> None:
+        self._model, self._names = model, list(names)
         self._tensors = []
-        for name in names:
+        for name in self._names:
             owner, _, attribute = name.rpartition(".")
             module = model.get_submodule(owner)
             held = next(
@@ -45,7 +46,11 @@ class Watch:
             for module in self._modules
             for name, child in module._modules.items()
         ]
-        self._hooked = [has_hooks(module) for module in self._modules]
+        self._states = [_state(module) for module in self._modules]
+
+    def again(self) -> Watch:
+        """The same model watched from now on."""
+        return Watch(self._model, self._names)
 
     def same_weights(self) -> bool:
         """Whether every tensor holds what it held."""
@@ -57,14 +62,12 @@ class Watch:
         )
 
     def same_modules(self) -> bool:
-        """Whether the model has the modules it had, with hooks where it had them."""
+        """Whether the model has the modules it had, in the modes they were in, and
+        hooks where it had them."""
         return all(
             held.get(name) is child for held, name, child in self._places
-        ) and all(
-            has_hooks(module) == hooked
-            for module, hooked in zip(self._modules, self._hooked, strict=True)
-        )
+        ) and self._states == [_state(module) for module in self._modules]
 
-    def training(self) -> bool:
-        """Whether any of its modules is in training mode."""
-        return any(module.training for module in self._modules)
+
+def _state(module: Any) -> tuple[bool, bool]:
+    return module.training, has_hooks(module)

@@ -1,0 +1,164 @@
+"""One node as steps: kernels with their arguments, or calls of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memplan.fusing.convolution import Epilogue, Prologue
+from memplan.fusing.convolution import bind as bind_convolution
+from memplan.fusing.engine import onednn
+from memplan.fusing.engine.packs import Packs
+from memplan.fusing.engine.places import Arena, Place, copies
+from memplan.fusing.engine.runner import Call, Native, Step, Values
+from memplan.fusing.front.trace import overwrites
+from memplan.fusing.front.weights import fetch
+from memplan.fusing.layers import Network
+from memplan.fusing.nodes import Called, Catenated, Joined, Node, Stacked
+from memplan.graph.program import mapped
+
+
+class Emitter:
+    """Makes the steps of nodes for one arena.
+
+    shapes: of all values, for as many images as run at a time. memory: the arena, a
+    uint8 tensor with room to align it.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        shapes: dict[str, tuple[int, ...]],
+        places: dict[str, Place],
+        arena: Arena,
+        memory: Any,
+        packs: Packs,
+    ) -> None:
+        self._network, self._shapes, self._places = network, shapes, places
+        self._arena, self._memory, self._packs = arena, memory, packs
+        self._skipped = -memory.data_ptr() % 64
+
+    def views(self) -> Values:
+        """The values in the arena, as tensors."""
+        return {name: self._view(name, place) for name, place in self._places.items()}
+
+    def _view(self, name: str, place: Place) -> Any:
+        """A tensor of the value's shape, with channels last, where it lies."""
+        n, c, height, width = self._shapes[name]
+        flat = self._memory.view(dtype=self._network.dtypes[name])
+        start = self._bytes(place) // flat.element_size()
+        row = width * place.pixel
+        strides = (height * row, 1, row, place.pixel)
+        return flat.as_strided((n, c, height, width), strides, start + place.channel)
+
+    def _bytes(self, place: Place) -> int:
+        return self._skipped + self._arena.offsets[place.buffer]
+
+    def convert(self, tensor: Any) -> Any:
+        """A tensor that torch made, laid out as kernels read it."""
+        import torch
+
+        return tensor.detach().contiguous(memory_format=torch.channels_last)
+
+    def steps(self, node: Node) -> list[Step]:
+        """What to run for a node, in order."""
+        if isinstance(node, Joined):
+            return [self._joined(node)]
+        if isinstance(node, Stacked):
+            return [self._stacked(node)]
+        if isinstance(node, Catenated):
+            return [
+                self._copied(piece, target)
+                for piece, target in copies(node, self._places, self._shapes)
+            ]
+        return [self._called(node)]
+
+    def _joined(self, node: Joined) -> Step:
+        packed = self._packs.convolutions[node.value]
+        if isinstance(packed, onednn.Packed):
+            return self._by_onednn(node, packed)
+        prologue = Prologue()
+        if node.before is not None:
+            vectors = self._packs.vectors[node.before]
+            prologue = Prologue(*vectors, relu=node.rectified)
+        added = None if node.added is None else self._tensor(node.added)
+        bound = bind_convolution(
+            packed,
+            self._tensor(node.source),
+            self._tensor(node.value),
+            prologue,
+            Epilogue(added, clamp=node.activation),
+        )
+        given = self._given({"input": node.source, "add": node.added})
+        return Native(bound.function, bound.call, given, bound.keep[3:])
+
+    def _by_onednn(self, node: Joined, packed: onednn.Packed) -> Step:
+        convolution, activation = node.convolution, node.activation
+        source, added = node.source, node.added
+
+        def run(values: Values) -> Any:
+            other = None if added is None else values[added]
+            x = self.convert(values[source])
+            return onednn.run(x, packed, convolution, other, activation)
+
+        return Call(node.value, run)
+
+    def _stacked(self, node: Stacked) -> Step:
+        kernel = self._packs.stacks[node.value]
+        operands = self._packs.operands(node)
+        if kernel is None:
+            operations = tuple(node.operations)
+
+            def run(values: Values) -> Any:
+                given = [values[each] if isinstance(each, str) else each for each in operands]
+                return reference(operations, values[node.source], given)
+
+            return Call(node.value, run)
+        tensors = [
+            self._tensor(each) if isinstance(each, str) else each for each in operands
+        ]
+        bound = kernel.bind(
+            self._tensor(node.source), tensors, self._tensor(node.value)
+        )
+        return Native(bound.function, bound.call, {}, bound.keep)
+
+    def _given(self, fields: dict[str, str | None]) -> dict[str, str]:
+        """Of some pointers of a call, those to values that are not in the arena."""
+        return {
+            field: name
+            for field, name in fields.items()
+            if name is not None and name not in self._places
+        }
+
+    def _tensor(self, name: str) -> Any:
+        """The value in the arena; for others, one of its shape, yet to be given."""
+        import torch
+
+        if name in self._places:
+            return self._view(name, self._places[name])
+        return torch.empty(
+            self._shapes[name],
+            dtype=self._network.dtypes[name],
+            memory_format=torch.channels_last,
+        )
+
+    def _copied(self, piece: str, target: Place) -> Step:
+        view = self._view(piece, target)
+        return Call("", lambda values: view.copy_(values[piece]))
+
+    def _called(self, node: Called) -> Step:
+        op, constants, model = node.op, self._network.constants, self._packs.model
+        over = overwrites(op.target, op.kwargs)
+
+        def run(values: Values) -> Any:
+            def value(ref: Any) -> Any:
+                if ref.name in values:
+                    return values[ref.name]
+                return fetch(model, constants[ref.name])
+
+            args, kwargs = mapped((op.args, op.kwargs), value)
+            if over:  # what it takes may be wanted again, or be the caller's
+                args = (args[0].clone(), *args[1:])
+            return op.target(*args, **kwargs)
+
+        return Call(node.value, run)

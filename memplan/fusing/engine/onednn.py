@@ -1,0 +1,97 @@
+"""Convolutions by oneDNN as torch has it, weights packed once, what follows fused.
+
+The operators are torch's own and private: where they are not there, or refuse, the
+convolution runs as torch.nn.functional has it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.fusing.layers import Convolution
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Weights of a convolution: blocked for oneDNN, or plain."""
+
+    weight: Any
+    bias: Any
+    blocked: bool
+
+
+def available() -> bool:
+    """Whether torch has the operators."""
+    import torch
+
+    return bool(torch.backends.mkldnn.is_available()) and all(
+        hasattr(torch.ops.mkldnn, name)
+        for name in ("_convolution_pointwise", "_reorder_convolution_weight")
+    )
+
+
+def pack(
+    weight: Any, bias: Any, convolution: Convolution, size: tuple[int, ...]
+) -> Packed:
+    """Weights for inputs of shape `size`, (n, c, h, w)."""
+    import torch
+
+    numbers = convolution.padding, convolution.stride, convolution.dilation
+    if available():
+        try:
+            # It is a module of torch that brings the meta kernels along.
+            blocked = torch.ops.mkldnn._reorder_convolution_weight(
+                weight.detach(), *numbers, convolution.groups, list(size)
+            )
+            return Packed(blocked, bias, True)
+        except RuntimeError:
+            pass
+    return Packed(weight.detach(), bias, False)
+
+
+def run(
+    x: Any,
+    packed: Packed,
+    convolution: Convolution,
+    added: Any,
+    activation: tuple[float, float] | None,
+) -> Any:
+    """The convolution of x, plus `added` if there is one, clamped to `activation`."""
+    import torch
+
+    given = convolution
+    if not packed.blocked:
+        y = torch.nn.functional.conv2d(
+            x, packed.weight, packed.bias, given.stride, given.padding,
+            given.dilation, given.groups,
+        )  # fmt: skip
+        y = y if added is None else y.add_(added)
+        return y if activation is None else _clamp(y, activation)
+    numbers = given.padding, given.stride, given.dilation, given.groups
+    name, scalars = _activation(activation)
+    if added is None:
+        return torch.ops.mkldnn._convolution_pointwise(
+            x, packed.weight, packed.bias, *numbers, name or "none", scalars, ""
+        )
+    if name == "hardtanh":  # it fuses an addition with ReLU only
+        y = run(x, packed, convolution, added, None)
+        return _clamp(y, activation) if activation else y
+    return torch.ops.mkldnn._convolution_pointwise.binary(
+        x, added, packed.weight, packed.bias, *numbers, "add", 1.0, name, scalars, ""
+    )
+
+
+def _activation(
+    activation: tuple[float, float] | None,
+) -> tuple[str | None, list[float]]:
+    if activation is None:
+        return None, []
+    if activation == (0.0, math.inf):
+        return "relu", []
+    return "hardtanh", list(activation)
+
+
+def _clamp(y: Any, activation: tuple[float, float]) -> Any:
+    return y.clamp_(*activation) if activation != (0.0, math.inf) else y.relu_()

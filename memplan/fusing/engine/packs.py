@@ -1,0 +1,95 @@
+"""What kernels need of a model, made once: packed weights, vectors, compiled stacks."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from memplan.fusing.engine import onednn
+from memplan.fusing.engine.fold import folded, scale_and_shift
+from memplan.fusing.front.weights import fetch
+from memplan.fusing.geometry import Geometry
+from memplan.fusing.kernels import convolution_library
+from memplan.fusing.layers import Convolution, Network, Norm
+from memplan.fusing.nodes import Joined, Node, Stacked
+from memplan.fusing.packing import Packed, pack
+
+
+def geometry(convolution: Convolution, model: Any) -> Geometry:
+    """A convolution without groups, its channels those of its weight now."""
+    out, channels, *kernel = fetch(model, convolution.weight).shape
+    return Geometry(
+        channels,
+        out,
+        (kernel[0], kernel[1]),
+        convolution.stride,
+        convolution.padding,
+        convolution.dilation,
+    )
+
+
+class Packs:
+    """The packed weights of a network's nodes; `fill` takes them anew.
+
+    kernels: the algorithm of each convolution, by value. stacks: the kernel of each
+    stack, by value; None where torch runs it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        network: Network,
+        nodes: list[Node],
+        kernels: dict[str, str],
+        stacks: dict[str, Any],
+    ) -> None:
+        self.model, self._network, self._nodes = model, network, nodes
+        self._kernels, self.stacks = kernels, stacks
+        self.convolutions: dict[str, Packed | onednn.Packed] = {}
+        self.vectors: dict[Norm, tuple[Any, Any]] = {}
+        own = any(kernel != "onednn" for kernel in kernels.values())
+        own = own or any(kernel is not None for kernel in stacks.values())
+        self.play = _player() if own else None
+        self.fill()
+
+    def fill(self) -> None:
+        """Pack the model's weights as they are now."""
+        for node in self._nodes:
+            if isinstance(node, Joined):
+                self.convolutions[node.value] = self._packed(node)
+                if node.before is not None:
+                    self._add(node.before)
+            elif isinstance(node, Stacked):
+                for operand in node.operands:
+                    if isinstance(operand, Norm):
+                        self._add(operand)
+
+    def _packed(self, node: Joined) -> Packed | onednn.Packed:
+        weight, bias = folded(self.model, node)
+        kernel = self._kernels[node.value]
+        if kernel == "onednn":
+            size = self._network.shapes[node.source]
+            return onednn.pack(weight, bias, node.convolution, size)
+        return pack(weight, bias, geometry(node.convolution, self.model), kernel)
+
+    def _add(self, norm: Norm) -> None:
+        scale, shift = scale_and_shift(self.model, norm)
+        self.vectors[norm] = scale.float().contiguous(), shift.float().contiguous()
+
+    def operands(self, node: Stacked) -> list[Any]:
+        """A stack's operands in order: vectors, and names of values."""
+        found: list[Any] = []
+        for operand in node.operands:
+            if isinstance(operand, Norm):
+                found.extend(self.vectors[operand])
+            else:
+                found.append(operand)
+        return found
+
+
+def _player() -> Any:
+    """The library's function that runs a tape."""
+    play = convolution_library().memplan_tape
+    play.restype = None
+    play.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_int)
+    return play
