@@ -195,13 +195,26 @@ class _Joiner:
             if not isinstance(source, Stacked):
                 continue
             self._nodes.remove(node)
-            source.operations += node.operations
-            source.layers += node.layers
+            self._pool(source, node)
+            convolution.source = source.value
             self._made[node.value] = convolution
             del self._made[convolution.value]
             self._nodes.remove(convolution)
             convolution.value = node.value
             self._nodes.insert(self._nodes.index(source) + 1, convolution)
+
+    def _pool(self, source: Stacked, node: Stacked) -> None:
+        """Give a stack the pooling of another, and its value, a new one, a shape."""
+        n, c, *_ = self._network.shapes[source.value]
+        pooled = f"{source.value}.pooled"  # no traced value has a name with a dot
+        self._network.shapes[pooled] = (n, c, *self._network.shapes[node.value][2:])
+        self._network.dtypes[pooled] = self._network.dtypes[source.value]
+        source.operations += node.operations
+        source.layers += node.layers
+        del self._made[source.value]
+        source.value = pooled
+        self._made[pooled] = source
+        self._users[pooled] = 1
 
     def _join_prologues(self) -> None:
         for node in list(self._nodes):

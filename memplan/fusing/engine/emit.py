@@ -10,11 +10,13 @@ from memplan.fusing.convolution import bind as bind_convolution
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.packs import Packs
 from memplan.fusing.engine.places import Arena, Place, copies
-from memplan.fusing.engine.runner import Call, Native, Step, Values
+from memplan.fusing.engine.runner import Call, Given, Native, Step, Values
 from memplan.fusing.front.trace import overwrites
 from memplan.fusing.front.weights import fetch
 from memplan.fusing.layers import Network
+from memplan.fusing.kernel import Kernel
 from memplan.fusing.nodes import Called, Catenated, Joined, Node, Stacked
+from memplan.fusing.reference import reference
 from memplan.graph.program import mapped
 
 
@@ -22,7 +24,8 @@ class Emitter:
     """Makes the steps of nodes for one arena.
 
     shapes: of all values, for as many images as run at a time. memory: the arena, a
-    uint8 tensor with room to align it.
+    uint8 tensor with room to align it. layout: "channels_last", or "planes" where every
+    value is contiguous.
     """
 
     def __init__(
@@ -33,9 +36,11 @@ class Emitter:
         arena: Arena,
         memory: Any,
         packs: Packs,
+        layout: str,
     ) -> None:
         self._network, self._shapes, self._places = network, shapes, places
         self._arena, self._memory, self._packs = arena, memory, packs
+        self._last = layout == "channels_last"
         self._skipped = -memory.data_ptr() % 64
 
     def views(self) -> Values:
@@ -43,10 +48,13 @@ class Emitter:
         return {name: self._view(name, place) for name, place in self._places.items()}
 
     def _view(self, name: str, place: Place) -> Any:
-        """A tensor of the value's shape, with channels last, where it lies."""
+        """A tensor of the value's shape where it lies."""
         n, c, height, width = self._shapes[name]
         flat = self._memory.view(dtype=self._network.dtypes[name])
         start = self._bytes(place) // flat.element_size()
+        if not self._last:
+            count = n * c * height * width
+            return flat[start : start + count].view(n, c, height, width)
         row = width * place.pixel
         strides = (height * row, 1, row, place.pixel)
         return flat.as_strided((n, c, height, width), strides, start + place.channel)
@@ -56,9 +64,12 @@ class Emitter:
 
     def convert(self, tensor: Any) -> Any:
         """A tensor that torch made, laid out as kernels read it."""
+        return tensor.detach().contiguous(memory_format=self._format())
+
+    def _format(self) -> Any:
         import torch
 
-        return tensor.detach().contiguous(memory_format=torch.channels_last)
+        return torch.channels_last if self._last else torch.contiguous_format
 
     def steps(self, node: Node) -> list[Step]:
         """What to run for a node, in order."""
@@ -66,6 +77,8 @@ class Emitter:
             return [self._joined(node)]
         if isinstance(node, Stacked):
             return [self._stacked(node)]
+        if isinstance(node, Catenated) and not self._last:
+            return [self._catenated(node)]
         if isinstance(node, Catenated):
             return [
                 self._copied(piece, target)
@@ -89,7 +102,7 @@ class Emitter:
             prologue,
             Epilogue(added, clamp=node.activation),
         )
-        given = self._given({"input": node.source, "add": node.added})
+        given = self._given(bound.call, {"input": node.source, "add": node.added})
         return Native(bound.function, bound.call, given, bound.keep[3:])
 
     def _by_onednn(self, node: Joined, packed: onednn.Packed) -> Step:
@@ -106,12 +119,13 @@ class Emitter:
     def _stacked(self, node: Stacked) -> Step:
         kernel = self._packs.stacks[node.value]
         operands = self._packs.operands(node)
-        if kernel is None:
-            operations = tuple(node.operations)
+        if not isinstance(kernel, Kernel):
 
             def run(values: Values) -> Any:
-                given = [values[each] if isinstance(each, str) else each for each in operands]
-                return reference(operations, values[node.source], given)
+                given = [
+                    values[each] if isinstance(each, str) else each for each in operands
+                ]
+                return reference(kernel, values[node.source], given)
 
             return Call(node.value, run)
         tensors = [
@@ -120,15 +134,19 @@ class Emitter:
         bound = kernel.bind(
             self._tensor(node.source), tensors, self._tensor(node.value)
         )
-        return Native(bound.function, bound.call, {}, bound.keep)
+        given = self._given(bound.call, {"input": node.source})
+        for entry, each in zip(bound.held[0], operands, strict=False):
+            if isinstance(each, str):
+                given += self._given(entry, {"data": each})
+        return Native(bound.function, bound.call, given, bound.held)
 
-    def _given(self, fields: dict[str, str | None]) -> dict[str, str]:
-        """Of some pointers of a call, those to values that are not in the arena."""
-        return {
-            field: name
+    def _given(self, structure: Any, fields: dict[str, str | None]) -> list[Given]:
+        """Of some pointers, those to values that are not in the arena."""
+        return [
+            Given(structure, field, name)
             for field, name in fields.items()
             if name is not None and name not in self._places
-        }
+        ]
 
     def _tensor(self, name: str) -> Any:
         """The value in the arena; for others, one of its shape, yet to be given."""
@@ -139,7 +157,14 @@ class Emitter:
         return torch.empty(
             self._shapes[name],
             dtype=self._network.dtypes[name],
-            memory_format=torch.channels_last,
+            memory_format=self._format(),
+        )
+
+    def _catenated(self, node: Catenated) -> Step:
+        import torch
+
+        return Call(
+            node.value, lambda values: torch.cat([values[each] for each in node.pieces], 1)
         )
 
     def _copied(self, piece: str, target: Place) -> Step:

@@ -44,7 +44,7 @@ class Packs:
         stacks: dict[str, Any],
     ) -> None:
         self.model, self._network, self._nodes = model, network, nodes
-        self._kernels, self.stacks = kernels, stacks
+        self.kernels, self.stacks = kernels, stacks
         self.convolutions: dict[str, Packed | onednn.Packed] = {}
         self.vectors: dict[Norm, tuple[Any, Any]] = {}
         own = any(kernel != "onednn" for kernel in kernels.values())
@@ -66,7 +66,7 @@ class Packs:
 
     def _packed(self, node: Joined) -> Packed | onednn.Packed:
         weight, bias = folded(self.model, node)
-        kernel = self._kernels[node.value]
+        kernel = self.kernels[node.value]
         if kernel == "onednn":
             size = self._network.shapes[node.source]
             return onednn.pack(weight, bias, node.convolution, size)

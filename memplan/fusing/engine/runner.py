@@ -5,36 +5,52 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 Values = dict[str, Any]
+
+
+class Given(NamedTuple):
+    """A pointer, field of a ctypes structure, to be set to where a value lies."""
+
+    structure: Any
+    field: str
+    value: str
 
 
 @dataclass(slots=True)
 class Native:
     """A kernel and its arguments.
 
-    function: its address. call: a ctypes structure. given: fields of it that are
-    pointers to values which torch owns, to be filled in before it runs. keep: what
-    else the call points into.
+    function: its address. call: a ctypes structure. given: pointers to values which
+    torch owns, to be filled in before it runs. keep: what else the call points into.
     """
 
     function: int
     call: Any
-    given: dict[str, str] = field(default_factory=dict)
+    given: list[Given] = field(default_factory=list)
     keep: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
 class Call:
     """A function of the values, run by Python; its result is the value `name`, or
-    nothing where that is empty."""
+    nothing where that is empty. forget: values that are not wanted any more."""
 
     name: str
     run: Callable[[Values], Any]
+    forget: tuple[str, ...] = ()
 
 
 Step = Native | Call
+
+
+class Layout(Protocol):
+    """Where values lie, and how kernels read those that lie elsewhere."""
+
+    def views(self) -> Values: ...
+
+    def convert(self, tensor: Any) -> Any: ...
 
 
 class _Entry(ctypes.Structure):
@@ -49,37 +65,30 @@ class _Tape:
         self._entries = (_Entry * len(steps))(
             *(_Entry(step.function, ctypes.addressof(step.call)) for step in steps)
         )
-        self._given = [
-            (step.call, name, value)
-            for step in steps
-            for name, value in step.given.items()
-        ]
+        self._given = [given for step in steps for given in step.given]
 
-    def run(self, values: Values, held: list[Any], convert: Any) -> None:
-        for call, name, value in self._given:
+    def run(self, values: Values, convert: Callable[[Any], Any]) -> None:
+        held = []  # what kernels read stays until they have run
+        for structure, field_, value in self._given:
             tensor = convert(values[value])
             held.append(tensor)
-            setattr(call, name, tensor.data_ptr())
+            setattr(structure, field_, tensor.data_ptr())
         self._play(self._entries, len(self._entries), self._threads)
 
 
 class Runner:
     """Steps bound to one arena; one thread runs it at a time.
 
-    views: of values in the arena, as tensors. convert: a tensor laid out as kernels
-    want it. play: the library's function that runs a tape.
+    memory: the arena. layout: what says where values lie in it, and lays out others as
+    kernels want them. play: the library's function that runs a tape.
     """
 
     def __init__(
-        self,
-        steps: list[Step],
-        arena: Any,
-        views: Values,
-        convert: Callable[[Any], Any],
-        play: Any,
-        threads: int,
+        self, steps: list[Step], memory: Any, layout: Layout, play: Any, threads: int
     ) -> None:
-        self.arena, self.views, self._convert = arena, views, convert
+        self._memory, self._convert = memory, layout.convert
+        self.storage = memory.untyped_storage().data_ptr()
+        self._views = layout.views()
         self._parts: list[_Tape | Call] = []
         run: list[Native] = []
         for step in steps:
@@ -94,18 +103,15 @@ class Runner:
             self._parts.append(_Tape(run, play, threads))
 
     def run(self, inputs: Values) -> Values:
-        """All values that are left at the end, those in the arena among them."""
-        values = dict(self.views)
-        values.update(inputs)
-        held: list[Any] = []  # what kernels read stays until they have run
-        for index, part in enumerate(self._parts):
+        """All values, those in the arena among them until the next run."""
+        values = {**self._views, **inputs}
+        for part in self._parts:
             if isinstance(part, Call):
                 result = part.run(values)
                 if part.name:
                     values[part.name] = result
-                for name in self._last.get(index, ()):
+                for name in part.forget:
                     values.pop(name, None)
             else:
-                part.run(values, held, self._convert)
-                held.clear()
+                part.run(values, self._convert)
         return values

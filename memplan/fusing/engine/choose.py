@@ -1,0 +1,107 @@
+"""Which kernel each convolution runs as: those that can do it, timed on this machine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from memplan.fusing.convolution import Epilogue, Prologue, bind
+from memplan.fusing.engine import onednn
+from memplan.fusing.engine.packs import geometry
+from memplan.fusing.front.weights import fetch
+from memplan.fusing.geometry import algorithms
+from memplan.fusing.layers import Network
+from memplan.fusing.nodes import Joined
+from memplan.fusing.packing import pack
+
+ROUNDS = 3
+ENOUGH_SECONDS = 0.15  # of timing one convolution
+
+
+def candidates(
+    node: Joined, network: Network, model: Any, wanted: tuple[str, ...]
+) -> list[str]:
+    """The kernels of `wanted` that can run a convolution, oneDNN's if none else can."""
+    import torch
+
+    own: list[str] = []
+    if network.dtypes[node.value] == torch.float32 and node.convolution.groups == 1:
+        own = algorithms(geometry(node.convolution, model))
+    found = [each for each in (*own, "onednn") if each in wanted]
+    return found or ["onednn"]
+
+
+def signature(node: Joined, network: Network, model: Any, images: int) -> str:
+    """What a convolution's time depends on, as text."""
+    import torch
+
+    given = node.convolution
+    return repr(
+        (
+            tuple(fetch(model, given.weight).shape),
+            (images, *network.shapes[node.source][1:]),
+            (given.stride, given.padding, given.dilation, given.groups),
+            str(network.dtypes[node.value]),
+            (node.before is not None, node.rectified, node.added is not None),
+            torch.get_num_threads(),
+        )
+    )
+
+
+def fastest(
+    node: Joined, network: Network, model: Any, images: int, kernels: list[str]
+) -> str:
+    """The one of `kernels` that takes least time on so many images, alone."""
+    runs = {name: _run(node, network, model, images, name) for name in kernels}
+    best = dict.fromkeys(runs, float("inf"))
+    for run in runs.values():
+        run()  # the first time touches memory
+    began = time.perf_counter()
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+        if time.perf_counter() - began > ENOUGH_SECONDS:
+            break
+    return min(best, key=lambda name: best[name])
+
+
+def _run(
+    node: Joined, network: Network, model: Any, images: int, kernel: str
+) -> Any:
+    """One run of a convolution by a kernel on noise, without arguments."""
+    import torch
+
+    shape = (images, *network.shapes[node.source][1:])
+    dtype = network.dtypes[node.value]
+    weight = torch.randn_like(fetch(model, node.convolution.weight))
+    bias = torch.zeros(weight.shape[0], dtype=dtype)
+    x = _noise(shape, dtype)
+    out_shape = (images, *network.shapes[node.value][1:])
+    added = _noise(out_shape, dtype) if node.added is not None else None
+    ones = torch.ones(shape[1])
+    if kernel == "onednn":
+        packed = onednn.pack(weight, bias, node.convolution, shape)
+
+        def run() -> None:
+            y = x
+            if node.before is not None:  # in a pass of its own
+                y = x * ones.view(1, -1, 1, 1).to(dtype)
+                y = y.relu_() if node.rectified else y
+            onednn.run(y, packed, node.convolution, added, node.activation)
+
+        return run
+    own = pack(weight, bias, geometry(node.convolution, model), kernel)
+    prologue = Prologue(ones, ones, node.rectified) if node.before else Prologue()
+    out = torch.empty(out_shape, memory_format=torch.channels_last)
+    bound = bind(own, x, out, prologue, Epilogue(added, clamp=node.activation))
+    threads = torch.get_num_threads()
+    return lambda: bound(threads)
+
+
+def _noise(shape: tuple[int, ...], dtype: Any) -> Any:
+    import torch
+
+    noise = torch.randn(shape, dtype=dtype)
+    return noise.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,139 @@
+"""Decisions by measurement: a kernel for each convolution, images at a time."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+from memplan.errors import EnvironmentUnfitError
+from memplan.fusing.engine.build import Engine
+from memplan.fusing.engine.choose import candidates, fastest, signature
+from memplan.fusing.engine.decisions import Decisions
+from memplan.fusing.engine.packs import Packs
+from memplan.fusing.engine.split import without_prologues
+from memplan.fusing.engine.stacks import kernels as stack_kernels
+from memplan.fusing.kernels import convolution_library
+from memplan.fusing.layers import Network
+from memplan.fusing.nodes import Joined, Node
+from memplan.fusing.options import FuseOptions
+
+FEW = 4  # images that convolutions are timed on, at most
+BATCHES = (1, 2, 4)  # images at a time that are tried
+
+
+class Maker:
+    """Makes engines of a network's nodes for inputs as given.
+
+    Raises nothing where there is no compiler: torch runs everything, after a warning.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        network: Network,
+        nodes: list[Node],
+        outputs: Any,
+        inputs: dict[str, Any],
+        options: FuseOptions,
+    ) -> None:
+        self._model, self._network, self._nodes = model, network, nodes
+        self._outputs, self._inputs, self._options = outputs, inputs, options
+        self.layout = _layout(nodes, inputs)
+        self.own = has_compiler()
+        self.images = network.shapes[network.inputs[0]][0]
+        keys = [
+            signature(node, network, model, self.images)
+            for node in nodes
+            if isinstance(node, Joined)
+        ]
+        self.decisions = Decisions.of(keys, self.images, options)
+
+    def engine(self, kernels: tuple[str, ...], batch: int) -> Engine:
+        """An engine whose convolutions run as the fastest of `kernels`."""
+        chosen = {
+            node.value: self._kernel(node, kernels, batch)
+            for node in self._nodes
+            if isinstance(node, Joined)
+        }
+        nodes = without_prologues(self._nodes, self._network, chosen)
+        stacks = stack_kernels(
+            nodes, self._network, self.layout, self._options.max_steps, self.own
+        )
+        packs = Packs(self._model, self._network, nodes, chosen, stacks)
+        return Engine(
+            self._network, nodes, self._outputs, packs, batch, self.layout
+        )
+
+    def _kernel(self, node: Joined, wanted: tuple[str, ...], batch: int) -> str:
+        if not self.own:
+            return "onednn"
+        names = candidates(node, self._network, self._model, wanted)
+        if len(names) == 1:
+            return names[0]
+        images = min(batch, FEW)
+        key = signature(node, self._network, self._model, images)
+        known = self.decisions.kernel(key, names)
+        if known is None:
+            known = fastest(node, self._network, self._model, images, names)
+            self.decisions.keep_kernel(key, names, known)
+        return known
+
+    def batches(self) -> list[int]:
+        """Numbers of images at a time to be tried, all of them first."""
+        wanted = self._options.micro_batch
+        if wanted is not None:
+            return [min(wanted, self.images)]
+        if not self._separable():
+            return [self.images]
+        return [self.images, *(each for each in BATCHES if each < self.images)]
+
+    def _separable(self) -> bool:
+        """Whether inputs and outputs have one row an image, as far as shapes tell."""
+        from memplan.graph.program import refs
+
+        names = (*self._network.inputs, *refs(self._outputs))
+        shapes = [self._network.shapes.get(name, ()) for name in names]
+        return all(shape and shape[0] == self.images for shape in shapes)
+
+
+def _layout(nodes: list[Node], inputs: dict[str, Any]) -> str:
+    """Channels last where there are convolutions, else as the first input is."""
+    import torch
+
+    if any(isinstance(node, Joined) for node in nodes):
+        return "channels_last"
+    first = next(iter(inputs.values()))
+    if first.dim() == 4 and not first.is_contiguous():
+        if first.is_contiguous(memory_format=torch.channels_last):
+            return "channels_last"
+    return "planes"
+
+
+_told = False
+
+
+def has_compiler() -> bool:
+    """Whether kernels can be compiled; says once, as a warning, why they cannot."""
+    global _told  # noqa: PLW0603 - once a process
+    try:
+        convolution_library()
+    except EnvironmentUnfitError as error:
+        if not _told:
+            _told = True
+            warnings.warn(f"memplan.fuse: torch runs all layers: {error}", stacklevel=2)
+        return False
+    return True
+
+
+def seconds(run: Any, most: int = 5, enough: float = 1.0) -> float:
+    """The least time of a few runs, after one that does not count."""
+    run()
+    best, began = float("inf"), time.perf_counter()
+    for _ in range(most):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+        if time.perf_counter() - began > enough:
+            break
+    return best

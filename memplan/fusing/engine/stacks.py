@@ -1,0 +1,51 @@
+"""Stacks of a network as kernels, or by torch where there is no compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memplan.fusing.caches import cpu_device
+from memplan.fusing.collapse import Stack, collapse
+from memplan.fusing.generate import DTYPES
+from memplan.fusing.kernel import Kernel, compiled_many
+from memplan.fusing.layers import Network
+from memplan.fusing.nodes import Node, Stacked
+
+
+def collapsed(
+    node: Stacked, network: Network, layout: str, max_steps: int | None
+) -> Stack:
+    """A node's stack, cut into sequences for this CPU's caches."""
+    height, width = network.shapes[node.source][2:]
+    device = cpu_device(layout)
+    return collapse(tuple(node.operations), (height, width), device, max_steps)
+
+
+def kernels(
+    nodes: list[Node],
+    network: Network,
+    layout: str,
+    max_steps: int | None,
+    own: bool,
+) -> dict[str, Kernel | Stack]:
+    """Of each stack, by value, its kernel; itself where torch runs it.
+
+    own: whether there is a compiler.
+    """
+    found: dict[str, Kernel | Stack] = {}
+    groups: dict[str, list[tuple[str, Stack]]] = {}
+    for node in nodes:
+        if isinstance(node, Stacked):
+            stack = collapsed(node, network, layout, max_steps)
+            found[node.value] = stack
+            dtype = _dtype(network.dtypes[node.source])
+            groups.setdefault(dtype, []).append((node.value, stack))
+    for dtype, pairs in groups.items():
+        if own and dtype in DTYPES:
+            made = compiled_many([stack for _, stack in pairs], dtype, layout)
+            found.update(zip((name for name, _ in pairs), made, strict=True))
+    return found
+
+
+def _dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
