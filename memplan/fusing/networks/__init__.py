@@ -19,7 +19,7 @@ from memplan.fusing.networks import (
     stack,
     vgg,
 )
-from memplan.fusing.networks.weights import randomised
+from memplan.fusing.networks.weights import randomised, torch_layers
 
 _FAMILIES: dict[str, Callable[[str], Any]] = {
     name: family.network
@@ -41,9 +41,21 @@ def build(name: str, seed: int = 0) -> Any:
     and EnvironmentUnfitError without torch.
     """
     check(name)
+    torch_layers()
+    import torch
+
+    with torch.device("meta"):  # initial values would take time, and random numbers
+        empty = structure(name)
+    return randomised(empty.to_empty(device="cpu"), seed)
+
+
+def structure(name: str) -> Any:
+    """The modules of the network `name`, their weights as torch makes them: none at all
+    under ``torch.device("meta")``. Raises as `build` does."""
+    check(name)
     if name.startswith(_STACK):
-        return randomised(stack.network(_blocks(name)), seed)
-    return randomised(_FAMILIES[name](name), seed)
+        return stack.network(_blocks(name))
+    return _FAMILIES[name](name)
 
 
 def input_shape(name: str) -> tuple[int, int, int]:

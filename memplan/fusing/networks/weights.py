@@ -6,7 +6,7 @@ from typing import Any
 
 
 def randomised(model: Any, seed: int) -> Any:
-    """`model` itself, with weights by `seed`, in evaluation mode.
+    """`model` itself, all its weights set by `seed`, in evaluation mode.
 
     Convolutions and linear layers keep the variance of what ReLU leaves (He et al.,
     2015); normalisation layers get statistics as if trained, none of them 0 or 1, so
@@ -34,6 +34,7 @@ def randomised(model: Any, seed: int) -> Any:
                 near(module.bias, 0.0, 0.2)
                 near(module.running_mean, 0.0, 0.2)
                 near(module.running_var, 1.0, 0.2)
+                module.num_batches_tracked.zero_()
         for module in model.modules():
             if hasattr(module, "closing"):
                 module.closing.weight.mul_(0.25)
