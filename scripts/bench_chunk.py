@@ -27,13 +27,14 @@ import torch
 from memplan.chunking.choice import Effort
 from memplan.chunking.chunk import chunk
 from memplan.chunking.groupnorm import split
-from memplan.chunking.measure import activation_peak, paired
+from memplan.chunking.measure import paired
 from memplan.chunking.options import BudgetError, ChunkOptions
 from memplan.chunking.search import Search
 from memplan.chunking.timing import calibrated
 from memplan.graph.export import export
 from memplan.graph.infer import Inference
 from memplan.graph.lower import lower
+from memplan.graph.measure import activation_peak
 
 # Model, attention, size, budgets: what is to be shown.
 CASES = [

@@ -9,13 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.chunking.curve import at_peak
-from memplan.chunking.measure import (
-    Paired,
-    activation_peak,
-    paired,
-    relative_error,
-    run_seconds,
-)
+from memplan.chunking.measure import Paired, paired, run_seconds
 from memplan.chunking.module import Chunk, chunked_class
 from memplan.chunking.parts import Exports
 from memplan.chunking.plan import ChunkPlan, Part, described, fingerprint
@@ -23,6 +17,7 @@ from memplan.chunking.search import Trial
 from memplan.chunking.trial import Inputs, tolerance_of
 from memplan.errors import InputError
 from memplan.graph.liveness import profile
+from memplan.graph.measure import activation_peak, relative_error
 from memplan.graph.program import Program
 
 Progress = Callable[[str], None]

@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import memplan  # noqa: E402
-from memplan.chunking.measure import activation_peak, relative_error  # noqa: E402
 from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
 from memplan.errors import InputError, UsageError  # noqa: E402
+from memplan.graph.measure import activation_peak, relative_error  # noqa: E402
 from tests.chunking import models  # noqa: E402
 
 ANY = ChunkOptions(max_slowdown=None)  # no test depends on time

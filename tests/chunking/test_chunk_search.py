@@ -15,12 +15,12 @@ from hypothesis import strategies as st  # noqa: E402
 from memplan.chunking.choice import Effort  # noqa: E402
 from memplan.chunking.code import compiled, source  # noqa: E402
 from memplan.chunking.groupnorm import rejoined, split  # noqa: E402
-from memplan.chunking.measure import activation_peak, relative_error  # noqa: E402
 from memplan.chunking.search import Search, Trial  # noqa: E402
 from memplan.chunking.timing import Machine  # noqa: E402
 from memplan.graph.export import export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
 from memplan.graph.lower import lower  # noqa: E402
+from memplan.graph.measure import activation_peak, relative_error  # noqa: E402
 
 pytestmark = pytest.mark.torch
 F = torch.nn.functional

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import memplan  # noqa: E402
-from memplan.chunking.measure import relative_error  # noqa: E402
 from memplan.errors import InputError, NoPlanError, UsageError  # noqa: E402
+from memplan.graph.measure import relative_error  # noqa: E402
 
 pytestmark = pytest.mark.torch
 nn = torch.nn

@@ -123,7 +123,7 @@ def test_what_is_live_adds_up(program: Program) -> None:
 def test_the_live_bytes_are_those_of_a_run(program: Program) -> None:
     """The allocator agrees, where the program is run as it is estimated."""
     from memplan.chunking.code import compiled, source
-    from memplan.chunking.measure import activation_peak
+    from memplan.graph.measure import activation_peak
 
     run = compiled(source(program, "random"), "random")
     inputs = [torch.ones(4, 4) for _ in program.inputs]

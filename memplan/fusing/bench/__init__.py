@@ -1,0 +1,1 @@
+"""Networks timed under several contenders that take turns: `bench` gives records."""
