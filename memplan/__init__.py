@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from memplan.core.planfile import write_plan as write_plan
     from memplan.core.problem import Problem as Problem
     from memplan.core.verify import verify as verify
+    from memplan.fusing.fuse import fuse as fuse
+    from memplan.fusing.options import FuseOptions as FuseOptions
     from memplan.recording.boundary import step as step
     from memplan.recording.interruption import interrupt as interrupt
     from memplan.recording.interruption import resume as resume
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "ChunkOptions": "memplan.chunking.options",
     "ChunkPlan": "memplan.chunking.plan",
+    "FuseOptions": "memplan.fusing.options",
     "Plan": "memplan.core.plan",
     "Problem": "memplan.core.problem",
     "Trace": "memplan.trace.trace",
     "apply": "memplan.applying.session",
     "chunk": "memplan.chunking.chunk",
+    "fuse": "memplan.fusing.fuse",
     "interrupt": "memplan.recording.interruption",
     "read_chunk_plan": "memplan.chunking.planfile",
     "read_plan": "memplan.core.planfile",
@@ -59,12 +63,14 @@ _HOMES = {
 __all__ = [
     "ChunkOptions",
     "ChunkPlan",
+    "FuseOptions",
     "Plan",
     "Problem",
     "Trace",
     "__version__",
     "apply",
     "chunk",
+    "fuse",
     "interrupt",
     "read_chunk_plan",
     "read_plan",

@@ -110,23 +110,3 @@ def tolerance(dtypes: set[Any]) -> float:
         if coarsest > 1e-12
         else 1e-12
     )
-
-
-def other_inputs(inputs: list[Any], seed: int) -> list[Any]:
-    """Inputs of the same shapes with other values: noise for floating-point tensors,
-    the same values in another order for others, which may be indices."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    changed = []
-    for value in inputs:
-        if not isinstance(value, torch.Tensor):
-            changed.append(value)
-        elif value.is_floating_point():
-            noise = torch.randn(value.shape, generator=generator)
-            changed.append(noise.to(value.dtype).to(value.device))
-        else:
-            order = torch.randperm(value.numel(), generator=generator)
-            flat = value.reshape(-1)[order.to(value.device)]
-            changed.append(flat.reshape(value.shape))
-    return changed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.chunking.kept import Kept
-from memplan.chunking.measure import other_inputs, tolerance
+from memplan.chunking.measure import tolerance
 from memplan.errors import InputError, UsageError
 
 SEED = 20240511

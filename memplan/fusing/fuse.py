@@ -29,5 +29,7 @@ def fuse(model: Any, options: FuseOptions | None = None) -> Any:
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"a model is a torch.nn.Module, and not {type(model).__name__}")
+        raise UsageError(
+            f"a model is a torch.nn.Module, and not {type(model).__name__}"
+        )
     return fused_class()(model, options or FuseOptions())

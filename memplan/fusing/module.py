@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import UsageError
-from memplan.fusing.front.trace import NotTraceableError, bound
+from memplan.fusing.front.parts import mirrored
+from memplan.fusing.front.trace import NotTraceableError, bound, has_hooks
+from memplan.fusing.front.weights import Watch
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.prepare import LeftAlone, Prepared, prepare
 
@@ -19,6 +22,31 @@ GRADIENTS = (
     "memplan.fuse runs a model's inference: its results have no gradients. Run under "
     "torch.no_grad(), or train the model that was fused, which is at .model"
 )
+
+
+@dataclass
+class Parted:
+    """A model of which some modules, at `paths`, run fused; why it is not whole.
+
+    mirror: a copy of its tree of modules, with the same tensors.
+    """
+
+    mirror: Any
+    paths: list[str]
+    reason: str
+    fixed: dict[str, Any]
+    watch: Watch
+
+    def stale(self) -> bool:
+        """Whether the model is another one by now."""
+        return not self.watch.same_modules()
+
+    def run(self, inputs: dict[str, Any]) -> Any:
+        """What the model gives on these inputs."""
+        return self.mirror(**inputs, **self.fixed)
+
+
+Program = Prepared | Parted | LeftAlone
 
 
 def fused_class() -> type:
@@ -52,7 +80,7 @@ def fused_class() -> type:
             self._forget()
 
         def _forget(self) -> None:
-            self._programs: OrderedDict[Any, Prepared | LeftAlone] = OrderedDict()
+            self._programs: OrderedDict[Any, Program] = OrderedDict()
             self._seen: dict[Any, int] = {}
             self._told: set[str] = set()
 
@@ -84,7 +112,7 @@ def fused_class() -> type:
 
         def _program(
             self, key: Any, tensors: dict[str, Any], fixed: dict[str, Any]
-        ) -> Prepared | LeftAlone:
+        ) -> Program:
             program = self._programs.get(key)
             if program is not None and not program.stale():
                 self._programs.move_to_end(key)
@@ -94,13 +122,23 @@ def fused_class() -> type:
             self._seen[key] = self._seen.get(key, 0) + 1
             if len(self._programs) >= MOST_SHAPES and self._seen[key] < PATIENCE:
                 return LeftAlone("inputs of many shapes", None)
-            made = prepare(self.model, tensors, fixed, self.options)
+            made: Program = prepare(self.model, tensors, fixed, self.options)
+            if isinstance(made, LeftAlone) and made.parts:
+                made = self._parted(made, fixed)
             if isinstance(made, LeftAlone):
                 self._tell(made.reason)
             self._programs[key] = made
             while len(self._programs) > MOST_SHAPES:
                 self._programs.popitem(last=False)
             return made
+
+        def _parted(self, whole: LeftAlone, fixed: dict[str, Any]) -> Program:
+            mirror, paths = mirrored(
+                self.model, lambda part: fused_class()(part, self.options)
+            )
+            if not paths:
+                return whole
+            return Parted(mirror, paths, whole.reason, fixed, Watch(self.model, ()))
 
         def _tell(self, reason: str) -> None:
             """Say once why the model runs as it was."""
@@ -125,7 +163,7 @@ def fused_class() -> type:
                 torch.Tensor, lambda each: NoGradient.apply(each, anchor), result
             )
 
-        def programs(self) -> list[Prepared | LeftAlone]:
+        def programs(self) -> list[Program]:
             """What was made for the shapes seen last, the latest at the end."""
             return list(self._programs.values())
 
@@ -139,6 +177,8 @@ def unfit(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
     if model.training:
         return "it is in training mode"
+    if has_hooks(model):
+        return "it has hooks"
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return "it is being traced"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):

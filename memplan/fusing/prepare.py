@@ -25,6 +25,7 @@ from memplan.graph.program import Program
 
 _BUILDING = threading.RLock()
 
+SLOWER = "fused, it would take longer"
 NO_GAIN = 1.02  # times the model's own time, above which it is not worth it
 
 
@@ -36,6 +37,10 @@ class LeftAlone:
     reason: str
     network: Network | None = None
     parts: bool = False
+
+    def stale(self) -> bool:
+        """It is asked again where weights or modules changed: never."""
+        return False
 
 
 @dataclass
@@ -116,17 +121,19 @@ class _Preparation:
         nodes, outputs = join(network, self.options.joining)
         if all(isinstance(node, Called) for node in nodes):
             return LeftAlone("it has no layers that are fused", network)
-        maker = Maker(
-            self.model, network, nodes, outputs, self.inputs, self.options
-        )
+        maker = Maker(self.model, network, nodes, outputs, self.inputs, self.options)
+        if maker.decisions.plan == ((), 0):
+            return LeftAlone(f"{SLOWER}, as was measured before", network)
         engine, error = self._engine(maker, expected)
         if engine is None:
             return LeftAlone(f"its results would differ by {error:.1e}", network)
         gain = self._gain(maker, engine)
+        slower = gain is not None and gain < 1 / NO_GAIN
+        if slower:
+            maker.decisions.keep_plan((), 0)
         maker.decisions.write()
-        if gain is not None and gain < 1 / NO_GAIN:
-            reason = f"fused, it would take {1 / gain:.2f} times as long"
-            return LeftAlone(reason, network)
+        if gain is not None and slower:
+            return LeftAlone(f"{SLOWER}: {1 / gain:.2f} times as long", network)
         names = list(dict.fromkeys(tensors(engine.nodes)))
         watch = Watch(self.model, names)
         return Prepared(network, engine, watch, self.finish, error, 0.0, gain)
@@ -202,7 +209,7 @@ class _Preparation:
 
     def _gain(self, maker: Maker, engine: Engine) -> float | None:
         """The model's time over the engine's; None if that is not asked for."""
-        if not self.options.measure or maker.decisions.plan_was_kept:
+        if not self.options.measure or maker.decisions.kept:
             return None
         fused = seconds(lambda: engine.run(self.inputs), most=3)
         return seconds(lambda: self._model(self.inputs), most=3) / fused

@@ -49,6 +49,11 @@ class Engine:
         self._strides: dict[str, tuple[int, ...]] = {}
 
     @property
+    def kernels(self) -> dict[str, str]:
+        """The algorithm of each convolution, by value."""
+        return self._packs.kernels
+
+    @property
     def arena(self) -> Arena:
         """What its values take while as many images as go at a time run."""
         return self._layout(min(self.batch, self.images))[1]

@@ -67,9 +67,7 @@ def fastest(
     return min(best, key=lambda name: best[name])
 
 
-def _run(
-    node: Joined, network: Network, model: Any, images: int, kernel: str
-) -> Any:
+def _run(node: Joined, network: Network, model: Any, images: int, kernel: str) -> Any:
     """One run of a convolution by a kernel on noise, without arguments."""
     import torch
 

@@ -61,9 +61,7 @@ class Maker:
             nodes, self._network, self.layout, self._options.max_steps, self.own
         )
         packs = Packs(self._model, self._network, nodes, chosen, stacks)
-        return Engine(
-            self._network, nodes, self._outputs, packs, batch, self.layout
-        )
+        return Engine(self._network, nodes, self._outputs, packs, batch, self.layout)
 
     def _kernel(self, node: Joined, wanted: tuple[str, ...], batch: int) -> str:
         if not self.own:
@@ -107,7 +105,7 @@ def _layout(nodes: list[Node], inputs: dict[str, Any]) -> str:
     if first.dim() == 4 and not first.is_contiguous():
         if first.is_contiguous(memory_format=torch.channels_last):
             return "channels_last"
-    return "planes"
+    return "channels_first"
 
 
 _told = False

@@ -22,6 +22,7 @@ class Decisions:
     def __init__(self, key: str, found: dict[str, Any]) -> None:
         self._key, self._found = key, found
         self._changed = False
+        self.kept = self.plan is not None  # from an earlier time
 
     @classmethod
     def of(cls, signatures: list[str], images: int, options: FuseOptions) -> Decisions:
@@ -51,8 +52,8 @@ class Decisions:
 
     @property
     def plan(self) -> tuple[tuple[str, ...], int] | None:
-        """The kernels and the number of images at a time that won; None if not known,
-        (), 0 where the model itself did."""
+        """The kernels and the number of images at a time that won; None if not known;
+        no kernels and 0 images where the model itself did."""
         found = self._found.get("plan")
         if not isinstance(found, list) or len(found) != 2:
             return None

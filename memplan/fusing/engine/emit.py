@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from memplan.fusing.convolution import Epilogue, Prologue
@@ -13,8 +12,8 @@ from memplan.fusing.engine.places import Arena, Place, copies
 from memplan.fusing.engine.runner import Call, Given, Native, Step, Values
 from memplan.fusing.front.trace import overwrites
 from memplan.fusing.front.weights import fetch
-from memplan.fusing.layers import Network
 from memplan.fusing.kernel import Kernel
+from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Called, Catenated, Joined, Node, Stacked
 from memplan.fusing.reference import reference
 from memplan.graph.program import mapped
@@ -24,7 +23,7 @@ class Emitter:
     """Makes the steps of nodes for one arena.
 
     shapes: of all values, for as many images as run at a time. memory: the arena, a
-    uint8 tensor with room to align it. layout: "channels_last", or "planes" where every
+    uint8 tensor with room to align it. layout: "channels_last", or "channels_first" where every
     value is contiguous.
     """
 
@@ -164,7 +163,8 @@ class Emitter:
         import torch
 
         return Call(
-            node.value, lambda values: torch.cat([values[each] for each in node.pieces], 1)
+            node.value,
+            lambda values: torch.cat([values[each] for each in node.pieces], 1),
         )
 
     def _copied(self, piece: str, target: Place) -> Step:

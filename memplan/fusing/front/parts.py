@@ -32,7 +32,7 @@ def _descend(
             continue
         here = f"{path}.{name}" if path else name
         if worthwhile(child):
-            changed[name] = fused(_unhooked(child))
+            changed[name] = _with_hooks(fused(_bare(child)), child)
             paths.append(here)
         else:
             other = _descend(child, fused, here, paths)
@@ -57,9 +57,24 @@ def worthwhile(module: Any) -> bool:
     return True
 
 
-def _unhooked(module: Any) -> Any:
-    """The module without its own hooks: those run where it is called."""
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+def _bare(module: Any) -> Any:
+    """The module without its own hooks: what stands in its place has them."""
     other = copy.copy(module)
-    for name in ("_forward_hooks", "_forward_pre_hooks"):
+    for name in _HOOKS:
         setattr(other, name, OrderedDict())
     return other
+
+
+def _with_hooks(part: Any, module: Any) -> Any:
+    for name in _HOOKS:
+        setattr(part, name, getattr(module, name))
+    return part

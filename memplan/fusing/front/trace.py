@@ -100,7 +100,9 @@ def _program(graph: Any, model: Any, fixed: dict[str, Any]) -> Program:
             program.ops.append(Op(node.name, target, *arguments, line=where))
             values[node] = Ref(node.name)
             if node.all_input_nodes and overwrites(target, node.kwargs):
-                values[node.args[0]] = Ref(node.name)  # from here on, what it was is gone
+                values[node.args[0]] = Ref(
+                    node.name
+                )  # from here on, what it was is gone
     return program
 
 
