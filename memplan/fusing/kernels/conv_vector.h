@@ -1,0 +1,79 @@
+// Vectors as wide as the machine's registers, and loops unrolled while compiling.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#define MEMPLAN_INLINE inline __attribute__((always_inline))
+#define MEMPLAN_LAMBDA __attribute__((always_inline))
+
+namespace memplan {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
+
+typedef float Vector __attribute__((vector_size(WIDTH * sizeof(float))));
+typedef float Unaligned
+    __attribute__((vector_size(WIDTH * sizeof(float)), aligned(4), may_alias));
+
+MEMPLAN_INLINE Vector load(const float* from) {
+  return *reinterpret_cast<const Unaligned*>(from);
+}
+
+MEMPLAN_INLINE void store(float* to, Vector value) {
+  *reinterpret_cast<Unaligned*>(to) = value;
+}
+
+MEMPLAN_INLINE Vector broadcast(float value) { return value - Vector{}; }
+
+// The first `count` elements; zeros behind them.
+MEMPLAN_INLINE Vector load_part(const float* from, int64_t count) {
+  if (count >= WIDTH) return load(from);
+  float whole[WIDTH] = {};
+  for (int64_t i = 0; i < count; ++i) whole[i] = from[i];
+  return load(whole);
+}
+
+MEMPLAN_INLINE void store_part(float* to, Vector value, int64_t count) {
+  if (count >= WIDTH) return store(to, value);
+  float whole[WIDTH];
+  store(whole, value);
+  for (int64_t i = 0; i < count; ++i) to[i] = whole[i];
+}
+
+// NaN stays NaN in both, as in torch.
+MEMPLAN_INLINE Vector at_least(Vector value, Vector low) {
+  return value < low ? low : value;
+}
+
+MEMPLAN_INLINE Vector at_most(Vector value, Vector high) {
+  return value > high ? high : value;
+}
+
+template <int... I, typename Body>
+MEMPLAN_INLINE void unrolled(std::integer_sequence<int, I...>, Body&& body) {
+  (body(std::integral_constant<int, I>{}), ...);
+}
+
+// body(0), ... body(COUNT - 1), each with a constant.
+template <int COUNT, typename Body>
+MEMPLAN_INLINE void unroll(Body&& body) {
+  unrolled(std::make_integer_sequence<int, COUNT>{}, body);
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+}  // namespace memplan
