@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <utility>
 
 #include "conv_call.h"
 #include "conv_tile.h"
@@ -61,40 +62,38 @@ inline void finish_part(const Work& work, int64_t row, int64_t rows, int64_t wid
     }
 }
 
-template <int M, int N, typename Change>
-MEMPLAN_INLINE void change(Tile<M, N>& tile, Change&& change_one) {
-  unroll<M>([&](auto i) MEMPLAN_LAMBDA {
-    unroll<N>([&](auto j) MEMPLAN_LAMBDA { change_one(tile.sum[i][j], i, j); });
-  });
-}
-
 template <int M, int N>
 MEMPLAN_INLINE void finish(Tile<M, N>& tile, const Work& work, int64_t row) {
   if (work.columns - work.column < N * WIDTH) {
     float sums[M * N * WIDTH];
-    change(tile, [&](Vector& x, int i, int j) MEMPLAN_LAMBDA {
+    tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
       store(sums + (i * N + j) * WIDTH, x);
+      return x;
     });
     return finish_part(work, row, M, N * WIDTH, sums);
   }
+  const auto at_column = [&](const float* from, int j) MEMPLAN_LAMBDA {
+    return load(from + work.column + j * WIDTH);
+  };
   if (work.bias)
-    change(tile, [&](Vector& x, int, int j) MEMPLAN_LAMBDA {
-      x += load(work.bias + work.column + j * WIDTH);
+    tile.each([&](Vector x, int, int j) MEMPLAN_LAMBDA {
+      return x + at_column(work.bias, j);
     });
   if (work.add)
-    change(tile, [&](Vector& x, int i, int j) MEMPLAN_LAMBDA {
-      x += load(work.add[row + i] + work.column + j * WIDTH);
+    tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
+      return x + at_column(work.add[row + i], j);
     });
   if (work.flags & RELU_OUT)
-    change(tile, [&](Vector& x, int, int) MEMPLAN_LAMBDA { x = at_least(x, Vector{}); });
+    tile.each([](Vector x, int, int) MEMPLAN_LAMBDA { return at_least(x, Vector{}); });
   if (work.flags & CLAMP_OUT) {
     const Vector low = broadcast(work.low), high = broadcast(work.high);
-    change(tile, [&](Vector& x, int, int) MEMPLAN_LAMBDA {
-      x = at_most(at_least(x, low), high);
+    tile.each([&](Vector x, int, int) MEMPLAN_LAMBDA {
+      return at_most(at_least(x, low), high);
     });
   }
-  change(tile, [&](Vector& x, int i, int j) MEMPLAN_LAMBDA {
+  tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
     store(work.out[row + i] + work.column + j * WIDTH, x);
+    return x;
   });
 }
 
@@ -103,18 +102,17 @@ void run_tile(const Work& work, int64_t row) {
   Tile<M, N> tile;
   float* partial = work.partial + row * N * WIDTH;
   if (work.first)
-    tile.clear();
+    tile.each([](Vector, int, int) MEMPLAN_LAMBDA { return Vector{}; });
   else
-    unroll<M * N>([&](auto t) MEMPLAN_LAMBDA {
-      tile.sum[t / N][t % N] = load(partial + t * WIDTH);
+    tile.each([&](Vector, int i, int j) MEMPLAN_LAMBDA {
+      return load(partial + (i * N + j) * WIDTH);
     });
   tile.multiply({work.in + row, work.segments, work.count, work.weights});
-  if (work.last)
-    finish(tile, work, row);
-  else
-    unroll<M * N>([&](auto t) MEMPLAN_LAMBDA {
-      store(partial + t * WIDTH, tile.sum[t / N][t % N]);
-    });
+  if (work.last) return finish(tile, work, row);
+  tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
+    store(partial + (i * N + j) * WIDTH, x);
+    return x;
+  });
 }
 
 using TileFunction = void (*)(const Work&, int64_t);

@@ -29,36 +29,51 @@ struct Product {
   const float* weights;  // of the panel: per value N vectors
 };
 
+// Loops over a tile's registers have to be unrolled before they can be registers.
+#define MEMPLAN_UNROLL _Pragma("GCC unroll 16")
+
 template <int M, int N>
 struct Tile {
   Vector sum[M][N];
 
-  MEMPLAN_INLINE void clear() {
-    unroll<M>([&](auto i) MEMPLAN_LAMBDA {
-      unroll<N>([&](auto j) MEMPLAN_LAMBDA { sum[i][j] = Vector{}; });
-    });
+  // Every sum replaced by what change(sum, row, vector) makes of it.
+  template <typename Change>
+  MEMPLAN_INLINE void each(Change&& change) {
+    MEMPLAN_UNROLL
+    for (int i = 0; i < M; ++i) {
+      MEMPLAN_UNROLL
+      for (int j = 0; j < N; ++j) sum[i][j] = change(sum[i][j], i, j);
+    }
   }
 
   MEMPLAN_INLINE void step(const float* const (&row)[M], int64_t at, const float* b) {
     Vector w[N];
-    unroll<N>([&](auto j) MEMPLAN_LAMBDA { w[j] = load(b + j * WIDTH); });
-    unroll<M>([&](auto i) MEMPLAN_LAMBDA {
+    MEMPLAN_UNROLL
+    for (int j = 0; j < N; ++j) w[j] = load(b + j * WIDTH);
+    MEMPLAN_UNROLL
+    for (int i = 0; i < M; ++i) {
       const Vector x = broadcast(row[i][at]);
-      unroll<N>([&](auto j) MEMPLAN_LAMBDA { sum[i][j] += x * w[j]; });
-    });
+      MEMPLAN_UNROLL
+      for (int j = 0; j < N; ++j) sum[i][j] += x * w[j];
+    }
   }
 
   MEMPLAN_INLINE void multiply(const Product& product) {
-    constexpr int DEEP = 4;
     const float* row[M];
-    unroll<M>([&](auto i) MEMPLAN_LAMBDA { row[i] = product.rows[i]; });
+    MEMPLAN_UNROLL
+    for (int i = 0; i < M; ++i) row[i] = product.rows[i];
     const float* b = product.weights;
     for (int64_t s = 0; s < product.count; ++s) {
       int64_t at = product.segments[s].offset;
       const int64_t end = at + product.segments[s].count;
-      for (; at + DEEP <= end; at += DEEP, b += DEEP * N * WIDTH)
-        unroll<DEEP>([&](auto d) MEMPLAN_LAMBDA { step(row, at + d, b + d * N * WIDTH); });
-      for (; at < end; ++at, b += N * WIDTH) step(row, at, b);
+      for (; at + 2 <= end; at += 2, b += 2 * N * WIDTH) {
+        step(row, at, b);
+        step(row, at + 1, b + N * WIDTH);
+      }
+      if (at < end) {
+        step(row, at, b);
+        b += N * WIDTH;
+      }
     }
   }
 };

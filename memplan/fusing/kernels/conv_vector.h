@@ -1,10 +1,8 @@
-// Vectors as wide as the machine's registers, and loops unrolled while compiling.
+// Vectors as wide as the machine's registers.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
-#include <utility>
 
 #define MEMPLAN_INLINE inline __attribute__((always_inline))
 #define MEMPLAN_LAMBDA __attribute__((always_inline))
@@ -60,17 +58,6 @@ MEMPLAN_INLINE Vector at_least(Vector value, Vector low) {
 
 MEMPLAN_INLINE Vector at_most(Vector value, Vector high) {
   return value > high ? high : value;
-}
-
-template <int... I, typename Body>
-MEMPLAN_INLINE void unrolled(std::integer_sequence<int, I...>, Body&& body) {
-  (body(std::integral_constant<int, I>{}), ...);
-}
-
-// body(0), ... body(COUNT - 1), each with a constant.
-template <int COUNT, typename Body>
-MEMPLAN_INLINE void unroll(Body&& body) {
-  unrolled(std::make_integer_sequence<int, COUNT>{}, body);
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
