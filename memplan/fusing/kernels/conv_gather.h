@@ -6,6 +6,22 @@
 
 namespace memplan {
 
+// What comes before the padding, for WIDTH channels.
+struct Prologue {
+  Vector scale = broadcast(1.0f), shift = Vector{};
+  bool affine, relu;
+
+  MEMPLAN_INLINE Prologue(const Convolution& call, int64_t channel)
+      : affine(call.scale || call.shift), relu(call.flags & RELU_IN) {
+    if (call.scale) scale = load_part(call.scale + channel, call.c - channel);
+    if (call.shift) shift = load_part(call.shift + channel, call.c - channel);
+  }
+  MEMPLAN_INLINE Vector operator()(Vector x) const {
+    if (affine) x = x * scale + shift;
+    return relu ? at_least(x, Vector{}) : x;
+  }
+};
+
 // Channels of one pixel: copied, or scale * x + shift and then ReLU.
 MEMPLAN_INLINE void gather_values(const Convolution& call, const float* from, float* to,
                                   int64_t count) {
@@ -15,14 +31,8 @@ MEMPLAN_INLINE void gather_values(const Convolution& call, const float* from, fl
     for (; i < count; ++i) to[i] = from[i];
     return;
   }
-  const bool relu = call.flags & RELU_IN;
-  for (int64_t i = 0; i < count; i += WIDTH) {
-    Vector x = load_part(from + i, count - i);
-    if (call.scale) x *= load_part(call.scale + i, count - i);
-    if (call.shift) x += load_part(call.shift + i, count - i);
-    if (relu) x = at_least(x, Vector{});
-    store_part(to + i, x, count - i);
-  }
+  for (int64_t i = 0; i < count; i += WIDTH)
+    store_part(to + i, Prologue(call, i)(load_part(from + i, count - i)), count - i);
 }
 
 inline void zero(float* to, int64_t count) {

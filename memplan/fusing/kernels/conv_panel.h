@@ -100,14 +100,13 @@ MEMPLAN_INLINE void finish(Tile<M, N>& tile, const Work& work, int64_t row) {
 template <int M, int N>
 void run_tile(const Work& work, int64_t row) {
   Tile<M, N> tile;
-  float* partial = work.partial + row * N * WIDTH;
-  if (work.first)
-    tile.each([](Vector, int, int) MEMPLAN_LAMBDA { return Vector{}; });
-  else
-    tile.each([&](Vector, int i, int j) MEMPLAN_LAMBDA {
-      return load(partial + (i * N + j) * WIDTH);
-    });
+  tile.each([](Vector, int, int) MEMPLAN_LAMBDA { return Vector{}; });
   tile.multiply({work.in + row, work.segments, work.count, work.weights});
+  float* partial = work.partial + row * N * WIDTH;
+  if (!work.first)
+    tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
+      return x + load(partial + (i * N + j) * WIDTH);
+    });
   if (work.last) return finish(tile, work, row);
   tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
     store(partial + (i * N + j) * WIDTH, x);

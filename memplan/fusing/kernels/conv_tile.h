@@ -29,9 +29,6 @@ struct Product {
   const float* weights;  // of the panel: per value N vectors
 };
 
-// Loops over a tile's registers have to be unrolled before they can be registers.
-#define MEMPLAN_UNROLL _Pragma("GCC unroll 16")
-
 template <int M, int N>
 struct Tile {
   Vector sum[M][N];

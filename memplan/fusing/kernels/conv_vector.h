@@ -6,6 +6,8 @@
 
 #define MEMPLAN_INLINE inline __attribute__((always_inline))
 #define MEMPLAN_LAMBDA __attribute__((always_inline))
+// Loops over values in registers have to be unrolled before they can be registers.
+#define MEMPLAN_UNROLL _Pragma("GCC unroll 16")
 
 namespace memplan {
 
@@ -49,6 +51,15 @@ MEMPLAN_INLINE void store_part(float* to, Vector value, int64_t count) {
   float whole[WIDTH];
   store(whole, value);
   for (int64_t i = 0; i < count; ++i) to[i] = whole[i];
+}
+
+// Whether a lane is NaN.
+MEMPLAN_INLINE bool any_nan(Vector value) {
+  const auto nan = value != value;
+  int64_t words[sizeof(nan) / 8], all = 0;
+  std::memcpy(words, &nan, sizeof(nan));
+  for (int64_t word : words) all |= word;
+  return all != 0;
 }
 
 // NaN stays NaN in both, as in torch.
