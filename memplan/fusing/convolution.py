@@ -165,7 +165,7 @@ def strides(tensor: torch.Tensor, name: str) -> tuple[int, int]:
     """
     import torch
 
-    n, c, h, w = _four(tensor, name)
+    n, _, h, w = _four(tensor, name)
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
         raise UsageError(
             f"{name}: {tensor.dtype} on {tensor.device}; needs CPU float32"
@@ -175,18 +175,22 @@ def strides(tensor: torch.Tensor, name: str) -> tuple[int, int]:
             f"{name}: strides {tuple(tensor.stride())} are not channels last; "
             "convert it by .contiguous(memory_format=torch.channels_last)"
         )
-    pixel = tensor.stride(3) if w > 1 else tensor.stride(2) if h > 1 else c
+    pixel = _pixel(tensor)
     return pixel, tensor.stride(0) if n > 1 else h * w * pixel
 
 
 def _channels_last(tensor: torch.Tensor) -> bool:
     _, c, h, w = tensor.shape
-    pixel = tensor.stride(3) if w > 1 else tensor.stride(2) if h > 1 else c
-    return (
-        (c == 1 or tensor.stride(1) == 1)
-        and pixel >= c
-        and (h == 1 or tensor.stride(2) == w * pixel)
-    )
+    pixel = _pixel(tensor)
+    together = c == 1 or tensor.stride(1) == 1
+    rows = h == 1 or tensor.stride(2) == w * pixel
+    return bool(together and rows and pixel >= c)
+
+
+def _pixel(tensor: torch.Tensor) -> int:
+    """Floats from pixel to pixel, however meaningless the strides of sizes 1 are."""
+    _, c, h, w = tensor.shape
+    return int(tensor.stride(3) if w > 1 else tensor.stride(2) if h > 1 else c)
 
 
 def _four(tensor: torch.Tensor, name: str) -> tuple[int, int, int, int]:
@@ -202,17 +206,17 @@ def _channels(
     """Scale and shift, each checked and dense."""
     import torch
 
-    checked: list[torch.Tensor | None] = []
-    for tensor in (prologue.scale, prologue.shift):
-        if tensor is not None:
-            if tuple(tensor.shape) != (channels,) or tensor.dtype != torch.float32:
-                raise UsageError(
-                    f"scale or shift: {tensor.dtype} of shape {tuple(tensor.shape)}; "
-                    f"needs {channels} values of float32"
-                )
-            tensor = tensor.detach().contiguous()
-        checked.append(tensor)
-    return checked[0], checked[1]
+    def checked(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        if tuple(tensor.shape) != (channels,) or tensor.dtype != torch.float32:
+            raise UsageError(
+                f"scale or shift: {tensor.dtype} of shape {tuple(tensor.shape)}; "
+                f"needs {channels} values of float32"
+            )
+        return tensor.detach().contiguous()
+
+    return checked(prologue.scale), checked(prologue.shift)
 
 
 def _place(call: Call, geometry: Geometry) -> None:

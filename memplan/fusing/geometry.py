@@ -23,9 +23,9 @@ class Geometry:
     dilation: Pair = (1, 1)
 
     def __post_init__(self) -> None:
-        least = (self.channels_in, self.channels_out)
-        least += (*self.kernel, *self.stride, *self.dilation)
-        if min(least) < 1 or min(self.padding) < 0:
+        sizes = (*self.kernel, *self.stride, *self.dilation)
+        least = min(self.channels_in, self.channels_out, *sizes)
+        if least < 1 or min(self.padding) < 0:
             raise UsageError(f"{self}: sizes are at least 1, padding at least 0")
 
     def size(self, height: int, width: int) -> Pair:

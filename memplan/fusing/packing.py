@@ -86,7 +86,7 @@ def pack(
 def _plain_float(tensor: torch.Tensor) -> bool:
     import torch
 
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    return bool(tensor.dtype == torch.float32) and tensor.device.type == "cpu"
 
 
 def aligned(count: int) -> torch.Tensor:

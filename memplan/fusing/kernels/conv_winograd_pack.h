@@ -30,6 +30,7 @@ template <int R>
 inline void pack_winograd(const Packing& job, int threads) {
   constexpr int POINTS = (R + 2) * (R + 2);
   const Panels panels(job.k);
+  use_huge_pages(job, panels.padded() * job.c * POINTS);
   constexpr int64_t CHANNELS = 16;
   const int64_t chunks = ceil_div(job.c, CHANNELS);
   parallel(panels.count * chunks, threads, [&](int64_t task) {
