@@ -1,0 +1,237 @@
+"""Convolutions by memplan's own kernels: float32, channels last, on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memplan.errors import UsageError
+from memplan.fusing.geometry import Geometry
+from memplan.fusing.kernels import convolution_library
+from memplan.fusing.packing import Packed
+
+if TYPE_CHECKING:
+    import torch
+
+_RELU_IN, _RELU_OUT, _CLAMP_OUT = 1, 2, 4  # as Flags in conv_call.h
+
+_POINTERS = ("input", "output", "add", "weights", "plain", "bias", "scale", "shift")
+_SIZES = ("n", "h", "w", "c", "k", "oh", "ow")
+_PAIRS = ("kernel", "stride", "padding", "dilation")
+_STRIDES = tuple(
+    f"{tensor}_{unit}" for tensor in ("in", "out", "add") for unit in ("pixel", "image")
+)
+
+
+class Call(ctypes.Structure):
+    """Arguments of a kernel: Convolution in conv_call.h. Pointers may be exchanged
+    between runs."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((f"{pair}_{axis}", ctypes.c_int64) for pair in _PAIRS for axis in "hw"),
+        *((name, ctypes.c_int64) for name in _STRIDES),
+        ("low", ctypes.c_float),
+        ("high", ctypes.c_float),
+        ("flags", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    )
+
+
+class Prologue(NamedTuple):
+    """What is done to the input before its padding: scale * x + shift, and ReLU.
+
+    scale, shift: one float32 value a channel; None: 1, 0.
+    """
+
+    scale: torch.Tensor | None = None
+    shift: torch.Tensor | None = None
+    relu: bool = False
+
+
+class Epilogue(NamedTuple):
+    """What is done to the sums before they are stored: `add` added, ReLU, clamped.
+
+    add: a tensor of the output's shape; it may be the output itself. clamp: (low,
+    high), as of torch.nn.functional.hardtanh.
+    """
+
+    add: torch.Tensor | None = None
+    relu: bool = False
+    clamp: tuple[float, float] | None = None
+
+
+@dataclass
+class Bound:
+    """A kernel and its arguments, ready to run as often as wanted.
+
+    function: address of `void kernel(const void* call, int threads)`. keep: what the
+    call points into.
+    """
+
+    function: int
+    call: Call
+    keep: tuple[Any, ...] = field(repr=False)
+
+    def __call__(self, threads: int = 1) -> None:
+        """Run it on up to this many threads."""
+        _KERNEL(self.function)(ctypes.addressof(self.call), threads)
+
+
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
+
+
+def bind(
+    packed: Packed,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    prologue: Prologue | None = None,
+    epilogue: Epilogue | None = None,
+) -> Bound:
+    """The kernel that computes `out` (n, k, oh, ow) of `x` (n, c, h, w).
+
+    Both are float32 and channels last; neighbouring pixels may lie further apart than
+    their channels, as in a slice of a concatenation. `out` may share no memory with
+    `x`. Raises UsageError for tensors that do not fit.
+    """
+    prologue, epilogue = prologue or Prologue(), epilogue or Epilogue()
+    geometry = packed.geometry
+    n, c, h, w = _four(x, "input")
+    if c != geometry.channels_in:
+        raise UsageError(f"input of {c} channels; expected {geometry.channels_in}")
+    oh, ow = geometry.size(h, w)
+    shape = (n, geometry.channels_out, oh, ow)
+    add = epilogue.add
+    for tensor, name in ((out, "output"), (add, "added tensor")):
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise UsageError(f"{name} of shape {tuple(tensor.shape)}; expected {shape}")
+    scale, shift = _channels(prologue, c)
+    call = Call(n=n, h=h, w=w, c=c, k=geometry.channels_out, oh=oh, ow=ow)
+    _place(call, geometry)
+    call.in_pixel, call.in_image = strides(x, "input")
+    call.out_pixel, call.out_image = strides(out, "output")
+    if add is not None:
+        call.add_pixel, call.add_image = strides(add, "added tensor")
+    tensors = (x, out, add, packed.weights, packed.plain, packed.bias, scale, shift)
+    for name, tensor in zip(_POINTERS, tensors, strict=True):
+        setattr(call, name, None if tensor is None else tensor.data_ptr())
+    _flag(call, prologue, epilogue)
+    library = convolution_library(packed.instructions)
+    kernel = library[f"memplan_conv_{packed.algorithm}"]
+    address = ctypes.cast(kernel, ctypes.c_void_p).value
+    assert address is not None
+    return Bound(address, call, tensors)
+
+
+def convolve(
+    x: torch.Tensor,
+    packed: Packed,
+    prologue: Prologue | None = None,
+    epilogue: Epilogue | None = None,
+    out: torch.Tensor | None = None,
+    threads: int | None = None,
+) -> torch.Tensor:
+    """The convolution of `x` (n, c, h, w), channels last: `out`, or a new tensor.
+
+    threads: torch's number of them if None. Input in another format is converted
+    first. Raises UsageError for tensors that do not fit; see `bind`.
+    """
+    import torch
+
+    if threads is None:
+        threads = torch.get_num_threads()
+    if threads < 1:
+        raise UsageError(f"{threads} threads; give 1 or more")
+    n, _, h, w = _four(x, "input")
+    x = x.detach()
+    if not _channels_last(x):
+        x = x.contiguous(memory_format=torch.channels_last)
+    if out is None:
+        size = (n, packed.geometry.channels_out, *packed.geometry.size(h, w))
+        out = torch.empty(size, memory_format=torch.channels_last)
+    if out.numel() or x.numel():
+        bind(packed, x, out, prologue, epilogue)(threads)
+    return out
+
+
+def strides(tensor: torch.Tensor, name: str) -> tuple[int, int]:
+    """Floats from pixel to pixel, and from image to image, of a channels-last tensor
+    (n, c, h, w) whose rows follow each other without a gap.
+
+    Raises UsageError if it is none, or not float32 on the CPU.
+    """
+    import torch
+
+    n, _, h, w = _four(tensor, name)
+    if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+        raise UsageError(
+            f"{name}: {tensor.dtype} on {tensor.device}; needs CPU float32"
+        )
+    if not _channels_last(tensor):
+        raise UsageError(
+            f"{name}: strides {tuple(tensor.stride())} are not channels last; "
+            "convert it by .contiguous(memory_format=torch.channels_last)"
+        )
+    pixel = _pixel(tensor)
+    return pixel, tensor.stride(0) if n > 1 else h * w * pixel
+
+
+def _channels_last(tensor: torch.Tensor) -> bool:
+    _, c, h, w = tensor.shape
+    pixel = _pixel(tensor)
+    together = c == 1 or tensor.stride(1) == 1
+    rows = h == 1 or tensor.stride(2) == w * pixel
+    return bool(together and rows and pixel >= c)
+
+
+def _pixel(tensor: torch.Tensor) -> int:
+    """Floats from pixel to pixel, however meaningless the strides of sizes 1 are."""
+    _, c, h, w = tensor.shape
+    return int(tensor.stride(3) if w > 1 else tensor.stride(2) if h > 1 else c)
+
+
+def _four(tensor: torch.Tensor, name: str) -> tuple[int, int, int, int]:
+    if tensor.dim() != 4:
+        raise UsageError(f"{name} of {tensor.dim()} dimensions; expected (n, c, h, w)")
+    n, c, h, w = tensor.shape
+    return n, c, h, w
+
+
+def _channels(
+    prologue: Prologue, channels: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Scale and shift, each checked and dense."""
+    import torch
+
+    def checked(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        if tuple(tensor.shape) != (channels,) or tensor.dtype != torch.float32:
+            raise UsageError(
+                f"scale or shift: {tensor.dtype} of shape {tuple(tensor.shape)}; "
+                f"needs {channels} values of float32"
+            )
+        return tensor.detach().contiguous()
+
+    return checked(prologue.scale), checked(prologue.shift)
+
+
+def _place(call: Call, geometry: Geometry) -> None:
+    for pair in _PAIRS:
+        for axis, value in zip("hw", getattr(geometry, pair), strict=True):
+            setattr(call, f"{pair}_{axis}", value)
+
+
+def _flag(call: Call, prologue: Prologue, epilogue: Epilogue) -> None:
+    call.flags = (_RELU_IN if prologue.relu else 0) | (
+        _RELU_OUT if epilogue.relu else 0
+    )
+    if epilogue.clamp is None:
+        return
+    call.low, call.high = epilogue.clamp
+    if math.isnan(call.low) or math.isnan(call.high) or call.low > call.high:
+        raise UsageError(f"clamp {epilogue.clamp}: needs low <= high")
+    call.flags |= _CLAMP_OUT

@@ -1,0 +1,29 @@
+"""C++ headers of the kernels, and the library that they make."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib import resources
+
+from memplan.toolchain.library import load
+
+_CONVOLUTION = '#include "conv_abi.h"\n'
+
+
+def headers(prefix: str) -> dict[str, str]:
+    """Names and texts of the headers whose names begin so."""
+    folder = resources.files(__name__)
+    return {
+        item.name: item.read_text(encoding="utf-8")
+        for item in sorted(folder.iterdir(), key=lambda item: item.name)
+        if item.name.startswith(prefix) and item.name.endswith(".h")
+    }
+
+
+def convolution_library(instructions: str = "native") -> ctypes.CDLL:
+    """The kernels of `conv_abi.h`, compiled for these instructions, at first use.
+
+    Raises NoCompilerError, CompileError or EnvironmentUnfitError as
+    `memplan.toolchain.library.load` does.
+    """
+    return load(_CONVOLUTION, headers("conv_"), instructions)

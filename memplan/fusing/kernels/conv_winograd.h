@@ -1,0 +1,133 @@
+// Winograd convolution, depth first: what a block of tiles becomes stays in cache.
+#pragma once
+
+#include <algorithm>
+
+#include "conv_parallel.h"
+#include "conv_scratch.h"
+#include "conv_winograd_tile.h"
+
+namespace memplan {
+
+// A sum is cut after so many channels, and its parts added: smaller rounding errors.
+constexpr int64_t SUMMED = 64;
+
+// Tiles cut into blocks, output channels into groups for threads, and into chunks
+// whose products stay in cache until they are transformed back.
+template <int R>
+struct WinogradPlan {
+  static constexpr int POINTS = (R + 2) * (R + 2);
+  const Convolution& call;
+  Panels panels;
+  int64_t tiles_y, tiles_x, tiles, block, blocks, groups, chunk;
+  int64_t pitch, in_stride, out_pitch, out_stride;
+
+  WinogradPlan(const Convolution& given, int threads) : call(given), panels(given.k) {
+    tiles_y = ceil_div(call.oh, R), tiles_x = ceil_div(call.ow, R);
+    tiles = call.n * tiles_y * tiles_x;
+    const int64_t budget = cache_bytes() / 2 / (POINTS * 4);  // floats a point
+    pitch = round_up(call.c, WIDTH);
+    const int64_t most = tile_rows(PANEL) * (call.c * call.k > 128 * 128 ? 8 : 4);
+    block = std::min(std::max(budget / pitch, int64_t{tile_rows(PANEL)}), most);
+    if (const char* e = getenv("WT")) block = atoi(e);
+    blocks = ceil_div(tiles, block);
+    if (blocks < 2 * threads && blocks % threads) blocks = round_up(blocks, threads);
+    block = ceil_div(tiles, blocks);
+    blocks = ceil_div(tiles, block);
+    groups = 1;
+    if (block < 2 * tile_rows(PANEL) && threads > 1) {  // too small to be cut
+      block = tiles, blocks = 1;
+      groups = std::min(panels.count, int64_t{threads});
+    }
+    chunk = std::max(int64_t{1}, budget / (block * PANEL * WIDTH));
+    if (const char* e = getenv("WC")) chunk = atoi(e);
+    chunk = std::min(chunk, ceil_div(panels.count, groups));
+    out_pitch = (chunk * PANEL + 1) * WIDTH;
+    in_stride = block * pitch + WIDTH;  // no two points a power of two apart
+    out_stride = block * out_pitch + WIDTH;
+  }
+
+  Corner corner(int64_t tile) const {
+    return {tile / (tiles_x * tiles_y), tile / tiles_x % tiles_y * R, tile % tiles_x * R};
+  }
+};
+
+template <int R>
+class WinogradTask {
+ public:
+  WinogradTask(const WinogradPlan<R>& plan, int64_t task) : plan_(plan) {
+    group_ = task % plan.groups;
+    first_ = task / plan.groups * plan.block;
+    count_ = std::min(plan.block, plan.tiles - first_);
+    Pieces measure;
+    lay_out(measure);
+    Pieces pieces(thread_scratch().floats(measure.used()));
+    lay_out(pieces);
+  }
+
+  void run() {
+    for (int64_t t = 0; t < count_; ++t) {
+      rows_in_[t] = in_ + t * plan_.pitch;
+      rows_out_[t] = out_ + t * plan_.out_pitch;
+      tile_in<R>(plan_.call, plan_.corner(first_ + t), in_ + t * plan_.pitch, plan_.in_stride);
+    }
+    const int64_t first = group_ * plan_.panels.count / plan_.groups;
+    const int64_t last = (group_ + 1) * plan_.panels.count / plan_.groups;
+    for (int64_t panel = first; panel < last; panel += plan_.chunk)
+      run_chunk(panel, std::min(panel + plan_.chunk, last));
+  }
+
+ private:
+  void run_chunk(int64_t first, int64_t last) {
+    for (int point = 0; point < plan_.POINTS; ++point)
+      for (int64_t panel = first; panel < last; ++panel) multiply(point, panel, first);
+    const Panels& panels = plan_.panels;
+    const int64_t from = panels.first_column(first);
+    const int64_t until = panels.first_column(last - 1) + panels.vectors(last - 1) * WIDTH;
+    for (int64_t t = 0; t < count_; ++t)
+      tile_out<R>(plan_.call, plan_.corner(first_ + t), from,
+                  std::min(until, plan_.call.k), rows_out_[t], plan_.out_stride);
+  }
+
+  void multiply(int point, int64_t panel, int64_t first) {
+    const Panels& panels = plan_.panels;
+    const int64_t c = plan_.call.c, vectors = panels.vectors(panel);
+    const float* weights = plan_.call.weights + panels.offset(panel, c * plan_.POINTS) +
+                           point * c * vectors * WIDTH;
+    const int64_t column =
+        point * plan_.out_stride + panels.first_column(panel) - panels.first_column(first);
+    const int64_t parts = ceil_div(c, SUMMED);
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t start = part * c / parts, end = (part + 1) * c / parts;
+      const Segment segment{point * plan_.in_stride + start, end - start};
+      const Work work{rows_in_, rows_out_, nullptr, &segment, 1,
+                      weights + start * vectors * WIDTH, nullptr,
+                      column, column + vectors * WIDTH, 0, 0, 0,
+                      partial_, part == 0, part + 1 == parts};
+      run_panel(work, static_cast<int>(vectors), count_);
+    }
+  }
+
+  void lay_out(Pieces& pieces) {
+    in_ = pieces.take<float>(plan_.POINTS * plan_.in_stride);
+    out_ = pieces.take<float>(plan_.POINTS * plan_.out_stride);
+    partial_ = pieces.take<float>(plan_.block * WIDEST * WIDTH);
+    rows_in_ = pieces.take<const float*>(plan_.block);
+    rows_out_ = pieces.take<float*>(plan_.block);
+  }
+
+  const WinogradPlan<R>& plan_;
+  int64_t group_, first_, count_;
+  float *in_, *out_, *partial_;
+  const float** rows_in_;
+  float** rows_out_;
+};
+
+template <int R>
+inline void winograd(const Convolution& call, int threads) {
+  const WinogradPlan<R> plan(call, threads);
+  parallel(plan.blocks * plan.groups, threads,
+           [&](int64_t task) { WinogradTask<R>(plan, task).run(); });
+}
+
+}  // namespace memplan

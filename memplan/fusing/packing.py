@@ -1,0 +1,130 @@
+"""Weights of a convolution laid out once, as its kernel reads them."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memplan.errors import UsageError
+from memplan.fusing.geometry import Geometry, algorithms
+from memplan.fusing.kernels import convolution_library
+
+if TYPE_CHECKING:
+    import torch
+
+_ALIGNMENT = 64  # bytes; a cache line, and the widest vector
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Weights and bias of one convolution, for one algorithm and set of instructions.
+
+    weights, plain, bias: flat float32 tensors; `plain` are the weights as "direct" has
+    them, where a Winograd kernel needs those for input that is not finite. What was
+    packed is a copy: later changes of the layer's own weights are not seen.
+    """
+
+    geometry: Geometry
+    algorithm: str
+    instructions: str
+    weights: torch.Tensor
+    plain: torch.Tensor | None
+    bias: torch.Tensor | None
+
+
+class _Job(ctypes.Structure):
+    """As Packing in conv_pack.h."""
+
+    _fields_ = (
+        ("source", ctypes.c_void_p),
+        ("target", ctypes.c_void_p),
+        ("channels_out", ctypes.c_int64),
+        ("channels_in", ctypes.c_int64),
+        ("kernel_h", ctypes.c_int64),
+        ("kernel_w", ctypes.c_int64),
+    )
+
+
+def pack(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    geometry: Geometry,
+    algorithm: str = "direct",
+    instructions: str = "native",
+) -> Packed:
+    """Lay out float32 weights (out, in, kernel height, kernel width) and a bias (out).
+
+    Weights of a linear layer are those of a 1x1 convolution. Raises UsageError if the
+    tensors do not fit the geometry or the algorithm cannot do it; NoCompilerError and
+    others as `convolution_library` does.
+    """
+    import torch
+
+    if algorithm not in algorithms(geometry):
+        can = ", ".join(algorithms(geometry))
+        raise UsageError(f"{algorithm}: cannot do {geometry}; what can: {can}")
+    shape = (geometry.channels_out, geometry.channels_in, *geometry.kernel)
+    if tuple(weight.shape) != shape:
+        raise UsageError(f"weights of shape {tuple(weight.shape)}; expected {shape}")
+    if bias is not None and tuple(bias.shape) != shape[:1]:
+        raise UsageError(f"bias of shape {tuple(bias.shape)}; expected {shape[:1]}")
+    for tensor in (weight, bias):
+        if tensor is not None and not _plain_float(tensor):
+            raise UsageError("weights and bias are to be float32 on the CPU")
+    with torch.no_grad():
+        weight = weight.detach().contiguous()
+        plain = None
+        if algorithm != "direct":
+            plain = _packed(weight, "direct", instructions)
+        laid = _packed(weight, algorithm, instructions)
+        return Packed(
+            geometry, algorithm, instructions, laid, plain, _padded(bias, instructions)
+        )
+
+
+def _plain_float(tensor: torch.Tensor) -> bool:
+    import torch
+
+    return bool(tensor.dtype == torch.float32) and tensor.device.type == "cpu"
+
+
+def aligned(count: int) -> torch.Tensor:
+    """`count` floats, not initialized, that begin on a cache line."""
+    import torch
+
+    room = torch.empty(count + _ALIGNMENT // 4, dtype=torch.float32)
+    start = -room.data_ptr() % _ALIGNMENT // 4
+    return room[start : start + count]
+
+
+def padded_columns(channels_out: int, instructions: str) -> int:
+    """Output channels that weights and bias are padded to."""
+    function = convolution_library(instructions).memplan_padded_columns
+    function.restype, function.argtypes = ctypes.c_int64, (ctypes.c_int64,)
+    return int(function(channels_out))
+
+
+_MATRICES = {"winograd2": 16, "winograd4": 36}  # instead of the kernel's taps
+
+
+def _packed(weight: torch.Tensor, algorithm: str, instructions: str) -> torch.Tensor:
+    import torch
+
+    library = convolution_library(instructions)
+    out, channels, height, width = weight.shape
+    matrices = _MATRICES.get(algorithm, height * width)
+    target = aligned(padded_columns(out, instructions) * channels * matrices)
+    job = _Job(weight.data_ptr(), target.data_ptr(), out, channels, height, width)
+    function = library[f"memplan_pack_{algorithm}"]
+    function.restype, function.argtypes = None, (ctypes.c_void_p, ctypes.c_int)
+    function(ctypes.addressof(job), torch.get_num_threads())
+    return target
+
+
+def _padded(bias: torch.Tensor | None, instructions: str) -> torch.Tensor | None:
+    if bias is None:
+        return None
+    padded = aligned(padded_columns(len(bias), instructions)).zero_()
+    padded[: len(bias)] = bias.detach()
+    return padded
