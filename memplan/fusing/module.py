@@ -84,10 +84,8 @@ def fused_class() -> type:
             self._seen: dict[Any, int] = {}
             self._told: set[str] = set()
 
-        def __getstate__(self) -> dict[str, Any]:
-            state = self.__dict__.copy()
-            state.update(_programs=OrderedDict(), _seen={}, _told=set())
-            return state
+        def __reduce__(self) -> Any:
+            return _again, (self.model, self.options, self.training)
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             made = fused_class()(copy.deepcopy(self.model, memo), self.options)
@@ -168,6 +166,11 @@ def fused_class() -> type:
             return list(self._programs.values())
 
     return Fused
+
+
+def _again(model: Any, options: FuseOptions, training: bool) -> Any:
+    """A fused module read from where it was saved: it is made ready anew."""
+    return fused_class()(model, options).train(training)
 
 
 def unfit(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
