@@ -10,6 +10,7 @@ from typing import Any
 from memplan.chunking.kept import Kept
 from memplan.chunking.measure import tolerance
 from memplan.errors import InputError, UsageError
+from memplan.graph.measure import other_inputs
 
 SEED = 20240511
 

@@ -22,7 +22,8 @@ def backend(graph_module: Any, example_inputs: list[Any]) -> Callable[..., Any]:
     import torch
 
     module = torch.fx.GraphModule(graph_module, graph_module.graph.__class__())
-    module.graph.graph_copy(graph_module.graph, values := {})
+    values: dict[Any, Any] = {}
+    module.graph.graph_copy(graph_module.graph, values)
     output = next(node for node in graph_module.graph.nodes if node.op == "output")
     module.graph.output(
         torch.fx.node.map_arg(output.args[0], lambda node: values[node])

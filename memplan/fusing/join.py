@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from memplan.fusing.layers import Layer, Network
+from memplan.fusing.layers import Layer, Network, Norm
 from memplan.fusing.nodes import (
     Called,
     Catenated,
@@ -178,7 +178,7 @@ class _Joiner:
     def _start_stack(self, layer: Layer) -> None:
         assert layer.operation is not None
         norms = [] if layer.norm is None else [layer.norm]
-        operands = [*norms, *layer.inputs[1:]]
+        operands: list[Norm | str] = [*norms, *layer.inputs[1:]]
         self._add(Stacked(layer.name, layer.inputs[0], [layer.operation], operands))
 
     def _move_pools(self) -> None:

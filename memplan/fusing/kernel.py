@@ -164,7 +164,11 @@ class Kernel:
         for entry, each in zip(table, placed, strict=False):
             entry.data, entry.image, entry.pixel = each.address, each.image, each.pixel
         call = CallStruct(
-            *(source.address, target.address, between.data_ptr() if between is not None else None),
+            *(
+                source.address,
+                target.address,
+                between.data_ptr() if between is not None else None,
+            ),
             ctypes.cast(table, ctypes.POINTER(OperandStruct)),
             *shape,
             *(source.image, source.pixel, target.image, target.pixel, self.cache),

@@ -62,7 +62,7 @@ class Layer:
 
     @property
     def place(self) -> str:
-        """Where it stands in the model, as a module's path, and which operator it is."""
+        """Where it stands in the model: a module's path, or a line of source."""
         return self.op.line or self.op.name
 
 

@@ -173,7 +173,9 @@ def _again(model: Any, options: FuseOptions, training: bool) -> Any:
     return fused_class()(model, options).train(training)
 
 
-def unfit(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def unfit(  # noqa: PLR0911 - a reason a line
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
     """Why a call is not one of plain inference; "" where it is."""
     import torch
     from torch.utils._pytree import tree_leaves

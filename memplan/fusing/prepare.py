@@ -109,7 +109,7 @@ class _Preparation:
     options: FuseOptions
     finish: Callable[[Any], Any] = field(default=lambda outputs: outputs)
 
-    def made(self) -> Prepared | LeftAlone:
+    def made(self) -> Prepared | LeftAlone:  # noqa: PLR0911 - a reason a line
         if not self.inputs:
             return LeftAlone("it takes no tensors")
         expected = self._model(self.inputs)

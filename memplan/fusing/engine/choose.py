@@ -1,4 +1,4 @@
-"""Which kernel each convolution runs as: those that can do it, timed on this machine."""
+"""Which kernel each convolution runs as: those that can do it, timed here."""
 
 from __future__ import annotations
 

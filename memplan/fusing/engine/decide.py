@@ -102,9 +102,9 @@ def _layout(nodes: list[Node], inputs: dict[str, Any]) -> str:
     if any(isinstance(node, Joined) for node in nodes):
         return "channels_last"
     first = next(iter(inputs.values()))
-    if first.dim() == 4 and not first.is_contiguous():
-        if first.is_contiguous(memory_format=torch.channels_last):
-            return "channels_last"
+    last = first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
+    if last and not first.is_contiguous():
+        return "channels_last"
     return "channels_first"
 
 

@@ -23,11 +23,11 @@ class Emitter:
     """Makes the steps of nodes for one arena.
 
     shapes: of all values, for as many images as run at a time. memory: the arena, a
-    uint8 tensor with room to align it. layout: "channels_last", or "channels_first" where every
-    value is contiguous.
+    uint8 tensor with room to align it. layout: "channels_last", or "channels_first"
+    where every value is contiguous.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what the engine has
         self,
         network: Network,
         shapes: dict[str, tuple[int, ...]],
@@ -59,7 +59,7 @@ class Emitter:
         return flat.as_strided((n, c, height, width), strides, start + place.channel)
 
     def _bytes(self, place: Place) -> int:
-        return self._skipped + self._arena.offsets[place.buffer]
+        return int(self._skipped) + self._arena.offsets[place.buffer]
 
     def convert(self, tensor: Any) -> Any:
         """A tensor that torch made, laid out as kernels read it."""

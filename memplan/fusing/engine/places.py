@@ -105,8 +105,8 @@ def plan(
 ) -> Arena:
     """Offsets of the buffers that `places` names.
 
-    size: bytes of a buffer. kept: values that are wanted at the end. What torch makes of
-    a value may be a view of it, so it lives as long as its maker's operands do.
+    size: bytes of a buffer. kept: values that are wanted at the end. What torch makes
+    of a value may be a view of it, so the value lives as long.
     """
     first: dict[str, int] = {}
     last: dict[str, int] = {}

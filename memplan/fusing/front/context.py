@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from memplan.fusing.layers import Layer
+from memplan.fusing.operations import Operation
 from memplan.graph.program import Program, Ref
 
 
@@ -34,3 +36,22 @@ class Context:
 
 class LeftAloneError(Exception):
     """A rule's reason to leave an operator to torch."""
+
+
+def planes(context: Context, value: Any) -> tuple[int, int, int, int]:
+    """The shape (n, c, h, w). Raises LeftAloneError for values of another rank."""
+    shape = context.shape(value)
+    if shape is None or len(shape) != 4 or 0 in shape:
+        raise LeftAloneError("its input has no planes, (n, c, h, w)")
+    return shape
+
+
+def made_of(layer: Layer, operation: Operation, *inputs: Ref) -> None:
+    """Make a layer an operation of a stack."""
+    layer.kind, layer.operation = "operation", operation
+    layer.inputs = [each.name for each in inputs]
+
+
+def identity(layer: Layer, context: Context, x: Any, *_: Any, **__: Any) -> None:
+    """Make a layer one whose value is its input's."""
+    layer.kind, layer.inputs = "same", [x.name]

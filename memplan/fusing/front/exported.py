@@ -9,7 +9,7 @@ from memplan.fusing.front.trace import has_hooks
 from memplan.graph.export import NotExportableError, export
 from memplan.graph.infer import Inference
 from memplan.graph.lower import lower
-from memplan.graph.program import Op, Program, Ref, mapped, refs
+from memplan.graph.program import Op, Program, Ref, Step, mapped, refs, results
 
 EXPORT_SECONDS = 60.0
 
@@ -48,12 +48,12 @@ def _renamed(program: Program, names: dict[str, str]) -> Program:
     def change(ref: Any) -> Any:
         return Ref(names.get(ref.name, ref.name))
 
-    ops = []
+    ops: list[Step] = []
     for op in program.ops:
         assert isinstance(op, Op)
         args, kwargs = mapped((op.args, op.kwargs), change)
         ops.append(Op(op.name, op.target, args, kwargs, op.line))
-    clash = {op.name for op in ops} & set(names.values())
+    clash = {name for op in ops for name in results(op)} & set(names.values())
     if clash or set(refs(program.outputs)) & clash:
         raise NotExportableError(f"its values {', '.join(sorted(clash))} clash")
     return Program(

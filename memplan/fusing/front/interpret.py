@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.fusing.front.weights import fetch
-from memplan.graph.program import Meta, Program, mapped, refs
+from memplan.graph.program import Meta, Op, Program, mapped, refs, results
 
 
 def interpret(program: Program, model: Any, inputs: dict[str, Any]) -> Any:
@@ -22,9 +22,10 @@ def interpret(program: Program, model: Any, inputs: dict[str, Any]) -> Any:
     for name, value in values.items():
         _note(program, name, value)
     for index, op in enumerate(program.ops):
-        args, kwargs = mapped((op.args, op.kwargs), lambda ref: values[ref.name])  # type: ignore[union-attr]
-        values[op.name] = op.target(*args, **kwargs)  # type: ignore[union-attr]
-        _note(program, op.name, values[op.name])  # type: ignore[union-attr]
+        assert isinstance(op, Op)
+        args, kwargs = mapped((op.args, op.kwargs), lambda ref: values[ref.name])
+        values[op.name] = op.target(*args, **kwargs)
+        _note(program, op.name, values[op.name])
         for name in last[index]:
             values.pop(name, None)
     return mapped(program.outputs, lambda ref: values[ref.name])
@@ -36,7 +37,7 @@ def last_uses(program: Program) -> list[list[str]]:
     last: list[list[str]] = [[] for _ in program.ops]
     for index in reversed(range(len(program.ops))):
         op = program.ops[index]
-        for name in (*op.operands(), op.name):
+        for name in (*op.operands(), *results(op)):
             if name not in kept:
                 kept.add(name)
                 last[index].append(name)

@@ -99,7 +99,6 @@ MODULES: dict[str, Callable[[Any, str], tuple[str, tuple[Any, ...]]]] = {
     "Identity": lambda module, _: ("identity", ()),
     "Dropout": lambda module, _: ("dropout", (module.p, module.training)),
     "Dropout2d": lambda module, _: ("dropout", (module.p, module.training)),
-    "PReLU": lambda module, path: ("prelu", (f"{path}.weight",)),
     "ReLU": _attributes("relu"),
     "ReLU6": _attributes("relu6"),
     "Hardtanh": _attributes("hardtanh", "min_val", "max_val"),

@@ -15,7 +15,7 @@ class NotTraceableError(InputError):
 
 
 def trace(model: Any, fixed: dict[str, Any]) -> Program:
-    """`model` as a Program whose inputs are the arguments of its forward not in `fixed`.
+    """`model` as a Program of its forward's arguments but those in `fixed`.
 
     fixed: arguments that are no tensors, by name; the program is for these values.
     Modules of torch.nn are called whole, and so are those that have hooks. Raises
