@@ -1,0 +1,117 @@
+"""What was compiled, kept in a folder by the SHA-256 of all that went into it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+from pathlib import Path
+
+from memplan.errors import EnvironmentUnfitError, InputError, UsageError
+from memplan.files import PathLike, atomic_write, read_bytes
+
+_DIGEST = 32  # bytes of a SHA-256
+_KEY = re.compile(r"[0-9a-f]{64}")
+_SUFFIX = re.compile(r"\.[a-z0-9]+")
+
+
+def default_folder() -> Path:
+    """$MEMPLAN_CACHE_DIR, else memplan in $XDG_CACHE_HOME, else in ~/.cache."""
+    if named := os.environ.get("MEMPLAN_CACHE_DIR"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # unset, or as its specification says, of no account
+        base = os.path.expanduser("~/.cache")
+    return Path(base) / "memplan"
+
+
+class Cache:
+    """Entries of bytes in a folder that only this user can write to.
+
+    An entry is a file KEY.SUFFIX: its bytes, and behind them their SHA-256. Shared
+    libraries and cubins may have bytes behind them, so `find` hands out the file. It
+    appears whole or not at all, whoever else writes it; one that is damaged, or that
+    another user owns, is none. What is kept here runs as code: whoever can write to
+    the folder can run what he likes.
+    """
+
+    def __init__(self, folder: PathLike | None = None) -> None:
+        """folder: made, with mode 0700, if it is not there; `default_folder` if None.
+
+        Raises EnvironmentUnfitError if it is no folder, belongs to another user, or if
+        others can write to it or exchange it. A folder that cannot be made holds
+        nothing and takes nothing.
+        """
+        folder = default_folder() if folder is None else folder
+        self.folder = Path(os.path.realpath(folder))
+        with contextlib.suppress(OSError):
+            _make(self.folder)
+        _refuse_unless_private(self.folder)
+
+    def find(self, key: str, suffix: str) -> Path | None:
+        """The file of a whole entry, to be loaded or copied; None if there is none."""
+        path = self._path(key, suffix)
+        return path if self._whole(path) is not None else None
+
+    def read(self, key: str, suffix: str) -> bytes | None:
+        """The bytes that were written; None if there are none, or not all of them."""
+        return self._whole(self._path(key, suffix))
+
+    def write(self, key: str, suffix: str, data: bytes) -> Path | None:
+        """Keep `data`; the file it is in, or None if the disk or folder takes none."""
+        path = self._path(key, suffix)
+        try:
+            with atomic_write(path) as stream:
+                stream.write(data)
+                stream.write(hashlib.sha256(data).digest())
+        except (EnvironmentUnfitError, UsageError):  # full, read-only, a folder there
+            return None
+        return path
+
+    def _path(self, key: str, suffix: str) -> Path:
+        if not _KEY.fullmatch(key) or not _SUFFIX.fullmatch(suffix):
+            raise UsageError(f"{key}{suffix}: not a SHA-256 in hex and a suffix")
+        return self.folder / (key + suffix)
+
+    def _whole(self, path: Path) -> bytes | None:
+        try:
+            if os.lstat(path).st_uid != os.geteuid():
+                return None
+            data = read_bytes(path)
+        except (OSError, InputError):
+            return None
+        content, digest = data[:-_DIGEST], data[-_DIGEST:]
+        return content if hashlib.sha256(content).digest() == digest else None
+
+
+def _make(folder: Path) -> None:
+    """Make the folder and those it is in: none of them for others."""
+    for each in (*reversed(folder.parents), folder):
+        if not each.is_dir():
+            each.mkdir(0o700, exist_ok=True)
+
+
+def _refuse_unless_private(folder: Path) -> None:
+    remedy = "set MEMPLAN_CACHE_DIR to a folder of your own"
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return  # neither there nor to be made
+    if not stat.S_ISDIR(found.st_mode):
+        raise EnvironmentUnfitError(f"{folder} is not a folder; {remedy}")
+    if found.st_uid != os.geteuid():
+        raise EnvironmentUnfitError(f"{folder} belongs to another user; {remedy}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EnvironmentUnfitError(
+            f"{folder} can be written to by others; run chmod go-w on it, or {remedy}"
+        )
+    for parent in folder.parents:
+        with contextlib.suppress(OSError):
+            mode = os.stat(parent).st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                raise EnvironmentUnfitError(
+                    f"{folder} can be exchanged by others, who can write to {parent}; "
+                    f"run chmod o-w on that, or {remedy}"
+                )
