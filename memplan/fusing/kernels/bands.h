@@ -105,9 +105,8 @@ class Task {
       r.shares_down = s.shares_down;
       r.shares_across = s.shares_across;
       if (last) {
-        r.memory = plan_.out + spot_.image * plan_.out_image +
-                   spot_.channel * (kLast ? 1 : r.spot.points);
-        r.pixel = kLast ? plan_.out_pixel : 1;
+        r.memory = staged() - r.first * r.width * plan_.unit;
+        r.pixel = plan_.unit;
       } else {
         surround(stages_[i + 1], i + 1);
         const Stage& next = stages_[i + 1];
@@ -116,11 +115,42 @@ class Task {
         r.outside = next.step->shape.outside();
       }
       if (r.count > 0) s.step->rows[exact_][last](r);
+      if (last) send(r);
+      prefetch(i);
       s.begun = s.begun || r.count > 0;
       if (plan_.band < height()) kept += s.keep;
       s.made = s.to_make;
       s.received = s.wanted;
     }
+  }
+
+  Value* staged() const { return (Value*)buffers_[plan_.count & 1]; }
+
+  // Outputs of a band to memory, in order, for columns were made one by one.
+  void send(const Rows& r) {
+    const int64_t points = r.count * r.width, channel = spot_.channel;
+    Value* out = plan_.out + spot_.image * plan_.out_image;
+    if constexpr (!kLast) {
+      out += channel * r.spot.points + r.first * r.width;
+      __builtin_memcpy(out, staged(), points * sizeof(Value));
+      return;
+    }
+    out += channel + r.first * r.width * plan_.out_pixel;
+    const int64_t left = at_most(plan_.call->channels - channel, plan_.group);
+    for (int64_t i = 0; i < points; ++i) {
+      const Value* from = staged() + i * plan_.unit;
+      Value* to = out + i * plan_.out_pixel;
+      int64_t v = 0;
+      for (; v + kLanes <= left; v += kLanes) copy_lanes(to + v, from + v);
+      if (v < left) __builtin_memcpy(to + v, from + v, (left - v) * sizeof(Value));
+    }
+  }
+
+  // While a step is computed the input of the next band, or task, comes nearer.
+  void prefetch(int step) {
+    const int64_t from = coming_ * step / plan_.count;
+    const int64_t to = coming_ * (step + 1) / plan_.count;
+    for (int64_t i = from; i < to; ++i) __builtin_prefetch(next_ + i * 64, 0, 2);
   }
 
   // Rows of a buffer that lie above and below the plane, and what lies ahead of it.
@@ -152,7 +182,13 @@ class Task {
     l.out = buffers_[0] + s.ahead + (l.from - s.received) * s.row;
     l.out_row = s.row;
     l.outside = s.step->shape.outside();
+    coming_ = 0;
     if (l.from >= l.to) return;
+    if (!kLast || plan_.groups == 1) {
+      const int64_t row = s.width * (kLast ? l.pixel : 1) * (int64_t)sizeof(Value);
+      next_ = (const char*)l.memory + l.to * row;
+      coming_ = (l.to - l.from) * row / 64;
+    }
     const Vec most = plan_.sequence->load(l);
     if (!exact_) exact_ = !stays_finite(most);
   }
@@ -190,6 +226,8 @@ class Task {
   int vectors_ = 1;
   float* buffers_[2] = {};
   bool exact_ = false;
+  const char* next_ = nullptr;  // memory that is read next, and lines of it
+  int64_t coming_ = 0;
   Vec most_{};
 };
 

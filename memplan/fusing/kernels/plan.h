@@ -85,6 +85,12 @@ inline void plan_bands(Plan& plan, int64_t band) {
     int64_t& buffer = plan.buffers[i & 1];
     buffer = at_least(buffer, rounded(s.ahead + s.capacity * s.row + s.behind, 16));
   }
+  int64_t& staged = plan.buffers[plan.count & 1];
+  staged = at_least(staged, rounded(band * plan.stages[plan.count - 1].out_width, 16) *
+                                plan.unit);
+  // Rows that are written are half a page off those that are read: a load would wait
+  // for a store before it whose address has the same last twelve bits.
+  plan.buffers[0] = plan.buffers[0] / 1024 * 1024 + (plan.buffers[0] % 1024 < 544 ? 544 : 1568);
   plan.bytes = 4 * (plan.buffers[0] + plan.buffers[1] + kept);
 }
 
