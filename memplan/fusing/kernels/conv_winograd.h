@@ -100,10 +100,12 @@ class WinogradTask {
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t start = part * c / parts, end = (part + 1) * c / parts;
       const Segment segment{point * plan_.in_stride + start, end - start};
-      const Work work{rows_in_, rows_out_, nullptr, &segment, 1,
-                      weights + start * vectors * WIDTH, nullptr,
-                      column, column + vectors * WIDTH, 0, 0, 0,
-                      partial_, part == 0, part + 1 == parts};
+      Work work{};
+      work.in = rows_in_, work.out = rows_out_, work.add = part ? rows_out_ : nullptr;
+      work.segments = &segment, work.count = 1;
+      work.weights = weights + start * vectors * WIDTH;
+      work.start = ZEROS;
+      work.column = column, work.columns = vectors * WIDTH;
       run_panel(work, static_cast<int>(vectors), count_);
     }
   }
@@ -111,14 +113,13 @@ class WinogradTask {
   void lay_out(Pieces& pieces) {
     in_ = pieces.take<float>(plan_.POINTS * plan_.in_stride);
     out_ = pieces.take<float>(plan_.POINTS * plan_.out_stride);
-    partial_ = pieces.take<float>(plan_.block * WIDEST * WIDTH);
     rows_in_ = pieces.take<const float*>(plan_.block);
     rows_out_ = pieces.take<float*>(plan_.block);
   }
 
   const WinogradPlan<R>& plan_;
   int64_t group_, first_, count_;
-  float *in_, *out_, *partial_;
+  float *in_, *out_;
   const float** rows_in_;
   float** rows_out_;
 };
