@@ -161,6 +161,8 @@ class DirectTask {
       work.add = call_.add ? scratch_.add : nullptr;
       work.segments = scratch_.segments, work.count = segments;
       work.weights = call_.weights + panels.offset(panel, plan_.depth);
+      work.ahead = call_.weights + panels.offset(panel + 1, plan_.depth);
+      work.depth = plan_.depth;
       work.start = call_.bias ? call_.bias + column : ZEROS;
       work.column = column, work.columns = call_.k - column;
       bound(work, call_);

@@ -36,6 +36,8 @@ struct Work {
   const Segment* segments;
   int64_t count;         // of segments
   const float* weights;  // of the panel
+  const float* ahead;    // the weights that come after these
+  int64_t depth;         // values a row: as many as the segments have
   const float* start;    // what the sums begin with: a value a column of the panel
   int64_t column;        // the panel's first one
   int64_t columns;       // how many of it there are to store
@@ -70,12 +72,12 @@ inline void finish_part(const Work& work, int64_t row, int64_t rows, int64_t wid
 }
 
 template <int M, int N>
-void run_tile(const Work& work, int64_t row) {
+void run_tile(const Work& work, int64_t row, const float* ahead) {
   Tile<M, N> tile;
   tile.each([&](Vector, int, int j) MEMPLAN_LAMBDA {
     return load(work.start + j * WIDTH);
   });
-  tile.multiply({work.in + row, work.segments, work.count, work.weights});
+  tile.multiply({work.in + row, work.segments, work.count, work.weights, ahead});
   if (work.columns < N * WIDTH) {
     float sums[M * N * WIDTH];
     tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
@@ -100,7 +102,7 @@ void run_tile(const Work& work, int64_t row) {
   });
 }
 
-using TileFunction = void (*)(const Work&, int64_t);
+using TileFunction = void (*)(const Work&, int64_t, const float*);
 
 template <int N, int... M>
 constexpr auto tile_table(std::integer_sequence<int, M...>) {
@@ -115,7 +117,9 @@ inline void run_rows(const Work& work, int64_t rows) {
   const int64_t tiles = ceil_div(rows, MOST);
   for (int64_t t = 0, row = 0; t < tiles; ++t) {
     const int64_t height = (rows - row) / (tiles - t);
-    table[static_cast<size_t>(height - 1)](work, row);
+    // The first N tiles fetch what comes next; to fetch more than that is to no end.
+    const float* ahead = t < N ? work.ahead + t * work.depth * WIDTH : work.weights;
+    table[static_cast<size_t>(height - 1)](work, row, ahead);
     row += height;
   }
 }

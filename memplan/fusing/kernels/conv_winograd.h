@@ -80,7 +80,10 @@ class WinogradTask {
  private:
   void run_chunk(int64_t first, int64_t last) {
     for (int point = 0; point < plan_.POINTS; ++point)
-      for (int64_t panel = first; panel < last; ++panel) multiply(point, panel, first);
+      for (int64_t panel = first; panel < last; ++panel) {
+        const bool turn = panel + 1 == last;
+        multiply(point, panel, first, weights(point + turn, turn ? first : panel + 1));
+      }
     const Panels& panels = plan_.panels;
     const int64_t from = panels.first_column(first);
     const int64_t until = panels.first_column(last - 1) + panels.vectors(last - 1) * WIDTH;
@@ -89,11 +92,15 @@ class WinogradTask {
                   std::min(until, plan_.call.k), rows_out_[t], plan_.out_stride);
   }
 
-  void multiply(int point, int64_t panel, int64_t first) {
+  const float* weights(int point, int64_t panel) const {
+    const int64_t c = plan_.call.c, width = plan_.panels.vectors(panel) * WIDTH;
+    return plan_.call.weights + plan_.panels.offset(panel, c * plan_.POINTS) +
+           point * c * width;
+  }
+
+  void multiply(int point, int64_t panel, int64_t first, const float* next) {
     const Panels& panels = plan_.panels;
     const int64_t c = plan_.call.c, vectors = panels.vectors(panel);
-    const float* weights = plan_.call.weights + panels.offset(panel, c * plan_.POINTS) +
-                           point * c * vectors * WIDTH;
     const int64_t column =
         point * plan_.out_stride + panels.first_column(panel) - panels.first_column(first);
     const int64_t parts = ceil_div(c, SUMMED);
@@ -103,7 +110,9 @@ class WinogradTask {
       Work work{};
       work.in = rows_in_, work.out = rows_out_, work.add = part ? rows_out_ : nullptr;
       work.segments = &segment, work.count = 1;
-      work.weights = weights + start * vectors * WIDTH;
+      work.weights = weights(point, panel) + start * vectors * WIDTH;
+      work.ahead = part + 1 < parts ? work.weights + (end - start) * vectors * WIDTH : next;
+      work.depth = end - start;
       work.start = ZEROS;
       work.column = column, work.columns = vectors * WIDTH;
       run_panel(work, static_cast<int>(vectors), count_);
