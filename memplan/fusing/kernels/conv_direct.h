@@ -110,7 +110,6 @@ struct DirectPlan {
 // What a thread holds while it works on a block.
 struct DirectScratch {
   float* input;
-  float* partial;
   const float** in;
   float** out;
   const float** add;
@@ -126,7 +125,6 @@ struct DirectScratch {
  private:
   void lay_out(const DirectPlan& plan, Pieces& pieces) {
     input = pieces.take<float>(plan.buffer());
-    partial = pieces.take<float>(plan.pixels() * WIDEST * WIDTH);
     in = pieces.take<const float*>(plan.pixels());
     out = pieces.take<float*>(plan.pixels());
     add = pieces.take<const float*>(plan.pixels());
@@ -157,10 +155,17 @@ class DirectTask {
     const int64_t first = group_ * panels.count / plan_.groups;
     const int64_t last = (group_ + 1) * panels.count / plan_.groups;
     for (int64_t panel = first; panel < last; ++panel) {
-      Work work{scratch_.in,  scratch_.out, call_.add ? scratch_.add : nullptr,
-                scratch_.segments, segments, call_.weights + panels.offset(panel, plan_.depth),
-                call_.bias, panels.first_column(panel), call_.k,
-                call_.low, call_.high, call_.flags, scratch_.partial, true, true};
+      const int64_t column = panels.first_column(panel);
+      Work work{};
+      work.in = scratch_.in, work.out = scratch_.out;
+      work.add = call_.add ? scratch_.add : nullptr;
+      work.segments = scratch_.segments, work.count = segments;
+      work.weights = call_.weights + panels.offset(panel, plan_.depth);
+      work.ahead = call_.weights + panels.offset(panel + 1, plan_.depth);
+      work.depth = plan_.depth;
+      work.start = call_.bias ? call_.bias + column : ZEROS;
+      work.column = column, work.columns = call_.k - column;
+      bound(work, call_);
       run_panel(work, panels.vectors(panel), images_ * rows_ * columns_);
     }
   }

@@ -80,7 +80,10 @@ class WinogradTask {
  private:
   void run_chunk(int64_t first, int64_t last) {
     for (int point = 0; point < plan_.POINTS; ++point)
-      for (int64_t panel = first; panel < last; ++panel) multiply(point, panel, first);
+      for (int64_t panel = first; panel < last; ++panel) {
+        const bool turn = panel + 1 == last;
+        multiply(point, panel, first, weights(point + turn, turn ? first : panel + 1));
+      }
     const Panels& panels = plan_.panels;
     const int64_t from = panels.first_column(first);
     const int64_t until = panels.first_column(last - 1) + panels.vectors(last - 1) * WIDTH;
@@ -89,21 +92,29 @@ class WinogradTask {
                   std::min(until, plan_.call.k), rows_out_[t], plan_.out_stride);
   }
 
-  void multiply(int point, int64_t panel, int64_t first) {
+  const float* weights(int point, int64_t panel) const {
+    const int64_t c = plan_.call.c, width = plan_.panels.vectors(panel) * WIDTH;
+    return plan_.call.weights + plan_.panels.offset(panel, c * plan_.POINTS) +
+           point * c * width;
+  }
+
+  void multiply(int point, int64_t panel, int64_t first, const float* next) {
     const Panels& panels = plan_.panels;
     const int64_t c = plan_.call.c, vectors = panels.vectors(panel);
-    const float* weights = plan_.call.weights + panels.offset(panel, c * plan_.POINTS) +
-                           point * c * vectors * WIDTH;
     const int64_t column =
         point * plan_.out_stride + panels.first_column(panel) - panels.first_column(first);
     const int64_t parts = ceil_div(c, SUMMED);
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t start = part * c / parts, end = (part + 1) * c / parts;
       const Segment segment{point * plan_.in_stride + start, end - start};
-      const Work work{rows_in_, rows_out_, nullptr, &segment, 1,
-                      weights + start * vectors * WIDTH, nullptr,
-                      column, column + vectors * WIDTH, 0, 0, 0,
-                      partial_, part == 0, part + 1 == parts};
+      Work work{};
+      work.in = rows_in_, work.out = rows_out_, work.add = part ? rows_out_ : nullptr;
+      work.segments = &segment, work.count = 1;
+      work.weights = weights(point, panel) + start * vectors * WIDTH;
+      work.ahead = part + 1 < parts ? work.weights + (end - start) * vectors * WIDTH : next;
+      work.depth = end - start;
+      work.start = ZEROS;
+      work.column = column, work.columns = vectors * WIDTH;
       run_panel(work, static_cast<int>(vectors), count_);
     }
   }
@@ -111,14 +122,13 @@ class WinogradTask {
   void lay_out(Pieces& pieces) {
     in_ = pieces.take<float>(plan_.POINTS * plan_.in_stride);
     out_ = pieces.take<float>(plan_.POINTS * plan_.out_stride);
-    partial_ = pieces.take<float>(plan_.block * WIDEST * WIDTH);
     rows_in_ = pieces.take<const float*>(plan_.block);
     rows_out_ = pieces.take<float*>(plan_.block);
   }
 
   const WinogradPlan<R>& plan_;
   int64_t group_, first_, count_;
-  float *in_, *out_, *partial_;
+  float *in_, *out_;
   const float** rows_in_;
   float** rows_out_;
 };
