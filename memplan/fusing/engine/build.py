@@ -10,7 +10,7 @@ from typing import Any
 
 from memplan.fusing.engine import places as arenas
 from memplan.fusing.engine.emit import Emitter
-from memplan.fusing.engine.packs import Packs
+from memplan.fusing.engine.packs import Packs, four
 from memplan.fusing.engine.places import Arena, Place
 from memplan.fusing.engine.runner import Runner, Values
 from memplan.fusing.layers import Network
@@ -148,7 +148,7 @@ class Engine:
         widths = {each.buffer: each.pixel for each in places.values()}
 
         def size(buffer: str) -> int:
-            n, _, height, width = shapes[buffer]
+            n, _, height, width = four(shapes[buffer])
             item = int(self._network.dtypes[buffer].itemsize)
             return max(1, n * height * width * widths[buffer] * item)
 
@@ -167,7 +167,7 @@ class Engine:
             return self._network.shapes
         return {
             name: (images, *shape[1:])
-            if len(shape) == 4 and shape[0] == self.images
+            if len(shape) in (2, 4) and shape[0] == self.images
             else shape
             for name, shape in self._network.shapes.items()
         }

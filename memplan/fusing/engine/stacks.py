@@ -6,6 +6,7 @@ from typing import Any
 
 from memplan.fusing.caches import cpu_device
 from memplan.fusing.collapse import Stack, collapse
+from memplan.fusing.engine.packs import four
 from memplan.fusing.generate import DTYPES
 from memplan.fusing.kernel import Kernel, compiled_many
 from memplan.fusing.layers import Network
@@ -16,7 +17,7 @@ def collapsed(
     node: Stacked, network: Network, layout: str, max_steps: int | None
 ) -> Stack:
     """A node's stack, cut into sequences for this CPU's caches."""
-    height, width = network.shapes[node.source][2:]
+    _, _, height, width = four(network.shapes[node.source])
     device = cpu_device(layout)
     return collapse(tuple(node.operations), (height, width), device, max_steps)
 
