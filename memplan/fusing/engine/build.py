@@ -10,6 +10,7 @@ from typing import Any
 
 from memplan.fusing.engine import places as arenas
 from memplan.fusing.engine.emit import Emitter
+from memplan.fusing.engine.memory import arena as memory_of
 from memplan.fusing.engine.packs import Packs, four
 from memplan.fusing.engine.places import Arena, Place
 from memplan.fusing.engine.runner import Runner, Values
@@ -126,10 +127,8 @@ class Engine:
                 idle.append(runner)
 
     def _made(self, images: int) -> Runner:
-        import torch
-
         places, arena = self._layout(images)
-        memory = torch.empty(arena.bytes + arenas.ALIGNMENT, dtype=torch.uint8)
+        memory = memory_of(arena.bytes + arenas.ALIGNMENT)
         emitter = Emitter(
             self._network,
             self._shapes(images),
