@@ -142,9 +142,10 @@ def test_ratios_are_of_rounds_and_compile_is_its_best() -> None:
             one("eager", 4.0, 9.0, 2.0),
             one("compile", 5.0, 5.0, 5.0, first_call=30.0),
             one("compile:freezing", 2.0, 2.0, 6.0, first_call=40.0),
-            one("memplan", 1.0, 3.0, 1.0, error=3e-6),
+            one("memplan", 1.0, 3.0, 1.0, error=3e-6, remarks=["left as it was"]),
         ],
     )
+    assert record["remarks"] == {"memplan": ["left as it was"]}
     assert record["ratio_to_eager"] == 3.0  # 4, 3, 2; of the medians it would be 4
     assert record["ratios"]["eager"] == {"min": 2.0, "median": 3.0, "max": 4.0}
     assert record["compiled"] == "compile:freezing"
