@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.fusing import networks
 from memplan.fusing.bench import contenders
-from memplan.fusing.bench.contenders import Setting, prepared
+from memplan.fusing.bench.contenders import Setting, kept_bytes, prepared
 from memplan.fusing.bench.record import (
     BenchOptions,
     bench,
@@ -103,6 +104,29 @@ def test_peers_give_what_eager_gives(name: str, tmp_path: Path) -> None:
     assert first["first_call"] > 0
     assert turn["wall"] > 0
     assert error["error"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["memplan", "memplan:1"])
+def test_memplan_is_measured_with_the_arena_it_keeps(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("memplan.fusing.fuse")
+    job = Job(name, "stack:2", 2, 1, str(tmp_path), 0.001)
+    first, turn, error, memory = answers(job, iter(["turn", "error", "memory"]))
+    assert first["remarks"] == []
+    assert turn["wall"] > 0
+    assert error["error"] < 1e-5
+    assert memory["bytes"] >= 2 * PLANE
+
+
+def test_an_arena_counts_as_activations() -> None:
+    def program(size: int) -> Any:
+        return SimpleNamespace(
+            engine=SimpleNamespace(arena=SimpleNamespace(bytes=size))
+        )
+
+    left_alone = SimpleNamespace(reason="it has no layers that are fused")
+    fused: Any = SimpleNamespace(programs=lambda: [program(64), left_alone, program(8)])
+    assert kept_bytes(fused) == 72
+    assert kept_bytes(networks.build("stack:1")) == 0
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
