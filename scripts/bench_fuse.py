@@ -137,8 +137,9 @@ def append(file: Path, record: Record) -> None:
     """Add a line, after taking away what an earlier run left of one."""
     with file.open("ab+") as stream:
         stream.seek(0)
-        whole = stream.read().rpartition(b"\n")
-        stream.truncate(len(whole[0]) + len(whole[1]))
+        text = stream.read()
+        if not text.endswith(b"\n"):
+            stream.truncate(text.rfind(b"\n") + 1)
         stream.write(json.dumps(record).encode() + b"\n")
         stream.flush()
         os.fsync(stream.fileno())
