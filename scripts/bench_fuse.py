@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -222,8 +223,17 @@ def main(argv: list[str] | None = None) -> int:
     except (MemplanError, OSError) as error:
         print(f"bench_fuse: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("bench_fuse: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
+def interrupt(*_: object) -> None:
+    """What SIGTERM does: the same as Ctrl-C, which leaves no process and no file."""
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)
     sys.exit(main())
