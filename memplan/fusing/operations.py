@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from memplan.errors import UsageError
+
 # Element-wise operations: how many numbers each takes, and which operands.
 # "channel": a float32 vector of one value a channel. "image": a tensor (n, c), one
 # value a channel of each image. "tensor": a tensor of the shape that the value has.
@@ -50,6 +52,45 @@ class Pool(NamedTuple):
     count_padding: bool = True
     divisor: int | None = None
 
+    def __str__(self) -> str:
+        """As in "max 3x3 stride 2 padding 1"; what is as usual is not said."""
+        words = [f"{self.mode} {_by(self.kernel)}"]
+        words += [f"stride {_by(self.stride)}"] if self.stride != self.kernel else []
+        words += [f"padding {_by(self.padding)}"] if any(self.padding) else []
+        words += [f"dilation {_by(self.dilation)}"] if self.dilation != (1, 1) else []
+        words += ["ceil"] if self.ceil else []
+        if self.mode == "average" and self.divisor is not None:
+            words.append(f"over {self.divisor}")
+        elif self.mode == "average" and not self.count_padding:
+            words.append("padding not counted")
+        return " ".join(words)
+
+    def reach(self, axis: int) -> int:
+        """Rows (axis 0) or columns (1) from a window's first to its last, both in."""
+        return self.dilation[axis] * (self.kernel[axis] - 1) + 1
+
+    def window(self, axis: int, start: int, stop: int) -> tuple[int, int]:
+        """The rows (axis 0) or columns (1) that outputs [start, stop) look at.
+
+        From the first to past the last; below 0 and past the plane is padding.
+        """
+        first = start * self.stride[axis] - self.padding[axis]
+        last = (stop - 1) * self.stride[axis] - self.padding[axis]
+        return first, last + self.reach(axis)
+
+    def check(self) -> None:
+        """Raise UsageError for numbers that torch would refuse, too."""
+        if self.mode not in ("max", "average"):
+            raise UsageError(f"a pool takes the max or the average, not {self.mode!r}")
+        if min(self.kernel + self.stride + self.dilation) < 1 or min(self.padding) < 0:
+            raise UsageError(f"kernels, strides and dilations are 1 or more: {self}")
+        if any(2 * self.padding[axis] > self.reach(axis) for axis in (0, 1)):
+            raise UsageError(f"a pool's padding is at most half its kernel: {self}")
+        if self.mode == "average" and self.dilation != (1, 1):
+            raise UsageError(f"average pools have no dilation: {self}")
+        if self.divisor == 0:
+            raise UsageError(f"a pool's divisor is not 0: {self}")
+
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of what comes out of a plane of this size, as torch has it:
         with `ceil`, a window may not start in the padding behind."""
@@ -57,8 +98,7 @@ class Pool(NamedTuple):
 
     def _along(self, axis: int, size: int) -> int:
         stride, padding = self.stride[axis], self.padding[axis]
-        reach = self.dilation[axis] * (self.kernel[axis] - 1) + 1
-        room = size + 2 * padding - reach
+        room = size + 2 * padding - self.reach(axis)
         count = (room + (stride - 1 if self.ceil else 0)) // stride + 1
         if self.ceil and (count - 1) * stride >= size + padding:
             count -= 1
@@ -67,11 +107,31 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of a stack: element-wise, one of ELEMENTWISE, or kind "pool"."""
+    """One operation of a stack: element-wise, one of ELEMENTWISE, or kind "pool".
+
+    Raises UsageError for kinds that there are not, and for numbers that are amiss.
+    """
 
     kind: str
     numbers: tuple[float, ...] = ()
     pool: Pool | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == "pool":
+            if self.pool is None or self.numbers:
+                raise UsageError("a pool's numbers are those of its Pool")
+            self.pool.check()
+        elif self.kind not in ELEMENTWISE or self.pool is not None:
+            raise UsageError(f"{self.kind!r} is no element-wise operation")
+        elif len(self.numbers) != ELEMENTWISE[self.kind][0]:
+            count = ELEMENTWISE[self.kind][0]
+            raise UsageError(f"{self.kind} takes {count} numbers, not {self.numbers}")
+
+    def __str__(self) -> str:
+        """As in "relu", "clamp 0 6" or "max 3x3 stride 1 padding 1"."""
+        if self.pool is not None:
+            return str(self.pool)
+        return " ".join([self.kind, *(f"{number:.9g}" for number in self.numbers)])
 
     @property
     def elementwise(self) -> bool:
@@ -81,3 +141,7 @@ class Operation:
     def operands(self) -> tuple[str, ...]:
         """Kinds of what it takes beside the value, in order: see ELEMENTWISE."""
         return () if self.pool is not None else ELEMENTWISE[self.kind][1]
+
+
+def _by(pair: tuple[int, int]) -> str:
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
