@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from memplan.fusing.cuda.kernel import TYPES, Kernel, headers
+from memplan.fusing.cuda.gpu import Launch
+from memplan.fusing.cuda.kernel import Kernel, headers
 from tests.compiled import compiled
 
 SHIM = Path(__file__).parent / "cuda_shim.cuh"
@@ -36,37 +39,51 @@ int launch(int blocks, void** p, int images, int channels, int plane) {{
 """
 
 
-def built(kernel: Kernel, dtype: str, folder: Path, threads: int = 1) -> ctypes.CDLL:
-    """A library whose `launch` runs the kernel, in `folder`."""
-    type_ = TYPES[dtype][0]
-    types = [f"const {type_}*", f"{type_}*"]
-    types += [
-        "const float*" if each.kind == "channel" else f"const {type_}*"
-        for each in kernel.operands
-    ]
-    launch = _LAUNCH.format(
-        floats=kernel.shared // 4,
-        guard=_GUARD,
-        poison=_POISON,
-        arguments=", ".join(f"({each})p[{n}]" for n, each in enumerate(types)),
-    )
-    folder.mkdir(exist_ok=True)
-    for name, text in headers().items():
-        (folder / name).write_text(text)
-    shim = SHIM.read_text() + f"\nconstexpr int THREADS = {threads};\n"
-    (folder / "device.cuh").write_text(shim)
-    source = folder / "kernel.cpp"
-    source.write_text(kernel.source + launch)
-    library = folder / "kernel.so"
-    return ctypes.CDLL(str(compiled(library, "-fopenmp", "-x", "c++", source)))
+class Cpu:
+    """What `Gpu` is to a stack: kernels made ready, with `threads` for a block."""
 
+    device, limit = "cpu", 48 << 10
 
-def run(
-    library: ctypes.CDLL, kernel: Kernel, tensors: list[Any], shape: tuple[int, int, int]
-) -> None:
-    """Launch it: `tensors` are input, output and operands, all as they shall lie;
-    `shape` is images, channels and elements of a plane."""
-    pointers = (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors))
-    images, channels, _ = shape
-    code = library.launch(kernel.blocks(images, channels), pointers, *shape)
-    assert code == 0, "the kernel wrote past its shared memory"
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        self.folder, self._threads = folder, threads
+
+    def ready(self, kernel: Kernel) -> Launch:
+        """The kernel compiled, or taken from the folder."""
+        (dtype,) = set(re.findall(r"const (\w+)\* __restrict__ in\b", kernel.source))
+        text = kernel.source + self._launch(kernel, dtype)
+        key = hashlib.sha256(f"{self._threads} {text}".encode()).hexdigest()[:16]
+        library = self.folder / f"{key}.so"
+        if not library.exists():
+            self._compile(text, library)
+        run = ctypes.CDLL(str(library)).launch
+
+        def launch(
+            blocks: int, pointers: Sequence[int], numbers: Sequence[int]
+        ) -> None:
+            listed = (ctypes.c_void_p * len(pointers))(*pointers)
+            code = run(blocks, listed, *numbers)
+            assert code == 0, "the kernel wrote past its shared memory"
+
+        return launch
+
+    def _launch(self, kernel: Kernel, type_: str) -> str:
+        types = [f"const {type_}*", f"{type_}*"]
+        types += [
+            "const float*" if each.kind == "channel" else f"const {type_}*"
+            for each in kernel.operands
+        ]
+        return _LAUNCH.format(
+            floats=kernel.shared // 4,
+            guard=_GUARD,
+            poison=_POISON,
+            arguments=", ".join(f"({each})p[{n}]" for n, each in enumerate(types)),
+        )
+
+    def _compile(self, text: str, library: Path) -> None:
+        for name, header in headers().items():
+            (self.folder / name).write_text(header)
+        shim = SHIM.read_text() + f"\nconstexpr int THREADS = {self._threads};\n"
+        (self.folder / "device.cuh").write_text(shim)
+        source = library.with_suffix(".cpp")
+        source.write_text(text)
+        compiled(library, "-fopenmp", "-Wno-unused-parameter", source)

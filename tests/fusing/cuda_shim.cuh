@@ -11,6 +11,7 @@
 #define __shared__
 #define __launch_bounds__(threads)
 #define DEVICE inline
+#define PHASE static
 #define UNROLL
 #define BARRIER _Pragma("omp barrier") (void)0
 

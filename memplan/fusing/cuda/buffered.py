@@ -5,13 +5,26 @@ read, too; then pool after pool goes from one of two buffers into the other, wit
 barrier between (4.4). Around a plane lies what does not count for the next pool, so
 that windows need no bounds. A thread makes some outputs one below the other and takes
 each row of their windows once.
+
+Each of these phases is a function in the source, and steps that are alike share one:
+to compile forty of them takes hardly longer than to compile three.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from memplan.fusing.cuda.kernel import Kernel
-from memplan.fusing.cuda.pieces import Pieces, indented, kind_of
+from memplan.fusing.cuda.phases import Phases
+from memplan.fusing.cuda.pieces import Pieces, indented
 from memplan.fusing.cuda.planes import buffers
+
+
+class _Called(NamedTuple):
+    """The functions of all phases, and the calls of them, in order."""
+
+    functions: str
+    calls: list[str]
 
 
 def emit_buffered(pieces: Pieces) -> Kernel:
@@ -19,9 +32,9 @@ def emit_buffered(pieces: Pieces) -> Kernel:
     out, lanes = pieces.planes[-1], pieces.form.lanes
     one, other = (points * lanes for points in buffers(pieces.planes))
     down, across = -(-out.height // out.made), -(-out.width // out.columns)
-    start = f"""\
-    extern __shared__ float memory[];
-    float* const buffers[2] = {{memory, memory + {one}}};
+    called = _called(Phases(pieces, one))
+    calls = "    BARRIER;\n".join(called.calls)
+    body = f"""\
     int block = blockIdx.x;
     const int left = block % {across} * {out.columns};
     block /= {across};
@@ -30,10 +43,9 @@ def emit_buffered(pieces: Pieces) -> Kernel:
     const int groups = (channels + GROUP - 1) / GROUP;
     const int first = block % groups * GROUP, n = block / groups;
 {_spans(pieces)}
+{calls}}}
 """
-    phases = [_load(pieces)]
-    phases += [_pool(pieces, number) for number in range(1, len(pieces.planes))]
-    source = pieces.head + start + "    BARRIER;\n".join(phases) + "}\n"
+    source = f"{pieces.head}\n{called.functions}{pieces.signature} {{\n{body}"
     return Kernel(
         source,
         pieces.out,
@@ -42,6 +54,16 @@ def emit_buffered(pieces: Pieces) -> Kernel:
         group=lanes,
         shared=4 * (one + other),
     )
+
+
+def _called(phases: Phases) -> _Called:
+    names: dict[str, str] = {}  # of each text from the parameters on
+    calls = []
+    for phase in phases.all():
+        name = names.setdefault(phase.text, f"phase{len(names)}")
+        calls.append(f"    {name}({', '.join(phase.arguments)});\n")
+    functions = "".join(f"PHASE void {name}{text}\n" for text, name in names.items())
+    return _Called(functions, calls)
 
 
 def _spans(pieces: Pieces) -> str:
@@ -60,107 +82,3 @@ def _spans(pieces: Pieces) -> str:
                 f"needed({name}{number + 1}, {numbers}, {size});"
             )
     return indented("\n".join(lines), 4)
-
-
-def _load(pieces: Pieces) -> str:
-    """The input's tile, with what comes before the first pool, into a buffer."""
-    plane, body = pieces.planes[0], "\n".join(pieces.input())
-    return f"""\
-    {{
-{_hoisted(pieces, 0)}
-        const int points = (ys0.last - ys0.first) * {plane.columns};
-        for (int i = threadIdx.x; i < points * GROUP; i += THREADS) {{
-            const int y = i / GROUP / {plane.columns} + ys0.first;
-            const int x = i / GROUP % {plane.columns} + xs0.first;
-            const int c = first + i % GROUP;
-            float v = {kind_of(pieces.pools[0])}::neutral();
-            if (c < channels && ys0.has(y) && xs0.has(x)) {{
-{indented(body, 16)}
-            }}
-            buffers[0][i] = v;
-        }}
-    }}
-"""
-
-
-def _pool(pieces: Pieces, number: int) -> str:
-    """A pool, and what follows it, from one buffer to the other or to memory."""
-    plane, before = pieces.planes[number], pieces.planes[number - 1]
-    pool, last = pieces.pools[number - 1], number == len(pieces.pools)
-    (down, across), (above, beside) = pool.stride, pool.padding
-    read = f"from[({{y}} * {before.columns} + {{x}}) * GROUP]"
-    end = _stored_to_memory(pieces) if last else _stored(pieces, number)
-    return f"""\
-    {{
-{_hoisted(pieces, number)}
-        const float* const source = buffers[{(number - 1) % 2}];
-{"" if last else _borders(pieces, number)}
-        const int strips = (ys{number}.made() + {plane.strip - 1}) / {plane.strip};
-        const int all = xs{number}.made() ? strips * {plane.columns} : 0;
-        for (int i = threadIdx.x; i < all * GROUP; i += THREADS) {{
-            const int x = i / GROUP % {plane.columns} + xs{number}.first;
-            const int top_y = i / GROUP / {plane.columns} * {plane.strip}
-                + ys{number}.start;
-            const int c = first + i % GROUP;
-            const int from_y = top_y * {down} - {above} - ys{number - 1}.first;
-            const int from_x = xs{number}.nearest(x) * {across} - {beside}
-                - xs{number - 1}.first;
-            const float* const from = source
-                + (from_y * {before.columns} + from_x) * GROUP + i % GROUP;
-{indented(pieces.strip(number, "top_y", read, end), 12)}
-        }}
-    }}
-"""
-
-
-def _borders(pieces: Pieces, number: int) -> str:
-    """Rows above and below the plane filled with what does not count."""
-    plane, kind = pieces.planes[number], kind_of(pieces.pools[number])
-    return f"""\
-        float* const target = buffers[{number % 2}];
-        const int height = ys{number}.last - ys{number}.first;
-        const int made = xs{number}.made() ? ys{number}.made() : 0;
-        const int above = ys{number}.start - ys{number}.first;
-        for (int i = threadIdx.x; i < (height - made) * {plane.columns} * GROUP;
-             i += THREADS) {{
-            const int skipped = i < above * {plane.columns} * GROUP ? 0 : made;
-            target[i + skipped * {plane.columns} * GROUP] = {kind}::neutral();
-        }}"""
-
-
-def _stored(pieces: Pieces, number: int) -> str:
-    """An output into the next buffer; beside the plane, what does not count there."""
-    plane = pieces.planes[number]
-    body = "\n".join(pieces.pooled(number))
-    return f"""\
-if (y < ys{number}.stop) {{
-    if (c < channels && xs{number}.has(x)) {{
-{indented(body, 8)}
-    }} else {{
-        v = {kind_of(pieces.pools[number])}::neutral();
-    }}
-    if (x < xs{number}.last)
-        target[((y - ys{number}.first) * {plane.columns} + x - xs{number}.first)
-            * GROUP + i % GROUP] = v;
-}}"""
-
-
-def _stored_to_memory(pieces: Pieces) -> str:
-    """An output to memory, if it is in the patch and in the plane."""
-    number = len(pieces.pools)
-    return f"""\
-if (c < channels && y < ys{number}.stop && xs{number}.has(x)) {{
-{indented(pieces.finished(number), 4)}
-}}"""
-
-
-def _hoisted(pieces: Pieces, number: int) -> str:
-    """The operands that all of a block's values share, read once."""
-    if not pieces.hoists:
-        return ""
-    at = {"channel": "first", "image": "n * channels + first"}
-    return "\n".join(
-        f"        const float a{operand} = fetch(p{operand} + {at[kind]});"
-        for operand, kind in pieces.groups[number].kinds
-        if kind != "tensor"
-    )

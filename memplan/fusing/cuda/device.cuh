@@ -4,6 +4,7 @@
 #pragma once
 
 #define DEVICE __device__ __forceinline__
+#define PHASE static __device__ __noinline__  // alike steps share one
 #define UNROLL _Pragma("unroll")
 #define BARRIER __syncthreads()
 

@@ -27,19 +27,17 @@ class Driver:
             raise EnvironmentUnfitError(
                 "there is no CUDA driver (libcuda.so.1); install NVIDIA's driver"
             ) from None
-        pointer, number = ctypes.c_void_p, ctypes.c_uint
-        library.cuModuleLoadData.argtypes = [ctypes.POINTER(pointer), ctypes.c_char_p]
-        library.cuModuleGetFunction.argtypes = [
-            *(ctypes.POINTER(pointer), pointer, ctypes.c_char_p)
-        ]
-        library.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
-        library.cuLaunchKernel.argtypes = [
-            *(pointer, *([number] * 7), pointer, ctypes.POINTER(pointer)),
-            ctypes.POINTER(pointer),
-        ]
-        library.cuGetErrorName.argtypes = [
-            *(ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))
-        ]
+        handle, number, text = ctypes.c_void_p, ctypes.c_uint, ctypes.c_char_p
+        handles = ctypes.POINTER(handle)
+        sizes = [number] * 7  # the grid's, the block's, shared memory
+        for name, types in {
+            "cuModuleLoadData": [handles, text],
+            "cuModuleGetFunction": [handles, handle, text],
+            "cuFuncSetAttribute": [handle, ctypes.c_int, ctypes.c_int],
+            "cuLaunchKernel": [handle, *sizes, handle, handles, handles],
+            "cuGetErrorName": [ctypes.c_int, ctypes.POINTER(text)],
+        }.items():
+            getattr(library, name).argtypes = types
         self._library = library
 
     def load(self, cubin: bytes, shared: int) -> Function:

@@ -39,7 +39,7 @@ class Gpu:
             raise EnvironmentUnfitError("torch finds no NVIDIA GPU; fuse for the CPU")
         if index >= torch.cuda.device_count():
             raise EnvironmentUnfitError(f"there is no CUDA device {index}")
-        self.index, self._cache = index, cache
+        self.index, self.device, self._cache = index, f"cuda:{index}", cache
         found = torch.cuda.get_device_properties(index)
         self.architecture = f"sm_{found.major}{found.minor}"
         # What a block may take, if it asks for it; older versions of torch do not say.

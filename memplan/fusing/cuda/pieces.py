@@ -19,6 +19,7 @@ _HEAD = """\
 #include "functions.cuh"
 
 constexpr int GROUP = {group};
+extern __shared__ float memory[];
 
 // Where a point of a plane is, among all that a tensor has.
 template <int HEIGHT, int WIDTH>
@@ -62,10 +63,8 @@ class Pieces:
             self.groups, [plane.height * plane.width for plane in self.planes]
         )
         self.head = _HEAD.format(group=form.lanes, at=_AT[form.channels_last])
-        self.head += signature(form, self.operands) + " {\n"
+        self.signature = signature(form, self.operands)
         self.out = (self.planes[-1].height, self.planes[-1].width)
-        # A block of one channel reads its operands once, into a0, a1 …
-        self.hoists = len(self.pools) > 1 and not form.channels_last
 
     def input(self) -> list[str]:
         """Statements that make `v` of the input, changed by what is before the pool."""
@@ -85,14 +84,38 @@ class Pieces:
         lines = [] if self.pools[number - 1].mode == "max" else [self._averaged(number)]
         return lines + self._changed(number)
 
+    def pointer(self, number: int, operand: int) -> str:
+        """The name of an operand of a plane's operations. In the functions of several
+        pools each starts to count anew, so that those alike have the same text."""
+        if len(self.pools) == 1:
+            return f"p{operand}"
+        return f"q{operand - self.groups[number].first}"
+
+    def hoisted(self, number: int) -> list[str]:
+        """Statements that read the operands that a block's values have in common."""
+        at = {"channel": "first", "image": "n * channels + first"}
+        return [
+            f"const float {self._shared(name)} = fetch({name} + {at[kind]});"
+            for operand, kind in self.groups[number].kinds
+            if (name := self.pointer(number, operand)) and self._hoists(kind)
+        ]
+
+    def _hoists(self, kind: str) -> bool:
+        alone = len(self.pools) == 1 or self.form.channels_last
+        return not alone and kind != "tensor"
+
+    def _shared(self, name: str) -> str:
+        return f"value_{name}"
+
     def _changed(self, number: int) -> list[str]:
         plane, group, reads = self.planes[number], self.groups[number], {}
         where = f"at<{plane.height}, {plane.width}>(n, c, y, x, channels)"
+        at = {"channel": "c", "image": "n * channels + c", "tensor": where}
         for operand, kind in group.kinds:
-            at = {"channel": "c", "image": "n * channels + c", "tensor": where}[kind]
-            reads[operand] = f"fetch(p{operand} + {at})"
-            if kind != "tensor" and self.hoists:
-                reads[operand] = f"a{operand}"
+            name = self.pointer(number, operand)
+            reads[operand] = f"fetch({name} + {at[kind]})"
+            if self._hoists(kind):
+                reads[operand] = self._shared(name)
         return group.statements(reads)
 
     def _averaged(self, number: int) -> str:

@@ -6,6 +6,7 @@ On a GPU it has not run; on tensors of a CPU it has, with a stand-in for the dev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from memplan.errors import UsageError
@@ -25,8 +26,12 @@ _MOST_ELEMENTS = (1 << 31) - 1  # of a tensor that one launch reads or writes
 
 
 class Ready(Protocol):
-    """A device that kernels can be made ready for, as `Gpu` is."""
+    """A device that kernels can be made ready for, as `Gpu` is.
 
+    device: what torch calls it. limit: bytes of shared memory that suit a block.
+    """
+
+    device: str
     limit: int
 
     def ready(self, kernel: Kernel) -> Launch: ...
@@ -68,27 +73,13 @@ class CudaStack:
         import torch
 
         if value.dim() != 4:
-            raise UsageError(
-                f"a stack takes tensors of 4 dimensions, not {value.dim()}"
-            )
-        last = not value.is_contiguous() and value.is_contiguous(
-            memory_format=torch.channels_last
-        )
-        order = torch.channels_last if last else torch.contiguous_format
-        value = value.contiguous(memory_format=order)
-        given = [
-            each.contiguous(memory_format=order)
-            if each.dim() == 4
-            else each.contiguous()
-            for each in operands
-        ]
-        aligned = all(each.data_ptr() % 16 == 0 for each in (value, *given))
-        dtype = str(value.dtype).removeprefix("torch.")
-        form = Form(dtype, *value.shape[1:], channels_last=last, aligned=aligned)
+            raise UsageError(f"a stack takes 4 dimensions, not {value.dim()}")
+        if str(value.device) != self.gpu.device:
+            raise UsageError(f"the stack is for {self.gpu.device}, not {value.device}")
+        value, given, form = _laid_out(value, operands)
         kernels = self._kernels(form, value.numel() == 0)
-        _check(
-            value, given, [each for kernel, _ in kernels for each in kernel.operands]
-        )
+        _check(value, given, [one for each, _ in kernels for one in each.operands])
+        order = torch.channels_last if form.channels_last else torch.contiguous_format
         for kernel, launch in kernels:
             taken, given = given[: len(kernel.operands)], given[len(kernel.operands) :]
             out = torch.empty(
@@ -111,12 +102,8 @@ class CudaStack:
             stack = collapse(self.operations, plane, device, self.max_steps)
             found = []
             for sequence in stack.sequences:
-                operations = [
-                    each for step in sequence.steps for each in step.operations
-                ]
-                at = Form(
-                    form.dtype, form.channels, *plane, form.channels_last, form.aligned
-                )
+                operations = [one for step in sequence.steps for one in step.operations]
+                at = replace(form, height=plane[0], width=plane[1])
                 kernel = emit(operations, at, sequence.patch, self.limit)
                 found.append((kernel, _never if empty else self.gpu.ready(kernel)))
                 plane = kernel.out
@@ -126,6 +113,28 @@ class CudaStack:
 
 def _never(blocks: int, pointers: Sequence[int], numbers: Sequence[int]) -> None:
     """The launch of a kernel that has nothing to do."""
+
+
+def _laid_out(
+    value: torch.Tensor, operands: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, list[torch.Tensor], Form]:
+    """The tensors as kernels read them, copied where they lie otherwise."""
+    import torch
+
+    usual = torch.contiguous_format
+    last = not value.is_contiguous() and value.is_contiguous(
+        memory_format=torch.channels_last
+    )
+    order = torch.channels_last if last else usual
+    value = value.contiguous(memory_format=order)
+    given = [
+        each.contiguous(memory_format=order if each.dim() == 4 else usual)
+        for each in operands
+    ]
+    aligned = all(each.data_ptr() % 16 == 0 for each in (value, *given))
+    dtype = str(value.dtype).removeprefix("torch.")
+    _, channels, height, width = value.shape
+    return value, given, Form(dtype, channels, height, width, last, aligned)
 
 
 def _check(
@@ -140,7 +149,8 @@ def _check(
         type_ = torch.float32 if operand.kind == "channel" else value.dtype
         if each.dtype != type_ or each.device != value.device:
             raise UsageError(
-                f"{each.dtype} on {each.device}: not {type_}, as the value"
+                f"{operand.kind}: {each.dtype} on {each.device}, not {type_} "
+                f"on {value.device}"
             )
         size = {"channel": channels, "image": images * channels}
         size["tensor"] = images * channels * operand.plane

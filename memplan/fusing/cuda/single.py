@@ -34,6 +34,7 @@ def _by_threads(pieces: Pieces) -> Kernel:
     done = f"if (y < {out.height}) {{\n{indented(pieces.finished(1), 4)}\n}}"
     strip = pieces.strip(1, "top", "value(from_y + {y}, from_x + {x})", done)
     body = f"""\
+ {{
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < images * channels * {items};
          i += gridDim.x * THREADS) {{
 {decoded}
@@ -45,7 +46,9 @@ def _by_threads(pieces: Pieces) -> Kernel:
     }}
 }}
 """
-    return Kernel(pieces.head + body, pieces.out, pieces.operands, items)
+    return Kernel(
+        pieces.head + pieces.signature + body, pieces.out, pieces.operands, items
+    )
 
 
 def _by_warps(pieces: Pieces) -> Kernel:
@@ -54,6 +57,7 @@ def _by_warps(pieces: Pieces) -> Kernel:
     kind, items = kind_of(pool), out.height * out.width
     (rows, columns), (down, across) = pool.kernel, pool.dilation
     body = f"""\
+ {{
     const int lane = threadIdx.x % LANES;
     for (int i = (blockIdx.x * THREADS + threadIdx.x) / LANES;
          i < images * channels * {items}; i += gridDim.x * (THREADS / LANES)) {{
@@ -76,7 +80,7 @@ def _by_warps(pieces: Pieces) -> Kernel:
     }}
 }}
 """
-    source = pieces.head + body
+    source = pieces.head + pieces.signature + body
     return Kernel(source, pieces.out, pieces.operands, items, THREADS // LANES)
 
 
