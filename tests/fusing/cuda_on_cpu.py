@@ -86,4 +86,4 @@ class Cpu:
         (self.folder / "device.cuh").write_text(shim)
         source = library.with_suffix(".cpp")
         source.write_text(text)
-        compiled(library, "-fopenmp", "-Wno-unused-parameter", source)
+        compiled(library, "-fopenmp", "-Werror", "-Wno-unused-parameter", source)

@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.fusing.operations import ELEMENTWISE, Operation, Pool
 
-_NUMBERS = {
+NUMBERS = {
     "clamp": (-0.5, 1.25),
     "leaky_relu": (0.1,),
     "elu": (0.7,),
@@ -21,7 +21,7 @@ _NUMBERS = {
 def random_elementwise(chance: random.Random) -> Operation:
     """One of all the operations, with infinite bounds now and then, too."""
     kind = chance.choice(sorted(ELEMENTWISE))
-    numbers = _NUMBERS.get(kind, ())
+    numbers = NUMBERS.get(kind, ())
     if kind == "clamp":
         numbers = chance.choice(
             [(-0.5, 1.25), (-math.inf, 0.5), (0.0, math.inf), (2.0, -1.0)]

@@ -82,7 +82,7 @@ def check_random_stack(cpu: Cpu, seed: int) -> None:
     # The less shared memory, the more and the smaller patches.
     limit = chance.choice([512, 2048, 8192, 48 << 10])
     stack = CudaStack(operations, cpu, limit, chance.choice([None, None, 1, 2]))
-    dtype = chance.choice([torch.float32, torch.float32, torch.bfloat16])
+    dtype = chance.choice([torch.float32, torch.float16, torch.bfloat16])
     operands = operands_for(operations, shape, dtype)
     order = chance.choice([torch.contiguous_format, torch.channels_last])
     value = values(shape, chance, chance.choice([0.0, 0.05])).to(dtype)

@@ -36,13 +36,10 @@ def emit_buffered(pieces: Pieces) -> Kernel:
     calls = "    BARRIER;\n".join(called.calls)
     body = f"""\
     int block = blockIdx.x;
-    const int left = block % {across} * {out.columns};
-    block /= {across};
-    const int top = block % {down} * {out.made};
-    block /= {down};
+{_patch(pieces, 1, "xs", across)}\
+{_patch(pieces, 0, "ys", down)}\
     const int groups = (channels + GROUP - 1) / GROUP;
     const int first = block % groups * GROUP, n = block / groups;
-{_spans(pieces)}
 {calls}}}
 """
     source = f"{pieces.head}\n{called.functions}{pieces.signature} {{\n{body}"
@@ -66,19 +63,20 @@ def _called(phases: Phases) -> _Called:
     return _Called(functions, calls)
 
 
-def _spans(pieces: Pieces) -> str:
-    """Rows and columns of each plane that the block makes: ys0, xs0 of the input …"""
+def _patch(pieces: Pieces, axis: int, name: str, patches: int) -> str:
+    """The rows (ys0 of the input, ys1 …) or columns (xs0 …) that the block makes of
+    each plane; nothing, if it makes all of them."""
+    if patches == 1:
+        return ""
     out, number = pieces.planes[-1], len(pieces.pools)
-    lines = [
-        f"const Span ys{number} = patch(top, {out.made}, {out.height});",
-        f"const Span xs{number} = patch(left, {out.columns}, {out.width});",
-    ]
+    made, size = ((out.made, out.height), (out.columns, out.width))[axis]
+    start = f"block % {patches} * {made}"
+    lines = [f"const Span {name}{number} = patch({start}, {made}, {size});"]
+    lines.append(f"block /= {patches};")
     for number, pool in reversed(list(enumerate(pieces.pools))):
         plane = pieces.planes[number]
-        for axis, name, size in ((0, "ys", plane.height), (1, "xs", plane.width)):
-            numbers = f"{pool.stride[axis]}, {pool.padding[axis]}, {pool.reach(axis)}"
-            lines.append(
-                f"const Span {name}{number} = "
-                f"needed({name}{number + 1}, {numbers}, {size});"
-            )
-    return indented("\n".join(lines), 4)
+        size = (plane.height, plane.width)[axis]
+        numbers = f"{pool.stride[axis]}, {pool.padding[axis]}, {pool.reach(axis)}"
+        after = f"{name}{number + 1}"
+        lines.append(f"const Span {name}{number} = needed({after}, {numbers}, {size});")
+    return indented("\n".join(lines), 4) + "\n"

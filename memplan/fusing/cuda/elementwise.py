@@ -41,27 +41,16 @@ def emit_elementwise(group: Group, form: Form) -> Kernel:
 
     Fewer, if that many do not lie in one plane (channels last: at one point), or if
     tensors are not aligned. Neither height and width nor the number of channels are
-    in the source. A launch takes less than 2**31 elements.
+    in the source. A launch takes at most 2**30 elements.
     """
-    kinds = group.kinds
-    width = _width(form, any(kind != "tensor" for _, kind in kinds))
-    before, each, reads = [], [], {}
-    by_channel = {kind for _, kind in kinds} - {"tensor"}
-    if by_channel:
-        at = f"i * {width}" if width > 1 else "i"
-        if form.channels_last:
-            before.append(f"const int first = {at} % channels;")
-            each.append("const int c = first + e;")
-        else:
-            before.append(f"const int row = {at} / plane, c = row % channels;")
-    if "image" in by_channel and form.channels_last:
-        before.append(f"const int row_at = {at} / channels / plane * channels;")
-        each.append("const int row = row_at + c;")
-    for number, kind in kinds:
+    kinds = {kind for _, kind in group.kinds}
+    width = _width(form, bool(kinds - {"tensor"}))
+    before, each = _places(kinds, form.channels_last, f"i * {width}")
+    reads = {}
+    for number, kind in group.kinds:
         if kind == "tensor":
-            before.append(
-                f"const Pack t{number} = reinterpret_cast<const Pack*>(p{number})[i];"
-            )
+            pack = f"reinterpret_cast<const Pack*>(p{number})[i]"
+            before.append(f"const Pack t{number} = {pack};")
             reads[number] = f"widen(t{number}.values[e])"
         else:
             reads[number] = f"fetch(p{number} + {'c' if kind == 'channel' else 'row'})"
@@ -77,6 +66,26 @@ def emit_elementwise(group: Group, form: Form) -> Kernel:
         body="\n            ".join(group.statements(reads)),
     )
     return Kernel(source, (form.height, form.width), taken, plane, width * THREADS)
+
+
+def _places(
+    kinds: set[str], channels_last: bool, at: str
+) -> tuple[list[str], list[str]]:
+    """Statements before a pack and before each element: which channel `c` it is of,
+    and which `row` of the tensors that have one value a channel of each image."""
+    before, each = [], []
+    if not channels_last:
+        if kinds & {"channel", "image"}:
+            before.append(f"const int row = {at} / plane;")
+        if "channel" in kinds:
+            before.append("const int c = row % channels;")
+    elif kinds & {"channel", "image"}:
+        before.append(f"const int first = {at} % channels;")
+        each.append("const int c = first + e;")
+        if "image" in kinds:
+            before.append(f"const int image = {at} / channels / plane;")
+            each.append("const int row = image * channels + c;")
+    return before, each
 
 
 def _width(form: Form, by_channel: bool) -> int:

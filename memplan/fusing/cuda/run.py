@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 # Bytes that memory moves while a value of a step is made; reckoned, not timed.
 _WORK = 4.0
-_MOST_ELEMENTS = (1 << 31) - 1  # of a tensor that one launch reads or writes
+# Elements that one launch reads or writes at most: the step to a thread's next one
+# then still fits in 32 bits.
+_MOST_ELEMENTS = 1 << 30
 
 
 class Ready(Protocol):

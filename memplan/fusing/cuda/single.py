@@ -11,7 +11,7 @@ _WIDE = 32  # elements of a window that a warp shares, where its rows have 4 or 
 def emit_single(pieces: Pieces) -> Kernel:
     """A kernel that needs no shared memory: caches hold what windows have in common.
 
-    A launch makes and takes less than 2**31 elements.
+    A launch makes and takes at most 2**30 elements.
     """
     rows, columns = pieces.pools[0].kernel
     if rows * columns >= _WIDE and columns >= 4 and not pieces.form.channels_last:
