@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from memplan.fusing.operations import Pool
 
-_SHORT = 4  # rows of a band that the rows carried from band to band are cheap for
+_SHORT = 8  # rows of a band that the rows carried from band to band are cheap for
 
 
 class Patch(NamedTuple):

@@ -1,0 +1,236 @@
+"""C++ for stacks: what is particular to each; the rest is in `kernels/`.
+
+Generated are the element-wise operations of each distinct step, as one struct, the
+numbers of its pool, and a table of steps a sequence. Sizes are not in it, so that a
+stack is compiled once for all planes. Steps that do the same share their code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import resources
+
+from memplan.fusing.collapse import Sequence, Stack, Step
+from memplan.fusing.operations import Operation, Pool
+
+LAYOUTS = ("channels_first", "channels_last")
+DTYPES = ("float32", "bfloat16")
+
+# How operations are written: x is the value, {a} and {b} are numbers, {p} and {q}
+# operands. Behind it what becomes of `most`, the largest magnitude there can be.
+_WRITTEN: dict[str, tuple[str, str]] = {
+    "affine": ("x * {p} + {q}", "most * magnitude({p}) + magnitude({q})"),
+    "prelu": ("x > 0.0f ? x : x * {p}", "most * larger(splat(1.0f), magnitude({p}))"),
+    "relu": ("larger(Vec{{}}, x)", "most"),
+    "clamp": ("clamp(x, splat({a}), splat({b}))", "clamped(most, {a}, {b})"),
+    "leaky_relu": ("x > 0.0f ? x : x * {a}", "most * (1.0f + size({a}))"),
+    "elu": ("x > 0.0f ? x : {a} * expm1(x)", "most + size({a})"),
+    "sigmoid": ("sigmoid(x)", "splat(1.0f)"),
+    "tanh": ("tanh(x)", "splat(1.0f)"),
+    "silu": ("silu(x)", "most + 1.0f"),
+    "gelu": ("gelu(x)", "most + 1.0f"),
+    "gelu_tanh": ("gelu_tanh(x)", "most + 1.0f"),
+    "mish": ("mish(x)", "most + 1.0f"),
+    "softplus": ("softplus(x, {a}, {b})", "softened(most, {a}, {b})"),
+    "hardswish": ("hardswish(x)", "most * 6.0f"),
+    "hardsigmoid": ("hardsigmoid(x)", "splat(1.0f)"),
+    "abs": ("magnitude(x)", "most"),
+    "exp": ("exp(x)", "exp(most)"),
+    "add_number": ("x + {a}", "most + size({a})"),
+    "mul_number": ("x * {a}", "most * size({a})"),
+    "add": ("x + {p}.at(point, lanes)", "splat(__builtin_inff())"),
+    "sub": ("x - {p}.at(point, lanes)", "splat(__builtin_inff())"),
+    "mul": ("x * {p}.at(point, lanes)", "splat(__builtin_inff())"),
+    "gate": ("x * {p}", "most * magnitude({p})"),
+}
+_MEMBERS = {  # of a kind of operand: its type, and how it is found
+    "channel": ("Vec", "of_channel"),
+    "image": ("Vec", "of_image"),
+    "tensor": ("Beside", "Beside"),
+}
+
+
+@cache
+def headers() -> Mapping[str, str]:
+    """Names and texts of the headers that generated sources include."""
+    folder = resources.files("memplan.fusing") / "kernels"
+    return {
+        entry.name: entry.read_text(encoding="utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".h")
+    }
+
+
+def kernel_name(stack: Stack, dtype: str, layout: str) -> str:
+    """The symbol of a stack's kernel, the same for stacks of the same signature."""
+    digest = hashlib.sha256(stack.signature.encode()).hexdigest()
+    return f"memplan_stack_{dtype}_{layout}_{digest[:16]}"
+
+
+def source_of(stacks: Iterable[Stack], dtype: str, layout: str) -> str:
+    """One translation unit with a kernel for each distinct stack, see `kernel_name`.
+
+    dtype is one of DTYPES, layout one of LAYOUTS. Every kernel is a C function
+    `void(const void* call, int threads)`, its call a `memplan::Call` (kernels/call.h).
+    """
+    unit = _Unit()
+    for name, stack in {kernel_name(s, dtype, layout): s for s in stacks}.items():
+        unit.add(name, stack)
+    return "\n".join(
+        [
+            f"#define MEMPLAN_CHANNELS_LAST {int(layout == 'channels_last')}",
+            f"#define MEMPLAN_BFLOAT16 {int(dtype == 'bfloat16')}",
+            '#include "bands.h"',
+            '#include "map.h"',
+            "namespace memplan {",
+            "namespace {",
+            *unit.inner,
+            "}  // namespace",
+            "}  // namespace memplan",
+            *unit.outer,
+            "",
+        ]
+    )
+
+
+class _Unit:
+    """A translation unit while it is written."""
+
+    def __init__(self) -> None:
+        self.inner: list[str] = []
+        self.outer: list[str] = []
+        self._names: dict[str, str] = {}  # of what was written, by its text
+        self._count = 0
+
+    def add(self, name: str, stack: Stack) -> None:
+        """A kernel, and what it needs of what is not there yet."""
+        if not any(sequence.pools for sequence in stack.sequences):
+            body = f"memplan::run_map<memplan::{self._operations(stack.operations)}>"
+            call = f"{body}(*(const memplan::Call*)call, threads);"
+        else:
+            table = self._sequences(stack)
+            call = (
+                f"memplan::run_sequences(*(const memplan::Call*)call, "
+                f"memplan::{table}, {len(stack.sequences)}, threads);"
+            )
+        self.outer += [
+            'extern "C" __attribute__((visibility("default"))) void',
+            f"{name}(const void* call, int threads) {{",
+            f"  {call}",
+            "}",
+        ]
+
+    def _sequences(self, stack: Stack) -> str:
+        rows, operand = [], 0
+        for sequence in stack.sequences:
+            first = sequence.steps[0]
+            steps = self._steps(sequence, operand + _operands(first.before))
+            load = f"load_rows<{self._operations(first.before)}>"
+            rows.append(f"{{{load}, {operand}, {steps}, {len(sequence.steps)}}}")
+            operand += sum(_operands(step.operations) for step in sequence.steps)
+        return self._constant("Sequence", "[]", f"{{{', '.join(rows)}}}")
+
+    def _steps(self, sequence: Sequence, operand: int) -> str:
+        rows = []
+        for step in sequence.steps:
+            rows.append(f"step_of<{self._kind(step)}>({operand})")
+            operand += _operands(step.after)
+        return self._constant("Step", "[]", f"{{{', '.join(rows)}}}")
+
+    def _kind(self, step: Step) -> str:
+        assert step.pool is not None
+        shape = self._constant("Shape", "", _shape(step.pool))
+        return f"{shape}, {self._operations(step.after)}"
+
+    def _constant(self, kind: str, array: str, value: str) -> str:
+        return self._once(f"constexpr {kind} NAME{array} = {value};")
+
+    def _operations(self, operations: tuple[Operation, ...]) -> str:
+        return self._once(_struct(operations))
+
+    def _once(self, text: str) -> str:
+        """The name under which a text is declared; NAME in it stands for that."""
+        if text not in self._names:
+            self._names[text] = name = f"Part{self._count}"
+            self._count += 1
+            self.inner.append(text.replace("NAME", name))
+        return self._names[text]
+
+
+def _operands(operations: Iterable[Operation]) -> int:
+    return sum(len(operation.operands) for operation in operations)
+
+
+def _shape(pool: Pool) -> str:
+    down, across = (
+        "{"
+        + f"{pool.kernel[axis]}, {pool.stride[axis]}, "
+        + f"{pool.padding[axis]}, {pool.dilation[axis]}"
+        + "}"
+        for axis in (0, 1)
+    )
+    flags = (pool.mode == "max", pool.ceil, pool.count_padding)
+    most, ceil, counted = (str(flag).lower() for flag in flags)
+    return f"{{{most}, {down}, {across}, {ceil}, {counted}, {pool.divisor or 0}}}"
+
+
+def _struct(operations: tuple[Operation, ...]) -> str:
+    """A struct that holds operands at a spot, and applies operations to values."""
+    members, starts, lines, bounds = [], [], [], []
+    index = 0
+    for operation in operations:
+        names: list[str] = []
+        for kind in operation.operands:
+            type_, found = _MEMBERS[kind]
+            names.append(f"m{index}")
+            members.append(f"  {type_} m{index};")
+            starts.append(f"m{index}({found}(call.operands[first + {index}], spot))")
+            index += 1
+        value, most = (
+            _fill(text, operation, names) for text in _WRITTEN[operation.kind]
+        )
+        lines.append(f"    x = {value};")
+        bounds.append(f"    most = {most};")
+        bounds.append("    worst = larger_or_nan(worst, most);")
+    start = f" : {', '.join(starts)}" if starts else ""
+    unused = "[[maybe_unused]] "
+    return "\n".join(
+        [
+            "struct NAME {",
+            *members,
+            f"  MEMPLAN_INLINE NAME({unused}const Call& call, {unused}int first,",
+            f"                      {unused}Spot spot){start} {{}}",
+            f"  MEMPLAN_INLINE Vec operator()(Vec x, {unused}int64_t point,",
+            f"                                {unused}int lanes) const {{",
+            *lines,
+            "    return x;",
+            "  }",
+            f"  MEMPLAN_INLINE void bound({unused}Vec& most,",
+            f"                            {unused}Vec& worst) const {{",
+            *bounds,
+            "  }",
+            "};",
+        ]
+    )
+
+
+def _fill(text: str, operation: Operation, operands: list[str]) -> str:
+    numbers = dict(zip("ab", map(_number, operation.numbers), strict=False))
+    return text.format(**numbers, **dict(zip("pq", operands, strict=False)))
+
+
+def _number(value: float) -> str:
+    """A float32 in C++, to the last bit."""
+    if math.isnan(value):
+        return '__builtin_nanf("")'
+    try:
+        (value,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        value = math.copysign(math.inf, value)
+    if math.isinf(value):
+        return "__builtin_inff()" if value > 0 else "-__builtin_inff()"
+    return f"{value.hex()}f"

@@ -1,0 +1,244 @@
+// One step on rows of a buffer: windows pooled, operations applied, rows stored.
+#pragma once
+
+#include "call.h"
+#include "functions.h"
+
+namespace memplan {
+
+struct Axis {
+  int kernel, stride, padding, dilation;
+  constexpr int reach() const { return dilation * (kernel - 1) + 1; }
+  // Rows of input that one window shares with the next.
+  constexpr int keep() const { return reach() > stride ? reach() - stride : 0; }
+};
+
+struct Shape {
+  bool max;
+  Axis down, across;
+  bool ceil, count_padding;
+  int divisor;  // 0: the number of elements
+
+  constexpr float outside() const { return max ? -__builtin_inff() : 0.0f; }
+  constexpr int area() const { return down.kernel * across.kernel; }
+  // Every window's sum is divided by the same number.
+  constexpr bool even() const {
+    return divisor != 0 ||
+           (!ceil && (count_padding || (down.padding == 0 && across.padding == 0)));
+  }
+};
+
+// What a step does to some rows of a group of channels.
+struct Rows {
+  const Call* call;
+  int operand;     // the first of its operands
+  Spot spot;       // of the first vector
+  int vectors;     // of channels
+  int64_t point;   // floats of a point in buffers
+  const float* in;  // column 0 of the first row there is
+  int64_t in_row;
+  int64_t skip;    // rows between windows, to be passed over
+  int64_t first, count, width;  // of the output
+  bool resume, save;  // rows of the band before were kept; rows are to be kept
+  float* kept;
+  const float* shares_down;  // 1 / rows, and columns, that a window counts
+  const float* shares_across;
+  float* out;      // a buffer, or
+  int64_t out_row;
+  float outside;   // what the next step finds around the plane
+  Value* memory;   // memory: the image's first value of these channels
+  int64_t pixel;
+
+  MEMPLAN_INLINE int64_t unit() const { return kLast ? point : 1; }
+};
+
+template <Shape P, bool Exact>
+struct Pooling {
+  static constexpr int keep = P.down.keep();
+
+  static MEMPLAN_INLINE Vec join(Vec a, Vec b) {
+    if constexpr (!P.max) return a + b;
+    return Exact ? larger_or_nan(a, b) : larger(a, b);
+  }
+
+  static MEMPLAN_INLINE Vec read(const float* p, int lanes) {
+    if constexpr (kLast || P.across.stride == 1) return load(p);
+    if constexpr (P.across.stride == 2) return load_even(p);
+    return load_every(p, P.across.stride, lanes);
+  }
+
+  // The columns of a window in one row.
+  static MEMPLAN_INLINE Vec across(const float* p, int64_t unit, int lanes) {
+    Vec sum = read(p, lanes);
+    MEMPLAN_UNROLL
+    for (int i = 1; i < (P.across.kernel <= 16 ? P.across.kernel : 1); ++i)
+      sum = join(sum, read(p + i * P.across.dilation * unit, lanes));
+    if constexpr (P.across.kernel > 16)
+      for (int i = 1; i < P.across.kernel; ++i)
+        sum = join(sum, read(p + i * P.across.dilation * unit, lanes));
+    return sum;
+  }
+
+  static MEMPLAN_INLINE Vec down(const Vec* rows) {
+    Vec sum = rows[0];
+    MEMPLAN_UNROLL
+    for (int i = 1; i < P.down.kernel; ++i)
+      sum = join(sum, rows[i * P.down.dilation]);
+    return sum;
+  }
+
+  // Windows that share no rows.
+  template <class Emit>
+  static MEMPLAN_INLINE void apart(const float* p, const Rows& r, int lanes, Emit emit) {
+    for (int64_t i = 0; i < r.count; ++i, p += P.down.stride * r.in_row) {
+      Vec sum = across(p, r.unit(), lanes);
+      for (int k = 1; k < P.down.kernel; ++k)
+        sum = join(sum, across(p + k * P.down.dilation * r.in_row, r.unit(), lanes));
+      emit(i, sum);
+    }
+  }
+
+  // Windows that share rows, which are kept from one to the next, and from band to
+  // band; two outputs at a time, so that what both look at is joined once.
+  template <class Emit>
+  static MEMPLAN_INLINE void along(const float* p, const Rows& r, int lanes, float* kept,
+                                   Emit emit) {
+    constexpr int stride = P.down.stride;
+    Vec rows[keep + 2 * stride];
+    if (r.resume) {
+      MEMPLAN_UNROLL
+      for (int i = 0; i < keep; ++i) rows[i] = load(kept + i * kLanes);
+    } else {
+      MEMPLAN_UNROLL
+      for (int i = 0; i < keep; ++i, p += r.in_row) rows[i] = across(p, r.unit(), lanes);
+    }
+    int64_t i = 0;
+    for (; i + 2 <= r.count; i += 2) {
+      MEMPLAN_UNROLL
+      for (int k = keep; k < keep + 2 * stride; ++k, p += r.in_row)
+        rows[k] = across(p, r.unit(), lanes);
+      if constexpr (stride == 1 && P.down.dilation == 1) {
+        Vec both = rows[1];
+        MEMPLAN_UNROLL
+        for (int k = 2; k < P.down.kernel; ++k) both = join(both, rows[k]);
+        emit(i, join(rows[0], both));
+        emit(i + 1, join(both, rows[P.down.kernel]));
+      } else {
+        emit(i, down(rows));
+        emit(i + 1, down(rows + stride));
+      }
+      MEMPLAN_UNROLL
+      for (int k = 0; k < keep; ++k) rows[k] = rows[k + 2 * stride];
+    }
+    if (i < r.count) {
+      MEMPLAN_UNROLL
+      for (int k = keep; k < keep + stride; ++k, p += r.in_row)
+        rows[k] = across(p, r.unit(), lanes);
+      emit(i, down(rows));
+      MEMPLAN_UNROLL
+      for (int k = 0; k < keep; ++k) rows[k] = rows[k + stride];
+    }
+    if (r.save) {
+      MEMPLAN_UNROLL
+      for (int k = 0; k < keep; ++k) store(kept + k * kLanes, rows[k]);
+    }
+  }
+
+  template <class Emit>
+  static MEMPLAN_INLINE void walk(const float* p, const Rows& r, int lanes, float* kept,
+                                  Emit emit) {
+    if constexpr (keep == 0) {
+      apart(p, r, lanes, emit);
+    } else {
+      along(p, r, lanes, kept, emit);
+    }
+  }
+
+  // Sums to averages.
+  static MEMPLAN_INLINE Vec mean(Vec sum, const Rows& r, int64_t y, int64_t x) {
+    if constexpr (P.max) return sum;
+    if constexpr (P.even()) {
+      return sum * (1.0f / (float)(P.divisor != 0 ? P.divisor : P.area()));
+    } else {
+      const float row = r.shares_down[r.first + y];
+      return sum * (kLast ? splat(row * r.shares_across[x])
+                          : row * load(r.shares_across + x));
+    }
+  }
+};
+
+// The step's rows to a buffer, or to memory. Columns are gone through one after the
+// other (one vector of them, or one point), each from top to bottom.
+template <Shape P, class After, bool Exact, bool ToMemory>
+void pool_rows(const Rows& rows) {
+  const Rows r = rows;  // so that no store can be taken to change it
+  typedef Pooling<P, Exact> Pool;
+  constexpr int step = kLast ? 1 : kLanes;
+  const float* in = r.in + r.skip * r.in_row - P.across.padding * r.unit();
+  float* kept = r.kept;
+  for (int v = 0; v < r.vectors; ++v) {
+    Spot spot = r.spot;
+    spot.channel += v * kLanes;
+    if (kLast && v > 0) {
+      const int64_t left = r.call->channels - spot.channel;
+      spot.lanes = left < kLanes ? (int)left : kLanes;
+    }
+    const After after(*r.call, r.operand, spot);
+    float* out = ToMemory ? nullptr : r.out + v * kLanes;
+    Value* memory = ToMemory ? r.memory + v * kLanes : nullptr;
+    for (int64_t x = 0; x < r.width; x += step) {
+      const int64_t left = r.width - x;
+      const int lanes = kLast ? spot.lanes : left < kLanes ? (int)left : kLanes;
+      const float* p = in + v * kLanes + x * P.across.stride * r.unit();
+      Pool::walk(p, r, lanes, kept, [&](int64_t y, Vec sum) __attribute__((always_inline)) {
+        const int64_t point = (r.first + y) * r.width + x;
+        const Vec value = after(Pool::mean(sum, r, y, x), point, lanes);
+        if constexpr (ToMemory) {
+          store_lanes(memory + point * r.pixel, value, lanes);
+        } else if (kLast || lanes == kLanes) {
+          store(out + y * r.out_row + x * r.unit(), value);
+        } else {
+          store(out + y * r.out_row + x, first_lanes(value, lanes, splat(r.outside)));
+        }
+      });
+      kept += Pool::keep * kLanes;
+    }
+    if constexpr (!ToMemory) {  // what the next step finds beside the plane
+      const int64_t done = kLast ? r.width * r.unit() : (r.width + kLanes - 1) / kLanes * kLanes;
+      const int64_t each = kLast ? r.unit() : kLanes;
+      for (int64_t x = done; x < r.out_row; x += each)
+        for (int64_t y = 0; y < r.count; ++y)
+          store(out + y * r.out_row + x, splat(r.outside));
+    }
+  }
+}
+
+// How large values may get, given that they are at most `most` before the step; `worst`
+// is the largest on the way. Where that is finite no NaN can come up.
+template <Shape P, class After>
+void bound_step(const Call& call, int operand, Spot spot, Vec& most, Vec& worst) {
+  if constexpr (!P.max) {
+    worst = larger_or_nan(worst, most * (float)P.area());
+    if constexpr (P.divisor != 0)
+      most *= (float)P.area() / (float)(P.divisor < 0 ? -P.divisor : P.divisor);
+  }
+  After(call, operand, spot).bound(most, worst);
+}
+
+struct Step {
+  Shape shape;
+  int operand;
+  void (*rows[2][2])(const Rows&);  // [exact][to memory]
+  void (*bound)(const Call&, int, Spot, Vec&, Vec&);
+};
+
+template <Shape P, class After>
+constexpr Step step_of(int operand) {
+  return {P,
+          operand,
+          {{pool_rows<P, After, false, false>, pool_rows<P, After, false, true>},
+           {pool_rows<P, After, P.max, false>, pool_rows<P, After, P.max, true>}},
+          bound_step<P, After>};
+}
+
+}  // namespace memplan

@@ -1,0 +1,101 @@
+"""Stacks by torch's own operators, one after the other: what kernels must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memplan.errors import UsageError
+from memplan.fusing.collapse import Stack
+from memplan.fusing.operations import Operation, Pool
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def reference(stack: Stack, x: Tensor, operands: Sequence[Tensor] = ()) -> Tensor:
+    """What the stack makes of `x`, layer by layer: where there is no compiler.
+
+    Shapes as in `Kernel.run`; any device and dtype that torch has the operators for.
+    Raises UsageError for a wrong number of operands.
+    """
+    if len(operands) != len(stack.operands):
+        raise UsageError(
+            f"the stack takes {len(stack.operands)} operands, and not {len(operands)}"
+        )
+    rest = iter(operands)
+    for operation in stack.operations:
+        taken = _shaped(operation, rest, x)
+        x = _pool(operation.pool, x) if operation.pool else _apply(operation, x, taken)
+    return x
+
+
+def _shaped(
+    operation: Operation, operands: Iterator[Tensor], x: Tensor
+) -> list[Tensor]:
+    """The next operands, to be broadcast over the value and of its dtype."""
+    found = []
+    for kind in operation.operands:
+        operand = next(operands).to(x.dtype)
+        if kind == "channel":
+            operand = operand.reshape(1, -1, 1, 1)
+        elif kind == "image":
+            operand = operand.reshape(*x.shape[:2], 1, 1)
+        found.append(operand)
+    return found
+
+
+def _pool(pool: Pool, x: Tensor) -> Tensor:
+    import torch.nn.functional as f
+
+    if pool.mode == "max":
+        result: Tensor = f.max_pool2d(
+            x, pool.kernel, pool.stride, pool.padding, pool.dilation, pool.ceil
+        )
+        return result
+    averaged: Tensor = f.avg_pool2d(
+        x,
+        pool.kernel,
+        pool.stride,
+        pool.padding,
+        pool.ceil,
+        pool.count_padding,
+        pool.divisor,
+    )
+    return averaged
+
+
+def _apply(operation: Operation, x: Tensor, operands: list[Tensor]) -> Tensor:
+    result: Tensor = _table()[operation.kind](x, *operands, *operation.numbers)
+    return result
+
+
+def _table() -> dict[str, Callable[..., Any]]:
+    import torch
+    import torch.nn.functional as f
+
+    return {
+        "affine": lambda x, scale, shift: x * scale + shift,
+        "prelu": lambda x, slope: torch.where(x > 0, x, x * slope),
+        "relu": torch.relu,
+        "clamp": torch.clamp,
+        "leaky_relu": f.leaky_relu,
+        "elu": f.elu,
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+        "silu": f.silu,
+        "gelu": f.gelu,
+        "gelu_tanh": lambda x: f.gelu(x, approximate="tanh"),
+        "mish": f.mish,
+        "softplus": f.softplus,
+        "hardswish": f.hardswish,
+        "hardsigmoid": f.hardsigmoid,
+        "abs": torch.abs,
+        "exp": torch.exp,
+        "add_number": torch.add,
+        "mul_number": torch.mul,
+        "add": torch.add,
+        "sub": torch.sub,
+        "mul": torch.mul,
+        "gate": torch.mul,
+    }
