@@ -6,7 +6,9 @@ import math
 import random
 from typing import Any
 
+from memplan.fusing.collapse import Stack
 from memplan.fusing.operations import ELEMENTWISE, Operation, Pool
+from memplan.fusing.reference import reference
 
 NUMBERS = {
     "clamp": (-0.5, 1.25),
@@ -96,63 +98,12 @@ def operands_for(
 
 def by_torch(operations: list[Operation], value: Any, operands: list[Any]) -> Any:
     """What torch makes of a float32 value, operation by operation."""
-    left = [each.to(value.dtype) for each in operands]
+    left = list(operands)
     for operation in operations:
         taken, left = left[: len(operation.operands)], left[len(operation.operands) :]
-        if operation.pool is not None:
-            value = _pooled(operation.pool, value)
+        if operation.kind == "gelu":
+            # As CUDA has it: on a CPU torch makes NaN of infinity.
+            value = value * 0.5 * (1 + (value * math.sqrt(0.5)).erf())
         else:
-            value = _changed(operation, value, taken)
+            value = reference(Stack((operation,), (), value.shape[2:]), value, taken)
     return value
-
-
-def _pooled(pool: Pool, value: Any) -> Any:
-    from torch.nn import functional
-
-    if pool.mode == "max":
-        return functional.max_pool2d(
-            value, pool.kernel, pool.stride, pool.padding, pool.dilation, pool.ceil
-        )
-    return functional.avg_pool2d(
-        value,
-        pool.kernel,
-        pool.stride,
-        pool.padding,
-        pool.ceil,
-        pool.count_padding,
-        pool.divisor,
-    )
-
-
-def _changed(operation: Operation, x: Any, taken: list[Any]) -> Any:
-    import torch
-    from torch.nn import functional
-
-    numbers = operation.numbers
-    by_channel = [each.reshape(1, -1, 1, 1) for each in taken if each.dim() == 1]
-    return {
-        "affine": lambda: x * by_channel[0] + by_channel[1],
-        "prelu": lambda: functional.prelu(x, taken[0]),
-        "relu": lambda: functional.relu(x),
-        "clamp": lambda: torch.clamp(x, *numbers),
-        "leaky_relu": lambda: functional.leaky_relu(x, *numbers),
-        "elu": lambda: functional.elu(x, *numbers),
-        "sigmoid": lambda: torch.sigmoid(x),
-        "tanh": lambda: torch.tanh(x),
-        "silu": lambda: functional.silu(x),
-        # As on CUDA; on a CPU, infinity may become NaN.
-        "gelu": lambda: x * 0.5 * (1 + torch.erf(x * math.sqrt(0.5))),
-        "gelu_tanh": lambda: functional.gelu(x, approximate="tanh"),
-        "mish": lambda: functional.mish(x),
-        "softplus": lambda: functional.softplus(x, *numbers),
-        "hardswish": lambda: functional.hardswish(x),
-        "hardsigmoid": lambda: functional.hardsigmoid(x),
-        "abs": x.abs,
-        "exp": x.exp,
-        "add_number": lambda: x + numbers[0],
-        "mul_number": lambda: x * numbers[0],
-        "add": lambda: x + taken[0],
-        "sub": lambda: x - taken[0],
-        "mul": lambda: x * taken[0],
-        "gate": lambda: x * taken[0][:, :, None, None],
-    }[operation.kind]()

@@ -66,7 +66,7 @@ def compare(
     )
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(seed=st.integers(0, 1 << 30))
 def test_random_stacks(cpu: Cpu, seed: int) -> None:
     check_random_stack(cpu, seed)

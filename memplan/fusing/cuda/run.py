@@ -14,6 +14,7 @@ from memplan.fusing.collapse import collapse
 from memplan.fusing.cuda.emit import emit
 from memplan.fusing.cuda.gpu import Launch
 from memplan.fusing.cuda.kernel import Form, Kernel, Operand
+from memplan.fusing.operands import dtype_name
 from memplan.fusing.operations import Operation
 from memplan.fusing.patches import Device
 
@@ -134,9 +135,8 @@ def _laid_out(
         for each in operands
     ]
     aligned = all(each.data_ptr() % 16 == 0 for each in (value, *given))
-    dtype = str(value.dtype).removeprefix("torch.")
     _, channels, height, width = value.shape
-    return value, given, Form(dtype, channels, height, width, last, aligned)
+    return value, given, Form(dtype_name(value), channels, height, width, last, aligned)
 
 
 def _check(
