@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from memplan.fusing.collapse import collapse
 from memplan.fusing.cuda import nvrtc as looking
@@ -46,14 +48,16 @@ def for_hopper(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     return by_nvcc
 
 
-def kernels(operations: Sequence[Operation], form: Form) -> list[Kernel]:
+def kernels(
+    operations: Sequence[Operation], form: Form, limit: int = LIMIT
+) -> list[Kernel]:
     """Those of all sequences of a stack."""
     plane, found = (form.height, form.width), []
-    stack = collapse(operations, plane, Device(LIMIT, form.lanes, 4.0))
+    stack = collapse(operations, plane, Device(limit, form.lanes, 4.0))
     for sequence in stack.sequences:
         each = [one for step in sequence.steps for one in step.operations]
         at = Form(form.dtype, form.channels, *plane, form.channels_last)
-        found.append(emit(each, at, sequence.patch, LIMIT))
+        found.append(emit(each, at, sequence.patch, limit))
         plane = found[-1].out
     return found
 
@@ -157,3 +161,16 @@ def test_where_nvrtc_is_looked_for(
     assert own[:2] == ["libnvrtc.so.12", "libnvrtc.so.13"]
     assert "libnvrtc.so.11.2" in own
     assert asked[0] == "libnvrtc.so.12"
+
+
+@settings(max_examples=200)
+@given(seed=st.integers(0, 1 << 30))
+def test_blocks_stay_within_their_limit(seed: int) -> None:
+    chance = random.Random(seed)
+    size = (chance.randint(1, 90), chance.randint(1, 90))
+    operations = random_operations(chance, *size, chance.randint(2, 6))
+    form = Form("float32", 64, *size, chance.random() < 0.5)
+    limit = chance.choice([1 << 10, 4 << 10, 16 << 10, 57 << 10])
+    for kernel in kernels(operations, form, limit):
+        one_point = kernel.items == kernel.out[0] * kernel.out[1]
+        assert kernel.shared <= limit or one_point

@@ -21,11 +21,10 @@ def emit(
 ) -> Kernel:
     """One kernel of all these operations, for values of this form.
 
-    patch: rows and columns of the last plane that a block makes. limit: bytes of
-    shared memory that a block may take; strips of several rows, which take a little
-    more than a sequence counts, are kept within it. Compiled for sm_75 and later.
-    What is emitted has been compiled for sm_90 and its arithmetic checked on a CPU; it
-    has not run on a GPU.
+    patch: rows and columns of the last plane that a block makes; fewer, if more do not
+    fit. limit: bytes of shared memory that suit a block, exceeded only where it makes
+    one point. For GPUs from sm_75 on. What is emitted has been compiled for sm_75 and
+    sm_90 and its arithmetic checked on a CPU; it has not run on a GPU.
     """
     pools = sum(not operation.elementwise for operation in operations)
     if not pools:

@@ -41,16 +41,25 @@ def tiled(
     """The planes of height and width `size` and what pools make of it, for blocks that
     make `patch` of the last.
 
-    Strips are as long as keeps the two buffers within `most` points together; strips
-    of one row take no more than the tiles do.
+    Strips are as long as keeps the two buffers within `most` points together. If those
+    of one row exceed it (patches at the border may be larger than those in the middle,
+    by which sequences are measured), patches are made smaller, down to one point.
     """
-    tiles = [_largest(pools, axis, size[axis], patch[axis]) for axis in (0, 1)]
-    strips = [_strip(pool) for pool in pools]
+    strips, (rows, columns) = [_strip(pool) for pool in pools], patch
     while True:
+        tiles = [
+            _largest(pools, axis, size[axis], part)
+            for axis, part in enumerate((rows, columns))
+        ]
         planes = _planes(pools, size, tiles, strips)
-        if sum(buffers(planes)) <= most or max(strips) == 1:
+        if sum(buffers(planes)) <= most or (rows, columns) == (1, 1):
             return planes
-        strips = [max(strip // 2, 1) for strip in strips]
+        if max(strips) > 1:
+            strips = [max(strip // 2, 1) for strip in strips]
+        elif rows >= columns:
+            rows = -(-rows // 2)
+        else:
+            columns = -(-columns // 2)
 
 
 def buffers(planes: Sequence[Plane]) -> tuple[int, int]:
