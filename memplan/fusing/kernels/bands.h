@@ -105,8 +105,9 @@ class Task {
       r.shares_down = s.shares_down;
       r.shares_across = s.shares_across;
       if (last) {
-        r.memory = staged() - r.first * r.width * plan_.unit;
-        r.pixel = plan_.unit;
+        r.out = buffers_[plan_.count & 1];
+        r.out_row = plan_.out_row;
+        r.packed = true;
       } else {
         surround(stages_[i + 1], i + 1);
         const Stage& next = stages_[i + 1];
@@ -114,7 +115,7 @@ class Task {
         r.out_row = next.row;
         r.outside = next.step->shape.outside();
       }
-      if (r.count > 0) s.step->rows[exact_][last](r);
+      if (r.count > 0) s.step->rows[exact_](r);
       if (last) send(r);
       prefetch(i);
       s.begun = s.begun || r.count > 0;
@@ -124,26 +125,36 @@ class Task {
     }
   }
 
-  Value* staged() const { return (Value*)buffers_[plan_.count & 1]; }
-
-  // Outputs of a band to memory, in order, for columns were made one by one.
+  // Results of a band to memory, in order, for columns were made one by one.
   void send(const Rows& r) {
-    const int64_t points = r.count * r.width, channel = spot_.channel;
+    const int64_t channel = spot_.channel, points = r.count * r.width;
     Value* out = plan_.out + spot_.image * plan_.out_image;
     if constexpr (!kLast) {
-      out += channel * r.spot.points + r.first * r.width;
-      __builtin_memcpy(out, staged(), points * sizeof(Value));
+      put(out + channel * r.spot.points + r.first * r.width, r.out, points);
       return;
     }
-    out += channel + r.first * r.width * plan_.out_pixel;
-    const int64_t left = at_most(plan_.call->channels - channel, plan_.group);
-    for (int64_t i = 0; i < points; ++i) {
-      const Value* from = staged() + i * plan_.unit;
-      Value* to = out + i * plan_.out_pixel;
-      int64_t v = 0;
-      for (; v + kLanes <= left; v += kLanes) copy_lanes(to + v, from + v);
-      if (v < left) __builtin_memcpy(to + v, from + v, (left - v) * sizeof(Value));
+    const int64_t pixel = plan_.out_pixel, unit = plan_.unit;
+    const int64_t count = at_most(plan_.call->channels - channel, plan_.group);
+    out += channel + r.first * r.width * pixel;
+    if (count == unit && count == pixel) {
+      put(out, r.out, points * unit);
+    } else if (count == kLanes) {
+      for (int64_t i = 0; i < points; ++i) store(out + i * pixel, load(r.out + i * unit));
+    } else {
+      for (int64_t i = 0; i < points; ++i) put(out + i * pixel, r.out + i * unit, count);
     }
+  }
+
+  static MEMPLAN_INLINE void put(Value* out, const float* from, int64_t count) {
+    if constexpr (sizeof(Value) == sizeof(float)) {
+      if (count >= 256) {
+        __builtin_memcpy(out, from, count * sizeof(float));
+        return;
+      }
+    }
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(out + i, load(from + i));
+    if (i < count) store_some(out + i, load(from + i), (int)(count - i));
   }
 
   // While a step is computed the input of the next band, or task, comes nearer.

@@ -143,11 +143,6 @@ MEMPLAN_INLINE void store_lanes(T* p, Vec x, int lanes) {
   }
 }
 
-template <class T>
-MEMPLAN_INLINE void copy_lanes(T* to, const T* from) {
-  __builtin_memcpy(to, from, kLanes * sizeof(T));
-}
-
 // Every second float from p on.
 MEMPLAN_INLINE Vec load_even(const float* p) {
   const Vec low = load(p), high = load(p + kLanes);
