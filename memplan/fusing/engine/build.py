@@ -96,7 +96,9 @@ class Engine:
 
         if not isinstance(value, torch.Tensor):
             return value
-        if value.untyped_storage().data_ptr() != runner.storage:
+        if value.device.type != "cpu" or (
+            value.untyped_storage().data_ptr() != runner.storage
+        ):
             return value
         return self._empty(name, value, tuple(value.shape)).copy_(value)
 
@@ -111,8 +113,10 @@ class Engine:
 
         strides = self._strides.get(name)
         if strides is None or len(strides) != len(shape):
-            return torch.empty(shape, dtype=value.dtype)
-        return torch.empty_strided(shape, strides, dtype=value.dtype)
+            return torch.empty(shape, dtype=value.dtype, device=value.device)
+        return torch.empty_strided(
+            shape, strides, dtype=value.dtype, device=value.device
+        )
 
     @contextlib.contextmanager
     def _runner(self, images: int) -> Iterator[Runner]:

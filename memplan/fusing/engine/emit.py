@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import Epilogue, Prologue
 from memplan.fusing.convolution import bind as bind_convolution
+from memplan.fusing.cuda.run import CudaStack
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.packs import Packs, four
 from memplan.fusing.engine.places import Arena, Place, copies
@@ -124,12 +126,17 @@ class Emitter:
         kernel = self._packs.stacks[node.value]
         operands = self._packs.operands(node)
         if not isinstance(kernel, Kernel):
+            shape = self._shapes[node.value]
 
             def run(values: Values) -> Any:
                 given = [
-                    values[each] if isinstance(each, str) else each for each in operands
+                    self.convert(values[each]) if isinstance(each, str) else each
+                    for each in operands
                 ]
-                return reference(kernel, values[node.source], given)
+                x = self.convert(values[node.source])
+                if isinstance(kernel, Stack):
+                    return reference(kernel, x, given).reshape(shape)
+                return kernel(x, _as_cuda_takes(kernel, given)).reshape(shape)
 
             return Call(node.value, run)
         tensors = [
@@ -192,3 +199,12 @@ class Emitter:
             return op.target(*args, **kwargs)
 
         return Call(node.value, run)
+
+
+def _as_cuda_takes(kernel: CudaStack, operands: list[Any]) -> list[Any]:
+    """Operands of one value a channel of each image as (n, c)."""
+    kinds = [kind for each in kernel.operations for kind in each.operands]
+    return [
+        operand.flatten(1) if kind == "image" else operand
+        for kind, operand in zip(kinds, operands, strict=True)
+    ]

@@ -39,7 +39,7 @@ def pack(
     import torch
 
     numbers = convolution.padding, convolution.stride, convolution.dilation
-    if available() and tuple(size[2:]) != (1, 1):
+    if available() and weight.device.type == "cpu" and tuple(size[2:]) != (1, 1):
         try:
             # It is a module of torch that brings the meta kernels along.
             blocked = torch.ops.mkldnn._reorder_convolution_weight(
