@@ -25,22 +25,21 @@ struct WinogradPlan {
   WinogradPlan(const Convolution& given, int threads) : call(given), panels(given.k) {
     tiles_y = ceil_div(call.oh, R), tiles_x = ceil_div(call.ow, R);
     tiles = call.n * tiles_y * tiles_x;
-    const int64_t budget = cache_bytes() / 2 / (POINTS * 4);  // floats a point
     pitch = round_up(call.c, WIDTH);
-    const int64_t most = tile_rows(PANEL) * (call.c * call.k > 128 * 128 ? 8 : 4);
-    block = std::min(std::max(budget / pitch, int64_t{tile_rows(PANEL)}), most);
-    if (const char* e = getenv("WT")) block = atoi(e);
+    // Fewer tiles read the weights too often, more of them fall out of cache.
+    const int64_t rows = tile_rows(PANEL), most = rows * (call.c > 96 ? 42 : 56) / 14;
+    const int64_t budget = cache_bytes() / 2 / (POINTS * 4);  // floats a point
+    block = std::min(std::max(budget / pitch, 2 * rows), most);
     blocks = ceil_div(tiles, block);
-    if (blocks < 2 * threads && blocks % threads) blocks = round_up(blocks, threads);
+    if (blocks < 4 * threads) blocks = round_up(blocks, threads);
     block = ceil_div(tiles, blocks);
-    blocks = ceil_div(tiles, block);
     groups = 1;
-    if (block < 2 * tile_rows(PANEL) && threads > 1) {  // too small to be cut
-      block = tiles, blocks = 1;
+    if (block < rows && threads > 1) {  // too few to be cut
+      block = tiles;
       groups = std::min(panels.count, int64_t{threads});
     }
+    blocks = ceil_div(tiles, block);
     chunk = std::max(int64_t{1}, budget / (block * PANEL * WIDTH));
-    if (const char* e = getenv("WC")) chunk = atoi(e);
     chunk = std::min(chunk, ceil_div(panels.count, groups));
     out_pitch = (chunk * PANEL + 1) * WIDTH;
     in_stride = block * pitch + WIDTH;  // no two points a power of two apart
