@@ -46,6 +46,17 @@ struct WinogradPlan {
     out_stride = block * out_pitch + WIDTH;
   }
 
+  // Roughly the input of the tiles of one block, that of its first image.
+  Later rows(int64_t task) const {
+    const int64_t first = task * block, last = std::min(first + block, tiles) - 1;
+    if (task >= blocks || groups > 1 || call.in_pixel > 2 * call.c) return {};
+    const Corner a = corner(first), b = corner(last);
+    const int64_t end = b.image > a.image ? call.h : std::min(b.y + R + 2, call.h);
+    const float* image = call.in + a.image * call.in_image;
+    return {image + std::min(a.y + 1, call.h) * call.w * call.in_pixel,
+            image + end * call.w * call.in_pixel};
+  }
+
   Corner corner(int64_t tile) const {
     return {tile / (tiles_x * tiles_y), tile / tiles_x % tiles_y * R, tile % tiles_x * R};
   }
@@ -54,7 +65,8 @@ struct WinogradPlan {
 template <int R>
 class WinogradTask {
  public:
-  WinogradTask(const WinogradPlan<R>& plan, int64_t task) : plan_(plan) {
+  WinogradTask(const WinogradPlan<R>& plan, int64_t task, int threads)
+      : plan_(plan), later_(plan.rows(task + threads)) {
     group_ = task % plan.groups;
     first_ = task / plan.groups * plan.block;
     count_ = std::min(plan.block, plan.tiles - first_);
@@ -111,7 +123,7 @@ class WinogradTask {
       work.segments = &segment, work.count = 1;
       work.weights = weights(point, panel) + start * vectors * WIDTH;
       work.ahead = part + 1 < parts ? work.weights + (end - start) * vectors * WIDTH : next;
-      work.depth = end - start;
+      work.depth = end - start, work.later = &later_;
       work.start = ZEROS;
       work.column = column, work.columns = vectors * WIDTH;
       run_panel(work, static_cast<int>(vectors), count_);
@@ -126,6 +138,7 @@ class WinogradTask {
   }
 
   const WinogradPlan<R>& plan_;
+  Later later_;
   int64_t group_, first_, count_;
   float *in_, *out_;
   const float** rows_in_;
@@ -136,7 +149,7 @@ template <int R>
 inline void winograd(const Convolution& call, int threads) {
   const WinogradPlan<R> plan(call, threads);
   parallel(plan.blocks * plan.groups, threads,
-           [&](int64_t task) { WinogradTask<R>(plan, task).run(); });
+           [&](int64_t task) { WinogradTask<R>(plan, task, threads).run(); });
 }
 
 }  // namespace memplan
