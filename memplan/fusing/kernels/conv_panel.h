@@ -28,6 +28,12 @@ struct Panels {
   int64_t padded() const { return first_column(count - 1) + last * WIDTH; }
 };
 
+// Input that is wanted after this block, to be fetched a line a step.
+struct Later {
+  const float* next = nullptr;
+  const float* end = nullptr;
+};
+
 // The columns of one panel, for the rows that the tables list.
 struct Work {
   const float* const* in;   // where each row of values begins
@@ -37,6 +43,7 @@ struct Work {
   int64_t count;         // of segments
   const float* weights;  // of the panel
   const float* ahead;    // the weights that come after these
+  Later* later;          // moves on as lines are fetched
   int64_t depth;         // values a row: as many as the segments have
   const float* start;    // what the sums begin with: a value a column of the panel
   int64_t column;        // the panel's first one
@@ -117,8 +124,14 @@ inline void run_rows(const Work& work, int64_t rows) {
   const int64_t tiles = ceil_div(rows, MOST);
   for (int64_t t = 0, row = 0; t < tiles; ++t) {
     const int64_t height = (rows - row) / (tiles - t);
-    // The first N tiles fetch what comes next; to fetch more than that is to no end.
-    const float* ahead = t < N ? work.ahead + t * work.depth * WIDTH : work.weights;
+    // The first N tiles fetch the weights that come next, the others input.
+    const float* ahead = work.weights;
+    if (t < N) {
+      ahead = work.ahead + t * work.depth * WIDTH;
+    } else if (work.later->next < work.later->end) {
+      ahead = work.later->next;
+      work.later->next += work.depth * WIDTH;
+    }
     table[static_cast<size_t>(height - 1)](work, row, ahead);
     row += height;
   }
