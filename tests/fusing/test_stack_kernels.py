@@ -88,11 +88,10 @@ def check(
     form: str, special: bool, cache: int, threads: int, seed: int,
 ) -> None:  # fmt: skip
     dtype = getattr(torch, kernel.dtype)
-    if kernel.dtype == "bfloat16" and len(stack.sequences) > 1:
-        stack = replace(stack)  # rounded between sequences, as between layers
     shape = (images, channels, *fitting(stack, height, width))
     x, operands = random_tensors(stack, shape, dtype, seed)
-    if special:
+    # Of gelu's infinity torch makes NaN or infinity, as the vector happens to end.
+    if special and "gelu" not in {each.kind for each in stack.operations}:
         sprinkle(x, seed)
         for operand in operands[:1]:
             sprinkle(operand, seed + 1)
@@ -118,7 +117,7 @@ def compiled_all(stacks: list[Stack], instructions: str = "native") -> list[Kern
 
 @functools.cache
 def kernels() -> list[Kernel]:
-    return compiled_all(stacks_to_try(10, 5))
+    return compiled_all(stacks_to_try(8, 5))
 
 
 @settings(max_examples=300, deadline=None)
@@ -132,22 +131,25 @@ def test_random_stacks_equal_torch(which: int, **case: Any) -> None:
 def test_three_hundred_different_stacks_equal_torch() -> None:
     draw = random.Random(11)
     stacks = stacks_to_try(300, 12)
-    for start in range(0, len(stacks), 20):
-        for kernel in compiled_all(stacks[start : start + 20]):
-            case = {name: draw.choice([*range(1, 30)]) for name in ("height", "width")}
-            check(
-                kernel.stack, kernel, images=2, channels=draw.choice([1, 7, 16, 33]),
-                form=draw.choice(["packed", "sliced"]), special=draw.random() < 0.5,
-                cache=draw.choice([0, 6000, 43008]), threads=1,
-                seed=draw.randrange(2**30), **case,
-            )  # fmt: skip
+    for start in range(0, len(stacks), 10):
+        some = stacks[start : start + 10]
+        for kernel in compiled_many(some, draw.choice(DTYPES), draw.choice(LAYOUTS)):
+            for _ in range(3):
+                check(
+                    kernel.stack, kernel, images=2,
+                    channels=draw.choice([1, 7, 16, 33]),
+                    height=draw.randint(1, 40), width=draw.randint(1, 40),
+                    form=draw.choice(["packed", "sliced"]), special=draw.random() < 0.5,
+                    cache=draw.choice([0, 6000, 43008]), threads=1,
+                    seed=draw.randrange(2**30),
+                )  # fmt: skip
 
 
 @pytest.mark.parametrize("instructions", ["portable", "avx2", "avx512"])
 def test_every_instruction_set_equals_torch(instructions: str) -> None:
     if not supported(instructions):
         pytest.skip(f"this CPU has no {instructions}")
-    stacks = stacks_to_try(3, 3)
+    stacks = stacks_to_try(2, 3)
     draw = random.Random(4)
     for dtype, layout in (("float32", LAYOUTS[0]), ("bfloat16", LAYOUTS[1])):
         for kernel in compiled_many(stacks, dtype, layout, instructions):
@@ -174,10 +176,14 @@ def test_an_operation_is_exact_over_all_floats(
     elementwise: dict[str, list[Kernel]], kind: str
 ) -> None:
     bits = torch.arange(-(2**31), 2**31, 2**31 // 60_000 | 1, dtype=torch.int64)
-    x = bits.to(torch.int32).view(torch.float32)[: 64 * 1872].reshape(2, 32, 36, 52)
+    x = bits.to(torch.int32).view(torch.float32)[: 64 * 1872]
+    x = x.reshape(2, 32, 36, 52).clone()
+    special = [torch.nan, torch.inf, -torch.inf, -0.0]
+    if kind != "gelu":
+        x.view(-1)[:64] = torch.tensor(special).repeat(16)
     near = torch.linspace(-30, 30, x.numel()).reshape(x.shape)
     for kernel in elementwise[kind]:
-        for values in (x.contiguous(), near):
+        for values in (x, near):
             _, operands = random_tensors(
                 kernel.stack, tuple(values.shape), torch.float32, 1
             )
