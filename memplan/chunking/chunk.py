@@ -41,7 +41,7 @@ def chunk(
     one tensor; the result runs on inputs of their shapes. budget: for activations,
     beyond parameters and inputs: bytes, as in "512MiB", a share of what they take now,
     as in "20%", or "min". plan: a ChunkPlan or its file, made of the same model and
-    shapes, instead of a search.
+    shapes, instead of a search; it is checked, measured and timed as if found now.
 
     The module returned gives what `model` gives: the same bits, or within rounding of
     them; that was checked on these inputs and on random ones, its memory was measured
@@ -49,7 +49,8 @@ def chunk(
 
     Ctrl-C ends the search with the best found until then, if that keeps to the budget.
 
-    Raises BudgetError (a NoPlanError) where nothing found keeps to the budget;
+    Raises BudgetError (a NoPlanError) where nothing found keeps to the budget, or
+    takes longer than options.max_slowdown allows;
     UsageError for arguments that make no sense, a model in training mode among them;
     InputError for models that fail, and for plans of others.
     """
@@ -223,21 +224,24 @@ class _Chunking:
 
     def _accepted(self, module: Any, limit: int) -> Any:
         """The module found. Raises BudgetError if it is too slow."""
-        plan = module.memplan
         if self._too_slow(module):
-            raise BudgetError(
-                f"fits {format_bytes(limit)}, but takes {plan.slowdown:.2f} times as "
-                f"long, above {self._options.max_slowdown:.2f}; allow more "
-                "(--max-slowdown, or max_slowdown in ChunkOptions) or give more memory "
-                "(--budget)",
-                plan.measured_bytes_after,
-                plan.regions[0]["line"] if plan.regions else "",
-                module,
-            )
+            fits = f"fits {format_bytes(limit)}"
+            raise self._slow(module, fits, "give more memory (--budget)")
         if self._interrupted:
             reason = "the search was interrupted, and this is the best found until then"
-            module.memplan = replace(plan, reason=reason)
+            module.memplan = replace(module.memplan, reason=reason)
         return module
+
+    def _slow(self, module: Any, but: str, instead: str) -> BudgetError:
+        plan = module.memplan
+        return BudgetError(
+            f"{but}, but takes {plan.slowdown:.2f} times as long, above "
+            f"{self._options.max_slowdown:.2f}; allow more (--max-slowdown, or "
+            f"max_slowdown in ChunkOptions) or {instead}",
+            plan.measured_bytes_after,
+            plan.regions[0]["line"] if plan.regions else "",
+            module,
+        )
 
     def _refusal(self, limit: int) -> BudgetError:
         nearest = self._nearest or self._bench.unchanged(limit, "nothing found")
@@ -300,4 +304,9 @@ class _Chunking:
                 module.memplan.peak_after.get("line", ""),
                 module,
             )
-        return self._bench.fastest([module])
+        if not module.chunks:
+            return module
+        module = self._bench.fastest([module], self._enough)
+        if self._too_slow(module):
+            raise self._slow(module, f"{name} keeps to its budget", "make it anew")
+        return module

@@ -63,7 +63,8 @@ class Outputs:
     default=MAX_SLOWDOWN,
     show_default=True,
     metavar="RATIO",
-    help="The longest that it may take, over the time it takes now.",
+    help="The longest that it may take, over the time it takes now; of a plan given "
+    "with --plan as well.",
 )
 @click.option(
     "--inputs",
