@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.chunking.code import compiled, source
+from memplan.chunking.given import Signature
 from memplan.chunking.groupnorm import rejoined
 from memplan.chunking.parts import Target
 from memplan.errors import InputError, UsageError
@@ -54,6 +55,8 @@ class Chunk:
         self._module, self._name = target.module, name
         self._in_spec, self._out_spec = exported.in_spec, exported.out_spec
         self._kinds = [_kind(node.meta.get("val")) for node in _inputs(exported)]
+        places, names = _form(self._in_spec)
+        self._signature = Signature(target.module.forward, places, names)
         self._autocast = autocast_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Chunk:
@@ -67,8 +70,7 @@ class Chunk:
         import torch
         from torch.utils import _pytree as pytree
 
-        ordered = pytree.tree_flatten((args, kwargs))
-        leaves, spec = ordered
+        leaves, spec = pytree.tree_flatten(self._signature.arranged(args, kwargs))
         if spec != self._in_spec:
             raise InputError(
                 f"{self._name} was chunked for other arguments than it is given; chunk "
@@ -122,6 +124,14 @@ class Chunk:
                 f"given one of {_told(*found)}; chunk it with such inputs"
             )
         return True
+
+
+def _form(spec: Any) -> tuple[int, list[str]]:
+    """How many arguments a call had by place, and which by name."""
+    from torch.utils import _pytree as pytree
+
+    args, kwargs = pytree.tree_unflatten([None] * spec.num_leaves, spec)
+    return len(args), list(kwargs)
 
 
 class Kind(NamedTuple):

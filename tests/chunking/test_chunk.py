@@ -106,6 +106,9 @@ def test_nests_and_keywords() -> None:
     assert relative_error(expected, found) <= 1e-5
     with pytest.raises(InputError, match=r"chunked with 2\.0, and is given 3\.0"):
         small(**{**given, "scale": 3.0})
+    given.pop("scale")
+    with pytest.raises(InputError, match=r"chunked with 2\.0, and is given 1\.0"):
+        small(**given)
     with pytest.raises(InputError, match="other arguments"):
         small(pair["first"])
 
@@ -116,6 +119,20 @@ def test_two_arguments() -> None:
     small = chunked(model, (x, mask), "30%")
     with torch.no_grad():
         assert relative_error(model(x, mask), small(x, mask)) <= 1e-5
+
+
+def test_defaults_may_be_given_or_left_out() -> None:
+    model, x = models.attention()
+    with torch.no_grad():
+        expected = model(x)
+        for inputs in (x, {"x": x}, (x, None), {"mask": None, "x": x}):
+            small = chunked(model, inputs, "30%")
+            for found in (small(x), small(x, None), small(mask=None, x=x)):
+                assert relative_error(expected, found) <= 1e-5
+    mask = torch.ones(128, 128, dtype=torch.bool).triu(1)
+    for wrong in ((x, mask), (x, 0), (x, None, None), ()):
+        with pytest.raises(InputError, match="chunked for other arguments|with None"):
+            small(*wrong)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +228,7 @@ def test_submodules_where_the_model_cannot_be_exported() -> None:
             assert relative_error(model(sign * x), small(sign * x)) <= 1e-5
     assert peak(small, x) <= plan.budget_bytes
     assert "forward" not in vars(model.first)
-    again = memplan.chunk(model, x, plan=plan)
+    again = memplan.chunk(model, x, plan=plan, options=ANY)
     assert again.memplan.regions == plan.regions
 
 
