@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from memplan.chunking.curve import at_peak
 from memplan.chunking.measure import (
+    TINY,
     Paired,
     activation_peak,
     paired,
@@ -19,6 +21,7 @@ from memplan.chunking.measure import (
 from memplan.chunking.module import Chunk, chunked_class
 from memplan.chunking.parts import Exports
 from memplan.chunking.plan import ChunkPlan, Part, described, fingerprint
+from memplan.chunking.rounding import scales
 from memplan.chunking.search import Trial
 from memplan.chunking.trial import Inputs, tolerance_of
 from memplan.errors import InputError
@@ -26,6 +29,7 @@ from memplan.graph.liveness import profile
 from memplan.graph.program import Program
 
 Progress = Callable[[str], None]
+ROUNDINGS = 10  # times what rounding was seen to do, a difference may be
 
 
 class Workbench:
@@ -50,6 +54,7 @@ class Workbench:
             raise InputError(
                 f"the model fails on these inputs: {type(error).__name__}: {error}"
             ) from error
+        self._tolerance = tolerance_of(self._expected)
         self.before = activation_peak(self._call(model), self.device)
 
     def seconds_once(self) -> float:
@@ -96,7 +101,7 @@ class Workbench:
             error = self._error(module)
         except Exception:  # whatever it is, there are other plans
             return None
-        if error > tolerance_of(self._expected):
+        if error > self._tolerance:
             return None
         module.memplan = replace(
             plan,
@@ -175,7 +180,19 @@ class Workbench:
         if len(found) < len(self._expected):
             return float("inf")
         # It may take inputs that the model refuses.
-        return max(map(relative_error, self._expected, found))
+        error = max(map(relative_error, self._expected, found))
+        if not self._tolerance < error < math.inf:
+            return error
+        return max(map(relative_error, self._expected, found, self._least))
+
+    @functools.cached_property
+    def _least(self) -> list[list[float]]:
+        """What results are compared with where they are less, for what cancels: a
+        difference of ROUNDINGS times what rounding does is just within tolerance."""
+        self._progress("finding what is rounding")
+        rounded = scales(lambda: self._inputs.results(self._model), self._expected)
+        times = ROUNDINGS / self._tolerance
+        return [[max(TINY, times * scale) for scale in row] for row in rounded]
 
     def _call(self, model: Any) -> Callable[[], Any]:
         def call() -> Any:

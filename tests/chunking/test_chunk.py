@@ -131,7 +131,7 @@ def test_defaults_may_be_given_or_left_out() -> None:
                 assert relative_error(expected, found) <= 1e-5
     mask = torch.ones(128, 128, dtype=torch.bool).triu(1)
     for wrong in ((x, mask), (x, 0), (x, None, None), ()):
-        with pytest.raises(InputError, match="chunked for other arguments|with None"):
+        with pytest.raises(InputError, match=r"for other arguments|with None"):
             small(*wrong)
 
 

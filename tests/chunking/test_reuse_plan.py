@@ -17,7 +17,6 @@ from memplan.chunking.rules.flow import Slice  # noqa: E402
 from memplan.errors import InputError  # noqa: E402
 from tests.chunking import models  # noqa: E402
 
-
 ANY = ChunkOptions(max_slowdown=None)  # no test depends on time
 
 
