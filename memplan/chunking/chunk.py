@@ -10,21 +10,21 @@ from typing import Any
 
 from memplan.chunking.budget import Budget, parse_budget
 from memplan.chunking.build import Workbench
-from memplan.chunking.notaloop import NotALoopError
+from memplan.chunking.oldplan import trials_of
 from memplan.chunking.options import BudgetError, ChunkOptions
 from memplan.chunking.parts import Target, export_parts
-from memplan.chunking.plan import ChunkPlan, fingerprint
+from memplan.chunking.plan import ChunkPlan
 from memplan.chunking.planfile import read_chunk_plan
-from memplan.chunking.region import chunked
 from memplan.chunking.search import Search, Trial
 from memplan.chunking.timing import calibrated
 from memplan.chunking.trial import Inputs
 from memplan.errors import InputError, UsageError
 from memplan.graph.export import first_line
-from memplan.graph.liveness import profile
 from memplan.units import format_bytes
 
 TIMED = 3  # plans that are timed for real
+STEPS_DOWN = 24  # of a search for the least
+NEAR = 0.95  # what was not found, over the lowest found, where that search ends
 ROUNDS = 4  # the budget is tightened where the allocator needs more than estimated
 
 
@@ -106,11 +106,12 @@ class _Chunking:
         return self._accepted(self._bench.fastest(found, self._enough), limit)
 
     def _least(self) -> Any:
-        """The lowest peak that is fast enough, found by going down step by step."""
-        best = None
-        limit = self._before // 2
-        self._nearest: Any = None
-        while not self._interrupted:
+        """The lowest peak that is fast enough: down by steps, and between the lowest
+        found and what was not to be found, until these are near each other."""
+        best: Any = None
+        slow: Any = None
+        low, high, limit = 0, self._before, self._before // 2
+        for _ in range(STEPS_DOWN):
             try:
                 found = self._within(limit)
             except KeyboardInterrupt:
@@ -118,24 +119,27 @@ class _Chunking:
                     raise
                 self._interrupted = True
                 break
-            if not found:
+            found = found or ([] if self._nearest is None else [self._nearest])
+            lower = [each for each in found if self._peak(each) < high]
+            module = self._bench.fastest(lower, self._enough) if lower else None
+            if module is None or self._peak(module) > limit or self._too_slow(module):
+                low = limit
+            if module is not None and self._too_slow(module):
+                slow = module
+            elif module is not None:
+                best, high = module, self._peak(module)
+            if self._interrupted or low > NEAR * high or time.monotonic() > self._stop:
                 break
-            module = self._bench.fastest(found, self._enough)
-            if self._too_slow(module):
-                if best is not None or limit > 0.9 * self._before:
-                    break
-                limit = (limit + self._before) // 2  # less saved may be fast enough
-                continue
-            best = module
-            limit = int(module.memplan.measured_bytes_after * 0.85)
+            limit = (low + high) // 2 if low else int(0.85 * high)
+        if best is None and slow is None:
+            return self._bench.unchanged(self._before, "nothing found needs less")
         if best is None:
-            nearest = self._nearest
-            if nearest is None or nearest.memplan.measured_bytes_after >= self._before:
-                return self._bench.unchanged(self._before, "nothing found needs less")
-            best = self._bench.fastest([nearest], self._enough)
-            lowest = best.memplan.measured_bytes_after
-            best.memplan = replace(best.memplan, budget_bytes=lowest)
-        return self._accepted(best, best.memplan.budget_bytes)
+            return self._accepted(slow, self._peak(slow))
+        best.memplan = replace(best.memplan, budget_bytes=high)
+        return self._accepted(best, high)
+
+    def _peak(self, module: Any) -> int:
+        return int(module.memplan.measured_bytes_after)
 
     def _within(self, limit: int) -> list[Any]:
         """Modules whose measured peak is at most `limit` bytes, best by the model
@@ -156,10 +160,8 @@ class _Chunking:
                     break
                 if module is None:
                     continue
-                peak = module.memplan.measured_bytes_after
-                if self._nearest is None or (
-                    peak < self._nearest.memplan.measured_bytes_after
-                ):
+                peak = self._peak(module)
+                if self._nearest is None or peak < self._peak(self._nearest):
                     self._nearest = module
                 if peak <= limit:
                     good.append(module)
@@ -269,24 +271,7 @@ class _Chunking:
         """The module of a plan that was found before, checked anew."""
         old = plan if isinstance(plan, ChunkPlan) else read_chunk_plan(plan)
         name = "the plan" if isinstance(plan, ChunkPlan) else os.fspath(plan)
-        targets = {target.path: target for target in self._exports.targets}
-        trials = {}
-        for part in old.parts:
-            target = targets.get(part.path)
-            if target is None or fingerprint(target.program) != part.fingerprint:
-                raise InputError(
-                    f"{name} was made of another model, of other shapes, or with "
-                    f"another torch ({old.torch}); chunk this model with --budget"
-                )
-            program = target.program
-            try:
-                for region in part.regions:
-                    program = chunked(program, region, self._exports.inference)
-            except NotALoopError as error:
-                raise InputError(
-                    f"{name} does not fit this model: {error}; make it anew"
-                ) from error
-            trials[part.path] = Trial(part.regions, program, profile(program))
+        trials = trials_of(old, name, self._exports)
         try:
             module = self._bench.build(trials, old.budget_bytes)
         except Exception as error:

@@ -201,6 +201,28 @@ def test_as_little_as_can_be() -> None:
     assert peak(small, x) <= small.memplan.budget_bytes
 
 
+@pytest.mark.parametrize(
+    "make", [models.attention, models.mlp, models.normed], ids=["at", "mlp", "conv"]
+)
+def test_nothing_lower_is_to_be_found(make: Callable[[], tuple[Any, Any]]) -> None:
+    model, x = make()
+    least = peak(chunked(model, x, "min"), x)
+    for share in (0.5, 0.9):
+        with pytest.raises(BudgetError) as raised:
+            chunked(model, x, int(share * least))
+        assert raised.value.floor >= 0.95 * least
+
+
+def test_as_little_as_can_be_in_time() -> None:
+    model, x = models.attention()
+    options = ChunkOptions(max_slowdown=1e-9)
+    with pytest.raises(BudgetError, match=r"times as long, above 0\.00") as raised:
+        memplan.chunk(model, x, "min", options=options)
+    assert peak(raised.value.closest, x) == raised.value.floor < peak(model, x)
+    options = ChunkOptions(max_slowdown=None, time_limit=1e-9)
+    assert memplan.chunk(model, x, "min", options=options).memplan.status == "unchanged"
+
+
 def test_as_little_as_can_be_is_what_it_is() -> None:
     model, x = torch.nn.Linear(8, 8).eval(), torch.randn(1, 8)
     small = chunked(model, x, "min")
