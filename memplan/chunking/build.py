@@ -18,11 +18,12 @@ from memplan.chunking.measure import (
     relative_error,
     run_seconds,
 )
-from memplan.chunking.module import Chunk, chunked_class
+from memplan.chunking.module import Chunk
 from memplan.chunking.parts import Exports
 from memplan.chunking.plan import ChunkPlan, Part, described, fingerprint
 from memplan.chunking.rounding import scales
 from memplan.chunking.search import Trial
+from memplan.chunking.stand_in import chunked_class
 from memplan.chunking.trial import Inputs, tolerance_of
 from memplan.errors import InputError
 from memplan.graph.liveness import profile

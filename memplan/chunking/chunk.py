@@ -16,6 +16,7 @@ from memplan.chunking.parts import Target, export_parts
 from memplan.chunking.plan import ChunkPlan
 from memplan.chunking.planfile import read_chunk_plan
 from memplan.chunking.search import Search, Trial
+from memplan.chunking.shapes import OtherSizes
 from memplan.chunking.timing import calibrated
 from memplan.chunking.trial import Inputs
 from memplan.errors import InputError, UsageError
@@ -57,7 +58,12 @@ def chunk(
     options = options or ChunkOptions()
     if (budget is None) == (plan is None):
         raise UsageError("give either a budget or a plan, as in budget='20%'")
-    return _Chunking(model, inputs, options).run(budget, plan)
+    chunking = _Chunking(model, inputs, options)
+    try:
+        return chunking.ready(chunking.run(budget, plan))
+    except BudgetError as error:
+        chunking.ready(error.closest)
+        raise
 
 
 class _Chunking:
@@ -72,6 +78,13 @@ class _Chunking:
             raise UsageError("the model is in training mode; call model.eval() first")
         self._model, self._options = model, options
         self._inputs = Inputs.of(inputs)
+
+    def ready(self, module: Any) -> Any:
+        """The module, able to prepare for inputs of other sizes."""
+        programs = {each.path: each.program for each in self._exports.targets}
+        others = OtherSizes(programs, self._options.progress)
+        module.accept(self._inputs, others, self._options.other_sizes)
+        return module
 
     def run(self, budget: str | int | None, plan: Any) -> Any:
         wanted = None if budget is None else parse_budget(budget)
