@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from memplan.chunking.rules.arguments import changed, given, integers, positive
-from memplan.chunking.rules.flow import Call, Flow, Rule, Slice
+from memplan.chunking.rules.flow import Call, Flow, Rule, Slice, each
 from memplan.graph.program import extent
 
 
@@ -94,7 +94,7 @@ TRANSPOSES = "transpose swapaxes swapdims t mT"
 
 RULES: dict[str, Rule] = {
     "aten.permute": permute,
-    **{f"aten.{name}": transpose for name in TRANSPOSES.split()},
+    **each(TRANSPOSES, transpose),
     "aten.movedim": movedim,
     "aten.moveaxis": movedim,
     "aten.expand": expand,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.chunking.rules.arguments import changed, given
-from memplan.chunking.rules.flow import Bound, Call, Flow, Rule, Slice, whole
+from memplan.chunking.rules.flow import Bound, Call, Flow, Rule, Slice, each, whole
 from memplan.graph.program import extent
 
 SIZED = "full zeros ones empty new_full new_zeros new_ones new_empty"
@@ -41,6 +41,6 @@ def _options(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": sized for name in SIZED.split()},
+    **each(SIZED, sized),
     "aten.arange": arange,
 }

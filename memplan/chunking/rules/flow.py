@@ -92,6 +92,11 @@ is a tuple, the slice is of each of its members.
 """
 
 
+def each(names: str, rule: Rule) -> dict[str, Rule]:
+    """One rule for several operators of ATen, by their names with spaces between."""
+    return {f"aten.{name}": rule for name in names.split()}
+
+
 def whole(call: Call) -> list[Slice | None]:
     """`needs` in which every operand is taken whole, to be filled in."""
     return [None] * len(call.operands)
@@ -108,6 +113,7 @@ __all__ = [
     "Rule",
     "Slice",
     "Window",
+    "each",
     "mapped",
     "whole",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from memplan.chunking.rules.arguments import given
 from memplan.chunking.rules.elementwise import elementwise
-from memplan.chunking.rules.flow import Call, Flow, Ref, Rule, Slice
+from memplan.chunking.rules.flow import Call, Flow, Ref, Rule, Slice, each
 from memplan.graph.program import extent
 
 
@@ -85,7 +85,7 @@ def view_as_complex(call: Call, out: Slice) -> Flow | None:
 RESHAPES = "reshape _unsafe_view view_copy _reshape_copy flatten unflatten squeeze"
 
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": reshape for name in RESHAPES.split()},
+    **each(RESHAPES, reshape),
     "aten.view": view,
     "aten.unsqueeze": unsqueeze,
     "aten.view_as_real": view_as_real,
