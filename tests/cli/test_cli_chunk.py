@@ -187,7 +187,7 @@ def test_too_slow(chunk: Command) -> None:
     assert chunk("m.py:both", "--budget", "30%", *ANY, "-o", "p.json").code == 0
     said = chunk("m.py:both", "--plan", "p.json", "--max-slowdown", "0.001")
     assert said.code == 4
-    assert "p.json keeps to its budget, but takes" in said.err
+    assert "the plan keeps to its budget, but takes" in said.err
 
 
 def test_in_training_mode(chunk: Command) -> None:
