@@ -47,8 +47,7 @@ def expand(call: Call, out: Slice) -> Flow | None:
     source = call.operands[0].shape
     dim = out.dim - (len(call.shape) - len(source))
     kept = dim >= 0 and source[dim] == call.shape[out.dim]
-    sizes: list[Any] = list(call.shape)
-    sizes[out.dim] = extent(call.window(out))
+    sizes = call.sizes(out)
     needs = (out._replace(dim=dim) if kept else None,)
     return changed(call, needs, {name: sizes})
 

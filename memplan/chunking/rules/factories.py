@@ -6,15 +6,13 @@ from typing import Any
 
 from memplan.chunking.rules.arguments import changed, given
 from memplan.chunking.rules.flow import Bound, Call, Flow, Rule, Slice, each, whole
-from memplan.graph.program import extent
 
 SIZED = "full zeros ones empty new_full new_zeros new_ones new_empty"
 
 
 def sized(call: Call, out: Slice) -> Flow | None:
     """All elements are the same."""
-    sizes: list[Any] = list(call.shape)
-    sizes[out.dim] = extent(call.window(out))
+    sizes = call.sizes(out)
     return changed(call, whole(call), {"size": sizes})
 
 

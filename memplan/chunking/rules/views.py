@@ -8,7 +8,6 @@ from typing import Any
 from memplan.chunking.rules.arguments import given
 from memplan.chunking.rules.elementwise import elementwise
 from memplan.chunking.rules.flow import Call, Flow, Ref, Rule, Slice, each
-from memplan.graph.program import extent
 
 
 def view(call: Call, out: Slice) -> Flow | None:
@@ -36,8 +35,7 @@ def reshape(call: Call, out: Slice) -> Flow | None:
     piece = out.along(source, Fraction(old, new))
     if piece is None:
         return None
-    sizes: list[Any] = list(call.shape)
-    sizes[out.dim] = extent(call.window(out))
+    sizes = call.sizes(out)
     return Flow((piece,), _reshape(), (call.op.args[0], sizes), {})
 
 
