@@ -41,6 +41,7 @@ struct DirectPlan {
   }
 
   int64_t tasks() const { return blocks_n * blocks_y * blocks_x * groups; }
+  int64_t output_bytes() const { return call.n * call.oh * call.ow * call.k * 4; }
   // The rows of input of one task, without the halo behind them.
   Later rows(int64_t task) const {
     if (task >= tasks() || groups > 1 || call.in_pixel > 2 * call.c) return {};
@@ -181,6 +182,7 @@ class DirectTask {
       work.depth = plan_.depth, work.later = &later_;
       work.start = call_.bias ? call_.bias + column : ZEROS;
       work.column = column, work.columns = call_.k - column;
+      work.fetches_out = plan_.depth <= 64 && plan_.output_bytes() > 2 * cache_bytes();
       bound(work, call_);
       run_panel(work, panels.vectors(panel), images_ * rows_ * columns_);
     }
