@@ -30,7 +30,7 @@ def _title(found: Examined) -> str:
         return f"runs as it was: {summary.reason}"
     fast = f"{ratio:.2f} times as fast"
     if summary.status == "parts":
-        return f"runs fused in parts, {fast}: as a whole it cannot, {summary.reason}"
+        return f"runs fused in parts, {fast}"
     return f"runs fused, {fast}"
 
 
@@ -64,6 +64,8 @@ def _facts(found: Examined) -> list[tuple[str, str]]:
             "after, at their peak",
         ),
     ]
+    if found.summary.status == "parts":
+        rows.append(("not whole", found.summary.reason))
     for part in parts:
         rows += _part_facts(part, named=len(parts) > 1 or bool(part.path))
     return [*rows, *_predicted(found), *_left_alone(parts)]
