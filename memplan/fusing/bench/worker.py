@@ -95,12 +95,10 @@ class Worker:
         return {"error": found if found < float("inf") else None}
 
     def memory(self) -> dict[str, Any]:
-        """Bytes of activations at their peak, the result among them, and what a fused
-        model keeps for them between calls."""
-        from memplan.fusing.summary import peak_bytes
+        """Bytes of activations at their peak, the result among them."""
+        from memplan.graph.measure import activation_peak
 
-        fused = self._call if hasattr(self._call, "programs") else None
-        return {"bytes": peak_bytes(lambda: self._call(self._input), fused)}
+        return {"bytes": activation_peak(lambda: self._call(self._input))}
 
     def shares(self) -> dict[str, Any]:
         """Layers, stacks and the share of time, as the paper counts them; in eager."""
