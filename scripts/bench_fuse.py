@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -137,8 +138,9 @@ def append(file: Path, record: Record) -> None:
     """Add a line, after taking away what an earlier run left of one."""
     with file.open("ab+") as stream:
         stream.seek(0)
-        whole = stream.read().rpartition(b"\n")
-        stream.truncate(len(whole[0]) + len(whole[1]))
+        text = stream.read()
+        if not text.endswith(b"\n"):
+            stream.truncate(text.rfind(b"\n") + 1)
         stream.write(json.dumps(record).encode() + b"\n")
         stream.flush()
         os.fsync(stream.fileno())
@@ -221,8 +223,17 @@ def main(argv: list[str] | None = None) -> int:
     except (MemplanError, OSError) as error:
         print(f"bench_fuse: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("bench_fuse: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
+def interrupt(*_: object) -> None:
+    """What SIGTERM does: the same as Ctrl-C, which leaves no process and no file."""
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)
     sys.exit(main())

@@ -154,6 +154,8 @@ class Kernel:
                 f"the output is {tuple(out.shape)} of {out.dtype}, "
                 f"and should be {self.out_shape(shape)} of {x.dtype}"
             )
+        if shape[0] > 1 and target.image < out[0].numel():
+            raise UsageError("images of the output share memory; give it its own")
         needed = self.between_bytes(shape)
         if between is None and needed:
             between = torch.empty(needed, dtype=torch.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memplan.errors import InputError, MemplanError
@@ -18,7 +18,7 @@ from memplan.fusing.front.trace import NotTraceableError, trace
 from memplan.fusing.front.weights import Watch
 from memplan.fusing.join import join
 from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Called, Node, tensors
+from memplan.fusing.nodes import Called, Joining, Node, tensors
 from memplan.fusing.options import FuseOptions
 from memplan.graph.measure import other_inputs, relative_error
 from memplan.graph.program import Program
@@ -118,7 +118,7 @@ class _Preparation:
         except InputError as problem:
             return LeftAlone(str(problem), parts=True)
         network = recognise(program)
-        nodes, outputs = join(network, self.options.joining)
+        nodes, outputs = join(network, self._joining())
         if all(isinstance(node, Called) for node in nodes):
             return LeftAlone("it has no layers that are fused", network)
         maker = Maker(self.model, network, nodes, outputs, self.inputs, self.options)
@@ -137,6 +137,13 @@ class _Preparation:
         names = list(dict.fromkeys(tensors(engine.nodes)))
         watch = Watch(self.model, names)
         return Prepared(network, engine, watch, self.finish, error, 0.0, gain)
+
+    def _joining(self) -> Joining:
+        """On a GPU convolutions are torch's own, and take nothing else in."""
+        joining = self.options.joining
+        if next(iter(self.inputs.values())).device.type == "cpu":
+            return joining
+        return replace(joining, epilogues=False, prologues=False, pools=False)
 
     def _model(self, inputs: dict[str, Any]) -> Any:
         return self.model(**inputs, **self.fixed)
@@ -177,7 +184,7 @@ class _Preparation:
             if len(maker.batches()) == 1:
                 best, error = engine, off
                 break
-            took = seconds(lambda: engine.run(self.inputs), most=3)  # noqa: B023
+            took = seconds(lambda: engine.run(self.inputs), maker.device)  # noqa: B023
             if took < least:
                 best, error, least = engine, off, took
         if best is not None:
@@ -211,8 +218,8 @@ class _Preparation:
         """The model's time over the engine's; None if that is not asked for."""
         if not self.options.measure or maker.decisions.kept:
             return None
-        fused = seconds(lambda: engine.run(self.inputs), most=3)
-        return seconds(lambda: self._model(self.inputs), most=3) / fused
+        fused = seconds(lambda: engine.run(self.inputs), maker.device)
+        return seconds(lambda: self._model(self.inputs), maker.device) / fused
 
 
 def _ever_more_exact(kernels: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -14,7 +14,7 @@ from memplan.errors import InputError
 from memplan.plotting import style
 from memplan.plotting.save import check_target, save
 
-_BOX = (0.085, 0.19, 0.735, 0.655)
+_BOX = (0.085, 0.11, 0.735, 0.735)
 _OTHERS = "#8f8f89"
 # Contender, what it is called in the picture, colour, dashes (None: a whole line).
 LINES: tuple[tuple[str, str, str, tuple[int, ...] | None], ...] = (
@@ -25,7 +25,7 @@ LINES: tuple[tuple[str, str, str, tuple[int, ...] | None], ...] = (
     ("onnxruntime", "ONNX Runtime", _OTHERS, None),
     ("memplan:1", "memplan, one step", style.SHORT_TO_LONG[0], None),
     ("memplan:5", "memplan, five steps", style.SHORT_TO_LONG[1], None),
-    ("memplan", "memplan, as it chooses", style.SHORT_TO_LONG[3], None),
+    ("memplan", "memplan, unrestricted", style.SHORT_TO_LONG[3], None),
 )
 
 
@@ -50,7 +50,7 @@ def figure(records: Sequence[Mapping[str, Any]]) -> Figure:
     if not stacks:
         raise InputError("there are no records of stacks to draw; run --stack")
     with style.settled():
-        picture = Figure(figsize=(10, 5.6), facecolor="white")
+        picture = Figure(figsize=(10, 5.2), facecolor="white")
         axes = style.bare_axes(picture, _BOX)
         ends = []
         for name, label, colour, dashes in LINES:

@@ -75,6 +75,9 @@ def row(record: Record, contenders: Sequence[str]) -> str:
     both = (peaks.get(name) for name in ("eager", "memplan"))
     cells.append(" → ".join(NOTHING if b is None else f"{b / 2**20:.1f}" for b in both))
     remarks = [f"compile: {record['compiled']}"] if record["compiled"] else []
+    remarks += [
+        f"{name}: {', '.join(said)}" for name, said in record.get("remarks", {}).items()
+    ]
     remarks += [f"{name} failed: {why}" for name, why in record["failures"].items()]
     return line(*cells, "; ".join(remarks).replace("|", "\\|"))
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.fusing import networks
 from memplan.fusing.bench import contenders
-from memplan.fusing.bench.contenders import Setting, prepared
+from memplan.fusing.bench.contenders import Setting, kept_bytes, prepared
 from memplan.fusing.bench.record import (
     BenchOptions,
     bench,
@@ -105,6 +106,29 @@ def test_peers_give_what_eager_gives(name: str, tmp_path: Path) -> None:
     assert error["error"] < 1e-5
 
 
+@pytest.mark.parametrize("name", ["memplan", "memplan:1"])
+def test_memplan_is_measured_with_the_arena_it_keeps(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("memplan.fusing.fuse")
+    job = Job(name, "stack:2", 2, 1, str(tmp_path), 0.001)
+    first, turn, error, memory = answers(job, iter(["turn", "error", "memory"]))
+    assert first["remarks"] == []
+    assert turn["wall"] > 0
+    assert error["error"] < 1e-5
+    assert memory["bytes"] >= 2 * PLANE
+
+
+def test_an_arena_counts_as_activations() -> None:
+    def program(size: int) -> Any:
+        return SimpleNamespace(
+            engine=SimpleNamespace(arena=SimpleNamespace(bytes=size))
+        )
+
+    left_alone = SimpleNamespace(reason="it has no layers that are fused")
+    fused: Any = SimpleNamespace(programs=lambda: [program(64), left_alone, program(8)])
+    assert kept_bytes(fused) == 72
+    assert kept_bytes(networks.build("stack:1")) == 0
+
+
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 def test_a_peer_that_is_not_installed_says_so(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,9 +166,10 @@ def test_ratios_are_of_rounds_and_compile_is_its_best() -> None:
             one("eager", 4.0, 9.0, 2.0),
             one("compile", 5.0, 5.0, 5.0, first_call=30.0),
             one("compile:freezing", 2.0, 2.0, 6.0, first_call=40.0),
-            one("memplan", 1.0, 3.0, 1.0, error=3e-6),
+            one("memplan", 1.0, 3.0, 1.0, error=3e-6, remarks=["left as it was"]),
         ],
     )
+    assert record["remarks"] == {"memplan": ["left as it was"]}
     assert record["ratio_to_eager"] == 3.0  # 4, 3, 2; of the medians it would be 4
     assert record["ratios"]["eager"] == {"min": 2.0, "median": 3.0, "max": 4.0}
     assert record["compiled"] == "compile:freezing"

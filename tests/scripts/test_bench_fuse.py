@@ -72,10 +72,11 @@ def test_every_network_has_the_papers_figures() -> None:
 def test_a_failure_is_in_the_row() -> None:
     from bench.fuse_tables import heading, row
 
-    record = a_record("alexnet", failures={"jax": "a|b"}, compiled="compile")
+    said = {"failures": {"jax": "a|b"}, "remarks": {"memplan": ["x", "y"]}}
+    record = a_record("alexnet", compiled="compile", **said)
     shown = row(record, ("eager", "jax"))
     assert shown.startswith("| alexnet | 8 | 1 | 9.00 | – | 4.50 · 4.50 · 4.50 |")
-    assert shown.endswith("compile: compile; jax failed: a\\|b |")
+    assert shown.endswith("compile: compile; memplan: x, y; jax failed: a\\|b |")
     assert (
         shown.replace("\\|", "").count("|") == heading(("eager", "jax")).count("|") / 2
     )

@@ -117,6 +117,14 @@ def _memplan(most_steps: int | None = None) -> Callable[[Any, Setting], Call]:
     return make
 
 
+def kept_bytes(call: Call) -> int:
+    """Bytes of activations that a contender keeps from call to call: the arena that
+    memplan runs a network in; 0 of the others."""
+    programs = call.programs() if hasattr(call, "programs") else []
+    engines = [program.engine for program in programs if hasattr(program, "engine")]
+    return sum(int(engine.arena.bytes) for engine in engines)
+
+
 _CONTENDERS: dict[str, Callable[[Any, Setting], Call]] = {
     "eager": _eager,
     "channels_last": _channels_last,

@@ -136,6 +136,7 @@ def record_of(key: Key, found: Sequence[Contender]) -> Record:
     memplan took in the same round, None without one of them; `ratios`: of all, with
     the least and the most. `max_relative_error`: memplan's, or without it, the most.
     `compile` is the fastest of its ways, `compiled` the name of that; `ways`: all.
+    `remarks`: what memplan warned of, as that it left the network as it was.
     """
     whole = [one for one in found if one.failure is None and one.turns]
     ways = {one.name: one for one in whole if one.name in COMPILED}
@@ -170,6 +171,11 @@ def record_of(key: Key, found: Sequence[Contender]) -> Record:
         "ways": {
             name: {"seconds": median(one.turns), "first_call_seconds": one.first_call}
             for name, one in ways.items()
+        },
+        "remarks": {
+            one.name: one.remarks
+            for one in found
+            if one.remarks and one.name.startswith("memplan")
         },
         "turns": {name: one.turns for name, one in named.items()},
         "failures": {one.name: one.failure for one in found if one.failure is not None},

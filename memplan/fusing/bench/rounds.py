@@ -23,7 +23,8 @@ _FAREWELL = 10.0  # seconds that a process has to end when it is told to
 
 @dataclass
 class Contender:
-    """What was measured of one. turns: seconds, one a round; failure: why it ended."""
+    """What was measured of one. turns: seconds, one a round; remarks: what it warned of
+    when it was first called; failure: why it ended."""
 
     name: str
     first_call: float | None = None
@@ -31,6 +32,7 @@ class Contender:
     error: float | None = None
     peak_bytes: int | None = None
     failure: str | None = None
+    remarks: list[str] = field(default_factory=list)
 
 
 class Process:
@@ -146,7 +148,8 @@ class Rounds:
             process = self._stack.enter_context(started(job, self._timeout))
             self._alive[job.contender] = process
             with self._noting(job.contender) as one:
-                one.first_call = process.first()["first_call"]
+                answer = process.first()
+                one.first_call, one.remarks = answer["first_call"], answer["remarks"]
 
     def run(self, repeats: int) -> None:
         """A round to warm up, then `repeats` that count. Each begins with another

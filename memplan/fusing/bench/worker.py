@@ -22,9 +22,10 @@ from typing import Any
 from memplan.errors import MemplanError
 from memplan.factory import reason
 from memplan.fusing import networks
-from memplan.fusing.bench.contenders import Call, Setting, prepared
+from memplan.fusing.bench.contenders import Call, Setting, kept_bytes, prepared
 
 MOST_CALLS = 50  # in one turn
+MOST_REMARKS = 5  # of one contender
 COLD_SECONDS = 0.2  # a call that takes longer does not need another to warm it up
 
 
@@ -46,7 +47,7 @@ class Job:
 
 class Worker:
     """A contender that has been called once. first_call: seconds from the network, as
-    torch has it, until its first result."""
+    torch has it, until its first result; remarks: what it warned of meanwhile."""
 
     def __init__(self, job: Job) -> None:
         import torch
@@ -57,10 +58,13 @@ class Worker:
         self._input = an_input(job.network, job.batch)
         setting = Setting(self._input, job.threads, Path(job.folder))
         started = time.perf_counter()
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", UserWarning)
             self._call: Call = prepared(job.contender, model, setting)
             self._call(self._input)
         self.first_call = time.perf_counter() - started
+        said = dict.fromkeys(" ".join(str(one.message).split()) for one in warned)
+        self.remarks = [text[:500] for text in said][:MOST_REMARKS]
         self._usual = self.first_call
         gc.collect()
         gc.freeze()  # what took part in compiling would be looked through for ever
@@ -98,7 +102,8 @@ class Worker:
         """Bytes of activations at their peak, the result among them."""
         from memplan.graph.measure import activation_peak
 
-        return {"bytes": activation_peak(lambda: self._call(self._input))}
+        made = activation_peak(lambda: self._call(self._input))
+        return {"bytes": made + kept_bytes(self._call)}
 
     def shares(self) -> dict[str, Any]:
         """Layers, stacks and the share of time, as the paper counts them; in eager."""
@@ -130,7 +135,7 @@ def answers(job: Job, requests: Iterator[str]) -> Iterator[dict[str, Any]]:
     the reason on one line, is the last."""
     try:
         worker = Worker(job)
-        yield {"first_call": worker.first_call}
+        yield {"first_call": worker.first_call, "remarks": worker.remarks}
         for request in requests:
             yield REQUESTS[request.strip()](worker)
     except MemplanError as error:

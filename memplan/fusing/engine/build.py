@@ -10,7 +10,8 @@ from typing import Any
 
 from memplan.fusing.engine import places as arenas
 from memplan.fusing.engine.emit import Emitter
-from memplan.fusing.engine.packs import Packs
+from memplan.fusing.engine.memory import arena as memory_of
+from memplan.fusing.engine.packs import Packs, four
 from memplan.fusing.engine.places import Arena, Place
 from memplan.fusing.engine.runner import Runner, Values
 from memplan.fusing.layers import Network
@@ -95,7 +96,9 @@ class Engine:
 
         if not isinstance(value, torch.Tensor):
             return value
-        if value.untyped_storage().data_ptr() != runner.storage:
+        if value.device.type != "cpu" or (
+            value.untyped_storage().data_ptr() != runner.storage
+        ):
             return value
         return self._empty(name, value, tuple(value.shape)).copy_(value)
 
@@ -110,8 +113,10 @@ class Engine:
 
         strides = self._strides.get(name)
         if strides is None or len(strides) != len(shape):
-            return torch.empty(shape, dtype=value.dtype)
-        return torch.empty_strided(shape, strides, dtype=value.dtype)
+            return torch.empty(shape, dtype=value.dtype, device=value.device)
+        return torch.empty_strided(
+            shape, strides, dtype=value.dtype, device=value.device
+        )
 
     @contextlib.contextmanager
     def _runner(self, images: int) -> Iterator[Runner]:
@@ -126,10 +131,8 @@ class Engine:
                 idle.append(runner)
 
     def _made(self, images: int) -> Runner:
-        import torch
-
         places, arena = self._layout(images)
-        memory = torch.empty(arena.bytes + arenas.ALIGNMENT, dtype=torch.uint8)
+        memory = memory_of(arena.bytes + arenas.ALIGNMENT)
         emitter = Emitter(
             self._network,
             self._shapes(images),
@@ -148,7 +151,7 @@ class Engine:
         widths = {each.buffer: each.pixel for each in places.values()}
 
         def size(buffer: str) -> int:
-            n, _, height, width = shapes[buffer]
+            n, _, height, width = four(shapes[buffer])
             item = int(self._network.dtypes[buffer].itemsize)
             return max(1, n * height * width * widths[buffer] * item)
 
@@ -167,7 +170,7 @@ class Engine:
             return self._network.shapes
         return {
             name: (images, *shape[1:])
-            if len(shape) == 4 and shape[0] == self.images
+            if len(shape) in (2, 4) and shape[0] == self.images
             else shape
             for name, shape in self._network.shapes.items()
         }

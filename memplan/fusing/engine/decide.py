@@ -13,6 +13,7 @@ from memplan.fusing.engine.decisions import Decisions
 from memplan.fusing.engine.packs import Packs
 from memplan.fusing.engine.split import without_prologues
 from memplan.fusing.engine.stacks import kernels as stack_kernels
+from memplan.fusing.engine.stacks import on_gpu
 from memplan.fusing.kernels import convolution_library
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Joined, Node
@@ -39,8 +40,9 @@ class Maker:
     ) -> None:
         self._model, self._network, self._nodes = model, network, nodes
         self._outputs, self._inputs, self._options = outputs, inputs, options
+        self.device = str(next(iter(inputs.values())).device)
         self.layout = _layout(nodes, inputs)
-        self.own = has_compiler()
+        self.own = self.device == "cpu" and has_compiler()
         self.images = network.shapes[network.inputs[0]][0]
         keys = [
             signature(node, network, model, self.images)
@@ -57,10 +59,7 @@ class Maker:
             if isinstance(node, Joined)
         }
         nodes = without_prologues(self._nodes, self._network, chosen)
-        stacks = stack_kernels(
-            nodes, self._network, self.layout, self._options.max_steps, self.own
-        )
-        packs = Packs(self._model, self._network, nodes, chosen, stacks)
+        packs = Packs(self._model, self._network, nodes, chosen, self._stacks(nodes))
         return Engine(self._network, nodes, self._outputs, packs, batch, self.layout)
 
     def _kernel(self, node: Joined, wanted: tuple[str, ...], batch: int) -> str:
@@ -76,6 +75,12 @@ class Maker:
             known = fastest(node, self._network, self._model, images, names)
             self.decisions.keep_kernel(key, names, known)
         return known
+
+    def _stacks(self, nodes: list[Node]) -> dict[str, Any]:
+        most = self._options.max_steps
+        if self.device == "cpu":
+            return stack_kernels(nodes, self._network, self.layout, most, self.own)
+        return on_gpu(nodes, self._network, self.device, most)
 
     def batches(self) -> list[int]:
         """Numbers of images at a time to be tried, all of them first."""
@@ -99,9 +104,9 @@ def _layout(nodes: list[Node], inputs: dict[str, Any]) -> str:
     """Channels last where there are convolutions, else as the first input is."""
     import torch
 
-    if any(isinstance(node, Joined) for node in nodes):
-        return "channels_last"
     first = next(iter(inputs.values()))
+    if first.device.type == "cpu" and any(isinstance(node, Joined) for node in nodes):
+        return "channels_last"
     last = first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
     if last and not first.is_contiguous():
         return "channels_last"
@@ -124,13 +129,22 @@ def has_compiler() -> bool:
     return True
 
 
-def seconds(run: Any, most: int = 5, enough: float = 1.0) -> float:
-    """The least time of a few runs, after one that does not count."""
+def seconds(run: Any, device: str = "cpu", most: int = 3, enough: float = 1.0) -> float:
+    """The least time of a few runs, until the device is done, after one that does not
+    count."""
+    import torch
+
+    def wait() -> None:
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+
     run()
+    wait()
     best, began = float("inf"), time.perf_counter()
     for _ in range(most):
         start = time.perf_counter()
         run()
+        wait()
         best = min(best, time.perf_counter() - start)
         if time.perf_counter() - began > enough:
             break

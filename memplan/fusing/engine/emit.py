@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import Epilogue, Prologue
 from memplan.fusing.convolution import bind as bind_convolution
+from memplan.fusing.cuda.run import CudaStack
 from memplan.fusing.engine import onednn
-from memplan.fusing.engine.packs import Packs
+from memplan.fusing.engine.packs import Packs, four
 from memplan.fusing.engine.places import Arena, Place, copies
 from memplan.fusing.engine.runner import Call, Given, Native, Step, Values
 from memplan.fusing.front.trace import overwrites
@@ -43,12 +45,15 @@ class Emitter:
         self._skipped = -memory.data_ptr() % 64
 
     def views(self) -> Values:
-        """The values in the arena, as tensors."""
-        return {name: self._view(name, place) for name, place in self._places.items()}
+        """The values in the arena, as tensors of their shapes."""
+        return {
+            name: self._view(name, place).reshape(self._shapes[name])
+            for name, place in self._places.items()
+        }
 
     def _view(self, name: str, place: Place) -> Any:
-        """A tensor of the value's shape where it lies."""
-        n, c, height, width = self._shapes[name]
+        """A tensor (n, c, h, w) where a value lies."""
+        n, c, height, width = four(self._shapes[name])
         flat = self._memory.view(dtype=self._network.dtypes[name])
         start = self._bytes(place) // flat.element_size()
         if not self._last:
@@ -62,8 +67,9 @@ class Emitter:
         return int(self._skipped) + self._arena.offsets[place.buffer]
 
     def convert(self, tensor: Any) -> Any:
-        """A tensor that torch made, laid out as kernels read it."""
-        return tensor.detach().contiguous(memory_format=self._format())
+        """A tensor that torch made, (n, c, h, w), laid out as kernels read it."""
+        planes = tensor if tensor.dim() == 4 else tensor[:, :, None, None]
+        return planes.detach().contiguous(memory_format=self._format())
 
     def _format(self) -> Any:
         import torch
@@ -106,12 +112,13 @@ class Emitter:
 
     def _by_onednn(self, node: Joined, packed: onednn.Packed) -> Step:
         convolution, activation = node.convolution, node.activation
-        source, added = node.source, node.added
+        source, added, shape = node.source, node.added, self._shapes[node.value]
 
         def run(values: Values) -> Any:
-            other = None if added is None else values[added]
+            other = None if added is None else self.convert(values[added])
             x = self.convert(values[source])
-            return onednn.run(x, packed, convolution, other, activation)
+            y = onednn.run(x, packed, convolution, other, activation)
+            return y.view(shape) if len(shape) == 2 else y
 
         return Call(node.value, run)
 
@@ -119,12 +126,17 @@ class Emitter:
         kernel = self._packs.stacks[node.value]
         operands = self._packs.operands(node)
         if not isinstance(kernel, Kernel):
+            shape = self._shapes[node.value]
 
             def run(values: Values) -> Any:
                 given = [
-                    values[each] if isinstance(each, str) else each for each in operands
+                    self.convert(values[each]) if isinstance(each, str) else each
+                    for each in operands
                 ]
-                return reference(kernel, values[node.source], given)
+                x = self.convert(values[node.source])
+                if isinstance(kernel, Stack):
+                    return reference(kernel, x, given).reshape(shape)
+                return kernel(x, _as_cuda_takes(kernel, given)).reshape(shape)
 
             return Call(node.value, run)
         tensors = [
@@ -154,7 +166,7 @@ class Emitter:
         if name in self._places:
             return self._view(name, self._places[name])
         return torch.empty(
-            self._shapes[name],
+            four(self._shapes[name]),
             dtype=self._network.dtypes[name],
             memory_format=self._format(),
         )
@@ -168,7 +180,7 @@ class Emitter:
         )
 
     def _copied(self, piece: str, target: Place) -> Step:
-        view = self._view(piece, target)
+        view = self._view(piece, target).reshape(self._shapes[piece])
         return Call("", lambda values: view.copy_(values[piece]))
 
     def _called(self, node: Called) -> Step:
@@ -187,3 +199,12 @@ class Emitter:
             return op.target(*args, **kwargs)
 
         return Call(node.value, run)
+
+
+def _as_cuda_takes(kernel: CudaStack, operands: list[Any]) -> list[Any]:
+    """Operands of one value a channel of each image as (n, c)."""
+    kinds = [kind for each in kernel.operations for kind in each.operands]
+    return [
+        operand.flatten(1) if kind == "image" else operand
+        for kind, operand in zip(kinds, operands, strict=True)
+    ]

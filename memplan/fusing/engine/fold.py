@@ -21,10 +21,15 @@ def scale_and_shift(model: Any, norm: Norm) -> tuple[Any, Any]:
     return scale, shift
 
 
+def as_planes(weight: Any) -> Any:
+    """A weight (k, c, h, w): that of a linear layer (k, c) as one of a 1×1 kernel."""
+    return weight if weight.dim() == 4 else weight[:, :, None, None]
+
+
 def folded(model: Any, node: Joined) -> tuple[Any, Any]:
     """Weight (k, c / groups, h, w) and bias (k) or None of a convolution, with the
     normalisations behind it: in the weight's own type, computed in float64."""
-    weight = fetch(model, node.convolution.weight)
+    weight = as_planes(fetch(model, node.convolution.weight))
     bias = node.convolution.bias
     added = None if bias is None else fetch(model, bias)
     if not node.norms:

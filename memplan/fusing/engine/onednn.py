@@ -39,7 +39,7 @@ def pack(
     import torch
 
     numbers = convolution.padding, convolution.stride, convolution.dilation
-    if available():
+    if available() and weight.device.type == "cpu" and tuple(size[2:]) != (1, 1):
         try:
             # It is a module of torch that brings the meta kernels along.
             blocked = torch.ops.mkldnn._reorder_convolution_weight(
@@ -62,11 +62,20 @@ def run(
     import torch
 
     given = convolution
-    if not packed.blocked:
+    if (
+        x.shape[2:] == (1, 1)
+        and packed.weight.shape[2:] == (1, 1)
+        and (given.groups == 1)
+    ):
+        y = torch.nn.functional.linear(
+            x.flatten(1), packed.weight.flatten(1), packed.bias
+        )[:, :, None, None]
+    elif not packed.blocked:
         y = torch.nn.functional.conv2d(
             x, packed.weight, packed.bias, given.stride, given.padding,
             given.dilation, given.groups,
         )  # fmt: skip
+    if not packed.blocked:
         y = y if added is None else y.add_(added)
         return y if activation is None else _clamp(y, activation)
     numbers = given.padding, given.stride, given.dilation, given.groups

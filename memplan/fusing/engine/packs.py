@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from memplan.fusing.engine import onednn
-from memplan.fusing.engine.fold import folded, scale_and_shift
+from memplan.fusing.engine.fold import as_planes, folded, scale_and_shift
 from memplan.fusing.front.weights import fetch
 from memplan.fusing.geometry import Geometry
 from memplan.fusing.kernels import convolution_library
@@ -15,13 +15,21 @@ from memplan.fusing.nodes import Joined, Node, Stacked
 from memplan.fusing.packing import Packed, pack
 
 
+def four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """A shape (n, c, h, w): that of vectors (n, c) with planes of one element."""
+    n, c, *plane = shape
+    height, width = plane or (1, 1)
+    return n, c, height, width
+
+
 def geometry(convolution: Convolution, model: Any) -> Geometry:
     """A convolution without groups, its channels those of its weight now."""
-    out, channels, *kernel = fetch(model, convolution.weight).shape
+    weight = as_planes(fetch(model, convolution.weight))
+    out, channels, height, width = weight.shape
     return Geometry(
         channels,
         out,
-        (kernel[0], kernel[1]),
+        (height, width),
         convolution.stride,
         convolution.padding,
         convolution.dilation,
@@ -68,7 +76,7 @@ class Packs:
         weight, bias = folded(self.model, node)
         kernel = self.kernels[node.value]
         if kernel == "onednn":
-            size = self._network.shapes[node.source]
+            size = four(self._network.shapes[node.source])
             return onednn.pack(weight, bias, node.convolution, size)
         return pack(weight, bias, geometry(node.convolution, self.model), kernel)
 

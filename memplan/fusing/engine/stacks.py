@@ -6,6 +6,10 @@ from typing import Any
 
 from memplan.fusing.caches import cpu_device
 from memplan.fusing.collapse import Stack, collapse
+from memplan.fusing.cuda.gpu import Gpu
+from memplan.fusing.cuda.kernel import TYPES
+from memplan.fusing.cuda.run import CudaStack
+from memplan.fusing.engine.packs import four
 from memplan.fusing.generate import DTYPES
 from memplan.fusing.kernel import Kernel, compiled_many
 from memplan.fusing.layers import Network
@@ -16,7 +20,7 @@ def collapsed(
     node: Stacked, network: Network, layout: str, max_steps: int | None
 ) -> Stack:
     """A node's stack, cut into sequences for this CPU's caches."""
-    height, width = network.shapes[node.source][2:]
+    _, _, height, width = four(network.shapes[node.source])
     device = cpu_device(layout)
     return collapse(tuple(node.operations), (height, width), device, max_steps)
 
@@ -27,12 +31,12 @@ def kernels(
     layout: str,
     max_steps: int | None,
     own: bool,
-) -> dict[str, Kernel | Stack]:
+) -> dict[str, Kernel | Stack | CudaStack]:
     """Of each stack, by value, its kernel; itself where torch runs it.
 
     own: whether there is a compiler.
     """
-    found: dict[str, Kernel | Stack] = {}
+    found: dict[str, Kernel | Stack | CudaStack] = {}
     groups: dict[str, list[tuple[str, Stack]]] = {}
     for node in nodes:
         if isinstance(node, Stacked):
@@ -44,6 +48,26 @@ def kernels(
         if own and dtype in DTYPES:
             made = compiled_many([stack for _, stack in pairs], dtype, layout)
             found.update(zip((name for name, _ in pairs), made, strict=True))
+    return found
+
+
+def on_gpu(
+    nodes: list[Node], network: Network, device: str, max_steps: int | None
+) -> dict[str, Kernel | Stack | CudaStack]:
+    """Of each stack, by value, its kernels on a GPU; itself where torch runs it.
+
+    Raises EnvironmentUnfitError where the GPU or NVRTC cannot be used.
+    """
+    gpu = Gpu(int(device.partition(":")[2] or 0))
+    found: dict[str, Kernel | Stack | CudaStack] = {}
+    for node in nodes:
+        if isinstance(node, Stacked):
+            fit = _dtype(network.dtypes[node.source]) in TYPES
+            found[node.value] = (
+                CudaStack(tuple(node.operations), gpu, max_steps=max_steps)
+                if fit
+                else collapsed(node, network, "channels_first", max_steps)
+            )
     return found
 
 

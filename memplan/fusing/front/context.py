@@ -39,8 +39,13 @@ class LeftAloneError(Exception):
 
 
 def planes(context: Context, value: Any) -> tuple[int, int, int, int]:
-    """The shape (n, c, h, w). Raises LeftAloneError for values of another rank."""
+    """The shape (n, c, h, w); vectors (n, c) have planes of one element.
+
+    Raises LeftAloneError for values of another rank.
+    """
     shape = context.shape(value)
+    if shape is not None and len(shape) == 2:
+        shape = (*shape, 1, 1)
     if shape is None or len(shape) != 4 or 0 in shape:
         raise LeftAloneError("its input has no planes, (n, c, h, w)")
     return shape

@@ -23,6 +23,7 @@ from memplan.fusing.front.windows import (
     batch_norm,
     conv2d,
     convolution,
+    linear,
     max_pool2d,
     mean,
 )
@@ -109,6 +110,8 @@ def binary(kind: str, number: str) -> Rule:
         other = context.shape(y)
         if kind == "mul" and (shape or ())[2:] == (1, 1) != (other or ())[2:]:
             x, y, shape, other = y, x, other, shape
+        if other is not None and len(other) == 2:
+            other = (*other, 1, 1)
         if other == shape:
             made_of(layer, Operation(kind), x, y)
         elif kind == "mul" and other == (*(shape or ())[:2], 1, 1):
@@ -144,6 +147,7 @@ def cat(layer: Layer, context: Context, tensors: Any, dim: int = 0) -> None:
 FUNCTIONS: dict[str, Rule] = {
     "conv2d": conv2d,
     "convolution": convolution,
+    "linear": linear,
     "batch_norm": batch_norm,
     "max_pool2d": max_pool2d,
     "avg_pool2d": avg_pool2d,

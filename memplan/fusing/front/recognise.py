@@ -35,7 +35,7 @@ def _layer(op: Op, program: Program, context: Context) -> Layer:
             raise LeftAloneError(f"{key} is none of the layers that are fused")
         if meta is None or not meta.dtype.is_floating_point:
             raise LeftAloneError("its result is no floating-point tensor")
-        if meta.device != "cpu":
+        if not meta.device.startswith(("cpu", "cuda")):
             raise LeftAloneError(f"it runs on {meta.device}")
         rule(layer, context, *args, **kwargs)
     except LeftAloneError as error:

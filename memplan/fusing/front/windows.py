@@ -27,6 +27,15 @@ def pair(value: Any) -> tuple[int, int]:
     return values
 
 
+def linear(
+    layer: Layer, context: Context, x: Any, weight: Any, bias: Any = None
+) -> None:
+    """Of vectors (n, c): a 1×1 convolution of planes of one element."""
+    if len(context.shape(x) or ()) != 2:
+        raise LeftAloneError("its input is not (n, c)")
+    conv2d(layer, context, x, weight, bias)
+
+
 def conv2d(
     layer: Layer,
     context: Context,

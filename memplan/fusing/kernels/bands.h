@@ -105,9 +105,9 @@ class Task {
       r.shares_down = s.shares_down;
       r.shares_across = s.shares_across;
       if (last) {
-        r.memory = plan_.out + spot_.image * plan_.out_image +
-                   spot_.channel * (kLast ? 1 : r.spot.points);
-        r.pixel = kLast ? plan_.out_pixel : 1;
+        r.out = buffers_[plan_.count & 1];
+        r.out_row = plan_.out_row;
+        r.packed = true;
       } else {
         surround(stages_[i + 1], i + 1);
         const Stage& next = stages_[i + 1];
@@ -115,12 +115,53 @@ class Task {
         r.out_row = next.row;
         r.outside = next.step->shape.outside();
       }
-      if (r.count > 0) s.step->rows[exact_][last](r);
+      if (r.count > 0) s.step->rows[exact_](r);
+      if (last) send(r);
+      prefetch(i);
       s.begun = s.begun || r.count > 0;
       if (plan_.band < height()) kept += s.keep;
       s.made = s.to_make;
       s.received = s.wanted;
     }
+  }
+
+  // Results of a band to memory, in order, for columns were made one by one.
+  void send(const Rows& r) {
+    const int64_t channel = spot_.channel, points = r.count * r.width;
+    Value* out = plan_.out + spot_.image * plan_.out_image;
+    if constexpr (!kLast) {
+      put(out + channel * r.spot.points + r.first * r.width, r.out, points);
+      return;
+    }
+    const int64_t pixel = plan_.out_pixel, unit = plan_.unit;
+    const int64_t count = at_most(plan_.call->channels - channel, plan_.group);
+    out += channel + r.first * r.width * pixel;
+    if (count == unit && count == pixel) {
+      put(out, r.out, points * unit);
+    } else if (count == kLanes) {
+      for (int64_t i = 0; i < points; ++i) store(out + i * pixel, load(r.out + i * unit));
+    } else {
+      for (int64_t i = 0; i < points; ++i) put(out + i * pixel, r.out + i * unit, count);
+    }
+  }
+
+  static MEMPLAN_INLINE void put(Value* out, const float* from, int64_t count) {
+    if constexpr (sizeof(Value) == sizeof(float)) {
+      if (count >= 256) {
+        __builtin_memcpy(out, from, count * sizeof(float));
+        return;
+      }
+    }
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(out + i, load(from + i));
+    if (i < count) store_some(out + i, load(from + i), (int)(count - i));
+  }
+
+  // While a step is computed the input of the next band, or task, comes nearer.
+  void prefetch(int step) {
+    const int64_t from = coming_ * step / plan_.count;
+    const int64_t to = coming_ * (step + 1) / plan_.count;
+    for (int64_t i = from; i < to; ++i) __builtin_prefetch(next_ + i * 64, 0, 2);
   }
 
   // Rows of a buffer that lie above and below the plane, and what lies ahead of it.
@@ -152,7 +193,13 @@ class Task {
     l.out = buffers_[0] + s.ahead + (l.from - s.received) * s.row;
     l.out_row = s.row;
     l.outside = s.step->shape.outside();
+    coming_ = 0;
     if (l.from >= l.to) return;
+    if (!kLast || plan_.groups == 1) {
+      const int64_t row = s.width * (kLast ? l.pixel : 1) * (int64_t)sizeof(Value);
+      next_ = (const char*)l.memory + l.to * row;
+      coming_ = (l.to - l.from) * row / 64;
+    }
     const Vec most = plan_.sequence->load(l);
     if (!exact_) exact_ = !stays_finite(most);
   }
@@ -190,6 +237,8 @@ class Task {
   int vectors_ = 1;
   float* buffers_[2] = {};
   bool exact_ = false;
+  const char* next_ = nullptr;  // memory that is read next, and lines of it
+  int64_t coming_ = 0;
   Vec most_{};
 };
 

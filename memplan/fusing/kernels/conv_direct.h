@@ -41,6 +41,22 @@ struct DirectPlan {
   }
 
   int64_t tasks() const { return blocks_n * blocks_y * blocks_x * groups; }
+  // The rows of input of one task, without the halo behind them.
+  Later rows(int64_t task) const {
+    if (task >= tasks() || groups > 1 || call.in_pixel > 2 * call.c) return {};
+    const int64_t x = task % blocks_x * block.columns * call.stride_w;
+    task /= blocks_x;
+    const int64_t y = task % blocks_y * block.rows * call.stride_h;
+    const int64_t rows = std::min(block.rows * call.stride_h, call.h - y);
+    const int64_t image = task / blocks_y * block.images;
+    const int64_t images = std::min(block.images, call.n - image);
+    const float* from = call.in + image * call.in_image + (y * call.w + x) * call.in_pixel;
+    if (blocks_x > 1) {
+      const int64_t columns = std::min(block.columns * call.stride_w, call.w - x);
+      return {from, from + columns * call.in_pixel};
+    }
+    return {from, from + (images - 1) * call.in_image + rows * call.w * call.in_pixel};
+  }
   int64_t pixels() const { return block.images * block.rows * block.columns; }
   int64_t buffer() const {
     return in_place ? 0 : block.images * in_rows * in_columns * pitch + WIDTH;
@@ -110,7 +126,6 @@ struct DirectPlan {
 // What a thread holds while it works on a block.
 struct DirectScratch {
   float* input;
-  float* partial;
   const float** in;
   float** out;
   const float** add;
@@ -126,7 +141,6 @@ struct DirectScratch {
  private:
   void lay_out(const DirectPlan& plan, Pieces& pieces) {
     input = pieces.take<float>(plan.buffer());
-    partial = pieces.take<float>(plan.pixels() * WIDEST * WIDTH);
     in = pieces.take<const float*>(plan.pixels());
     out = pieces.take<float*>(plan.pixels());
     add = pieces.take<const float*>(plan.pixels());
@@ -136,8 +150,8 @@ struct DirectScratch {
 
 class DirectTask {
  public:
-  DirectTask(const DirectPlan& plan, int64_t task)
-      : plan_(plan), call_(plan.call), scratch_(plan) {
+  DirectTask(const DirectPlan& plan, int64_t task, int threads)
+      : plan_(plan), call_(plan.call), scratch_(plan), later_(plan.rows(task + threads)) {
     group_ = task % plan.groups;
     task /= plan.groups;
     x_ = task % plan.blocks_x * plan.block.columns;
@@ -157,10 +171,17 @@ class DirectTask {
     const int64_t first = group_ * panels.count / plan_.groups;
     const int64_t last = (group_ + 1) * panels.count / plan_.groups;
     for (int64_t panel = first; panel < last; ++panel) {
-      Work work{scratch_.in,  scratch_.out, call_.add ? scratch_.add : nullptr,
-                scratch_.segments, segments, call_.weights + panels.offset(panel, plan_.depth),
-                call_.bias, panels.first_column(panel), call_.k,
-                call_.low, call_.high, call_.flags, scratch_.partial, true, true};
+      const int64_t column = panels.first_column(panel);
+      Work work{};
+      work.in = scratch_.in, work.out = scratch_.out;
+      work.add = call_.add ? scratch_.add : nullptr;
+      work.segments = scratch_.segments, work.count = segments;
+      work.weights = call_.weights + panels.offset(panel, plan_.depth);
+      work.ahead = call_.weights + panels.offset(panel + 1, plan_.depth);
+      work.depth = plan_.depth, work.later = &later_;
+      work.start = call_.bias ? call_.bias + column : ZEROS;
+      work.column = column, work.columns = call_.k - column;
+      bound(work, call_);
       run_panel(work, panels.vectors(panel), images_ * rows_ * columns_);
     }
   }
@@ -217,12 +238,13 @@ class DirectTask {
   const DirectPlan& plan_;
   const Convolution& call_;
   DirectScratch scratch_;
+  Later later_;
   int64_t group_, image_, y_, x_, images_, rows_, columns_;
 };
 
 inline void direct(const Convolution& call, int threads) {
   const DirectPlan plan(call, threads);
-  parallel(plan.tasks(), threads, [&](int64_t task) { DirectTask(plan, task).run(); });
+  parallel(plan.tasks(), threads, [&](int64_t task) { DirectTask(plan, task, threads).run(); });
 }
 
 }  // namespace memplan

@@ -28,33 +28,49 @@ struct Panels {
   int64_t padded() const { return first_column(count - 1) + last * WIDTH; }
 };
 
+// Input that is wanted after this block, to be fetched a line a step.
+struct Later {
+  const float* next = nullptr;
+  const float* end = nullptr;
+};
+
 // The columns of one panel, for the rows that the tables list.
 struct Work {
   const float* const* in;   // where each row of values begins
-  float* const* out;        // where column 0 of each row goes
+  float* const* out;        // where the first column of each row goes
   const float* const* add;  // likewise; null: nothing is added
   const Segment* segments;
-  int64_t count;  // of segments
-  const float* weights;
-  const float* bias;  // of all columns, padded to whole vectors; or null
-  int64_t column, columns;  // the first one, and how many there are in all
+  int64_t count;         // of segments
+  const float* weights;  // of the panel
+  const float* ahead;    // the weights that come after these
+  Later* later;          // moves on as lines are fetched
+  int64_t depth;         // values a row: as many as the segments have
+  const float* start;    // what the sums begin with: a value a column of the panel
+  int64_t column;        // the panel's first one
+  int64_t columns;       // how many of it there are to store
+  bool bounded;          // clamped to low and high, last of all
   float low, high;
-  int32_t flags;
-  float* partial;  // sums of earlier segments, and for later ones
-  bool first, last;
 };
+
+constexpr float INF = __builtin_inff();
+alignas(64) inline constexpr float ZEROS[WIDEST * WIDTH] = {};
+
+// What a call's flags do to its results.
+inline void bound(Work& work, const Convolution& call) {
+  work.low = -INF, work.high = INF;
+  if (call.flags & CLAMP_OUT) work.low = call.low, work.high = call.high;
+  if ((call.flags & RELU_OUT) && work.low < 0.0f) work.low = 0.0f;
+  work.bounded = call.flags & (RELU_OUT | CLAMP_OUT);
+}
 
 // The last columns of some rows, fewer than the panel is wide: `sums` of M rows.
 inline void finish_part(const Work& work, int64_t row, int64_t rows, int64_t width,
                         const float* sums) {
-  const int64_t rest = work.columns - work.column;
   for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < rest; ++j) {
+    for (int64_t j = 0; j < work.columns; ++j) {
       float x = sums[i * width + j];
-      if (work.bias) x += work.bias[work.column + j];
       if (work.add) x += work.add[row + i][work.column + j];
-      if (work.flags & RELU_OUT) x = x < 0.0f ? 0.0f : x;
-      if (work.flags & CLAMP_OUT) {
+      if (work.bounded) {
         x = x < work.low ? work.low : x;
         x = x > work.high ? work.high : x;
       }
@@ -63,8 +79,13 @@ inline void finish_part(const Work& work, int64_t row, int64_t rows, int64_t wid
 }
 
 template <int M, int N>
-MEMPLAN_INLINE void finish(Tile<M, N>& tile, const Work& work, int64_t row) {
-  if (work.columns - work.column < N * WIDTH) {
+void run_tile(const Work& work, int64_t row, const float* ahead) {
+  Tile<M, N> tile;
+  tile.each([&](Vector, int, int j) MEMPLAN_LAMBDA {
+    return load(work.start + j * WIDTH);
+  });
+  tile.multiply({work.in + row, work.segments, work.count, work.weights, ahead});
+  if (work.columns < N * WIDTH) {
     float sums[M * N * WIDTH];
     tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
       store(sums + (i * N + j) * WIDTH, x);
@@ -72,20 +93,11 @@ MEMPLAN_INLINE void finish(Tile<M, N>& tile, const Work& work, int64_t row) {
     });
     return finish_part(work, row, M, N * WIDTH, sums);
   }
-  const auto at_column = [&](const float* from, int j) MEMPLAN_LAMBDA {
-    return load(from + work.column + j * WIDTH);
-  };
-  if (work.bias)
-    tile.each([&](Vector x, int, int j) MEMPLAN_LAMBDA {
-      return x + at_column(work.bias, j);
-    });
   if (work.add)
     tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
-      return x + at_column(work.add[row + i], j);
+      return x + load(work.add[row + i] + work.column + j * WIDTH);
     });
-  if (work.flags & RELU_OUT)
-    tile.each([](Vector x, int, int) MEMPLAN_LAMBDA { return at_least(x, Vector{}); });
-  if (work.flags & CLAMP_OUT) {
+  if (work.bounded) {
     const Vector low = broadcast(work.low), high = broadcast(work.high);
     tile.each([&](Vector x, int, int) MEMPLAN_LAMBDA {
       return at_most(at_least(x, low), high);
@@ -97,24 +109,7 @@ MEMPLAN_INLINE void finish(Tile<M, N>& tile, const Work& work, int64_t row) {
   });
 }
 
-template <int M, int N>
-void run_tile(const Work& work, int64_t row) {
-  Tile<M, N> tile;
-  tile.each([](Vector, int, int) MEMPLAN_LAMBDA { return Vector{}; });
-  tile.multiply({work.in + row, work.segments, work.count, work.weights});
-  float* partial = work.partial + row * N * WIDTH;
-  if (!work.first)
-    tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
-      return x + load(partial + (i * N + j) * WIDTH);
-    });
-  if (work.last) return finish(tile, work, row);
-  tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
-    store(partial + (i * N + j) * WIDTH, x);
-    return x;
-  });
-}
-
-using TileFunction = void (*)(const Work&, int64_t);
+using TileFunction = void (*)(const Work&, int64_t, const float*);
 
 template <int N, int... M>
 constexpr auto tile_table(std::integer_sequence<int, M...>) {
@@ -129,7 +124,15 @@ inline void run_rows(const Work& work, int64_t rows) {
   const int64_t tiles = ceil_div(rows, MOST);
   for (int64_t t = 0, row = 0; t < tiles; ++t) {
     const int64_t height = (rows - row) / (tiles - t);
-    table[static_cast<size_t>(height - 1)](work, row);
+    // The first N tiles fetch the weights that come next, the others input.
+    const float* ahead = work.weights;
+    if (t < N) {
+      ahead = work.ahead + t * work.depth * WIDTH;
+    } else if (work.later->next < work.later->end) {
+      ahead = work.later->next;
+      work.later->next += work.depth * WIDTH;
+    }
+    table[static_cast<size_t>(height - 1)](work, row, ahead);
     row += height;
   }
 }

@@ -27,6 +27,7 @@ struct Product {
   const Segment* segments;
   int64_t count;         // of segments
   const float* weights;  // of the panel: per value N vectors
+  const float* ahead;    // weights that are wanted soon
 };
 
 template <int M, int N>
@@ -40,6 +41,18 @@ struct Tile {
     for (int i = 0; i < M; ++i) {
       MEMPLAN_UNROLL
       for (int j = 0; j < N; ++j) sum[i][j] = change(sum[i][j], i, j);
+    }
+  }
+
+  // A tile of many rows has time to fetch a line a step of the weights that come next;
+  // one of few waits for its own.
+  static MEMPLAN_INLINE void fetch(const float* ahead, const float* b) {
+    constexpr int64_t DISTANCE = 1024;
+    if constexpr (M > 6) {
+      __builtin_prefetch(ahead, 0, 2);
+    } else {
+      MEMPLAN_UNROLL
+      for (int j = 0; j < N; ++j) __builtin_prefetch(b + DISTANCE + j * WIDTH);
     }
   }
 
@@ -59,17 +72,19 @@ struct Tile {
     const float* row[M];
     MEMPLAN_UNROLL
     for (int i = 0; i < M; ++i) row[i] = product.rows[i];
-    const float* b = product.weights;
+    const float *b = product.weights, *ahead = product.ahead;
     for (int64_t s = 0; s < product.count; ++s) {
       int64_t at = product.segments[s].offset;
       const int64_t end = at + product.segments[s].count;
-      for (; at + 2 <= end; at += 2, b += 2 * N * WIDTH) {
+      for (; at + 2 <= end; at += 2, b += 2 * N * WIDTH, ahead += 2 * WIDTH) {
+        fetch(ahead, b);
         step(row, at, b);
+        fetch(ahead + WIDTH, b + N * WIDTH);
         step(row, at + 1, b + N * WIDTH);
       }
       if (at < end) {
         step(row, at, b);
-        b += N * WIDTH;
+        b += N * WIDTH, ahead += WIDTH;
       }
     }
   }

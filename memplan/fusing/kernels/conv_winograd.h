@@ -25,26 +25,36 @@ struct WinogradPlan {
   WinogradPlan(const Convolution& given, int threads) : call(given), panels(given.k) {
     tiles_y = ceil_div(call.oh, R), tiles_x = ceil_div(call.ow, R);
     tiles = call.n * tiles_y * tiles_x;
-    const int64_t budget = cache_bytes() / 2 / (POINTS * 4);  // floats a point
     pitch = round_up(call.c, WIDTH);
-    const int64_t most = tile_rows(PANEL) * (call.c * call.k > 128 * 128 ? 8 : 4);
-    block = std::min(std::max(budget / pitch, int64_t{tile_rows(PANEL)}), most);
-    if (const char* e = getenv("WT")) block = atoi(e);
+    // Fewer tiles read the weights too often, more of them fall out of cache.
+    const int64_t rows = tile_rows(PANEL), most = rows * (call.c > 96 ? 42 : 56) / 14;
+    const int64_t budget = cache_bytes() / 2 / (POINTS * 4);  // floats a point
+    block = std::min(std::max(budget / pitch, 2 * rows), most);
     blocks = ceil_div(tiles, block);
-    if (blocks < 2 * threads && blocks % threads) blocks = round_up(blocks, threads);
+    if (blocks < 4 * threads) blocks = round_up(blocks, threads);
     block = ceil_div(tiles, blocks);
-    blocks = ceil_div(tiles, block);
     groups = 1;
-    if (block < 2 * tile_rows(PANEL) && threads > 1) {  // too small to be cut
-      block = tiles, blocks = 1;
+    if (block < rows && threads > 1) {  // too few to be cut
+      block = tiles;
       groups = std::min(panels.count, int64_t{threads});
     }
+    blocks = ceil_div(tiles, block);
     chunk = std::max(int64_t{1}, budget / (block * PANEL * WIDTH));
-    if (const char* e = getenv("WC")) chunk = atoi(e);
     chunk = std::min(chunk, ceil_div(panels.count, groups));
     out_pitch = (chunk * PANEL + 1) * WIDTH;
     in_stride = block * pitch + WIDTH;  // no two points a power of two apart
     out_stride = block * out_pitch + WIDTH;
+  }
+
+  // Roughly the input of the tiles of one block, that of its first image.
+  Later rows(int64_t task) const {
+    const int64_t first = task * block, last = std::min(first + block, tiles) - 1;
+    if (task >= blocks || groups > 1 || call.in_pixel > 2 * call.c) return {};
+    const Corner a = corner(first), b = corner(last);
+    const int64_t end = b.image > a.image ? call.h : std::min(b.y + R + 2, call.h);
+    const float* image = call.in + a.image * call.in_image;
+    return {image + std::min(a.y + 1, call.h) * call.w * call.in_pixel,
+            image + end * call.w * call.in_pixel};
   }
 
   Corner corner(int64_t tile) const {
@@ -55,7 +65,8 @@ struct WinogradPlan {
 template <int R>
 class WinogradTask {
  public:
-  WinogradTask(const WinogradPlan<R>& plan, int64_t task) : plan_(plan) {
+  WinogradTask(const WinogradPlan<R>& plan, int64_t task, int threads)
+      : plan_(plan), later_(plan.rows(task + threads)) {
     group_ = task % plan.groups;
     first_ = task / plan.groups * plan.block;
     count_ = std::min(plan.block, plan.tiles - first_);
@@ -80,7 +91,10 @@ class WinogradTask {
  private:
   void run_chunk(int64_t first, int64_t last) {
     for (int point = 0; point < plan_.POINTS; ++point)
-      for (int64_t panel = first; panel < last; ++panel) multiply(point, panel, first);
+      for (int64_t panel = first; panel < last; ++panel) {
+        const bool turn = panel + 1 == last;
+        multiply(point, panel, first, weights(point + turn, turn ? first : panel + 1));
+      }
     const Panels& panels = plan_.panels;
     const int64_t from = panels.first_column(first);
     const int64_t until = panels.first_column(last - 1) + panels.vectors(last - 1) * WIDTH;
@@ -89,21 +103,29 @@ class WinogradTask {
                   std::min(until, plan_.call.k), rows_out_[t], plan_.out_stride);
   }
 
-  void multiply(int point, int64_t panel, int64_t first) {
+  const float* weights(int point, int64_t panel) const {
+    const int64_t c = plan_.call.c, width = plan_.panels.vectors(panel) * WIDTH;
+    return plan_.call.weights + plan_.panels.offset(panel, c * plan_.POINTS) +
+           point * c * width;
+  }
+
+  void multiply(int point, int64_t panel, int64_t first, const float* next) {
     const Panels& panels = plan_.panels;
     const int64_t c = plan_.call.c, vectors = panels.vectors(panel);
-    const float* weights = plan_.call.weights + panels.offset(panel, c * plan_.POINTS) +
-                           point * c * vectors * WIDTH;
     const int64_t column =
         point * plan_.out_stride + panels.first_column(panel) - panels.first_column(first);
     const int64_t parts = ceil_div(c, SUMMED);
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t start = part * c / parts, end = (part + 1) * c / parts;
       const Segment segment{point * plan_.in_stride + start, end - start};
-      const Work work{rows_in_, rows_out_, nullptr, &segment, 1,
-                      weights + start * vectors * WIDTH, nullptr,
-                      column, column + vectors * WIDTH, 0, 0, 0,
-                      partial_, part == 0, part + 1 == parts};
+      Work work{};
+      work.in = rows_in_, work.out = rows_out_, work.add = part ? rows_out_ : nullptr;
+      work.segments = &segment, work.count = 1;
+      work.weights = weights(point, panel) + start * vectors * WIDTH;
+      work.ahead = part + 1 < parts ? work.weights + (end - start) * vectors * WIDTH : next;
+      work.depth = end - start, work.later = &later_;
+      work.start = ZEROS;
+      work.column = column, work.columns = vectors * WIDTH;
       run_panel(work, static_cast<int>(vectors), count_);
     }
   }
@@ -111,14 +133,14 @@ class WinogradTask {
   void lay_out(Pieces& pieces) {
     in_ = pieces.take<float>(plan_.POINTS * plan_.in_stride);
     out_ = pieces.take<float>(plan_.POINTS * plan_.out_stride);
-    partial_ = pieces.take<float>(plan_.block * WIDEST * WIDTH);
     rows_in_ = pieces.take<const float*>(plan_.block);
     rows_out_ = pieces.take<float*>(plan_.block);
   }
 
   const WinogradPlan<R>& plan_;
+  Later later_;
   int64_t group_, first_, count_;
-  float *in_, *out_, *partial_;
+  float *in_, *out_;
   const float** rows_in_;
   float** rows_out_;
 };
@@ -127,7 +149,7 @@ template <int R>
 inline void winograd(const Convolution& call, int threads) {
   const WinogradPlan<R> plan(call, threads);
   parallel(plan.blocks * plan.groups, threads,
-           [&](int64_t task) { WinogradTask<R>(plan, task).run(); });
+           [&](int64_t task) { WinogradTask<R>(plan, task, threads).run(); });
 }
 
 }  // namespace memplan

@@ -64,6 +64,7 @@ struct Plan {
   int64_t unit;    // floats of a point in buffers
   int64_t band;    // rows of output at a time
   int64_t parts;   // of the rows
+  int64_t out_row;  // floats of a row of results
   int64_t buffers[2], bytes;
 };
 
@@ -85,6 +86,11 @@ inline void plan_bands(Plan& plan, int64_t band) {
     int64_t& buffer = plan.buffers[i & 1];
     buffer = at_least(buffer, rounded(s.ahead + s.capacity * s.row + s.behind, 16));
   }
+  int64_t& results = plan.buffers[plan.count & 1];
+  results = at_least(results, rounded(band * plan.out_row + kLanes, 16));
+  // Rows that are written are half a page off those that are read: a load would wait
+  // for a store before it whose address has the same last twelve bits.
+  plan.buffers[0] = plan.buffers[0] / 1024 * 1024 + (plan.buffers[0] % 1024 < 544 ? 544 : 1568);
   plan.bytes = 4 * (plan.buffers[0] + plan.buffers[1] + kept);
 }
 
@@ -114,7 +120,9 @@ inline void plan_group(Plan& plan, int64_t group) {
                                   : (s.out_width + kLanes - 1) / kLanes;
     s.keep = vectors * s.step->shape.down.keep() * kLanes;
   }
-  const int64_t height = plan.stages[plan.count - 1].out_height;
+  const Stage& last = plan.stages[plan.count - 1];
+  const int64_t height = last.out_height;
+  plan.out_row = last.out_width * plan.unit;
   int64_t band = height;
   plan_bands(plan, band);
   while (held(plan) > plan.call->cache && band > kShort) {

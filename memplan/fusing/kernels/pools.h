@@ -43,11 +43,10 @@ struct Rows {
   float* kept;
   const float* shares_down;  // 1 / rows, and columns, that a window counts
   const float* shares_across;
-  float* out;      // a buffer, or
+  float* out;
   int64_t out_row;
   float outside;   // what the next step finds around the plane
-  Value* memory;   // memory: the image's first value of these channels
-  int64_t pixel;
+  bool packed;     // results: rows without anything between them
 
   MEMPLAN_INLINE int64_t unit() const { return kLast ? point : 1; }
 };
@@ -167,9 +166,9 @@ struct Pooling {
   }
 };
 
-// The step's rows to a buffer, or to memory. Columns are gone through one after the
+// The step's rows, from one buffer to the other. Columns are gone through one after the
 // other (one vector of them, or one point), each from top to bottom.
-template <Shape P, class After, bool Exact, bool ToMemory>
+template <Shape P, class After, bool Exact>
 void pool_rows(const Rows& rows) {
   const Rows r = rows;  // so that no store can be taken to change it
   typedef Pooling<P, Exact> Pool;
@@ -184,8 +183,7 @@ void pool_rows(const Rows& rows) {
       spot.lanes = left < kLanes ? (int)left : kLanes;
     }
     const After after(*r.call, r.operand, spot);
-    float* out = ToMemory ? nullptr : r.out + v * kLanes;
-    Value* memory = ToMemory ? r.memory + v * kLanes : nullptr;
+    float* out = r.out + v * kLanes;
     for (int64_t x = 0; x < r.width; x += step) {
       const int64_t left = r.width - x;
       const int lanes = kLast ? spot.lanes : left < kLanes ? (int)left : kLanes;
@@ -193,23 +191,22 @@ void pool_rows(const Rows& rows) {
       Pool::walk(p, r, lanes, kept, [&](int64_t y, Vec sum) __attribute__((always_inline)) {
         const int64_t point = (r.first + y) * r.width + x;
         const Vec value = after(Pool::mean(sum, r, y, x), point, lanes);
-        if constexpr (ToMemory) {
-          store_lanes(memory + point * r.pixel, value, lanes);
-        } else if (kLast || lanes == kLanes) {
+        if (kLast || lanes == kLanes) {
           store(out + y * r.out_row + x * r.unit(), value);
+        } else if (r.packed) {
+          store_some(out + y * r.out_row + x, value, lanes);
         } else {
           store(out + y * r.out_row + x, first_lanes(value, lanes, splat(r.outside)));
         }
       });
       kept += Pool::keep * kLanes;
     }
-    if constexpr (!ToMemory) {  // what the next step finds beside the plane
-      const int64_t done = kLast ? r.width * r.unit() : (r.width + kLanes - 1) / kLanes * kLanes;
-      const int64_t each = kLast ? r.unit() : kLanes;
-      for (int64_t x = done; x < r.out_row; x += each)
-        for (int64_t y = 0; y < r.count; ++y)
-          store(out + y * r.out_row + x, splat(r.outside));
-    }
+    // What the next step finds beside the plane.
+    const int64_t each = kLast ? r.unit() : kLanes;
+    const int64_t done = kLast ? r.width * each : (r.width + each - 1) / each * each;
+    for (int64_t x = done; x < r.out_row; x += each)
+      for (int64_t y = 0; y < r.count; ++y)
+        store(out + y * r.out_row + x, splat(r.outside));
   }
 }
 
@@ -228,7 +225,7 @@ void bound_step(const Call& call, int operand, Spot spot, Vec& most, Vec& worst)
 struct Step {
   Shape shape;
   int operand;
-  void (*rows[2][2])(const Rows&);  // [exact][to memory]
+  void (*rows[2])(const Rows&);  // the second minds NaN
   void (*bound)(const Call&, int, Spot, Vec&, Vec&);
 };
 
@@ -236,8 +233,7 @@ template <Shape P, class After>
 constexpr Step step_of(int operand) {
   return {P,
           operand,
-          {{pool_rows<P, After, false, false>, pool_rows<P, After, false, true>},
-           {pool_rows<P, After, P.max, false>, pool_rows<P, After, P.max, true>}},
+          {pool_rows<P, After, false>, pool_rows<P, After, P.max>},
           bound_step<P, After>};
 }
 

@@ -1,0 +1,1 @@
+"""Stacks as CUDA kernels: written, compiled through NVRTC, and launched."""

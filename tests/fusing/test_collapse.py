@@ -1,0 +1,201 @@
+"""Operations become steps, steps sequences, and patches fit the cache."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_stacks import random_operations, random_pool
+
+from memplan.errors import UsageError
+from memplan.fusing.caches import band_bytes, cache_sizes, cpu_device
+from memplan.fusing.collapse import STRATEGIES, collapse, sizes, steps_of
+from memplan.fusing.operations import Operation, Pool
+from memplan.fusing.patches import Device, fit, spans
+
+MAX = Pool("max", (3, 3), (1, 1), (1, 1))
+BLOCK = [Operation("pool", pool=MAX), Operation("affine"), Operation("relu")]
+DEVICES = st.builds(
+    Device,
+    limit=st.sampled_from([1, 4096, 16384, 49152, 1 << 20]),
+    lanes=st.sampled_from([1, 16]),
+    carries=st.booleans(),
+)
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> list[Operation]:
+    source = random.Random(draw(st.integers(0, 2**30)))
+    found: list[Operation] = []
+    for kind in draw(st.lists(st.sampled_from("ep"), min_size=1, max_size=14)):
+        if kind == "p":
+            found.append(Operation("pool", pool=random_pool(source)))
+        else:
+            found += random_operations(source)
+    return found
+
+
+@given(operations())
+def test_steps_are_full_and_lose_nothing(listed: list[Operation]) -> None:
+    steps = steps_of(listed)
+    assert [each for step in steps for each in step.operations] == listed
+    for step in steps:
+        kinds = [each.kind for each in step.operations]
+        assert kinds.count("pool") <= 1
+        pool = () if step.pool is None else (Operation("pool", pool=step.pool),)
+        assert step.before + pool + step.after == step.operations
+    for _, later in pairwise(steps):
+        assert later.pool is not None  # else it had joined the step before
+        assert later.before == ()
+
+
+@given(operations(), DEVICES, st.sampled_from([1, 2, 5, None]))
+def test_sequences_fit(
+    listed: list[Operation], device: Device, most: int | None
+) -> None:
+    plane = (700, 900)
+    pools = [each.pool for each in listed if each.pool is not None]
+    try:
+        sizes(pools, *plane)
+    except UsageError:
+        with pytest.raises(UsageError, match="nothing comes out"):
+            collapse(listed, plane, device, most)
+        return
+    stack = collapse(listed, plane, device, most)
+    assert stack.operations == tuple(listed)
+    assert stack.steps == steps_of(listed)
+    assert stack.out_size(*plane) == sizes(pools, *plane)[-1]
+    for sequence in stack.sequences:
+        assert most is None or len(sequence.steps) <= most
+        assert sequence.bytes <= device.limit or len(sequence.steps) == 1
+    assert len(str(stack).splitlines()) == 1 + len(stack.sequences) + len(stack.steps)
+    if most == 1:
+        assert len(stack.sequences) == len(stack.steps)
+
+
+@given(operations(), st.integers(0, 60), st.integers(1, 60), st.integers(20, 200))
+def test_a_patch_needs_what_its_windows_look_at(
+    listed: list[Operation], start: int, count: int, size: int
+) -> None:
+    pools = [each.pool for each in listed if each.pool is not None]
+    try:
+        out = sizes(pools, size, size)[-1][0]
+    except UsageError:
+        return
+    start = min(start, out - 1)
+    stop = min(start + count, out)
+    needed = set(range(start, stop))
+    found = spans(pools, 0, start, stop, size)
+    assert (found[-1].start, found[-1].stop) == (start, stop)
+    for pool, span in zip(reversed(pools), reversed(found[:-1]), strict=True):
+        looked_at = {
+            row * pool.stride[0] - pool.padding[0] + tap * pool.dilation[0]
+            for row in range(min(needed), max(needed) + 1)
+            for tap in range(pool.kernel[0])
+        }
+        assert (span.first, span.last) == (min(looked_at), max(looked_at) + 1)
+        inside = {row for row in looked_at if span.start <= row < span.stop}
+        beyond = looked_at - inside
+        assert all(row < 0 or row >= span.start for row in looked_at)
+        assert not {row for row in beyond if 0 <= row < span.start}
+        if not inside:  # windows that lie in the padding altogether
+            return
+        needed = set(range(span.start, span.stop))
+
+
+def test_work_done_twice_ends_a_sequence() -> None:
+    """On a device with halos; where rows are carried on, nothing is done twice."""
+    plane = (112, 112)
+    free = collapse(BLOCK * 30, plane, Device(16384, work=0.0))
+    dear = collapse(BLOCK * 30, plane, Device(16384, work=8.0))
+    carried = collapse(BLOCK * 30, plane, Device(1 << 19, work=8.0, carries=True))
+    assert len(free.sequences) < len(dear.sequences)
+    assert len(carried.sequences) == 1
+
+
+def test_the_papers_strategies() -> None:
+    counts = {
+        name: len(
+            collapse(BLOCK * 10, (56, 56), cpu_device("channels_first"), most).sequences
+        )
+        for name, most in STRATEGIES.items()
+    }
+    assert counts == {"one": 10, "five": 2, "unrestricted": 1}
+
+
+def test_a_stack_says_what_it_is() -> None:
+    stack = collapse([Operation("relu"), *BLOCK * 2], (56, 56), Device(1 << 20), 1)
+    assert str(stack).splitlines() == [
+        "stack: 7 operations, 2 steps, 2 sequences",
+        "  sequence 1: 56x56 to 56x56, 56x56 at a time, 13456 bytes of cache",
+        "    step: relu, max 3 stride 1 padding 1, affine, relu",
+        "  sequence 2: 56x56 to 56x56, 56x56 at a time, 13456 bytes of cache",
+        "    step: max 3 stride 1 padding 1, affine, relu",
+    ]
+    assert stack.operands == ("channel",) * 4
+
+
+def test_signatures_tell_what_differs_in_code() -> None:
+    device = Device(1 << 20)
+    one = collapse(BLOCK * 2, (56, 56), device)
+    assert one.signature == collapse(BLOCK * 2, (28, 30), device).signature
+    others = [
+        collapse(BLOCK * 2, (56, 56), device, 1),
+        collapse(BLOCK, (56, 56), device),
+        collapse([Operation("clamp", (0.0, 1 / 3))], (56, 56), device),
+        collapse([Operation("clamp", (0.0, 0.3333))], (56, 56), device),
+        collapse([Operation("pool", pool=MAX._replace(ceil=True))], (56, 56), device),
+    ]
+    assert len({stack.signature for stack in [one, *others]}) == 6
+
+
+@pytest.mark.parametrize(
+    ("listed", "most", "message"),
+    [([], None, "at least one operation"), (BLOCK, 0, "at least one step")],
+)
+def test_no_stack_of_nothing(
+    listed: list[Operation], most: int | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        collapse(listed, (8, 8), Device(1), most)
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (Pool("min", (2, 2), (2, 2)), "max or the average"),
+        (Pool("max", (2, 0), (2, 2)), "1 or more"),
+        (Pool("max", (3, 3), (1, 1), (2, 0)), "half its kernel"),
+        (Pool("average", (3, 3), (1, 1), dilation=(2, 1)), "no dilation"),
+        (Pool("average", (3, 3), (1, 1), divisor=0), "not 0"),
+    ],
+)
+def test_pools_that_torch_refuses(pool: Pool, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Operation("pool", pool=pool)
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "pool"),
+    [("relu", (1.0,), None), ("softmax", (), None), ("pool", (), None),
+     ("relu", (), MAX), ("pool", (1.0,), MAX)],
+)  # fmt: skip
+def test_operations_that_there_are_not(
+    kind: str, numbers: tuple[float, ...], pool: Pool | None
+) -> None:
+    with pytest.raises(UsageError):
+        Operation(kind, numbers, pool)
+
+
+def test_what_does_not_fit_is_the_smallest_there_is() -> None:
+    small = fit((MAX,), (64, 64), Device(1))
+    assert small.patch == (1, 1)
+    assert small.bytes == 9 * 4
+
+
+def test_the_machines_caches() -> None:
+    first, second = cache_sizes()
+    assert 1024 <= band_bytes() < first <= second

@@ -1,0 +1,346 @@
+"""Convolution kernels against torch in float64: any geometry, any instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from memplan.errors import EnvironmentUnfitError, UsageError
+from memplan.fusing.convolution import Bound, Epilogue, Prologue, bind, convolve
+from memplan.fusing.geometry import ALGORITHMS, Geometry, algorithms
+from memplan.fusing.packing import pack
+from memplan.toolchain.compiler import NoCompilerError, find_compiler
+from memplan.toolchain.instructions import supported
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler"),
+]
+INSTRUCTIONS = [name for name in ("native", "avx2", "portable") if supported(name)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("kernels")
+        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
+        yield
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution, its input and what is asked of the kernel."""
+
+    geometry: Geometry
+    images: int
+    size: tuple[int, int]
+    slack: tuple[int, int, int]  # more floats a pixel: of input, output, addition
+    bias: bool
+    prologue: str
+    epilogue: str
+    threads: int
+    seed: int
+
+
+def geometries() -> st.SearchStrategy[Geometry]:
+    """Of any kind, or such as Winograd's algorithms can do."""
+    channels = st.sampled_from([1, 2, 3, 15, 16, 31, 33, 48, 70])
+    small = st.integers(1, 3)
+    any_kind = st.builds(
+        Geometry,
+        channels,
+        channels,
+        st.tuples(st.integers(1, 5), st.integers(1, 5)),
+        st.tuples(small, small),
+        st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    )
+    padding = st.tuples(st.integers(0, 1), st.integers(0, 1))
+    square = st.builds(
+        lambda c, k, pad: Geometry(c, k, (3, 3), padding=pad),
+        channels,
+        channels,
+        padding,
+    )
+    return any_kind | square
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    geometry = draw(geometries())
+    least = [
+        max(1, geometry.dilation[i] * (geometry.kernel[i] - 1) + 1)
+        - min(2 * geometry.padding[i], geometry.dilation[i] * (geometry.kernel[i] - 1))
+        for i in range(2)
+    ]
+    slack = st.sampled_from([0, 0, 1, 7])
+    return Case(
+        geometry,
+        draw(st.integers(1, 3)),
+        (least[0] + draw(st.integers(0, 18)), least[1] + draw(st.integers(0, 18))),
+        (draw(slack), draw(slack), draw(slack)),
+        draw(st.booleans()),
+        draw(st.sampled_from(["", "affine", "affine relu", "scale", "relu"])),
+        draw(st.sampled_from(["", "relu", "add", "add relu", "clamp", "in place"])),
+        draw(st.integers(1, 3)),
+        draw(st.integers(0, 1 << 16)),
+    )
+
+
+def planes(
+    generator: Any, shape: tuple[int, int, int, int], slack: int = 0
+) -> torch.Tensor:
+    """Random values, channels last, with `slack` other floats behind every pixel."""
+    n, c, h, w = shape
+    wide = torch.randn(n, h, w, c + slack, generator=generator)
+    return wide[..., :c].permute(0, 3, 1, 2)
+
+
+class Run:
+    """A case with its tensors, and what torch computes of it in float64."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, g = case, case.geometry
+        random = torch.Generator().manual_seed(case.seed)
+        self.x = planes(random, (case.images, g.channels_in, *case.size), case.slack[0])
+        shape = (case.images, g.channels_out, *g.size(*case.size))
+        self.out = planes(random, shape, case.slack[1])
+        self.add = planes(random, shape, case.slack[2])
+        self.weight = torch.randn(
+            g.channels_out, g.channels_in, *g.kernel, generator=random
+        )
+        vector = torch.randn(2, g.channels_in, generator=random)
+        self.bias = torch.randn(g.channels_out, generator=random) if case.bias else None
+        affine = "affine" in case.prologue
+        self.prologue = Prologue(
+            vector[0] if affine or "scale" in case.prologue else None,
+            vector[1] if affine else None,
+            "relu" in case.prologue,
+        )
+        addend = {"add": self.add, "in place": self.out}
+        self.epilogue = Epilogue(
+            addend.get(case.epilogue.removesuffix(" relu")),
+            "relu" in case.epilogue,
+            (-0.5, 6.0) if case.epilogue == "clamp" else None,
+        )
+
+    def expected(self) -> torch.Tensor:
+        x, g = self.x.double(), self.case.geometry
+        scale, shift, relu = self.prologue
+        if scale is not None:
+            x = x * scale.double()[:, None, None]
+        if shift is not None:
+            x = x + shift.double()[:, None, None]
+        bias = None if self.bias is None else self.bias.double()
+        y = torch.nn.functional.conv2d(
+            x.relu() if relu else x,
+            self.weight.double(),
+            bias,
+            g.stride,
+            g.padding,
+            g.dilation,
+        )
+        self.magnitude = 1.0 + float(y.abs().max())  # of the sums, whose errors show
+        if self.epilogue.add is not None:
+            y = y + self.epilogue.add
+        y = y.relu() if self.epilogue.relu else y
+        return y.clamp(*self.epilogue.clamp) if self.epilogue.clamp else y
+
+    def actual(self, algorithm: str, instructions: str) -> torch.Tensor:
+        g = self.case.geometry
+        packed = pack(self.weight, self.bias, g, algorithm, instructions)
+        bound = bind(packed, self.x, self.out, self.prologue, self.epilogue)
+        bound(self.case.threads)
+        return self.out
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+@settings(max_examples=60)
+@given(case=cases())
+@example(Case(Geometry(70, 70, (1, 1)), 3, (1, 1), (7, 1, 0), True, "", "", 2, 1))
+@example(Case(Geometry(600, 40, (1, 1)), 2, (7, 7), (0, 0, 0), True, "", "", 2, 1))
+@example(Case(Geometry(3, 70, (3, 3)), 1, (3, 300), (0, 0, 0), True, "", "", 2, 1))
+@example(
+    Case(
+        Geometry(150, 130, (3, 3), padding=(1, 1)),
+        *(2, (29, 30), (0, 0, 0), True, "affine relu", "in place", 3, 1),
+    )
+)
+def test_a_kernel_computes_what_torch_does(instructions: str, case: Case) -> None:
+    for algorithm in algorithms(case.geometry):
+        run = Run(case)
+        expected = run.expected()
+        error = (run.actual(algorithm, instructions) - expected).abs().max()
+        assert float(error) <= 5e-6 * run.magnitude, algorithm
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_only_the_output_is_written(algorithm: str) -> None:
+    geometry = Geometry(20, 37, (3, 3), padding=(1, 1))
+    wide = torch.full((2, 9, 11, 50), 3.0)
+    packed = pack(torch.ones(37, 20, 3, 3), None, geometry, algorithm)
+    bind(packed, torch.ones(2, 9, 11, 20).permute(0, 3, 1, 2), slice_of(wide, 5, 37))()
+    assert (wide[..., :5] == 3).all()
+    assert (wide[..., 42:] == 3).all()
+    assert float(wide[0, 4, 4, 5]) == pytest.approx(180)
+
+
+def slice_of(wide: torch.Tensor, start: int, count: int) -> torch.Tensor:
+    return wide[..., start : start + count].permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])
+@pytest.mark.parametrize("relu", [False, True])
+def test_what_is_not_finite_goes_where_it_goes_in_torch(
+    algorithm: str, value: float, relu: bool
+) -> None:
+    torch.manual_seed(3)
+    x = torch.randn(1, 19, 18, 17).contiguous(memory_format=torch.channels_last)
+    x[0, 4, 6, 7] = value
+    x[0, 18, 17, 16] = value
+    weight, geometry = (
+        torch.randn(35, 19, 3, 3),
+        Geometry(19, 35, (3, 3), (1, 1), (1, 1)),
+    )
+    expected = torch.nn.functional.conv2d(x, weight, padding=1)
+    expected = expected.relu() if relu else expected
+    packed = pack(weight, None, geometry, algorithm)
+    actual = convolve(x, packed, epilogue=Epilogue(relu=relu))
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.isinf(), expected.isinf())
+    near = expected.isfinite() & (expected.abs() < 1e30)
+    torch.testing.assert_close(actual[near], expected[near], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [64, 300, 512])
+def test_winograds_rounding_errors_are_small(channels: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, channels, 16, 16).relu()
+    weight = torch.randn(32, channels, 3, 3)
+    exact = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
+    geometry = Geometry(channels, 32, (3, 3), padding=(1, 1))
+    for algorithm in ALGORITHMS:
+        error = (convolve(x, pack(weight, None, geometry, algorithm)) - exact).abs()
+        assert float(error.max() / exact.abs().max()) < 3e-6, algorithm
+
+
+def test_rows_of_a_matrix_are_pixels() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(1000, 77)
+    packed = pack(
+        layer.weight[:, :, None, None], layer.bias, Geometry(1000, 77, (1, 1))
+    )
+    for rows in (1, 3, 32):
+        x = torch.randn(rows, 1000)
+        y = convolve(x[:, :, None, None], packed)
+        torch.testing.assert_close(y[:, :, 0, 0], layer(x).detach())
+
+
+def test_a_new_tensor_is_channels_last_and_needs_no_gradient() -> None:
+    packed = pack(
+        torch.ones(4, 3, 1, 1, requires_grad=True), None, Geometry(3, 4, (1, 1))
+    )
+    y = convolve(torch.ones(2, 3, 5, 6, requires_grad=True), packed)
+    assert y.shape == (2, 4, 5, 6)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert not y.requires_grad
+    assert (y == 3).all()
+    assert convolve(torch.ones(0, 3, 5, 6), packed).shape == (0, 4, 5, 6)
+
+
+def test_weights_that_change_later_are_not_seen() -> None:
+    weight, x = torch.ones(4, 3, 1, 1), torch.ones(1, 3, 2, 2)
+    packed = pack(weight, None, Geometry(3, 4, (1, 1)))
+    weight.zero_()
+    assert (convolve(x, packed) == 3).all()
+
+
+def test_a_call_runs_again_on_other_memory() -> None:
+    packed = pack(torch.ones(4, 3, 1, 1), torch.ones(4), Geometry(3, 4, (1, 1)))
+    x, y = torch.ones(1, 3, 2, 2), torch.zeros(1, 4, 2, 2)
+    x = x.contiguous(memory_format=torch.channels_last)
+    y = y.contiguous(memory_format=torch.channels_last)
+    bound: Bound = bind(packed, x, y)
+    bound()
+    assert (y == 4).all()
+    other = 2 * x
+    bound.call.input = other.data_ptr()
+    bound()
+    assert (y == 7).all()
+
+
+def test_winograd_is_for_small_kernels_that_do_not_skip() -> None:
+    assert algorithms(Geometry(3, 4, (3, 3))) == list(ALGORITHMS)
+    for other in (
+        Geometry(3, 4, (1, 3)),
+        Geometry(3, 4, (3, 3), stride=(1, 2)),
+        Geometry(3, 4, (3, 3), dilation=(2, 1)),
+    ):
+        assert algorithms(other) == ["direct"]
+        with pytest.raises(UsageError, match="winograd4: cannot do"):
+            pack(torch.ones(4, 3, *other.kernel), None, other, "winograd4")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (0, 4, (1, 1)),
+        (3, 4, (1, 0)),
+        (3, 4, (1, 1), (0, 1)),
+        (3, 4, (1, 1), (1, 1), (-1, 0)),
+    ],
+)
+def test_a_geometry_has_sizes(arguments: Any) -> None:
+    with pytest.raises(UsageError, match="at least"):
+        Geometry(*arguments)
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    geometry = Geometry(3, 4, (1, 1))
+    with pytest.raises(UsageError, match="weights of shape"):
+        pack(torch.ones(4, 3, 1, 2), None, geometry)
+    with pytest.raises(UsageError, match="bias of shape"):
+        pack(torch.ones(4, 3, 1, 1), torch.ones(3), geometry)
+    with pytest.raises(UsageError, match="float32"):
+        pack(torch.ones(4, 3, 1, 1).double(), None, geometry)
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    packed = pack(torch.ones(4, 3, 2, 2), None, Geometry(3, 4, (2, 2)))
+    x = torch.ones(1, 3, 5, 5).contiguous(memory_format=torch.channels_last)
+    y = torch.ones(1, 4, 4, 4).contiguous(memory_format=torch.channels_last)
+    with pytest.raises(UsageError, match="dimensions"):
+        convolve(x[0], packed)
+    with pytest.raises(UsageError, match="expected 3"):
+        convolve(torch.ones(1, 2, 5, 5), packed)
+    with pytest.raises(UsageError, match="too small"):
+        convolve(torch.ones(1, 3, 1, 5), packed)
+    with pytest.raises(UsageError, match="output of shape"):
+        convolve(x, packed, out=x)
+    with pytest.raises(UsageError, match="not channels last"):
+        bind(packed, torch.ones(1, 3, 5, 5), y)
+    with pytest.raises(UsageError, match="float32"):
+        bind(packed, x.double(), y)
+    with pytest.raises(UsageError, match="needs 3 values"):
+        bind(packed, x, y, Prologue(scale=torch.ones(4)))
+    with pytest.raises(UsageError, match="added tensor of shape"):
+        bind(packed, x, y, epilogue=Epilogue(add=x))
+    with pytest.raises(UsageError, match="low <= high"):
+        bind(packed, x, y, epilogue=Epilogue(clamp=(6.0, 0.0)))
+    with pytest.raises(UsageError, match="threads"):
+        convolve(x, packed, threads=0)
+
+
+def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NoCompilerError) as caught:
+        pack(torch.ones(4, 3, 1, 1), None, Geometry(3, 4, (1, 1)))
+    assert isinstance(caught.value, EnvironmentUnfitError)
