@@ -205,6 +205,10 @@ def _failures(records: Iterable[Record]) -> Iterable[str]:
             missing = reason.endswith("is not installed")
             where = "" if missing else f", {record['network']}, batch {record['batch']}"
             yield f"{name}{where}: {reason}"
+        for name, remarks in record["remarks"].items():
+            for remark in remarks:
+                said = remark.removeprefix("memplan.fuse: ")
+                yield f"{name}, {record['network']}, batch {record['batch']}: {said}"
 
 
 def _width(columns: Sequence[_Column]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memplan.errors import InputError
 from memplan.factory import blaming
 from memplan.fusing.front.trace import NotTraceableError, bound
 from memplan.fusing.fuse import fuse
@@ -44,11 +45,12 @@ def examine(
     """Fuse `model` for `inputs`, and measure it beside itself in so many rounds.
 
     inputs: a tuple or list of arguments, a mapping of keyword arguments, or one tensor.
-    Raises InputError if the model fails on them.
+    Raises InputError if the model fails on them, or if they are not on the CPU.
     """
     import torch
 
     args, kwargs = _arguments(inputs)
+    _refuse_other_devices([*args, *kwargs.values()])
     with torch.no_grad():
         with blaming("the model fails on these inputs"):
             model(*args, **kwargs)
@@ -71,7 +73,11 @@ def examine(
         copy_bandwidth(),
         torch.get_num_threads(),
         torch.__version__,
-        _said(caught),
+        [
+            line
+            for line in _said(caught)
+            if found.reason not in line or not found.reason
+        ],
     )
 
 
@@ -79,6 +85,16 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+def _refuse_other_devices(values: list[Any]) -> None:
+    devices = {str(value.device) for value in values if hasattr(value, "device")}
+    other = sorted(devices - {"cpu"})
+    if other:
+        raise InputError(
+            f"the inputs are on {other[0]}, and measured is on the CPU; "
+            "memplan.fuse itself takes them, where that is experimental"
+        )
 
 
 def _reason(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from memplan.fusing.caches import cpu_device
 from memplan.fusing.collapse import Stack, collapse
 from memplan.fusing.engine.decide import has_compiler
+from memplan.fusing.engine.packs import four
 from memplan.fusing.engine.stacks import collapsed
 from memplan.fusing.find import stacks
 from memplan.fusing.generate import DTYPES
@@ -137,14 +138,11 @@ def summary(fused: Any) -> Summary:
 def peak_bytes(run: Callable[[], Any], fused: Any = None) -> int:
     """Bytes of activations that a call takes at the most, its results among them.
 
-    fused: the model of `memplan.fuse` that `run` calls, if it does. The arenas that it
-    keeps between calls are counted, too; the scratch of kernels, which is not torch's,
-    is not.
+    fused: the model of `memplan.fuse` that `run` calls, if it does: the arenas that it
+    keeps from call to call are counted, too. Called before, so that they are there.
     """
-    if fused is not None:
-        for program in prepared(fused):
-            program.engine.pack()  # what it kept is gone, and is made again
-    return activation_peak(run)
+    kept = [] if fused is None else [each.engine.arena for each in prepared(fused)]
+    return activation_peak(run) + sum(arena.bytes for arena in kept)
 
 
 def prepared(fused: Any) -> Iterator[Prepared]:
@@ -252,7 +250,7 @@ def paper_stacks(network: Network, layout: str, max_steps: int | None) -> list[R
     for run in stacks(network):
         layers = [layer for layer in run if layer.operation is not None]
         first = layers[0].inputs[0]
-        shape = network.shapes[first]
+        shape = four(network.shapes[first])
         operations = [each.operation for each in layers if each.operation is not None]
         plane = (shape[2], shape[3])
         found.append(
@@ -281,7 +279,7 @@ def _running(
                     node.value,
                     tuple(node.layers),
                     collapsed(node, network, layout, max_steps),
-                    network.shapes[node.source],
+                    four(network.shapes[node.source]),
                     dtype.itemsize,
                     "memplan" if own else "torch",
                 )

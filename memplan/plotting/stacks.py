@@ -20,7 +20,7 @@ _FATES = (
     ("stack", "#86cfa0", style.INK, "in a stack that runs"),
     ("placed", "#c7dff0", style.INK, "concatenated without a copy"),
     ("nothing", "#e9e9e6", style.MUTED, "nothing to compute"),
-    ("torch", "#e6750d", "white", "left to torch"),
+    ("torch", style.WRAPPED, "white", "left to torch"),
 )
 FATES = tuple(key for key, *_ in _FATES)
 _COLORS = {key: (box, text) for key, box, text, _ in _FATES}
@@ -234,7 +234,10 @@ def _draw_bars(
         over = sequence.cache_bytes > network.limit_bytes > 0
         axes.barh(row, top, height=0.55, color=style.PAPER)
         axes.barh(
-            row, sequence.cache_bytes, height=0.55, color="#e6750d" if over else _USED
+            row,
+            sequence.cache_bytes,
+            height=0.55,
+            color=style.WRAPPED if over else _USED,
         )
         left = axes.text(-0.012 * top, row, name, ha="right", va="center", fontsize=8)
         left.set_color(style.INK)
