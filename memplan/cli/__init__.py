@@ -29,6 +29,7 @@ _COMMANDS = {
     "plot": "Draw a plan's packing, or a trace's memory over time.",
     "apply": "Run a program under a plan.",
     "chunk": "Run a model in chunks, so that its activations fit a budget.",
+    "fuse": "Run a model depth-first, so that its inference takes less time.",
     "blocking": "Block the loops of convolutions for a memory hierarchy.",
 }
 

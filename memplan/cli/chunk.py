@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,8 @@ from memplan.chunking.planfile import read_chunk_plan, to_json, write_chunk_plan
 from memplan.cli import arguments, show
 from memplan.cli.chunk_report import report
 from memplan.cli.progress import working
-from memplan.errors import InputError, UsageError
-from memplan.factory import UserFile, parse_spec
+from memplan.cli.user_model import told_apart, user_model
+from memplan.errors import UsageError
 from memplan.files import STDOUT, refuse_overwrite, write_bytes
 from memplan.recording.shim import require_torch
 
@@ -150,8 +147,8 @@ def command(
     torch = require_torch("chunking a model")
     if threads is not None:
         torch.set_num_threads(threads)
-    with _told_apart(), working("chunk") as told:
-        module, given = _made(torch, model, inputs)
+    with told_apart(), working("chunk") as told:
+        module, given = user_model(torch, model, inputs, "chunked")
         options = ChunkOptions(
             max_slowdown, Effort(cost=cost), time_limit, told or (lambda _: None)
         )
@@ -168,46 +165,6 @@ def command(
     elif json_:
         show.as_json(_entries(found.memplan, None, refused))
     raise refused
-
-
-def _made(torch: Any, model: str, inputs: str | None) -> tuple[Any, Any]:
-    """The model, ready for inference, and its inputs."""
-    file, name = parse_spec(model)
-    other = None if inputs is None else parse_spec(inputs)
-    torch.manual_seed(0)
-    user = UserFile(file)
-    made = user.call(name)
-    pair = isinstance(made, tuple) and len(made) == 2
-    module, given = made if pair else (made, None)
-    if not isinstance(module, torch.nn.Module):
-        raise InputError(
-            f"{model} must return a model, or a model and its inputs, and returns "
-            f"{type(made).__name__}"
-        )
-    if other is not None:
-        if other[0].resolve() != file.resolve():
-            user = UserFile(other[0])
-        given = user.call(other[1])
-    elif not pair:
-        raise UsageError(
-            f"{model} returns a model alone; name what makes its inputs with --inputs"
-        )
-    if not isinstance(given, torch.Tensor | Mapping | tuple | list):
-        raise InputError(
-            f"{inputs or model}: inputs are a tuple of arguments, a mapping of keyword "
-            f"arguments or one tensor, and not {type(given).__name__}"
-        )
-    if module.training:
-        module.eval()
-        show.note("the model was in training mode; it is chunked in eval mode")
-    return module, given
-
-
-@contextlib.contextmanager
-def _told_apart() -> Iterator[None]:
-    """What the user's code prints goes to standard error: standard output is ours."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
 
 
 def _keep_to_what_it_does(module: Any) -> None:

@@ -26,7 +26,8 @@ def without_prologues(
         operations = [Operation("affine")]
         if node.rectified:
             operations.append(Operation("relu"))
-        layers, rest = node.layers[1:], node.layers[:1]
+        count = len(operations)  # the layers in front stand last
+        layers, rest = node.layers[-count:], node.layers[:-count]
         found.append(Stacked(value, node.source, operations, [node.before], layers))
         found.append(
             replace(node, source=value, before=None, rectified=False, layers=rest)

@@ -1,0 +1,492 @@
+"""memplan fuse: every option, what it says of models and networks, what goes wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from memplan.cli import fuse_bench  # noqa: E402
+from memplan.fusing.bench import rounds  # noqa: E402
+from memplan.fusing.engine import decide  # noqa: E402
+from memplan.toolchain.compiler import find_compiler  # noqa: E402
+from tests.cli.conftest import Command, Said  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"),
+]
+
+MODEL = """\
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Sigmoid(), nn.ReLU())
+        self.second = nn.Sequential(nn.AvgPool2d(2), nn.Tanh(), nn.ReLU())
+    def forward(self, x):
+        y = self.first(x)
+        return self.second(y) if y.sum() > -1 else self.second(-y)
+class Nested(nn.Module):
+    def forward(self, pair): return torch.relu(pair[0]) + pair[1]
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRU(4, 4)
+    def forward(self, x): return self.cell(x)[0]
+def planes(n=2, c=4, side=24): return torch.randn(n, c, side, side)
+def stack():
+    layers = nn.MaxPool2d(3, 1, 1), nn.BatchNorm2d(4), nn.ReLU()
+    return nn.Sequential(*layers * 3, nn.Dropout()).eval()
+def both(): return stack(), planes()
+def net():
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.GELU(), nn.Dropout(), nn.Conv2d(8, 8, 1), nn.Softmax(1),
+    ).eval()
+def network(): return net(), planes()
+def alone(): return net()
+def inputs(): return (planes(),)
+def keywords(): return {"input": planes()}
+def training(): return net().train(), planes()
+def branching(): return Branching().eval(), planes()
+def nested(): return Nested().eval(), ([planes(), planes()],)
+def recurrent(): return Recurrent().eval(), torch.randn(3, 1, 4)
+def hooked():
+    model = stack()
+    model.register_forward_hook(lambda *_: None)
+    return model, planes()
+def talks(): print("hello"); return both()
+def fails(): raise ValueError("not\\n today")
+def number(): return 3
+def odd(): return net(), 3
+def wrong(): return net(), torch.randn(1, 3, 5)
+def meta(): return net().to("meta"), planes().to("meta")
+value = 3
+"""
+FAST = ("--keep-slower", "--rounds", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What is compiled is kept for the session, and not among the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder: Path = tmp_path_factory.getbasetemp() / "kernels"
+        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def fuse(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Command]:
+    """Runs `memplan fuse ARGS` in a folder with m.py."""
+    monkeypatch.delitem(sys.modules, "m", raising=False)
+    monkeypatch.setattr(decide, "_told", False)
+    (tmp_path / "m.py").write_text(MODEL)
+    threads = torch.get_num_threads()
+    yield lambda *arguments: command("fuse", *arguments)
+    torch.set_num_threads(threads)
+
+
+def result(said: Said) -> Any:
+    assert said.code == 0, said.err
+    return json.loads(said.out)
+
+
+def test_text(fuse: Command) -> None:
+    said = fuse("m.py:network", *FAST)
+    assert said.code == 0, said.err
+    assert said.err == ""
+    title, *facts = said.out.splitlines()
+    assert title.startswith("memplan: Sequential runs fused, ")
+    assert title.endswith(" times as fast")
+    names = [line[2:].split("  ")[0] for line in facts if line[2] != " "]
+    assert names == [
+        *("time", "ratio", "difference", "first call", "activations", "layers"),
+        *("convolutions", "stacks", "arena", "the paper's", "left alone"),
+    ]
+    assert "8: 2 convolutions, 2 joined into them, 2 in stacks, 1 with nothing" in (
+        said.out
+    )
+    assert "1 with 2 operations in 1 step, 1 sequence" in said.out
+    assert "1 stack with 4 operations in 1 step, 1 sequence" in said.out
+    assert "7: Softmax is none of the layers that are fused" in said.out
+
+
+def test_json(fuse: Command) -> None:
+    found = result(fuse("m.py:network", *FAST, "--json"))
+    assert (found["schema"], found["version"]) == ("memplan.fuse", 1)
+    assert (found["status"], found["reason"]) == ("fused", "")
+    assert found["max_relative_error"] <= 1e-5
+    assert found["seconds"]["eager"] > 0 and found["seconds"]["memplan"] > 0
+    ratios = found["ratios"]
+    assert ratios["min"] <= found["ratio_to_eager"] <= ratios["max"]
+    assert found["first_call_seconds"] > 0
+    (part,) = found["parts"]
+    assert part["inputs"] == {"input": [2, 4, 24, 24]}
+    assert sum(part["kernels"].values()) == 2
+    # the arena is kept between calls, and counts all the same
+    peak = found["peak_activation_bytes"]
+    assert part["arena_bound_bytes"] <= part["arena_bytes"] <= peak["memplan"]
+    fates = [(layer["became"], layer["into"]) for layer in part["layers"]]
+    assert [became for became, _ in fates] == [
+        *("convolution", "joined", "joined", "stack", "stack"),
+        *("nothing", "convolution", "torch"),
+    ]
+    assert fates[1] == fates[2] == ("joined", part["layers"][0]["name"])
+    assert part["layers"][7]["reason"].startswith("Softmax is none")
+    (run,) = part["stacks"]
+    assert (run["runs_by"], run["operations"], run["steps"]) == ("memplan", 2, 1)
+    assert run["name"] == fates[3][1]
+
+
+def test_traffic_is_what_layers_read_and_write(fuse: Command) -> None:
+    found = result(fuse("m.py:both", *FAST, "--json"))
+    (part,) = found["parts"]
+    plane = 4 * 2 * 4 * 24 * 24  # bytes of what goes in, and of what comes out
+    (run,) = part["paper_stacks"]
+    assert run["traffic_bytes"] == 9 * 2 * plane
+    assert run["traffic_bytes_fused"] == len(run["sequences"]) * 2 * plane
+    saved = run["traffic_bytes"] - run["traffic_bytes_fused"]
+    gain = saved / found["copy_bytes_per_second"]
+    assert run["predicted_gain_seconds"] == pytest.approx(gain)
+    for sequence in run["sequences"]:
+        assert 0 < sequence["cache_bytes"] <= part["cache_limit_bytes"]
+    one = result(fuse("m.py:both", *FAST, "--json", "--max-steps", "1"))
+    (cut,) = one["parts"][0]["stacks"]
+    assert len(cut["sequences"]) == cut["steps"] == 3
+    assert cut["traffic_bytes_fused"] == 3 * 2 * plane
+
+
+def test_show(fuse: Command) -> None:
+    said = fuse("m.py:network", *FAST, "--show")
+    assert said.code == 0, said.err
+    for words in (
+        "Layers, in order",
+        "1  BatchNorm2d  joined into 0",
+        "3  MaxPool2d    in stack 1 of those that run",
+        "5  Dropout      nothing to compute",
+        "left to torch: Softmax is none of the layers that are fused",
+        "Stacks that run, one kernel each: 1 with 2 operations in 1 step, 1 sequence",
+        "1. 3 … 4: 2×8×24×24, 2 operations in 1 step, 1 sequence",
+        "sequence: 24×24 to 12×12, ",
+        "step: max 2, gelu",
+        "Stacks as the paper finds them: 1 with 4 operations in 1 step, 1 sequence",
+        "; here 2 joined into them, 2 in stacks",
+    ):
+        assert words in said.out, words
+    assert "predicted gain " in said.out and "of cache" in said.out
+
+
+@pytest.mark.parametrize("name", ["p.svg", "p.png"])
+def test_plot(fuse: Command, tmp_path: Path, name: str) -> None:
+    asked = ("m.py:network", *FAST, "--plot", name)
+    said = fuse(*asked)
+    assert said.code == 0 and said.err == f"memplan: drew {name}\n"
+    start = (tmp_path / name).read_bytes()[:200]
+    assert start.startswith(b"\x89PNG" if name == "p.png" else b"<?xml")
+    said = fuse(*asked)
+    assert said.code == 2 and f"{name} exists; pass --force" in said.err
+    assert fuse(*asked, "--force").code == 0
+
+
+def test_kernels_and_rewrites_left_out(fuse: Command) -> None:
+    only = ("--kernels", "onednn", "--without", "norms,epilogues", "--micro-batch", "1")
+    (part,) = result(fuse("m.py:network", *FAST, "--json", *only))["parts"]
+    assert part["kernels"] == {"onednn": 2}
+    assert "joined" not in {layer["became"] for layer in part["layers"]}
+    assert (part["images"], part["images_at_a_time"]) == (2, 1)
+    said = fuse("m.py:network", *FAST, *only)
+    assert "1 at a time, of 2" in said.out
+
+
+def test_a_tolerance_that_nothing_meets(fuse: Command) -> None:
+    said = fuse("m.py:network", *FAST, "--tolerance", "0")
+    assert said.code == 0
+    assert "Sequential runs as it was: " in said.out
+
+
+def test_no_layers_that_are_fused(fuse: Command, tmp_path: Path) -> None:
+    said = fuse("m.py:recurrent", *FAST, "--show", "--plot", "p.svg")
+    assert said.code == 0, said.err
+    assert "Recurrent runs as it was: it has no layers that are fused" in said.out
+    assert "left to torch: GRU is none of the layers that are fused" in said.out
+    assert "a call, 1 thread" in said.out
+    assert (tmp_path / "p.svg").exists()
+    found = result(fuse("m.py:recurrent", *FAST, "--json"))
+    assert found["status"] == "unchanged"
+    assert set(found["seconds"]) == set(found["peak_activation_bytes"]) == {"eager"}
+    assert found["ratios"] is found["ratio_to_eager"] is None
+    assert found["max_relative_error"] is None
+
+
+@pytest.mark.parametrize("factory", ["nested", "hooked"])
+def test_calls_that_are_not_fused(fuse: Command, factory: str, tmp_path: Path) -> None:
+    said = fuse(f"m.py:{factory}", *FAST, "--plot", "p.svg", "--show")
+    assert said.code == 0, said.err
+    assert " runs as it was: " in said.out
+    if factory == "hooked":
+        assert "it has hooks" in said.out
+        assert "no layers of it are known, so p.svg was not drawn" in said.err
+        assert not (tmp_path / "p.svg").exists()
+
+
+def test_parts(fuse: Command) -> None:
+    said = fuse("m.py:branching", *FAST, "--show")
+    assert said.code == 0, said.err
+    assert "Branching runs fused in parts, " in said.out
+    assert "not whole" in said.out
+    assert "Layers of first, in order" in said.out
+    assert "second.0  AvgPool2d  in stack 1 of those that run" in said.out
+    found = result(fuse("m.py:branching", *FAST, "--json"))
+    assert found["status"] == "parts" and "cannot be traced" in found["reason"]
+    assert [part["path"] for part in found["parts"]] == ["first", "second"]
+
+
+def test_inputs_of_their_own(fuse: Command, tmp_path: Path) -> None:
+    for inputs in ("inputs", "keywords"):
+        said = fuse("m.py:alone", "--inputs", f"m.py:{inputs}", *FAST, "--json")
+        assert result(said)["status"] == "fused"
+    said = fuse("m.py:alone", *FAST)
+    assert said.code == 2 and "name what makes its inputs with --inputs" in said.err
+
+
+def test_in_training_mode(fuse: Command) -> None:
+    said = fuse("m.py:training", *FAST)
+    assert said.code == 0 and "it is fused in eval mode" in said.err
+
+
+def test_what_the_code_prints_is_not_the_result(fuse: Command) -> None:
+    said = fuse("m.py:talks", *FAST, "--json")
+    assert result(said)["status"] == "fused" and "hello" in said.err
+
+
+def test_threads(fuse: Command) -> None:
+    found = result(fuse("m.py:both", *FAST, "--json", "--threads", "1"))
+    assert found["threads"] == 1
+
+
+def test_no_compiler(
+    fuse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nonexistent")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = fuse("m.py:network", *FAST)
+    assert said.code == 0
+    assert (said.out + said.err).count("no C++ compiler found") == 1
+    assert fuse("m.py:network", *FAST, "--json").code == 0
+
+
+def test_a_cache_that_others_can_write_to(
+    fuse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(folder))
+    said = fuse("m.py:network", *FAST)
+    assert said.code == 0
+    assert (said.out + said.err).count("can be written to by others") == 1
+    assert list(folder.iterdir()) == []
+
+
+def test_damaged_decisions_are_made_anew(fuse: Command, cache: Path) -> None:
+    assert fuse("m.py:network", *FAST).code == 0
+    kept = list(cache.glob("*.json"))
+    assert kept
+    for file in kept:
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2] + b"\xff" * 9)
+    found = result(fuse("m.py:network", *FAST, "--json"))
+    assert found["status"] == "fused" and found["max_relative_error"] <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("", 2, "name either a model, as FILE.py:FACTORY, or networks with --bench"),
+        ("m.py:both --bench stack:1", 2, "name either a model"),
+        ("m.py", 2, "write it as FILE.py:FUNCTION"),
+        ("m.py:both --inputs x", 2, "write it as FILE.py:FUNCTION"),
+        ("m.py:both --batch 1", 2, "--batch says nothing of a model; leave it out"),
+        ("m.py:both --contenders eager", 2, "--contenders says nothing of a model"),
+        ("m.py:both --kernels fast", 2, "'fast' is no kernel; there are direct"),
+        ("m.py:both --without x", 2, "'x' is no rewrite; there are norms, epilogues"),
+        ("m.py:both --max-steps 0", 2, "--max-steps"),
+        ("m.py:both --micro-batch 0", 2, "--micro-batch"),
+        ("m.py:both --tolerance -1", 2, "--tolerance"),
+        ("m.py:both --plot p.txt", 2, "p.txt has suffix .txt"),
+        ("m.py:both --plot no/p.svg", 2, "no is not a folder"),
+        ("m.py:both --plot -", 2, "name a file instead of -"),
+        ("m.py:both --bench", 2, "--bench"),
+        ("--bench squeezenet", 2, "no network; there are alexnet, inception_v3"),
+        ("--bench stack:0", 2, "a stack has 1 to 1000 blocks: stack:10"),
+        ("--bench alexnet --batch 0", 2, "a batch of 0; it is from 1 to 1024"),
+        ("--bench alexnet --batch 1,x", 2, "'x' is no batch: write whole numbers"),
+        ("--bench alexnet --contenders tvm", 2, "no contender; there are eager, cha"),
+        ("--bench alexnet --contenders eager,eager", 2, "name every contender once"),
+        ("--bench alexnet --show", 2, "--show says nothing of --bench"),
+        ("n.py:both", 3, "n.py: there is no such file"),
+        ("m.py:nothing", 3, "m.py has no function nothing"),
+        ("m.py:value", 3, "m.py has no function value"),
+        ("m.py:fails", 3, "fails failed: ValueError: not today"),
+        ("m.py:number", 3, "m.py:number must return a model, or a model"),
+        ("m.py:odd", 3, "one tensor, and not int"),
+        ("m.py:both --inputs m.py:number", 3, "m.py:number: inputs are a tuple"),
+        ("m.py:wrong", 3, "the model fails on these inputs: "),
+        ("m.py:meta", 3, "the inputs are on meta, and measured is on the CPU"),
+    ],
+)
+def test_what_goes_wrong_is_told_in_a_line(
+    fuse: Command, tmp_path: Path, arguments: str, code: int, words: str
+) -> None:
+    said = fuse(*arguments.split())
+    assert said.code == code
+    assert words in said.err
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert {path.name for path in tmp_path.iterdir()} <= {"m.py", "__pycache__"}
+
+
+def test_no_torch(fuse: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for arguments, what in (
+        (("m.py:both",), "fusing a model"),
+        (("--bench", "stack:1"), "measuring networks"),
+    ):
+        said = fuse(*arguments)
+        assert said.code == 5 and f"{what} needs PyTorch" in said.err
+
+
+def test_ctrl_c(fuse: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memplan.cli.fuse.examine", interrupted)
+    said = fuse("m.py:both")
+    assert said.code == 130
+    assert said.err == "memplan: interrupted, so there is no result\n"
+
+
+RECORD = {
+    "network": "squeezenet1_1",
+    "batch": 32,
+    "threads": 1,
+    "seconds": {
+        "eager": 1.2345, "channels_last": 0.4, "compile": 0.3, "onnxruntime": 0.03,
+        "memplan": 0.00012345,
+    },
+    "ratio_to_eager": 10.5,
+    "ratio_to_compile": 1.234,
+    "ratios": {
+        name: {"min": 1.0, "median": 1.234, "max": 2.0}
+        for name in ("eager", "channels_last", "compile", "onnxruntime")
+    },
+    "max_relative_error": 2e-7,
+    "first_call_seconds": {"eager": 0.1, "compile": 99.0, "memplan": 3.21},
+    "peak_activation_bytes": {"eager": 128 << 20, "memplan": 100 << 20},
+    "failures": {
+        "openvino": "openvino is not installed",
+        "compile:freezing": "no answer within 9 s",
+    },
+    "remarks": {"memplan": ["memplan.fuse: the model runs as it was: no"]},
+}  # fmt: skip
+BENCHED = "eager,channels_last,compile,onnxruntime,openvino,memplan"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_of_records_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "dumb")
+    fuse_bench._print([RECORD, RECORD], tuple(BENCHED.split(",")), False)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    text = " ".join(out.getvalue().split())
+    for cell in ("1,234", "400", "30.0", "0.123", "1.23", "2e-07", "99.0", "3.21"):
+        assert cell in text
+    assert "…" not in text and "ratios (×) above 1 where memplan is faster" in text
+    assert capsys.readouterr().err.splitlines() == [
+        "memplan: openvino: openvino is not installed",
+        "memplan: compile:freezing, squeezenet1_1, batch 32: no answer within 9 s",
+        "memplan: memplan, squeezenet1_1, batch 32: the model runs as it was: no",
+    ]
+
+
+def test_bench(
+    fuse: Command, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usual = rounds.environment
+    monkeypatch.setattr(
+        rounds,
+        "environment",
+        lambda job: {**usual(job), "MEMPLAN_CACHE_DIR": str(cache)},
+    )
+    asked = ("--contenders", "eager,channels_last,memplan", "--rounds", "1")
+    found = result(
+        fuse(
+            "--bench", "squeezenet1_1", "--batch", "1", *asked, "--json", "--threads=1"
+        )
+    )
+    (record,) = found
+    assert (record["schema"], record["version"]) == ("memplan.fuse-bench", 1)
+    assert record["network"] == "squeezenet1_1"
+    assert (record["batch"], record["threads"]) == (1, 1)
+    assert set(record["seconds"]) == {"eager", "channels_last", "memplan"}
+    assert record["ratio_to_compile"] is None and record["ratio_to_eager"] > 0
+    assert record["max_relative_error"] <= 1e-5
+    assert not record["failures"]
+
+
+def test_usual_batches(fuse: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def none(keys: list[Any], _: object) -> Iterator[Any]:
+        asked.extend(keys)
+        return iter([RECORD] * len(keys))
+
+    monkeypatch.setattr(fuse_bench, "bench", none)
+    said = fuse("--bench", "alexnet,stack:1", "--threads", "1")
+    assert said.code == 0, said.err
+    assert asked == [("alexnet", 8, 1), ("stack:1", 16, 1)]  # the paper's for stacks
+    assert "Milliseconds a call, 1 thread" in said.out
+
+
+def test_ctrl_c_leaves_the_records_that_there_are(
+    fuse: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one(*_: object) -> Iterator[Any]:
+        yield RECORD
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fuse_bench, "bench", one)
+    said = fuse("--bench", "alexnet,vgg11", "--json")
+    assert said.code == 130
+    assert [each["batch"] for each in json.loads(said.out)] == [32]
+    assert "memplan: interrupted after 1 of 2" in said.err
+
+
+def test_nothing_warns_of_itself(fuse: Command) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fuse("m.py:both", *FAST).code == 0
