@@ -9,14 +9,14 @@ from memplan.fusing.convolution import bind as bind_convolution
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.packs import Packs
 from memplan.fusing.engine.places import Arena, Place, copies
+from memplan.fusing.engine.results import overlapping
 from memplan.fusing.engine.runner import Call, Given, Native, Step, Values
-from memplan.fusing.front.trace import overwrites
-from memplan.fusing.front.weights import fetch
+from memplan.fusing.front.trace import has_hooks, overwrites
 from memplan.fusing.kernel import Kernel
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Called, Catenated, Joined, Node, Stacked
 from memplan.fusing.reference import reference
-from memplan.graph.program import mapped
+from memplan.graph.program import Op, mapped
 
 
 class Emitter:
@@ -63,7 +63,8 @@ class Emitter:
 
     def convert(self, tensor: Any) -> Any:
         """A tensor that torch made, laid out as kernels read it."""
-        return tensor.detach().contiguous(memory_format=self._format())
+        plain = tensor.detach().resolve_neg()
+        return plain.contiguous(memory_format=self._format())
 
     def _format(self) -> Any:
         import torch
@@ -157,6 +158,7 @@ class Emitter:
             self._shapes[name],
             dtype=self._network.dtypes[name],
             memory_format=self._format(),
+            device="cpu",
         )
 
     def _catenated(self, node: Catenated) -> Step:
@@ -171,19 +173,50 @@ class Emitter:
         view = self._view(piece, target)
         return Call("", lambda values: view.copy_(values[piece]))
 
-    def _called(self, node: Called) -> Step:
-        op, constants, model = node.op, self._network.constants, self._packs.model
+    def _called(self, node: Node) -> Step:
+        assert isinstance(node, Called)
+        op = node.op
         over = overwrites(op.target, op.kwargs)
+        exact = _minds_strides(op)
+
+        def value(values: Values, name: str) -> Any:
+            found = values[name]
+            return self._as_in_model(name, found) if exact else found
 
         def run(values: Values) -> Any:
-            def value(ref: Any) -> Any:
-                if ref.name in values:
-                    return values[ref.name]
-                return fetch(model, constants[ref.name])
-
-            args, kwargs = mapped((op.args, op.kwargs), value)
+            args, kwargs = mapped(
+                (op.args, op.kwargs), lambda ref: value(values, ref.name)
+            )
             if over:  # what it takes may be wanted again, or be the caller's
                 args = (args[0].clone(), *args[1:])
             return op.target(*args, **kwargs)
 
         return Call(node.value, run)
+
+    def _as_in_model(self, name: str, value: Any) -> Any:
+        """A tensor laid out as the model has it."""
+        import torch
+
+        strides = self._network.strides.get(name)
+        if not isinstance(value, torch.Tensor) or strides in (None, value.stride()):
+            return value
+        if overlapping(value.shape, strides):
+            return value
+        made = torch.empty_strided(value.shape, strides, dtype=value.dtype)
+        return made.copy_(value)
+
+
+# What depends on how a value lies in memory, and not only on what it holds.
+STRIDED = {
+    *("view", "view_as", "as_strided", "stride", "is_contiguous", "storage_offset"),
+    *("view_as_complex", "data_ptr", "contiguous", "clone", "unsafe_chunk"),
+}
+
+
+def _minds_strides(op: Op) -> bool:
+    import torch
+
+    if isinstance(op.target, torch.nn.Module):
+        name = type(op.target).__name__
+        return has_hooks(op.target) or not hasattr(torch.nn, name)
+    return op.key.rpartition(".")[2] in STRIDED
