@@ -302,7 +302,7 @@ class _Preparation:
             values = other_inputs(list(self.inputs.values()), seed=1)
             noise = dict(zip(self.inputs, values, strict=True))
             found = self.finish(engine.run(noise))
-        except (RuntimeError, ValueError, IndexError):
+        except (RuntimeError, ValueError, IndexError, MemplanError):
             if engine.batch >= engine.images:
                 raise
             return float("inf")

@@ -9,8 +9,8 @@ from memplan.fusing.convolution import bind as bind_convolution
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.packs import Packs
 from memplan.fusing.engine.places import Arena, Place, copies
-from memplan.fusing.engine.results import overlapping
 from memplan.fusing.engine.runner import Call, Given, Native, Step, Values
+from memplan.fusing.front.nest import laid_out
 from memplan.fusing.front.trace import has_hooks, overwrites
 from memplan.fusing.kernel import Kernel
 from memplan.fusing.layers import Network
@@ -181,7 +181,8 @@ class Emitter:
 
         def value(values: Values, name: str) -> Any:
             found = values[name]
-            return self._as_in_model(name, found) if exact else found
+            strides = self._network.strides.get(name) if exact else None
+            return laid_out(found, strides)
 
         def run(values: Values) -> Any:
             args, kwargs = mapped(
@@ -192,18 +193,6 @@ class Emitter:
             return op.target(*args, **kwargs)
 
         return Call(node.value, run)
-
-    def _as_in_model(self, name: str, value: Any) -> Any:
-        """A tensor laid out as the model has it."""
-        import torch
-
-        strides = self._network.strides.get(name)
-        if not isinstance(value, torch.Tensor) or strides in (None, value.stride()):
-            return value
-        if overlapping(value.shape, strides):
-            return value
-        made = torch.empty_strided(value.shape, strides, dtype=value.dtype)
-        return made.copy_(value)
 
 
 # What depends on how a value lies in memory, and not only on what it holds.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.fusing.engine.runner import Values
-from memplan.fusing.front.nest import changed, leaves_of, storages
+from memplan.fusing.front.nest import changed, leaves_of, overlapping, storages
 from memplan.fusing.layers import Network
 from memplan.graph.program import Ref, mapped, refs
 
@@ -20,12 +20,15 @@ class Results:
         self._outputs, self._images = outputs, images
         self._given = {*network.inputs, *network.constants}
         self.names = list(dict.fromkeys(refs(outputs)))
+        self._tensors = all(name in network.shapes for name in self.names)
         self._strides: dict[str, tuple[int, ...]] = {}
         self._copied: set[str] = set()  # what the model does not give back as it is
 
     def learn(self, expected: Any, inputs: Values) -> None:
         """Take note of how the model's results lie in memory, and which are `inputs`
         themselves or lie in them."""
+        if not self._tensors:  # their leaves are not those of `expected`
+            return
         given = storages(inputs.values())
         mine = leaves_of(mapped(self._outputs, _Leaf))
         for leaf, value in zip(mine, leaves_of(expected), strict=False):
@@ -51,15 +54,8 @@ class Results:
         value = values[name]
         if not isinstance(value, torch.Tensor):
             return changed(value, lambda each: _out_of(each, arena))
-        strides = self._strides.get(name, value.stride())
-        wrong = len(strides) == value.dim() and any(
-            size > 1 and stride != wanted
-            for size, stride, wanted in zip(
-                value.shape, value.stride(), strides, strict=True
-            )
-        )
         inside = value.untyped_storage().data_ptr() == arena
-        if not (wrong or inside or name in self._copied):
+        if not (inside or name in self._copied):
             return value
         return self._empty(name, value, tuple(value.shape)).copy_(value)
 
@@ -91,16 +87,3 @@ class _Leaf:
 def _out_of(value: Any, arena: int | None) -> Any:
     inside = value.untyped_storage().data_ptr() == arena
     return value.clone() if inside else value
-
-
-def overlapping(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements share memory, as those of an expanded tensor do."""
-    pairs = sorted(
-        (stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1
-    )
-    reach = 0
-    for stride, size in pairs:
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False

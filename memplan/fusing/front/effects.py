@@ -16,27 +16,26 @@ class SideEffectsError(InputError):
 def without_effects(
     model: Any, inputs: dict[str, Any], run: Callable[[dict[str, Any]], Any]
 ) -> Any:
-    """What `run` gives on a copy of `inputs`.
+    """What `run` gives on `inputs`, which are the caller's own copies.
 
     Raises SideEffectsError, with the model as it was before, if it changed itself, or
     its inputs. What it keeps at its first run, and only then, is no change.
     """
-    taken = {name: own(value) for name, value in inputs.items()}
-    versions = [each._version for each in taken.values()]
+    versions = [each._version for each in inputs.values()]
     buffers = [each for each in model.buffers() if not each.is_inference()]
     kept = [(each, each._version, each.detach().clone()) for each in buffers]
     before = _attributes(model)
-    result = run(taken)
+    result = run(inputs)
     written = [each for each in kept if each[0]._version != each[1]]
     if written:
         for buffer, _, value in written:
             buffer.copy_(value)
         raise SideEffectsError("it writes to its buffers as it runs")
-    if [each._version for each in taken.values()] != versions:
+    if [each._version for each in inputs.values()] != versions:
         raise SideEffectsError("it writes to its inputs")
     if _differ(before):
         then = _attributes(model)
-        result = run(taken)
+        result = run(inputs)
         if _differ(then):
             for attributes, values in before:
                 attributes.clear()

@@ -54,15 +54,59 @@ def _first(leaves: list[Any]) -> Any:
 
 
 def as_nested(pattern: Any) -> Callable[[Any], Any]:
-    """What makes of any nest with as many leaves one as `pattern` is."""
+    """What makes of any nest with as many leaves one as `pattern` is, whose tensors
+    lie in memory as those of `pattern` do."""
     import torch
 
     if isinstance(pattern, torch.Tensor):
-        return lambda value: (
-            value if isinstance(value, torch.Tensor) else leaves_of(value)[0]
+        strides = pattern.stride()
+        return lambda value: laid_out(
+            value if isinstance(value, torch.Tensor) else leaves_of(value)[0], strides
         )
-    _, rebuild = flatten(pattern)
-    return lambda value: rebuild(leaves_of(value))
+    leaves, rebuild = flatten(pattern)
+    wanted = [
+        each.stride() if isinstance(each, torch.Tensor) else None for each in leaves
+    ]
+    del leaves
+
+    def nested(value: Any) -> Any:
+        found = leaves_of(value)
+        if len(found) == len(wanted):
+            found = [laid_out(*each) for each in zip(found, wanted, strict=True)]
+        return rebuild(found)
+
+    return nested
+
+
+def laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
+    """A tensor with these strides, but for dimensions of size 1: itself, or a copy."""
+    import torch
+
+    if strides is None or not isinstance(value, torch.Tensor):
+        return value
+    if value.stride() == strides or len(strides) != value.dim():
+        return value
+    shape = value.shape
+    differ = any(
+        size > 1 and stride != wanted
+        for size, stride, wanted in zip(shape, value.stride(), strides, strict=True)
+    )
+    if not differ or overlapping(shape, strides):
+        return value
+    return torch.empty_strided(shape, strides, dtype=value.dtype).copy_(value)
+
+
+def overlapping(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements share memory, as those of an expanded tensor do."""
+    pairs = sorted(
+        (stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1
+    )
+    reach = 0
+    for stride, size in pairs:
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def leaves_of(value: Any) -> list[Any]:
