@@ -17,7 +17,8 @@ def backend(graph_module: Any, example_inputs: list[Any]) -> Callable[..., Any]:
 
     graph_module: a torch.fx.GraphModule; example_inputs: what it is called with.
     Parameters and buffers among the arguments become its own, and are compared by
-    identity at every call: where they are others, the graph runs as it is.
+    identity at every call: where they are others, the graph runs as it is. So it does
+    while gradients may be asked for: inference is run under torch.no_grad().
     """
     import torch
 
@@ -43,8 +44,12 @@ def backend(graph_module: Any, example_inputs: list[Any]) -> Callable[..., Any]:
     fused = fuse(module.eval())
     taken = {index for index, _ in lifted}
 
+    wanted = [value for _, value in lifted if value.requires_grad]
+
     def run(*arguments: Any) -> Any:
         if any(arguments[index] is not value for index, value in lifted):
+            return graph_module(*arguments)
+        if wanted and torch.is_grad_enabled():  # what was compiled can be trained
             return graph_module(*arguments)
         rest = [each for index, each in enumerate(arguments) if index not in taken]
         return fused(*rest)

@@ -10,9 +10,10 @@ from typing import Any
 
 from memplan.errors import InputError
 from memplan.factory import blaming
-from memplan.fusing.front.trace import NotTraceableError, bound
+from memplan.fusing.front.arguments import Signature
+from memplan.fusing.front.trace import NotTraceableError
 from memplan.fusing.fuse import fuse
-from memplan.fusing.module import unfit
+from memplan.fusing.guards import unfit
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.summary import Summary, summary
 from memplan.fusing.traffic import copy_bandwidth
@@ -100,7 +101,7 @@ def _refuse_other_devices(values: list[Any]) -> None:
 def _reason(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why no program was made for a call."""
     try:
-        bound(model, args, kwargs)
+        Signature().bound(model, args, kwargs)
     except (NotTraceableError, TypeError) as error:
         return str(error)
     return unfit(model, args, kwargs) or "its arguments have no hash"

@@ -71,7 +71,8 @@ class Network:
     """Layers in the order they run in.
 
     inputs: names of the arguments. constants: value -> name of a tensor in the model.
-    outputs: a nest of Ref and plain values. shapes, dtypes: of every tensor in it.
+    outputs: a nest of Ref and plain values. shapes, dtypes, strides: of every tensor
+    in it, as the model has them.
     """
 
     inputs: list[str]
@@ -80,3 +81,4 @@ class Network:
     outputs: Any
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     dtypes: dict[str, Any] = field(default_factory=dict)
+    strides: dict[str, tuple[int, ...]] = field(default_factory=dict)

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import copy
+import functools
+import threading
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.errors import UsageError
+from memplan.fusing.engine.slabs import Slabs
+from memplan.fusing.front.arguments import Signature, key_of
+from memplan.fusing.front.nest import storages
 from memplan.fusing.front.parts import mirrored
-from memplan.fusing.front.trace import NotTraceableError, bound, has_hooks
+from memplan.fusing.front.trace import NotTraceableError
 from memplan.fusing.front.weights import Watch
+from memplan.fusing.gradients import refusing
+from memplan.fusing.guards import unfit
 from memplan.fusing.options import FuseOptions
-from memplan.fusing.prepare import LeftAlone, Prepared, prepare
+from memplan.fusing.prepare import LeftAlone, Prepared, agrees, prepare
 
 MOST_SHAPES = 8  # programs kept, for inputs of as many shapes
 PATIENCE = 3  # calls with a shape beyond those, until it gets a program, too
-
-GRADIENTS = (
-    "memplan.fuse runs a model's inference: its results have no gradients. Run under "
-    "torch.no_grad(), or train the model that was fused, which is at .model"
-)
+MOST_CHANGES = 8  # of modules, in so many calls for each, until no more are followed
 
 
 @dataclass
 class Parted:
     """A model of which some modules, at `paths`, run fused; why it is not whole.
 
-    mirror: a copy of its tree of modules, with the same tensors.
+    mirror: a copy of its tree of modules, with the same tensors. fixed: arguments that
+    are no tensors.
     """
 
     mirror: Any
@@ -41,6 +43,10 @@ class Parted:
         """Whether the model is another one by now."""
         return not self.watch.same_modules()
 
+    def ready(self) -> bool:
+        """Its parts see to their weights themselves."""
+        return True
+
     def run(self, inputs: dict[str, Any]) -> Any:
         """What the model gives on these inputs."""
         return self.mirror(**inputs, **self.fixed)
@@ -49,105 +55,155 @@ class Parted:
 Program = Prepared | Parted | LeftAlone
 
 
+@functools.cache
 def fused_class() -> type:
     """The class of fused modules, made when torch is there."""
     import torch
-
-    class NoGradient(torch.autograd.Function):  # type: ignore[misc]
-        """Its result looks differentiable, and says why it is not."""
-
-        @staticmethod
-        def forward(ctx: Any, value: Any, anchor: Any) -> Any:
-            return value.view_as(value)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            raise UsageError(GRADIENTS)
 
     class Fused(torch.nn.Module):  # type: ignore[misc]
         """A module whose inference runs depth-first; for everything else it is `model`.
 
         model: the original, whose weights it uses; when they change, so do its results.
         Calls in training mode, under autocast, with inputs that want gradients, or that
-        are traced or compiled, run `model`.
+        are traced or compiled, run `model`. What it has no attribute for is `model`'s.
         """
 
-        def __init__(self, model: Any, options: FuseOptions) -> None:
+        def __init__(
+            self, model: Any, options: FuseOptions, slabs: Slabs | None = None
+        ) -> None:
             super().__init__()
             self.model = model
             self.options = options
-            self.train(model.training)
-            self._forget()
+            self.training = model.training
+            self._forget(slabs)
 
-        def _forget(self) -> None:
+        def _forget(self, slabs: Slabs | None = None) -> None:
+            self._part = slabs is not None
+            self._slabs = slabs or Slabs()
             self._programs: OrderedDict[Any, Program] = OrderedDict()
             self._seen: dict[Any, int] = {}
+            self._patience = PATIENCE
+            self._calls = self._changes = 0
             self._told: set[str] = set()
+            self._signature = Signature()
+            self._making = threading.RLock()
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name == "model" or name.startswith("__"):
+                    raise
+                return getattr(self.model, name)
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {
+                name: value for name, value in vars(self).items() if name not in OWN
+            }
+
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            super().__setstate__(state)
+            self._forget()
 
         def __reduce__(self) -> Any:
-            return _again, (self.model, self.options, self.training)
-
-        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-            made = fused_class()(copy.deepcopy(self.model, memo), self.options)
-            memo[id(self)] = made
-            return made
+            return _blank, (), self.__getstate__()
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             if unfit(self.model, args, kwargs):
                 return self.model(*args, **kwargs)
             try:
-                tensors, fixed = bound(self.model, args, kwargs)
-                key = _key(tensors, fixed)
-            except (NotTraceableError, TypeError) as error:
+                tensors, fixed = self._signature.bound(self.model, args, kwargs)
+                key = key_of(tensors, fixed)
+            except TypeError:  # the model says what is wrong with them
+                return self.model(*args, **kwargs)
+            except NotTraceableError as error:
                 self._tell(str(error))
                 return self.model(*args, **kwargs)
             program = self._program(key, tensors, fixed)
-            if isinstance(program, LeftAlone):
+            if isinstance(program, LeftAlone) or not program.ready():
                 return self.model(*args, **kwargs)
-            with torch.no_grad():
-                result = program.run(tensors)
-            return self._without_gradients(result)
+            try:
+                with torch.no_grad():
+                    result = program.run(tensors)
+            except Exception as error:
+                result = self.model(*args, **kwargs)  # which may well raise, too
+                self._give_up(key, error)
+            return self._without_gradients(result, tensors)
 
         def _program(
             self, key: Any, tensors: dict[str, Any], fixed: dict[str, Any]
         ) -> Program:
+            self._calls += 1
             program = self._programs.get(key)
             if program is not None and not program.stale():
-                self._programs.move_to_end(key)
                 return program
+            with self._making:
+                return self._made_once(key, tensors, fixed)
+
+        def _made_once(
+            self, key: Any, tensors: dict[str, Any], fixed: dict[str, Any]
+        ) -> Program:
+            program = self._programs.get(key)
+            if program is not None and not program.stale():
+                return program  # another thread has made it meanwhile
             if program is not None:
                 self._programs.clear()  # the model is another one by now
+                self._changes += 1
             self._seen[key] = self._seen.get(key, 0) + 1
-            if len(self._programs) >= MOST_SHAPES and self._seen[key] < PATIENCE:
-                return LeftAlone("inputs of many shapes", None)
-            made: Program = prepare(self.model, tensors, fixed, self.options)
-            if isinstance(made, LeftAlone) and made.parts:
-                made = self._parted(made, fixed)
+            many = len(self._programs) >= MOST_SHAPES
+            if many and self._seen[key] < self._patience:
+                return LeftAlone("inputs of many shapes")
+            if self._changes > MOST_CHANGES > self._calls // self._changes:
+                self._tell("its modules change again and again")
+                return LeftAlone("its modules change again and again")
+            made: Program = prepare(
+                self.model, tensors, fixed, self.options, self._slabs
+            )
+            if isinstance(made, LeftAlone) and made.parts and not self._part:
+                made = self._parted(made, tensors, fixed)
             if isinstance(made, LeftAlone):
                 self._tell(made.reason)
-            self._programs[key] = made
-            while len(self._programs) > MOST_SHAPES:
-                self._programs.popitem(last=False)
+            self._keep(key, made)
             return made
 
-        def _parted(self, whole: LeftAlone, fixed: dict[str, Any]) -> Program:
+        def _keep(self, key: Any, made: Program) -> None:
+            self._programs[key] = made
+            while len(self._programs) > MOST_SHAPES:
+                self._programs.pop(next(iter(self._programs)))
+                self._patience *= 2  # or many shapes in turn would never be done
+                self._seen.clear()
+
+        def _parted(
+            self, whole: LeftAlone, tensors: dict[str, Any], fixed: dict[str, Any]
+        ) -> Program:
+            """The model with its parts fused, if it then gives what it gives."""
+            slabs = self._slabs
             mirror, paths = mirrored(
-                self.model, lambda part: fused_class()(part, self.options)
+                self.model, lambda part: part_class(part)(part, self.options, slabs)
             )
             if not paths:
                 return whole
-            return Parted(mirror, paths, whole.reason, fixed, Watch(self.model, ()))
+            made = Parted(mirror, paths, whole.reason, fixed, Watch(self.model, ()))
+            if agrees(self.model, made.run, tensors, fixed, self.options):
+                return made
+            return whole
 
         def _tell(self, reason: str) -> None:
-            """Say once why the model runs as it was."""
-            if reason not in self._told:
+            """Say once why the model runs as it was; of parts, the whole has said."""
+            if reason not in self._told and not self._part:
                 self._told.add(reason)
                 warnings.warn(
                     f"memplan.fuse: the model runs as it was: {reason}",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
 
-        def _without_gradients(self, result: Any) -> Any:
+        def _give_up(self, key: Any, error: Exception) -> None:
+            """The model has run where a program failed: it does so from now on."""
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._programs[key] = LeftAlone(reason, watch=Watch(self.model, ()))
+            self._tell(reason)
+
+        def _without_gradients(self, result: Any, tensors: dict[str, Any]) -> Any:
             """Results that raise where a gradient is asked of them, if the model's
             would have one."""
             if not torch.is_grad_enabled():
@@ -155,63 +211,46 @@ def fused_class() -> type:
             anchor = next((p for p in self.model.parameters() if p.requires_grad), None)
             if anchor is None:
                 return result
-            from torch.utils._pytree import tree_map_only
-
-            return tree_map_only(
-                torch.Tensor, lambda each: NoGradient.apply(each, anchor), result
-            )
+            return refusing(result, anchor, storages(tensors.values()))
 
         def programs(self) -> list[Program]:
-            """What was made for the shapes seen last, the latest at the end."""
+            """What was made for the shapes seen last."""
             return list(self._programs.values())
 
     return Fused
 
 
-def _again(model: Any, options: FuseOptions, training: bool) -> Any:
-    """A fused module read from where it was saved: it is made ready anew."""
-    return fused_class()(model, options).train(training)
+OWN = {
+    *("_part", "_slabs", "_programs", "_seen", "_patience", "_calls", "_changes"),
+    *("_told", "_signature", "_making"),
+}
 
 
-def unfit(  # noqa: PLR0911 - a reason a line
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str:
-    """Why a call is not one of plain inference; "" where it is."""
-    import torch
-    from torch.utils._pytree import tree_leaves
+@functools.cache
+def _sequence_class() -> type:
+    fused: Any = fused_class()
 
-    if model.training:
-        return "it is in training mode"
-    if has_hooks(model):
-        return "it has hooks"
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return "it is being traced"
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return "it runs under autocast"
-    hooks = torch.nn.modules.module
-    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
-        return "there are hooks on all modules"
-    grad = torch.is_grad_enabled()
-    for leaf in tree_leaves((args, kwargs)):
-        if isinstance(leaf, torch.Tensor):
-            if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-                return f"an input is a {type(leaf).__name__}"
-            if grad and leaf.requires_grad:
-                return "an input wants a gradient"
-    return ""
+    class FusedSequence(fused):  # type: ignore[misc]
+        """A fused part that can be taken apart as the Sequential it stands for."""
+
+        def __len__(self) -> int:
+            return len(self.model)
+
+        def __getitem__(self, index: Any) -> Any:
+            return self.model[index]
+
+        def __iter__(self) -> Any:
+            return iter(self.model)
+
+    return FusedSequence
 
 
-def _key(tensors: dict[str, Any], fixed: dict[str, Any]) -> Any:
-    """What a program is made for. Raises TypeError for arguments without a hash."""
-    import torch
+def part_class(model: Any) -> type:
+    """The class of what stands in a module's place inside its model."""
+    return _sequence_class() if hasattr(type(model), "__getitem__") else fused_class()
 
-    key = (
-        tuple(
-            (name, tuple(each.shape), each.dtype, str(each.device))
-            for name, each in tensors.items()
-        ),
-        tuple(fixed.items()),
-        torch.get_num_threads(),
-    )
-    hash(key)
-    return key
+
+def _blank() -> Any:
+    """A fused module to be filled from where it was saved."""
+    cls: Any = fused_class()
+    return cls.__new__(cls)

@@ -97,6 +97,20 @@ class Joining:
     pools: bool = True
 
 
+def gates(node: Node) -> list[str]:
+    """The values that a stack multiplies with channel by channel of each image."""
+    if not isinstance(node, Stacked):
+        return []
+    operands = iter(node.operands)
+    found = []
+    for operation in node.operations:
+        kinds = operation.operands
+        operand = next(operands) if kinds else None  # scale and shift are one Norm
+        if kinds == ("image",) and isinstance(operand, str):
+            found.append(operand)
+    return found
+
+
 def tensors(nodes: list[Node]) -> Iterator[str]:
     """Names of the model's tensors that kernels are made from."""
     for node in nodes:
@@ -138,6 +152,7 @@ __all__ = [
     "Joining",
     "Node",
     "Stacked",
+    "gates",
     "reasons",
     "tensors",
 ]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from memplan.errors import InputError, MemplanError
 from memplan.fusing.engine.build import Engine
 from memplan.fusing.engine.decide import Maker, seconds
+from memplan.fusing.engine.slabs import Slabs
+from memplan.fusing.front.effects import SideEffectsError, own, without_effects
 from memplan.fusing.front.exported import exported
 from memplan.fusing.front.interpret import interpret
+from memplan.fusing.front.nest import as_nested, leaves_of, unknown
 from memplan.fusing.front.recognise import recognise
 from memplan.fusing.front.trace import NotTraceableError, trace
 from memplan.fusing.front.weights import Watch
@@ -20,27 +26,40 @@ from memplan.fusing.join import join
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Called, Joining, Node, tensors
 from memplan.fusing.options import FuseOptions
+from memplan.graph.export import first_line
 from memplan.graph.measure import other_inputs, relative_error
 from memplan.graph.program import Program
 
 _BUILDING = threading.RLock()
 
+
+def _after_fork() -> None:
+    """Who held the lock is not there in a child."""
+    global _BUILDING  # noqa: PLW0603
+    _BUILDING = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 SLOWER = "fused, it would take longer"
 NO_GAIN = 1.02  # times the model's own time, above which it is not worth it
+COARSE = 2.0**-5  # what results in bfloat16 may differ by: a few of its roundings
+RESTLESS = 3  # calls in a row with other weights, until they are not packed any more
 
 
 @dataclass(frozen=True)
 class LeftAlone:
     """Why a model runs as it was; its layers, as far as they are known; whether parts
-    of it may be fused."""
+    of it may be fused. watch: what it was then; None where it is not asked again."""
 
     reason: str
     network: Network | None = None
     parts: bool = False
+    watch: Watch | None = None
 
     def stale(self) -> bool:
-        """It is asked again where weights or modules changed: never."""
-        return False
+        """Whether it is to be asked again: the model is another one by now."""
+        return self.watch is not None and not self.watch.same_modules()
 
 
 @dataclass
@@ -60,45 +79,103 @@ class Prepared:
     error: float
     seconds: float
     gain: float | None = None
+    _changes: int = 0  # of weights, from call to call
+    _packed: bool = True
 
     @property
     def nodes(self) -> list[Node]:
         return self.engine.nodes
 
     def stale(self) -> bool:
-        """Whether the model is another one by now. Weights that changed in it are
-        packed anew."""
-        if not self.watch.same_modules():
+        """Whether the model is another one by now."""
+        return not (self.watch.same_modules() and self.watch.same_kinds())
+
+    def ready(self) -> bool:
+        """Whether the engine has the weights that the model has, which are packed anew
+        where they changed; but not while they change at every call."""
+        same = self.watch.same_weights()
+        if same and self._packed:
+            self._changes = 0
             return True
-        if not self.watch.same_weights():
-            with _BUILDING:
-                self.watch = self.watch.again()
-                self.engine.pack()
-        return False
+        with _BUILDING:
+            watch = self.watch if same else self.watch.again()
+            self._changes += not same
+            self._packed = self._packed and same
+            if same or self._changes <= RESTLESS:
+                with torch_inference():
+                    self.engine.pack()
+                self._packed = True
+            self.watch = watch
+        return self._packed
 
     def run(self, inputs: dict[str, Any]) -> Any:
         """What the model gives on these inputs."""
         return self.finish(self.engine.run(inputs))
 
 
+@contextlib.contextmanager
+def torch_inference() -> Iterator[None]:
+    """Tensors made here have versions, and no gradients."""
+    import torch
+
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 def prepare(
-    model: Any, inputs: dict[str, Any], fixed: dict[str, Any], options: FuseOptions
+    model: Any,
+    inputs: dict[str, Any],
+    fixed: dict[str, Any],
+    options: FuseOptions,
+    slabs: Slabs | None = None,
 ) -> Prepared | LeftAlone:
     """Make `model` ready for inputs of these shapes, or say why it stays as it is.
 
-    inputs: the tensors of a call, by argument; fixed: its other arguments.
+    inputs: the tensors of a call, by argument; fixed: its other arguments. slabs: where
+    its memory comes from. What the model raises is raised.
     """
     import torch
 
-    with _BUILDING, torch.no_grad():
+    with _BUILDING, torch_inference(), torch.random.fork_rng(devices=[]):
         began = time.perf_counter()
+        reason = unsuited(model, inputs)
+        if reason:
+            return LeftAlone(reason, watch=Watch(model, ()))
+        own_inputs = {name: own(value) for name, value in inputs.items()}
+        run = partial(_run, model, fixed)
         try:
-            made = _Preparation(model, inputs, fixed, options).made()
-        except MemplanError as problem:
+            expected = without_effects(model, own_inputs, run)
+        except SideEffectsError as problem:
             return LeftAlone(str(problem))
-        if isinstance(made, Prepared):
-            made.seconds = time.perf_counter() - began
+        work = _Preparation(model, own_inputs, fixed, options, slabs or Slabs())
+        try:
+            made = work.made(expected)
+        except MemplanError as problem:
+            made = LeftAlone(str(problem))
+        except Exception as problem:
+            made = LeftAlone(f"it cannot be fused: {first_line(problem)}", parts=True)
+        if isinstance(made, LeftAlone):
+            return replace(made, watch=Watch(model, ()))
+        made.seconds = time.perf_counter() - began
         return made
+
+
+def _run(model: Any, fixed: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    return model(**inputs, **fixed)
+
+
+def unsuited(model: Any, inputs: dict[str, Any]) -> str:
+    """Why a model is left alone without a further look; "" where it is not."""
+    tensors = [*inputs.values(), *model.parameters(), *model.buffers()]
+    devices = sorted({str(each.device) for each in tensors})
+    if len(devices) > 1:
+        return f"it runs on several devices: {', '.join(devices)}"
+    if not devices[0].startswith(("cpu", "cuda")):
+        return f"it runs on {devices[0]}"
+    if any(each.is_inference() for each in tensors[len(inputs) :]):
+        return "its weights were made in inference mode, and no change of them is seen"
+    training = next((name for name, each in model.named_modules() if each.training), "")
+    return f"its module {training} is in training mode" if training else ""
 
 
 @dataclass
@@ -107,12 +184,18 @@ class _Preparation:
     inputs: dict[str, Any]
     fixed: dict[str, Any]
     options: FuseOptions
+    slabs: Slabs
     finish: Callable[[Any], Any] = field(default=lambda outputs: outputs)
+    tolerance: float = 0.0
 
-    def made(self) -> Prepared | LeftAlone:  # noqa: PLR0911 - a reason a line
-        if not self.inputs:
-            return LeftAlone("it takes no tensors")
-        expected = self._model(self.inputs)
+    def made(self, expected: Any) -> Prepared | LeftAlone:
+        """The model made ready; expected: what it gives on the inputs."""
+        leaves = leaves_of(expected)
+        if not self.inputs or unknown(leaves):
+            kind = f"returns a {unknown(leaves)}" if self.inputs else "takes no tensors"
+            return LeftAlone(f"it {kind}", parts=True)
+        coarse = any(str(getattr(leaf, "dtype", "")).endswith("16") for leaf in leaves)
+        self.tolerance = max(self.options.tolerance, COARSE if coarse else 0.0)
         try:
             program = self._program(expected)
         except InputError as problem:
@@ -121,9 +204,17 @@ class _Preparation:
         nodes, outputs = join(network, self._joining())
         if all(isinstance(node, Called) for node in nodes):
             return LeftAlone("it has no layers that are fused", network)
-        maker = Maker(self.model, network, nodes, outputs, self.inputs, self.options)
+        maker = Maker(
+            self.model, network, nodes, outputs, self.inputs, self.options, self.slabs
+        )
         if maker.decisions.plan == ((), 0):
             return LeftAlone(f"{SLOWER}, as was measured before", network)
+        return self._chosen(maker, network, expected)
+
+    def _chosen(
+        self, maker: Maker, network: Network, expected: Any
+    ) -> Prepared | LeftAlone:
+        """The fastest engine, if it gives what the model gives and is no slower."""
         engine, error = self._engine(maker, expected)
         if engine is None:
             return LeftAlone(f"its results would differ by {error:.1e}", network)
@@ -146,26 +237,31 @@ class _Preparation:
         return replace(joining, epilogues=False, prologues=False, pools=False)
 
     def _model(self, inputs: dict[str, Any]) -> Any:
-        return self.model(**inputs, **self.fixed)
+        return _run(self.model, self.fixed, inputs)
 
     def _program(self, expected: Any) -> Program:
         """The model's program, by tracing or by torch.export, with its metas known."""
         try:
             program = trace(self.model, self.fixed)
             found = interpret(program, self.model, self.inputs)
-            if relative_error(expected, found) <= self.options.tolerance:
+            self.finish = as_nested(expected)
+            if self._off(expected, self.finish(found)) <= self.tolerance:
                 return program
             problem = "its trace computes something else"
         except NotTraceableError as error:
             problem = str(error)
         try:
-            program, self.finish = exported(self.model, self.inputs, self.fixed)
-            found = self.finish(interpret(program, self.model, self.inputs))
+            program = exported(self.model, self.inputs, self.fixed)
+            found = interpret(program, self.model, self.inputs)
+            self.finish = as_nested(expected)
+            if self._off(expected, self.finish(found)) > self.tolerance:
+                raise InputError("what torch.export gives computes something else")
         except InputError as error:
             raise InputError(f"{problem}; {error}") from error
-        if relative_error(expected, found) > self.options.tolerance:
-            raise InputError(f"{problem}; what torch.export gives does, too")
         return program
+
+    def _off(self, expected: Any, found: Any) -> float:
+        return relative_error(leaves_of(expected), leaves_of(found))
 
     def _engine(self, maker: Maker, expected: Any) -> tuple[Engine | None, float]:
         """The fastest engine whose results are the model's, and how they differ."""
@@ -198,21 +294,28 @@ class _Preparation:
         error = float("inf")
         for left in _ever_more_exact(kernels):
             engine = maker.engine(left, batch)
-            engine.learn(expected)
+            engine.learn(expected, self.inputs)
             error = self._error(engine, expected)
-            if error <= self.options.tolerance:
+            if error <= self.tolerance:
                 return engine, error
         return None, error
 
     def _error(self, engine: Engine, expected: Any) -> float:
-        """The largest relative error on the inputs given and on others."""
-        error = relative_error(expected, self.finish(engine.run(self.inputs)))
-        if error > self.options.tolerance:
-            return error
-        values = other_inputs(list(self.inputs.values()), seed=1)
-        noise = dict(zip(self.inputs, values, strict=True))
-        found = self.finish(engine.run(noise))
-        return max(error, relative_error(self._model(noise), found))
+        """The largest relative error on the inputs given and on others; infinite where
+        so many images at a time are not what the network can do."""
+        try:
+            found = self.finish(engine.run(self.inputs))
+            error = self._off(expected, found)
+            if error > self.tolerance:
+                return error
+            values = other_inputs(list(self.inputs.values()), seed=1)
+            noise = dict(zip(self.inputs, values, strict=True))
+            found = self.finish(engine.run(noise))
+        except (RuntimeError, ValueError, IndexError, MemplanError):
+            if engine.batch >= engine.images:
+                raise
+            return float("inf")
+        return max(error, self._off(self._model(noise), found))
 
     def _gain(self, maker: Maker, engine: Engine) -> float | None:
         """The model's time over the engine's; None if that is not asked for."""
@@ -238,3 +341,33 @@ def _used(engine: Engine, kernels: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(
         each for each in kernels if each in used or not each.startswith("winograd")
     )
+
+
+def agrees(
+    model: Any,
+    run: Callable[[dict[str, Any]], Any],
+    inputs: dict[str, Any],
+    fixed: dict[str, Any],
+    options: FuseOptions,
+) -> bool:
+    """Whether `run` gives what `model` gives on inputs of these shapes, and is no
+    slower."""
+    import torch
+
+    with torch_inference(), torch.random.fork_rng(devices=[]):
+        try:
+            for values in (
+                list(inputs.values()),
+                other_inputs(list(inputs.values()), seed=1),
+            ):
+                given = dict(zip(inputs, values, strict=True))
+                expected = leaves_of(_run(model, fixed, given))
+                error = relative_error(expected, leaves_of(run(given)))
+                if error > options.tolerance:
+                    return False
+        except Exception:
+            return False
+        if not options.measure:
+            return True
+        took = seconds(lambda: run(inputs), most=3)
+        return took <= NO_GAIN * seconds(lambda: _run(model, fixed, inputs), most=3)

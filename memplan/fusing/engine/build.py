@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 from memplan.fusing.engine import places as arenas
 from memplan.fusing.engine.emit import Emitter
-from memplan.fusing.engine.memory import arena as memory_of
 from memplan.fusing.engine.packs import Packs, four
 from memplan.fusing.engine.places import Arena, Place
+from memplan.fusing.engine.results import Results
 from memplan.fusing.engine.runner import Runner, Values
+from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Catenated, Joined, Node, Stacked
-from memplan.graph.program import mapped, refs
+from memplan.fusing.nodes import Catenated, Joined, Node, Stacked, gates
+from memplan.graph.program import refs
 
-MOST_RUNNERS = 4  # idle ones kept for each number of images, for calls at once
+MOST_RUNNERS = 4  # of an engine, bound to one slab: whole batches and their rests
 
 
 class Engine:
     """A network's nodes, ready to run on inputs of the shapes they were built for.
 
     nodes, outputs: what runs, and a nest of Ref to what it gives. batch: how many
-    images go through at a time. layout: of values in memory, see `Emitter`.
+    images go through at a time. layout: of values in memory, see `Emitter`. slabs:
+    where arenas come from.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what a network's run is made of
         self,
         network: Network,
         nodes: list[Node],
@@ -36,18 +37,20 @@ class Engine:
         packs: Packs,
         batch: int,
         layout: str,
+        slabs: Slabs | None = None,
     ) -> None:
         import torch
 
         self._network, self.nodes, self.outputs = network, nodes, outputs
         self._packs, self.batch, self.layout = packs, batch, layout
+        self._slabs = slabs or Slabs()
         self.threads = torch.get_num_threads()
-        shapes = [network.shapes[name] for name in network.inputs]
-        self.images = shapes[0][0] if shapes and shapes[0] else 1
+        self.images = images(network)
         self._lock = threading.Lock()
-        self._idle: dict[int, list[Runner]] = defaultdict(list)
-        self._wanted = list(dict.fromkeys(refs(outputs)))
-        self._strides: dict[str, tuple[int, ...]] = {}
+        self._packed = 0  # how often; runners hold what was packed then
+        self._results = Results(outputs, network, self.images)
+        self._constants = _constants(network, nodes, outputs, packs.model)
+        self._layouts: dict[int, tuple[dict[str, Place], Arena]] = {}
 
     @property
     def kernels(self) -> dict[str, str]:
@@ -63,91 +66,80 @@ class Engine:
         """Take the model's weights as they are now."""
         with self._lock:
             self._packs.fill()
-            self._idle.clear()
+            self._packed += 1
 
-    def learn(self, expected: Any) -> None:
-        """Lay results out as `expected` is, the outputs as the model makes them."""
-        from torch.utils._pytree import tree_leaves
-
-        leaves = tree_leaves(expected)
-        for name, value in zip(refs(self.outputs), leaves, strict=False):
-            if hasattr(value, "stride"):
-                self._strides[name] = tuple(value.stride())
+    def learn(self, expected: Any, inputs: Values) -> None:
+        """Lay results out as `expected` is, what the model made of `inputs`."""
+        self._results.learn(expected, inputs)
 
     def run(self, inputs: Values) -> Any:
         """The outputs on these inputs."""
+        constants = {
+            name: getattr(owner, attribute)
+            for name, owner, attribute in self._constants
+        }
+        if self.batch >= self.images:
+            with self._runner(self.images) as runner:
+                values = runner.run({**constants, **inputs})
+                return self._results.of(values, inputs, runner.storage)
         found: Values = {}
         for start in range(0, self.images, self.batch):
             stop = min(start + self.batch, self.images)
-            whole = stop - start == self.images
-            cut = inputs if whole else _cut(inputs, start, stop)
+            cut = {name: value[start:stop] for name, value in inputs.items()}
             with self._runner(stop - start) as runner:
-                values = runner.run(cut)
-                for name in self._wanted:
-                    if whole:
-                        found[name] = self._own(name, values[name], runner)
-                    else:
-                        self._put(found, name, values[name], start)
-        return mapped(self.outputs, lambda ref: found[ref.name])
-
-    def _own(self, name: str, value: Any, runner: Runner) -> Any:
-        """A value that stays when the arena is used again."""
-        import torch
-
-        if not isinstance(value, torch.Tensor):
-            return value
-        if value.device.type != "cpu" or (
-            value.untyped_storage().data_ptr() != runner.storage
-        ):
-            return value
-        return self._empty(name, value, tuple(value.shape)).copy_(value)
-
-    def _put(self, found: Values, name: str, value: Any, start: int) -> None:
-        """Copy the results of some images to where those of all go."""
-        if name not in found:
-            found[name] = self._empty(name, value, (self.images, *value.shape[1:]))
-        found[name][start : start + value.shape[0]] = value
-
-    def _empty(self, name: str, value: Any, shape: tuple[int, ...]) -> Any:
-        import torch
-
-        strides = self._strides.get(name)
-        if strides is None or len(strides) != len(shape):
-            return torch.empty(shape, dtype=value.dtype, device=value.device)
-        return torch.empty_strided(
-            shape, strides, dtype=value.dtype, device=value.device
-        )
+                self._results.put(found, runner.run({**constants, **cut}), start)
+        return self._results.of(found, inputs, None)
 
     @contextlib.contextmanager
-    def _runner(self, images: int) -> Iterator[Runner]:
+    def _runner(self, count: int) -> Iterator[Runner]:
         """A runner that no other thread uses meanwhile."""
+        places, arena = self._layout(count)
+        slab = self._slabs.take(arena.bytes + arenas.ALIGNMENT)
+        runners = slab.runners(self)
         with self._lock:
-            idle = self._idle[images]
-            runner = idle.pop() if idle else None
-        runner = runner or self._made(images)
-        yield runner
-        with self._lock:
-            if len(idle) < MOST_RUNNERS:
-                idle.append(runner)
+            key = count, self._packed
+            runner = runners.pop(key, None)
+            if runner is None:
+                for old in [each for each in runners if each[1] != key[1]]:
+                    del runners[old]
+                runner = self._made(count, slab.memory, places, arena)
+        yield runner  # one that fails does not come back, nor does its slab
+        if len(runners) < MOST_RUNNERS:
+            runners[key] = runner
+        self._slabs.give(slab)
 
-    def _made(self, images: int) -> Runner:
-        places, arena = self._layout(images)
-        memory = memory_of(arena.bytes + arenas.ALIGNMENT)
-        emitter = Emitter(
-            self._network,
-            self._shapes(images),
-            places,
-            arena,
-            memory,
-            self._packs,
-            self.layout,
-        )
-        steps = [step for node in self.nodes for step in emitter.steps(node)]
-        return Runner(steps, memory, emitter, self._packs.play, self.threads)
+    def _made(
+        self, count: int, memory: Any, places: dict[str, Place], arena: Arena
+    ) -> Runner:
+        import torch
 
-    def _layout(self, images: int) -> tuple[dict[str, Place], Arena]:
-        shapes = self._shapes(images)
-        places = arenas.place(self.nodes, shapes, self._native)
+        with torch.inference_mode(False), torch.no_grad():
+            emitter = Emitter(
+                self._network,
+                self._shapes(count),
+                places,
+                arena,
+                memory,
+                self._packs,
+                self.layout,
+            )
+            steps = [emitter.steps(node) for node in self.nodes]
+            forgotten = _last_uses(self.nodes, {*places, *self._results.names})
+            return Runner(
+                list(zip(steps, forgotten, strict=True)),
+                memory,
+                emitter,
+                self._packs.play,
+                self.threads,
+            )
+
+    def _layout(self, count: int) -> tuple[dict[str, Place], Arena]:
+        found = self._layouts.get(count)
+        if found is not None:
+            return found
+        shapes = self._shapes(count)
+        apart = {name for node in self.nodes for name in gates(node)}
+        places = arenas.place(self.nodes, shapes, self._native, apart)
         widths = {each.buffer: each.pixel for each in places.values()}
 
         def size(buffer: str) -> int:
@@ -155,26 +147,58 @@ class Engine:
             item = int(self._network.dtypes[buffer].itemsize)
             return max(1, n * height * width * widths[buffer] * item)
 
-        return places, arenas.plan(self.nodes, places, size, self._wanted)
+        arena = arenas.plan(self.nodes, places, size, self._results.names)
+        self._layouts[count] = places, arena
+        return places, arena
 
     def _native(self, node: Node) -> bool:
         """Whether a node writes where it is told to."""
         if isinstance(node, Joined):
             return self._packs.kernels[node.value] != "onednn"
         if isinstance(node, Stacked):
-            return self._packs.stacks[node.value] is not None
+            return self._packs.native(node.value)
         return isinstance(node, Catenated) and self.layout == "channels_last"
 
-    def _shapes(self, images: int) -> dict[str, tuple[int, ...]]:
-        if images == self.images:
+    def _shapes(self, count: int) -> dict[str, tuple[int, ...]]:
+        if count == self.images:
             return self._network.shapes
+        constants = self._network.constants
         return {
-            name: (images, *shape[1:])
-            if len(shape) in (2, 4) and shape[0] == self.images
+            name: (count, *shape[1:])
+            if len(shape) in (2, 4)
+            and shape[0] == self.images
+            and name not in constants
             else shape
             for name, shape in self._network.shapes.items()
         }
 
 
-def _cut(inputs: Values, start: int, stop: int) -> Values:
-    return {name: value[start:stop] for name, value in inputs.items()}
+def images(network: Network) -> int:
+    """How many a call has: the first number of the first input's shape."""
+    shapes = [network.shapes[name] for name in network.inputs]
+    return shapes[0][0] if shapes and shapes[0] else 1
+
+
+def _constants(
+    network: Network, nodes: list[Node], outputs: Any, model: Any
+) -> list[tuple[str, Any, str]]:
+    """Tensors of the model that stand among the values: name, module, attribute."""
+    wanted = dict.fromkeys(name for node in nodes for name in node.inputs())
+    wanted.update(dict.fromkeys(refs(outputs)))
+    found = []
+    for name in wanted:
+        if name in network.constants:
+            owner, _, attribute = network.constants[name].rpartition(".")
+            found.append((name, model.get_submodule(owner), attribute))
+    return found
+
+
+def _last_uses(nodes: list[Node], kept: set[str]) -> list[tuple[str, ...]]:
+    """Of each node, the values that none behind it takes, but for those in `kept`."""
+    seen = set(kept)
+    found: list[tuple[str, ...]] = []
+    for node in reversed(nodes):
+        last = {*node.inputs(), node.value} - seen
+        seen |= last
+        found.append(tuple(last))
+    return found[::-1]

@@ -7,16 +7,17 @@ import warnings
 from typing import Any
 
 from memplan.errors import EnvironmentUnfitError
-from memplan.fusing.engine.build import Engine
+from memplan.fusing.engine.build import Engine, images
 from memplan.fusing.engine.choose import candidates, fastest, signature
 from memplan.fusing.engine.decisions import Decisions
 from memplan.fusing.engine.packs import Packs
+from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.engine.split import without_prologues
 from memplan.fusing.engine.stacks import kernels as stack_kernels
 from memplan.fusing.engine.stacks import on_gpu
 from memplan.fusing.kernels import convolution_library
 from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Joined, Node
+from memplan.fusing.nodes import Called, Joined, Node, Stacked
 from memplan.fusing.options import FuseOptions
 
 FEW = 4  # images that convolutions are timed on, at most
@@ -29,7 +30,7 @@ class Maker:
     Raises nothing where there is no compiler: torch runs everything, after a warning.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what engines are made of
         self,
         model: Any,
         network: Network,
@@ -37,19 +38,17 @@ class Maker:
         outputs: Any,
         inputs: dict[str, Any],
         options: FuseOptions,
+        slabs: Slabs,
     ) -> None:
+        self._slabs = slabs
         self._model, self._network, self._nodes = model, network, nodes
         self._outputs, self._inputs, self._options = outputs, inputs, options
         self.device = str(next(iter(inputs.values())).device)
         self.layout = _layout(nodes, inputs)
         self.own = self.device == "cpu" and has_compiler()
-        self.images = network.shapes[network.inputs[0]][0]
-        keys = [
-            signature(node, network, model, self.images)
-            for node in nodes
-            if isinstance(node, Joined)
-        ]
-        self.decisions = Decisions.of(keys, self.images, options)
+        self.images = images(network)
+        keys = [_told_by(node, network, model, self.images) for node in nodes]
+        self.decisions = Decisions.of([self.layout, *keys], self.images, options)
 
     def engine(self, kernels: tuple[str, ...], batch: int) -> Engine:
         """An engine whose convolutions run as the fastest of `kernels`."""
@@ -60,7 +59,9 @@ class Maker:
         }
         nodes = without_prologues(self._nodes, self._network, chosen)
         packs = Packs(self._model, self._network, nodes, chosen, self._stacks(nodes))
-        return Engine(self._network, nodes, self._outputs, packs, batch, self.layout)
+        return Engine(
+            self._network, nodes, self._outputs, packs, batch, self.layout, self._slabs
+        )
 
     def _kernel(self, node: Joined, wanted: tuple[str, ...], batch: int) -> str:
         if not self.own:
@@ -98,6 +99,24 @@ class Maker:
         names = (*self._network.inputs, *refs(self._outputs))
         shapes = [self._network.shapes.get(name, ()) for name in names]
         return all(shape and shape[0] == self.images for shape in shapes)
+
+
+def _told_by(node: Node, network: Network, model: Any, count: int) -> str:
+    """What a node's time depends on, and what its network is told by, as text."""
+    import torch
+
+    if isinstance(node, Joined):
+        return signature(node, network, model, count)
+    shape, dtype = network.shapes.get(node.value), network.dtypes.get(node.value)
+    taken = [network.shapes.get(name) for name in node.inputs()]
+    what: Any = None
+    if isinstance(node, Stacked):
+        what = list(map(str, node.operations))
+    elif isinstance(node, Called):
+        module = isinstance(node.op.target, torch.nn.Module)
+        what = str(node.op.target) if module else node.op.key
+    kind = type(node).__name__
+    return repr((kind, shape, str(dtype), taken, what, torch.get_num_threads()))
 
 
 def _layout(nodes: list[Node], inputs: dict[str, Any]) -> str:

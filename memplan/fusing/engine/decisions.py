@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from memplan.errors import EnvironmentUnfitError
-from memplan.fusing.options import FuseOptions
+from memplan.fusing.options import KERNELS, FuseOptions
 from memplan.toolchain.cache import Cache
 from memplan.toolchain.instructions import cpu
 from memplan.version import __version__
@@ -57,7 +57,12 @@ class Decisions:
         found = self._found.get("plan")
         if not isinstance(found, list) or len(found) != 2:
             return None
-        return tuple(map(str, found[0])), int(found[1])
+        kernels, batch = found
+        if not isinstance(kernels, list) or not isinstance(batch, int):
+            return None
+        if (not kernels) != (batch == 0) or not set(map(str, kernels)) <= set(KERNELS):
+            return None
+        return tuple(kernels), batch
 
     def keep_plan(self, kernels: tuple[str, ...], batch: int) -> None:
         self._found["plan"] = [list(kernels), batch]

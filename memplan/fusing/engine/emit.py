@@ -12,13 +12,19 @@ from memplan.fusing.engine import onednn
 from memplan.fusing.engine.packs import Packs, four
 from memplan.fusing.engine.places import Arena, Place, copies
 from memplan.fusing.engine.runner import Call, Given, Native, Step, Values
-from memplan.fusing.front.trace import overwrites
-from memplan.fusing.front.weights import fetch
+from memplan.fusing.front.nest import laid_out
+from memplan.fusing.front.trace import has_hooks, overwrites
 from memplan.fusing.kernel import Kernel
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Called, Catenated, Joined, Node, Stacked
 from memplan.fusing.reference import reference
-from memplan.graph.program import mapped
+from memplan.graph.program import Op, mapped
+
+# What depends on how a value lies in memory, and not only on what it holds.
+STRIDED = {
+    *("view", "view_as", "as_strided", "stride", "is_contiguous", "storage_offset"),
+    *("view_as_complex", "data_ptr", "contiguous", "clone", "unsafe_chunk"),
+}
 
 
 class Emitter:
@@ -69,7 +75,8 @@ class Emitter:
     def convert(self, tensor: Any) -> Any:
         """A tensor that torch made, (n, c, h, w), laid out as kernels read it."""
         planes = tensor if tensor.dim() == 4 else tensor[:, :, None, None]
-        return planes.detach().contiguous(memory_format=self._format())
+        plain = planes.detach().resolve_neg()
+        return plain.contiguous(memory_format=self._format())
 
     def _format(self) -> Any:
         import torch
@@ -169,6 +176,7 @@ class Emitter:
             four(self._shapes[name]),
             dtype=self._network.dtypes[name],
             memory_format=self._format(),
+            device="cpu",
         )
 
     def _catenated(self, node: Catenated) -> Step:
@@ -183,17 +191,21 @@ class Emitter:
         view = self._view(piece, target).reshape(self._shapes[piece])
         return Call("", lambda values: view.copy_(values[piece]))
 
-    def _called(self, node: Called) -> Step:
-        op, constants, model = node.op, self._network.constants, self._packs.model
+    def _called(self, node: Node) -> Step:
+        assert isinstance(node, Called)
+        op = node.op
         over = overwrites(op.target, op.kwargs)
+        exact = _minds_strides(op)
+
+        def value(values: Values, name: str) -> Any:
+            found = values[name]
+            strides = self._network.strides.get(name) if exact else None
+            return laid_out(found, strides)
 
         def run(values: Values) -> Any:
-            def value(ref: Any) -> Any:
-                if ref.name in values:
-                    return values[ref.name]
-                return fetch(model, constants[ref.name])
-
-            args, kwargs = mapped((op.args, op.kwargs), value)
+            args, kwargs = mapped(
+                (op.args, op.kwargs), lambda ref: value(values, ref.name)
+            )
             if over:  # what it takes may be wanted again, or be the caller's
                 args = (args[0].clone(), *args[1:])
             return op.target(*args, **kwargs)
@@ -208,3 +220,12 @@ def _as_cuda_takes(kernel: CudaStack, operands: list[Any]) -> list[Any]:
         operand.flatten(1) if kind == "image" else operand
         for kind, operand in zip(kinds, operands, strict=True)
     ]
+
+
+def _minds_strides(op: Op) -> bool:
+    import torch
+
+    if isinstance(op.target, torch.nn.Module):
+        name = type(op.target).__name__
+        return has_hooks(op.target) or not hasattr(torch.nn, name)
+    return op.key.rpartition(".")[2] in STRIDED

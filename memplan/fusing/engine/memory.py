@@ -18,7 +18,7 @@ def arena(size: int) -> Any:
     """
     import torch
 
-    memory = torch.empty(size, dtype=torch.uint8)
+    memory = torch.empty(size, dtype=torch.uint8, device="cpu")
     first = -(-memory.data_ptr() // LARGE) * LARGE
     pages = (memory.data_ptr() + size - first) // LARGE
     if pages > 0 and sys.platform == "linux":

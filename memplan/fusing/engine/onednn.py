@@ -1,4 +1,4 @@
-"""Convolutions by oneDNN as torch has it, weights packed once, what follows fused.
+"""Convolutions by oneDNN as torch has it: weights packed once, additions fused.
 
 The operators are torch's own and private: where they are not there, or refuse, the
 convolution runs as torch.nn.functional has it.
@@ -79,27 +79,16 @@ def run(
         y = y if added is None else y.add_(added)
         return y if activation is None else _clamp(y, activation)
     numbers = given.padding, given.stride, given.dilation, given.groups
-    name, scalars = _activation(activation)
+    # Its own activations make numbers of NaN, so they are done after it.
     if added is None:
-        return torch.ops.mkldnn._convolution_pointwise(
-            x, packed.weight, packed.bias, *numbers, name or "none", scalars, ""
+        y = torch.ops.mkldnn._convolution_pointwise(
+            x, packed.weight, packed.bias, *numbers, "none", [], ""
         )
-    if name == "hardtanh":  # it fuses an addition with ReLU only
-        y = run(x, packed, convolution, added, None)
-        return _clamp(y, activation) if activation else y
-    return torch.ops.mkldnn._convolution_pointwise.binary(
-        x, added, packed.weight, packed.bias, *numbers, "add", 1.0, name, scalars, ""
-    )
-
-
-def _activation(
-    activation: tuple[float, float] | None,
-) -> tuple[str | None, list[float]]:
-    if activation is None:
-        return None, []
-    if activation == (0.0, math.inf):
-        return "relu", []
-    return "hardtanh", list(activation)
+    else:
+        y = torch.ops.mkldnn._convolution_pointwise.binary(
+            x, added, packed.weight, packed.bias, *numbers, "add", 1.0, None, [], ""
+        )
+    return y if activation is None else _clamp(y, activation)
 
 
 def _clamp(y: Any, activation: tuple[float, float]) -> Any:

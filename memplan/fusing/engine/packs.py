@@ -9,6 +9,7 @@ from memplan.fusing.engine import onednn
 from memplan.fusing.engine.fold import as_planes, folded, scale_and_shift
 from memplan.fusing.front.weights import fetch
 from memplan.fusing.geometry import Geometry
+from memplan.fusing.kernel import Kernel
 from memplan.fusing.kernels import convolution_library
 from memplan.fusing.layers import Convolution, Network, Norm
 from memplan.fusing.nodes import Joined, Node, Stacked
@@ -40,7 +41,7 @@ class Packs:
     """The packed weights of a network's nodes; `fill` takes them anew.
 
     kernels: the algorithm of each convolution, by value. stacks: the kernel of each
-    stack, by value; None where torch runs it.
+    stack, by value; the stack itself where torch runs it.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Packs:
         self.convolutions: dict[str, Packed | onednn.Packed] = {}
         self.vectors: dict[Norm, tuple[Any, Any]] = {}
         own = any(kernel != "onednn" for kernel in kernels.values())
-        own = own or any(kernel is not None for kernel in stacks.values())
+        own = own or any(isinstance(each, Kernel) for each in stacks.values())
         self.play = _player() if own else None
         self.fill()
 
@@ -83,6 +84,10 @@ class Packs:
     def _add(self, norm: Norm) -> None:
         scale, shift = scale_and_shift(self.model, norm)
         self.vectors[norm] = scale.float().contiguous(), shift.float().contiguous()
+
+    def native(self, value: str) -> bool:
+        """Whether a stack runs as a kernel, and not by torch."""
+        return isinstance(self.stacks[value], Kernel)
 
     def operands(self, node: Stacked) -> list[Any]:
         """A stack's operands in order: vectors, and names of values."""

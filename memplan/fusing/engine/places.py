@@ -7,7 +7,7 @@ costs nothing. Buffers get their offsets from best fit on their lifespans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from memplan.core.problem import Problem
@@ -46,10 +46,12 @@ def place(
     nodes: list[Node],
     shapes: dict[str, tuple[int, ...]],
     native: Callable[[Node], bool],
+    apart: Collection[str] = (),
 ) -> dict[str, Place]:
     """The places of values that lie in the arena.
 
     native: whether a node writes where it is told to; what others make has no place.
+    apart: values that are to have a buffer of their own, whatever they are joined to.
     A piece that has another place than its concatenation's is to be copied.
     """
     places: dict[str, Place] = {}
@@ -63,7 +65,7 @@ def place(
         whole = places[cat.value]
         channel = whole.channel
         for piece in cat.pieces:
-            if piece in makers and piece not in places:
+            if piece in makers and piece not in places and piece not in apart:
                 places[piece] = Place(whole.buffer, channel, whole.pixel)
             channel += shapes[piece][1]
     for value in makers:

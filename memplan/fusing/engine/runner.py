@@ -35,11 +35,10 @@ class Native:
 @dataclass(slots=True)
 class Call:
     """A function of the values, run by Python; its result is the value `name`, or
-    nothing where that is empty. forget: values that are not wanted any more."""
+    nothing where that is empty."""
 
     name: str
     run: Callable[[Values], Any]
-    forget: tuple[str, ...] = ()
 
 
 Step = Native | Call
@@ -76,42 +75,69 @@ class _Tape:
         self._play(self._entries, len(self._entries), self._threads)
 
 
+@dataclass(slots=True)
+class _Part:
+    """A tape or a call, and the values that are not wanted any more behind it."""
+
+    run: _Tape | Call
+    forget: list[str] = field(default_factory=list)
+
+
 class Runner:
     """Steps bound to one arena; one thread runs it at a time.
 
-    memory: the arena. layout: what says where values lie in it, and lays out others as
-    kernels want them. play: the library's function that runs a tape.
+    steps: of every node, and the values that nothing behind it takes. memory: the
+    arena. layout: what says where values lie in it, and lays out others as kernels want
+    them. play: the library's function that runs a tape.
     """
 
     def __init__(
-        self, steps: list[Step], memory: Any, layout: Layout, play: Any, threads: int
+        self,
+        steps: list[tuple[list[Step], tuple[str, ...]]],
+        memory: Any,
+        layout: Layout,
+        play: Any,
+        threads: int,
     ) -> None:
         self._memory, self._convert = memory, layout.convert
         self.storage = memory.untyped_storage().data_ptr()
         self._views = layout.views()
-        self._parts: list[_Tape | Call] = []
+        self._parts: list[_Part] = []
         run: list[Native] = []
-        for step in steps:
-            if isinstance(step, Native):
-                run.append(step)
-                continue
+        forget: list[str] = []
+
+        def close() -> None:
             if run:
-                self._parts.append(_Tape(run, play, threads))
-            self._parts.append(step)
-            run = []
-        if run:
-            self._parts.append(_Tape(run, play, threads))
+                self._parts.append(_Part(_Tape(list(run), play, threads)))
+            if self._parts:
+                self._parts[-1].forget.extend(forget)
+            run.clear()
+            forget.clear()
+
+        for taken, last in steps:
+            for step in taken:
+                if isinstance(step, Native):
+                    run.append(step)
+                else:
+                    close()
+                    self._parts.append(_Part(step))
+            forget.extend(last)
+            if not run:
+                close()
+        close()
 
     def run(self, inputs: Values) -> Values:
-        """All values, those in the arena among them until the next run."""
+        """All values that are wanted at the end, and those in the arena until the next
+        run."""
         values = {**self._views, **inputs}
         for part in self._parts:
-            if isinstance(part, Call):
-                result = part.run(values)
-                if part.name:
-                    values[part.name] = result
-                for name in part.forget:
-                    values.pop(name, None)
+            step = part.run
+            if isinstance(step, _Tape):
+                step.run(values, self._convert)
             else:
-                part.run(values, self._convert)
+                result = step.run(values)
+                if step.name:
+                    values[step.name] = result
+            for name in part.forget:
+                values.pop(name, None)
         return values

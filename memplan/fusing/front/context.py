@@ -24,6 +24,11 @@ class Context:
         meta = self._meta(value)
         return None if meta is None else meta.dtype
 
+    def contiguous(self, value: Any) -> bool:
+        """Whether the model has a Ref's tensor in row-major order."""
+        meta = self._meta(value)
+        return meta is not None and bool(meta.contiguous)
+
     def weight(self, value: Any) -> str | None:
         """The name in the model of what a Ref stands for; a plain str stays."""
         if isinstance(value, Ref):

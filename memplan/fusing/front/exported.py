@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from memplan.fusing.front.trace import has_hooks
@@ -14,17 +13,13 @@ from memplan.graph.program import Op, Program, Ref, Step, mapped, refs, results
 EXPORT_SECONDS = 60.0
 
 
-def exported(
-    model: Any, inputs: dict[str, Any], fixed: dict[str, Any]
-) -> tuple[Program, Callable[[Any], Any]]:
-    """`model` as a Program on inputs of these shapes, and what makes its outputs into
-    those of the model.
+def exported(model: Any, inputs: dict[str, Any], fixed: dict[str, Any]) -> Program:
+    """`model` as a Program on inputs of these shapes; its outputs are the leaves of
+    the model's, in order.
 
     inputs: tensors, by argument; fixed: the other arguments. Raises NotExportableError
     or another InputError where torch or `lower` cannot.
     """
-    from torch.utils import _pytree as pytree
-
     if any(has_hooks(module) for module in model.modules()):
         raise NotExportableError("it has modules with hooks")
     found = export(model, (), {**inputs, **fixed}, EXPORT_SECONDS)
@@ -32,9 +27,7 @@ def exported(
         raise NotExportableError("its code makes tensors of its own")
     program = lower(found, Inference())
     names = dict(zip(program.inputs, _tensors(inputs, fixed), strict=True))
-    return _renamed(program, names), lambda flat: pytree.tree_unflatten(
-        list(flat), found.out_spec
-    )
+    return _renamed(program, names)
 
 
 def _tensors(inputs: dict[str, Any], fixed: dict[str, Any]) -> list[str]:

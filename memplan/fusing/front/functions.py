@@ -42,24 +42,27 @@ def _elementwise(kind: str, *numbers: float) -> Rule:
     return rule
 
 
-def _with_numbers(kind: str, *defaults: float) -> Rule:
+def _with_numbers(kind: str, **defaults: float) -> Rule:
     """An operation whose arguments behind the value are its numbers."""
 
     def rule(layer: Layer, context: Context, x: Any, *given: Any, **named: Any) -> None:
         planes(context, x)
-        named.pop("inplace", None)
-        if len(given) == len(defaults) + 1 and given[-1] is False:
-            given = given[:-1]  # inplace
-        numbers = (*given, *named.values(), *defaults[len(given) + len(named) :])
-        if len(numbers) != len(defaults) or not all(map(_is_number, numbers)):
+        names = (*defaults, "inplace")
+        if len(given) > len(names):
             raise LeftAloneError("its arguments are unusual")
-        made_of(layer, Operation(kind, tuple(map(float, numbers))), x)
+        chosen = {**defaults, **dict(zip(names, given, strict=False)), **named}
+        chosen.pop("inplace", None)
+        if chosen.keys() != defaults.keys() or not all(
+            map(_is_number, chosen.values())
+        ):
+            raise LeftAloneError("its arguments are unusual")
+        made_of(layer, Operation(kind, tuple(map(float, chosen.values()))), x)
 
     return rule
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not math.isnan(value)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def clamp(
@@ -68,8 +71,10 @@ def clamp(
     planes(context, x)
     low = -math.inf if min is None else min
     high = math.inf if max is None else max
-    if not _is_number(low) or not _is_number(high):
+    if not all(isinstance(each, int | float) for each in (low, high)):
         raise LeftAloneError("its bounds are tensors")
+    if not low <= high:
+        raise LeftAloneError("its bounds are in the wrong order")
     made_of(layer, Operation("clamp", (float(low), float(high))), x)
 
 
@@ -144,6 +149,13 @@ def cat(layer: Layer, context: Context, tensors: Any, dim: int = 0) -> None:
     layer.kind, layer.inputs = "cat", [each.name for each in tensors]
 
 
+def contiguous(layer: Layer, context: Context, x: Any, **named: Any) -> None:
+    """Nothing to do where the model has the value so already."""
+    if named or not context.contiguous(x):
+        raise LeftAloneError("it changes how a value lies in memory")
+    identity(layer, context, x)
+
+
 FUNCTIONS: dict[str, Rule] = {
     "conv2d": conv2d,
     "convolution": convolution,
@@ -158,7 +170,7 @@ FUNCTIONS: dict[str, Rule] = {
     "concat": cat,
     "concatenate": cat,
     "identity": identity,
-    "contiguous": identity,
+    "contiguous": contiguous,
     "dropout": dropout,
     "dropout2d": dropout,
     "feature_dropout": dropout,
@@ -166,9 +178,9 @@ FUNCTIONS: dict[str, Rule] = {
     "clamp_": clamp,
     "hardtanh": hardtanh,
     "relu6": _elementwise("clamp", 0.0, 6.0),
-    "leaky_relu": _with_numbers("leaky_relu", 0.01),
-    "elu": _with_numbers("elu", 1.0),
-    "softplus": _with_numbers("softplus", 1.0, 20.0),
+    "leaky_relu": _with_numbers("leaky_relu", negative_slope=0.01),
+    "elu": _with_numbers("elu", alpha=1.0),
+    "softplus": _with_numbers("softplus", beta=1.0, threshold=20.0),
     "gelu": gelu,
     "add": binary("add", "add_number"),
     "add_": binary("add", "add_number"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memplan.fusing.front.context import LeftAloneError
-from memplan.fusing.front.trace import has_hooks
+from memplan.fusing.front.trace import Method, has_hooks
 from memplan.graph.program import Op, key_of
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -22,7 +22,7 @@ def functional(op: Op) -> Call:
 
     module = op.target
     if not isinstance(module, torch.nn.Module):
-        return key_of(op.target).rpartition(".")[2], op.args, dict(op.kwargs)
+        return _name(op), op.args, dict(op.kwargs)
     name = type(module).__name__
     rule = MODULES.get(name)
     if rule is None or getattr(torch.nn, name, None) is not type(module):
@@ -37,12 +37,47 @@ def functional(op: Op) -> Call:
     return key, (*op.args, *rest), {}
 
 
+def _name(op: Op) -> str:
+    """The name of one of torch's functions; other functions may have the same names."""
+    import operator
+
+    import torch
+
+    name = key_of(op.target).rpartition(".")[2]
+    packet = getattr(op.target, "overloadpacket", None)
+    if packet is not None:
+        if getattr(op.target, "namespace", "") != "aten":
+            raise LeftAloneError(f"{op.key} is none of the layers that are fused")
+    elif not isinstance(op.target, Method) and not any(
+        getattr(room, name, None) is op.target
+        for room in (torch, torch.nn.functional, torch._C._nn, operator)
+    ):
+        raise LeftAloneError(f"{name} is none of torch's functions")
+    if "out" in op.kwargs:
+        raise LeftAloneError("its result goes where it is told to")
+    return name
+
+
 def _convolution(module: Any, path: str) -> tuple[str, tuple[Any, ...]]:
     if module.padding_mode != "zeros":
         raise LeftAloneError(f"it pads with {module.padding_mode}")
     bias = None if module.bias is None else f"{path}.bias"
-    numbers = module.stride, module.padding, module.dilation, module.groups
+    padding = module.padding
+    if padding == "same":
+        padding = _same_padding(module)
+    numbers = module.stride, padding, module.dilation, module.groups
     return "conv2d", (f"{path}.weight", bias, *numbers)
+
+
+def _same_padding(module: Any) -> tuple[int, ...]:
+    """Of a convolution whose planes stay as large, where both sides get as much."""
+    reaches = [
+        dilation * (size - 1)
+        for size, dilation in zip(module.kernel_size, module.dilation, strict=True)
+    ]
+    if any(reach % 2 for reach in reaches):
+        raise LeftAloneError("its padding differs from side to side")
+    return tuple(reach // 2 for reach in reaches)
 
 
 def _linear(module: Any, path: str) -> tuple[str, tuple[Any, ...]]:
@@ -57,7 +92,10 @@ def _batch_norm(module: Any, path: str) -> tuple[str, tuple[Any, ...]]:
         raise LeftAloneError("it has no running statistics")
     if module.training:
         raise LeftAloneError("it is in training mode")
-    affine = (f"{path}.weight", f"{path}.bias") if module.affine else (None, None)
+    affine = [
+        None if getattr(module, name) is None else f"{path}.{name}"
+        for name in ("weight", "bias")
+    ]
     statistics = f"{path}.running_mean", f"{path}.running_var"
     return "batch_norm", (*statistics, *affine, False, 0.0, module.eps)
 

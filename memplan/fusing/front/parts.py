@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from memplan.fusing.front.modules import MODULES
-from memplan.fusing.front.trace import NotTraceableError, trace
+from memplan.fusing.front.trace import NotTraceableError, has_hooks, trace
 
 FEWEST = 2  # layers that are worth a part
 
@@ -17,7 +16,7 @@ def mirrored(model: Any, fused: Callable[[Any], Any]) -> tuple[Any, list[str]]:
     """A copy of `model`'s tree of modules in which the largest that can be traced are
     what `fused` makes of them, and their paths; the tensors are the model's own.
 
-    A module without such parts is in the copy as it is.
+    A module without such parts is in the copy as it is, and so is one with hooks.
     """
     paths: list[str] = []
     return _descend(model, fused, "", paths), paths
@@ -31,8 +30,10 @@ def _descend(
         if child is None:
             continue
         here = f"{path}.{name}" if path else name
+        if has_hooks(child):
+            continue  # they are given the module itself
         if worthwhile(child):
-            changed[name] = _with_hooks(fused(_bare(child)), child)
+            changed[name] = fused(child)
             paths.append(here)
         else:
             other = _descend(child, fused, here, paths)
@@ -55,26 +56,3 @@ def worthwhile(module: Any) -> bool:
     except NotTraceableError:
         return False
     return True
-
-
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)
-
-
-def _bare(module: Any) -> Any:
-    """The module without its own hooks: what stands in its place has them."""
-    other = copy.copy(module)
-    for name in _HOOKS:
-        setattr(other, name, OrderedDict())
-    return other
-
-
-def _with_hooks(part: Any, module: Any) -> Any:
-    for name in _HOOKS:
-        setattr(part, name, getattr(module, name))
-    return part

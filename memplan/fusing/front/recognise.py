@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from memplan.errors import UsageError
 from memplan.fusing.front.context import Context, LeftAloneError
 from memplan.fusing.front.functions import FUNCTIONS
 from memplan.fusing.front.modules import functional
 from memplan.fusing.layers import Layer, Network
-from memplan.graph.program import Op, Program
+from memplan.graph.program import Op, Program, Ref
 
 
 def recognise(program: Program) -> Network:
@@ -21,6 +24,7 @@ def recognise(program: Program) -> Network:
         program.outputs,
         {name: meta.shape for name, meta in metas.items()},
         {name: meta.dtype for name, meta in metas.items()},
+        {name: meta.strides for name, meta in metas.items()},
     )
 
 
@@ -37,9 +41,25 @@ def _layer(op: Op, program: Program, context: Context) -> Layer:
             raise LeftAloneError("its result is no floating-point tensor")
         if not meta.device.startswith(("cpu", "cuda")):
             raise LeftAloneError(f"it runs on {meta.device}")
+        _check_dtype(meta.dtype)
         rule(layer, context, *args, **kwargs)
+        if any(context.dtype(Ref(name)) != meta.dtype for name in layer.inputs):
+            raise LeftAloneError("its operands and result have several types")
     except LeftAloneError as error:
-        layer.kind, layer.reason = "call", str(error)
-    except TypeError:
-        layer.kind, layer.reason = "call", "its arguments are unusual"
+        _leave(layer, str(error))
+    except (TypeError, UsageError):
+        _leave(layer, "its arguments are unusual")
     return layer
+
+
+def _check_dtype(dtype: Any) -> None:
+    import torch
+
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise LeftAloneError(f"it computes in {str(dtype).removeprefix('torch.')}")
+
+
+def _leave(layer: Layer, reason: str) -> None:
+    """Leave a layer to torch, whatever a rule has made of it."""
+    layer.kind, layer.reason, layer.inputs = "call", reason, layer.op.operands()
+    layer.convolution = layer.operation = layer.norm = None

@@ -24,8 +24,22 @@ def trace(model: Any, fixed: dict[str, Any]) -> Program:
     import torch.fx
 
     class Tracer(torch.fx.Tracer):  # type: ignore[misc]
+        # What is computed of buffers is computed at every call, and not once.
+        proxy_buffer_attributes = True
+
         def is_leaf_module(self, module: Any, path: str) -> bool:
             return has_hooks(module) or super().is_leaf_module(module, path)
+
+        def create_arg(self, value: Any) -> Any:
+            # Those that the code makes would become attributes of the user's model.
+            if isinstance(value, torch.Tensor) and not self._belongs(value):
+                return self.create_node("call_function", Held(value), (), {})
+            return super().create_arg(value)
+
+        def _belongs(self, value: Any) -> bool:
+            tensors = (*self.root.parameters(), *self.root.buffers())
+            known = value in self.tensor_attrs  # by identity
+            return known or any(value is each for each in tensors)
 
     try:
         graph = Tracer(autowrap_functions=()).trace(model, dict(fixed))
@@ -41,34 +55,6 @@ def trace(model: Any, fixed: dict[str, Any]) -> Program:
 def has_hooks(module: Any) -> bool:
     """Whether calling a module runs more than its forward."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def bound(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of a call by name: tensors, and all the others with defaults.
-
-    Raises TypeError as the call itself would; NotTraceableError for tensors in lists,
-    dictionaries or ``*args``.
-    """
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    given = inspect.signature(model.forward).bind(*args, **kwargs)
-    given.apply_defaults()
-    tensors, fixed = {}, {}
-    for name, value in given.arguments.items():
-        kind = given.signature.parameters[name].kind
-        if isinstance(value, torch.Tensor):
-            tensors[name] = value
-        elif any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)):
-            raise NotTraceableError(f"its argument {name} holds tensors inside others")
-        elif kind in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD):
-            if value:
-                raise NotTraceableError(f"it takes *{name}")
-        else:
-            fixed[name] = value
-    return tensors, fixed
 
 
 def _program(graph: Any, model: Any, fixed: dict[str, Any]) -> Program:
@@ -99,11 +85,15 @@ def _program(graph: Any, model: Any, fixed: dict[str, Any]) -> Program:
             arguments = argument(node.args), argument(node.kwargs)
             program.ops.append(Op(node.name, target, *arguments, line=where))
             values[node] = Ref(node.name)
-            if node.all_input_nodes and overwrites(target, node.kwargs):
-                values[node.args[0]] = Ref(
-                    node.name
-                )  # from here on, what it was is gone
+            if node.args and overwrites(target, node.kwargs):
+                _supersede(values, values.get(node.args[0]), Ref(node.name))
     return program
+
+
+def _supersede(values: dict[Any, Any], old: Any, new: Ref) -> None:
+    """From here on what a value was is gone, under all the names that it has."""
+    if isinstance(old, Ref):
+        values.update((node, new) for node, value in values.items() if value == old)
 
 
 def _called(node: Any, model: Any) -> tuple[Callable[..., Any], str]:
@@ -115,6 +105,17 @@ def _called(node: Any, model: Any) -> tuple[Callable[..., Any], str]:
     if node.op == "call_method":
         return Method(str(node.target)), str(inside)
     return node.target, str(inside)
+
+
+class Held:
+    """A tensor that the model's code made while it was traced, as a function."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.__name__ = "held"
+        self.tensor = tensor
+
+    def __call__(self) -> Any:
+        return self.tensor
 
 
 class Method:
@@ -135,6 +136,8 @@ def overwrites(target: Any, kwargs: dict[str, Any]) -> bool:
         return bool(getattr(target, "inplace", False))
     if kwargs.get("inplace"):
         return True
+    if isinstance(target, Held):
+        return False
     name = str(getattr(target, "__name__", target))
     if getattr(target, "__module__", "") == "_operator":
         return name in AUGMENTED
@@ -142,4 +145,7 @@ def overwrites(target: Any, kwargs: dict[str, Any]) -> bool:
 
 
 CHECKS = {"_assert", "_assert_is_none"}  # of what is fixed
-AUGMENTED = {"iadd", "isub", "imul", "itruediv", "imatmul", "ipow", "iand", "ior"}
+AUGMENTED = {
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "imatmul", "ipow"),
+    *("iand", "ior", "ixor", "ilshift", "irshift"),
+}

@@ -1,7 +1,8 @@
-"""A model's parameters and buffers by name, and whether they are what they were."""
+"""A model's parameters and buffers by name, and whether it is what it was."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,38 +16,26 @@ def fetch(model: Any, name: str) -> Any:
 
 
 class Watch:
-    """What a model was when its weights were packed: cheap to compare at every call.
+    """What a model was when it was made ready: cheap to compare at every call.
 
-    A change of a tensor in place is seen by its version, which every operation of
-    torch raises, but for those through ``.data``; another tensor or module in a place
-    by identity; training mode and hooks by looking.
+    names: of the tensors that were packed. A change of one in place is seen by its
+    version, which every operation of torch raises but for those through ``.data`` and
+    through NumPy; those are seen where they change the tensor's first element or one
+    in its middle. Other tensors, modules, attributes in a place are seen by looking,
+    and so are training mode and hooks.
     """
 
     def __init__(self, model: Any, names: Iterable[str]) -> None:
         self._model, self._names = model, list(names)
-        self._tensors = []
-        for name in self._names:
-            owner, _, attribute = name.rpartition(".")
-            module = model.get_submodule(owner)
-            held = next(
-                (
-                    group
-                    for group in (module._parameters, module._buffers)
-                    if attribute in group
-                ),
-                vars(module),
-            )
-            tensor = held[attribute]
-            self._tensors.append(
-                (held, attribute, tensor, tensor._version, tensor.data_ptr())
-            )
-        self._modules = list(model.modules())
-        self._places = [
-            (module._modules, name, child)
-            for module in self._modules
-            for name, child in module._modules.items()
-        ]
-        self._states = [_state(module) for module in self._modules]
+        self._modules = _Modules(model)
+        holders = [_holder(model, name) for name in self._names]
+        self._held = [(held, attribute) for held, attribute in holders]
+        self._tensors = [held[attribute] for held, attribute in holders]
+        self._versions = [each._version for each in self._tensors]
+        self._pointers = [each.data_ptr() for each in self._tensors]
+        self._kinds = [_kind(each) for each in self._tensors]
+        self._marks = _marks(self._tensors)
+        self._marked = _read(self._marks)
 
     def again(self) -> Watch:
         """The same model watched from now on."""
@@ -54,20 +43,124 @@ class Watch:
 
     def same_weights(self) -> bool:
         """Whether every tensor holds what it held."""
-        return all(
-            held.get(name) is tensor
-            and tensor._version == version
-            and tensor.data_ptr() == pointer
-            for held, name, tensor, version, pointer in self._tensors
-        )
+        now = [held.get(name) for held, name in self._held]
+        if not all(map(operator.is_, now, self._tensors)):
+            return False
+        if [each._version for each in self._tensors] != self._versions:
+            return False
+        if [each.data_ptr() for each in self._tensors] != self._pointers:
+            return False
+        return _equal(_read(self._marks), self._marked)
+
+    def same_kinds(self) -> bool:
+        """Whether tensors have the types and shapes they had, whatever they hold."""
+        now = [held.get(name) for held, name in self._held]
+        return [None if each is None else _kind(each) for each in now] == self._kinds
 
     def same_modules(self) -> bool:
-        """Whether the model has the modules it had, in the modes they were in, and
-        hooks where it had them."""
-        return all(
-            held.get(name) is child for held, name, child in self._places
-        ) and self._states == [_state(module) for module in self._modules]
+        """Whether the model has the modules it had, in the modes they were in, with
+        the attributes and hooks they had."""
+        return self._modules.same()
 
 
-def _state(module: Any) -> tuple[bool, bool]:
-    return module.training, has_hooks(module)
+class _Modules:
+    def __init__(self, model: Any) -> None:
+        modules = list(model.modules())
+        # What hooks do to the attributes of their modules is done at every call.
+        plain = [each for each in modules if not has_hooks(each)]
+        self._attributes = [vars(each) for each in plain]
+        self._own = [_own(each) for each in self._attributes]
+        self._children = [each._modules for each in modules if each._modules]
+        self._modes = [(each, each.training) for each in modules if has_hooks(each)]
+        self._hooks = [
+            hooks
+            for each in modules
+            for hooks in (each._forward_hooks, each._forward_pre_hooks)
+        ]
+        self._hooked = sum(map(len, self._hooks))
+        self._loose = [
+            value
+            for attributes in self._attributes
+            for value in attributes.values()
+            if _is_tensor(value)
+        ]
+        self._versions = [each._version for each in self._loose]
+        self._counts = list(map(len, self._attributes))
+        self._then = self._now()
+        self._children_then = [dict(each) for each in self._children]
+
+    def _now(self) -> list[Any]:
+        """The attributes of every module, but for those that all modules have."""
+        return [
+            own(each) for own, each in zip(self._own, self._attributes, strict=True)
+        ]
+
+    def same(self) -> bool:
+        try:  # what is the same object is not compared, and that is nearly all
+            return (
+                list(map(len, self._attributes)) == self._counts
+                and self._now() == self._then
+                and self._children == self._children_then
+                and sum(map(len, self._hooks)) == self._hooked
+                and all(each.training is mode for each, mode in self._modes)
+                and [each._version for each in self._loose] == self._versions
+            )
+        except (
+            KeyError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+        ):
+            return False
+
+
+def _own(attributes: dict[str, Any]) -> Any:
+    import torch
+
+    common = vars(torch.nn.Module()).keys() - {"training"}
+    return operator.itemgetter(*(name for name in attributes if name not in common))
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and not value.is_inference()
+
+
+def _holder(model: Any, name: str) -> tuple[dict[str, Any], str]:
+    """The dictionary that a tensor of the model stands in, and its key there."""
+    owner, _, attribute = name.rpartition(".")
+    module = model.get_submodule(owner)
+    for group in (module._parameters, module._buffers):
+        if attribute in group:
+            return group, attribute
+    return vars(module), attribute
+
+
+def _kind(tensor: Any) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _marks(tensors: list[Any]) -> list[Any]:
+    """Views of two elements of each weight with dimensions, by type."""
+    marks: dict[Any, list[Any]] = {}
+    for tensor in tensors:
+        if tensor.dim() > 1 and tensor.numel() > 1:
+            middle = tensor.numel() // 2
+            start = tensor.storage_offset()
+            two = tensor.detach().as_strided((2,), (middle,), start)
+            marks.setdefault(tensor.dtype, []).append(two)
+    return list(marks.values())
+
+
+def _read(marks: list[Any]) -> list[Any]:
+    """What stands in the views, as whole numbers: NaN equals itself in them."""
+    import torch
+
+    return [torch.cat(views).view(torch.uint8) for views in marks]
+
+
+def _equal(left: list[Any], right: list[Any]) -> bool:
+    import torch
+
+    return all(map(torch.equal, left, right))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from importlib import resources
 
 from memplan.toolchain.library import load
@@ -12,6 +13,11 @@ _CONVOLUTION = '#include "conv_abi.h"\n'
 
 def headers(prefix: str) -> dict[str, str]:
     """Names and texts of the headers whose names begin so."""
+    return dict(_headers(prefix))
+
+
+@functools.cache  # every convolution that is packed asks, several times
+def _headers(prefix: str) -> dict[str, str]:
     folder = resources.files(__name__)
     return {
         item.name: item.read_text(encoding="utf-8")
