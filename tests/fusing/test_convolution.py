@@ -167,6 +167,11 @@ class Run:
 @given(case=cases())
 @example(Case(Geometry(70, 70, (1, 1)), 3, (1, 1), (7, 1, 0), True, "", "", 2, 1))
 @example(Case(Geometry(600, 40, (1, 1)), 2, (7, 7), (0, 0, 0), True, "", "", 2, 1))
+@example(
+    Case(
+        Geometry(6000, 40, (1, 1)), 2, (1, 9), (0, 0, 0), True, "relu", "add relu", 1, 1
+    )
+)
 @example(Case(Geometry(3, 70, (3, 3)), 1, (3, 300), (0, 0, 0), True, "", "", 2, 1))
 @example(
     Case(

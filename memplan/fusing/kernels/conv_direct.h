@@ -177,24 +177,39 @@ class DirectTask {
     const Panels& panels = plan_.panels;
     const int64_t first = group_ * panels.count / plan_.groups;
     const int64_t last = (group_ + 1) * panels.count / plan_.groups;
-    for (int64_t panel = first; panel < last; ++panel) {
-      const int64_t column = panels.first_column(panel);
-      Work work{};
-      work.in = scratch_.in, work.out = scratch_.out;
-      work.add = call_.add ? scratch_.add : nullptr;
-      work.segments = scratch_.segments, work.count = segments;
-      work.weights = call_.weights + panels.offset(panel, plan_.depth);
-      work.ahead = call_.weights + panels.offset(panel + 1, plan_.depth);
-      work.depth = plan_.depth, work.later = &later_;
-      work.start = call_.bias ? call_.bias + column : ZEROS;
-      work.column = column, work.columns = call_.k - column;
-      work.fetches_out = plan_.depth <= 64 && plan_.output_bytes() > 2 * cache_bytes();
-      bound(work, call_);
-      run_panel(work, panels.vectors(panel), images_ * rows_ * columns_);
-    }
+    // A long sum over one segment is cut, so that every piece of the weights stays in
+    // cache for all tiles; the sums so far wait in the output.
+    const int64_t pieces = segments == 1 ? ceil_div(plan_.depth, LONGEST) : 1;
+    for (int64_t panel = first; panel < last; ++panel)
+      for (int64_t piece = 0; piece < pieces; ++piece)
+        run_piece(panel, segments, piece, pieces);
   }
 
  private:
+  static constexpr int64_t LONGEST = 2560;
+
+  void run_piece(int64_t panel, int64_t segments, int64_t piece, int64_t pieces) {
+    const Panels& panels = plan_.panels;
+    const int64_t from = piece * plan_.depth / pieces;
+    const int64_t until = (piece + 1) * plan_.depth / pieces;
+    const int64_t column = panels.first_column(panel);
+    const int64_t width = panels.vectors(panel) * WIDTH;
+    const Segment part{scratch_.segments[0].offset + from, until - from};
+    Work work{};
+    work.in = scratch_.in, work.out = scratch_.out;
+    work.add = call_.add ? scratch_.add : nullptr;
+    work.segments = pieces > 1 ? &part : scratch_.segments, work.count = segments;
+    work.weights = call_.weights + panels.offset(panel, plan_.depth) + from * width;
+    work.depth = until - from, work.later = &later_;
+    work.ahead = work.weights + work.depth * width;
+    work.start = call_.bias ? call_.bias + column : ZEROS;
+    if (piece > 0) work.start = ZEROS, work.add = scratch_.out;
+    work.column = column, work.columns = call_.k - column;
+    work.fetches_out = plan_.depth <= 64 && plan_.output_bytes() > 2 * cache_bytes();
+    if (piece + 1 == pieces) bound(work, call_);
+    run_panel(work, panels.vectors(panel), images_ * rows_ * columns_);
+  }
+
   void gather() {
     const int64_t y = y_ * call_.stride_h - call_.padding_h;
     const int64_t x = x_ * call_.stride_w - call_.padding_w;

@@ -48,7 +48,7 @@ struct Tile {
   // one of few waits for its own.
   static MEMPLAN_INLINE void fetch(const float* ahead, const float* b) {
     constexpr int64_t DISTANCE = 1024;
-    if constexpr (M > 6) {
+    if constexpr (M > 8) {
       __builtin_prefetch(ahead, 0, 2);
     } else {
       MEMPLAN_UNROLL
