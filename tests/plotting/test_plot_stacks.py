@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -57,7 +59,7 @@ def test_boxes_stay_on_the_page_and_apart(count: int) -> None:
     assert all(low <= box.y0 < box.y1 <= high for box in drawn)
     assert len({(round(box.x0, 3), round(box.y0, 3)) for box in drawn}) == count
     assert max(figure.get_size_inches()) <= 13
-    for box, other in zip(drawn, drawn[1:], strict=False):
+    for box, other in itertools.pairwise(drawn):
         assert box.y0 > other.y0 or box.x1 <= other.x0
 
 
