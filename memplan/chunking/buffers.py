@@ -24,7 +24,7 @@ def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
     written in the same iteration; never if `fresh`. Else, where only matrix products
     take it, transposed, it lies in memory as they want it.
     """
-    last, owned = lifetimes(program)
+    lives: tuple[dict[str, int], dict[str, int]] | None = None
     position = program.ops.index(loop)
     taken: set[str] = set()
     for output in loop.outputs:
@@ -34,12 +34,17 @@ def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
         for entry in () if fresh else loop.inputs:
             root = program.roots[entry.outer]
             if (
+                (entry.dim, entry.window) != (output.dim, output.window)
+                or program.metas[entry.outer] != meta
+                or root in taken
+                or "[" in root
+            ):
+                continue
+            lives = lives or lifetimes(program)
+            last, owned = lives
+            if (
                 root in owned
-                and root not in taken
                 and last[root] == position
-                and "[" not in root
-                and (entry.dim, entry.window) == (output.dim, output.window)
-                and program.metas[entry.outer] == meta
                 and program.metas[root] == meta
                 and _alone(program, loop, root, entry)
                 and _read_before_written(loop, root, output)
@@ -102,21 +107,22 @@ def check_overwriting(program: Program) -> None:
     A loop wrote into a value that died there; a later region may have moved a user of
     that value behind the loop.
     """
-    made: dict[str, int] = {}
-    used: dict[str, int] = {}
-    for i, step in enumerate(program.ops):
-        made.update((name, i) for name in results(step))
-        used.update((name, i) for name in step.operands())
+    over: dict[str, list[int]] = {}
     for i, step in enumerate(program.ops):
         for output in step.outputs if isinstance(step, Loop) else ():
-            root = output.into and program.roots[output.buffer]
-            for name, last in used.items():
-                if (
-                    last > i
-                    and made.get(name, -1) < i
-                    and root in roots_of(program, name)
-                ):
+            root = program.roots[output.buffer]
+            if output.into is not None:
+                over.setdefault(root, []).append(i)
+    if not over:
+        return
+    made: dict[str, int] = {}
+    for i, step in enumerate(program.ops):
+        for name in step.operands():
+            for root in roots_of(program, name):
+                since = made.get(name, -1)
+                if root in over and any(since < at < i for at in over[root]):
                     raise NotALoopError(f"{name} is used after it was written over")
+        made.update((name, i) for name in results(step))
 
 
 def _alone(program: Program, loop: Loop, root: str, entry: Input) -> bool:

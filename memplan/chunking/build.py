@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +11,20 @@ from typing import Any
 
 from memplan.chunking.curve import at_peak
 from memplan.chunking.measure import Paired, paired, run_seconds
-from memplan.chunking.module import Chunk, chunked_class
+from memplan.chunking.module import Chunk
 from memplan.chunking.parts import Exports
 from memplan.chunking.plan import ChunkPlan, Part, described, fingerprint
+from memplan.chunking.rounding import scales
 from memplan.chunking.search import Trial
+from memplan.chunking.stand_in import chunked_class
 from memplan.chunking.trial import Inputs, tolerance_of
 from memplan.errors import InputError
 from memplan.graph.liveness import profile
-from memplan.graph.measure import activation_peak, relative_error
+from memplan.graph.measure import TINY, activation_peak, relative_error
 from memplan.graph.program import Program
 
 Progress = Callable[[str], None]
+ROUNDINGS = 10  # times what rounding was seen to do, a difference may be
 
 
 class Workbench:
@@ -45,6 +49,7 @@ class Workbench:
             raise InputError(
                 f"the model fails on these inputs: {type(error).__name__}: {error}"
             ) from error
+        self._tolerance = tolerance_of(self._expected)
         self.before = activation_peak(self._call(model), self.device)
 
     def seconds_once(self) -> float:
@@ -91,7 +96,7 @@ class Workbench:
             error = self._error(module)
         except Exception:  # whatever it is, there are other plans
             return None
-        if error > tolerance_of(self._expected):
+        if error > self._tolerance:
             return None
         module.memplan = replace(
             plan,
@@ -170,7 +175,19 @@ class Workbench:
         if len(found) < len(self._expected):
             return float("inf")
         # It may take inputs that the model refuses.
-        return max(map(relative_error, self._expected, found))
+        error = max(map(relative_error, self._expected, found))
+        if not self._tolerance < error < math.inf:
+            return error
+        return max(map(relative_error, self._expected, found, self._least))
+
+    @functools.cached_property
+    def _least(self) -> list[list[float]]:
+        """What results are compared with where they are less, for what cancels: a
+        difference of ROUNDINGS times what rounding does is just within tolerance."""
+        self._progress("finding what is rounding")
+        rounded = scales(lambda: self._inputs.results(self._model), self._expected)
+        times = ROUNDINGS / self._tolerance
+        return [[max(TINY, times * scale) for scale in row] for row in rounded]
 
     def _call(self, model: Any) -> Callable[[], Any]:
         def call() -> Any:

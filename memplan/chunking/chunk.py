@@ -10,21 +10,22 @@ from typing import Any
 
 from memplan.chunking.budget import Budget, parse_budget
 from memplan.chunking.build import Workbench
-from memplan.chunking.notaloop import NotALoopError
+from memplan.chunking.oldplan import trials_of
 from memplan.chunking.options import BudgetError, ChunkOptions
 from memplan.chunking.parts import Target, export_parts
-from memplan.chunking.plan import ChunkPlan, fingerprint
+from memplan.chunking.plan import ChunkPlan
 from memplan.chunking.planfile import read_chunk_plan
-from memplan.chunking.region import chunked
 from memplan.chunking.search import Search, Trial
+from memplan.chunking.shapes import OtherSizes
 from memplan.chunking.timing import calibrated
 from memplan.chunking.trial import Inputs
 from memplan.errors import InputError, UsageError
 from memplan.graph.export import first_line
-from memplan.graph.liveness import profile
 from memplan.units import format_bytes
 
 TIMED = 3  # plans that are timed for real
+STEPS_DOWN = 24  # of a search for the least
+NEAR = 0.95  # what was not found, over the lowest found, where that search ends
 ROUNDS = 4  # the budget is tightened where the allocator needs more than estimated
 
 
@@ -41,7 +42,7 @@ def chunk(
     one tensor; the result runs on inputs of their shapes. budget: for activations,
     beyond parameters and inputs: bytes, as in "512MiB", a share of what they take now,
     as in "20%", or "min". plan: a ChunkPlan or its file, made of the same model and
-    shapes, instead of a search.
+    shapes, instead of a search; it is checked, measured and timed as if found now.
 
     The module returned gives what `model` gives: the same bits, or within rounding of
     them; that was checked on these inputs and on random ones, its memory was measured
@@ -49,14 +50,20 @@ def chunk(
 
     Ctrl-C ends the search with the best found until then, if that keeps to the budget.
 
-    Raises BudgetError (a NoPlanError) where nothing found keeps to the budget;
+    Raises BudgetError (a NoPlanError) where nothing found keeps to the budget, or
+    takes longer than options.max_slowdown allows;
     UsageError for arguments that make no sense, a model in training mode among them;
     InputError for models that fail, and for plans of others.
     """
     options = options or ChunkOptions()
     if (budget is None) == (plan is None):
         raise UsageError("give either a budget or a plan, as in budget='20%'")
-    return _Chunking(model, inputs, options).run(budget, plan)
+    chunking = _Chunking(model, inputs, options)
+    try:
+        return chunking.ready(chunking.run(budget, plan))
+    except BudgetError as error:
+        chunking.ready(error.closest)
+        raise
 
 
 class _Chunking:
@@ -71,6 +78,13 @@ class _Chunking:
             raise UsageError("the model is in training mode; call model.eval() first")
         self._model, self._options = model, options
         self._inputs = Inputs.of(inputs)
+
+    def ready(self, module: Any) -> Any:
+        """The module, able to prepare for inputs of other sizes."""
+        programs = {each.path: each.program for each in self._exports.targets}
+        others = OtherSizes(programs, self._options.progress)
+        module.accept(self._inputs, others, self._options.other_sizes)
+        return module
 
     def run(self, budget: str | int | None, plan: Any) -> Any:
         wanted = None if budget is None else parse_budget(budget)
@@ -105,11 +119,12 @@ class _Chunking:
         return self._accepted(self._bench.fastest(found, self._enough), limit)
 
     def _least(self) -> Any:
-        """The lowest peak that is fast enough, found by going down step by step."""
-        best = None
-        limit = self._before // 2
-        self._nearest: Any = None
-        while not self._interrupted:
+        """The lowest peak that is fast enough: down by steps, and between the lowest
+        found and what was not to be found, until these are near each other."""
+        best: Any = None
+        slow: Any = None
+        low, high, limit = 0, self._before, self._before // 2
+        for _ in range(STEPS_DOWN):
             try:
                 found = self._within(limit)
             except KeyboardInterrupt:
@@ -117,24 +132,27 @@ class _Chunking:
                     raise
                 self._interrupted = True
                 break
-            if not found:
+            found = found or ([] if self._nearest is None else [self._nearest])
+            lower = [each for each in found if self._peak(each) < high]
+            module = self._bench.fastest(lower, self._enough) if lower else None
+            if module is None or self._peak(module) > limit or self._too_slow(module):
+                low = limit
+            if module is not None and self._too_slow(module):
+                slow = module
+            elif module is not None:
+                best, high = module, self._peak(module)
+            if self._interrupted or low > NEAR * high or time.monotonic() > self._stop:
                 break
-            module = self._bench.fastest(found, self._enough)
-            if self._too_slow(module):
-                if best is not None or limit > 0.9 * self._before:
-                    break
-                limit = (limit + self._before) // 2  # less saved may be fast enough
-                continue
-            best = module
-            limit = int(module.memplan.measured_bytes_after * 0.85)
+            limit = (low + high) // 2 if low else int(0.85 * high)
+        if best is None and slow is None:
+            return self._bench.unchanged(self._before, "nothing found needs less")
         if best is None:
-            nearest = self._nearest
-            if nearest is None or nearest.memplan.measured_bytes_after >= self._before:
-                return self._bench.unchanged(self._before, "nothing found needs less")
-            best = self._bench.fastest([nearest], self._enough)
-            lowest = best.memplan.measured_bytes_after
-            best.memplan = replace(best.memplan, budget_bytes=lowest)
-        return self._accepted(best, best.memplan.budget_bytes)
+            return self._accepted(slow, self._peak(slow))
+        best.memplan = replace(best.memplan, budget_bytes=high)
+        return self._accepted(best, high)
+
+    def _peak(self, module: Any) -> int:
+        return int(module.memplan.measured_bytes_after)
 
     def _within(self, limit: int) -> list[Any]:
         """Modules whose measured peak is at most `limit` bytes, best by the model
@@ -155,10 +173,8 @@ class _Chunking:
                     break
                 if module is None:
                     continue
-                peak = module.memplan.measured_bytes_after
-                if self._nearest is None or (
-                    peak < self._nearest.memplan.measured_bytes_after
-                ):
+                peak = self._peak(module)
+                if self._nearest is None or peak < self._peak(self._nearest):
                     self._nearest = module
                 if peak <= limit:
                     good.append(module)
@@ -223,21 +239,24 @@ class _Chunking:
 
     def _accepted(self, module: Any, limit: int) -> Any:
         """The module found. Raises BudgetError if it is too slow."""
-        plan = module.memplan
         if self._too_slow(module):
-            raise BudgetError(
-                f"fits {format_bytes(limit)}, but takes {plan.slowdown:.2f} times as "
-                f"long, above {self._options.max_slowdown:.2f}; allow more "
-                "(--max-slowdown, or max_slowdown in ChunkOptions) or give more memory "
-                "(--budget)",
-                plan.measured_bytes_after,
-                plan.regions[0]["line"] if plan.regions else "",
-                module,
-            )
+            fits = f"fits {format_bytes(limit)}"
+            raise self._slow(module, fits, "give more memory (--budget)")
         if self._interrupted:
             reason = "the search was interrupted, and this is the best found until then"
-            module.memplan = replace(plan, reason=reason)
+            module.memplan = replace(module.memplan, reason=reason)
         return module
+
+    def _slow(self, module: Any, but: str, instead: str) -> BudgetError:
+        plan = module.memplan
+        return BudgetError(
+            f"{but}, but takes {plan.slowdown:.2f} times as long, above "
+            f"{self._options.max_slowdown:.2f}; allow more (--max-slowdown, or "
+            f"max_slowdown in ChunkOptions) or {instead}",
+            plan.measured_bytes_after,
+            plan.regions[0]["line"] if plan.regions else "",
+            module,
+        )
 
     def _refusal(self, limit: int) -> BudgetError:
         nearest = self._nearest or self._bench.unchanged(limit, "nothing found")
@@ -265,24 +284,7 @@ class _Chunking:
         """The module of a plan that was found before, checked anew."""
         old = plan if isinstance(plan, ChunkPlan) else read_chunk_plan(plan)
         name = "the plan" if isinstance(plan, ChunkPlan) else os.fspath(plan)
-        targets = {target.path: target for target in self._exports.targets}
-        trials = {}
-        for part in old.parts:
-            target = targets.get(part.path)
-            if target is None or fingerprint(target.program) != part.fingerprint:
-                raise InputError(
-                    f"{name} was made of another model, of other shapes, or with "
-                    f"another torch ({old.torch}); chunk this model with --budget"
-                )
-            program = target.program
-            try:
-                for region in part.regions:
-                    program = chunked(program, region, self._exports.inference)
-            except NotALoopError as error:
-                raise InputError(
-                    f"{name} does not fit this model: {error}; make it anew"
-                ) from error
-            trials[part.path] = Trial(part.regions, program, profile(program))
+        trials = trials_of(old, name, self._exports)
         try:
             module = self._bench.build(trials, old.budget_bytes)
         except Exception as error:
@@ -300,4 +302,9 @@ class _Chunking:
                 module.memplan.peak_after.get("line", ""),
                 module,
             )
-        return self._bench.fastest([module])
+        if not module.chunks:
+            return module
+        module = self._bench.fastest([module], self._enough)
+        if self._too_slow(module):
+            raise self._slow(module, f"{name} keeps to its budget", "make it anew")
+        return module

@@ -1,20 +1,18 @@
-"""A module that runs in chunks, in the place of the one it was made from."""
+"""An exported module that runs in chunks."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from memplan.chunking.code import compiled, source
+from memplan.chunking.given import Signature
 from memplan.chunking.groupnorm import rejoined
 from memplan.chunking.parts import Target
-from memplan.errors import InputError, UsageError
+from memplan.errors import InputError
 from memplan.graph.export import Exported
 from memplan.graph.program import Program
-
-if TYPE_CHECKING:
-    from memplan.chunking.plan import ChunkPlan
 
 
 class Weights(Mapping[str, Any]):
@@ -37,6 +35,10 @@ class Weights(Mapping[str, Any]):
         raise TypeError("weights are looked up by name")
 
 
+class OtherArgumentsError(InputError):
+    """Arguments that a module was not chunked for."""
+
+
 class Chunk:
     """One exported module and the program that takes its place.
 
@@ -54,6 +56,8 @@ class Chunk:
         self._module, self._name = target.module, name
         self._in_spec, self._out_spec = exported.in_spec, exported.out_spec
         self._kinds = [_kind(node.meta.get("val")) for node in _inputs(exported)]
+        places, names = _form(self._in_spec)
+        self._signature = Signature(target.module.forward, places, names)
         self._autocast = autocast_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Chunk:
@@ -67,10 +71,9 @@ class Chunk:
         import torch
         from torch.utils import _pytree as pytree
 
-        ordered = pytree.tree_flatten((args, kwargs))
-        leaves, spec = ordered
+        leaves, spec = pytree.tree_flatten(self._signature.arranged(args, kwargs))
         if spec != self._in_spec:
-            raise InputError(
+            raise OtherArgumentsError(
                 f"{self._name} was chunked for other arguments than it is given; chunk "
                 "it with arguments like these"
             )
@@ -108,20 +111,31 @@ class Chunk:
 
         if not isinstance(kind, Kind):
             if leaf != kind:
-                raise InputError(
+                raise OtherArgumentsError(
                     f"{self._name} was chunked with {kind!r}, and is given {leaf!r}; "
                     "chunk it with that"
                 )
             return False
         if not isinstance(leaf, torch.Tensor):
-            raise InputError(f"{self._name} takes a tensor of {kind.shape} there")
+            raise OtherArgumentsError(
+                f"{self._name} takes a tensor of {kind.shape} there"
+            )
         found = Kind(tuple(leaf.shape), leaf.dtype, str(leaf.device))
         if found != kind:
-            raise InputError(
+            raise OtherArgumentsError(
                 f"{self._name} was chunked for an input of {_told(*kind)}, and is "
-                f"given one of {_told(*found)}; chunk it with such inputs"
+                f"given one of {_told(*found)}; chunk it with such inputs, or "
+                "call its prepare() with them"
             )
         return True
+
+
+def _form(spec: Any) -> tuple[int, list[str]]:
+    """How many arguments a call had by place, and which by name."""
+    from torch.utils import _pytree as pytree
+
+    args, kwargs = pytree.tree_unflatten([None] * spec.num_leaves, spec)
+    return len(args), list(kwargs)
 
 
 class Kind(NamedTuple):
@@ -173,87 +187,3 @@ def _told(shape: tuple[int, ...], dtype: Any, device: Any) -> str:
     return (
         f"{'×'.join(map(str, shape))} {str(dtype).removeprefix('torch.')} on {device}"
     )
-
-
-def chunked_class() -> type:
-    """The class of chunked modules, made when torch is there."""
-    import torch
-
-    class Chunked(torch.nn.Module):  # type: ignore[misc]
-        """A module whose forward runs in chunks; for inference.
-
-        memplan: the ChunkPlan. model: the original, whose weights it uses: when they
-        change, so do its results. chunks: by its path, "" for the whole model, what
-        runs in chunks; where that is not all of it, it does so in the model's place.
-        """
-
-        memplan: ChunkPlan
-
-        def __init__(self, model: Any, chunks: dict[str, Chunk], plan: Any) -> None:
-            super().__init__()
-            self.model = model
-            self.memplan = plan
-            self.chunks = dict(chunks)
-            self.eval()
-
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            raise UsageError(
-                "a chunked module is code made for this process; save its model and "
-                "its plan (memplan.write_chunk_plan), and chunk with that plan"
-            )
-
-        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-            made = chunked_class()(
-                copy.deepcopy(self.model, memo),
-                copy.deepcopy(self.chunks, memo),
-                self.memplan,
-            )
-            memo[id(self)] = made
-            return made
-
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            if "" in self.chunks:
-                return self.chunks[""](args, kwargs)
-            with torch.no_grad(), replaced(self.model, self.chunks):
-                return self.model(*args, **kwargs)
-
-        def source(self) -> str:
-            """The Python that runs, as one module; of the whole model only."""
-            return self.chunks[""].source if "" in self.chunks else ""
-
-    return Chunked
-
-
-class replaced:  # noqa: N801 - used as a function
-    """While it is entered, the submodules at some paths run in chunks.
-
-    Calls of a submodule with other arguments than it was chunked for run as before.
-    """
-
-    def __init__(self, model: Any, chunks: dict[str, Chunk]) -> None:
-        self._model, self._chunks = model, chunks
-        self._before: list[tuple[Any, Any]] = []
-
-    def __enter__(self) -> None:
-        for path, chunk in self._chunks.items():
-            module = self._model.get_submodule(path)
-            self._before.append((module, vars(module).get("forward")))
-            module.forward = _routed(module.forward, chunk)
-
-    def __exit__(self, *_: object) -> None:
-        for module, forward in reversed(self._before):
-            if forward is None:
-                vars(module).pop("forward", None)
-            else:
-                module.forward = forward
-        self._before.clear()
-
-
-def _routed(original: Callable[..., Any], chunk: Chunk) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return chunk(args, kwargs)
-        except InputError:
-            return original(*args, **kwargs)
-
-    return forward

@@ -31,10 +31,12 @@ class ChunkOptions:
     max_slowdown: the largest ratio of its time, chunked over as it was, that is
     accepted; None for any. effort: how far the search looks. time_limit: seconds that
     all of the search may take; None for as long as effort says. progress: told, in a
-    few words, what is going on.
+    few words, what is going on. other_sizes: whether the module, given inputs of other
+    sizes than it was chunked for, prepares itself for them.
     """
 
     max_slowdown: float | None = MAX_SLOWDOWN
     effort: Effort = field(default_factory=Effort)
     time_limit: float | None = None
     progress: Callable[[str], None] = lambda _: None
+    other_sizes: bool = False

@@ -61,7 +61,8 @@ def inner_name(name: str) -> str:
 def call_of(program: Program, op: Op, loop: str) -> Call:
     """`op` as rules see it."""
     metas = tuple(program.metas[name] for name in op.operands())
-    return Call(op, metas, program.metas[op.name], loop)
+    moving = program.moving.get(op.name, {})
+    return Call(op, metas, program.metas[op.name], loop, moving)
 
 
 def loop_name(region: Region) -> str:

@@ -208,16 +208,22 @@ class Search:
         return best
 
     def _coarser(self, trial: Trial, budget: int) -> Trial:
-        """The trial with fewer chunks where the budget allows it."""
+        """The trial with fewer chunks where the budget allows it; regions that are
+        alike, as those of a model's layers are, together."""
         best = trial
-        for i in range(len(best.regions)):
-            while best.regions[i].chunks > 2:
-                region = best.regions[i]
+        alike: dict[object, list[int]] = {}
+        for i, region in enumerate(trial.regions):
+            key = region.extent, region.step, tuple(region.slices.values())
+            alike.setdefault(key, []).append(i)
+        for places in alike.values():
+            while (region := best.regions[places[0]]).chunks > 2:
                 step = min(region.step * 2, -(-region.extent // 2))
                 step += -step % region.granule
-                made = self._made(
-                    best, _with(best.regions, i, replace(region, step=step))
-                )
+                regions = best.regions
+                for i in places:
+                    wider = replace(regions[i], step=step)
+                    regions = _with(regions, i, wider)
+                made = self._made(best, regions)
                 if made is None or made.peak > budget or made.seconds > best.seconds:
                     break
                 best = made

@@ -9,13 +9,14 @@ from math import lcm
 from memplan.chunking.region import call_of
 from memplan.chunking.rules.flow import Flow, Slice
 from memplan.chunking.rules.table import flow
+from memplan.chunking.timing import PRODUCTS
 from memplan.graph.liveness import Profile, lifetimes, owners, profile, roots_of
 from memplan.graph.program import Loop, Meta, Op, Program, refs, results
 
 MAX_COPIED = 12  # operators that run both whole and in a loop, in one region
 
 # Worth doing again in a loop rather than to keep their result: little arithmetic.
-DEAR = ("mm", "conv", "linear", "attention", "einsum", "gather", "sort", "topk")
+DEAR = (*PRODUCTS, "attention", "gather", "sort", "topk")
 
 
 @dataclass

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from memplan.graph.liveness import owners
-from memplan.graph.program import Input, Loop, Meta, Op, Output, Program
+from memplan.graph.program import Input, Loop, Meta, Op, Output, Program, results
 
+PRODUCTS = ("mm", "linear", "matmul", "conv", "einsum")  # in their operators' names
 RUN = 2048  # bytes: shorter contiguous runs are copied piece by piece
 
 
@@ -52,7 +52,7 @@ def _loop(program: Program, loop: Loop, machine: Machine) -> float:
         cost += _in_pieces(meta, output, turns) / machine.copied
     for entry in loop.inputs:
         cost += _in_pieces(program.metas[entry.outer], entry, turns) / machine.copied
-    made = {name for step in body.ops for name in _names(step)}
+    made = {name for step in body.ops for name in results(step)}
     made.update(entry.inner for entry in loop.inputs)
     for step in body.ops:
         if isinstance(step, Op) and is_product(step):
@@ -75,15 +75,9 @@ def _gathered(meta: Meta) -> int:
     return 0 if lies else meta.bytes
 
 
-def _names(step: Any) -> list[str]:
-    from memplan.graph.program import results
-
-    return results(step)
-
-
 def is_product(op: Op) -> bool:
     """Whether an operator multiplies matrices, which its kernels pack first."""
-    return any(word in op.key for word in ("mm", "linear", "matmul", "conv", "einsum"))
+    return any(word in op.key for word in PRODUCTS)
 
 
 def _in_pieces(meta: Meta, cut: Input | Output, turns: int) -> float:

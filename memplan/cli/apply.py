@@ -34,7 +34,7 @@ MOST_REPLANS = 6  # listed one by one
     help="Write the report as JSON to this file, too; %r in it, and in PLAN, becomes "
     "the rank under torchrun.",
 )
-@click.option("--force", is_flag=True, help="Replace the report if it exists.")
+@arguments.force("the report if it exists")
 @click.option(
     "--replan/--no-replan",
     default=True,

@@ -140,5 +140,31 @@ class OutputFile(click.Path):
         return STDOUT
 
 
+def output(
+    help_text: str, refusal: str = "", metavar: str | None = None
+) -> Callable[[F], F]:
+    """`-o FILE`, as `output`: a path, STDOUT for -, or None; refusal: of OutputFile."""
+    kind = OutputFile(refusal)
+    return click.option("-o", "--output", type=kind, metavar=metavar, help=help_text)
+
+
+def force(what: str) -> Callable[[F], F]:
+    """`--force`, to replace `what`, as in "the plan if it exists"."""
+    return click.option("--force", is_flag=True, help=f"Replace {what}.")
+
+
+def json_(function: F) -> F:
+    """`--json`, as `json_`."""
+    return click.option(
+        "--json", "json_", is_flag=True, help="Print the result as JSON."
+    )(function)
+
+
+def threads(help_text: str, metavar: str | None = None) -> Callable[[F], F]:
+    """`--threads`, 1 or more; None where it is not given."""
+    kind = click.IntRange(min=1)
+    return click.option("--threads", type=kind, metavar=metavar, help=help_text)
+
+
 THE_PROGRAMS = "standard output is the program's own"
 BY_SUFFIX = "a file's suffix says what form it gets, and standard output has none"

@@ -60,7 +60,8 @@ class Outputs:
     default=MAX_SLOWDOWN,
     show_default=True,
     metavar="RATIO",
-    help="The longest that it may take, over the time it takes now.",
+    help="The longest that it may take, over the time it takes now; of a plan given "
+    "with --plan as well.",
 )
 @click.option(
     "--inputs",
@@ -74,13 +75,8 @@ class Outputs:
     metavar="FILE",
     help="Take this plan, made before of the same model, instead of a budget.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=arguments.OutputFile(),
-    help="Write the plan to this file; - is standard output.",
-)
-@click.option("--force", is_flag=True, help="Replace outputs that exist.")
+@arguments.output("Write the plan to this file; - is standard output.")
+@arguments.force("outputs that exist")
 @click.option(
     "--emit",
     type=arguments.OutputFile("Python is imported by its file's name"),
@@ -91,7 +87,7 @@ class Outputs:
     type=arguments.OutputFile(arguments.BY_SUFFIX),
     help="Draw the activations before and after: .png, .svg or .pdf.",
 )
-@click.option("--json", "json_", is_flag=True, help="Print the result as JSON.")
+@arguments.json_
 @click.option(
     "--closest",
     is_flag=True,
@@ -106,7 +102,7 @@ class Outputs:
     help="What the search prefers: fast loops by a model of this machine, or those of "
     "the paper's macro and micro costs. The best few are timed either way.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="How many torch uses.")
+@arguments.threads("How many torch uses.")
 @click.option(
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),

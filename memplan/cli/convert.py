@@ -24,7 +24,7 @@ from memplan.trace.exporters.minimalloc import write_minimalloc
     metavar="N|hot|all",
     help="Which step of a TRACE: a number, the one that repeats, or the whole run.",
 )
-@click.option("--force", is_flag=True, help="Replace OUTPUT if it exists.")
+@arguments.force("OUTPUT if it exists")
 def command(source: Path, output: Path, step: str, force: bool) -> None:
     """Write the packing problem of a TRACE to OUTPUT, a MiniMalloc CSV file.
 

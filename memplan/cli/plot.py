@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     required=True,
     help="The picture: .png, .svg or .pdf.",
 )
-@click.option("--force", is_flag=True, help="Replace the picture if it exists.")
+@arguments.force("the picture if it exists")
 def command(source: Path, output: Path, force: bool) -> None:
     """Draw the packing of a PLAN, or the memory of a TRACE over time.
 

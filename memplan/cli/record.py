@@ -27,12 +27,10 @@ MOST_SEARCHED = 1 << 20  # events among which the hot step is looked for at once
 
 
 @click.command("record", cls=arguments.ProgramCommand)
-@click.option(
-    "-o",
-    "--output",
-    type=arguments.OutputFile(arguments.THE_PROGRAMS),
-    help="The trace: .parquet, .json or .json.gz; %r in it becomes the rank under "
+@arguments.output(
+    "The trace: .parquet, .json or .json.gz; %r in it becomes the rank under "
     "torchrun.  [default: SCRIPT.PID.parquet]",
+    arguments.THE_PROGRAMS,
 )
 @click.option(
     "--device",
@@ -54,7 +52,7 @@ MOST_SEARCHED = 1 << 20  # events among which the hot step is looked for at once
     show_default=True,
     help="Note the Python stack of each allocation.",
 )
-@click.option("--force", is_flag=True, help="Replace the trace if it exists.")
+@arguments.force("the trace if it exists")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing when all goes well.")
 @arguments.program
 def command(

@@ -16,13 +16,10 @@ from memplan.units import format_bytes
 
 @click.command("recover")
 @arguments.existing("journal")
-@click.option(
-    "-o",
-    "--output",
-    type=arguments.OutputFile(arguments.BY_SUFFIX),
-    help="The trace.  [default: the journal's name without .journal]",
+@arguments.output(
+    "The trace.  [default: the journal's name without .journal]", arguments.BY_SUFFIX
 )
-@click.option("--force", is_flag=True, help="Replace the trace if it exists.")
+@arguments.force("the trace if it exists")
 def command(journal: Path, output: Path | None, force: bool) -> None:
     """Make a trace from the JOURNAL of a recording that was killed.
 

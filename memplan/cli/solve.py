@@ -53,9 +53,7 @@ MAX_ALIGNMENT = 1 << 40  # bytes
     metavar="BYTES",
     help="Ask only whether a plan fits into this, as in 512MiB: 0 yes, 4 no.",
 )
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="How many.  [default: one a core]"
-)
+@arguments.threads("How many.  [default: one a core]")
 @click.option(
     "--seed",
     type=click.IntRange(0, MAX_SEED),
@@ -88,14 +86,9 @@ MAX_ALIGNMENT = 1 << 40  # bytes
     type=click.IntRange(1, MAX_ALIGNMENT),
     help="Bytes that offsets are multiples of.  [default: the trace's own]",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=arguments.OutputFile(),
-    help="The plan; - is standard output.  [default: TRACE.plan.json]",
-)
-@click.option("--force", is_flag=True, help="Replace the plan if it exists.")
-@click.option("--json", "json_", is_flag=True, help="Print the result as JSON.")
+@arguments.output("The plan; - is standard output.  [default: TRACE.plan.json]")
+@arguments.force("the plan if it exists")
+@arguments.json_
 def command(
     trace: Path,
     method: str,

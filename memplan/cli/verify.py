@@ -21,7 +21,7 @@ _SHOWN = 20
 @click.command("verify")
 @arguments.existing("plan")
 @arguments.existing("trace", required=False)
-@click.option("--json", "json_", is_flag=True, help="Print the result as JSON.")
+@arguments.json_
 def command(plan: Path, trace: Path | None, json_: bool) -> None:
     """Check that PLAN is safe, and that it was made for TRACE.
 

@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 from memplan.fusing.operations import Pool
 
-_SHORT = 8  # rows of a band that the rows carried from band to band are cheap for
+# Rows of a band that the rows carried from band to band are cheap for: with values of
+# one channel side by side, and of several.
+_SHORT, _SHORT_LANES = 8, 4
 
 
 class Patch(NamedTuple):
@@ -116,7 +118,7 @@ def fit(pools: tuple[Pool, ...], plane: tuple[int, int], device: Device) -> Fit:
         return Fit(Patch(*plane), 0, moved + device.work * plane[0] * plane[1])
     found = [
         Fit(patch, _working_set(pools, patch, plane, device), 0.0)
-        for patch in _patches(out, device.carries)
+        for patch in _patches(out, device)
     ]
     fitting = [each for each in found if each.bytes <= device.limit]
     whole = [each for each in fitting if each.patch == out]  # nothing is done twice
@@ -151,11 +153,12 @@ def _cost(
     return device.work * sum(areas[1:]) + 4.0 * max(areas[0] - plane[0] * plane[1], 0)
 
 
-def _patches(out: tuple[int, int], carries: bool) -> Iterator[Patch]:
+def _patches(out: tuple[int, int], device: Device) -> Iterator[Patch]:
     """The plane's rows, and columns, in 1, 2, 3, 4, 6, 8 … even parts."""
-    widths = [out[1]] if carries else _parts(out[1])
+    widths = [out[1]] if device.carries else _parts(out[1])
+    short = _SHORT if device.lanes == 1 else _SHORT_LANES
     for rows in _parts(out[0]):
-        if not carries or rows >= min(_SHORT, out[0]):
+        if not device.carries or rows >= min(short, out[0]):
             yield from (Patch(rows, columns) for columns in widths)
 
 

@@ -7,6 +7,7 @@ and inputs are the caller's and count nothing.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,16 +80,16 @@ def lifetimes(program: Program) -> tuple[dict[str, int], dict[str, int]]:
     """
     last: dict[str, int] = {}
     owned: dict[str, int] = {}
+    roots = program.roots
     for i, step in enumerate(program.ops):
         for root in owners(program, step):
-            last[root] = i
             owned[root] = bytes_of(program, root)
-        for name in step.operands():
-            for root in roots_of(program, name):
-                last[root] = i
-        for name in results(step):
-            for root in roots_of(program, name):
-                last[root] = i
+        for name in (*step.operands(), *results(step)):
+            found = roots[name]
+            if isinstance(found, str):
+                last[found] = i
+            else:
+                last.update(dict.fromkeys(found, i))
     for name in () if program.ranges else refs(program.outputs):
         for root in roots_of(program, name):
             last[root] = len(program.ops)
@@ -121,6 +122,7 @@ def bytes_of(program: Program, root: str) -> int:
     return storage_bytes(meta)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def storage_bytes(meta: Meta) -> int:
     """What the allocator is asked for: a storage holds its holes too."""
     if not meta.elements:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import keyword
+import os
 import re
 from typing import Any
 
@@ -241,11 +243,23 @@ def without_dead(program: Program) -> Program:
 def source_line(node: Any) -> str:
     """`file:line` of the user's code that made an fx node: the innermost outside torch.
 
-    Where all of it is torch's own, the innermost; "" if it is not known.
+    Where all of it is torch's own, as in an nn.Sequential, the module: its path in what
+    was exported, and its class. "" if neither is known.
     """
     trace = node.meta.get("stack_trace") or ""
-    places = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    outside = [place for place in places if "/torch/" not in place[0]]
-    for file, line in (outside or places)[-1:]:
-        return f"{file}:{line}"
-    return ""
+    for file, line in reversed(re.findall(r'File "([^"]+)", line (\d+)', trace)):
+        if not file.startswith(_torch_folder()):
+            return f"{file}:{line}"
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    if not modules:
+        return ""
+    path, kind = modules[-1]
+    name = getattr(kind, "__name__", str(kind).rpartition(".")[2])
+    return f"module {path} ({name})" if path else f"module {name}"
+
+
+@functools.cache
+def _torch_folder() -> str:
+    import torch
+
+    return os.path.join(os.path.dirname(torch.__file__), "")

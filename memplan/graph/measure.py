@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+TINY = 1e-30  # what values are compared with where all of them are 0
 
 Run = Callable[[], Any]
 
@@ -52,23 +54,26 @@ def events_of(run: Run) -> list[Any]:
     return sorted(events, key=lambda event: int(event.start_ns()))
 
 
-def relative_error(expected: Any, found: Any) -> float:
+def relative_error(
+    expected: Any, found: Any, least: Sequence[float] | None = None
+) -> float:
     """The largest difference of two nests of tensors, over the largest value there.
 
-    0.0 for the same bits; NaN and infinities must stand in the same places, otherwise,
-    and where shapes, dtypes or plain values differ, it is infinite.
+    least: of each leaf, what it is compared with at least, in place of its largest
+    value. 0.0 for the same bits; NaN and infinities must stand in the same places,
+    otherwise, and where shapes, dtypes or plain values differ, it is infinite.
     """
     from torch.utils._pytree import tree_leaves
 
     left, right = tree_leaves(expected), tree_leaves(found)
     if len(left) != len(right):
         return float("inf")
-    return max(
-        (_difference(a, b) for a, b in zip(left, right, strict=True)), default=0.0
-    )
+    least = least or [TINY] * len(left)
+    pairs = zip(left, right, least, strict=True)
+    return max((_difference(a, b, scale) for a, b, scale in pairs), default=0.0)
 
 
-def _difference(expected: Any, found: Any) -> float:
+def _difference(expected: Any, found: Any, least: float) -> float:
     import torch
 
     if not isinstance(expected, torch.Tensor):
@@ -81,13 +86,14 @@ def _difference(expected: Any, found: Any) -> float:
     if torch.equal(expected, found) or not expected.numel():
         return 0.0
     if expected.is_complex():
-        return _difference(torch.view_as_real(expected), torch.view_as_real(found))
+        real = torch.view_as_real
+        return _difference(real(expected), real(found), least)
     if not expected.is_floating_point():
         return float("inf")
-    return _of_finite(expected.double(), found.double())
+    return _of_finite(expected.double(), found.double(), least)
 
 
-def _of_finite(left: Any, right: Any) -> float:
+def _of_finite(left: Any, right: Any, least: float) -> float:
     finite = left.isfinite()
     if not bool((finite == right.isfinite()).all()):
         return float("inf")
@@ -98,7 +104,7 @@ def _of_finite(left: Any, right: Any) -> float:
     left, right = left[finite], right[finite]
     if not left.numel():
         return 0.0
-    return float((left - right).abs().max()) / max(float(left.abs().max()), 1e-30)
+    return float((left - right).abs().max()) / max(float(left.abs().max()), least)
 
 
 def other_inputs(inputs: list[Any], seed: int) -> list[Any]:

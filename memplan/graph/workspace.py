@@ -17,6 +17,7 @@ from memplan.graph.program import Meta, Op, Program
 DIRECT_ELEMENTS = 20480
 BLOCK = 16  # channels are padded to this in oneDNN's layouts
 KEYS_AT_ONCE = 512  # of a step of flash attention
+SIDES_AS_CHANNELS_LAST = 128  # of an enlarged picture, added up
 SINGLE = 4  # bytes of float32
 
 
@@ -152,8 +153,16 @@ def _both(metas: list[Meta], _: Any) -> int:
 
 
 def _enlarged(metas: list[Meta], result: Any) -> int:
-    """One picture is enlarged as channels last, there and back."""
-    return int(metas[0].bytes + result.bytes) if metas[0].shape[0] == 1 else 0
+    """Pictures whose new sides add up to 128 or less are enlarged as channels last,
+    there and back; larger ones only if they lie so. Of one picture that does, the
+    result is made otherwise where the stride over pictures is not the usual one."""
+    source = metas[0]
+    channels_last = _is_channels_last(source)
+    if not channels_last and sum(result.shape[-2:]) > SIDES_AS_CHANNELS_LAST:
+        return 0
+    there = 0 if channels_last else source.bytes
+    as_it_lies = result.shape[1] == 1 or (channels_last and result.shape[0] > 1)
+    return int(there + (0 if as_it_lies else result.bytes))
 
 
 KERNELS: dict[str, Kernel] = {
@@ -183,5 +192,12 @@ KERNELS: dict[str, Kernel] = {
     "aten.scaled_dot_product_attention": _attention,
     "causal_attention": _windowed_attention,
     "aten.einsum": _both,
-    "aten.upsample_nearest2d": _enlarged,
+    **dict.fromkeys(
+        (
+            "aten.upsample_nearest2d",
+            "aten._upsample_nearest_exact2d",
+            "aten.upsample_bilinear2d",
+        ),
+        _enlarged,
+    ),
 }

@@ -110,23 +110,10 @@ def _draw_peak(axes: Axes, live: Float64Array, label: str, budget: int) -> None:
     """A mark at the peak, and words above it, clear of the budget's line."""
     place = int(np.argmax(live))
     x, y = place + 0.5, float(live[place])
-    part = x / axes.get_xlim()[1]
-    (arrow,) = axes.plot([x], [y], marker="v", color=style.INK, zorder=8, ms=5)
-    arrow.set_clip_on(False)
     words = format_bytes(int(y)) + (f" at {style.shortened(label)}" * bool(label))
-    near = y <= budget < y + 0.08 * axes.get_ylim()[1]
-    axes.annotate(
-        words,
-        (x, budget if near else y),
-        xytext=(-4 if part < 0.3 else 4 if part > 0.7 else 0, 7),
-        textcoords="offset points",
-        ha="left" if part < 0.3 else "right" if part > 0.7 else "center",
-        fontsize=9,
-        fontweight="bold",
-        color=style.INK,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
-        zorder=9,
-    )
+    mark = style.mark_peak(axes, (x, y), words, edge=0.3, color=style.INK)
+    if y <= budget < y + 0.08 * axes.get_ylim()[1]:
+        mark.xy = (x, budget)
 
 
 def _facts(before: Float64Array, after: Float64Array, budget: int) -> str:

@@ -11,6 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
+from matplotlib.text import Annotation
 
 from memplan.arrays import Float64Array
 from memplan.text import printable
@@ -135,3 +136,32 @@ def thinned(
 def _power(count: float) -> int:
     """The power of 1024 that `count` bytes are written in."""
     return min(int(np.log2(max(count, 1)) // 10), len(_IEC) - 1)
+
+
+def mark_peak(
+    axes: Axes,
+    at: tuple[float, float],
+    words: str,
+    edge: float = 0.1,
+    color: str = BOUND,
+) -> Annotation:
+    """A mark at a curve's peak, `at`, and words above it that stay within the axes.
+
+    edge: how near to an end of the axes, as a share of them, the words go to one side.
+    """
+    (arrow,) = axes.plot([at[0]], [at[1]], marker="v", color=color, zorder=8, ms=5)
+    arrow.set_clip_on(False)
+    part = at[0] / axes.get_xlim()[1]
+    left, right = part < edge, part > 1 - edge
+    return axes.annotate(
+        words,
+        at,
+        xytext=(3 if left else -3 if right else 0, 7),
+        textcoords="offset points",
+        ha="left" if left else "right" if right else "center",
+        fontsize=9,
+        fontweight="bold",
+        color=color,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
+        zorder=9,
+    )

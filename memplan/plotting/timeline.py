@@ -187,23 +187,9 @@ def _stride(count: int) -> int:
 
 def _draw_peak(axes: Axes, run: _Run) -> None:
     place = int(np.argmax(run.live))
-    part = float(run.times[place]) / run.span
-    x, y = run.times[place] * run.scale, run.peak
-    (arrow,) = axes.plot([x], [y], marker="v", color=style.BOUND, zorder=6)
-    arrow.set_clip_on(False)
     when = format_seconds(float(run.times[place]))
-    axes.annotate(
-        f"peak {format_bytes(int(y))} at {when}",
-        (x, y),
-        xytext=(3 if part < 0.1 else -3 if part > 0.9 else 0, 7),
-        textcoords="offset points",
-        ha="left" if part < 0.1 else "right" if part > 0.9 else "center",
-        fontsize=9,
-        fontweight="bold",
-        color=style.BOUND,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85},
-        zorder=7,
-    )
+    words = f"peak {format_bytes(int(run.peak))} at {when}"
+    style.mark_peak(axes, (float(run.times[place]) * run.scale, run.peak), words)
 
 
 def _facts(run: _Run) -> str:

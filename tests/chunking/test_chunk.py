@@ -106,6 +106,9 @@ def test_nests_and_keywords() -> None:
     assert relative_error(expected, found) <= 1e-5
     with pytest.raises(InputError, match=r"chunked with 2\.0, and is given 3\.0"):
         small(**{**given, "scale": 3.0})
+    given.pop("scale")
+    with pytest.raises(InputError, match=r"chunked with 2\.0, and is given 1\.0"):
+        small(**given)
     with pytest.raises(InputError, match="other arguments"):
         small(pair["first"])
 
@@ -116,6 +119,20 @@ def test_two_arguments() -> None:
     small = chunked(model, (x, mask), "30%")
     with torch.no_grad():
         assert relative_error(model(x, mask), small(x, mask)) <= 1e-5
+
+
+def test_defaults_may_be_given_or_left_out() -> None:
+    model, x = models.attention()
+    with torch.no_grad():
+        expected = model(x)
+        for inputs in (x, {"x": x}, (x, None), {"mask": None, "x": x}):
+            small = chunked(model, inputs, "30%")
+            for found in (small(x), small(x, None), small(mask=None, x=x)):
+                assert relative_error(expected, found) <= 1e-5
+    mask = torch.ones(128, 128, dtype=torch.bool).triu(1)
+    for wrong in ((x, mask), (x, 0), (x, None, None), ()):
+        with pytest.raises(InputError, match=r"for other arguments|with None"):
+            small(*wrong)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +201,28 @@ def test_as_little_as_can_be() -> None:
     assert peak(small, x) <= small.memplan.budget_bytes
 
 
+@pytest.mark.parametrize(
+    "make", [models.attention, models.mlp, models.normed], ids=["at", "mlp", "conv"]
+)
+def test_nothing_lower_is_to_be_found(make: Callable[[], tuple[Any, Any]]) -> None:
+    model, x = make()
+    least = peak(chunked(model, x, "min"), x)
+    for share in (0.5, 0.9):
+        with pytest.raises(BudgetError) as raised:
+            chunked(model, x, int(share * least))
+        assert raised.value.floor >= 0.95 * least
+
+
+def test_as_little_as_can_be_in_time() -> None:
+    model, x = models.attention()
+    options = ChunkOptions(max_slowdown=1e-9)
+    with pytest.raises(BudgetError, match=r"times as long, above 0\.00") as raised:
+        memplan.chunk(model, x, "min", options=options)
+    assert peak(raised.value.closest, x) == raised.value.floor < peak(model, x)
+    options = ChunkOptions(max_slowdown=None, time_limit=1e-9)
+    assert memplan.chunk(model, x, "min", options=options).memplan.status == "unchanged"
+
+
 def test_as_little_as_can_be_is_what_it_is() -> None:
     model, x = torch.nn.Linear(8, 8).eval(), torch.randn(1, 8)
     small = chunked(model, x, "min")
@@ -211,7 +250,7 @@ def test_submodules_where_the_model_cannot_be_exported() -> None:
             assert relative_error(model(sign * x), small(sign * x)) <= 1e-5
     assert peak(small, x) <= plan.budget_bytes
     assert "forward" not in vars(model.first)
-    again = memplan.chunk(model, x, plan=plan)
+    again = memplan.chunk(model, x, plan=plan, options=ANY)
     assert again.memplan.regions == plan.regions
 
 

@@ -179,6 +179,7 @@ class Tried:
 @example([(attention, True), (perceptron, True)], 2, 61, 0.3)
 @example([(outer, True), (outer, False)], 1, 48, 0.2)
 @example([(convolved, True), (grouped, False)], 1, 64, 0.4)
+@example([(gated, False)] * 4, 1, 31, 0.63)  # shapes in loops in loops, and a tail
 def test_chunked_programs_compute_the_same_in_the_memory_estimated(
     chain: list[tuple[Layer, bool]], batch: int, length: int, share: float
 ) -> None:

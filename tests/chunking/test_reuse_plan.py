@@ -17,20 +17,21 @@ from memplan.errors import InputError  # noqa: E402
 from memplan.graph.measure import relative_error  # noqa: E402
 from tests.chunking import models  # noqa: E402
 
+ANY = ChunkOptions(max_slowdown=None)  # no test depends on time
+
 
 @pytest.fixture(scope="module")
 def plan() -> Any:
     torch.manual_seed(0)
     model, x = models.attention()
-    options = ChunkOptions(max_slowdown=None)
-    return memplan.chunk(model, x, "30%", options=options).memplan
+    return memplan.chunk(model, x, "30%", options=ANY).memplan
 
 
 def test_from_its_file(plan: Any, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     memplan.write_chunk_plan(plan, path)
     model, x = models.attention()
-    small = memplan.chunk(model, x, plan=path)
+    small = memplan.chunk(model, x, plan=path, options=ANY)
     assert small.memplan.parts == plan.parts
     assert small.memplan.regions == plan.regions
     assert small.memplan.measured_bytes_after == plan.measured_bytes_after
@@ -80,3 +81,23 @@ def test_that_needs_more_than_its_budget_is_refused(plan: Any) -> None:
     with pytest.raises(BudgetError, match="above its budget") as raised:
         memplan.chunk(model, x, plan=tight)
     assert raised.value.floor == plan.measured_bytes_after
+
+
+def test_that_is_too_slow_is_refused(plan: Any) -> None:
+    model, x = models.attention()
+    said = r"the plan keeps to its budget, but takes \d+\.\d\d times as long, above 0"
+    with pytest.raises(BudgetError, match=said) as raised:
+        memplan.chunk(model, x, plan=plan, options=ChunkOptions(max_slowdown=1e-9))
+    closest = raised.value.closest
+    assert closest.memplan.slowdown > 1e-9
+    assert closest.memplan.measured_bytes_after == raised.value.floor
+    with torch.no_grad():
+        assert relative_error(model(x), closest(x)) <= 1e-5
+
+
+def test_that_changes_nothing_is_never_too_slow() -> None:
+    model, x = models.attention()
+    unchanged = memplan.chunk(model, x, "1GiB").memplan
+    options = ChunkOptions(max_slowdown=1e-9)
+    again = memplan.chunk(model, x, plan=unchanged, options=options)
+    assert again.memplan.status == "unchanged"

@@ -76,7 +76,7 @@ def test_all_outputs(chunk: Command, tmp_path: Path) -> None:
     plan = memplan.read_chunk_plan(tmp_path / "p.json")
     assert plan.status == "chunked"
     assert "<svg" in (tmp_path / "p.svg").read_text()
-    again = chunk("m.py:both", "--plan", "p.json", "--json")
+    again = chunk("m.py:both", "--plan", "p.json", *ANY, "--json")
     assert result(again)["measured_bytes_after"] <= plan.budget_bytes
 
 
@@ -177,13 +177,17 @@ def test_the_closest_plan(chunk: Command, tmp_path: Path) -> None:
     assert "runs in chunks" in said.out
     assert "no plan found within 8.8 KiB" in said.err
     assert (tmp_path / "small.py").exists()
-    assert chunk("m.py:both", "--plan", "p.json").code == 0
+    assert chunk("m.py:both", "--plan", "p.json", *ANY).code == 0
 
 
 def test_too_slow(chunk: Command) -> None:
     said = chunk("m.py:both", "--budget", "30%", "--max-slowdown", "0.001")
     assert said.code == 4
     assert "times as long, above 0.00; allow more (--max-slowdown," in said.err
+    assert chunk("m.py:both", "--budget", "30%", *ANY, "-o", "p.json").code == 0
+    said = chunk("m.py:both", "--plan", "p.json", "--max-slowdown", "0.001")
+    assert said.code == 4
+    assert "the plan keeps to its budget, but takes" in said.err
 
 
 def test_in_training_mode(chunk: Command) -> None:

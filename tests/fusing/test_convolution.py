@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.fusing.convolution import Bound, Epilogue, Prologue, bind, convolve
 from memplan.fusing.geometry import ALGORITHMS, Geometry, algorithms
+from memplan.fusing.kernels import convolution_library
 from memplan.fusing.packing import pack
 from memplan.toolchain.compiler import NoCompilerError, find_compiler
 from memplan.toolchain.instructions import supported
@@ -161,7 +163,7 @@ class Run:
 
 
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(case=cases())
 @example(Case(Geometry(70, 70, (1, 1)), 3, (1, 1), (7, 1, 0), True, "", "", 2, 1))
 @example(Case(Geometry(600, 40, (1, 1)), 2, (7, 7), (0, 0, 0), True, "", "", 2, 1))
@@ -274,6 +276,21 @@ def test_a_call_runs_again_on_other_memory() -> None:
     bound.call.input = other.data_ptr()
     bound()
     assert (y == 7).all()
+
+
+class Entry(ctypes.Structure):
+    _fields_ = (("kernel", ctypes.c_void_p), ("call", ctypes.c_void_p))
+
+
+def test_a_tape_runs_calls_in_order() -> None:
+    packed = pack(torch.full((3, 3, 1, 1), 2.0), None, Geometry(3, 3, (1, 1)))
+    planes = torch.ones(3, 1, 4, 4, 3).permute(0, 1, 4, 2, 3)
+    steps = [bind(packed, planes[i], planes[i + 1]) for i in range(2)]
+    entries = (Entry * 2)(*((s.function, ctypes.addressof(s.call)) for s in steps))
+    tape = convolution_library().memplan_tape
+    tape.restype, tape.argtypes = None, (ctypes.c_void_p, ctypes.c_long, ctypes.c_int)
+    tape(ctypes.addressof(entries), 2, 2)
+    assert (planes[2] == 36).all()
 
 
 def test_winograd_is_for_small_kernels_that_do_not_skip() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +113,32 @@ def test_constants_of_the_code_are_found() -> None:
 def test_source_lines_are_the_users() -> None:
     program = lowered(lambda m, x: nn.functional.softmax(x, -1), X)
     assert __file__ in program.ops[-1].line
+
+
+def test_where_all_lines_are_torchs_the_module_is_named() -> None:
+    inner = nn.Sequential(nn.Linear(4, 8), nn.GELU())
+    model, x = nn.Sequential(inner, nn.Linear(8, 4)).eval(), torch.ones(2, 4)
+    program = lower(export(model, (x,), {}), Inference())
+    assert [op.line for op in program.ops] == [
+        "module 0.0 (Linear)",
+        "module 0.1 (GELU)",
+        "module 1 (Linear)",
+    ]
+    program = lower(export(nn.Linear(4, 8).eval(), (x,), {}), Inference())
+    assert [op.line for op in program.ops] == ["module Linear"]
+
+
+def test_a_users_folder_may_be_called_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    code = "class Double(nn.Module):\n  def forward(self, x):\n    return x * 2\n"
+    (folder / "mine_in_torch.py").write_text(f"from torch import nn\n{code}")
+    monkeypatch.syspath_prepend(str(folder))
+    model = importlib.import_module("mine_in_torch").Double().eval()
+    (op,) = lower(export(model, (X,), {}), Inference()).ops
+    assert op.line == f"{folder / 'mine_in_torch.py'}:4"
 
 
 def test_what_writes_to_buffers_or_inputs_is_refused() -> None:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from memplan.chunking.rules.arguments import changed, given, integers, positive
-from memplan.chunking.rules.flow import Call, Flow, Rule, Slice
+from memplan.chunking.rules.flow import Call, Flow, Rule, Slice, each
 from memplan.graph.program import extent
 
 
@@ -47,8 +47,7 @@ def expand(call: Call, out: Slice) -> Flow | None:
     source = call.operands[0].shape
     dim = out.dim - (len(call.shape) - len(source))
     kept = dim >= 0 and source[dim] == call.shape[out.dim]
-    sizes: list[Any] = list(call.shape)
-    sizes[out.dim] = extent(call.window(out))
+    sizes = call.sizes(out)
     needs = (out._replace(dim=dim) if kept else None,)
     return changed(call, needs, {name: sizes})
 
@@ -94,7 +93,7 @@ TRANSPOSES = "transpose swapaxes swapdims t mT"
 
 RULES: dict[str, Rule] = {
     "aten.permute": permute,
-    **{f"aten.{name}": transpose for name in TRANSPOSES.split()},
+    **each(TRANSPOSES, transpose),
     "aten.movedim": movedim,
     "aten.moveaxis": movedim,
     "aten.expand": expand,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.chunking.rules.arguments import given, needing, shape
-from memplan.chunking.rules.flow import Call, Flow, Meta, Rule, Slice, whole
+from memplan.chunking.rules.flow import Call, Flow, Meta, Rule, Slice, each, whole
 
 NAMES = """
 __and__ __or__ __xor__
@@ -76,8 +76,8 @@ def prelu(call: Call, out: Slice) -> Flow | None:
 
 RULES: dict[str, Rule] = {
     "aten.broadcast_tensors": elementwise,
-    **{f"aten.{name}": elementwise for name in NAMES.split()},
-    **{f"aten.{name}": first for name in FIRST.split()},
+    **each(NAMES, elementwise),
+    **each(FIRST, first),
     "aten.where": where,
     "aten.dropout": dropout,
     "aten.feature_dropout": dropout,

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from memplan.chunking.rules.arguments import changed, given
-from memplan.chunking.rules.flow import Bound, Call, Flow, Rule, Slice, whole
-from memplan.graph.program import extent
+from memplan.chunking.rules.flow import Bound, Call, Flow, Rule, Slice, each, whole
 
 SIZED = "full zeros ones empty new_full new_zeros new_ones new_empty"
 
 
 def sized(call: Call, out: Slice) -> Flow | None:
     """All elements are the same."""
-    sizes: list[Any] = list(call.shape)
-    sizes[out.dim] = extent(call.window(out))
+    sizes = call.sizes(out)
     return changed(call, whole(call), {"size": sizes})
 
 
@@ -41,6 +39,6 @@ def _options(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": sized for name in SIZED.split()},
+    **each(SIZED, sized),
     "aten.arange": arange,
 }

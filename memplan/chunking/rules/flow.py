@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from memplan.graph.program import Bound, Meta, Op, Ref, Window, mapped
+from memplan.graph.program import Bound, Meta, Op, Ref, Window, extent, mapped
 
 
 class Slice(NamedTuple):
@@ -43,13 +43,23 @@ class Call:
 
     op: the call. operands: the Meta (a tuple of them for a tuple) of each value it
     takes, as `op.operands()` lists them. result: the Meta of its result, a tuple of
-    them for several. loop: the name of the loop that would run it.
+    them for several. loop: the name of the loop that would run it. moving: which of the
+    result's dimensions vary with loops around that one already, and how.
     """
 
     op: Op
     operands: tuple[Any, ...]
     result: Any
     loop: str
+    moving: Mapping[int, Window] = field(default_factory=dict)
+
+    def sizes(self, out: Slice) -> list[Any]:
+        """The result's sizes as arguments in which those that vary follow the loops."""
+        windows = {**self.moving, out.dim: self.window(out)}
+        return [
+            extent(windows[dim]) if dim in windows else size
+            for dim, size in enumerate(self.shape)
+        ]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,6 +102,11 @@ is a tuple, the slice is of each of its members.
 """
 
 
+def each(names: str, rule: Rule) -> dict[str, Rule]:
+    """One rule for several operators of ATen, by their names with spaces between."""
+    return {f"aten.{name}": rule for name in names.split()}
+
+
 def whole(call: Call) -> list[Slice | None]:
     """`needs` in which every operand is taken whole, to be filled in."""
     return [None] * len(call.operands)
@@ -108,6 +123,7 @@ __all__ = [
     "Rule",
     "Slice",
     "Window",
+    "each",
     "mapped",
     "whole",
 ]

@@ -10,7 +10,7 @@ from memplan.chunking.rules.arguments import (
     places,
     positive,
 )
-from memplan.chunking.rules.flow import Call, Flow, Meta, Rule, Slice, whole
+from memplan.chunking.rules.flow import Call, Flow, Meta, Rule, Slice, each, whole
 from memplan.graph.program import extent
 
 
@@ -134,8 +134,8 @@ PADS = "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d"
 PADS += " replication_pad1d replication_pad2d replication_pad3d"
 
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": split for name in SPLITS.split()},
-    **{f"aten.{name}": pad for name in PADS.split()},
+    **each(SPLITS, split),
+    **each(PADS, pad),
     "aten.unbind": taken,
     "aten.select": taken,
     "aten.slice": sliced,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.chunking.rules.arguments import given, integers, positive
 from memplan.chunking.rules.elementwise import elementwise
-from memplan.chunking.rules.flow import Call, Flow, Rule, Slice
+from memplan.chunking.rules.flow import Call, Flow, Rule, Slice, each
 
 REDUCTIONS = """
 all amax amin aminmax any argmax argmin count_nonzero kthvalue linalg_vector_norm
@@ -44,6 +44,6 @@ def along(call: Call, out: Slice) -> Flow | None:
 
 
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": reduction for name in REDUCTIONS.split()},
-    **{f"aten.{name}": along for name in ALONG.split()},
+    **each(REDUCTIONS, reduction),
+    **each(ALONG, along),
 }

@@ -7,8 +7,7 @@ from typing import Any
 
 from memplan.chunking.rules.arguments import given
 from memplan.chunking.rules.elementwise import elementwise
-from memplan.chunking.rules.flow import Call, Flow, Ref, Rule, Slice
-from memplan.graph.program import extent
+from memplan.chunking.rules.flow import Call, Flow, Ref, Rule, Slice, each
 
 
 def view(call: Call, out: Slice) -> Flow | None:
@@ -36,8 +35,7 @@ def reshape(call: Call, out: Slice) -> Flow | None:
     piece = out.along(source, Fraction(old, new))
     if piece is None:
         return None
-    sizes: list[Any] = list(call.shape)
-    sizes[out.dim] = extent(call.window(out))
+    sizes = call.sizes(out)
     return Flow((piece,), _reshape(), (call.op.args[0], sizes), {})
 
 
@@ -85,7 +83,7 @@ def view_as_complex(call: Call, out: Slice) -> Flow | None:
 RESHAPES = "reshape _unsafe_view view_copy _reshape_copy flatten unflatten squeeze"
 
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": reshape for name in RESHAPES.split()},
+    **each(RESHAPES, reshape),
     "aten.view": view,
     "aten.unsqueeze": unsqueeze,
     "aten.view_as_real": view_as_real,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from memplan.chunking.rules.arguments import changed, given, integers, needing, shape
-from memplan.chunking.rules.flow import Bound, Call, Flow, Rule, Slice
+from memplan.chunking.rules.flow import Bound, Call, Flow, Rule, Slice, each
 from memplan.chunking.rules.lowered import (
     windowed_avg_pool,
     windowed_conv,
@@ -186,7 +186,7 @@ CONVOLUTIONS = "convolution conv1d conv2d conv3d"
 CONVOLUTIONS += " conv_transpose1d conv_transpose2d conv_transpose3d"
 
 RULES: dict[str, Rule] = {
-    **{f"aten.{n}": convolution for n in CONVOLUTIONS.split()},
+    **each(CONVOLUTIONS, convolution),
     "aten.max_pool2d": max_pool,
     "aten.avg_pool2d": avg_pool,
     **{

@@ -29,13 +29,8 @@ from memplan.files import STDOUT, refuse_overwrite, write_bytes
     help="The caches that the matrix product is blocked for, and --pad looks at.",
 )
 @options.pad
-@click.option(
-    "-o",
-    "--output",
-    type=arguments.OutputFile(),
-    help="The C++ file.  [default: standard output]",
-)
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@arguments.output("The C++ file.  [default: standard output]")
+@arguments.force("the file if it exists")
 def command(
     layer_text: str,
     string: str,

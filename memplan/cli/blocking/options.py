@@ -103,12 +103,7 @@ def paper_unroll(function: F) -> F:
 def search(function: F) -> F:
     """`--time-limit` and `--threads`."""
     for option in (
-        click.option(
-            "--threads",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="How many.  [default: one a core]",
-        ),
+        arguments.threads("How many.  [default: one a core]", "N"),
         click.option(
             "--time-limit",
             type=click.FloatRange(min=0),
@@ -144,16 +139,9 @@ def ray(function: F) -> F:
 
 def output(function: F) -> F:
     """`-o PLAN.json` and `--force`."""
-    function = click.option(
-        "--force", is_flag=True, help="Replace the plan if it exists."
-    )(function)
-    return click.option(
-        "-o",
-        "--output",
-        type=arguments.OutputFile(),
-        metavar="PLAN",
-        help="Write a plan, which memplan plot draws; - is standard output.",
-    )(function)
+    function = arguments.force("the plan if it exists")(function)
+    said = "Write a plan, which memplan plot draws; - is standard output."
+    return arguments.output(said, metavar="PLAN")(function)
 
 
 def pad(function: F) -> F:

@@ -213,10 +213,7 @@ class Task {
     most_ = floats(grown ? bits(most) : bits(most_));
     Vec worst = most_;
     for (int v = 0; v < vectors_; ++v) {
-      Spot spot = spot_;
-      spot.channel += v * kLanes;
-      const int64_t left = plan_.call->channels - spot.channel;
-      spot.lanes = kLast && left < kLanes ? (int)left : kLanes;
+      Spot spot = spot_.vector(*plan_.call, v);
       Vec bound = most_;
       for (int i = 0; i < plan_.count; ++i) {
         const Step& step = *stages_[i].step;

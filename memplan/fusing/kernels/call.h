@@ -45,6 +45,12 @@ struct Spot {
   int64_t image, channel;
   int lanes;
   int64_t points;
+
+  // The spot of the v-th vector of channels from here.
+  MEMPLAN_INLINE Spot vector(const Call& call, int v) const {
+    const int64_t at = channel + (int64_t)v * kLanes, left = call.channels - at;
+    return {image, at, kLast && left < kLanes ? (int)left : kLanes, points};
+  }
 };
 
 MEMPLAN_INLINE float value_of(float x) { return x; }

@@ -41,6 +41,7 @@ struct DirectPlan {
   }
 
   int64_t tasks() const { return blocks_n * blocks_y * blocks_x * groups; }
+  int64_t output_bytes() const { return call.n * call.oh * call.ow * call.k * 4; }
   // The rows of input of one task, without the halo behind them.
   Later rows(int64_t task) const {
     if (task >= tasks() || groups > 1 || call.in_pixel > 2 * call.c) return {};
@@ -50,7 +51,8 @@ struct DirectPlan {
     const int64_t rows = std::min(block.rows * call.stride_h, call.h - y);
     const int64_t image = task / blocks_y * block.images;
     const int64_t images = std::min(block.images, call.n - image);
-    const float* from = call.in + image * call.in_image + (y * call.w + x) * call.in_pixel;
+    const float* from =
+        call.in + image * call.in_image + (y * call.w + x) * call.in_pixel;
     if (blocks_x > 1) {
       const int64_t columns = std::min(block.columns * call.stride_w, call.w - x);
       return {from, from + columns * call.in_pixel};
@@ -68,7 +70,9 @@ struct DirectPlan {
     if (call.kernel_h * call.kernel_w * call.stride_h * call.stride_w != 1) return;
     if (call.padding_h || call.padding_w) return;
     const int64_t plane = call.h * call.w;
-    const auto dense = [&](int64_t image, int64_t pixel) { return image == plane * pixel; };
+    const auto dense = [&](int64_t image, int64_t pixel) {
+      return image == plane * pixel;
+    };
     if (call.n == 1 || (dense(call.in_image, call.in_pixel) &&
                         dense(call.out_image, call.out_pixel) &&
                         (!call.add || dense(call.add_image, call.add_pixel)))) {
@@ -151,7 +155,10 @@ struct DirectScratch {
 class DirectTask {
  public:
   DirectTask(const DirectPlan& plan, int64_t task, int threads)
-      : plan_(plan), call_(plan.call), scratch_(plan), later_(plan.rows(task + threads)) {
+      : plan_(plan),
+        call_(plan.call),
+        scratch_(plan),
+        later_(plan.rows(task + threads)) {
     group_ = task % plan.groups;
     task /= plan.groups;
     x_ = task % plan.blocks_x * plan.block.columns;
@@ -181,6 +188,7 @@ class DirectTask {
       work.depth = plan_.depth, work.later = &later_;
       work.start = call_.bias ? call_.bias + column : ZEROS;
       work.column = column, work.columns = call_.k - column;
+      work.fetches_out = plan_.depth <= 64 && plan_.output_bytes() > 2 * cache_bytes();
       bound(work, call_);
       run_panel(work, panels.vectors(panel), images_ * rows_ * columns_);
     }
@@ -200,7 +208,8 @@ class DirectTask {
 
   void list_pixels() {
     const int64_t width = plan_.in_place ? call_.w : plan_.in_columns;
-    const int64_t image = plan_.in_place ? call_.in_image : plan_.in_rows * width * plan_.pitch;
+    const int64_t image =
+        plan_.in_place ? call_.in_image : plan_.in_rows * width * plan_.pitch;
     const float* base = scratch_.input;
     if (plan_.in_place)
       base = call_.in + image_ * image +
@@ -244,7 +253,8 @@ class DirectTask {
 
 inline void direct(const Convolution& call, int threads) {
   const DirectPlan plan(call, threads);
-  parallel(plan.tasks(), threads, [&](int64_t task) { DirectTask(plan, task, threads).run(); });
+  parallel(plan.tasks(), threads,
+           [&](int64_t task) { DirectTask(plan, task, threads).run(); });
 }
 
 }  // namespace memplan

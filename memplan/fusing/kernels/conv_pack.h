@@ -43,7 +43,8 @@ inline void pack_direct(const Packing& job, int threads) {
       const float* from = job.from + (column + j) * depth;
       for (int64_t c = start; c < end; ++c)
         for (int64_t t = 0; t < taps; ++t)
-          to[(t * job.c + c) * width + j] = column + j < job.k ? from[c * taps + t] : 0.0f;
+          to[(t * job.c + c) * width + j] =
+              column + j < job.k ? from[c * taps + t] : 0.0f;
     }
   });
 }

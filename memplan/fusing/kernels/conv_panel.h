@@ -48,6 +48,7 @@ struct Work {
   const float* start;    // what the sums begin with: a value a column of the panel
   int64_t column;        // the panel's first one
   int64_t columns;       // how many of it there are to store
+  bool fetches_out;      // before the sums, where these are short and stores wait
   bool bounded;          // clamped to low and high, last of all
   float low, high;
 };
@@ -84,6 +85,11 @@ void run_tile(const Work& work, int64_t row, const float* ahead) {
   tile.each([&](Vector, int, int j) MEMPLAN_LAMBDA {
     return load(work.start + j * WIDTH);
   });
+  if (work.fetches_out)
+    tile.each([&](Vector x, int i, int j) MEMPLAN_LAMBDA {
+      __builtin_prefetch(work.out[row + i] + work.column + j * WIDTH, 1);
+      return x;
+    });
   tile.multiply({work.in + row, work.segments, work.count, work.weights, ahead});
   if (work.columns < N * WIDTH) {
     float sums[M * N * WIDTH];

@@ -7,7 +7,11 @@
 #define MEMPLAN_INLINE inline __attribute__((always_inline))
 #define MEMPLAN_LAMBDA __attribute__((always_inline))
 // Loops over values in registers have to be unrolled before they can be registers.
+#if defined(__clang__)
+#define MEMPLAN_UNROLL _Pragma("unroll")
+#else
 #define MEMPLAN_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 namespace memplan {
 

@@ -58,7 +58,8 @@ struct WinogradPlan {
   }
 
   Corner corner(int64_t tile) const {
-    return {tile / (tiles_x * tiles_y), tile / tiles_x % tiles_y * R, tile % tiles_x * R};
+    const int64_t row = tile / tiles_x;
+    return {row / tiles_y, row % tiles_y * R, tile % tiles_x * R};
   }
 };
 
@@ -80,7 +81,8 @@ class WinogradTask {
     for (int64_t t = 0; t < count_; ++t) {
       rows_in_[t] = in_ + t * plan_.pitch;
       rows_out_[t] = out_ + t * plan_.out_pitch;
-      tile_in<R>(plan_.call, plan_.corner(first_ + t), in_ + t * plan_.pitch, plan_.in_stride);
+      tile_in<R>(plan_.call, plan_.corner(first_ + t), in_ + t * plan_.pitch,
+                 plan_.in_stride);
     }
     const int64_t first = group_ * plan_.panels.count / plan_.groups;
     const int64_t last = (group_ + 1) * plan_.panels.count / plan_.groups;
@@ -97,7 +99,8 @@ class WinogradTask {
       }
     const Panels& panels = plan_.panels;
     const int64_t from = panels.first_column(first);
-    const int64_t until = panels.first_column(last - 1) + panels.vectors(last - 1) * WIDTH;
+    const int64_t until =
+        panels.first_column(last - 1) + panels.vectors(last - 1) * WIDTH;
     for (int64_t t = 0; t < count_; ++t)
       tile_out<R>(plan_.call, plan_.corner(first_ + t), from,
                   std::min(until, plan_.call.k), rows_out_[t], plan_.out_stride);
@@ -112,8 +115,8 @@ class WinogradTask {
   void multiply(int point, int64_t panel, int64_t first, const float* next) {
     const Panels& panels = plan_.panels;
     const int64_t c = plan_.call.c, vectors = panels.vectors(panel);
-    const int64_t column =
-        point * plan_.out_stride + panels.first_column(panel) - panels.first_column(first);
+    const int64_t column = point * plan_.out_stride + panels.first_column(panel) -
+                           panels.first_column(first);
     const int64_t parts = ceil_div(c, SUMMED);
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t start = part * c / parts, end = (part + 1) * c / parts;
@@ -122,7 +125,8 @@ class WinogradTask {
       work.in = rows_in_, work.out = rows_out_, work.add = part ? rows_out_ : nullptr;
       work.segments = &segment, work.count = 1;
       work.weights = weights(point, panel) + start * vectors * WIDTH;
-      work.ahead = part + 1 < parts ? work.weights + (end - start) * vectors * WIDTH : next;
+      const float* behind = work.weights + (end - start) * vectors * WIDTH;
+      work.ahead = part + 1 < parts ? behind : next;
       work.depth = end - start, work.later = &later_;
       work.start = ZEROS;
       work.column = column, work.columns = vectors * WIDTH;

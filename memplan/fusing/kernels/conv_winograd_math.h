@@ -12,7 +12,8 @@ struct Filtering;
 // At the points 0, 1, -1 and infinity.
 template <>
 struct Filtering<2> {
-  static constexpr double G[4][3] = {{1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
+  static constexpr double G[4][3] = {
+      {1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
 
   static MEMPLAN_INLINE void input(Vector (&d)[4]) {
     const Vector first = d[0] - d[2], last = d[3] - d[1];

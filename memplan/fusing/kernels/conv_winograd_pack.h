@@ -42,7 +42,8 @@ inline void pack_winograd(const Packing& job, int threads) {
     double g[9][WIDEST * WIDTH] = {};
     for (int64_t c = start; c < end; ++c) {
       for (int64_t j = 0; j < width && column + j < job.k; ++j)
-        for (int t = 0; t < 9; ++t) g[t][j] = job.from[((column + j) * job.c + c) * 9 + t];
+        for (int t = 0; t < 9; ++t)
+          g[t][j] = job.from[((column + j) * job.c + c) * 9 + t];
       transform_kernels<R>(g, width, to + c * width, job.c * width);
     }
   });

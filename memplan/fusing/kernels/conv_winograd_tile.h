@@ -15,7 +15,8 @@ struct Corner {
 // B^T d B of every channel; result p of channel c goes to to[p * stride + c]. Behind
 // the channels there is room for a vector.
 template <int R>
-inline void tile_in(const Convolution& call, const Corner& at, float* to, int64_t stride) {
+inline void tile_in(const Convolution& call, const Corner& at, float* to,
+                    int64_t stride) {
   constexpr int N = R + 2;
   const float* pixel[N][N];
   for (int y = 0; y < N; ++y)
@@ -52,16 +53,18 @@ inline void tile_in(const Convolution& call, const Corner& at, float* to, int64_
   }
 }
 
-MEMPLAN_INLINE void finish_pixel(const Convolution& call, const Corner& at, int64_t column,
-                                 Vector x) {
+MEMPLAN_INLINE void finish_pixel(const Convolution& call, const Corner& at,
+                                 int64_t column, Vector x) {
   const int64_t rest = call.k - column, pixel = at.y * call.ow + at.x;
   if (call.bias) x += load(call.bias + column);
   if (call.add)
-    x += load_part(call.add + at.image * call.add_image + pixel * call.add_pixel + column, rest);
+    x += load_part(
+        call.add + at.image * call.add_image + pixel * call.add_pixel + column, rest);
   if (call.flags & RELU_OUT) x = at_least(x, Vector{});
   if (call.flags & CLAMP_OUT)
     x = at_most(at_least(x, broadcast(call.low)), broadcast(call.high));
-  store_part(call.out + at.image * call.out_image + pixel * call.out_pixel + column, x, rest);
+  store_part(call.out + at.image * call.out_image + pixel * call.out_pixel + column, x,
+             rest);
 }
 
 // A vector of columns of one pixel as "direct" computes it, so that what is not finite
@@ -76,9 +79,11 @@ __attribute__((noinline)) inline Vector direct_pixel(const Convolution& call,
                          (column - panels.first_column(panel));
   Vector sum{};
   for (int64_t tap = 0; tap < 9; ++tap) {
-    const int64_t y = at.y + tap / 3 - call.padding_h, x = at.x + tap % 3 - call.padding_w;
+    const int64_t y = at.y + tap / 3 - call.padding_h;
+    const int64_t x = at.x + tap % 3 - call.padding_w;
     if (y < 0 || y >= call.h || x < 0 || x >= call.w) continue;
-    const float* in = call.in + at.image * call.in_image + (y * call.w + x) * call.in_pixel;
+    const float* in =
+        call.in + at.image * call.in_image + (y * call.w + x) * call.in_pixel;
     for (int64_t c = 0; c < call.c; ++c) {
       float value = in[c];
       if (call.scale) value *= call.scale[c];
@@ -93,8 +98,8 @@ __attribute__((noinline)) inline Vector direct_pixel(const Convolution& call,
 // A^T m A of columns [first, last), and what follows; m of point p and column k lies at
 // from[p * stride + k - first].
 template <int R>
-inline void tile_out(const Convolution& call, const Corner& at, int64_t first, int64_t last,
-                     const float* from, int64_t stride) {
+inline void tile_out(const Convolution& call, const Corner& at, int64_t first,
+                     int64_t last, const float* from, int64_t stride) {
   constexpr int N = R + 2;
   const int rows = static_cast<int>(call.oh - at.y < R ? call.oh - at.y : R);
   const int columns = static_cast<int>(call.ow - at.x < R ? call.ow - at.x : R);
@@ -117,7 +122,8 @@ inline void tile_out(const Convolution& call, const Corner& at, int64_t first, i
     for (int y = 0; y < rows; ++y)
       for (int x = 0; x < columns; ++x) {
         const Corner pixel{at.image, at.y + y, at.x + x};
-        finish_pixel(call, pixel, k, again ? direct_pixel(call, pixel, k) : middle[y][x]);
+        finish_pixel(call, pixel, k,
+                     again ? direct_pixel(call, pixel, k) : middle[y][x]);
       }
   }
 }

@@ -49,8 +49,11 @@ void run_map(const Call& call, int threads) {
     const int64_t from = task % parts * length, rest = task / parts;
     const int64_t to = from + length < points ? from + length : points;
     if (kLast) {
-      for (int64_t channel = 0; channel < call.channels; channel += kLanes)
-        map_points<Operations>(call, rest, channel, from, to);
+      // In order, where operands need not be read again for each point.
+      const int64_t some = __is_empty(Operations) ? 1 : to - from;
+      for (int64_t at = from; at < to; at += some)
+        for (int64_t channel = 0; channel < call.channels; channel += kLanes)
+          map_points<Operations>(call, rest, channel, at, at + some);
     } else {
       map_points<Operations>(call, rest / groups, rest % groups, from, to);
     }

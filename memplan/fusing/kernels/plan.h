@@ -72,17 +72,18 @@ struct Plan {
 inline void plan_bands(Plan& plan, int64_t band) {
   plan.band = band;
   plan.buffers[0] = plan.buffers[1] = 0;
+  const bool last = band >= plan.stages[plan.count - 1].out_height;  // the only one
   int64_t kept = 0, rows = band, least = 1;
   for (int i = plan.count - 1; i >= 0; --i) {
     Stage& s = plan.stages[i];
     const Axis& down = s.step->shape.down;
-    const bool whole = rows >= s.out_height;
+    const bool whole = last || rows >= s.out_height;
     rows = at_most(rows, s.out_height);
     least = (at_most(least, s.out_height) - 1) * down.stride + down.reach();
     const int64_t all = (rows - 1) * down.stride + down.reach();
     s.capacity = whole ? all : at_least(rows * down.stride, least);
     rows = s.capacity;
-    if (band < plan.stages[plan.count - 1].out_height) kept += s.keep;
+    if (!last) kept += s.keep;
     int64_t& buffer = plan.buffers[i & 1];
     buffer = at_least(buffer, rounded(s.ahead + s.capacity * s.row + s.behind, 16));
   }
@@ -95,7 +96,13 @@ inline void plan_bands(Plan& plan, int64_t band) {
 }
 
 // Bands of fewer rows than this are slow: what is kept from one to the next weighs.
-constexpr int64_t kShort = 8;
+constexpr int64_t kShort = kLast ? 4 : 8;
+
+// With a step or two, channels last, memory matters more than the first cache: it is
+// read in order if a task has all channels.
+inline int64_t allowed(const Plan& plan) {
+  return plan.call->cache * (kLast && plan.count <= 2 ? 8 : 1);
+}
 
 // Bytes of the buffers of two steps. What other steps keep is in the second cache.
 inline int64_t held(const Plan& plan) {
@@ -125,7 +132,7 @@ inline void plan_group(Plan& plan, int64_t group) {
   plan.out_row = last.out_width * plan.unit;
   int64_t band = height;
   plan_bands(plan, band);
-  while (held(plan) > plan.call->cache && band > kShort) {
+  while (held(plan) > allowed(plan) && band > kShort) {
     band = at_least((band + 1) / 2, kShort);
     plan_bands(plan, band);
   }
@@ -137,7 +144,7 @@ inline void plan_tasks(Plan& plan, int threads) {
   const int64_t images = plan.call->images;
   int64_t group = kLast ? rounded(plan.call->channels, kLanes) : 1;
   plan_group(plan, group);
-  while (group > line && (held(plan) > plan.call->cache ||
+  while (group > line && (held(plan) > allowed(plan) ||
                           plan.groups * images < threads)) {
     group = at_least(rounded((group + 1) / 2, kLanes), line);
     plan_group(plan, group);

@@ -176,12 +176,7 @@ void pool_rows(const Rows& rows) {
   const float* in = r.in + r.skip * r.in_row - P.across.padding * r.unit();
   float* kept = r.kept;
   for (int v = 0; v < r.vectors; ++v) {
-    Spot spot = r.spot;
-    spot.channel += v * kLanes;
-    if (kLast && v > 0) {
-      const int64_t left = r.call->channels - spot.channel;
-      spot.lanes = left < kLanes ? (int)left : kLanes;
-    }
+    const Spot spot = r.spot.vector(*r.call, v);
     const After after(*r.call, r.operand, spot);
     float* out = r.out + v * kLanes;
     for (int64_t x = 0; x < r.width; x += step) {

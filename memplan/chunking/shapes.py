@@ -1,0 +1,162 @@
+"""A chunked module on inputs of other sizes: the same regions, without a search.
+
+A loop's step was chosen for sizes that are kept to the budget. Where the model runs the
+same operators on smaller inputs, the same steps keep to it too: there are fewer turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import Any
+
+from memplan.chunking.build import Workbench
+from memplan.chunking.notaloop import NotALoopError
+from memplan.chunking.options import BudgetError
+from memplan.chunking.parts import Exports, Target, export_parts
+from memplan.chunking.plan import ChunkPlan, Part
+from memplan.chunking.region import Region, chunked
+from memplan.chunking.search import Trial
+from memplan.chunking.trial import Inputs
+from memplan.errors import InputError
+from memplan.graph.export import first_line
+from memplan.graph.liveness import profile
+from memplan.graph.program import Meta, Op, Program
+from memplan.units import format_bytes
+
+HALVINGS = 6  # of steps, where those of the plan do not keep to the budget
+SLACK = 1.05  # how much more than the sizes it was chunked for others may need
+
+
+@dataclass(frozen=True)
+class OtherSizes:
+    """Makes what runs in chunks for inputs of other sizes.
+
+    programs: by the path of each part, its operators at the sizes that the search saw.
+    """
+
+    programs: dict[str, Program]
+    progress: Callable[[str], None]
+
+    def chunks(self, model: Any, plan: ChunkPlan, inputs: Inputs) -> dict[str, Any]:
+        """What runs in the place of each part of `model` on these inputs, checked and
+        measured as after a search; {} if the model fits the budget as it is.
+
+        Raises InputError for inputs that need more than those of the plan, or on which
+        other operators run; BudgetError where the regions do not keep to the budget.
+        """
+        try:
+            exports = export_parts(model, inputs)
+        except Exception as error:  # whatever is raised where parts are looked for
+            said = first_line(error)
+            raise InputError(f"the model fails on these inputs: {said}") from error
+        self._check_size(exports, plan)
+        bench = Workbench(model, inputs, self.progress)
+        bench.exports = exports
+        budget, lowest = plan.budget_bytes, bench.before
+        if lowest <= budget:
+            return {}
+        why = "no step is small enough"
+        for halvings in range(HALVINGS):
+            try:
+                trials = self._trials(exports, plan.parts, halvings)
+            except NotALoopError as error:
+                why = str(error)
+                continue
+            outside = {target.path: target.outside for target in exports.targets}
+            if any(outside[path] + each.peak > budget for path, each in trials.items()):
+                continue
+            module = bench.build(trials, budget)
+            if module is None:
+                why = "results differ"
+                continue
+            lowest = min(lowest, module.memplan.measured_bytes_after)
+            if lowest <= budget:
+                return dict(module.chunks)
+        raise BudgetError(
+            f"the plan's regions do not keep inputs of these sizes to its budget of "
+            f"{format_bytes(budget)} ({why}); chunk the model with them",
+            lowest,
+            "",
+            model,
+        )
+
+    def _check_size(self, exports: Exports, plan: ChunkPlan) -> None:
+        needed = max(
+            (
+                target.outside + profile(target.program, overwriting=False).peak
+                for target in exports.targets
+            ),
+            default=0,
+        )
+        if needed > SLACK * plan.peak_bytes_before:
+            raise InputError(
+                f"inputs of these sizes need {format_bytes(needed)}, more than the "
+                f"{format_bytes(plan.peak_bytes_before)} of those that the model was "
+                "chunked for; chunk it with the largest"
+            )
+
+    def _trials(
+        self, exports: Exports, parts: tuple[Part, ...], halvings: int
+    ) -> dict[str, Trial]:
+        targets = {target.path: target for target in exports.targets}
+        return {
+            part.path: self._trial(targets.get(part.path), part, exports, halvings)
+            for part in parts
+        }
+
+    def _trial(
+        self, target: Target | None, part: Part, exports: Exports, halvings: int
+    ) -> Trial:
+        old = self.programs[part.path]
+        if target is None or _operators(old) != _operators(target.program):
+            raise InputError(
+                "the model runs other operators on inputs of these sizes"
+                + (f" in {part.path}" if part.path else "")
+                + "; chunk it with them"
+            )
+        program = target.program
+        regions = []
+        for region in part.regions:
+            resized = at_sizes(region, old, target.program, halvings)
+            if resized is not None:
+                program = chunked(program, resized, exports.inference)
+                regions.append(resized)
+        return Trial(tuple(regions), program, profile(program))
+
+
+def at_sizes(region: Region, old: Program, new: Program, halvings: int = 0) -> Any:
+    """The region, of `old`, in a program of the same operators on other sizes, its step
+    halved some times; None if it is then a single iteration.
+
+    Raises NotALoopError where the loop's extent does not follow from the sizes.
+    """
+    extent = _extent(region, old, new)
+    granule = lcm(*(piece.ratio.denominator for piece in region.slices.values()))
+    step = max(granule, (region.step >> halvings) // granule * granule)
+    if step >= extent:
+        return None
+    inner = (at_sizes(each, old, new, halvings) for each in region.inner)
+    kept = tuple(each for each in inner if each is not None)
+    return replace(region, extent=extent, step=step, inner=kept)
+
+
+def _extent(region: Region, old: Program, new: Program) -> int:
+    """What the loop runs over: the size of a dimension that it covers, by its ratio."""
+    for name, piece in region.slices.items():
+        outer = name
+        while outer not in old.metas and outer.endswith("_i"):
+            outer = outer.removesuffix("_i")
+        before, after = old.metas.get(outer), new.metas.get(outer)
+        if not isinstance(before, Meta) or not isinstance(after, Meta):
+            continue
+        if region.extent * piece.ratio == before.shape[piece.dim]:
+            extent = after.shape[piece.dim] / piece.ratio
+            if extent.denominator == 1:
+                return int(extent)
+    raise NotALoopError("a loop's extent does not follow from the sizes")
+
+
+def _operators(program: Program) -> list[tuple[str, Any]]:
+    return [(op.name, op.target) for op in program.ops if isinstance(op, Op)]

@@ -1,0 +1,162 @@
+"""A chunked module on inputs of other sizes: the same regions, checked first."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import memplan  # noqa: E402
+from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
+from memplan.errors import InputError, UsageError  # noqa: E402
+from memplan.graph.measure import activation_peak, relative_error  # noqa: E402
+from tests.chunking import models  # noqa: E402
+
+pytestmark = pytest.mark.torch
+ANY = ChunkOptions(max_slowdown=None)
+OTHERS = ChunkOptions(max_slowdown=None, other_sizes=True)
+
+
+def checked(small: Any, model: Any, *args: Any) -> int:
+    """The peak of a call, whose results are right and which keeps to the budget."""
+    with torch.no_grad():
+        assert relative_error(model(*args), small(*args)) <= 1e-5
+    peak = activation_peak(lambda: small(*args))
+    assert peak <= small.memplan.budget_bytes
+    return peak
+
+
+@pytest.mark.parametrize("make", [models.attention, models.mlp, models.conv])
+def test_smaller_inputs_keep_to_the_budget(make: Any) -> None:
+    model, x = make()
+    share = "70%" if make is models.conv else "40%"
+    small = memplan.chunk(model, x, share, options=OTHERS)
+    checked(small, model, x)
+    budget = small.memplan.budget_bytes
+    for part in (0.95, 0.6, 0.05):
+        size = max(3, int(x.shape[-2] * part))
+        other = torch.randn(*x.shape[:-2], size, x.shape[-1])
+        before = activation_peak(lambda other=other: model(other))
+        peak = checked(small, model, other)
+        assert peak <= min(budget, before)
+    checked(small, model, x)
+
+
+def test_larger_batches_of_shorter_inputs() -> None:
+    model, x = models.attention(tokens=128)
+    small = memplan.chunk(model, x, "40%", options=OTHERS)
+    checked(small, model, torch.randn(2, 60, 16))
+
+
+def test_prepared_before_it_is_called() -> None:
+    model, x = models.attention()
+    small = memplan.chunk(model, x, "30%", options=ANY)
+    other = torch.randn(1, 101, 16)
+    with pytest.raises(InputError, match=r"call its prepare\(\) with them"):
+        small(other)
+    small.prepare(other)
+    small.prepare({"x": other, "mask": None})
+    checked(small, model, other)
+    checked(copy.deepcopy(small), model, other)
+    model.out.weight.data.mul_(2)
+    checked(small, model, other)
+    again = memplan.chunk(model, x, plan=small.memplan, options=ANY)
+    again.prepare((other,))
+    checked(again, model, other)
+
+
+def test_nests_and_keywords() -> None:
+    model = models.Nested().eval()
+
+    def given(tokens: int) -> dict[str, Any]:
+        one, other = torch.randn(2, 1, tokens, 16).unbind()
+        return {"pair": {"first": one, "others": (other,)}, "scale": 2.0}
+
+    small = memplan.chunk(model, given(128), "30%", options=OTHERS)
+    inputs = given(77)
+    with torch.no_grad():
+        assert relative_error(model(**inputs), small(**inputs)) <= 1e-5
+        with pytest.raises(InputError, match=r"chunked with 2\.0, and is given 3\.0"):
+            small(**{**given(128), "scale": 3.0})
+        with pytest.raises(InputError, match="for an input of 1×128×16"):
+            small(**{**inputs, "scale": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (torch.randn(1, 256, 16), "chunk it with the largest"),
+        (torch.randn(1, 64, 16).double(), "differ otherwise"),
+        (torch.randn(64, 16), "differ otherwise"),
+        (torch.randn(1, 64, 8), "cannot take|fails on these inputs"),
+    ],
+)
+def test_what_it_cannot_be_prepared_for(other: Any, said: str) -> None:
+    model, x = models.attention()
+    small = memplan.chunk(model, x, "30%", options=OTHERS)
+    with pytest.raises(InputError, match=said):
+        small.prepare(other)
+    with pytest.raises(InputError):
+        small(other)
+    with pytest.raises(UsageError, match="and not int"):
+        small.prepare(3)
+
+
+class Longer(torch.nn.Module):
+    """Does more where its input is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = models.Attention()
+
+    def forward(self, x: Any) -> Any:
+        y = self.attention(x)
+        return y.sin() if x.shape[1] < 100 else y
+
+
+def test_other_operators_are_refused() -> None:
+    model, x = Longer().eval(), torch.randn(1, 128, 16)
+    small = memplan.chunk(model, x, "30%", options=OTHERS)
+    checked(small, model, torch.randn(1, 110, 16))
+    with pytest.raises(InputError, match="runs other operators on inputs of these"):
+        small(torch.randn(1, 90, 16))
+    small(torch.randn(1, 10, 16))  # which fits the budget as it is
+
+
+def test_a_budget_that_is_not_kept() -> None:
+    model, x = models.attention()
+    small = memplan.chunk(model, x, "min", options=OTHERS)
+    small.memplan = replace(small.memplan, budget_bytes=30_000)
+    with pytest.raises(BudgetError, match="do not keep inputs of these sizes") as found:
+        small(torch.randn(1, 120, 16))
+    assert found.value.floor > 30_000
+
+
+def test_parts_are_prepared_too() -> None:
+    model, x = models.Branching().eval(), torch.randn(1, 128, 16)
+    small = memplan.chunk(model, x, "40%", options=ANY)
+    other = torch.randn(1, 120, 16)
+    small.prepare(other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checked(small, model, other)
+        checked(small, model, x)
+
+
+def test_parts_that_run_as_they_were_are_told_once() -> None:
+    model, x = models.Branching().eval(), torch.randn(1, 128, 16)
+    small = memplan.chunk(model, x, "40%", options=ANY)
+    other = torch.randn(1, 120, 16)
+    with torch.no_grad(), pytest.warns(UserWarning, match="was chunked for other"):
+        assert torch.equal(model(other), small(other))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small(other)
+    model.first.double()
+    with pytest.raises(InputError, match=r"first was chunked with norm\.weight of 16"):
+        small(x)

@@ -1,0 +1,96 @@
+"""Results that are left over where larger values cancel, and real errors among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import memplan  # noqa: E402
+from memplan.chunking.module import Chunk  # noqa: E402
+from memplan.chunking.options import BudgetError  # noqa: E402
+from memplan.chunking.rounding import scales  # noqa: E402
+from memplan.graph.measure import relative_error  # noqa: E402
+
+pytestmark = pytest.mark.torch
+nn: Any = torch.nn
+ANY = memplan.ChunkOptions(max_slowdown=None, time_limit=20)
+
+
+class Cancels(nn.Module):
+    """What is left of large values: rounding, and a signal of some size."""
+
+    def __init__(self, signal: float) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(16, 256), nn.Linear(256, 16)
+        self.signal = signal
+
+    def forward(self, x: Any) -> Any:
+        y = self.narrow(torch.tanh(self.wide(x)))
+        same = 1 - 2 / (torch.exp(2 * self.wide(x)) + 1)
+        rest = y - same @ self.narrow.weight.T - self.narrow.bias
+        return rest + self.signal * torch.sin(x)
+
+
+def cancels(signal: float = 0.0) -> tuple[Any, Any]:
+    return Cancels(signal).eval(), torch.randn(2, 103, 16)
+
+
+@pytest.mark.parametrize("signal", [0.0, 1e-6])
+def test_what_cancels_is_chunked(signal: float) -> None:
+    model, x = cancels(signal)
+    small = memplan.chunk(model, x, "40%", options=ANY)
+    assert small.memplan.status == "chunked"
+    assert small.memplan.max_relative_error <= 1e-5
+    with torch.no_grad():
+        assert float((model(x) - small(x)).abs().max()) < 3e-6
+
+
+@pytest.mark.parametrize("signal", [0.0, 1.0])
+@pytest.mark.parametrize("error", [3e-5, 1e-2])
+def test_errors_are_found(
+    signal: float, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values that cancel are about 1; errors are small beside them."""
+    honest = Chunk.__call__
+
+    def wrong(self: Chunk, args: Any, kwargs: Any) -> Any:
+        return honest(self, args, kwargs) + error
+
+    monkeypatch.setattr(Chunk, "__call__", wrong)
+    model, x = cancels(signal)
+    with pytest.raises(BudgetError, match="nothing found needs less"):
+        memplan.chunk(model, x, "40%", options=ANY)
+
+
+def rerun(run: Callable[[], list[Any]]) -> list[list[Any]]:
+    return [run()]
+
+
+def test_scales_are_those_of_rounding() -> None:
+    x = torch.randn(64, 64)
+    steps: dict[str, Callable[[], list[Any]]] = {
+        "sum": lambda: [x @ x, (x @ x).softmax(-1)],
+        "cancelled": lambda: [(x @ x + 1e4) - 1e4],
+        "exact": lambda: [x.clone(), torch.ones(3) * 2, torch.arange(4), "text"],
+    }
+    for name, run in steps.items():
+        expected = [run()]
+        (found,) = scales(partial(rerun, run), expected)
+        if name == "exact":
+            assert found == [0.0] * 4
+            continue
+        exact = x.double() @ x.double()
+        error = float((expected[0][0].double() - exact).abs().max())
+        assert error / 10 < found[0] < 10 * error
+
+
+def test_the_scale_is_what_errors_are_over() -> None:
+    left, right = torch.zeros(3), torch.full((3,), 1e-7)
+    assert relative_error(left, right) > 1e20
+    assert relative_error(left, right, [0.1]) == pytest.approx(1e-6)
+    assert relative_error(left + 10, left + 11, [0.1]) == pytest.approx(0.1)
