@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -29,6 +30,10 @@ SAMPLE = ROOT / "traces/train_resnet50.parquet"
 LAYER = "--layer 4,8,8,8,3,3"
 NEST = f"{LAYER} --string 'Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8'"
 CHUNK = "chunk m.py:factory --budget 60% --max-slowdown 1e9 -o c.plan.json --json"
+FUSE = "fuse m.py:planes --rounds 1 --keep-slower --json"
+BENCH = (
+    "fuse --bench stack:1 --batch 1 --contenders eager,channels_last --rounds 1 --json"
+)
 
 # By section, the commands whose outputs it describes, and files from earlier ones.
 DOCUMENTS = {
@@ -53,6 +58,8 @@ DOCUMENTS = {
     "Blocking plan": ("b.plan.json",),
     "chunk --json": (CHUNK,),
     "Chunk plan": ("c.plan.json",),
+    "fuse --json": (FUSE,),
+    "fuse --bench --json": (BENCH,),
     "blocking network --json": ("blocking network alexnet --budget 1MiB --json",),
     "blocking parallel --json": (
         f"blocking parallel {NEST} --datapath C2,K2 --cores 1,2 --json",
@@ -67,6 +74,9 @@ import torch
 def factory():
     layers = torch.nn.Linear(4, 64), torch.nn.GELU(), torch.nn.Linear(64, 4)
     return torch.nn.Sequential(*layers).eval(), torch.randn(512, 4)
+def planes():
+    layers = torch.nn.Conv2d(4, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+    return torch.nn.Sequential(*layers).eval(), torch.randn(1, 4, 16, 16)
 """
 
 
@@ -135,10 +145,17 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
                 if f"-o {source}" in command:
                     read(command)
             return json.loads((folder / source).read_text())
-        if source == CHUNK:
+        if source in (CHUNK, FUSE, BENCH):
             pytest.importorskip("torch")
         command = [sys.executable, "-m", "memplan", *shlex.split(source)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        kernels = tmp_path_factory.getbasetemp() / "kernels"
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "MEMPLAN_CACHE_DIR": str(kernels)},
+            capture_output=True,
+            text=True,
+        )
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
 

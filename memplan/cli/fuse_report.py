@@ -223,9 +223,10 @@ def _listed(title: str, runs: Sequence[Run], part: Part, found: Examined) -> Non
             show.line(line)
         moved = traffic(run.stack, run.shape, run.itemsize)
         fates = Counter(became[name] for name in run.layers)
+        gain = format_seconds(moved.saved / found.bandwidth) if moved.saved else "none"
         show.line(
-            f"      predicted gain {format_seconds(moved.saved / found.bandwidth)}: "
-            f"{format_bytes(moved.saved)} of {format_bytes(moved.layerwise)} of traffic"
+            f"      predicted gain {gain}: {format_bytes(moved.saved)} of "
+            f"{format_bytes(moved.layerwise)} of traffic"
             + (f"; here {_fates(fates)}" if not run.by else "")
         )
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from memplan.errors import InputError
 from memplan.factory import blaming
-from memplan.fusing.front.arguments import Signature
-from memplan.fusing.front.trace import NotTraceableError
 from memplan.fusing.fuse import fuse
 from memplan.fusing.guards import unfit
 from memplan.fusing.options import FuseOptions
@@ -63,7 +61,7 @@ def examine(
             first_call = time.perf_counter() - start
         found = summary(fused)
         if not found.parts and not found.reason:
-            found = replace(found, reason=_reason(model, args, kwargs))
+            found = replace(found, reason=_reason(caught, model, args, kwargs))
         changed = None if found.status == "unchanged" else fused
         measured = worth(model, changed, args, kwargs, rounds)
     return Examined(
@@ -98,17 +96,24 @@ def _refuse_other_devices(values: list[Any]) -> None:
         )
 
 
-def _reason(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _reason(
+    caught: list[warnings.WarningMessage],
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> str:
     """Why no program was made for a call."""
-    try:
-        Signature().bound(model, args, kwargs)
-    except (NotTraceableError, TypeError) as error:
-        return str(error)
-    return unfit(model, args, kwargs) or "its arguments have no hash"
+    told = [line for line in _lines(caught) if _RUNS_AS_IT_WAS in line]
+    if told:
+        return told[-1].partition(_RUNS_AS_IT_WAS)[2]
+    return unfit(model, args, kwargs)
 
 
 def _said(caught: list[warnings.WarningMessage]) -> list[str]:
+    lines = [line for line in _lines(caught) if _RUNS_AS_IT_WAS not in line]
+    return list(dict.fromkeys(line.partition(": ")[2] for line in lines))
+
+
+def _lines(caught: list[warnings.WarningMessage]) -> list[str]:
     lines = [" ".join(str(each.message).split()) for each in caught]
-    ours = [line for line in lines if line.startswith("memplan.fuse: ")]
-    found = [line.partition(": ")[2] for line in ours if _RUNS_AS_IT_WAS not in line]
-    return list(dict.fromkeys(found))
+    return [line for line in lines if line.startswith("memplan.fuse: ")]

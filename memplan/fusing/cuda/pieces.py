@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from memplan.fusing.cuda.expressions import (
@@ -58,7 +59,10 @@ class Pieces:
         size = (form.height, form.width)
         if len(self.pools) == 1:
             patch = self.pools[0].size(*size)
-        self.planes = tiled(self.pools, size, patch, limit // (4 * form.lanes))
+        most = limit // (4 * form.lanes)
+        if len(self.pools) == 1:  # it reads memory, and needs no buffers
+            most = sys.maxsize
+        self.planes = tiled(self.pools, size, patch, most)
         self.operands = operands(
             self.groups, [plane.height * plane.width for plane in self.planes]
         )
