@@ -44,12 +44,10 @@ def refusing(result: Any, anchor: Any, given: set[int]) -> Any:
     leaves, rebuild = flatten(result)
     made: dict[int, Any] = {}
     for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor) or id(leaf) in made:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) in made or leaf.requires_grad:
             continue
-        theirs = leaf.untyped_storage().data_ptr() in given or leaf._is_view()
-        plain = leaf.is_floating_point() or leaf.is_complex()
-        if plain and not theirs and not leaf.requires_grad:
-            made[id(leaf)] = _no_gradient().apply(anchor, leaf)
-        elif plain and leaf._is_view() and not leaf.requires_grad:
-            made[id(leaf)] = _no_gradient().apply(anchor, leaf.clone())
+        theirs = leaf.untyped_storage().data_ptr() in given
+        if (leaf.is_floating_point() or leaf.is_complex()) and not theirs:
+            fresh = leaf.clone() if leaf._is_view() else leaf
+            made[id(leaf)] = _no_gradient().apply(anchor, fresh)
     return rebuild([made.get(id(leaf), leaf) for leaf in leaves])

@@ -138,6 +138,8 @@ def prepare(
 
     with _BUILDING, torch_inference(), torch.random.fork_rng(devices=[]):
         began = time.perf_counter()
+        if any(map(torch.nn.parameter.is_lazy, model.parameters())):
+            _run(model, fixed, inputs)  # weights get their shapes
         reason = unsuited(model, inputs)
         if reason:
             return LeftAlone(reason, watch=Watch(model, ()))
@@ -174,8 +176,22 @@ def unsuited(model: Any, inputs: dict[str, Any]) -> str:
         return f"it runs on {devices[0]}"
     if any(each.is_inference() for each in tensors[len(inputs) :]):
         return "its weights were made in inference mode, and no change of them is seen"
-    training = next((name for name, each in model.named_modules() if each.training), "")
+    training = next(
+        (name for name, each in model.named_modules() if _trains(each)), ""
+    )
     return f"its module {training} is in training mode" if training else ""
+
+
+def _trains(module: Any) -> bool:
+    """Whether a module is in training mode, and may do something else there."""
+    from torch import nn
+
+    if not module.training:
+        return False
+    if isinstance(module, nn.RReLU | nn.MultiheadAttention):
+        return True
+    room = type(module).__module__.removeprefix("torch.nn.modules.")
+    return room not in ("activation", "container", "conv", "linear", "pooling")
 
 
 @dataclass

@@ -19,10 +19,11 @@ class Watch:
     """What a model was when it was made ready: cheap to compare at every call.
 
     names: of the tensors that were packed. A change of one in place is seen by its
-    version, which every operation of torch raises but for those through ``.data`` and
-    through NumPy; those are seen where they change the tensor's first element or one
-    in its middle. Other tensors, modules, attributes in a place are seen by looking,
-    and so are training mode and hooks.
+    version, which every operation of torch raises but for batch normalisation, which
+    counts, and for writes through ``.data`` and NumPy; those are seen where they change
+    the first element, or one in the middle, of a buffer or a weight with dimensions.
+    Other tensors, modules, attributes in a place are seen by looking, and so are
+    training mode and hooks.
     """
 
     def __init__(self, model: Any, names: Iterable[str]) -> None:
@@ -31,10 +32,11 @@ class Watch:
         holders = [_holder(model, name) for name in self._names]
         self._held = [(held, attribute) for held, attribute in holders]
         self._tensors = [held[attribute] for held, attribute in holders]
-        self._versions = [each._version for each in self._tensors]
+        self._counted = [*self._tensors, *_counters(model, self._names)]
+        self._versions = [each._version for each in self._counted]
         self._pointers = [each.data_ptr() for each in self._tensors]
         self._kinds = [_kind(each) for each in self._tensors]
-        self._marks = _marks(self._tensors)
+        self._marks = _marks(self._tensors)  # views of a few elements
         self._marked = _read(self._marks)
 
     def again(self) -> Watch:
@@ -46,7 +48,7 @@ class Watch:
         now = [held.get(name) for held, name in self._held]
         if not all(map(operator.is_, now, self._tensors)):
             return False
-        if [each._version for each in self._tensors] != self._versions:
+        if [each._version for each in self._counted] != self._versions:
             return False
         if [each.data_ptr() for each in self._tensors] != self._pointers:
             return False
@@ -141,11 +143,25 @@ def _kind(tensor: Any) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device
 
 
+def _counters(model: Any, names: list[str]) -> list[Any]:
+    """What counts how often the statistics among these tensors were updated."""
+    owners = dict.fromkeys(
+        name.rpartition(".")[0] for name in names if name.endswith("running_mean")
+    )
+    found = [
+        model.get_submodule(each)._buffers.get("num_batches_tracked") for each in owners
+    ]
+    return [each for each in found if each is not None]
+
+
 def _marks(tensors: list[Any]) -> list[Any]:
-    """Views of two elements of each weight with dimensions, by type."""
+    """Views of two elements of each weight with dimensions or buffer, by type."""
+    import torch
+
     marks: dict[Any, list[Any]] = {}
     for tensor in tensors:
-        if tensor.dim() > 1 and tensor.numel() > 1:
+        buffer = not isinstance(tensor, torch.nn.Parameter)
+        if (tensor.dim() > 1 or buffer) and tensor.numel() > 1:
             middle = tensor.numel() // 2
             start = tensor.storage_offset()
             two = tensor.detach().as_strided((2,), (middle,), start)

@@ -1,0 +1,399 @@
+"""Random networks fused, joined and placed; arenas, slabs, results of the parts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as f  # noqa: E402
+
+from memplan.fusing.engine.places import Place, copies, place, plan  # noqa: E402
+from memplan.fusing.engine.runner import Call, Runner  # noqa: E402
+from memplan.fusing.engine.slabs import MOST_IDLE, Slab, Slabs  # noqa: E402
+from memplan.fusing.front.interpret import interpret  # noqa: E402
+from memplan.fusing.front.recognise import recognise  # noqa: E402
+from memplan.fusing.front.trace import trace  # noqa: E402
+from memplan.fusing.fuse import fuse  # noqa: E402
+from memplan.fusing.join import join  # noqa: E402
+from memplan.fusing.nodes import (  # noqa: E402
+    Called,
+    Catenated,
+    Joined,
+    Joining,
+    Node,
+    Stacked,
+    reasons,
+)
+from memplan.fusing.options import FuseOptions  # noqa: E402
+from memplan.fusing.prepare import Prepared  # noqa: E402
+from memplan.graph.program import refs  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.getbasetemp() / "kernels"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
+        yield folder
+
+
+STEPS = (
+    *("conv", "conv1", "depthwise", "bn", "relu", "clamp", "max", "average", "add"),
+    *("cat", "gate", "double", "called", "overwritten", "chunk", "number", "view"),
+)
+Recipe = list[tuple[str, int, int]]
+
+
+class Random(nn.Module):
+    """A network of any topology: each step takes one or two of the values before."""
+
+    def __init__(self, recipe: Recipe, outputs: list[int]) -> None:
+        super().__init__()
+        self.recipe, self.outputs = recipe, outputs
+        self.parts = nn.ModuleDict()
+        channels = [3]
+        for index, (kind, a, b) in enumerate(recipe):
+            c, d = (channels[each % len(channels)] for each in (a, b))
+            part, out = _part(kind, c, d)
+            if part is not None:
+                self.parts[str(index)] = part
+            channels.append(out)
+
+    def forward(self, x: Any) -> Any:
+        values = [x]
+        for index, (kind, a, b) in enumerate(self.recipe):
+            y, z = (values[each % len(values)] for each in (a, b))
+            key = str(index)
+            part = self.parts[key] if key in self.parts else None
+            values.append(_step(kind, part, y, z))
+        return [values[each % len(values)] for each in self.outputs], values[-1]
+
+
+def _part(kind: str, c: int, d: int) -> tuple[Any, int]:
+    if kind == "conv":
+        return nn.Conv2d(c, 4, 3, padding=1), 4
+    if kind == "conv1":
+        return nn.Conv2d(c, 6, 1, bias=False), 6
+    if kind == "depthwise":
+        return nn.Conv2d(c, c, 3, padding=1, groups=c), c
+    if kind == "bn":
+        bn = nn.BatchNorm2d(c)
+        bn.running_mean.uniform_(-0.5, 0.5)
+        bn.running_var.uniform_(0.5, 1.5)
+        return bn, c
+    if kind in ("add", "gate"):
+        return (nn.Conv2d(d, c, 1) if c != d else None), c
+    return None, min(c + d, 64) if kind == "cat" and c + d <= 64 else c
+
+
+def _step(kind: str, part: Any, y: Any, z: Any) -> Any:  # noqa: PLR0911
+    if kind in ("conv", "conv1", "depthwise", "bn"):
+        return part(y)
+    if kind in ("add", "gate"):
+        z = z if part is None else part(z)
+        if kind == "add":
+            return y + z
+        return y * torch.sigmoid(f.adaptive_avg_pool2d(z, 1))
+    if kind == "cat":
+        return torch.cat([y, z], 1) if y.shape[1] + z.shape[1] <= 64 else y
+    if kind == "overwritten":
+        return f.relu_(y + 0.1).mul_(2)
+    if kind == "chunk":
+        return torch.cat(list(y.split([1, y.shape[1] - 1], 1))[::-1], 1)
+    simple: dict[str, Callable[[Any], Any]] = {
+        "relu": f.relu,
+        "clamp": f.relu6,
+        "max": lambda v: f.max_pool2d(v, 3, 1, 1),
+        "average": lambda v: f.avg_pool2d(v, 3, 1, 1),
+        "double": lambda v: v + v,
+        "called": torch.cos,
+        "number": lambda v: v * 0.5 - 1,
+        "view": lambda v: v.view(v.shape[0], -1).view(v.shape) * 2,
+    }
+    return simple[kind](y)
+
+
+recipes = st.lists(
+    st.tuples(st.sampled_from(STEPS), st.integers(0, 30), st.integers(0, 30)),
+    min_size=1,
+    max_size=12,
+).map(lambda steps: [(kind, -1 - a % 4, b) for kind, a, b in steps])
+
+
+def network_of(model: Any, x: Any) -> Any:
+    program = trace(model, {})
+    interpret(program, model, {"x": x})
+    return recognise(program)
+
+
+def quiet_fuse(model: Any, x: Any, options: FuseOptions) -> Any:
+    ready = fuse(model, options)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ready(x)
+    return ready
+
+
+@settings(max_examples=25)
+@given(
+    recipes,
+    st.lists(st.integers(0, 12), max_size=3),
+    st.integers(1, 3),
+    st.sampled_from([("direct", "onednn"), ("onednn",), ("winograd2", "direct")]),
+    st.sampled_from([None, 1, 2]),
+    st.integers(0, 99),
+)
+def test_random_networks_give_what_they_give(
+    recipe: Recipe,
+    outputs: list[int],
+    batch: int,
+    kernels: tuple[str, ...],
+    micro: int | None,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    model, x = Random(recipe, outputs).eval(), torch.randn(batch, 3, 6, 5)
+    options = FuseOptions(
+        measure=False, kernels=kernels, micro_batch=micro, tolerance=1e-4
+    )
+    ready = quiet_fuse(model, x, options)
+    (program,) = ready.programs()
+    if not isinstance(program, Prepared):
+        known = "no layers that are fused", "would differ by inf"
+        assert any(each in program.reason for each in known), program.reason
+    with torch.no_grad():
+        for value in (x, torch.randn(batch, 3, 6, 5)):
+            kept = value.clone()
+            for left, right in zip(
+                leaves(model(value)), leaves(ready(value)), strict=True
+            ):
+                torch.testing.assert_close(right, left, rtol=1e-4, atol=1e-4)
+            assert torch.equal(value, kept)
+    check_nodes(network_of(model, x))
+
+
+def leaves(value: Any) -> list[Any]:
+    return [*value[0], value[1]]
+
+
+def check_nodes(network: Any) -> None:
+    """Nodes take what is made before them, make each value once, and stand for every
+    layer once."""
+    nodes, outputs = join(network)
+    there = {*network.inputs, *network.constants}
+    for node in nodes:
+        assert set(node.inputs()) <= there
+        assert node.value not in there
+        there.add(node.value)
+    assert set(refs(outputs)) <= there
+    named = [name for node in nodes for name in node.layers]
+    assert len(named) == len(set(named))
+    wanted = {each.name for each in network.layers if each.kind != "same"}
+    assert set(named) == wanted
+    assert reasons(network.layers, nodes).keys() == {
+        each.name for each in network.layers
+    }
+    check_places(nodes, network.shapes, list(refs(outputs)))
+
+
+def check_places(
+    nodes: list[Node], shapes: dict[str, tuple[int, ...]], kept: list[str]
+) -> None:
+    """Nothing that is still wanted is written over: each node is run on an arena of
+    numbers, where every element says whose value it is."""
+    places = place(nodes, shapes, lambda node: not isinstance(node, Called))
+    widths = {each.buffer: each.pixel for each in places.values()}
+
+    def size(buffer: str) -> int:
+        n, _, h, w = shapes[buffer]
+        return n * h * w * widths[buffer]
+
+    arena = plan(nodes, places, size, kept)
+    assert arena.bytes >= arena.bound or arena.bytes == 0
+    memory = torch.zeros(arena.bytes + 1, dtype=torch.long)
+    numbers = {name: index + 1 for index, name in enumerate(shapes)}
+
+    def view(name: str, where: Place) -> Any:
+        n, c, h, w = shapes[name]
+        row = w * where.pixel
+        start = arena.offsets[where.buffer] + where.channel
+        return memory.as_strided((n, c, h, w), (h * row, 1, row, where.pixel), start)
+
+    pieces = {
+        node.value: node.pieces for node in nodes if isinstance(node, Catenated)
+    }
+
+    def intact(name: str) -> None:
+        if name in pieces:
+            whole, at = view(name, places[name]), 0
+            for piece in pieces[name]:
+                part = whole[:, at : at + shapes[piece][1]]
+                assert written(part, piece)
+                at += shapes[piece][1]
+        elif name in places:
+            assert written(view(name, places[name]), name)
+
+    def written(part: Any, name: str) -> bool:
+        if name not in pieces:
+            return bool((part == numbers[name]).all())
+        at, good = 0, True
+        for piece in pieces[name]:
+            count = shapes[piece][1]
+            good = good and written(part[:, at : at + count], piece)
+            at += count
+        return good
+
+    held: dict[str, set[str]] = {}  # what views of torch may lie in
+    for node in nodes:
+        for name in node.inputs():
+            for each in held.get(name, {name}):
+                intact(each)
+        if isinstance(node, Called):
+            held[node.value] = set().union(
+                *(held.get(name, {name}) for name in node.inputs())
+            )
+        elif isinstance(node, Catenated):
+            for piece, target in copies(node, places, shapes):
+                fill(view(piece, target), piece, pieces, numbers, shapes)
+        else:
+            view(node.value, places[node.value]).fill_(numbers[node.value])
+    for name in kept:
+        for each in held.get(name, {name}):
+            intact(each)
+
+
+def fill(
+    part: Any,
+    name: str,
+    pieces: dict[str, list[str]],
+    numbers: dict[str, int],
+    shapes: dict[str, tuple[int, ...]],
+) -> None:
+    if name not in pieces:
+        part.fill_(numbers[name])
+        return
+    at = 0
+    for piece in pieces[name]:
+        fill(part[:, at : at + shapes[piece][1]], piece, pieces, numbers, shapes)
+        at += shapes[piece][1]
+
+
+def nodes_of(forward: Callable[..., Any], joining: Joining, **parts: Any) -> list[Node]:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+        def forward(self, x: Any) -> Any:
+            return forward(self, x)
+
+    with torch.no_grad():
+        network = network_of(Model().eval(), torch.randn(1, 4, 8, 8))
+    check_nodes(network)
+    return join(network, joining)[0]
+
+
+def test_what_is_joined_into_a_convolution() -> None:
+    def forward(self: Any, x: Any) -> Any:
+        return f.relu(self.bn(self.conv(x)) + x)
+
+    parts = {"conv": nn.Conv2d(4, 4, 1), "bn": nn.BatchNorm2d(4)}
+    (node,) = nodes_of(forward, Joining(), **parts)
+    assert isinstance(node, Joined)
+    assert (node.added, node.activation) == ("x", (0.0, float("inf")))
+    assert len(node.norms) == 1
+    split = nodes_of(forward, Joining(norms=False, epilogues=False), **parts)
+    assert [type(each) for each in split] == [Joined, Stacked]
+
+
+def test_what_is_joined_in_front_of_a_convolution() -> None:
+    def forward(self: Any, x: Any) -> Any:
+        return f.avg_pool2d(self.conv(f.relu(self.bn(x))), 2)
+
+    parts = {"conv": nn.Conv2d(4, 4, 1), "bn": nn.BatchNorm2d(4)}
+    whole = nodes_of(forward, Joining(pools=False), **parts)
+    assert [type(each) for each in whole] == [Joined, Stacked]
+    assert whole[0].before is not None  # type: ignore[union-attr]
+    pooled = nodes_of(forward, Joining(), **parts)
+    assert [type(each) for each in pooled] == [Stacked, Joined]
+    assert pooled[0].value.endswith(".pooled")
+    apart = nodes_of(forward, Joining(pools=False, prologues=False), **parts)
+    assert [type(each) for each in apart] == [Stacked, Joined, Stacked]
+
+
+def test_a_value_that_is_wanted_is_not_joined() -> None:
+    nodes = nodes_of(
+        lambda s, x: (lambda y: (y, f.relu(y)))(s.conv(x)),
+        Joining(),
+        conv=nn.Conv2d(4, 4, 1),
+    )
+    assert [type(each) for each in nodes] == [Joined, Stacked]
+
+
+def test_functions_with_the_names_of_torchs() -> None:
+    import operator
+
+    torch.fx.wrap("relu")
+    nodes = nodes_of(lambda s, x: operator.mul(relu(x), 2), Joining())
+    assert [type(each) for each in nodes] == [Called, Stacked]
+
+
+def relu(x: Any) -> Any:
+    return x + 1
+
+
+def test_slabs_grow_and_are_few() -> None:
+    slabs = Slabs()
+    first = slabs.take(100)
+    other = slabs.take(50)  # while the first is in use
+    assert (first.bytes, other.bytes) == (100, 50)
+    slabs.give(first)
+    assert slabs.take(80) is first
+    slabs.give(first)
+    assert slabs.take(200).bytes == 200
+    assert slabs.bytes == 0  # the small one was let go
+    for _ in range(MOST_IDLE + 3):
+        slabs.give(Slab(10))
+    assert slabs.bytes == MOST_IDLE * 10
+
+
+def test_values_are_let_go_after_their_last_use() -> None:
+    class Nowhere:
+        def views(self) -> dict[str, Any]:
+            return {}
+
+        def convert(self, tensor: Any) -> Any:
+            return tensor
+
+    seen: list[set[str]] = []
+
+    def step(name: str) -> Call:
+        return Call(name, lambda values: seen.append(set(values)))
+
+    steps: list[Any] = [([step("a")], ()), ([step("b")], ("x", "a")), ([step("c")], ())]
+    runner = Runner(steps, torch.empty(1), Nowhere(), None, 1)
+    assert set(runner.run({"x": 1})) == {"b", "c"}
+    assert seen == [{"x"}, {"x", "a"}, {"b"}]
+
+
+def test_a_network_left_to_torch_takes_no_more_memory() -> None:
+    from memplan.graph.measure import activation_peak
+
+    layers = [nn.Conv2d(8, 8, 3, padding=1, groups=8) for _ in range(12)]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 8, 64, 64)
+    ready = quiet_fuse(model, x, FuseOptions(measure=False, kernels=("onednn",)))
+    fused = activation_peak(lambda: ready(x)) + ready._slabs.bytes
+    plane = x.numel() * 4
+    assert fused <= activation_peak(lambda: model(x)) + plane  # it in another layout
