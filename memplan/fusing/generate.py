@@ -194,8 +194,9 @@ def _struct(operations: tuple[Operation, ...]) -> str:
             _fill(text, operation, names) for text in _WRITTEN[operation.kind]
         )
         lines.append(f"    x = {value};")
-        bounds.append(f"    most = {most};")
-        bounds.append("    worst = larger_or_nan(worst, most);")
+        if most != "most":
+            bounds.append(f"    most = {most};")
+            bounds.append("    worst = larger_or_nan(worst, most);")
     start = f" : {', '.join(starts)}" if starts else ""
     unused = "[[maybe_unused]] "
     return "\n".join(

@@ -16,7 +16,9 @@ namespace memplan {
 class Task {
  public:
   Task(const Plan& plan, int64_t index)
-      : plan_(plan), stages_((Stage*)scratch<0>(head(plan) + plan.bytes)), index_(index) {}
+      : plan_(plan),
+        stages_((Stage*)scratch<0>(head(plan) + plan.bytes)),
+        index_(index) {}
 
   void run() {
     const Plan& plan = plan_;
@@ -111,7 +113,8 @@ class Task {
       } else {
         surround(stages_[i + 1], i + 1);
         const Stage& next = stages_[i + 1];
-        r.out = buffers_[(i + 1) & 1] + next.ahead + (s.made - next.received) * next.row;
+        r.out =
+            buffers_[(i + 1) & 1] + next.ahead + (s.made - next.received) * next.row;
         r.out_row = next.row;
         r.outside = next.step->shape.outside();
       }
@@ -139,9 +142,11 @@ class Task {
     if (count == unit && count == pixel) {
       put(out, r.out, points * unit);
     } else if (count == kLanes) {
-      for (int64_t i = 0; i < points; ++i) store(out + i * pixel, load(r.out + i * unit));
+      for (int64_t i = 0; i < points; ++i)
+        store(out + i * pixel, load(r.out + i * unit));
     } else {
-      for (int64_t i = 0; i < points; ++i) put(out + i * pixel, r.out + i * unit, count);
+      for (int64_t i = 0; i < points; ++i)
+        put(out + i * pixel, r.out + i * unit, count);
     }
   }
 
@@ -251,7 +256,9 @@ inline void run_sequence(Plan& plan, int threads) {
   }
   plan_tasks(plan, threads);
   const int64_t tasks = plan.call->images * plan.groups * plan.parts;
+#if defined(_OPENMP)
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+#endif
   for (int64_t i = 0; i < tasks; ++i) Task(plan, i).run();
 }
 

@@ -118,9 +118,7 @@ MEMPLAN_INLINE Vec mish(Vec x) {
 
 MEMPLAN_INLINE Vec silu(Vec x) { return x / (1.0f + exp(-x)); }
 
-MEMPLAN_INLINE Vec gelu(Vec x) {
-  return 0.5f * x * (1.0f + erf(x * 0.707106781f));
-}
+MEMPLAN_INLINE Vec gelu(Vec x) { return 0.5f * x * (1.0f + erf(x * 0.707106781f)); }
 
 MEMPLAN_INLINE Vec gelu_tanh(Vec x) {
   return 0.5f * x * (1.0f + tanh(0.797884561f * (x + 0.044715f * x * x * x)));

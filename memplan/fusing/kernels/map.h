@@ -35,7 +35,7 @@ void map_points(const Call& call, int64_t image, int64_t channel, int64_t from,
 }
 
 template <class Operations>
-void run_map(const Call& call, int threads) {
+void run_map(const Call& call, [[maybe_unused]] int threads) {
   constexpr int64_t block = 4096;  // values of a task; a multiple of every vector
   const int64_t points = call.height * call.width;
   const int64_t beside = kLast ? call.channels : 1;
@@ -44,7 +44,9 @@ void run_map(const Call& call, int threads) {
   const int64_t parts = (points + length - 1) / length;
   const int64_t groups = kLast ? 1 : call.channels;
   const int64_t tasks = call.images * groups * parts;
+#if defined(_OPENMP)
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+#endif
   for (int64_t task = 0; task < tasks; ++task) {
     const int64_t from = task % parts * length, rest = task / parts;
     const int64_t to = from + length < points ? from + length : points;

@@ -91,7 +91,8 @@ inline void plan_bands(Plan& plan, int64_t band) {
   results = at_least(results, rounded(band * plan.out_row + kLanes, 16));
   // Rows that are written are half a page off those that are read: a load would wait
   // for a store before it whose address has the same last twelve bits.
-  plan.buffers[0] = plan.buffers[0] / 1024 * 1024 + (plan.buffers[0] % 1024 < 544 ? 544 : 1568);
+  plan.buffers[0] =
+      plan.buffers[0] / 1024 * 1024 + (plan.buffers[0] % 1024 < 544 ? 544 : 1568);
   plan.bytes = 4 * (plan.buffers[0] + plan.buffers[1] + kept);
 }
 
@@ -144,8 +145,8 @@ inline void plan_tasks(Plan& plan, int threads) {
   const int64_t images = plan.call->images;
   int64_t group = kLast ? rounded(plan.call->channels, kLanes) : 1;
   plan_group(plan, group);
-  while (group > line && (held(plan) > allowed(plan) ||
-                          plan.groups * images < threads)) {
+  while (group > line &&
+         (held(plan) > allowed(plan) || plan.groups * images < threads)) {
     group = at_least(rounded((group + 1) / 2, kLanes), line);
     plan_group(plan, group);
   }
@@ -153,7 +154,8 @@ inline void plan_tasks(Plan& plan, int threads) {
   plan.parts = 1;
   if (tasks > 0 && tasks < threads)
     plan.parts = at_least(at_most((threads + tasks - 1) / tasks,
-                                  plan.stages[plan.count - 1].out_height / kShort), 1);
+                                  plan.stages[plan.count - 1].out_height / kShort),
+                          1);
 }
 
 // Planes and tables of every step; the number of floats that the tables take.

@@ -81,14 +81,14 @@ struct Pooling {
   static MEMPLAN_INLINE Vec down(const Vec* rows) {
     Vec sum = rows[0];
     MEMPLAN_UNROLL
-    for (int i = 1; i < P.down.kernel; ++i)
-      sum = join(sum, rows[i * P.down.dilation]);
+    for (int i = 1; i < P.down.kernel; ++i) sum = join(sum, rows[i * P.down.dilation]);
     return sum;
   }
 
   // Windows that share no rows.
   template <class Emit>
-  static MEMPLAN_INLINE void apart(const float* p, const Rows& r, int lanes, Emit emit) {
+  static MEMPLAN_INLINE void apart(const float* p, const Rows& r, int lanes,
+                                   Emit emit) {
     for (int64_t i = 0; i < r.count; ++i, p += P.down.stride * r.in_row) {
       Vec sum = across(p, r.unit(), lanes);
       for (int k = 1; k < P.down.kernel; ++k)
@@ -100,8 +100,8 @@ struct Pooling {
   // Windows that share rows, which are kept from one to the next, and from band to
   // band; two outputs at a time, so that what both look at is joined once.
   template <class Emit>
-  static MEMPLAN_INLINE void along(const float* p, const Rows& r, int lanes, float* kept,
-                                   Emit emit) {
+  static MEMPLAN_INLINE void along(const float* p, const Rows& r, int lanes,
+                                   float* kept, Emit emit) {
     constexpr int stride = P.down.stride;
     Vec rows[keep + 2 * stride];
     if (r.resume) {
@@ -109,7 +109,8 @@ struct Pooling {
       for (int i = 0; i < keep; ++i) rows[i] = load(kept + i * kLanes);
     } else {
       MEMPLAN_UNROLL
-      for (int i = 0; i < keep; ++i, p += r.in_row) rows[i] = across(p, r.unit(), lanes);
+      for (int i = 0; i < keep; ++i, p += r.in_row)
+        rows[i] = across(p, r.unit(), lanes);
     }
     int64_t i = 0;
     for (; i + 2 <= r.count; i += 2) {
@@ -183,17 +184,19 @@ void pool_rows(const Rows& rows) {
       const int64_t left = r.width - x;
       const int lanes = kLast ? spot.lanes : left < kLanes ? (int)left : kLanes;
       const float* p = in + v * kLanes + x * P.across.stride * r.unit();
-      Pool::walk(p, r, lanes, kept, [&](int64_t y, Vec sum) __attribute__((always_inline)) {
-        const int64_t point = (r.first + y) * r.width + x;
-        const Vec value = after(Pool::mean(sum, r, y, x), point, lanes);
-        if (kLast || lanes == kLanes) {
-          store(out + y * r.out_row + x * r.unit(), value);
-        } else if (r.packed) {
-          store_some(out + y * r.out_row + x, value, lanes);
-        } else {
-          store(out + y * r.out_row + x, first_lanes(value, lanes, splat(r.outside)));
-        }
-      });
+      Pool::walk(p, r, lanes, kept,
+                 [&](int64_t y, Vec sum) __attribute__((always_inline)) {
+                   const int64_t point = (r.first + y) * r.width + x;
+                   const Vec value = after(Pool::mean(sum, r, y, x), point, lanes);
+                   if (kLast || lanes == kLanes) {
+                     store(out + y * r.out_row + x * r.unit(), value);
+                   } else if (r.packed) {
+                     store_some(out + y * r.out_row + x, value, lanes);
+                   } else {
+                     store(out + y * r.out_row + x,
+                           first_lanes(value, lanes, splat(r.outside)));
+                   }
+                 });
       kept += Pool::keep * kLanes;
     }
     // What the next step finds beside the plane.
