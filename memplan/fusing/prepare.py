@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,102 +21,17 @@ from memplan.fusing.front.trace import NotTraceableError, trace
 from memplan.fusing.front.weights import Watch
 from memplan.fusing.join import join
 from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Called, Joining, Node, tensors
+from memplan.fusing.nodes import Called, Joining, tensors
 from memplan.fusing.options import FuseOptions
+from memplan.fusing.prepared import BUILDING, LeftAlone, Prepared, torch_inference
+from memplan.fusing.suitable import unsuited
 from memplan.graph.export import first_line
 from memplan.graph.measure import other_inputs, relative_error
 from memplan.graph.program import Program
 
-_BUILDING = threading.RLock()
-
-
-def _after_fork() -> None:
-    """Who held the lock is not there in a child."""
-    global _BUILDING  # noqa: PLW0603
-    _BUILDING = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
 SLOWER = "fused, it would take longer"
 NO_GAIN = 1.02  # times the model's own time, above which it is not worth it
 COARSE = 2.0**-5  # what results in bfloat16 may differ by: a few of its roundings
-RESTLESS = 3  # calls in a row with other weights, until they are not packed any more
-
-
-@dataclass(frozen=True)
-class LeftAlone:
-    """Why a model runs as it was; its layers, as far as they are known; whether parts
-    of it may be fused. watch: what it was then; None where it is not asked again."""
-
-    reason: str
-    network: Network | None = None
-    parts: bool = False
-    watch: Watch | None = None
-
-    def stale(self) -> bool:
-        """Whether it is to be asked again: the model is another one by now."""
-        return self.watch is not None and not self.watch.same_modules()
-
-
-@dataclass
-class Prepared:
-    """A network that runs fused, on inputs of the shapes it was made for.
-
-    nodes: what runs. watch: what the model was when its weights were packed. finish:
-    makes of the engine's outputs the model's. error: the largest relative difference
-    to the model's own results. seconds: of making it. gain: the model's time over this
-    one's, when it was made; None if that was not measured.
-    """
-
-    network: Network
-    engine: Engine
-    watch: Watch
-    finish: Callable[[Any], Any]
-    error: float
-    seconds: float
-    gain: float | None = None
-    _changes: int = 0  # of weights, from call to call
-    _packed: bool = True
-
-    @property
-    def nodes(self) -> list[Node]:
-        return self.engine.nodes
-
-    def stale(self) -> bool:
-        """Whether the model is another one by now."""
-        return not (self.watch.same_modules() and self.watch.same_kinds())
-
-    def ready(self) -> bool:
-        """Whether the engine has the weights that the model has, which are packed anew
-        where they changed; but not while they change at every call."""
-        same = self.watch.same_weights()
-        if same and self._packed:
-            self._changes = 0
-            return True
-        with _BUILDING:
-            watch = self.watch if same else self.watch.again()
-            self._changes += not same
-            self._packed = self._packed and same
-            if same or self._changes <= RESTLESS:
-                with torch_inference():
-                    self.engine.pack()
-                self._packed = True
-            self.watch = watch
-        return self._packed
-
-    def run(self, inputs: dict[str, Any]) -> Any:
-        """What the model gives on these inputs."""
-        return self.finish(self.engine.run(inputs))
-
-
-@contextlib.contextmanager
-def torch_inference() -> Iterator[None]:
-    """Tensors made here have versions, and no gradients."""
-    import torch
-
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def prepare(
@@ -136,7 +48,7 @@ def prepare(
     """
     import torch
 
-    with _BUILDING, torch_inference(), torch.random.fork_rng(devices=[]):
+    with BUILDING.held(), torch_inference(), torch.random.fork_rng(devices=[]):
         began = time.perf_counter()
         if any(map(torch.nn.parameter.is_lazy, model.parameters())):
             _run(model, fixed, inputs)  # weights get their shapes
@@ -164,34 +76,6 @@ def prepare(
 
 def _run(model: Any, fixed: dict[str, Any], inputs: dict[str, Any]) -> Any:
     return model(**inputs, **fixed)
-
-
-def unsuited(model: Any, inputs: dict[str, Any]) -> str:
-    """Why a model is left alone without a further look; "" where it is not."""
-    tensors = [*inputs.values(), *model.parameters(), *model.buffers()]
-    devices = sorted({str(each.device) for each in tensors})
-    if len(devices) > 1:
-        return f"it runs on several devices: {', '.join(devices)}"
-    if not devices[0].startswith(("cpu", "cuda")):
-        return f"it runs on {devices[0]}"
-    if any(each.is_inference() for each in tensors[len(inputs) :]):
-        return "its weights were made in inference mode, and no change of them is seen"
-    training = next(
-        (name for name, each in model.named_modules() if _trains(each)), ""
-    )
-    return f"its module {training} is in training mode" if training else ""
-
-
-def _trains(module: Any) -> bool:
-    """Whether a module is in training mode, and may do something else there."""
-    from torch import nn
-
-    if not module.training:
-        return False
-    if isinstance(module, nn.RReLU | nn.MultiheadAttention):
-        return True
-    room = type(module).__module__.removeprefix("torch.nn.modules.")
-    return room not in ("activation", "container", "conv", "linear", "pooling")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from memplan.fusing.generate import DTYPES
 from memplan.fusing.layers import Layer, Network
 from memplan.fusing.module import Parted
 from memplan.fusing.nodes import Called, Joined, Node, Stacked
-from memplan.fusing.prepare import LeftAlone, Prepared
+from memplan.fusing.prepared import LeftAlone, Prepared
 from memplan.graph.measure import activation_peak
 
 # What may become of a layer: a convolution's kernel; joined into one; in a stack; a

@@ -35,7 +35,7 @@ from memplan.fusing.nodes import (  # noqa: E402
     reasons,
 )
 from memplan.fusing.options import FuseOptions  # noqa: E402
-from memplan.fusing.prepare import Prepared  # noqa: E402
+from memplan.fusing.prepared import Prepared  # noqa: E402
 from memplan.graph.program import refs  # noqa: E402
 
 
@@ -75,7 +75,7 @@ class Random(nn.Module):
         for index, (kind, a, b) in enumerate(self.recipe):
             y, z = (values[each % len(values)] for each in (a, b))
             key = str(index)
-            part = self.parts[key] if key in self.parts else None
+            part = self.parts[key] if key in self.parts else None  # noqa: SIM401
             values.append(_step(kind, part, y, z))
         return [values[each % len(values)] for each in self.outputs], values[-1]
 
@@ -230,9 +230,7 @@ def check_places(
         start = arena.offsets[where.buffer] + where.channel
         return memory.as_strided((n, c, h, w), (h * row, 1, row, where.pixel), start)
 
-    pieces = {
-        node.value: node.pieces for node in nodes if isinstance(node, Catenated)
-    }
+    pieces = {node.value: node.pieces for node in nodes if isinstance(node, Catenated)}
 
     def intact(name: str) -> None:
         if name in pieces:
@@ -335,7 +333,7 @@ def test_what_is_joined_in_front_of_a_convolution() -> None:
 
 def test_a_value_that_is_wanted_is_not_joined() -> None:
     nodes = nodes_of(
-        lambda s, x: (lambda y: (y, f.relu(y)))(s.conv(x)),
+        lambda s, x: (lambda y: (y, f.relu(y)))(s.conv(x)),  # noqa: PLC3002
         Joining(),
         conv=nn.Conv2d(4, 4, 1),
     )

@@ -25,7 +25,7 @@ from memplan.fusing import module as fused_module  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.module import Parted  # noqa: E402
 from memplan.fusing.options import FuseOptions  # noqa: E402
-from memplan.fusing.prepare import LeftAlone, Prepared  # noqa: E402
+from memplan.fusing.prepared import LeftAlone, Prepared  # noqa: E402
 
 FORCED = FuseOptions(measure=False, kernels=("direct", "onednn"))
 
@@ -596,7 +596,7 @@ def test_lazy_layers() -> None:
 
 
 class Odd(nn.Conv2d):
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Any) -> Any:  # noqa: A002
         return super().forward(input) + 1
 
 

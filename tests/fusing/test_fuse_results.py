@@ -21,7 +21,7 @@ from torch.nn import functional as f  # noqa: E402
 
 from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.options import FuseOptions  # noqa: E402
-from memplan.fusing.prepare import LeftAlone, Prepared  # noqa: E402
+from memplan.fusing.prepared import LeftAlone, Prepared  # noqa: E402
 
 FORCED = FuseOptions(measure=False, kernels=("direct", "onednn"))
 

@@ -1,0 +1,112 @@
+"""A model made ready: a network that runs fused, or why there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.fusing.engine.build import Engine
+from memplan.fusing.front.weights import Watch
+from memplan.fusing.layers import Network
+from memplan.fusing.nodes import Node
+
+RESTLESS = 3  # calls in a row with other weights, until they are not packed any more
+
+
+class _Lock:
+    """One thread at a time makes models ready; a child of a fork begins anew, since
+    who held the lock is not there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        with self._lock:
+            yield
+
+
+BUILDING = _Lock()
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """Why a model runs as it was; its layers, as far as they are known; whether parts
+    of it may be fused. watch: what it was then; None where it is not asked again."""
+
+    reason: str
+    network: Network | None = None
+    parts: bool = False
+    watch: Watch | None = None
+
+    def stale(self) -> bool:
+        """Whether it is to be asked again: the model is another one by now."""
+        return self.watch is not None and not self.watch.same_modules()
+
+
+@dataclass
+class Prepared:
+    """A network that runs fused, on inputs of the shapes it was made for.
+
+    nodes: what runs. watch: what the model was when its weights were packed. finish:
+    makes of the engine's outputs the model's. error: the largest relative difference
+    to the model's own results. seconds: of making it. gain: the model's time over this
+    one's, when it was made; None if that was not measured.
+    """
+
+    network: Network
+    engine: Engine
+    watch: Watch
+    finish: Callable[[Any], Any]
+    error: float
+    seconds: float
+    gain: float | None = None
+    _changes: int = 0  # of weights, from call to call
+    _packed: bool = True
+
+    @property
+    def nodes(self) -> list[Node]:
+        return self.engine.nodes
+
+    def stale(self) -> bool:
+        """Whether the model is another one by now."""
+        return not (self.watch.same_modules() and self.watch.same_kinds())
+
+    def ready(self) -> bool:
+        """Whether the engine has the weights that the model has, which are packed anew
+        where they changed; but not while they change at every call."""
+        same = self.watch.same_weights()
+        if same and self._packed:
+            self._changes = 0
+            return True
+        with BUILDING.held():
+            watch = self.watch if same else self.watch.again()
+            self._changes += not same
+            self._packed = self._packed and same
+            if same or self._changes <= RESTLESS:
+                with torch_inference():
+                    self.engine.pack()
+                self._packed = True
+            self.watch = watch
+        return self._packed
+
+    def run(self, inputs: dict[str, Any]) -> Any:
+        """What the model gives on these inputs."""
+        return self.finish(self.engine.run(inputs))
+
+
+@contextlib.contextmanager
+def torch_inference() -> Iterator[None]:
+    """Tensors made here have versions, and no gradients."""
+    import torch
+
+    with torch.inference_mode(False), torch.no_grad():
+        yield
