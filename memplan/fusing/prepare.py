@@ -13,7 +13,8 @@ from typing import Any
 
 from memplan.errors import InputError, MemplanError
 from memplan.fusing.engine.build import Engine
-from memplan.fusing.engine.decide import Maker, seconds
+from memplan.fusing.engine.clock import seconds
+from memplan.fusing.engine.decide import Maker
 from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.front.effects import SideEffectsError, own, without_effects
 from memplan.fusing.front.exported import exported
@@ -43,23 +44,30 @@ os.register_at_fork(after_in_child=_after_fork)
 
 SLOWER = "fused, it would take longer"
 NO_GAIN = 1.02  # times the model's own time, above which it is not worth it
+SLACK = 1 << 20  # bytes more that are nothing to speak of
 COARSE = 2.0**-5  # what results in bfloat16 may differ by: a few of its roundings
 RESTLESS = 3  # calls in a row with other weights, until they are not packed any more
 
 
-@dataclass(frozen=True)
+@dataclass
 class LeftAlone:
     """Why a model runs as it was; its layers, as far as they are known; whether parts
-    of it may be fused. watch: what it was then; None where it is not asked again."""
+    of it may be fused. watch: what it was then; None where it is not asked again.
+    every: how many calls may pass until it is looked at again."""
 
     reason: str
     network: Network | None = None
     parts: bool = False
     watch: Watch | None = None
+    every: int = 32
+    _calls: int = 0
 
     def stale(self) -> bool:
         """Whether it is to be asked again: the model is another one by now."""
-        return self.watch is not None and not self.watch.same_modules()
+        self._calls += 1
+        if self.watch is None or self._calls % self.every:
+            return False
+        return not self.watch.same_modules()
 
 
 @dataclass
@@ -81,6 +89,7 @@ class Prepared:
     gain: float | None = None
     _changes: int = 0  # of weights, from call to call
     _packed: bool = True
+    _same: bool = True  # as the weights were
 
     @property
     def nodes(self) -> list[Node]:
@@ -88,12 +97,16 @@ class Prepared:
 
     def stale(self) -> bool:
         """Whether the model is another one by now."""
-        return not (self.watch.same_modules() and self.watch.same_kinds())
+        if not self.watch.same_modules():
+            return True
+        self._same = self.watch.same_weights()
+        return not self._same and not self.watch.same_kinds()
 
     def ready(self) -> bool:
-        """Whether the engine has the weights that the model has, which are packed anew
-        where they changed; but not while they change at every call."""
-        same = self.watch.same_weights()
+        """Whether the engine has the weights that the model had when `stale` was asked,
+        which are packed anew where they changed; but not while they do at every call.
+        """
+        same = self._same
         if same and self._packed:
             self._changes = 0
             return True
@@ -142,7 +155,7 @@ def prepare(
             _run(model, fixed, inputs)  # weights get their shapes
         reason = unsuited(model, inputs)
         if reason:
-            return LeftAlone(reason, watch=Watch(model, ()))
+            return LeftAlone(reason, watch=Watch(model, ()), every=1)
         own_inputs = {name: own(value) for name, value in inputs.items()}
         run = partial(_run, model, fixed)
         try:
@@ -201,6 +214,7 @@ class _Preparation:
     slabs: Slabs
     finish: Callable[[Any], Any] = field(default=lambda outputs: outputs)
     tolerance: float = 0.0
+    peak: int = 0  # bytes that the model's values take
 
     def made(self, expected: Any) -> Prepared | LeftAlone:
         """The model made ready; expected: what it gives on the inputs."""
@@ -250,7 +264,7 @@ class _Preparation:
         """The model's program, by tracing or by torch.export, with its metas known."""
         try:
             program = trace(self.model, self.fixed)
-            found = interpret(program, self.model, self.inputs)
+            found, self.peak = interpret(program, self.model, self.inputs)
             self.finish = as_nested(expected)
             if self._off(expected, self.finish(found)) <= self.tolerance:
                 return program
@@ -259,7 +273,7 @@ class _Preparation:
             problem = str(error)
         try:
             program = exported(self.model, self.inputs, self.fixed)
-            found = interpret(program, self.model, self.inputs)
+            found, self.peak = interpret(program, self.model, self.inputs)
             self.finish = as_nested(expected)
             if self._off(expected, self.finish(found)) > self.tolerance:
                 raise InputError("what torch.export gives computes something else")
@@ -278,21 +292,31 @@ class _Preparation:
             if engine is not None:
                 return engine, error
         kernels = self.options.kernels
-        best, error, least = None, float("inf"), float("inf")
+        found, error = [], float("inf")
+        most = int(self.peak * NO_GAIN) + SLACK
         for batch in maker.batches():
             engine, off = self._exact(maker, kernels, batch, expected)
-            if engine is None:
-                error = min(error, off)
-                continue
-            if len(maker.batches()) == 1:
-                best, error = engine, off
-                break
-            took = seconds(lambda: engine.run(self.inputs), most=3)  # noqa: B023
-            if took < least:
-                best, error, least = engine, off, took
-        if best is not None:
-            maker.decisions.keep_plan(_used(best, kernels), best.batch)
-        return best, error
+            error = min(error, off)
+            if engine is not None:
+                found.append((engine, off))
+        if not found:
+            return None, error
+        if self.options.measure:
+            peaks = [engine.peak(self.inputs) for engine, _ in found]
+            if min(peaks) > most:
+                share = min(peaks) / max(self.peak, 1)
+                raise InputError(f"fused, it would take {share:.2f} times the memory")
+            found = [
+                each for each, peak in zip(found, peaks, strict=True) if peak <= most
+            ]
+        best = 0
+        if len(found) > 1:
+            runs = [partial(engine.run, self.inputs) for engine, _ in found]
+            took = seconds(runs)
+            best = took.index(min(took))
+        engine, error = found[best]
+        maker.keep(engine, _used(engine, kernels))
+        return engine, error
 
     def _exact(
         self, maker: Maker, kernels: tuple[str, ...], batch: int, expected: Any
@@ -328,8 +352,10 @@ class _Preparation:
         """The model's time over the engine's; None if that is not asked for."""
         if not self.options.measure or maker.decisions.kept:
             return None
-        fused = seconds(lambda: engine.run(self.inputs), most=3)
-        return seconds(lambda: self._model(self.inputs), most=3) / fused
+        fused, plain = seconds(
+            [partial(engine.run, self.inputs), partial(self._model, self.inputs)]
+        )
+        return plain / fused
 
 
 def _ever_more_exact(kernels: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -376,5 +402,5 @@ def agrees(
             return False
         if not options.measure:
             return True
-        took = seconds(lambda: run(inputs), most=3)
-        return took <= NO_GAIN * seconds(lambda: _run(model, fixed, inputs), most=3)
+        took, plain = seconds([partial(run, inputs), partial(_run, model, fixed, inputs)])
+        return took <= NO_GAIN * plain
