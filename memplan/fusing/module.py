@@ -173,6 +173,10 @@ def fused_class() -> type:
                 self._programs.pop(next(iter(self._programs)))
                 self._patience *= 2  # or many shapes in turn would never be done
                 self._seen.clear()
+            programs = self._programs.values()
+            engines = [each.engine for each in programs if isinstance(each, Prepared)]
+            if not any(isinstance(each, Parted) for each in programs):
+                self._slabs.trim(max((each.bytes for each in engines), default=0))
 
         def _parted(
             self, whole: LeftAlone, tensors: dict[str, Any], fixed: dict[str, Any]

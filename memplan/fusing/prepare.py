@@ -10,7 +10,8 @@ from typing import Any
 
 from memplan.errors import InputError, MemplanError
 from memplan.fusing.engine.build import Engine
-from memplan.fusing.engine.decide import Maker, seconds
+from memplan.fusing.engine.clock import seconds
+from memplan.fusing.engine.decide import Maker
 from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.front.effects import SideEffectsError, own, without_effects
 from memplan.fusing.front.exported import exported
@@ -31,6 +32,7 @@ from memplan.graph.program import Program
 
 SLOWER = "fused, it would take longer"
 NO_GAIN = 1.02  # times the model's own time, above which it is not worth it
+SLACK = 1 << 20  # bytes more that are nothing to speak of
 COARSE = 2.0**-5  # what results in bfloat16 may differ by: a few of its roundings
 
 
@@ -54,7 +56,7 @@ def prepare(
             _run(model, fixed, inputs)  # weights get their shapes
         reason = unsuited(model, inputs)
         if reason:
-            return LeftAlone(reason, watch=Watch(model, ()))
+            return LeftAlone(reason, watch=Watch(model, ()), every=1)
         own_inputs = {name: own(value) for name, value in inputs.items()}
         run = partial(_run, model, fixed)
         try:
@@ -87,6 +89,7 @@ class _Preparation:
     slabs: Slabs
     finish: Callable[[Any], Any] = field(default=lambda outputs: outputs)
     tolerance: float = 0.0
+    peak: int = 0  # bytes that the model's values take
 
     def made(self, expected: Any) -> Prepared | LeftAlone:
         """The model made ready; expected: what it gives on the inputs."""
@@ -143,7 +146,7 @@ class _Preparation:
         """The model's program, by tracing or by torch.export, with its metas known."""
         try:
             program = trace(self.model, self.fixed)
-            found = interpret(program, self.model, self.inputs)
+            found, self.peak = interpret(program, self.model, self.inputs)
             self.finish = as_nested(expected)
             if self._off(expected, self.finish(found)) <= self.tolerance:
                 return program
@@ -152,7 +155,7 @@ class _Preparation:
             problem = str(error)
         try:
             program = exported(self.model, self.inputs, self.fixed)
-            found = interpret(program, self.model, self.inputs)
+            found, self.peak = interpret(program, self.model, self.inputs)
             self.finish = as_nested(expected)
             if self._off(expected, self.finish(found)) > self.tolerance:
                 raise InputError("what torch.export gives computes something else")
@@ -171,21 +174,31 @@ class _Preparation:
             if engine is not None:
                 return engine, error
         kernels = self.options.kernels
-        best, error, least = None, float("inf"), float("inf")
+        found, error = [], float("inf")
+        most = int(self.peak * NO_GAIN) + SLACK
         for batch in maker.batches():
             engine, off = self._exact(maker, kernels, batch, expected)
-            if engine is None:
-                error = min(error, off)
-                continue
-            if len(maker.batches()) == 1:
-                best, error = engine, off
-                break
-            took = seconds(lambda: engine.run(self.inputs), maker.device)  # noqa: B023
-            if took < least:
-                best, error, least = engine, off, took
-        if best is not None:
-            maker.decisions.keep_plan(_used(best, kernels), best.batch)
-        return best, error
+            error = min(error, off)
+            if engine is not None:
+                found.append((engine, off))
+        if not found:
+            return None, error
+        if self.options.measure:
+            peaks = [engine.peak(self.inputs) for engine, _ in found]
+            if min(peaks) > most:
+                share = min(peaks) / max(self.peak, 1)
+                raise InputError(f"fused, it would take {share:.2f} times the memory")
+            found = [
+                each for each, peak in zip(found, peaks, strict=True) if peak <= most
+            ]
+        best = 0
+        if len(found) > 1:
+            runs = [partial(engine.run, self.inputs) for engine, _ in found]
+            took = seconds(runs, maker.device)
+            best = took.index(min(took))
+        engine, error = found[best]
+        maker.keep(engine, _used(engine, kernels))
+        return engine, error
 
     def _exact(
         self, maker: Maker, kernels: tuple[str, ...], batch: int, expected: Any
@@ -221,8 +234,11 @@ class _Preparation:
         """The model's time over the engine's; None if that is not asked for."""
         if not self.options.measure or maker.decisions.kept:
             return None
-        fused = seconds(lambda: engine.run(self.inputs), maker.device)
-        return seconds(lambda: self._model(self.inputs), maker.device) / fused
+        fused, plain = seconds(
+            [partial(engine.run, self.inputs), partial(self._model, self.inputs)],
+            maker.device,
+        )
+        return plain / fused
 
 
 def _ever_more_exact(kernels: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -269,5 +285,6 @@ def agrees(
             return False
         if not options.measure:
             return True
-        took = seconds(lambda: run(inputs), most=3)
-        return took <= NO_GAIN * seconds(lambda: _run(model, fixed, inputs), most=3)
+        runs = [partial(run, inputs), partial(_run, model, fixed, inputs)]
+        took, plain = seconds(runs, str(next(iter(inputs.values())).device))
+        return took <= NO_GAIN * plain

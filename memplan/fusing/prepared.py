@@ -37,19 +37,25 @@ class _Lock:
 BUILDING = _Lock()
 
 
-@dataclass(frozen=True)
+@dataclass
 class LeftAlone:
     """Why a model runs as it was; its layers, as far as they are known; whether parts
-    of it may be fused. watch: what it was then; None where it is not asked again."""
+    of it may be fused. watch: what it was then; None where it is not asked again.
+    every: how many calls may pass until it is looked at again."""
 
     reason: str
     network: Network | None = None
     parts: bool = False
     watch: Watch | None = None
+    every: int = 32
+    _calls: int = 0
 
     def stale(self) -> bool:
         """Whether it is to be asked again: the model is another one by now."""
-        return self.watch is not None and not self.watch.same_modules()
+        self._calls += 1
+        if self.watch is None or self._calls % self.every:
+            return False
+        return not self.watch.same_modules()
 
 
 @dataclass
@@ -71,6 +77,7 @@ class Prepared:
     gain: float | None = None
     _changes: int = 0  # of weights, from call to call
     _packed: bool = True
+    _same: bool = True  # as the weights were
 
     @property
     def nodes(self) -> list[Node]:
@@ -78,12 +85,16 @@ class Prepared:
 
     def stale(self) -> bool:
         """Whether the model is another one by now."""
-        return not (self.watch.same_modules() and self.watch.same_kinds())
+        if not self.watch.same_modules():
+            return True
+        self._same = self.watch.same_weights()
+        return not self._same and not self.watch.same_kinds()
 
     def ready(self) -> bool:
-        """Whether the engine has the weights that the model has, which are packed anew
-        where they changed; but not while they change at every call."""
-        same = self.watch.same_weights()
+        """Whether the engine has the weights that the model had when `stale` was asked,
+        which are packed anew where they changed; but not while they do at every call.
+        """
+        same = self._same
         if same and self._packed:
             self._changes = 0
             return True

@@ -14,6 +14,7 @@ from memplan.fusing.engine.places import Arena, Place
 from memplan.fusing.engine.results import Results
 from memplan.fusing.engine.runner import Runner, Values
 from memplan.fusing.engine.slabs import Slabs
+from memplan.fusing.front.nest import bytes_of, changed, storages
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Catenated, Joined, Node, Stacked, gates
 from memplan.graph.program import refs
@@ -62,6 +63,11 @@ class Engine:
         """What its values take while as many images as go at a time run."""
         return self._layout(min(self.batch, self.images))[1]
 
+    @property
+    def bytes(self) -> int:
+        """What it asks `slabs` for, at most."""
+        return self.arena.bytes + arenas.ALIGNMENT
+
     def pack(self) -> None:
         """Take the model's weights as they are now."""
         with self._lock:
@@ -72,12 +78,39 @@ class Engine:
         """Lay results out as `expected` is, what the model made of `inputs`."""
         self._results.learn(expected, inputs)
 
-    def run(self, inputs: Values) -> Any:
-        """The outputs on these inputs."""
-        constants = {
+    def peak(self, inputs: Values) -> int:
+        """Bytes of the arena, of what torch makes beside it, and of the results, at
+        their peak."""
+        constants = self._fetched()
+        count = min(self.batch, self.images)
+        whole = count == self.images
+        given = inputs if whole else {name: x[:count] for name, x in inputs.items()}
+        peak, kept = 0, storages([*given.values(), *constants.values()])
+
+        def look(values: Values) -> None:
+            nonlocal peak
+            peak = max(peak, bytes_of(values.values(), kept))
+
+        with self._runner(count) as runner:
+            kept.add(runner.storage)
+            values = runner.run({**constants, **given}, look)
+            results = [values[name] for name in self._results.names]
+            size = bytes_of([changed(each, _copy) for each in results], kept)
+        return (
+            self.arena.bytes
+            + max(peak, size)
+            + (0 if whole else size * self.images // count)
+        )
+
+    def _fetched(self) -> Values:
+        return {
             name: getattr(owner, attribute)
             for name, owner, attribute in self._constants
         }
+
+    def run(self, inputs: Values) -> Any:
+        """The outputs on these inputs."""
+        constants = self._fetched()
         if self.batch >= self.images:
             with self._runner(self.images) as runner:
                 values = runner.run({**constants, **inputs})
@@ -171,6 +204,10 @@ class Engine:
             else shape
             for name, shape in self._network.shapes.items()
         }
+
+
+def _copy(tensor: Any) -> Any:
+    return tensor.clone()
 
 
 def images(network: Network) -> int:

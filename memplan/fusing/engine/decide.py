@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from typing import Any
 
@@ -83,6 +82,16 @@ class Maker:
             return stack_kernels(nodes, self._network, self.layout, most, self.own)
         return on_gpu(nodes, self._network, self.device, most)
 
+    def keep(self, engine: Engine, kernels: tuple[str, ...]) -> None:
+        """Keep for the next time what an engine is: it was the best of `kernels`."""
+        self.decisions.keep_plan(kernels, engine.batch)
+        images = min(engine.batch, FEW)
+        for node in self._nodes:
+            if isinstance(node, Joined) and self.own:
+                names = candidates(node, self._network, self._model, kernels)
+                key = signature(node, self._network, self._model, images)
+                self.decisions.keep_kernel(key, names, engine.kernels[node.value])
+
     def batches(self) -> list[int]:
         """Numbers of images at a time to be tried, all of them first."""
         wanted = self._options.micro_batch
@@ -146,25 +155,3 @@ def has_compiler() -> bool:
             warnings.warn(f"memplan.fuse: torch runs all layers: {error}", stacklevel=2)
         return False
     return True
-
-
-def seconds(run: Any, device: str = "cpu", most: int = 3, enough: float = 1.0) -> float:
-    """The least time of a few runs, until the device is done, after one that does not
-    count."""
-    import torch
-
-    def wait() -> None:
-        if device != "cpu":
-            torch.cuda.synchronize(device)
-
-    run()
-    wait()
-    best, began = float("inf"), time.perf_counter()
-    for _ in range(most):
-        start = time.perf_counter()
-        run()
-        wait()
-        best = min(best, time.perf_counter() - start)
-        if time.perf_counter() - began > enough:
-            break
-    return best

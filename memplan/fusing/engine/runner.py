@@ -126,9 +126,11 @@ class Runner:
                 close()
         close()
 
-    def run(self, inputs: Values) -> Values:
+    def run(
+        self, inputs: Values, look: Callable[[Values], None] | None = None
+    ) -> Values:
         """All values that are wanted at the end, and those in the arena until the next
-        run."""
+        run. look: is shown the values that are there on the way."""
         values = {**self._views, **inputs}
         for part in self._parts:
             step = part.run
@@ -138,6 +140,8 @@ class Runner:
                 result = step.run(values)
                 if step.name:
                     values[step.name] = result
+            if look is not None:
+                look(values)
             for name in part.forget:
                 values.pop(name, None)
         return values

@@ -54,6 +54,11 @@ class Slabs:
         if len(self._idle) < MOST_IDLE:
             self._idle.append(slab)
 
+    def trim(self, most: int) -> None:
+        """Let go of idle slabs that are larger than anything that will be asked for,
+        as those of trials."""
+        self._idle = [slab for slab in self._idle if slab.bytes <= most]
+
     @property
     def bytes(self) -> int:
         """What is kept for calls to come."""

@@ -14,6 +14,8 @@ class Signature:
     def __init__(self) -> None:
         self._forward: Any = None
         self._found: inspect.Signature | None = None
+        self._names: list[str] = []
+        self._rest: dict[str, Any] | None = None  # plain defaults; None if not all are
 
     def bound(
         self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -28,7 +30,37 @@ class Signature:
         if function is not self._forward or self._found is None:
             self._found = inspect.signature(forward)
             self._forward = function
+            self._names, self._rest = _simple(self._found)
+        if not kwargs and self._rest is not None and _all_tensors(args):
+            missing = len(self._names) - len(args)
+            rest = list(self._rest.items())
+            if 0 <= missing <= len(rest):
+                fixed = dict(rest[len(rest) - missing :])
+                return dict(zip(self._names, args, strict=False)), fixed
         return _sorted(self._found, args, kwargs)
+
+
+def _simple(signature: inspect.Signature) -> tuple[list[str], dict[str, Any] | None]:
+    """Names of arguments with a name and a place, and those of them with defaults;
+    None for these where there are arguments or defaults of other kinds."""
+    names, rest = [], {}
+    for name, each in signature.parameters.items():
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            continue
+        if each.kind is not each.POSITIONAL_OR_KEYWORD:
+            return [], None
+        names.append(name)
+        if each.default is not each.empty:
+            rest[name] = each.default
+            if not isinstance(each.default, PLAIN):
+                return [], None
+    return names, rest
+
+
+def _all_tensors(args: tuple[Any, ...]) -> bool:
+    import torch
+
+    return all(isinstance(each, torch.Tensor) for each in args)
 
 
 def _sorted(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from memplan.fusing.front.nest import leaves_of, storages
+from memplan.fusing.front.nest import bytes_of, leaves_of, storages
 from memplan.fusing.front.trace import Held, NotTraceableError, overwrites
 from memplan.fusing.front.weights import fetch
 from memplan.graph.program import Meta, Op, Program, Ref, mapped, refs, results
 
 
-def interpret(program: Program, model: Any, inputs: dict[str, Any]) -> Any:
-    """The outputs of `program` on `inputs`; fills its metas in on the way.
+def interpret(program: Program, model: Any, inputs: dict[str, Any]) -> tuple[Any, int]:
+    """The outputs of `program` on `inputs`, and the bytes of its values at their peak;
+    fills its metas in on the way.
 
     A value is let go after its last use, so that this takes the memory that the model
     takes. Raises NotTraceableError where an operator writes to memory that something
@@ -24,6 +25,7 @@ def interpret(program: Program, model: Any, inputs: dict[str, Any]) -> Any:
     )
     for name, value in values.items():
         _note(program, name, value)
+    given, peak = storages(values.values()), 0
     for index, op in enumerate(program.ops):
         assert isinstance(op, Op)
         args, kwargs = mapped((op.args, op.kwargs), lambda ref: values[ref.name])
@@ -33,9 +35,10 @@ def interpret(program: Program, model: Any, inputs: dict[str, Any]) -> Any:
         if versions != [each._version for each in taken]:
             _refuse_aliases(program, op, values, kwargs)
         _note(program, op.name, values[op.name])
+        peak = max(peak, bytes_of(values.values(), given))
         for name in last[index]:
             values.pop(name, None)
-    return mapped(program.outputs, lambda ref: values[ref.name])
+    return mapped(program.outputs, lambda ref: values[ref.name]), peak
 
 
 def _tensors(value: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 Rebuild = Callable[[list[Any]], Any]
@@ -151,3 +151,17 @@ def storages(values: Iterable[Any]) -> set[int]:
         for leaf in leaves_of(value)
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     }
+
+
+def bytes_of(values: Iterable[Any], given: Collection[int]) -> int:
+    """Bytes of the memory that these values lie in; at the addresses `given` there is
+    memory that does not count."""
+    import torch
+
+    found = {}
+    for value in values:
+        for leaf in [value] if isinstance(value, torch.Tensor) else leaves_of(value):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                storage = leaf.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+    return sum(count for address, count in found.items() if address not in given)

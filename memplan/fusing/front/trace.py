@@ -70,6 +70,10 @@ def _program(graph: Any, model: Any, fixed: dict[str, Any]) -> Program:
     for node in graph.nodes:
         if node.op == "placeholder":  # they stand in the order of the arguments
             name = next(names)
+            if str(node.target).startswith("*"):
+                if node.users:
+                    raise NotTraceableError(f"its code uses {node.target}")
+                continue
             if name in fixed:
                 values[node] = fixed[name]
                 continue

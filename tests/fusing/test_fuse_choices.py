@@ -1,0 +1,261 @@
+"""What is chosen, kept and given up: kernels by time, decisions, compilers, memory."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from torch import nn  # noqa: E402
+
+import memplan.fusing.prepare as preparing  # noqa: E402
+from memplan.errors import UsageError  # noqa: E402
+from memplan.fusing.engine import build, decide  # noqa: E402
+from memplan.fusing.engine.clock import seconds  # noqa: E402
+from memplan.fusing.engine.decisions import Decisions  # noqa: E402
+from memplan.fusing.fuse import fuse  # noqa: E402
+from memplan.fusing.options import FuseOptions  # noqa: E402
+from memplan.fusing.prepare import LeftAlone, Prepared  # noqa: E402
+
+FORCED = FuseOptions(measure=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.getbasetemp() / "kernels"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def no_decisions(_kernels_of_our_own: Path) -> Path:
+    """The folder of kernels, without what was decided before."""
+    for each in _kernels_of_our_own.glob("*.json"):
+        each.unlink()
+    return _kernels_of_our_own
+
+
+def model_of(width: int = 4) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Sigmoid(), nn.Conv2d(width, 3, 1),
+    ).eval()  # fmt: skip
+
+
+def called(model: Any, x: Any, options: FuseOptions = FORCED) -> Any:
+    ready = fuse(model, options)
+    with torch.no_grad():
+        torch.testing.assert_close(ready(x), model(x), rtol=1e-5, atol=1e-5)
+    return ready
+
+
+def test_what_was_decided_is_kept(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = model_of(), torch.randn(3, 3, 12, 12)
+    first = called(model, x).programs()[0]
+    assert len(list(no_decisions.glob("*.json"))) == 1
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it is known by now")
+
+    monkeypatch.setattr(decide, "fastest", never)
+    monkeypatch.setattr(preparing, "seconds", never)
+    again = called(model_of(), x).programs()[0]
+    assert again.engine.kernels == first.engine.kernels
+    assert again.engine.batch == first.engine.batch
+
+
+def test_networks_of_the_same_size_are_told_apart(no_decisions: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    for model in (nn.Sequential(nn.ReLU(), nn.Sigmoid()), nn.Sequential(nn.Tanh())):
+        called(model.eval(), x)
+    assert len(list(no_decisions.glob("*.json"))) == 2
+
+
+def test_a_damaged_decision_is_none(no_decisions: Path) -> None:
+    options = FuseOptions()
+    for found in ([], {"plan": 3}, {"plan": [["direct"], 0]}, {"plan": [["no"], 1]}):
+        decisions = Decisions.of(["a"], 1, options)
+        decisions.keep_kernel("b", ["direct"], "direct")
+        decisions.write()
+        (path,) = no_decisions.glob("*.json")
+        from memplan.toolchain.cache import Cache
+
+        Cache().write(path.stem, ".json", json.dumps(found).encode())
+        again = Decisions.of(["a"], 1, options)
+        assert again.plan is None
+        assert again.kernel("b", ["direct"]) is None
+        path.write_bytes(b"{")
+        assert Decisions.of(["a"], 1, options).plan is None
+        path.unlink()
+    kept = Decisions.of(["a"], 1, options)
+    kept.keep_plan(("direct",), 2)
+    kept.write()
+    assert Decisions.of(["a"], 1, options).plan == (("direct",), 2)
+    assert Decisions.of(["a"], 2, options).plan is None
+
+
+def test_what_takes_longer_is_given_up_for_good(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = build.Engine.run
+
+    def slow(self: Any, inputs: Any) -> Any:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        return plain(self, inputs)
+
+    monkeypatch.setattr(build.Engine, "run", slow)
+    x = torch.randn(1, 3, 8, 8)
+    for reason in ("times as long", "as was measured before"):
+        with pytest.warns(UserWarning, match=reason):
+            ready = called(model_of(), x, FuseOptions())
+        assert isinstance(ready.programs()[0], LeftAlone)
+        assert ready._slabs.bytes == 0
+
+
+def test_what_takes_more_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "SLACK", 0)
+    monkeypatch.setattr(build.Engine, "peak", lambda self, inputs: 1 << 30)
+    with pytest.warns(UserWarning, match="times the memory"):
+        called(model_of(8), torch.randn(1, 3, 8, 8), FuseOptions(tolerance=1.1e-5))
+
+
+def test_peaks_are_what_the_allocator_says() -> None:
+    from memplan.fusing.front.interpret import interpret
+    from memplan.fusing.front.trace import trace
+    from memplan.graph.measure import activation_peak
+
+    model, x = model_of(16), torch.randn(2, 3, 64, 64)
+    ready = called(model, x, FuseOptions(measure=False, kernels=("direct",)))
+    engine = ready.programs()[0].engine
+    with torch.no_grad():
+        _, peak = interpret(trace(model, {}), model, {"input": x})
+        mine = activation_peak(lambda: model(x))
+        assert peak == pytest.approx(mine, rel=0.15)
+        theirs = activation_peak(lambda: ready(x)) + ready._slabs.bytes
+    conversion = x.numel() * 4
+    assert theirs - conversion <= engine.peak({"input": x}) * 1.05 <= peak
+
+
+def test_results_that_differ_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = build.Engine.run
+    monkeypatch.setattr(
+        build.Engine, "run", lambda self, inputs: plain(self, inputs) * 1.001
+    )
+    with pytest.warns(UserWarning, match="results would differ by 1.0e-03"):
+        called(model_of(5), torch.randn(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize("compiler", ["none", "fails"])
+@pytest.mark.parametrize("kind", ["convolutions", "stacks", "cats"])
+def test_without_a_compiler_torch_runs_the_layers(
+    kind: str, compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "c++"
+    script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo odd && exit\nexit 1\n')
+    script.chmod(0o700)
+    monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(script) if compiler == "fails" else "")
+    monkeypatch.setenv("PATH", str(tmp_path) if compiler == "fails" else "")
+    monkeypatch.setattr(decide, "_told", False)
+    models = {
+        "convolutions": model_of(),
+        "stacks": nn.Sequential(nn.ReLU(), nn.AvgPool2d(2), nn.Sigmoid()).eval(),
+        "cats": Cats().eval(),
+    }
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.warns(UserWarning, match="torch runs all layers"):
+        ready = called(models[kind], x)
+    assert isinstance(ready.programs()[0], Prepared)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        called(models[kind], torch.randn(3, 3, 8, 8))
+
+
+class Cats(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(11)
+
+    def forward(self, x: Any) -> Any:
+        y = torch.cat([self.conv(x), x, torch.relu(self.conv(x))], 1)
+        return torch.cat([torch.sigmoid(self.bn(y)), y], 1)
+
+
+def test_a_cache_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(folder))
+    monkeypatch.setattr(decide, "_told", False)
+    with pytest.warns(UserWarning, match="written to by others"):
+        called(model_of(), torch.randn(1, 3, 8, 8))
+
+
+def test_runs_take_turns() -> None:
+    order: list[int] = []
+    took = seconds([lambda: order.append(0), lambda: order.append(1)])
+    assert len(took) == 2
+    assert order == [0, 1] * (len(order) // 2)
+
+
+def test_options_are_checked() -> None:
+    for wrong in (
+        {"kernels": ()}, {"kernels": ("fast",)}, {"micro_batch": 0}, {"max_steps": 0},
+        {"tolerance": -1.0},
+    ):  # fmt: skip
+        with pytest.raises(UsageError):
+            FuseOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_torch_compile() -> None:
+    from memplan.fusing.backend import backend
+
+    seen: list[Any] = []
+
+    def noted(module: Any, inputs: list[Any]) -> Any:
+        seen.append(backend(module, inputs))
+        return seen[-1]
+
+    model = model_of()
+    torch._dynamo.reset()
+    ready = torch.compile(model, backend=noted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.no_grad():
+            for batch in (2, 2, 3, 4):
+                x = torch.randn(batch, 3, 8, 8)
+                torch.testing.assert_close(ready(x), model(x), rtol=1e-5, atol=1e-5)
+            model[0].weight.mul_(2)
+            torch.testing.assert_close(ready(x), model(x), rtol=1e-5, atol=1e-5)
+            model[0].weight = nn.Parameter(model[0].weight * 2)
+            torch.testing.assert_close(ready(x), model(x), rtol=1e-5, atol=1e-5)
+        assert seen
+        model.train()
+        model.zero_grad()
+        ready(x).sum().backward()
+        assert model[0].weight.grad is not None
+    torch._dynamo.reset()
+
+
+def test_the_backend_is_registered() -> None:
+    from importlib.metadata import entry_points
+
+    (found,) = entry_points(group="torch_dynamo_backends", name="memplan")
+    assert callable(found.load())
