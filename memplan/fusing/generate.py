@@ -61,7 +61,7 @@ def headers() -> Mapping[str, str]:
     return {
         entry.name: entry.read_text(encoding="utf-8")
         for entry in folder.iterdir()
-        if entry.name.endswith(".h")
+        if entry.name.endswith(".h") and not entry.name.startswith(("conv_", "tape"))
     }
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.fusing.convolution import Bound, Epilogue, Prologue, bind, convolve
 from memplan.fusing.geometry import ALGORITHMS, Geometry, algorithms
-from memplan.fusing.kernels import convolution_library
+from memplan.fusing.kernels import tape
 from memplan.fusing.packing import pack
 from memplan.toolchain.compiler import NoCompilerError, find_compiler
 from memplan.toolchain.instructions import supported
@@ -292,9 +292,7 @@ def test_a_tape_runs_calls_in_order() -> None:
     planes = torch.ones(3, 1, 4, 4, 3).permute(0, 1, 4, 2, 3)
     steps = [bind(packed, planes[i], planes[i + 1]) for i in range(2)]
     entries = (Entry * 2)(*((s.function, ctypes.addressof(s.call)) for s in steps))
-    tape = convolution_library().memplan_tape
-    tape.restype, tape.argtypes = None, (ctypes.c_void_p, ctypes.c_long, ctypes.c_int)
-    tape(ctypes.addressof(entries), 2, 2)
+    tape()(ctypes.addressof(entries), 2, 2)
     assert (planes[2] == 36).all()
 
 

@@ -14,7 +14,7 @@ from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.engine.split import without_prologues
 from memplan.fusing.engine.stacks import kernels as stack_kernels
 from memplan.fusing.engine.stacks import on_gpu
-from memplan.fusing.kernels import convolution_library
+from memplan.fusing.kernels import tape
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Called, Joined, Node, Stacked
 from memplan.fusing.options import FuseOptions
@@ -148,7 +148,7 @@ def has_compiler() -> bool:
     """Whether kernels can be compiled; says once, as a warning, why they cannot."""
     global _told  # noqa: PLW0603 - once a process
     try:
-        convolution_library()
+        tape()
     except EnvironmentUnfitError as error:
         if not _told:
             _told = True

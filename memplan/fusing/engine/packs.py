@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from memplan.fusing.engine import onednn
@@ -10,7 +9,7 @@ from memplan.fusing.engine.fold import as_planes, folded, scale_and_shift
 from memplan.fusing.front.weights import fetch
 from memplan.fusing.geometry import Geometry
 from memplan.fusing.kernel import Kernel
-from memplan.fusing.kernels import convolution_library
+from memplan.fusing.kernels import tape
 from memplan.fusing.layers import Convolution, Network, Norm
 from memplan.fusing.nodes import Joined, Node, Stacked
 from memplan.fusing.packing import Packed, pack
@@ -58,7 +57,7 @@ class Packs:
         self.vectors: dict[Norm, tuple[Any, Any]] = {}
         own = any(kernel != "onednn" for kernel in kernels.values())
         own = own or any(isinstance(each, Kernel) for each in stacks.values())
-        self.play = _player() if own else None
+        self.play = tape() if own else None
         self.fill()
 
     def fill(self) -> None:
@@ -98,11 +97,3 @@ class Packs:
             else:
                 found.append(operand)
         return found
-
-
-def _player() -> Any:
-    """The library's function that runs a tape."""
-    play = convolution_library().memplan_tape
-    play.restype = None
-    play.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_int)
-    return play

@@ -1,14 +1,16 @@
-"""C++ headers of the kernels, and the library that they make."""
+"""C++ headers of the kernels, and the libraries that they make."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 from importlib import resources
+from typing import Any
 
 from memplan.toolchain.library import load
 
 _CONVOLUTION = '#include "conv_abi.h"\n'
+_TAPE = '#include "tape.h"\n'
 
 
 def headers(prefix: str) -> dict[str, str]:
@@ -33,3 +35,15 @@ def convolution_library(instructions: str = "native") -> ctypes.CDLL:
     `memplan.toolchain.library.load` does.
     """
     return load(_CONVOLUTION, headers("conv_"), instructions)
+
+
+def tape() -> Any:
+    """`memplan_tape` of `tape.h`: runs an array of (function, argument), so many of
+    them, on so many threads. It is compiled in no time, apart from all kernels.
+
+    Raises as `convolution_library` does.
+    """
+    play = load(_TAPE, headers("tape")).memplan_tape
+    play.restype = None
+    play.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_int)
+    return play

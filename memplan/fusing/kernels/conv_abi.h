@@ -7,17 +7,6 @@
 
 #define MEMPLAN_EXPORT extern "C" __attribute__((visibility("default")))
 
-struct MemplanEntry {
-  void (*kernel)(const void* call, int threads);
-  const void* call;
-};
-
-// Kernels one after the other: `count` entries, whichever library each is from.
-MEMPLAN_EXPORT void memplan_tape(const void* entries, long count, int threads) {
-  const auto* entry = static_cast<const MemplanEntry*>(entries);
-  for (long i = 0; i < count; ++i) entry[i].kernel(entry[i].call, threads);
-}
-
 MEMPLAN_EXPORT void memplan_conv_direct(const void* call, int threads) {
   memplan::direct(*static_cast<const memplan::Convolution*>(call), threads);
 }
