@@ -18,7 +18,8 @@ from memplan.fusing.front.weights import Watch
 from memplan.fusing.gradients import refusing
 from memplan.fusing.guards import unfit
 from memplan.fusing.options import FuseOptions
-from memplan.fusing.prepare import LeftAlone, Prepared, agrees, prepare
+from memplan.fusing.prepare import agrees, prepare
+from memplan.fusing.prepared import LeftAlone, Prepared
 
 MOST_SHAPES = 8  # programs kept, for inputs of as many shapes
 PATIENCE = 3  # calls with a shape beyond those, until it gets a program, too
@@ -256,5 +257,5 @@ def part_class(model: Any) -> type:
 
 def _blank() -> Any:
     """A fused module to be filled from where it was saved."""
-    cls = fused_class()
+    cls: Any = fused_class()
     return cls.__new__(cls)

@@ -1,138 +1,24 @@
-"""A model made ready for inputs of given shapes: traced, joined, built, checked."""
+"""A model made ready, or left alone: what comes before and after the making."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from memplan.errors import InputError, MemplanError
-from memplan.fusing.engine.build import Engine
+from memplan.errors import MemplanError
 from memplan.fusing.engine.clock import seconds
-from memplan.fusing.engine.decide import Maker
 from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.front.effects import SideEffectsError, own, without_effects
-from memplan.fusing.front.exported import exported
-from memplan.fusing.front.interpret import interpret
-from memplan.fusing.front.nest import as_nested, leaves_of, unknown
-from memplan.fusing.front.recognise import recognise
-from memplan.fusing.front.trace import NotTraceableError, trace
+from memplan.fusing.front.nest import leaves_of
 from memplan.fusing.front.weights import Watch
-from memplan.fusing.join import join
-from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Called, Node, tensors
+from memplan.fusing.making import NO_GAIN, Making, run_model
 from memplan.fusing.options import FuseOptions
+from memplan.fusing.prepared import LeftAlone, Prepared, building, inference
 from memplan.graph.export import first_line
 from memplan.graph.measure import other_inputs, relative_error
-from memplan.graph.program import Program
-
-_BUILDING = threading.RLock()
-
-
-def _after_fork() -> None:
-    """Who held the lock is not there in a child."""
-    global _BUILDING  # noqa: PLW0603
-    _BUILDING = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-SLOWER = "fused, it would take longer"
-NO_GAIN = 1.02  # times the model's own time, above which it is not worth it
-SLACK = 1 << 20  # bytes more that are nothing to speak of
-COARSE = 2.0**-5  # what results in bfloat16 may differ by: a few of its roundings
-RESTLESS = 3  # calls in a row with other weights, until they are not packed any more
-
-
-@dataclass
-class LeftAlone:
-    """Why a model runs as it was; its layers, as far as they are known; whether parts
-    of it may be fused. watch: what it was then; None where it is not asked again.
-    every: how many calls may pass until it is looked at again."""
-
-    reason: str
-    network: Network | None = None
-    parts: bool = False
-    watch: Watch | None = None
-    every: int = 32
-    _calls: int = 0
-
-    def stale(self) -> bool:
-        """Whether it is to be asked again: the model is another one by now."""
-        self._calls += 1
-        if self.watch is None or self._calls % self.every:
-            return False
-        return not self.watch.same_modules()
-
-
-@dataclass
-class Prepared:
-    """A network that runs fused, on inputs of the shapes it was made for.
-
-    nodes: what runs. watch: what the model was when its weights were packed. finish:
-    makes of the engine's outputs the model's. error: the largest relative difference
-    to the model's own results. seconds: of making it. gain: the model's time over this
-    one's, when it was made; None if that was not measured.
-    """
-
-    network: Network
-    engine: Engine
-    watch: Watch
-    finish: Callable[[Any], Any]
-    error: float
-    seconds: float
-    gain: float | None = None
-    _changes: int = 0  # of weights, from call to call
-    _packed: bool = True
-    _same: bool = True  # as the weights were
-
-    @property
-    def nodes(self) -> list[Node]:
-        return self.engine.nodes
-
-    def stale(self) -> bool:
-        """Whether the model is another one by now."""
-        if not self.watch.same_modules():
-            return True
-        self._same = self.watch.same_weights()
-        return not self._same and not self.watch.same_kinds()
-
-    def ready(self) -> bool:
-        """Whether the engine has the weights that the model had when `stale` was asked,
-        which are packed anew where they changed; but not while they do at every call.
-        """
-        same = self._same
-        if same and self._packed:
-            self._changes = 0
-            return True
-        with _BUILDING:
-            watch = self.watch if same else self.watch.again()
-            self._changes += not same
-            self._packed = self._packed and same
-            if same or self._changes <= RESTLESS:
-                with torch_inference():
-                    self.engine.pack()
-                self._packed = True
-            self.watch = watch
-        return self._packed
-
-    def run(self, inputs: dict[str, Any]) -> Any:
-        """What the model gives on these inputs."""
-        return self.finish(self.engine.run(inputs))
-
-
-@contextlib.contextmanager
-def torch_inference() -> Iterator[None]:
-    """Tensors made here have versions, and no gradients."""
-    import torch
-
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def prepare(
@@ -149,34 +35,30 @@ def prepare(
     """
     import torch
 
-    with _BUILDING, torch_inference(), torch.random.fork_rng(devices=[]):
+    with building(), inference(), torch.random.fork_rng(devices=[]):
         began = time.perf_counter()
         if any(map(torch.nn.parameter.is_lazy, model.parameters())):
-            _run(model, fixed, inputs)  # weights get their shapes
+            run_model(model, fixed, inputs)  # weights get their shapes
         reason = unsuited(model, inputs)
         if reason:
             return LeftAlone(reason, watch=Watch(model, ()), every=1)
         own_inputs = {name: own(value) for name, value in inputs.items()}
-        run = partial(_run, model, fixed)
+        run = partial(run_model, model, fixed)
         try:
             expected = without_effects(model, own_inputs, run)
         except SideEffectsError as problem:
             return LeftAlone(str(problem))
-        work = _Preparation(model, own_inputs, fixed, options, slabs or Slabs())
+        work = Making(model, own_inputs, fixed, options, slabs or Slabs())
         try:
             made = work.made(expected)
         except MemplanError as problem:
             made = LeftAlone(str(problem))
-        except Exception as problem:  # noqa: BLE001 - the model runs, whatever it is
+        except Exception as problem:
             made = LeftAlone(f"it cannot be fused: {first_line(problem)}", parts=True)
         if isinstance(made, LeftAlone):
             return replace(made, watch=Watch(model, ()))
         made.seconds = time.perf_counter() - began
         return made
-
-
-def _run(model: Any, fixed: dict[str, Any], inputs: dict[str, Any]) -> Any:
-    return model(**inputs, **fixed)
 
 
 def unsuited(model: Any, inputs: dict[str, Any]) -> str:
@@ -187,9 +69,7 @@ def unsuited(model: Any, inputs: dict[str, Any]) -> str:
         return f"it runs on {device}"
     if any(each.is_inference() for each in tensors[len(inputs) :]):
         return "its weights were made in inference mode, and no change of them is seen"
-    training = next(
-        (name for name, each in model.named_modules() if _trains(each)), ""
-    )
+    training = next((name for name, each in model.named_modules() if _trains(each)), "")
     return f"its module {training} is in training mode" if training else ""
 
 
@@ -205,177 +85,6 @@ def _trains(module: Any) -> bool:
     return room not in ("activation", "container", "conv", "linear", "pooling")
 
 
-@dataclass
-class _Preparation:
-    model: Any
-    inputs: dict[str, Any]
-    fixed: dict[str, Any]
-    options: FuseOptions
-    slabs: Slabs
-    finish: Callable[[Any], Any] = field(default=lambda outputs: outputs)
-    tolerance: float = 0.0
-    peak: int = 0  # bytes that the model's values take
-
-    def made(self, expected: Any) -> Prepared | LeftAlone:
-        """The model made ready; expected: what it gives on the inputs."""
-        leaves = leaves_of(expected)
-        if not self.inputs or unknown(leaves):
-            kind = f"returns a {unknown(leaves)}" if self.inputs else "takes no tensors"
-            return LeftAlone(f"it {kind}", parts=True)
-        coarse = any(str(getattr(leaf, "dtype", "")).endswith("16") for leaf in leaves)
-        self.tolerance = max(self.options.tolerance, COARSE if coarse else 0.0)
-        try:
-            program = self._program(expected)
-        except InputError as problem:
-            return LeftAlone(str(problem), parts=True)
-        network = recognise(program)
-        nodes, outputs = join(network, self.options.joining)
-        if all(isinstance(node, Called) for node in nodes):
-            return LeftAlone("it has no layers that are fused", network)
-        maker = Maker(
-            self.model, network, nodes, outputs, self.inputs, self.options, self.slabs
-        )
-        if maker.decisions.plan == ((), 0):
-            return LeftAlone(f"{SLOWER}, as was measured before", network)
-        return self._chosen(maker, network, expected)
-
-    def _chosen(
-        self, maker: Maker, network: Network, expected: Any
-    ) -> Prepared | LeftAlone:
-        """The fastest engine, if it gives what the model gives and is no slower."""
-        engine, error = self._engine(maker, expected)
-        if engine is None:
-            return LeftAlone(f"its results would differ by {error:.1e}", network)
-        gain = self._gain(maker, engine)
-        slower = gain is not None and gain < 1 / NO_GAIN
-        if slower:
-            maker.decisions.keep_plan((), 0)
-        maker.decisions.write()
-        if gain is not None and slower:
-            return LeftAlone(f"{SLOWER}: {1 / gain:.2f} times as long", network)
-        names = list(dict.fromkeys(tensors(engine.nodes)))
-        watch = Watch(self.model, names)
-        return Prepared(network, engine, watch, self.finish, error, 0.0, gain)
-
-    def _model(self, inputs: dict[str, Any]) -> Any:
-        return _run(self.model, self.fixed, inputs)
-
-    def _program(self, expected: Any) -> Program:
-        """The model's program, by tracing or by torch.export, with its metas known."""
-        try:
-            program = trace(self.model, self.fixed)
-            found, self.peak = interpret(program, self.model, self.inputs)
-            self.finish = as_nested(expected)
-            if self._off(expected, self.finish(found)) <= self.tolerance:
-                return program
-            problem = "its trace computes something else"
-        except NotTraceableError as error:
-            problem = str(error)
-        try:
-            program = exported(self.model, self.inputs, self.fixed)
-            found, self.peak = interpret(program, self.model, self.inputs)
-            self.finish = as_nested(expected)
-            if self._off(expected, self.finish(found)) > self.tolerance:
-                raise InputError("what torch.export gives computes something else")
-        except InputError as error:
-            raise InputError(f"{problem}; {error}") from error
-        return program
-
-    def _off(self, expected: Any, found: Any) -> float:
-        return relative_error(leaves_of(expected), leaves_of(found))
-
-    def _engine(self, maker: Maker, expected: Any) -> tuple[Engine | None, float]:
-        """The fastest engine whose results are the model's, and how they differ."""
-        plan = maker.decisions.plan
-        if plan is not None:
-            engine, error = self._exact(maker, plan[0], plan[1], expected)
-            if engine is not None:
-                return engine, error
-        kernels = self.options.kernels
-        found, error = [], float("inf")
-        most = int(self.peak * NO_GAIN) + SLACK
-        for batch in maker.batches():
-            engine, off = self._exact(maker, kernels, batch, expected)
-            error = min(error, off)
-            if engine is not None:
-                found.append((engine, off))
-        if not found:
-            return None, error
-        if self.options.measure:
-            peaks = [engine.peak(self.inputs) for engine, _ in found]
-            if min(peaks) > most:
-                share = min(peaks) / max(self.peak, 1)
-                raise InputError(f"fused, it would take {share:.2f} times the memory")
-            found = [
-                each for each, peak in zip(found, peaks, strict=True) if peak <= most
-            ]
-        best = 0
-        if len(found) > 1:
-            runs = [partial(engine.run, self.inputs) for engine, _ in found]
-            took = seconds(runs)
-            best = took.index(min(took))
-        engine, error = found[best]
-        maker.keep(engine, _used(engine, kernels))
-        return engine, error
-
-    def _exact(
-        self, maker: Maker, kernels: tuple[str, ...], batch: int, expected: Any
-    ) -> tuple[Engine | None, float]:
-        """An engine with the coarsest of `kernels` left out until results are right."""
-        error = float("inf")
-        for left in _ever_more_exact(kernels):
-            engine = maker.engine(left, batch)
-            engine.learn(expected, self.inputs)
-            error = self._error(engine, expected)
-            if error <= self.tolerance:
-                return engine, error
-        return None, error
-
-    def _error(self, engine: Engine, expected: Any) -> float:
-        """The largest relative error on the inputs given and on others; infinite where
-        so many images at a time are not what the network can do."""
-        try:
-            found = self.finish(engine.run(self.inputs))
-            error = self._off(expected, found)
-            if error > self.tolerance:
-                return error
-            values = other_inputs(list(self.inputs.values()), seed=1)
-            noise = dict(zip(self.inputs, values, strict=True))
-            found = self.finish(engine.run(noise))
-        except (RuntimeError, ValueError, IndexError, MemplanError):
-            if engine.batch >= engine.images:
-                raise
-            return float("inf")
-        return max(error, self._off(self._model(noise), found))
-
-    def _gain(self, maker: Maker, engine: Engine) -> float | None:
-        """The model's time over the engine's; None if that is not asked for."""
-        if not self.options.measure or maker.decisions.kept:
-            return None
-        fused, plain = seconds(
-            [partial(engine.run, self.inputs), partial(self._model, self.inputs)]
-        )
-        return plain / fused
-
-
-def _ever_more_exact(kernels: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Sets of kernels, each without the coarsest of the one before."""
-    found = [kernels]
-    for name in ("winograd4", "winograd2"):
-        rest = tuple(each for each in found[-1] if each != name)
-        if rest and rest != found[-1]:
-            found.append(rest)
-    return found
-
-
-def _used(engine: Engine, kernels: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the kernels allowed, those that the engine's choice was made among."""
-    used = set(engine.kernels.values())
-    return tuple(
-        each for each in kernels if each in used or not each.startswith("winograd")
-    )
-
-
 def agrees(
     model: Any,
     run: Callable[[dict[str, Any]], Any],
@@ -387,20 +96,22 @@ def agrees(
     slower."""
     import torch
 
-    with torch_inference(), torch.random.fork_rng(devices=[]):
+    with inference(), torch.random.fork_rng(devices=[]):
         try:
             for values in (
                 list(inputs.values()),
                 other_inputs(list(inputs.values()), seed=1),
             ):
                 given = dict(zip(inputs, values, strict=True))
-                expected = leaves_of(_run(model, fixed, given))
+                expected = leaves_of(run_model(model, fixed, given))
                 error = relative_error(expected, leaves_of(run(given)))
                 if error > options.tolerance:
                     return False
-        except Exception:  # noqa: BLE001 - then the model runs as it was
+        except Exception:
             return False
         if not options.measure:
             return True
-        took, plain = seconds([partial(run, inputs), partial(_run, model, fixed, inputs)])
+        took, plain = seconds(
+            [partial(run, inputs), partial(run_model, model, fixed, inputs)]
+        )
         return took <= NO_GAIN * plain

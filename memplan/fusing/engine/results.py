@@ -43,9 +43,7 @@ class Results:
         found = {name: self._own(name, values, inputs, arena) for name in self.names}
         return mapped(self._outputs, lambda ref: found[ref.name])
 
-    def _own(
-        self, name: str, values: Values, inputs: Values, arena: int | None
-    ) -> Any:
+    def _own(self, name: str, values: Values, inputs: Values, arena: int | None) -> Any:
         """A value that stays when the arena is used again."""
         import torch
 

@@ -51,7 +51,7 @@ def without_effects(
 def _same(left: Any, right: Any) -> bool:
     import torch
 
-    return torch.equal(left.nan_to_num(), right.nan_to_num())
+    return bool(torch.equal(left.nan_to_num(), right.nan_to_num()))
 
 
 def own(tensor: Any) -> Any:

@@ -13,9 +13,7 @@ from memplan.graph.program import Op, Program, Ref, Step, mapped, refs, results
 EXPORT_SECONDS = 60.0
 
 
-def exported(
-    model: Any, inputs: dict[str, Any], fixed: dict[str, Any]
-) -> Program:
+def exported(model: Any, inputs: dict[str, Any], fixed: dict[str, Any]) -> Program:
     """`model` as a Program on inputs of these shapes; its outputs are the leaves of
     the model's, in order.
 

@@ -10,9 +10,7 @@ from memplan.fusing.front.weights import fetch
 from memplan.graph.program import Meta, Op, Program, Ref, mapped, refs, results
 
 
-def interpret(
-    program: Program, model: Any, inputs: dict[str, Any]
-) -> tuple[Any, int]:
+def interpret(program: Program, model: Any, inputs: dict[str, Any]) -> tuple[Any, int]:
     """The outputs of `program` on `inputs`, and the bytes of its values at their peak;
     fills its metas in on the way.
 
