@@ -1,39 +1,24 @@
-"""A model made ready for inputs of given shapes: traced, joined, built, checked."""
+"""A model made ready, or left alone: what comes before and after the making."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from memplan.errors import InputError, MemplanError
-from memplan.fusing.engine.build import Engine
+from memplan.errors import MemplanError
 from memplan.fusing.engine.clock import seconds
-from memplan.fusing.engine.decide import Maker
 from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.front.effects import SideEffectsError, own, without_effects
-from memplan.fusing.front.exported import exported
-from memplan.fusing.front.interpret import interpret
-from memplan.fusing.front.nest import as_nested, leaves_of, unknown
-from memplan.fusing.front.recognise import recognise
-from memplan.fusing.front.trace import NotTraceableError, trace
+from memplan.fusing.front.nest import leaves_of
 from memplan.fusing.front.weights import Watch
-from memplan.fusing.join import join
-from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Called, Joining, tensors
+from memplan.fusing.making import NO_GAIN, Making, run_model
 from memplan.fusing.options import FuseOptions
-from memplan.fusing.prepared import BUILDING, LeftAlone, Prepared, torch_inference
-from memplan.fusing.suitable import unsuited
+from memplan.fusing.prepared import LeftAlone, Prepared, building, inference
 from memplan.graph.export import first_line
 from memplan.graph.measure import other_inputs, relative_error
-from memplan.graph.program import Program
-
-SLOWER = "fused, it would take longer"
-NO_GAIN = 1.02  # times the model's own time, above which it is not worth it
-SLACK = 1 << 20  # bytes more that are nothing to speak of
-COARSE = 2.0**-5  # what results in bfloat16 may differ by: a few of its roundings
 
 
 def prepare(
@@ -50,20 +35,20 @@ def prepare(
     """
     import torch
 
-    with BUILDING.held(), torch_inference(), torch.random.fork_rng(devices=[]):
+    with building(), inference(), torch.random.fork_rng(devices=[]):
         began = time.perf_counter()
         if any(map(torch.nn.parameter.is_lazy, model.parameters())):
-            _run(model, fixed, inputs)  # weights get their shapes
+            run_model(model, fixed, inputs)  # weights get their shapes
         reason = unsuited(model, inputs)
         if reason:
             return LeftAlone(reason, watch=Watch(model, ()), every=1)
         own_inputs = {name: own(value) for name, value in inputs.items()}
-        run = partial(_run, model, fixed)
+        run = partial(run_model, model, fixed)
         try:
             expected = without_effects(model, own_inputs, run)
         except SideEffectsError as problem:
             return LeftAlone(str(problem))
-        work = _Preparation(model, own_inputs, fixed, options, slabs or Slabs())
+        work = Making(model, own_inputs, fixed, options, slabs or Slabs())
         try:
             made = work.made(expected)
         except MemplanError as problem:
@@ -76,187 +61,30 @@ def prepare(
         return made
 
 
-def _run(model: Any, fixed: dict[str, Any], inputs: dict[str, Any]) -> Any:
-    return model(**inputs, **fixed)
+def unsuited(model: Any, inputs: dict[str, Any]) -> str:
+    """Why a model is left alone without a further look; "" where it is not."""
+    tensors = [*inputs.values(), *model.parameters(), *model.buffers()]
+    devices = sorted({str(each.device) for each in tensors})
+    if len(devices) > 1:
+        return f"it runs on several devices: {', '.join(devices)}"
+    if not devices[0].startswith(("cpu", "cuda")):
+        return f"it runs on {devices[0]}"
+    if any(each.is_inference() for each in tensors[len(inputs) :]):
+        return "its weights were made in inference mode, and no change of them is seen"
+    training = next((name for name, each in model.named_modules() if _trains(each)), "")
+    return f"its module {training} is in training mode" if training else ""
 
 
-@dataclass
-class _Preparation:
-    model: Any
-    inputs: dict[str, Any]
-    fixed: dict[str, Any]
-    options: FuseOptions
-    slabs: Slabs
-    finish: Callable[[Any], Any] = field(default=lambda outputs: outputs)
-    tolerance: float = 0.0
-    peak: int = 0  # bytes that the model's values take
+def _trains(module: Any) -> bool:
+    """Whether a module is in training mode, and may do something else there."""
+    from torch import nn
 
-    def made(self, expected: Any) -> Prepared | LeftAlone:
-        """The model made ready; expected: what it gives on the inputs."""
-        leaves = leaves_of(expected)
-        if not self.inputs or unknown(leaves):
-            kind = f"returns a {unknown(leaves)}" if self.inputs else "takes no tensors"
-            return LeftAlone(f"it {kind}", parts=True)
-        coarse = any(str(getattr(leaf, "dtype", "")).endswith("16") for leaf in leaves)
-        self.tolerance = max(self.options.tolerance, COARSE if coarse else 0.0)
-        try:
-            program = self._program(expected)
-        except InputError as problem:
-            return LeftAlone(str(problem), parts=True)
-        network = recognise(program)
-        nodes, outputs = join(network, self._joining())
-        if all(isinstance(node, Called) for node in nodes):
-            return LeftAlone("it has no layers that are fused", network)
-        maker = Maker(
-            self.model, network, nodes, outputs, self.inputs, self.options, self.slabs
-        )
-        if maker.decisions.plan == ((), 0):
-            return LeftAlone(f"{SLOWER}, as was measured before", network)
-        return self._chosen(maker, network, expected)
-
-    def _chosen(
-        self, maker: Maker, network: Network, expected: Any
-    ) -> Prepared | LeftAlone:
-        """The fastest engine, if it gives what the model gives and is no slower."""
-        engine, error = self._engine(maker, expected)
-        if engine is None:
-            return LeftAlone(f"its results would differ by {error:.1e}", network)
-        gain = self._gain(maker, engine)
-        slower = gain is not None and gain < 1 / NO_GAIN
-        if slower:
-            maker.decisions.keep_plan((), 0)
-        maker.decisions.write()
-        if gain is not None and slower:
-            return LeftAlone(f"{SLOWER}: {1 / gain:.2f} times as long", network)
-        names = list(dict.fromkeys(tensors(engine.nodes)))
-        watch = Watch(self.model, names)
-        return Prepared(network, engine, watch, self.finish, error, 0.0, gain)
-
-    def _joining(self) -> Joining:
-        """On a GPU convolutions are torch's own, and take nothing else in."""
-        joining = self.options.joining
-        if next(iter(self.inputs.values())).device.type == "cpu":
-            return joining
-        return replace(joining, epilogues=False, prologues=False, pools=False)
-
-    def _model(self, inputs: dict[str, Any]) -> Any:
-        return _run(self.model, self.fixed, inputs)
-
-    def _program(self, expected: Any) -> Program:
-        """The model's program, by tracing or by torch.export, with its metas known."""
-        try:
-            program = trace(self.model, self.fixed)
-            found, self.peak = interpret(program, self.model, self.inputs)
-            self.finish = as_nested(expected)
-            if self._off(expected, self.finish(found)) <= self.tolerance:
-                return program
-            problem = "its trace computes something else"
-        except NotTraceableError as error:
-            problem = str(error)
-        try:
-            program = exported(self.model, self.inputs, self.fixed)
-            found, self.peak = interpret(program, self.model, self.inputs)
-            self.finish = as_nested(expected)
-            if self._off(expected, self.finish(found)) > self.tolerance:
-                raise InputError("what torch.export gives computes something else")
-        except InputError as error:
-            raise InputError(f"{problem}; {error}") from error
-        return program
-
-    def _off(self, expected: Any, found: Any) -> float:
-        return relative_error(leaves_of(expected), leaves_of(found))
-
-    def _engine(self, maker: Maker, expected: Any) -> tuple[Engine | None, float]:
-        """The fastest engine whose results are the model's, and how they differ."""
-        plan = maker.decisions.plan
-        if plan is not None:
-            engine, error = self._exact(maker, plan[0], plan[1], expected)
-            if engine is not None:
-                return engine, error
-        kernels = self.options.kernels
-        found, error = [], float("inf")
-        most = int(self.peak * NO_GAIN) + SLACK
-        for batch in maker.batches():
-            engine, off = self._exact(maker, kernels, batch, expected)
-            error = min(error, off)
-            if engine is not None:
-                found.append((engine, off))
-        if not found:
-            return None, error
-        if self.options.measure:
-            peaks = [engine.peak(self.inputs) for engine, _ in found]
-            if min(peaks) > most:
-                share = min(peaks) / max(self.peak, 1)
-                raise InputError(f"fused, it would take {share:.2f} times the memory")
-            found = [
-                each for each, peak in zip(found, peaks, strict=True) if peak <= most
-            ]
-        best = 0
-        if len(found) > 1:
-            runs = [partial(engine.run, self.inputs) for engine, _ in found]
-            took = seconds(runs, maker.device)
-            best = took.index(min(took))
-        engine, error = found[best]
-        maker.keep(engine, _used(engine, kernels))
-        return engine, error
-
-    def _exact(
-        self, maker: Maker, kernels: tuple[str, ...], batch: int, expected: Any
-    ) -> tuple[Engine | None, float]:
-        """An engine with the coarsest of `kernels` left out until results are right."""
-        error = float("inf")
-        for left in _ever_more_exact(kernels):
-            engine = maker.engine(left, batch)
-            engine.learn(expected, self.inputs)
-            error = self._error(engine, expected)
-            if error <= self.tolerance:
-                return engine, error
-        return None, error
-
-    def _error(self, engine: Engine, expected: Any) -> float:
-        """The largest relative error on the inputs given and on others; infinite where
-        so many images at a time are not what the network can do."""
-        try:
-            found = self.finish(engine.run(self.inputs))
-            error = self._off(expected, found)
-            if error > self.tolerance:
-                return error
-            values = other_inputs(list(self.inputs.values()), seed=1)
-            noise = dict(zip(self.inputs, values, strict=True))
-            found = self.finish(engine.run(noise))
-        except (RuntimeError, ValueError, IndexError, MemplanError):
-            if engine.batch >= engine.images:
-                raise
-            return float("inf")
-        return max(error, self._off(self._model(noise), found))
-
-    def _gain(self, maker: Maker, engine: Engine) -> float | None:
-        """The model's time over the engine's; None if that is not asked for."""
-        if not self.options.measure or maker.decisions.kept:
-            return None
-        fused, plain = seconds(
-            [partial(engine.run, self.inputs), partial(self._model, self.inputs)],
-            maker.device,
-        )
-        return plain / fused
-
-
-def _ever_more_exact(kernels: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Sets of kernels, each without the coarsest of the one before."""
-    found = [kernels]
-    for name in ("winograd4", "winograd2"):
-        rest = tuple(each for each in found[-1] if each != name)
-        if rest and rest != found[-1]:
-            found.append(rest)
-    return found
-
-
-def _used(engine: Engine, kernels: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the kernels allowed, those that the engine's choice was made among."""
-    used = set(engine.kernels.values())
-    return tuple(
-        each for each in kernels if each in used or not each.startswith("winograd")
-    )
+    if not module.training:
+        return False
+    if isinstance(module, nn.RReLU | nn.MultiheadAttention):
+        return True
+    room = type(module).__module__.removeprefix("torch.nn.modules.")
+    return room not in ("activation", "container", "conv", "linear", "pooling")
 
 
 def agrees(
@@ -270,14 +98,14 @@ def agrees(
     slower."""
     import torch
 
-    with torch_inference(), torch.random.fork_rng(devices=[]):
+    with inference(), torch.random.fork_rng(devices=[]):
         try:
             for values in (
                 list(inputs.values()),
                 other_inputs(list(inputs.values()), seed=1),
             ):
                 given = dict(zip(inputs, values, strict=True))
-                expected = leaves_of(_run(model, fixed, given))
+                expected = leaves_of(run_model(model, fixed, given))
                 error = relative_error(expected, leaves_of(run(given)))
                 if error > options.tolerance:
                     return False
@@ -285,6 +113,6 @@ def agrees(
             return False
         if not options.measure:
             return True
-        runs = [partial(run, inputs), partial(_run, model, fixed, inputs)]
+        runs = [partial(run, inputs), partial(run_model, model, fixed, inputs)]
         took, plain = seconds(runs, str(next(iter(inputs.values())).device))
         return took <= NO_GAIN * plain

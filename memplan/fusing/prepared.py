@@ -1,4 +1,4 @@
-"""A model made ready: a network that runs fused, or why there is none."""
+"""What was made of a model for inputs of given shapes: a program, or a reason."""
 
 from __future__ import annotations
 
@@ -16,25 +16,21 @@ from memplan.fusing.nodes import Node
 
 RESTLESS = 3  # calls in a row with other weights, until they are not packed any more
 
-
-class _Lock:
-    """One thread at a time makes models ready; a child of a fork begins anew, since
-    who held the lock is not there."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        with self._lock:
-            yield
+_building = threading.RLock()
 
 
-BUILDING = _Lock()
+def _after_fork() -> None:
+    """Who held the lock is not there in a child."""
+    global _building  # noqa: PLW0603
+    _building = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def building() -> threading.RLock:
+    """The lock under which models are made ready, one at a time."""
+    return _building
 
 
 @dataclass
@@ -98,12 +94,12 @@ class Prepared:
         if same and self._packed:
             self._changes = 0
             return True
-        with BUILDING.held():
+        with building():
             watch = self.watch if same else self.watch.again()
             self._changes += not same
             self._packed = self._packed and same
             if same or self._changes <= RESTLESS:
-                with torch_inference():
+                with inference():
                     self.engine.pack()
                 self._packed = True
             self.watch = watch
@@ -115,7 +111,7 @@ class Prepared:
 
 
 @contextlib.contextmanager
-def torch_inference() -> Iterator[None]:
+def inference() -> Iterator[None]:
     """Tensors made here have versions, and no gradients."""
     import torch
 

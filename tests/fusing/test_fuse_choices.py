@@ -16,14 +16,14 @@ pytestmark = pytest.mark.torch
 
 from torch import nn  # noqa: E402
 
-import memplan.fusing.prepare as preparing  # noqa: E402
+import memplan.fusing.making as preparing  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
 from memplan.fusing.engine import build, decide  # noqa: E402
 from memplan.fusing.engine.clock import seconds  # noqa: E402
 from memplan.fusing.engine.decisions import Decisions  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.options import FuseOptions  # noqa: E402
-from memplan.fusing.prepare import LeftAlone, Prepared  # noqa: E402
+from memplan.fusing.prepared import LeftAlone, Prepared  # noqa: E402
 
 FORCED = FuseOptions(measure=False)
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from fuse_arena import check_nodes  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
-from memplan.fusing.engine.places import Place, copies, place, plan  # noqa: E402
 from memplan.fusing.engine.runner import Call, Runner  # noqa: E402
 from memplan.fusing.engine.slabs import MOST_IDLE, Slab, Slabs  # noqa: E402
 from memplan.fusing.front.interpret import interpret  # noqa: E402
@@ -27,16 +27,13 @@ from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.join import join  # noqa: E402
 from memplan.fusing.nodes import (  # noqa: E402
     Called,
-    Catenated,
     Joined,
     Joining,
     Node,
     Stacked,
-    reasons,
 )
 from memplan.fusing.options import FuseOptions  # noqa: E402
 from memplan.fusing.prepared import Prepared  # noqa: E402
-from memplan.graph.program import refs  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -66,8 +63,8 @@ class Random(nn.Module):
         for index, (kind, a, b) in enumerate(recipe):
             c, d = (channels[each % len(channels)] for each in (a, b))
             if kind == "cat" and c + d > 64:
-                kind, self.recipe[index] = "relu", ("relu", a, b)  # noqa: PLW2901
-            part, out = _part(kind, c, d)
+                self.recipe[index] = "relu", a, b
+            part, out = _part(self.recipe[index][0], c, d)
             if part is not None:
                 self.parts[str(index)] = part
             channels.append(out)
@@ -76,8 +73,7 @@ class Random(nn.Module):
         values = [x]
         for index, (kind, a, b) in enumerate(self.recipe):
             y, z = (values[each % len(values)] for each in (a, b))
-            key = str(index)
-            part = self.parts[key] if key in self.parts else None  # noqa: SIM401
+            part = getattr(self.parts, str(index), None)
             values.append(_step(kind, part, y, z))
         return [values[each % len(values)] for each in self.outputs], values[-1]
 
@@ -189,106 +185,6 @@ def leaves(value: Any) -> list[Any]:
     return [*value[0], value[1]]
 
 
-def check_nodes(network: Any) -> None:
-    """Nodes take what is made before them, make each value once, and stand for every
-    layer once."""
-    nodes, outputs = join(network)
-    there = {*network.inputs, *network.constants}
-    for node in nodes:
-        assert set(node.inputs()) <= there
-        assert node.value not in there
-        there.add(node.value)
-    assert set(refs(outputs)) <= there
-    named = [name for node in nodes for name in node.layers]
-    assert len(named) == len(set(named))
-    wanted = {each.name for each in network.layers if each.kind != "same"}
-    assert set(named) == wanted
-    assert reasons(network.layers, nodes).keys() == {
-        each.name for each in network.layers
-    }
-    check_places(nodes, network.shapes, list(refs(outputs)))
-
-
-def check_places(
-    nodes: list[Node], shapes: dict[str, tuple[int, ...]], kept: list[str]
-) -> None:
-    """Nothing that is still wanted is written over: each node is run on an arena of
-    numbers, where every element says whose value it is."""
-    places = place(nodes, shapes, lambda node: not isinstance(node, Called))
-    widths = {each.buffer: each.pixel for each in places.values()}
-
-    def size(buffer: str) -> int:
-        n, _, h, w = shapes[buffer]
-        return n * h * w * widths[buffer]
-
-    arena = plan(nodes, places, size, kept)
-    assert arena.bytes >= arena.bound or arena.bytes == 0
-    memory = torch.zeros(arena.bytes + 1, dtype=torch.long)
-    numbers = {name: index + 1 for index, name in enumerate(shapes)}
-
-    def view(name: str, where: Place) -> Any:
-        n, c, h, w = shapes[name]
-        row = w * where.pixel
-        start = arena.offsets[where.buffer] + where.channel
-        return memory.as_strided((n, c, h, w), (h * row, 1, row, where.pixel), start)
-
-    pieces = {node.value: node.pieces for node in nodes if isinstance(node, Catenated)}
-
-    def intact(name: str) -> None:
-        if name in pieces:
-            whole, at = view(name, places[name]), 0
-            for piece in pieces[name]:
-                part = whole[:, at : at + shapes[piece][1]]
-                assert written(part, piece)
-                at += shapes[piece][1]
-        elif name in places:
-            assert written(view(name, places[name]), name)
-
-    def written(part: Any, name: str) -> bool:
-        if name not in pieces:
-            return bool((part == numbers[name]).all())
-        at, good = 0, True
-        for piece in pieces[name]:
-            count = shapes[piece][1]
-            good = good and written(part[:, at : at + count], piece)
-            at += count
-        return good
-
-    held: dict[str, set[str]] = {}  # what views of torch may lie in
-    for node in nodes:
-        for name in node.inputs():
-            for each in held.get(name, {name}):
-                intact(each)
-        if isinstance(node, Called):
-            held[node.value] = set().union(
-                *(held.get(name, {name}) for name in node.inputs())
-            )
-        elif isinstance(node, Catenated):
-            for piece, target in copies(node, places, shapes):
-                fill(view(piece, target), piece, pieces, numbers, shapes)
-        else:
-            view(node.value, places[node.value]).fill_(numbers[node.value])
-    for name in kept:
-        for each in held.get(name, {name}):
-            intact(each)
-
-
-def fill(
-    part: Any,
-    name: str,
-    pieces: dict[str, list[str]],
-    numbers: dict[str, int],
-    shapes: dict[str, tuple[int, ...]],
-) -> None:
-    if name not in pieces:
-        part.fill_(numbers[name])
-        return
-    at = 0
-    for piece in pieces[name]:
-        fill(part[:, at : at + shapes[piece][1]], piece, pieces, numbers, shapes)
-        at += shapes[piece][1]
-
-
 def nodes_of(forward: Callable[..., Any], joining: Joining, **parts: Any) -> list[Node]:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -334,11 +230,11 @@ def test_what_is_joined_in_front_of_a_convolution() -> None:
 
 
 def test_a_value_that_is_wanted_is_not_joined() -> None:
-    nodes = nodes_of(
-        lambda s, x: (lambda y: (y, f.relu(y)))(s.conv(x)),  # noqa: PLC3002
-        Joining(),
-        conv=nn.Conv2d(4, 4, 1),
-    )
+    def forward(self: Any, x: Any) -> Any:
+        y = self.conv(x)
+        return y, f.relu(y)
+
+    nodes = nodes_of(forward, Joining(), conv=nn.Conv2d(4, 4, 1))
     assert [type(each) for each in nodes] == [Joined, Stacked]
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: PLC3002 - a model a line
 """What fused models give: what the models give, whatever they are made of."""
 
 from __future__ import annotations
@@ -121,32 +120,54 @@ def twice_over(self: Any, x: Any) -> Any:
     return first + y
 
 
+def nested_cats(s: Any, x: Any) -> Any:
+    a, b = s.body(x), s.body(x + 1)
+    return torch.cat([torch.cat([a, b], 1), torch.cat([b, a, b], 1)], 1)
+
+
+def prefixes(s: Any, x: Any) -> Any:
+    a, b = s.body(x), s.body(x + 1)
+    short = torch.cat([a, b], 1)
+    return torch.cat([a, b, a * 2], 1), f.relu(short - 0.5), torch.cat([a, b], 1)
+
+
+def with_piece(s: Any, x: Any) -> Any:
+    y = s.body(x)
+    return y, torch.cat([y, x], 1)
+
+
+def with_itself(s: Any, x: Any) -> Any:
+    y = s.body(x)
+    return y + y, (y, y), torch.cat([y, y], 1)
+
+
+def shuffled(s: Any, x: Any) -> Any:
+    y = s.body(x).view(x.shape[0], 2, 2, 8, 8).transpose(1, 2).contiguous()
+    return s.body(y.view(x.shape[0], 4, 8, 8)[:, :3])
+
+
+def gated(s: Any, x: Any) -> Any:
+    y = s.body(x)
+    return y * torch.sigmoid(s.fc(f.adaptive_avg_pool2d(y, 1)))
+
+
+def gate_in_a_cat(s: Any, x: Any) -> Any:
+    y = s.body(x)
+    g = torch.sigmoid(s.fc(f.adaptive_avg_pool2d(y, 1)))
+    return y * g, torch.cat([g, g + 1], 1)
+
+
 MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "added to itself": (lambda s, x: (lambda y: y + y)(s.body(x)), {}),
+    "with itself": (with_itself, {}),
     "overwritten twice": (twice_over, {}),
     "a view of it": (late_view, {}),
-    "cat of itself": (lambda s, x: (lambda y: torch.cat([y, y], 1))(s.body(x)), {}),
     "cat with input": (lambda s, x: torch.cat([x, s.body(x), x], 1), {}),
     "cat of called": (
         lambda s, x: torch.cat([torch.cos(x), s.body(x), torch.cos(s.body(x))], 1), {},
     ),
-    "nested cats": (
-        lambda s, x: (
-            lambda a, b: torch.cat([torch.cat([a, b], 1), torch.cat([b, a, b], 1)], 1)
-        )(s.body(x), s.body(x + 1)), {},
-    ),
-    "prefixes": (
-        lambda s, x: (
-            lambda a, b: (
-                torch.cat([a, b, a * 2], 1),
-                f.relu(torch.cat([a, b], 1) - 0.5),
-                torch.cat([a, b], 1),
-            )
-        )(s.body(x), s.body(x + 1)), {},
-    ),
-    "piece is output": (
-        lambda s, x: (lambda y: (y, torch.cat([y, x], 1)))(s.body(x)), {},
-    ),
+    "nested cats": (nested_cats, {}),
+    "prefixes": (prefixes, {}),
+    "piece is output": (with_piece, {}),
     "residual input": (
         lambda s, x: f.relu(s.back(s.body(x)) + x), {"back": nn.Conv2d(4, 3, 1)},
     ),
@@ -161,26 +182,11 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "chunks": (lambda s, x: s.body(x).chunk(2, 1), {}),
     "chunks of stack": (lambda s, x: f.relu(s.body(x) - 1).chunk(2, 1)[1], {}),
     "maximum and where": (lambda s, x: s.body(x).max(1), {}),
-    "twice the same": (lambda s, x: (lambda y: (y, y))(s.body(x)), {}),
     "the input": (lambda s, x: (x, s.body(x)), {}),
     "view": (lambda s, x: s.body(x).view(x.size(0), -1), {}),
-    "shuffled": (
-        lambda s, x: s.body(
-            s.body(x).view(x.shape[0], 2, 2, 8, 8).transpose(1, 2).contiguous()
-            .view(x.shape[0], 4, 8, 8)[:, :3]
-        ), {},
-    ),
-    "gate": (
-        lambda s, x: (lambda y: y * torch.sigmoid(s.fc(f.adaptive_avg_pool2d(y, 1))))(
-            s.body(x)
-        ), {"fc": nn.Conv2d(4, 4, 1)},
-    ),
-    "gate in a cat": (
-        lambda s, x: (
-            lambda y, g: (y * g, torch.cat([g, g + 1], 1))
-        )(s.body(x), torch.sigmoid(s.fc(f.adaptive_avg_pool2d(s.body(x), 1)))),
-        {"fc": nn.Conv2d(4, 4, 1)},
-    ),
+    "shuffled": (shuffled, {}),
+    "gate": (gated, {"fc": nn.Conv2d(4, 4, 1)}),
+    "gate in a cat": (gate_in_a_cat, {"fc": nn.Conv2d(4, 4, 1)}),
     "parameter": (
         lambda s, x: s.body(x) * s.scale + s.pos,
         {"scale": nn.Parameter(torch.rand(1)), "pos": nn.Parameter(noise(2, 4, 8, 8))},

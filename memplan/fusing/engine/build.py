@@ -96,11 +96,8 @@ class Engine:
             values = runner.run({**constants, **given}, look)
             results = [values[name] for name in self._results.names]
             size = bytes_of([changed(each, _copy) for each in results], kept)
-        return (
-            self.arena.bytes
-            + max(peak, size)
-            + (0 if whole else size * self.images // count)
-        )
+        rest = 0 if whole else size * self.images // count
+        return self.arena.bytes + max(peak, size) + rest
 
     def _fetched(self) -> Values:
         return {

@@ -44,9 +44,8 @@ def _name(op: Op) -> str:
     import torch
 
     name = key_of(op.target).rpartition(".")[2]
-    packet = getattr(op.target, "overloadpacket", None)
-    if packet is not None:
-        if getattr(op.target, "namespace", "") != "aten":
+    if hasattr(op.target, "overloadpacket"):
+        if not op.key.startswith("aten."):
             raise LeftAloneError(f"{op.key} is none of the layers that are fused")
     elif not isinstance(op.target, Method) and not any(
         getattr(room, name, None) is op.target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +24,26 @@ def trace(model: Any, fixed: dict[str, Any]) -> Program:
     """
     import torch.fx
 
+    here = threading.get_ident()
+
     class Tracer(torch.fx.Tracer):  # type: ignore[misc]
         # What is computed of buffers is computed at every call, and not once.
         proxy_buffer_attributes = True
 
         def is_leaf_module(self, module: Any, path: str) -> bool:
             return has_hooks(module) or super().is_leaf_module(module, path)
+
+        # While this traces, torch.fx has all modules of the process call here: those of
+        # other threads run as they are.
+        def call_module(self, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
+            if threading.get_ident() != here:
+                return forward(*args, **kwargs)
+            return super().call_module(m, forward, args, kwargs)
+
+        def getattr(self, attr: str, attr_val: Any, cache: Any) -> Any:
+            if threading.get_ident() != here:
+                return attr_val
+            return super().getattr(attr, attr_val, cache)
 
         def create_arg(self, value: Any) -> Any:
             # Those that the code makes would become attributes of the user's model.

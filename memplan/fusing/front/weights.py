@@ -107,13 +107,8 @@ class _Modules:
                 and all(each.training is mode for each, mode in self._modes)
                 and [each._version for each in self._loose] == self._versions
             )
-        except (
-            KeyError,
-            RuntimeError,
-            ValueError,
-            TypeError,
-        ):
-            return False
+        except (KeyError, RuntimeError, ValueError, TypeError):
+            return False  # arrays and tensors, and other ones
 
 
 def _own(attributes: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from importlib import resources
 from typing import Any
 
@@ -34,6 +35,19 @@ def convolution_library(instructions: str = "native") -> ctypes.CDLL:
     Raises NoCompilerError, CompileError or EnvironmentUnfitError as
     `memplan.toolchain.library.load` does.
     """
+    environment = tuple(map(os.environ.get, _ASKED))
+    return _convolution_library(instructions, environment)
+
+
+# Every convolution that is packed or bound asks, several times: what compiler and
+# cache there are is looked into once, as long as the same are named.
+_ASKED = ("CXX", "PATH", "MEMPLAN_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
+
+
+@functools.cache
+def _convolution_library(
+    instructions: str, environment: tuple[str | None, ...]
+) -> ctypes.CDLL:
     return load(_CONVOLUTION, headers("conv_"), instructions)
 
 

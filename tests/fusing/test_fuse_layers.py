@@ -1,0 +1,123 @@
+"""Layers that are not what they seem, and models that are fused in parts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from fuse_models import FORCED, agree, noise, prepared, program  # noqa: E402
+from torch import nn  # noqa: E402
+
+from memplan.fusing.fuse import fuse  # noqa: E402
+from memplan.fusing.module import Parted  # noqa: E402
+from memplan.fusing.prepared import Prepared  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.getbasetemp() / "kernels"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
+        yield folder
+
+
+def test_lazy_layers() -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.LazyBatchNorm2d()).eval()
+    ready = fuse(model, FORCED)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ready(noise())
+    agree(model, ready)
+    assert isinstance(program(ready), Prepared)
+
+
+class Odd(nn.Conv2d):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) + 1
+
+
+def _wrapped() -> Any:
+    conv = nn.Conv2d(3, 4, 3)
+    conv.forward = lambda x, plain=conv.forward: plain(x) * 2
+    return conv
+
+
+LAYERS: dict[str, Callable[[], Any]] = {
+    "a subclass": lambda: Odd(3, 4, 3),
+    "another forward": _wrapped,
+    "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)),
+    "spectral": lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)),
+    "old spectral": lambda: nn.utils.spectral_norm(nn.Conv2d(3, 4, 3)),
+    "fused by torch": lambda: nn.utils.fuse_conv_bn_eval(
+        nn.Conv2d(3, 4, 3).eval(), nn.BatchNorm2d(4).eval()
+    ),
+    "reflected": lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"),
+    "batch statistics": lambda: nn.BatchNorm2d(3, track_running_stats=False),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_that_are_not_what_they_seem(kind: str) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        layer = LAYERS[kind]()
+    channels = 3 if kind == "batch statistics" else 4
+    model = nn.Sequential(layer, nn.ReLU(), nn.Conv2d(channels, 4, 1)).eval()
+    ready = prepared(model)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.mul_(1.5)
+    agree(model, ready)
+
+
+class Loops(nn.Module):
+    """Not traceable as a whole, and its parts are taken apart in several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+        self.blocks = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.SiLU())
+        self.last = nn.ModuleList([nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())])
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        for layer in self.blocks:
+            x = layer(x)
+        if float(x.sum()) > 1e9:  # follows from data
+            x = self.blocks[0](x)
+        return self.last[-1](x) + len(self.blocks)
+
+
+def test_parts_of_a_model_that_cannot_be_taken_whole() -> None:
+    model = Loops().eval()
+    ready = fuse(model, FORCED)
+    agree(model, ready)
+    made = program(ready)
+    assert isinstance(made, Parted)
+    assert made.paths == ["first", "blocks", "last.0"]
+    agree(model, ready)
+    with torch.no_grad():
+        model.first[0].weight.mul_(2)
+    agree(model, ready)
+    seen: list[Any] = []
+    model.first.register_forward_hook(lambda module, *_: seen.append(module))
+    agree(model, ready)
+    assert program(ready).paths == ["blocks", "last.0"]
+    assert model.first in seen
+
+
+def test_attributes_of_a_model_in_parts() -> None:
+    model = Loops().eval()
+    ready = fuse(model, FORCED)
+    agree(model, ready)
+    model.last[0] = nn.Sequential(nn.Conv2d(4, 2, 1), nn.Tanh()).eval()
+    agree(model, ready)
