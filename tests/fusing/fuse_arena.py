@@ -8,7 +8,7 @@ import torch
 
 from memplan.fusing.engine.places import Place, copies, place, plan
 from memplan.fusing.join import join
-from memplan.fusing.nodes import Called, Catenated, Node, reasons
+from memplan.fusing.nodes import Called, Catenated, Joined, Node, Stacked, reasons
 from memplan.graph.program import refs
 
 
@@ -37,6 +37,10 @@ def check_places(
 ) -> None:
     """Nothing that is still wanted is written over: each node is run on an arena of
     numbers, where every element says whose value it is."""
+    torchs = place(nodes, shapes, lambda node: isinstance(node, Joined | Stacked))
+    assert not any(
+        node.value in torchs for node in nodes if isinstance(node, Catenated)
+    )
     places = place(nodes, shapes, lambda node: not isinstance(node, Called))
     widths = {each.buffer: each.pixel for each in places.values()}
 

@@ -56,7 +56,7 @@ def place(
     """
     places: dict[str, Place] = {}
     makers = {node.value: node for node in nodes if native(node)}
-    cats = [node for node in nodes if isinstance(node, Catenated) and native(node)]
+    cats = [each for each in makers.values() if isinstance(each, Catenated)]
     for cat in reversed(cats):
         if cat.value not in places:
             places[cat.value] = _as_prefix(cat, cats, places) or Place(
