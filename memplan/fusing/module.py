@@ -151,15 +151,15 @@ def fused_class() -> type:
             if program is not None and not program.stale():
                 return program
             with self._making:
-                return self._made_once(key, tensors, fixed)
+                now = self._programs.get(key)
+                if now is not None and now is not program:
+                    return now  # another thread has made it meanwhile
+                return self._made(key, tensors, fixed, again=program is not None)
 
-        def _made_once(
-            self, key: Any, tensors: dict[str, Any], fixed: dict[str, Any]
+        def _made(
+            self, key: Any, tensors: dict[str, Any], fixed: dict[str, Any], again: bool
         ) -> Program:
-            program = self._programs.get(key)
-            if program is not None and not program.stale():
-                return program  # another thread has made it meanwhile
-            if program is not None:
+            if again:
                 self._programs.clear()  # the model is another one by now
                 self._changes += 1
             self._seen[key] = self._seen.get(key, 0) + 1

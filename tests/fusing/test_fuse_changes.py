@@ -297,23 +297,3 @@ def test_a_model_whose_modules_change_all_the_time() -> None:
             model.scale = float(turn)
             agree(model, ready)
     assert ready._changes <= 10
-
-
-def test_a_model_left_alone_is_looked_at_again() -> None:
-    class Chooses(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(8, 8), nn.Conv2d(3, 4, 1), nn.ReLU())
-            self.whole = False
-
-        def forward(self, x: Any) -> Any:
-            return self.body(x) if self.whole else self.body[0](x)
-
-    model = Chooses().eval()
-    ready = fuse(model, FORCED)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for turn in range(200):
-            model.whole = turn >= 40
-            agree(model, ready)
-    assert isinstance(program(ready), Prepared)
