@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from fuse_alike import FORCED, alike, made, noise, same  # noqa: E402
+from fuse_alike import FORCED, alike, block, made, noise, same  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
