@@ -22,6 +22,7 @@ from memplan.fusing.prepare import agrees, prepare
 from memplan.fusing.prepared import LeftAlone, Prepared
 
 MOST_SHAPES = 8  # programs kept, for inputs of as many shapes
+SELDOM = 16  # calls in a row that were left alone, until one in so many is looked at
 PATIENCE = 3  # calls with a shape beyond those, until it gets a program, too
 MOST_CHANGES = 8  # of modules, in so many calls for each, until no more are followed
 
@@ -84,7 +85,7 @@ def fused_class() -> type:
             self._programs: OrderedDict[Any, Program] = OrderedDict()
             self._seen: dict[Any, int] = {}
             self._patience = PATIENCE
-            self._calls = self._changes = 0
+            self._calls = self._changes = self._left = 0
             self._told: set[str] = set()
             self._signature = Signature()
             self._making = threading.RLock()
@@ -110,7 +111,7 @@ def fused_class() -> type:
             return _blank, (), self.__getstate__()
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            if unfit(self.model, args, kwargs):
+            if self._passed_over() or unfit(self.model, args, kwargs):
                 return self.model(*args, **kwargs)
             try:
                 tensors, fixed = self._signature.bound(self.model, args, kwargs)
@@ -121,7 +122,11 @@ def fused_class() -> type:
                 self._tell(str(error))
                 return self.model(*args, **kwargs)
             program = self._program(key, tensors, fixed)
-            if isinstance(program, LeftAlone) or not program.ready():
+            if isinstance(program, LeftAlone):
+                self._left += self._left < SELDOM
+                return self.model(*args, **kwargs)
+            self._left = 0
+            if not program.ready():
                 return self.model(*args, **kwargs)
             try:
                 with torch.no_grad():
@@ -131,6 +136,13 @@ def fused_class() -> type:
                 self._give_up(key, error)
             return self._without_gradients(result, tensors)
 
+        def _passed_over(self) -> bool:
+            """Whether a look at this call would take time, most likely for nothing."""
+            if self._left < SELDOM:
+                return False
+            self._left += 1
+            return bool(self._left % SELDOM)
+
         def _program(
             self, key: Any, tensors: dict[str, Any], fixed: dict[str, Any]
         ) -> Program:
@@ -139,15 +151,15 @@ def fused_class() -> type:
             if program is not None and not program.stale():
                 return program
             with self._making:
-                return self._made_once(key, tensors, fixed)
+                now = self._programs.get(key)
+                if now is not None and now is not program:
+                    return now  # another thread has made it meanwhile
+                return self._made(key, tensors, fixed, again=program is not None)
 
-        def _made_once(
-            self, key: Any, tensors: dict[str, Any], fixed: dict[str, Any]
+        def _made(
+            self, key: Any, tensors: dict[str, Any], fixed: dict[str, Any], again: bool
         ) -> Program:
-            program = self._programs.get(key)
-            if program is not None and not program.stale():
-                return program  # another thread has made it meanwhile
-            if program is not None:
+            if again:
                 self._programs.clear()  # the model is another one by now
                 self._changes += 1
             self._seen[key] = self._seen.get(key, 0) + 1
@@ -227,7 +239,7 @@ def fused_class() -> type:
 
 OWN = {
     *("_part", "_slabs", "_programs", "_seen", "_patience", "_calls", "_changes"),
-    *("_told", "_signature", "_making"),
+    *("_told", "_signature", "_making", "_left"),
 }
 
 

@@ -43,7 +43,7 @@ class LeftAlone:
     network: Network | None = None
     parts: bool = False
     watch: Watch | None = None
-    every: int = 32
+    every: int = 4
     _calls: int = 0
 
     def stale(self) -> bool:

@@ -121,3 +121,23 @@ def test_attributes_of_a_model_in_parts() -> None:
     agree(model, ready)
     model.last[0] = nn.Sequential(nn.Conv2d(4, 2, 1), nn.Tanh()).eval()
     agree(model, ready)
+
+
+def test_a_model_left_alone_is_looked_at_again() -> None:
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(8, 8), nn.Conv2d(3, 4, 1), nn.ReLU())
+            self.whole = False
+
+        def forward(self, x: Any) -> Any:
+            return self.body(x) if self.whole else self.body[0](x)
+
+    model = Chooses().eval()
+    ready = fuse(model, FORCED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for turn in range(200):
+            model.whole = turn >= 40
+            agree(model, ready)
+    assert isinstance(program(ready), Prepared)

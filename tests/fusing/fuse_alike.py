@@ -1,0 +1,82 @@
+"""Models of one function, and results compared to the last stride."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from memplan.fusing.front.nest import leaves_of
+from memplan.fusing.fuse import fuse
+from memplan.fusing.options import FuseOptions
+from memplan.fusing.prepared import Prepared
+
+FORCED = FuseOptions(measure=False, kernels=("direct", "onednn"))
+
+
+def block(c: int = 4) -> Any:
+    return nn.Sequential(nn.Conv2d(3, c, 3, padding=1), nn.BatchNorm2d(c), nn.ReLU())
+
+
+class Made(nn.Module):
+    """A model whose forward is a function of itself and its inputs."""
+
+    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.work = forward
+
+    def forward(self, x: Any) -> Any:
+        return self.work(self, x)
+
+
+def made(forward: Callable[..., Any], **parts: Any) -> Any:
+    torch.manual_seed(0)
+    model = Made(forward, body=block(), **parts).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
+            module.running_mean.uniform_(-0.5, 0.5)
+            module.running_var.uniform_(0.5, 1.5)
+    return model
+
+
+def noise(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def same(expected: Any, found: Any, tolerance: float = 1e-5) -> None:
+    assert type(expected) is type(found)
+    left, right = leaves_of(expected), leaves_of(found)
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        if isinstance(a, torch.Tensor):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            sizes = zip(a.shape, a.stride(), b.stride(), strict=True)
+            assert all(x == y for size, x, y in sizes if size > 1)
+            torch.testing.assert_close(
+                b, a, rtol=tolerance, atol=tolerance, equal_nan=True
+            )
+        else:
+            assert a == b
+
+
+def alike(model: Any, *inputs: Any, fused: bool | None = True) -> Any:
+    """Run a model and what it is fused to; `fused` says whether it is to be."""
+    ready = fuse(model, FORCED)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore" if fused is not True else "error")
+        for turn in range(2):
+            mine = [each.clone() if turn else each for each in inputs]
+            expected = model(*[each.clone() for each in mine])
+            given = [each.clone() for each in mine]
+            same(expected, ready(*given))
+            for a, b in zip(mine, given, strict=True):
+                assert torch.equal(a, b) or fused is not True
+    (program, *_) = ready.programs()
+    if fused is not None:
+        assert isinstance(program, Prepared) == fused, getattr(program, "reason", "")
+    return ready
