@@ -19,7 +19,7 @@ from memplan.fusing.generate import (
     source_of,
 )
 from memplan.fusing.operands import Placed, dtype_name, in_layout, place, placed_operand
-from memplan.toolchain.library import load
+from memplan.toolchain.loading import load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -216,7 +216,7 @@ def compiled(
     """The kernel of a stack; raises NoCompilerError or CompileError.
 
     dtype: one of `generate.DTYPES`; layout: one of `generate.LAYOUTS`; instructions:
-    see `memplan.toolchain.library.load`. Stacks of one signature share one kernel.
+    see `memplan.toolchain.loading.load`. Stacks of one signature share one kernel.
     """
     return compiled_many([stack], dtype, layout, instructions)[0]
 

@@ -8,7 +8,7 @@ import os
 from importlib import resources
 from typing import Any
 
-from memplan.toolchain.library import load
+from memplan.toolchain.loading import load
 
 _CONVOLUTION = '#include "conv_abi.h"\n'
 _TAPE = '#include "tape.h"\n'
@@ -33,7 +33,7 @@ def convolution_library(instructions: str = "native") -> ctypes.CDLL:
     """The kernels of `conv_abi.h`, compiled for these instructions, at first use.
 
     Raises NoCompilerError, CompileError or EnvironmentUnfitError as
-    `memplan.toolchain.library.load` does.
+    `memplan.toolchain.loading.load` does.
     """
     environment = tuple(map(os.environ.get, _ASKED))
     return _convolution_library(instructions, environment)

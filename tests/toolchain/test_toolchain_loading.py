@@ -21,7 +21,7 @@ from memplan.toolchain import library
 from memplan.toolchain.cache import Cache
 from memplan.toolchain.compiler import CompileError, NoCompilerError, find_compiler
 from memplan.toolchain.instructions import cpu_features, supported
-from memplan.toolchain.library import load
+from memplan.toolchain.loading import load
 
 pytestmark = pytest.mark.skipif(
     find_compiler() is None, reason="the tests need a C++ compiler"
@@ -124,7 +124,7 @@ def test_threads_compile_it_once(cache: Cache, number: int, runs: Path) -> None:
 
 def test_processes_at_once_both_get_it_right(cache: Cache, number: int) -> None:
     program = (
-        "import sys\nfrom memplan.toolchain.library import load\n"
+        "import sys\nfrom memplan.toolchain.loading import load\n"
         "sys.stdin.readline()\nprint(load(sys.argv[1]).answer())\n"
     )
     environment = {
@@ -274,7 +274,7 @@ def test_a_compiler_without_openmp_makes_it_serial(
 def test_it_shares_torch_s_threads(cache: Cache) -> None:
     pytest.importorskip("torch")
     program = (
-        "import sys, torch\nfrom memplan.toolchain.library import load\n"
+        "import sys, torch\nfrom memplan.toolchain.loading import load\n"
         "load(sys.argv[1]).threads()\nprint(open('/proc/self/maps').read())\n"
     )
     done = subprocess.run(
