@@ -17,7 +17,7 @@ import pytest
 
 import memplan.files
 from memplan.errors import EnvironmentUnfitError, UsageError
-from memplan.toolchain import library
+from memplan.toolchain import loading
 from memplan.toolchain.cache import Cache
 from memplan.toolchain.compiler import CompileError, NoCompilerError, find_compiler
 from memplan.toolchain.instructions import cpu_features, supported
@@ -61,7 +61,7 @@ def cache(tmp_path: Path) -> Cache:
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process that has loaded nothing yet."""
-    monkeypatch.setattr(library, "_loaded", {})
+    monkeypatch.setattr(loading, "_loaded", {})
     yield
 
 
@@ -100,7 +100,7 @@ def test_it_is_compiled_once(
     first = load(answer(number), cache=cache)
     assert load(answer(number), cache=cache) is first
     assert lines(runs) == 1
-    monkeypatch.setattr(library, "_loaded", {})  # as in another process
+    monkeypatch.setattr(loading, "_loaded", {})  # as in another process
     again = load(answer(number), cache=cache)
     assert again is not first
     assert again.answer() == number
@@ -160,7 +160,7 @@ def test_a_damaged_library_is_made_anew(
     whole = kept.read_bytes()
     kept.unlink()  # what is loaded stays whole
     kept.write_bytes(whole[: len(whole) // 2])
-    monkeypatch.setattr(library, "_loaded", {})
+    monkeypatch.setattr(loading, "_loaded", {})
     assert load(answer(number), cache=cache).answer() == number
     assert lines(runs) == 2
     assert cache.find(kept.stem, kept.suffix) == kept
@@ -204,7 +204,7 @@ def test_another_cpu_does_not_get_it(
 ) -> None:
     load(answer(number), cache=cache)
     load(answer(number), instructions="portable", cache=cache)
-    monkeypatch.setattr(library, "cpu", lambda: ("another",))
+    monkeypatch.setattr(loading, "cpu", lambda: ("another",))
     load(answer(number), cache=cache)
     assert lines(runs) == 3
     load(answer(number), instructions="portable", cache=cache)
