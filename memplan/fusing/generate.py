@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Mapping
-from functools import cache
-from importlib import resources
+from collections.abc import Iterable
 
 from memplan.fusing.collapse import Sequence, Stack, Step
 from memplan.fusing.operations import Operation, Pool
@@ -54,17 +52,6 @@ _MEMBERS = {  # of a kind of operand: its type, and how it is found
 }
 
 
-@cache
-def headers() -> Mapping[str, str]:
-    """Names and texts of the headers that generated sources include."""
-    folder = resources.files("memplan.fusing") / "kernels"
-    return {
-        entry.name: entry.read_text(encoding="utf-8")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".h") and not entry.name.startswith(("conv_", "tape"))
-    }
-
-
 def kernel_name(stack: Stack, dtype: str, layout: str) -> str:
     """The symbol of a stack's kernel, the same for stacks of the same signature."""
     digest = hashlib.sha256(stack.signature.encode()).hexdigest()
@@ -75,7 +62,7 @@ def source_of(stacks: Iterable[Stack], dtype: str, layout: str) -> str:
     """One translation unit with a kernel for each distinct stack, see `kernel_name`.
 
     dtype is one of DTYPES, layout one of LAYOUTS. Every kernel is a C function
-    `void(const void* call, int threads)`, its call a `memplan::Call` (kernels/call.h).
+    `void(const void* call, int threads)`, its call a `memplan::Call` of stack_call.h.
     """
     unit = _Unit()
     for name, stack in {kernel_name(s, dtype, layout): s for s in stacks}.items():
@@ -84,8 +71,8 @@ def source_of(stacks: Iterable[Stack], dtype: str, layout: str) -> str:
         [
             f"#define MEMPLAN_CHANNELS_LAST {int(layout == 'channels_last')}",
             f"#define MEMPLAN_BFLOAT16 {int(dtype == 'bfloat16')}",
-            '#include "bands.h"',
-            '#include "map.h"',
+            '#include "stack_bands.h"',
+            '#include "stack_map.h"',
             "namespace memplan {",
             "namespace {",
             *unit.inner,

@@ -14,10 +14,10 @@ from memplan.fusing.collapse import Stack, sizes
 from memplan.fusing.generate import (
     DTYPES,
     LAYOUTS,
-    headers,
     kernel_name,
     source_of,
 )
+from memplan.fusing.kernels import headers
 from memplan.fusing.operands import Placed, dtype_name, in_layout, place, placed_operand
 from memplan.toolchain.loading import load
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class OperandStruct(ctypes.Structure):
-    """`memplan::Operand` of kernels/call.h."""
+    """`memplan::Operand` of kernels/stack_call.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -36,7 +36,7 @@ class OperandStruct(ctypes.Structure):
 
 
 class CallStruct(ctypes.Structure):
-    """`memplan::Call` of kernels/call.h: all that a kernel is told."""
+    """`memplan::Call` of kernels/stack_call.h: all that a kernel is told."""
 
     _fields_ = (
         ("input", ctypes.c_void_p),
@@ -236,7 +236,7 @@ def compiled_many(
         }
         if missing:
             source = source_of(missing.values(), dtype, layout)
-            library = load(source, headers(), instructions)
+            library = load(source, headers("stack_"), instructions)
             for signature, stack in missing.items():
                 function = getattr(library, kernel_name(stack, dtype, layout))
                 address = ctypes.cast(function, ctypes.c_void_p).value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +24,6 @@ pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler"),
 ]
 INSTRUCTIONS = [name for name in ("native", "avx2", "portable") if supported(name)]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("kernels")
-        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
-        yield
 
 
 @dataclass(frozen=True)

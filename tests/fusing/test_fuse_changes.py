@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,15 +17,6 @@ from torch import nn  # noqa: E402
 
 from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.prepared import LeftAlone, Prepared  # noqa: E402
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.getbasetemp() / "kernels"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
-        yield folder
 
 
 def _optimizer(model: Any) -> None:

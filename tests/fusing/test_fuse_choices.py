@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +27,12 @@ from memplan.fusing.prepared import LeftAlone, Prepared  # noqa: E402
 FORCED = FuseOptions(measure=False)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _kernels_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.getbasetemp() / "kernels"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
-        yield folder
-
-
 @pytest.fixture
-def no_decisions(_kernels_of_our_own: Path) -> Path:
+def no_decisions(kernel_cache: Path) -> Path:
     """The folder of kernels, without what was decided before."""
-    for each in _kernels_of_our_own.glob("*.json"):
+    for each in kernel_cache.glob("*.json"):
         each.unlink()
-    return _kernels_of_our_own
+    return kernel_cache
 
 
 def model_of(width: int = 4) -> Any:

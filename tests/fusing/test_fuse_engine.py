@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,16 +33,6 @@ from memplan.fusing.nodes import (  # noqa: E402
 )
 from memplan.fusing.options import FuseOptions  # noqa: E402
 from memplan.fusing.prepared import Prepared  # noqa: E402
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.getbasetemp() / "kernels"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
-        yield folder
-
 
 STEPS = (
     *("conv", "conv1", "depthwise", "bn", "relu", "clamp", "max", "average", "add"),

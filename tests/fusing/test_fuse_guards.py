@@ -9,8 +9,6 @@ import pickle
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,15 +23,6 @@ from memplan.errors import UsageError  # noqa: E402
 from memplan.fusing import module as fused_module  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.prepared import LeftAlone, Prepared  # noqa: E402
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.getbasetemp() / "kernels"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
-        yield folder
 
 
 def test_weights_of_inference_mode_are_left_alone() -> None:

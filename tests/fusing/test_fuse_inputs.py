@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -155,16 +154,3 @@ def test_images_go_some_at_a_time(batch: int) -> None:
         x += 1
         same(model(x), ready(x))
     assert ready.programs()[0].engine.batch == batch
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield from own_cache(tmp_path_factory)
-
-
-def own_cache(factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = factory.getbasetemp() / "kernels"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
-        yield folder

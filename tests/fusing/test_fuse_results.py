@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,16 +182,3 @@ def test_what_came_out_stays_when_the_memory_is_used_again() -> None:
         kept = first.clone()
         ready(noise(2, 3, 8, 8) * 3)
     assert torch.equal(first, kept)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield from own_cache(tmp_path_factory)
-
-
-def own_cache(factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = factory.getbasetemp() / "kernels"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
-        yield folder

@@ -24,13 +24,10 @@ STACK = collapse([Operation("affine"), POOL, Operation("add")], (8, 8), CPU)
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+def kernel(kernel_cache: Path) -> Kernel:
     if find_compiler() is None:
         pytest.skip("no C++ compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        base = tmp_path_factory.getbasetemp() / "kernels"
-        patch.setenv("MEMPLAN_CACHE_DIR", str(base))
-        return compiled(STACK, "float32", "channels_first")
+    return compiled(STACK, "float32", "channels_first")
 
 
 def good() -> dict[str, Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,15 +35,6 @@ pytestmark = [
 ]
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 1.2 * 2**-8}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Libraries are kept for the session, and not among the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        base: Path = tmp_path_factory.getbasetemp() / "kernels"
-        patch.setenv("MEMPLAN_CACHE_DIR", str(base))
-        yield
 
 
 def stacks_to_try(count: int, seed: int) -> list[Stack]:

@@ -1,7 +1,7 @@
 // How a sequence is cut into tasks and bands, and what its buffers look like.
 #pragma once
 
-#include "load.h"
+#include "stack_load.h"
 
 namespace memplan {
 

@@ -4,8 +4,8 @@
 // writes the outputs at its own points and no others.
 #pragma once
 
-#include "call.h"
-#include "functions.h"
+#include "stack_call.h"
+#include "stack_functions.h"
 
 namespace memplan {
 

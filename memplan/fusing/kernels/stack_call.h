@@ -1,7 +1,7 @@
 // What a kernel is called with, and how operations find their operands.
 #pragma once
 
-#include "vector.h"
+#include "stack_vector.h"
 
 namespace memplan {
 

@@ -1,8 +1,8 @@
 // One step on rows of a buffer: windows pooled, operations applied, rows stored.
 #pragma once
 
-#include "call.h"
-#include "functions.h"
+#include "stack_call.h"
+#include "stack_functions.h"
 
 namespace memplan {
 

@@ -1,7 +1,7 @@
 // Rows of a plane, from memory to the first buffer of a sequence.
 #pragma once
 
-#include "pools.h"
+#include "stack_pools.h"
 
 namespace memplan {
 

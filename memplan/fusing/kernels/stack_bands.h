@@ -9,7 +9,7 @@
 // share memory that is written, and so there is nothing to race for.
 #pragma once
 
-#include "plan.h"
+#include "stack_plan.h"
 
 namespace memplan {
 

@@ -3,7 +3,7 @@
 // Coefficients are least-maximum fits, but for those of exp, which are Taylor's.
 #pragma once
 
-#include "vector.h"
+#include "stack_vector.h"
 
 namespace memplan {
 
