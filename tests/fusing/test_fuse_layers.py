@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,3 +132,23 @@ def test_a_model_left_alone_is_looked_at_again() -> None:
             model.whole = turn >= 40
             agree(model, ready)
     assert isinstance(program(ready), Prepared)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("last", [False, True])
+def test_kernels_write_results_where_they_stay(batch: int, last: bool) -> None:
+    """Results that lie as kernels write them are in no arena, and are their own."""
+    form = torch.channels_last if last else torch.contiguous_format
+    layers = [nn.BatchNorm2d(5), nn.MaxPool2d(3, 1, 1), nn.ReLU()]
+    model = nn.Sequential(*layers).eval()
+    x = noise(3, 5, 9, 7).contiguous(memory_format=form)
+    ready = fuse(model, replace(FORCED, micro_batch=batch))
+    with torch.no_grad():
+        first, expected = ready(x), model(x)
+        kept = first.clone()
+        second = ready(-x)
+    torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-5)
+    assert first.stride() == expected.stride()
+    assert torch.equal(first, kept)
+    assert first.data_ptr() != second.data_ptr()
+    assert program(ready).engine.arena.bytes == 0

@@ -52,6 +52,7 @@ class Engine:
         self._results = Results(outputs, network, self.images)
         self._constants = _constants(network, nodes, outputs, packs.model)
         self._layouts: dict[int, tuple[dict[str, Place], Arena]] = {}
+        self._written: frozenset[str] = frozenset()  # results that kernels write to
 
     @property
     def kernels(self) -> dict[str, str]:
@@ -75,8 +76,28 @@ class Engine:
             self._packed += 1
 
     def learn(self, expected: Any, inputs: Values) -> None:
-        """Lay results out as `expected` is, what the model made of `inputs`."""
+        """Lay results out as `expected` is, what the model made of `inputs`.
+
+        Before anything runs: those that lie as kernels write them are not copied.
+        """
         self._results.learn(expected, inputs)
+        taken = {name for node in self.nodes for name in node.inputs()}
+        self._written = frozenset(
+            node.value
+            for node in self.nodes
+            if isinstance(node, Joined | Stacked)
+            and self._native(node)
+            and node.value not in taken
+            and self._results.lies(node.value, self._dense(node.value))
+        )
+        self._layouts.clear()
+
+    def _dense(self, name: str) -> tuple[int, ...]:
+        """The strides of a value (n, c, h, w) that fills its memory in the layout."""
+        _, c, height, width = four(self._network.shapes[name])
+        if self.layout == "channels_last":
+            return c * height * width, 1, c * width, c
+        return c * height * width, height * width, width, 1
 
     def peak(self, inputs: Values) -> int:
         """Bytes of the arena, of what torch makes beside it, and of the results, at
@@ -93,7 +114,8 @@ class Engine:
 
         with self._runner(count) as runner:
             kept.add(runner.storage)
-            values = runner.run({**constants, **given}, look)
+            own = self._fresh(count)
+            values = runner.run({**constants, **given, **own}, look)
             results = [values[name] for name in self._results.names]
             size = bytes_of([changed(each, _copy) for each in results], kept)
         rest = 0 if whole else size * self.images // count
@@ -109,16 +131,27 @@ class Engine:
         """The outputs on these inputs."""
         constants = self._fetched()
         if self.batch >= self.images:
+            results = self._fresh(self.images)
             with self._runner(self.images) as runner:
-                values = runner.run({**constants, **inputs})
+                values = runner.run({**constants, **inputs, **results})
                 return self._results.of(values, inputs, runner.storage)
-        found: Values = {}
+        found = self._fresh(self.images)
         for start in range(0, self.images, self.batch):
             stop = min(start + self.batch, self.images)
-            cut = {name: value[start:stop] for name, value in inputs.items()}
+            own = {name: found[name] for name in self._written}
+            cut = {name: x[start:stop] for name, x in {**inputs, **own}.items()}
             with self._runner(stop - start) as runner:
-                self._results.put(found, runner.run({**constants, **cut}), start)
+                values = runner.run({**constants, **cut})
+                self._results.put(found, values, start, self._written)
         return self._results.of(found, inputs, None)
+
+    def _fresh(self, count: int) -> Values:
+        """Memory for the results that kernels write to, of so many images."""
+        shapes, dtypes = self._shapes(count), self._network.dtypes
+        return {
+            name: self._results.empty(name, shapes[name], dtypes[name])
+            for name in self._written
+        }
 
     @contextlib.contextmanager
     def _runner(self, count: int) -> Iterator[Runner]:
@@ -170,6 +203,8 @@ class Engine:
         shapes = self._shapes(count)
         apart = {name for node in self.nodes for name in gates(node)}
         places = arenas.place(self.nodes, shapes, self._native, apart)
+        for name in self._written:
+            del places[name]
         widths = {each.buffer: each.pixel for each in places.values()}
 
         def size(buffer: str) -> int:

@@ -114,7 +114,8 @@ class Emitter:
             prologue,
             Epilogue(added, clamp=node.activation),
         )
-        given = self._given(bound.call, {"input": node.source, "add": node.added})
+        fields = {"input": node.source, "output": node.value, "add": node.added}
+        given = self._given(bound.call, fields)
         return Native(bound.function, bound.call, given, bound.keep[3:])
 
     def _by_onednn(self, node: Joined, packed: onednn.Packed) -> Step:
@@ -152,7 +153,7 @@ class Emitter:
         bound = kernel.bind(
             self._tensor(node.source), tensors, self._tensor(node.value)
         )
-        given = self._given(bound.call, {"input": node.source})
+        given = self._given(bound.call, {"input": node.source, "output": node.value})
         for entry, each in zip(bound.held[0], operands, strict=False):
             if isinstance(each, str):
                 given += self._given(entry, {"data": each})

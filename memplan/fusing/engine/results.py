@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from memplan.fusing.engine.runner import Values
@@ -57,9 +58,24 @@ class Results:
             return value
         return self._empty(name, value, tuple(value.shape)).copy_(value)
 
-    def put(self, found: Values, values: Values, start: int) -> None:
-        """Copy the results of some images to where those of all go."""
+    def lies(self, name: str, strides: tuple[int, ...]) -> bool:
+        """Whether it is a result, and the model lays it out by these strides."""
+        return name in self.names and self._strides.get(name) == strides
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Memory for a result that `lies`, of the shape given."""
+        import torch
+
+        return torch.empty_strided(shape, self._strides[name], dtype=dtype)
+
+    def put(
+        self, found: Values, values: Values, start: int, there: Collection[str]
+    ) -> None:
+        """Copy the results of some images, but those that are `there`, to where those
+        of all go."""
         for name in self.names:
+            if name in there:
+                continue
             value = values[name]
             if name not in found:
                 shape = self._images, *value.shape[1:]
