@@ -46,7 +46,7 @@ ROOMS: dict[str, set[str]] = {
     "graph": BASE,
     "toolchain": set(GROUND),
     "chunking": BASE | {"graph"},
-    "fusing": BASE | {"graph", "toolchain"} | {"core", "solving"},  # plans its arena
+    "fusing": BASE | {"graph", "toolchain", "native"} | {"core", "solving"},
     "blocking": BASE | {"native", "toolchain"},
     "cli": CORRIDOR
     | {"recording", "solving", "applying", "reporting", "plotting"}

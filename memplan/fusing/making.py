@@ -52,6 +52,7 @@ class Making:
     finish: Callable[[Any], Any] = field(default=lambda outputs: outputs)
     tolerance: float = 0.0
     peak: int = 0  # bytes that the model's values take
+    _tried: tuple[dict[str, Any], Any] | None = None
 
     def made(self, expected: Any) -> Prepared | LeftAlone:
         """The model made ready; expected: what it gives on the inputs."""
@@ -87,7 +88,7 @@ class Making:
         slower = gain is not None and gain < 1 / NO_GAIN
         if slower:
             maker.decisions.keep_plan((), 0)
-        maker.decisions.write()
+        maker.write()
         if gain is not None and slower:
             return LeftAlone(f"{SLOWER}: {1 / gain:.2f} times as long", network)
         names = list(dict.fromkeys(tensors(engine.nodes)))
@@ -132,65 +133,89 @@ class Making:
         """The fastest engine whose results are the model's, and how they differ."""
         plan = maker.decisions.plan
         if plan is not None:
-            engine, error = self._exact(maker, plan[0], plan[1], expected)
+            noise = not all(map(_varied, self.inputs.values()))  # it was tried on some
+            engine, error = self._exact(maker, plan[0], plan[1], expected, noise)
             if engine is not None:
                 return engine, error
-        kernels = self.options.kernels
-        found, error = [], float("inf")
+        best, error = self._fastest(maker, expected)
+        if best is not None:
+            maker.keep(best, _used(best, self.options.kernels))
+        return best, error
+
+    def _fastest(self, maker: Maker, expected: Any) -> tuple[Engine | None, float]:
+        """Of engines for so many images at a time the fastest, and how it differs.
+
+        Where fewer at a time take longer than all, other numbers are not tried. Raises
+        InputError where all take more memory than the model.
+        """
+        best: Engine | None = None
+        error, off, least = float("inf"), float("inf"), 0
         most = int(self.peak * NO_GAIN) + SLACK
         for batch in maker.batches():
-            engine, off = self._exact(maker, kernels, batch, expected)
-            error = min(error, off)
-            if engine is not None:
-                found.append((engine, off))
-        if not found:
-            return None, error
-        if self.options.measure:
-            peaks = [engine.peak(self.inputs) for engine, _ in found]
-            if min(peaks) > most:
-                share = min(peaks) / max(self.peak, 1)
-                raise InputError(f"fused, it would take {share:.2f} times the memory")
-            found = [
-                each for each, peak in zip(found, peaks, strict=True) if peak <= most
-            ]
-        best = 0
-        if len(found) > 1:
-            runs = [partial(engine.run, self.inputs) for engine, _ in found]
-            took = seconds(runs, maker.device)
-            best = took.index(min(took))
-        engine, error = found[best]
-        maker.keep(engine, _used(engine, kernels))
-        return engine, error
+            engine, differs = self._exact(maker, self.options.kernels, batch, expected)
+            off = min(off, differs)
+            if engine is None:
+                continue
+            if self.options.measure:
+                peak = engine.peak(self.inputs)
+                least = min(least or peak, peak)
+                if peak > most:
+                    continue
+            if best is not None:
+                pair = [partial(each.run, self.inputs) for each in (best, engine)]
+                took = seconds(pair, maker.device, ready=True)
+                if took[0] <= took[1] and best.batch >= best.images:
+                    break
+                if took[0] <= took[1]:
+                    continue
+            best, error = engine, differs
+        if best is None and least:
+            share = least / max(self.peak, 1)
+            raise InputError(f"fused, it would take {share:.2f} times the memory")
+        return best, off if best is None else error
 
     def _exact(
-        self, maker: Maker, kernels: tuple[str, ...], batch: int, expected: Any
+        self,
+        maker: Maker,
+        kernels: tuple[str, ...],
+        batch: int,
+        expected: Any,
+        noise: bool = True,
     ) -> tuple[Engine | None, float]:
-        """An engine with the coarsest of `kernels` left out until results are right."""
+        """An engine with the coarsest of `kernels` left out until results are right, on
+        `noise` too."""
         error = float("inf")
         for left in _ever_more_exact(kernels):
             engine = maker.engine(left, batch)
             engine.learn(expected, self.inputs)
-            error = self._error(engine, expected)
+            error = self._error(engine, expected, noise)
             if error <= self.tolerance:
                 return engine, error
         return None, error
 
-    def _error(self, engine: Engine, expected: Any) -> float:
+    def _error(self, engine: Engine, expected: Any, noise: bool) -> float:
         """The largest relative error on the inputs given and on others; infinite where
         so many images at a time are not what the network can do."""
         try:
             found = self.finish(engine.run(self.inputs))
             error = self._off(expected, found)
-            if error > self.tolerance:
+            if error > self.tolerance or not noise:
                 return error
-            values = other_inputs(list(self.inputs.values()), seed=1)
-            noise = dict(zip(self.inputs, values, strict=True))
-            found = self.finish(engine.run(noise))
+            given, wanted = self._noise()
+            found = self.finish(engine.run(given))
         except (RuntimeError, ValueError, IndexError, MemplanError):
             if engine.batch >= engine.images:
                 raise
             return float("inf")
-        return max(error, self._off(self._model(noise), found))
+        return max(error, self._off(wanted, found))
+
+    def _noise(self) -> tuple[dict[str, Any], Any]:
+        """Other inputs, and what the model makes of them, computed once."""
+        if self._tried is None:
+            values = other_inputs(list(self.inputs.values()), seed=1)
+            noise = dict(zip(self.inputs, values, strict=True))
+            self._tried = noise, self._model(noise)
+        return self._tried
 
     def _gain(self, maker: Maker, engine: Engine) -> float | None:
         """The model's time over the engine's; None if that is not asked for."""
@@ -199,8 +224,14 @@ class Making:
         fused, plain = seconds(
             [partial(engine.run, self.inputs), partial(self._model, self.inputs)],
             maker.device,
+            ready=True,
         )
         return plain / fused
+
+
+def _varied(value: Any) -> bool:
+    """Whether a tensor's elements differ: results on others tell little."""
+    return bool(value.numel() > 1 and (value != value.flatten()[0]).any())
 
 
 def _ever_more_exact(kernels: tuple[str, ...]) -> list[tuple[str, ...]]:

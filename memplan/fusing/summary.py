@@ -9,11 +9,10 @@ from typing import Any
 
 from memplan.fusing.caches import cpu_device
 from memplan.fusing.collapse import Stack, collapse
-from memplan.fusing.engine.decide import has_compiler
+from memplan.fusing.engine.build import Engine
 from memplan.fusing.engine.packs import four
 from memplan.fusing.engine.stacks import collapsed
 from memplan.fusing.find import stacks
-from memplan.fusing.generate import DTYPES
 from memplan.fusing.layers import Layer, Network
 from memplan.fusing.module import Parted
 from memplan.fusing.nodes import Called, Joined, Node, Stacked
@@ -178,7 +177,7 @@ def _part(program: Prepared | LeftAlone, path: str, max_steps: int | None) -> Pa
             path, "unchanged", program.reason, shapes, layers, [], found, device.limit
         )
     engine = program.engine
-    running = _running(network, program.nodes, engine.layout, max_steps)
+    running = _running(network, engine, max_steps)
     return Part(
         path,
         "fused",
@@ -265,23 +264,19 @@ def paper_stacks(network: Network, layout: str, max_steps: int | None) -> list[R
     return found
 
 
-def _running(
-    network: Network, nodes: Sequence[Node], layout: str, max_steps: int | None
-) -> list[Run]:
+def _running(network: Network, engine: Engine, max_steps: int | None) -> list[Run]:
     """The stacks among the nodes that run."""
     found: list[Run] = []
-    for node in nodes:
+    for node in engine.nodes:
         if isinstance(node, Stacked):
-            dtype = network.dtypes[node.source]
-            own = str(dtype).removeprefix("torch.") in DTYPES and has_compiler()
             found.append(
                 Run(
                     node.value,
                     tuple(node.layers),
-                    collapsed(node, network, layout, max_steps),
+                    collapsed(node, network, engine.layout, max_steps),
                     four(network.shapes[node.source]),
-                    dtype.itemsize,
-                    "memplan" if own else "torch",
+                    network.dtypes[node.source].itemsize,
+                    "memplan" if engine.native(node) else "torch",
                 )
             )
     return found

@@ -7,6 +7,7 @@ import io
 import logging
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,9 +110,15 @@ def _limited(seconds: float) -> Iterator[None]:
         raise _TimeUpError
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    if before is None:  # set by other code than Python's, and not to be put back
+        before = signal.SIG_DFL
+    left, every = signal.setitimer(signal.ITIMER_REAL, seconds)
+    began = time.monotonic()
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if left:  # a timer of the program's own goes on; one that is due is due now
+            rest = left - (time.monotonic() - began)
+            signal.setitimer(signal.ITIMER_REAL, max(rest, 1e-6), every)

@@ -86,7 +86,7 @@ class Engine:
             node.value
             for node in self.nodes
             if isinstance(node, Joined | Stacked)
-            and self._native(node)
+            and self.native(node)
             and node.value not in taken
             and self._results.lies(node.value, self._dense(node.value))
         )
@@ -202,7 +202,7 @@ class Engine:
             return found
         shapes = self._shapes(count)
         apart = {name for node in self.nodes for name in gates(node)}
-        places = arenas.place(self.nodes, shapes, self._native, apart)
+        places = arenas.place(self.nodes, shapes, self.native, apart)
         for name in self._written:
             del places[name]
         widths = {each.buffer: each.pixel for each in places.values()}
@@ -216,7 +216,7 @@ class Engine:
         self._layouts[count] = places, arena
         return places, arena
 
-    def _native(self, node: Node) -> bool:
+    def native(self, node: Node) -> bool:
         """Whether a node writes where it is told to."""
         if isinstance(node, Joined):
             return self._packs.kernels[node.value] != "onednn"

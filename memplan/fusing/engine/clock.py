@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 LEAST, MOST = 3, 20  # rounds of timing
+CLEARLY = 1.5  # times the least: what takes longer is out of the running
 
 
 def _to_the_end(run: Callable[[], Any], device: str) -> None:
@@ -25,25 +26,33 @@ def clock() -> Callable[[], float]:
 
 
 def seconds(
-    runs: Sequence[Callable[[], Any]], device: str = "cpu", enough: float = 0.3
+    runs: Sequence[Callable[[], Any]],
+    device: str = "cpu",
+    enough: float = 0.3,
+    ready: bool = False,
 ) -> list[float]:
     """The least time of each of some runs that take turns, after one of each that does
-    not count; so what else the machine does slows none of them alone.
+    not count; so what else the machine does slows none of them alone. A run that takes
+    CLEARLY longer than the fastest has no further turn.
 
     device: what they run on; on a GPU, until it is done. enough: seconds after which no
-    further round begins, once there were LEAST.
+    further round begins, once there were LEAST. ready: each has run just before.
     """
     if device != "cpu":
         runs = [partial(_to_the_end, run, device) for run in runs]
-    for run in runs:
+    for run in () if ready else runs:
         run()
     now = clock() if device == "cpu" else time.perf_counter
     best, began = [float("inf")] * len(runs), time.perf_counter()
+    left = list(range(len(runs)))
     for turn in range(MOST):
-        for index, run in enumerate(runs):
+        for index in left:
             start = now()
-            run()
+            runs[index]()
             best[index] = min(best[index], now() - start)
+        left = [index for index in left if best[index] <= CLEARLY * min(best)]
+        if len(left) == 1 and len(runs) > 1:
+            break
         if turn + 1 >= LEAST and time.perf_counter() - began > enough:
             break
     return best

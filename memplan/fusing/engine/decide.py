@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from memplan.errors import EnvironmentUnfitError
 from memplan.fusing.engine.build import Engine, images
 from memplan.fusing.engine.choose import candidates, fastest, signature
 from memplan.fusing.engine.decisions import Decisions
-from memplan.fusing.engine.packs import Packs
+from memplan.fusing.engine.packs import Packs, Weights
 from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.engine.split import without_prologues
 from memplan.fusing.engine.stacks import kernels as stack_kernels
-from memplan.fusing.engine.stacks import on_gpu
+from memplan.fusing.engine.stacks import on_gpu, warn_once
 from memplan.fusing.kernels import tape
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Called, Joined, Node, Stacked
 from memplan.fusing.options import FuseOptions
+from memplan.toolchain.cache import Cache
 
 FEW = 4  # images that convolutions are timed on, at most
-BATCHES = (1, 2, 4)  # images at a time that are tried
+BATCHES = (2, 1, 4)  # images at a time that are tried
 
 
 class Maker:
@@ -44,7 +44,10 @@ class Maker:
         self._outputs, self._inputs, self._options = outputs, inputs, options
         self.device = str(next(iter(inputs.values())).device)
         self.layout = _layout(nodes, inputs)
-        self.own = self.device == "cpu" and has_compiler()
+        self.own = self.device == "cpu" and has_kernels()
+        self._lacking = self.device == "cpu" and not self.own
+        self._made: dict[tuple[str, str], Weights] = {}
+        self._near: dict[str, list[str]] = {}  # kernels that may be a node's fastest
         self.images = images(network)
         keys = [_told_by(node, network, model, self.images) for node in nodes]
         self.decisions = Decisions.of([self.layout, *keys], self.images, options)
@@ -57,7 +60,10 @@ class Maker:
             if isinstance(node, Joined)
         }
         nodes = without_prologues(self._nodes, self._network, chosen)
-        packs = Packs(self._model, self._network, nodes, chosen, self._stacks(nodes))
+        packs = Packs(
+            *(self._model, self._network, nodes, chosen, self._stacks(nodes)),
+            made=self._made,
+        )
         return Engine(
             self._network, nodes, self._outputs, packs, batch, self.layout, self._slabs
         )
@@ -72,15 +78,29 @@ class Maker:
         key = signature(node, self._network, self._model, images)
         known = self.decisions.kernel(key, names)
         if known is None:
-            known = fastest(node, self._network, self._model, images, names)
+            before = self._near.get(node.value, names)
+            left = [name for name in names if name in before] or names
+            near = fastest(node, self._network, self._model, images, left)
+            known = near[0]
+            self._near.setdefault(node.value, near)
             self.decisions.keep_kernel(key, names, known)
         return known
 
     def _stacks(self, nodes: list[Node]) -> dict[str, Any]:
         most = self._options.max_steps
         if self.device == "cpu":
-            return stack_kernels(nodes, self._network, self.layout, most, self.own)
+            found, missing = stack_kernels(
+                nodes, self._network, self.layout, most, self.own
+            )
+            self._lacking = self._lacking or missing
+            return found
         return on_gpu(nodes, self._network, self.device, most)
+
+    def write(self) -> None:
+        """Keep what was decided, but not where kernels are lacking that there may be
+        another time."""
+        if not self._lacking:
+            self.decisions.write()
 
     def keep(self, engine: Engine, kernels: tuple[str, ...]) -> None:
         """Keep for the next time what an engine is: it was the best of `kernels`."""
@@ -93,7 +113,8 @@ class Maker:
                 self.decisions.keep_kernel(key, names, engine.kernels[node.value])
 
     def batches(self) -> list[int]:
-        """Numbers of images at a time to be tried, all of them first."""
+        """Numbers of images at a time to be tried, all of them first, then the one that
+        tells best whether fewer pay."""
         wanted = self._options.micro_batch
         if wanted is not None:
             return [min(wanted, self.images)]
@@ -141,17 +162,16 @@ def _layout(nodes: list[Node], inputs: dict[str, Any]) -> str:
     return "channels_first"
 
 
-_told = False
-
-
-def has_compiler() -> bool:
-    """Whether kernels can be compiled; says once, as a warning, why they cannot."""
-    global _told  # noqa: PLW0603 - once a process
+def has_kernels() -> bool:
+    """Whether there are kernels, the package's or compiled; says once, as a warning,
+    why there are none, or that nothing is kept of what is compiled and measured."""
     try:
         tape()
     except EnvironmentUnfitError as error:
-        if not _told:
-            _told = True
-            warnings.warn(f"memplan.fuse: torch runs all layers: {error}", stacklevel=2)
+        warn_once("torch runs all layers", error)
         return False
+    try:
+        Cache()
+    except EnvironmentUnfitError as error:
+        warn_once("nothing is kept for the next time", error)
     return True

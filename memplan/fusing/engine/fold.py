@@ -8,6 +8,8 @@ from memplan.fusing.front.weights import fetch
 from memplan.fusing.layers import Norm
 from memplan.fusing.nodes import Joined
 
+PIECE = 1 << 16  # weights that are scaled at a time
+
 
 def scale_and_shift(model: Any, norm: Norm) -> tuple[Any, Any]:
     """Of each channel, float64: x * scale + shift is the normalised x."""
@@ -29,15 +31,28 @@ def as_planes(weight: Any) -> Any:
 def folded(model: Any, node: Joined) -> tuple[Any, Any]:
     """Weight (k, c / groups, h, w) and bias (k) or None of a convolution, with the
     normalisations behind it: in the weight's own type, computed in float64."""
+    import torch
+
     weight = as_planes(fetch(model, node.convolution.weight))
     bias = node.convolution.bias
     added = None if bias is None else fetch(model, bias)
     if not node.norms:
         return weight.detach(), None if added is None else added.detach()
-    wide = weight.detach().double()
-    total = wide.new_zeros(wide.shape[0]) if added is None else added.detach().double()
+    factor = weight.new_ones(weight.shape[0], dtype=torch.float64)
+    total = torch.zeros_like(factor) if added is None else added.detach().double()
     for norm in node.norms:
         scale, shift = scale_and_shift(model, norm)
-        wide = wide * scale.view(-1, 1, 1, 1)
-        total = total * scale + shift
-    return wide.to(weight.dtype), total.to(weight.dtype)
+        factor, total = factor * scale, total * scale + shift
+    return _scaled(weight.detach(), factor), total.to(weight.dtype)
+
+
+def _scaled(weight: Any, factor: Any) -> Any:
+    """Each output channel times its factor; the wide products stay in cache."""
+    import torch
+
+    found = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    rows = max(1, PIECE // max(1, factor.numel() and weight[0].numel()))
+    pieces = (each.split(rows) for each in (found, weight, factor.view(-1, 1, 1, 1)))
+    for target, part, scale in zip(*pieces, strict=True):
+        target.copy_(part * scale)  # in float64
+    return found

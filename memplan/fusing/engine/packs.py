@@ -14,6 +14,8 @@ from memplan.fusing.layers import Convolution, Network, Norm
 from memplan.fusing.nodes import Joined, Node, Stacked
 from memplan.fusing.packing import Packed, pack
 
+Weights = Packed | onednn.Packed
+
 
 def four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """A shape (n, c, h, w): that of vectors (n, c) with planes of one element."""
@@ -40,7 +42,8 @@ class Packs:
     """The packed weights of a network's nodes; `fill` takes them anew.
 
     kernels: the algorithm of each convolution, by value. stacks: the kernel of each
-    stack, by value; the stack itself where torch runs it.
+    stack, by value; the stack itself where torch runs it. made: weights packed before,
+    by value and algorithm, of the model as it is; it gets those that are packed now.
     """
 
     def __init__(
@@ -50,21 +53,28 @@ class Packs:
         nodes: list[Node],
         kernels: dict[str, str],
         stacks: dict[str, Any],
+        made: dict[tuple[str, str], Weights] | None = None,
     ) -> None:
         self.model, self._network, self._nodes = model, network, nodes
         self.kernels, self.stacks = kernels, stacks
-        self.convolutions: dict[str, Packed | onednn.Packed] = {}
+        self.convolutions: dict[str, Weights] = {}
         self.vectors: dict[Norm, tuple[Any, Any]] = {}
         own = any(kernel != "onednn" for kernel in kernels.values())
         own = own or any(isinstance(each, Kernel) for each in stacks.values())
         self.play = tape() if own else None
-        self.fill()
+        self._fill({} if made is None else made)
 
     def fill(self) -> None:
         """Pack the model's weights as they are now."""
+        self._fill({})
+
+    def _fill(self, made: dict[tuple[str, str], Weights]) -> None:
         for node in self._nodes:
             if isinstance(node, Joined):
-                self.convolutions[node.value] = self._packed(node)
+                key = node.value, self.kernels[node.value]
+                if key not in made:
+                    made[key] = self._packed(node)
+                self.convolutions[node.value] = made[key]
                 if node.before is not None:
                     self._add(node.before)
             elif isinstance(node, Stacked):
@@ -72,7 +82,7 @@ class Packs:
                     if isinstance(operand, Norm):
                         self._add(operand)
 
-    def _packed(self, node: Joined) -> Packed | onednn.Packed:
+    def _packed(self, node: Joined) -> Weights:
         weight, bias = folded(self.model, node)
         kernel = self.kernels[node.value]
         if kernel == "onednn":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+from memplan.errors import EnvironmentUnfitError
 from memplan.fusing.caches import cpu_device
 from memplan.fusing.collapse import Stack, collapse
 from memplan.fusing.cuda.gpu import Gpu
@@ -31,13 +33,15 @@ def kernels(
     layout: str,
     max_steps: int | None,
     own: bool,
-) -> dict[str, Kernel | Stack | CudaStack]:
-    """Of each stack, by value, its kernel; itself where torch runs it.
+) -> tuple[dict[str, Kernel | Stack | CudaStack], bool]:
+    """Of each stack, by value, its kernel; itself where torch runs it. And whether some
+    could not be compiled, which is said once.
 
-    own: whether there is a compiler.
+    own: whether there are kernels at all.
     """
     found: dict[str, Kernel | Stack | CudaStack] = {}
     groups: dict[str, list[tuple[str, Stack]]] = {}
+    missing = False
     for node in nodes:
         if isinstance(node, Stacked):
             stack = collapsed(node, network, layout, max_steps)
@@ -46,9 +50,24 @@ def kernels(
             groups.setdefault(dtype, []).append((node.value, stack))
     for dtype, pairs in groups.items():
         if own and dtype in DTYPES:
-            made = compiled_many([stack for _, stack in pairs], dtype, layout)
+            try:
+                made = compiled_many([stack for _, stack in pairs], dtype, layout)
+            except EnvironmentUnfitError as error:
+                warn_once("torch runs the stacks", error)
+                missing = True
+                continue
             found.update(zip((name for name, _ in pairs), made, strict=True))
-    return found
+    return found, missing
+
+
+_told: set[str] = set()
+
+
+def warn_once(what: str, why: Exception) -> None:
+    """Warn of what becomes of models on this machine: once a process each."""
+    if what not in _told:
+        _told.add(what)
+        warnings.warn(f"memplan.fuse: {what}: {why}", stacklevel=2)
 
 
 def on_gpu(

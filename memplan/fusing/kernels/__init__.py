@@ -8,10 +8,9 @@ import os
 from importlib import resources
 from typing import Any
 
+from memplan.errors import EnvironmentUnfitError
+from memplan.fusing.kernels.prebuilt import package_library
 from memplan.toolchain.loading import load
-
-_CONVOLUTION = '#include "conv_abi.h"\n'
-_TAPE = '#include "tape.h"\n'
 
 
 def headers(prefix: str) -> dict[str, str]:
@@ -30,13 +29,27 @@ def _headers(prefix: str) -> dict[str, str]:
 
 
 def convolution_library(instructions: str = "native") -> ctypes.CDLL:
-    """The kernels of `conv_abi.h`, compiled for these instructions, at first use.
+    """The kernels of `conv_abi.h` for these instructions: the package's own, else
+    compiled at first use.
 
     Raises NoCompilerError, CompileError or EnvironmentUnfitError as
     `memplan.toolchain.loading.load` does.
     """
-    environment = tuple(map(os.environ.get, _ASKED))
-    return _convolution_library(instructions, environment)
+    return _library("conv_", '#include "conv_abi.h"\n', instructions, _environment())
+
+
+def tape() -> Any:
+    """`memplan_tape` of `tape.h`: runs an array of (function, argument), so many of
+    them, on so many threads. Where it is compiled, it is in no time, apart from all
+    kernels.
+
+    Raises as `convolution_library` does.
+    """
+    library = _library("tape", '#include "tape.h"\n', "native", _environment())
+    play = library.memplan_tape
+    play.restype = None
+    play.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_int)
+    return play
 
 
 # Every convolution that is packed or bound asks, several times: what compiler and
@@ -44,20 +57,24 @@ def convolution_library(instructions: str = "native") -> ctypes.CDLL:
 _ASKED = ("CXX", "PATH", "MEMPLAN_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
 
 
+def _environment() -> tuple[str | None, ...]:
+    return tuple(map(os.environ.get, _ASKED))
+
+
 @functools.cache
-def _convolution_library(
-    instructions: str, environment: tuple[str | None, ...]
+def _library(
+    prefix: str, source: str, instructions: str, environment: tuple[str | None, ...]
 ) -> ctypes.CDLL:
-    return load(_CONVOLUTION, headers("conv_"), instructions)
-
-
-def tape() -> Any:
-    """`memplan_tape` of `tape.h`: runs an array of (function, argument), so many of
-    them, on so many threads. It is compiled in no time, apart from all kernels.
-
-    Raises as `convolution_library` does.
-    """
-    play = load(_TAPE, headers("tape")).memplan_tape
-    play.restype = None
-    play.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_int)
-    return play
+    """The library of the headers that begin so, of this source where it is compiled."""
+    built = {**headers("conv_"), **headers("tape")}
+    found = package_library(instructions, built)
+    if found is not None:
+        return found
+    try:
+        return load(source, headers(prefix), instructions)
+    except EnvironmentUnfitError:
+        # Narrower than this CPU allows; whether it gains is measured.
+        found = package_library("portable", built) if instructions == "native" else None
+        if found is None:
+            raise
+        return found
