@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memplan.errors import UsageError
+from memplan.fusing.engine.memory import Room
 from memplan.fusing.geometry import Geometry, algorithms
 from memplan.fusing.kernels import convolution_library
 
 if TYPE_CHECKING:
     import torch
-
-_ALIGNMENT = 64  # bytes; a cache line, and the widest vector
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,11 @@ def pack(
     geometry: Geometry,
     algorithm: str = "direct",
     instructions: str = "native",
+    room: Room | None = None,
 ) -> Packed:
     """Lay out float32 weights (out, in, kernel height, kernel width) and a bias (out).
 
+    room: memory that they share with others; their own if None.
     Weights of a linear layer are those of a 1x1 convolution. Raises UsageError if the
     tensors do not fit the geometry or the algorithm cannot do it; NoCompilerError and
     others as `convolution_library` does.
@@ -74,28 +75,19 @@ def pack(
             raise UsageError("weights and bias are to be float32 on the CPU")
     with torch.no_grad():
         weight = weight.detach().contiguous()
+        room = room or Room()
         plain = None
         if algorithm != "direct":
-            plain = _packed(weight, "direct", instructions)
-        laid = _packed(weight, algorithm, instructions)
-        return Packed(
-            geometry, algorithm, instructions, laid, plain, _padded(bias, instructions)
-        )
+            plain = _packed(weight, "direct", instructions, room)
+        laid = _packed(weight, algorithm, instructions, room)
+        start = _padded(bias, instructions, room)
+        return Packed(geometry, algorithm, instructions, laid, plain, start)
 
 
 def _plain_float(tensor: torch.Tensor) -> bool:
     import torch
 
     return bool(tensor.dtype == torch.float32) and tensor.device.type == "cpu"
-
-
-def aligned(count: int) -> torch.Tensor:
-    """`count` floats, not initialized, that begin on a cache line."""
-    import torch
-
-    room = torch.empty(count + _ALIGNMENT // 4, dtype=torch.float32)
-    start = -room.data_ptr() % _ALIGNMENT // 4
-    return room[start : start + count]
 
 
 def padded_columns(channels_out: int, instructions: str) -> int:
@@ -108,13 +100,15 @@ def padded_columns(channels_out: int, instructions: str) -> int:
 _MATRICES = {"winograd2": 16, "winograd4": 36}  # instead of the kernel's taps
 
 
-def _packed(weight: torch.Tensor, algorithm: str, instructions: str) -> torch.Tensor:
+def _packed(
+    weight: torch.Tensor, algorithm: str, instructions: str, room: Room
+) -> torch.Tensor:
     import torch
 
     library = convolution_library(instructions)
     out, channels, height, width = weight.shape
     matrices = _MATRICES.get(algorithm, height * width)
-    target = aligned(padded_columns(out, instructions) * channels * matrices)
+    target = room.floats(padded_columns(out, instructions) * channels * matrices)
     job = _Job(weight.data_ptr(), target.data_ptr(), out, channels, height, width)
     function = library[f"memplan_pack_{algorithm}"]
     function.restype, function.argtypes = None, (ctypes.c_void_p, ctypes.c_int)
@@ -122,9 +116,11 @@ def _packed(weight: torch.Tensor, algorithm: str, instructions: str) -> torch.Te
     return target
 
 
-def _padded(bias: torch.Tensor | None, instructions: str) -> torch.Tensor | None:
+def _padded(
+    bias: torch.Tensor | None, instructions: str, room: Room
+) -> torch.Tensor | None:
     if bias is None:
         return None
-    padded = aligned(padded_columns(len(bias), instructions)).zero_()
+    padded = room.floats(padded_columns(len(bias), instructions)).zero_()
     padded[: len(bias)] = bias.detach()
     return padded

@@ -100,7 +100,7 @@ def test_what_takes_longer_is_given_up_for_good(
     no_decisions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Times of its own: on a busy machine a small model takes as long as anything.
-    monkeypatch.setattr(preparing, "seconds", lambda runs, *_: [3.0, 1.0])
+    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [3.0, 1.0])
     x = torch.randn(1, 3, 8, 8)
     for reason in ("3.00 times as long", "as was measured before"):
         with pytest.warns(UserWarning, match=reason):

@@ -1,4 +1,4 @@
-"""Memory of an arena, by large pages where the system gives them."""
+"""Memory of arenas and weights, by large pages where the system gives them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 LARGE = 2 << 20  # bytes of a large page
 ADVICE = 14  # MADV_HUGEPAGE of Linux
+LINE = 64  # bytes of a cache line, and of the widest vector
+BLOCK = 16 * LARGE  # bytes that are asked for at a time
 
 
 def arena(size: int) -> Any:
@@ -26,3 +28,26 @@ def arena(size: int) -> Any:
         advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         advise(first, pages * LARGE, ADVICE)  # it is advice: whatever it answers
     return memory
+
+
+class Room:
+    """Memory for what is kept together, handed out in pieces that follow each other:
+    many small tensors share large pages, which each alone would be too small for."""
+
+    def __init__(self) -> None:
+        self._block: Any = None
+        self._at = self._end = 0  # bytes into the block
+
+    def floats(self, count: int) -> Any:
+        """`count` float32, not initialised, that begin on a cache line."""
+        import torch
+
+        size = -(-count * 4 // LINE) * LINE
+        if self._at + size > self._end:
+            whole = max(BLOCK, -(-size // LARGE) * LARGE)
+            self._block = arena(whole + LARGE)  # what is not touched is not taken
+            self._at = -self._block.data_ptr() % LARGE
+            self._end = self._at + whole
+        piece = self._block[self._at : self._at + count * 4]
+        self._at += size
+        return piece.view(torch.float32)

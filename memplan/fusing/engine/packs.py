@@ -6,6 +6,7 @@ from typing import Any
 
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.fold import as_planes, folded, scale_and_shift
+from memplan.fusing.engine.memory import Room
 from memplan.fusing.front.weights import fetch
 from memplan.fusing.geometry import Geometry
 from memplan.fusing.kernel import Kernel
@@ -69,11 +70,12 @@ class Packs:
         self._fill({})
 
     def _fill(self, made: dict[tuple[str, str], Weights]) -> None:
+        room = Room()
         for node in self._nodes:
             if isinstance(node, Joined):
                 key = node.value, self.kernels[node.value]
                 if key not in made:
-                    made[key] = self._packed(node)
+                    made[key] = self._packed(node, room)
                 self.convolutions[node.value] = made[key]
                 if node.before is not None:
                     self._add(node.before)
@@ -82,13 +84,14 @@ class Packs:
                     if isinstance(operand, Norm):
                         self._add(operand)
 
-    def _packed(self, node: Joined) -> Weights:
+    def _packed(self, node: Joined, room: Room) -> Weights:
         weight, bias = folded(self.model, node)
         kernel = self.kernels[node.value]
         if kernel == "onednn":
             size = four(self._network.shapes[node.source])
             return onednn.pack(weight, bias, node.convolution, size)
-        return pack(weight, bias, geometry(node.convolution, self.model), kernel)
+        shape = geometry(node.convolution, self.model)
+        return pack(weight, bias, shape, kernel, room=room)
 
     def _add(self, norm: Norm) -> None:
         scale, shift = scale_and_shift(self.model, norm)
