@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.fusing.convolution import Bound, Epilogue, Prologue, bind, convolve
 from memplan.fusing.geometry import ALGORITHMS, Geometry, algorithms
-from memplan.fusing.kernels import tape
+from memplan.fusing.kernels import prebuilt, tape
 from memplan.fusing.packing import pack
 from memplan.toolchain.compiler import NoCompilerError, find_compiler
 from memplan.toolchain.instructions import supported
@@ -349,8 +350,9 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         convolve(x, packed, threads=0)
 
 
-def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
+def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(prebuilt, "folders", lambda: (tmp_path,))
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(NoCompilerError) as caught:
         pack(torch.ones(4, 3, 1, 1), None, Geometry(3, 4, (1, 1)))

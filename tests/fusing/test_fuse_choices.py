@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,22 @@ from torch import nn  # noqa: E402
 
 import memplan.fusing.making as preparing  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
-from memplan.fusing.engine import build, decide  # noqa: E402
+from memplan.fusing.engine import build, clock, decide  # noqa: E402
+from memplan.fusing.engine import stacks as engine_stacks  # noqa: E402
 from memplan.fusing.engine.clock import seconds  # noqa: E402
 from memplan.fusing.engine.decisions import Decisions  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
+from memplan.fusing.kernels import headers, prebuilt  # noqa: E402
 from memplan.fusing.options import FuseOptions  # noqa: E402
 from memplan.fusing.prepared import LeftAlone, Prepared  # noqa: E402
+from memplan.fusing.summary import summary  # noqa: E402
 
 FORCED = FuseOptions(measure=False)
+
+
+def packaged() -> bool:
+    built = {**headers("conv_"), **headers("tape")}
+    return prebuilt.package_library("native", built) is not None
 
 
 @pytest.fixture
@@ -142,30 +151,67 @@ def test_results_that_differ_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
         called(model_of(5), torch.randn(1, 3, 8, 8))
 
 
-@pytest.mark.parametrize("compiler", ["none", "fails"])
-@pytest.mark.parametrize("kind", ["convolutions", "stacks", "cats"])
-def test_without_a_compiler_torch_runs_the_layers(
-    kind: str, compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def warned_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_stacks, "_told", set())
+
+
+@pytest.fixture(params=["none", "fails"])
+def no_compiler(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compiler = request.param
     script = tmp_path / "c++"
     script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo odd && exit\nexit 1\n')
     script.chmod(0o700)
     monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(script) if compiler == "fails" else "")
     monkeypatch.setenv("PATH", str(tmp_path) if compiler == "fails" else "")
-    monkeypatch.setattr(decide, "_told", False)
-    models = {
+
+
+def models() -> dict[str, Any]:
+    return {
         "convolutions": model_of(),
         "stacks": nn.Sequential(nn.ReLU(), nn.AvgPool2d(2), nn.Sigmoid()).eval(),
         "cats": Cats().eval(),
     }
-    x = torch.randn(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("kind", ["convolutions", "stacks", "cats"])
+@pytest.mark.usefixtures("warned_of_nothing", "no_compiler")
+def test_without_kernels_torch_runs_the_layers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prebuilt, "folders", lambda: (tmp_path,))
+    model, x = models()[kind], torch.randn(2, 3, 8, 8)
     with pytest.warns(UserWarning, match="torch runs all layers"):
-        ready = called(models[kind], x)
+        ready = called(model, x)
     assert isinstance(ready.programs()[0], Prepared)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        called(models[kind], torch.randn(3, 3, 8, 8))
+        called(model, torch.randn(3, 3, 8, 8))
+    assert not list((tmp_path / "cache").glob("*.json"))
+
+
+@pytest.mark.skipif(not packaged(), reason="the package was built without kernels")
+@pytest.mark.usefixtures("warned_of_nothing", "no_compiler")
+def test_without_a_compiler_torch_runs_the_stacks_alone(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.MaxPool2d(2), nn.ELU(0.37)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    options = FuseOptions(measure=False, kernels=("direct",))
+    with pytest.warns(UserWarning, match="torch runs the stacks: ") as told:
+        ready = called(model, x, options)
+    assert len(told) == 1
+    (program,) = ready.programs()
+    assert list(program.engine.kernels.values()) == ["direct"]
+    assert [run.by for run in summary(ready).parts[0].running] == ["torch"]
+    # A compiler that is there later is not kept from the stacks.
+    assert not list((tmp_path / "cache").glob("*.json"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        called(model, torch.randn(3, 3, 8, 8), options)
+        called(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).eval(), x, options)
+    assert len(list((tmp_path / "cache").glob("*.json"))) == 1
 
 
 class Cats(nn.Module):
@@ -178,6 +224,7 @@ class Cats(nn.Module):
         return torch.cat([torch.sigmoid(self.bn(y)), y], 1)
 
 
+@pytest.mark.usefixtures("warned_of_nothing")
 def test_a_cache_that_takes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,16 +232,31 @@ def test_a_cache_that_takes_nothing(
     folder.mkdir()
     folder.chmod(0o777)
     monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(folder))
-    monkeypatch.setattr(decide, "_told", False)
-    with pytest.warns(UserWarning, match="written to by others"):
+    with pytest.warns(UserWarning, match="written to by others") as told:
         called(model_of(), torch.randn(1, 3, 8, 8))
 
+    assert len(told) == 1
 
-def test_runs_take_turns() -> None:
-    order: list[int] = []
-    took = seconds([lambda: order.append(0), lambda: order.append(1)])
-    assert len(took) == 2
-    assert order == [0, 1] * (len(order) // 2)
+
+def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, order = 0.0, []
+
+    def run(number: int, takes: float) -> Callable[[], None]:
+        def body() -> None:
+            nonlocal now
+            now += takes
+            order.append(number)
+
+        return body
+
+    monkeypatch.setattr(clock, "clock", lambda: lambda: now)
+    runs = [run(0, 1.2), run(1, 1.0), run(2, 2.0)]
+    assert seconds(runs, enough=0.0) == pytest.approx([1.2, 1.0, 2.0])
+    # Once to begin with, and once more until what takes far longer is out.
+    assert order == [0, 1, 2] * 2 + [0, 1] * 2
+    order.clear()
+    assert seconds(runs[::2], ready=True) == pytest.approx([1.2, 2.0])
+    assert order == [0, 2]
 
 
 def test_options_are_checked() -> None:

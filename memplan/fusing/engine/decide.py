@@ -164,7 +164,7 @@ def _layout(nodes: list[Node], inputs: dict[str, Any]) -> str:
 
 def has_kernels() -> bool:
     """Whether there are kernels, the package's or compiled; says once, as a warning,
-    why there are none, or that nothing is kept of what is compiled and measured."""
+    why there are none, or why there is no cache for what is compiled and measured."""
     try:
         tape()
     except EnvironmentUnfitError as error:
@@ -173,5 +173,5 @@ def has_kernels() -> bool:
     try:
         Cache()
     except EnvironmentUnfitError as error:
-        warn_once("nothing is kept for the next time", error)
+        warn_once("torch runs the stacks, and nothing is kept", error)
     return True

@@ -64,9 +64,11 @@ _told: set[str] = set()
 
 
 def warn_once(what: str, why: Exception) -> None:
-    """Warn of what becomes of models on this machine: once a process each."""
-    if what not in _told:
-        _told.add(what)
+    """Warn of what becomes of models on this machine, if neither that nor its cause was
+    told before in this process."""
+    known = not _told.isdisjoint((what, str(why)))
+    _told.update((what, str(why)))
+    if not known:
         warnings.warn(f"memplan.fuse: {what}: {why}", stacklevel=2)
 
 

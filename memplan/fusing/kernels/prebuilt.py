@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from memplan.errors import UsageError
+from memplan.errors import MemplanError
 from memplan.files import read_bytes
 from memplan.toolchain.instructions import supported
 
@@ -31,7 +31,7 @@ def package_library(
         return None
     wanted = _digest(headers)
     for folder in folders():
-        with contextlib.suppress(OSError, UsageError, ValueError):
+        with contextlib.suppress(OSError, MemplanError):
             path = folder / _NAME.format(instructions)
             # It is looked into before it is loaded: what is loaded stays.
             if path.is_file() and wanted.encode() in read_bytes(path):

@@ -1,0 +1,71 @@
+"""The time limit of an export leaves a program's own alarm as it was."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from memplan.graph.export import NotExportableError, export
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+class Calls(torch.nn.Module):
+    """Calls what it is given, while it is exported too."""
+
+    def __init__(self, during: Any) -> None:
+        super().__init__()
+        self.during = during
+
+    def forward(self, x: Any) -> Any:
+        self.during()
+        return x + 1
+
+
+@pytest.fixture
+def rang() -> Iterator[threading.Event]:
+    """Set by a program's own alarm."""
+    event = threading.Event()
+    before = signal.signal(signal.SIGALRM, lambda *_: event.set())
+    yield event
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def exported(during: Any, seconds: float) -> None:
+    export(Calls(during), (torch.zeros(2),), {}, seconds)
+
+
+def test_an_alarm_that_is_set_goes_on(rang: threading.Event) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 1000, 7)
+    exported(lambda: None, 100)
+    left, every = signal.getitimer(signal.ITIMER_REAL)
+    assert 500 < left < 1000
+    assert every == 7
+    assert not rang.is_set()
+
+
+def test_an_alarm_that_is_due_meanwhile_rings_after(rang: threading.Event) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 1e-3)
+    exported(lambda: None, 100)
+    assert rang.wait(60)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_an_alarm_outlives_a_time_limit(rang: threading.Event) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+    with pytest.raises(NotExportableError, match="more than 100 s"):
+        exported(lambda: signal.raise_signal(signal.SIGALRM), 100)
+    assert not rang.is_set()
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > 500
+
+
+def test_without_an_alarm_none_is_left(rang: threading.Event) -> None:
+    exported(lambda: None, 100)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert not rang.is_set()
