@@ -11,10 +11,13 @@ from pathlib import Path
 
 from memplan.errors import EnvironmentUnfitError, InputError, UsageError
 from memplan.files import PathLike, atomic_write, read_bytes
+from memplan.units import parse_bytes
 
 _DIGEST = 32  # bytes of a SHA-256
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SUFFIX = re.compile(r"\.[a-z0-9]+")
+_ENTRY = re.compile(_KEY.pattern + _SUFFIX.pattern)
+LIMIT = 512 << 20  # bytes of all entries together
 
 
 def default_folder() -> Path:
@@ -27,23 +30,40 @@ def default_folder() -> Path:
     return Path(base) / "memplan"
 
 
+def default_limit() -> int:
+    """Bytes: $MEMPLAN_CACHE_LIMIT, as in "200MB", else LIMIT.
+
+    Raises EnvironmentUnfitError where that is no size.
+    """
+    named = os.environ.get("MEMPLAN_CACHE_LIMIT")
+    try:
+        return parse_bytes(named) if named else LIMIT
+    except UsageError as error:
+        raise EnvironmentUnfitError(f"MEMPLAN_CACHE_LIMIT: {error}") from None
+
+
 class Cache:
     """Entries of bytes in a folder that only this user can write to.
 
     An entry is a file KEY.SUFFIX: its bytes, and behind them their SHA-256. Shared
     libraries and cubins may have bytes behind them, so `find` hands out the file. It
     appears whole or not at all, whoever else writes it; one that is damaged, or that
-    another user owns, is none. What is kept here runs as code: whoever can write to
-    the folder can run what he likes.
+    another user owns, is none. Where all of them take more than a limit, those go that
+    were found or written longest ago. What is kept here runs as code: whoever can write
+    to the folder can run what he likes.
     """
 
-    def __init__(self, folder: PathLike | None = None) -> None:
+    def __init__(
+        self, folder: PathLike | None = None, limit: int | None = None
+    ) -> None:
         """folder: made, with mode 0700, if it is not there; `default_folder` if None.
+        limit: bytes of all entries together; `default_limit` if None.
 
         Raises EnvironmentUnfitError if it is no folder, belongs to another user, or if
         others can write to it or exchange it. A folder that cannot be made holds
         nothing and takes nothing.
         """
+        self.limit = default_limit() if limit is None else limit
         folder = default_folder() if folder is None else folder
         self.folder = Path(os.path.realpath(folder))
         with contextlib.suppress(OSError):
@@ -68,7 +88,29 @@ class Cache:
                 stream.write(hashlib.sha256(data).digest())
         except (EnvironmentUnfitError, UsageError):  # full, read-only, a folder there
             return None
+        self._trim(path)
         return path
+
+    def _trim(self, newest: Path) -> None:
+        """Remove what was not used for longest, until the rest is within the limit.
+
+        A library that a process has loaded stays with it; `newest` stays in any case.
+        """
+        found: list[tuple[int, int, str]] = []
+        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
+            for each in entries:
+                with contextlib.suppress(OSError):  # removed by another just now
+                    if _ENTRY.fullmatch(each.name) and each.is_file():
+                        stat_ = each.stat()
+                        found.append((stat_.st_mtime_ns, stat_.st_size, each.path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self.limit:
+                break
+            if path != str(newest):
+                total -= size
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
     def _path(self, key: str, suffix: str) -> Path:
         if not _KEY.fullmatch(key) or not _SUFFIX.fullmatch(suffix):
@@ -83,7 +125,11 @@ class Cache:
         except (OSError, InputError):
             return None
         content, digest = data[:-_DIGEST], data[-_DIGEST:]
-        return content if hashlib.sha256(content).digest() == digest else None
+        if hashlib.sha256(content).digest() != digest:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # when it was used last
+        return content
 
 
 def _make(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import memplan.files
 from memplan.errors import EnvironmentUnfitError, UsageError
-from memplan.toolchain.cache import Cache, default_folder
+from memplan.toolchain.cache import LIMIT, Cache, default_folder
 
 KEY = hashlib.sha256(b"what went into it").hexdigest()
 OTHER = hashlib.sha256(b"something else").hexdigest()
@@ -172,3 +172,52 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_folder() == tmp_path / "home" / ".cache" / "memplan"
     assert Cache().folder == (tmp_path / "home" / ".cache" / "memplan").resolve()
+
+
+def aged(cache: Cache, count: int) -> list[str]:
+    """Keys of entries of 1000 bytes, each a minute younger than the one before."""
+    keys = [hashlib.sha256(bytes([each])).hexdigest() for each in range(count)]
+    for age, key in enumerate(reversed(keys), 1):
+        path = cache.write(key, ".so", bytes(1000))
+        assert path is not None
+        long_ago = path.stat().st_mtime - 60 * age
+        os.utime(path, (long_ago, long_ago))
+    return keys
+
+
+def left(cache: Cache, keys: list[str]) -> list[int]:
+    return [at for at, key in enumerate(keys) if (cache.folder / f"{key}.so").exists()]
+
+
+def test_what_was_not_used_for_longest_goes(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", limit=4 * 1032)
+    keys = aged(cache, 4)
+    other = cache.folder / "notes.txt"
+    other.write_bytes(bytes(10_000))  # it is none of ours
+    assert cache.find(keys[0], ".so")  # now it has been used
+    cache.write(KEY, ".json", bytes(1000))
+    assert left(cache, keys) == [0, 2, 3]
+    cache.write(OTHER, ".so", bytes(2032))
+    assert left(cache, keys) == [0]
+    assert cache.read(KEY, ".json") is not None
+    assert other.exists()
+
+
+def test_an_entry_beyond_the_limit_is_kept_alone(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", limit=0)
+    keys = aged(cache, 3)
+    assert left(cache, keys) == [0]
+    assert cache.read(keys[0], ".so") == bytes(1000)
+    assert cache.write(KEY, ".so", b"x")
+    assert left(cache, keys) == []
+
+
+def test_the_limit_can_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEMPLAN_CACHE_LIMIT", raising=False)
+    assert Cache(tmp_path).limit == LIMIT
+    monkeypatch.setenv("MEMPLAN_CACHE_LIMIT", "3KiB")
+    assert Cache(tmp_path).limit == 3072
+    assert Cache(tmp_path, limit=5).limit == 5
+    monkeypatch.setenv("MEMPLAN_CACHE_LIMIT", "much")
+    with pytest.raises(EnvironmentUnfitError, match="MEMPLAN_CACHE_LIMIT: 'much'"):
+        Cache(tmp_path)
