@@ -75,6 +75,50 @@ def test_what_was_decided_is_kept(
     assert again.engine.batch == first.engine.batch
 
 
+@pytest.mark.parametrize(
+    ("took", "tried", "kept"),
+    [([1.0, 2.0], [8, 2], 8), ([2.0, 1.0], [8, 2, 1, 4], 4)],
+)
+def test_other_numbers_of_images_are_tried_where_two_at_a_time_pay(
+    took: list[float],
+    tried: list[int],
+    kept: int,
+    no_decisions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    plain = decide.Maker.engine
+
+    def engine(self: Any, kernels: tuple[str, ...], batch: int) -> Any:
+        asked.append(batch)
+        return plain(self, kernels, batch)
+
+    monkeypatch.setattr(decide.Maker, "engine", engine)
+    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: took)
+    options = FuseOptions(measure=False, kernels=("onednn",))
+    ready = called(model_of(), torch.randn(8, 3, 12, 12), options)
+    assert asked == tried
+    assert ready.programs()[0].engine.batch == kept
+
+
+def test_a_kept_decision_is_tried_on_noise_where_inputs_tell_nothing(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, runs = model_of(), []
+    called(model, torch.randn(1, 3, 12, 12))
+    plain = build.Engine.run
+
+    def run(self: Any, inputs: dict[str, Any]) -> Any:
+        runs.append(inputs)
+        return plain(self, inputs)
+
+    monkeypatch.setattr(build.Engine, "run", run)
+    for x, count in ((torch.randn(1, 3, 12, 12), 2), (torch.zeros(1, 3, 12, 12), 3)):
+        runs.clear()
+        called(model, x)
+        assert len(runs) == count  # the check and the call itself
+
+
 def test_networks_of_the_same_size_are_told_apart(no_decisions: Path) -> None:
     x = torch.randn(2, 3, 8, 8)
     for model in (nn.Sequential(nn.ReLU(), nn.Sigmoid()), nn.Sequential(nn.Tanh())):
