@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memplan.errors import UsageError
-from memplan.fusing.engine.memory import Room
 from memplan.fusing.geometry import Geometry, algorithms
 from memplan.fusing.kernels import convolution_library
+from memplan.fusing.memory import Room
 
 if TYPE_CHECKING:
     import torch

@@ -6,12 +6,12 @@ from typing import Any
 
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.fold import as_planes, folded, scale_and_shift
-from memplan.fusing.engine.memory import Room
 from memplan.fusing.front.weights import fetch
 from memplan.fusing.geometry import Geometry
 from memplan.fusing.kernel import Kernel
 from memplan.fusing.kernels import tape
 from memplan.fusing.layers import Convolution, Network, Norm
+from memplan.fusing.memory import Room
 from memplan.fusing.nodes import Joined, Node, Stacked
 from memplan.fusing.packing import Packed, pack
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from memplan.fusing.engine.memory import arena
+from memplan.fusing.memory import arena
 
 if TYPE_CHECKING:
     from memplan.fusing.engine.runner import Runner
