@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memplan.chunking.masks import options_of
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
 from memplan.graph.program import Op, Program, Ref
@@ -28,16 +29,17 @@ def with_grouped_heads(program: Program, inference: Inference) -> Program:
 
 
 def _grouped(program: Program, op: Op, makers: dict[str, Op]) -> Op:
-    if len(op.args) != 3 or {"attn_mask", "enable_gqa"} & set(op.kwargs):
+    options = options_of(op)
+    if "attn_mask" in options or "enable_gqa" in options:
         return op
-    sources = [_source(program, arg.name, makers) for arg in op.args[1:]]
+    sources = [_source(program, arg.name, makers) for arg in op.args[1:3]]
     if None in sources:
         return op
     key, value = (program.metas[name] for name in sources if name is not None)
     if key.shape[1] != value.shape[1]:
         return op
     args = (op.args[0], *(Ref(name) for name in sources if name is not None))
-    return Op(op.name, op.target, args, {**op.kwargs, "enable_gqa": True}, op.line)
+    return Op(op.name, op.target, args, {**options, "enable_gqa": True}, op.line)
 
 
 def _source(program: Program, name: str, makers: dict[str, Op]) -> str | None:

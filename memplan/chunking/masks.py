@@ -34,32 +34,33 @@ def without_known_masks(program: Program, inference: Inference) -> Program:
     new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
     for step in program.ops:
         if isinstance(step, Op) and step.key == "aten.scaled_dot_product_attention":
-            inference.add(new, plain := _unmasked(step, masks))
-            if new.metas[step.name].shape == program.metas[step.name].shape:
-                new.ops.append(plain)
-                continue
-            inference.add(new, step)  # the mask has more batches than all else
-        new.ops.append(step)
+            plain = _unmasked(step, masks)
+            inference.add(new, plain)
+            new.ops.append(plain)
+        else:
+            new.ops.append(step)
     return without_dead(new)
 
 
+def options_of(op: Op) -> dict[str, Any]:
+    """What attention is given beside query, key and value, by name, defaults left out.
+
+    Its operator takes them by place or by name.
+    """
+    names = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    given = {**dict(zip(names, op.args[3:], strict=False)), **op.kwargs}
+    return {name: value for name, value in given.items() if value}
+
+
 def _unmasked(op: Op, masks: _Masks) -> Op:
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = {**dict(zip(names, op.args, strict=False)), **op.kwargs}
-    mask = given.get("attn_mask")
-    if not isinstance(mask, Ref) or given.get("is_causal"):
+    options = options_of(op)
+    mask = options.pop("attn_mask", None)
+    hides = masks.hides(mask.name) if isinstance(mask, Ref) else None
+    if hides is None or "is_causal" in options:
         return op
-    hides = masks.hides(mask.name)
-    if hides is None:
-        return op
-    args = tuple(given[name] for name in names[:3])
-    kept = {"scale", "enable_gqa"}
-    kwargs = {name: value for name, value in given.items() if name in kept}
-    if given.get("dropout_p"):
-        kwargs["dropout_p"] = given["dropout_p"]
     if hides == "later keys":
-        kwargs["is_causal"] = True
-    return Op(op.name, op.target, args, kwargs, op.line)
+        options["is_causal"] = True
+    return Op(op.name, op.target, op.args[:3], options, op.line)
 
 
 class _Masks:
@@ -118,19 +119,25 @@ class _Masks:
     def _rows(self, name: str, start: int, stop: int) -> Any:
         """Rows [start, stop) of a value: of its dimension -2, if it has several."""
         meta = self._program.metas[name]
-        if self._small(name):
-            value = self._whole(name)
-            if len(meta.shape) < 2 or meta.shape[-2] == 1:
-                return value
-            return value.narrow(-2, start, stop - start)
-        op = self._makers[name]
+        if not self._small(name):
+            return self._large_rows(self._makers[name], meta, start, stop)
+        value = self._whole(name)
+        if len(meta.shape) < 2 or meta.shape[-2] == 1:
+            return value
+        return value.narrow(-2, start, stop - start)
+
+    def _large_rows(self, op: Op, meta: Meta, start: int, stop: int) -> Any:
         count = stop - start if meta.shape[-2] != 1 else 1
-        if op.key in ("aten.expand", "aten.full"):
-            first, sizes = op.args[:2] if op.key == "aten.expand" else op.args[::-1]
-            sizes = [*sizes[:-2], count, sizes[-1]]
-            if op.key == "aten.full":
-                return op.target(sizes, first, **op.kwargs)
-            return op.target(self._rows(first.name, start, stop), sizes)
+        sizes = [*meta.shape[:-2], count, meta.shape[-1]]
+        if op.key == "aten.full":
+            return op.target(sizes, *op.args[1:], **op.kwargs)
+        if op.key == "aten.expand":
+            return self._rows(op.args[0].name, start, stop).expand(sizes)
+        if op.key in ("aten.unsqueeze", "aten.reshape"):
+            source = op.args[0].name
+            if self._program.metas[source].shape[-2:] != meta.shape[-2:]:
+                raise NotImplementedError(op.key)
+            return self._rows(source, start, stop).reshape(sizes)
         if op.key in ("aten.tril", "aten.triu"):
             diagonal = op.args[1] if len(op.args) > 1 else op.kwargs.get("diagonal", 0)
             return op.target(self._rows(op.args[0].name, start, stop), diagonal + start)

@@ -22,7 +22,12 @@ FEWEST = 64  # features of a part: products of fewer columns are slow
 
 # Of each product, where its weight stands, the weight's dimension of features, and
 # where its bias stands.
-PRODUCTS = {"aten.linear": (1, 0, 2), "aten.addmm": (2, 1, 0), "aten.mm": (1, 1, None)}
+PRODUCTS = {
+    "aten.linear": (1, 0, 2),
+    "aten.addmm": (2, 1, 0),
+    "aten.mm": (1, 1, None),
+    "aten.matmul": (1, 1, None),
+}
 
 
 def parted(program: Program, inference: Inference) -> Program:
