@@ -138,7 +138,7 @@ class Workbench:
         own = {path: target.program for path, target in targets.items()}
         before, at_first = self._peak(own, overwriting=False)
         held = max(0, self.before - before)  # by variables of the model's own Python
-        if held:
+        if held and at_first:
             at_first = {**at_first, "held": held}
         after, at_last = self._peak({**own, **programs}, overwriting=bool(programs))
         return ChunkPlan(
