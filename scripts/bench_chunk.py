@@ -23,9 +23,9 @@ from typing import Any
 import chunk_models
 import torch
 
+from memplan.chunking.canonical import searchable
 from memplan.chunking.choice import Effort
 from memplan.chunking.chunk import chunk
-from memplan.chunking.groupnorm import split
 from memplan.chunking.measure import paired
 from memplan.chunking.module import Chunk
 from memplan.chunking.options import BudgetError, ChunkOptions
@@ -180,7 +180,7 @@ def search_seconds(model: Any, inputs: Any, budget: int) -> float:
 
 def searcher(model: Any, inputs: Any, **effort: Any) -> Search:
     inference = Inference()
-    program = split(lower(export(model, inputs, {}), inference), inference)
+    program = searchable(lower(export(model, inputs, {}), inference), inference)
     return Search(program, inference, calibrated(), Effort(**effort))
 
 
@@ -255,7 +255,7 @@ def fitting(case: chunk_models.Built, budget: int) -> Chunk | None:
     model, inputs = case
     inference = Inference()
     exported = export(model, inputs, {})
-    program = split(lower(exported, inference), inference)
+    program = searchable(lower(exported, inference), inference)
     search = Search(program, inference, calibrated(), Effort(seconds=60.0))
     trials = [search.start] if search.start.peak <= budget else search.run(budget)
     if not trials:

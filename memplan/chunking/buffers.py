@@ -101,6 +101,17 @@ def wanted_order(program: Program, name: str) -> tuple[int, ...] | None:
     return tuple(order) if takers and all(map(multiplies, takers)) else None
 
 
+def displaced(program: Program, loop: str) -> bool:
+    """Whether a loop of this name writes a result over what dies in it, though its
+    users want it in another order: they copy it then, in each turn of theirs."""
+    return any(
+        output.into is not None and wanted_order(program, output.buffer) is not None
+        for step in program.ops
+        if isinstance(step, Loop) and step.name == loop
+        for output in step.outputs
+    )
+
+
 def check_overwriting(program: Program) -> None:
     """Raise NotALoopError if a value is used after its memory was written to anew.
 

@@ -21,6 +21,7 @@ from memplan.chunking.trial import Inputs, tolerance_of
 from memplan.errors import InputError
 from memplan.graph.liveness import profile
 from memplan.graph.measure import TINY, activation_peak, relative_error
+from memplan.graph.observed import Observed
 from memplan.graph.program import Program
 
 Progress = Callable[[str], None]
@@ -42,6 +43,7 @@ class Workbench:
         self._model, self._inputs, self._progress = model, inputs, progress
         self.device = inputs.check_device(model)
         self._began = time.monotonic()
+        self._observed = Observed()
         self._kept = inputs.kept(model)
         try:
             self._expected = inputs.results(model)
@@ -135,12 +137,15 @@ class Workbench:
         targets = {target.path: target for target in self.exports.targets}
         own = {path: target.program for path, target in targets.items()}
         before, at_first = self._peak(own, overwriting=False)
+        held = max(0, self.before - before)  # by variables of the model's own Python
+        if held and at_first:
+            at_first = {**at_first, "held": held}
         after, at_last = self._peak({**own, **programs}, overwriting=bool(programs))
         return ChunkPlan(
             "unchanged",
             "",
             limit,
-            peak_bytes_before=before,
+            peak_bytes_before=before + held,
             peak_bytes_after=after,
             peak_before=at_first,
             peak_after=at_last,
@@ -160,14 +165,15 @@ class Workbench:
     ) -> tuple[int, dict[str, Any]]:
         """The estimated peak of all parts, and where it is."""
         outside = {target.path: target.outside for target in self.exports.targets}
+        beside = self._observed.temporaries
         peaks = {
-            path: outside[path] + profile(each, overwriting).peak
+            path: outside[path] + profile(each, overwriting, beside).peak
             for path, each in programs.items()
         }
         if not peaks:
             return 0, {}
         highest = max(peaks, key=lambda path: peaks[path])
-        return peaks[highest], at_peak(programs[highest], highest)
+        return peaks[highest], at_peak(programs[highest], highest, beside)
 
     def _error(self, module: Any) -> float:
         """The largest relative error of the module's results, on all inputs."""

@@ -164,7 +164,7 @@ class _Chunking:
         self._nearest = None
         for _ in range(ROUNDS):
             good: list[Any] = []
-            short = []  # estimated and measured peaks of those that do not fit
+            short = []  # the search's and the measured peaks of those that do not fit
             for trials in self._trials(goal):
                 try:
                     module = self._bench.build(trials, limit)
@@ -179,7 +179,7 @@ class _Chunking:
                 if peak <= limit:
                     good.append(module)
                 else:
-                    short.append((module.memplan.peak_bytes_after, peak))
+                    short.append((self._estimated(trials), peak))
                 if len(good) == TIMED:
                     break
             if self._interrupted and not good:
@@ -189,6 +189,11 @@ class _Chunking:
             estimated, measured = min(short, key=lambda pair: pair[1])
             goal = int(min(goal * 0.97, limit * estimated / measured))
         return []
+
+    def _estimated(self, trials: dict[str, Trial]) -> int:
+        """The peak that the search sees in trials, all parts together."""
+        targets = self._exports.targets
+        return max(each.outside + trials[each.path].peak for each in targets)
 
     def _trials(self, goal: int) -> list[dict[str, Trial]]:
         """Of each way to keep to `goal` bytes, the trial of each exported part."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.graph.liveness import Profile, held_storages, owners, profile
+from memplan.graph.liveness import Beside, Profile, held_storages, owners, profile
 from memplan.graph.program import Loop, Op, Program
+from memplan.graph.workspace import temporaries
 
 SHOWN = 8  # storages at the peak that are listed, the largest
 
@@ -77,13 +78,16 @@ def _walk(
         bands.append(Band(start, len(rows), -(-step.extent // step.step), depth))
 
 
-def at_peak(program: Program, path: str = "") -> dict[str, Any]:
+def at_peak(
+    program: Program, path: str = "", beside: Beside = temporaries
+) -> dict[str, Any]:
     """Where a program's peak is, as reports give it: module (`path`), operator, line,
-    and the largest storages live there with their bytes. Empty for no operators."""
+    and the largest storages live there with their bytes. Empty for no operators.
+    beside: the bytes that an operator needs beside operands and results."""
     live: list[tuple[str, int]] = []
     step: Op | Loop | None = None
     while program.ops and not isinstance(step, Op):
-        at = profile(program).at
+        at = profile(program, beside=beside).at
         step = program.ops[at]
         live += live_at(program, at)
         if isinstance(step, Loop):

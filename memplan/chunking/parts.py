@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from memplan.chunking.groupnorm import split
+from memplan.chunking.canonical import searchable
 from memplan.chunking.measure import levels_at
 from memplan.chunking.trial import Inputs
 from memplan.errors import InputError
@@ -76,7 +76,7 @@ def _exported(exports: Exports, path: str, module: Any, inputs: Inputs) -> str |
     """Add a module's export; if that cannot be, why."""
     try:
         exported = export(module, inputs.args, inputs.kwargs)
-        program = split(lower(exported, exports.inference), exports.inference)
+        program = searchable(lower(exported, exports.inference), exports.inference)
     except InputError as error:
         return str(error)
     exports.targets.append(Target(path, module, exported, program))

@@ -28,6 +28,8 @@ class ChunkPlan:
     "refused"; reason: why, where it is not chunked, or not searched to the end. Bytes
     are of activations, beyond parameters and inputs: peak_bytes_* are estimates,
     measured_bytes_* the allocator's.
+    peak_bytes_before counts what variables of the model's Python were seen to hold
+    beside what its operators need; peak_before says how much of it that is, as `held`.
     peak_before, peak_after: where the estimated peaks are, as `at_peak` has it.
     slowdown: measured time, chunked over before. left_alone: path of a submodule that
     runs as it was -> why.

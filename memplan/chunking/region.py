@@ -7,6 +7,7 @@ from typing import Any
 
 from memplan.chunking.buffers import check_overwriting, enter_buffers, memory_order
 from memplan.chunking.notaloop import NotALoopError
+from memplan.chunking.renew import enter_again
 from memplan.chunking.rules.flow import Call, Slice
 from memplan.chunking.rules.table import flow
 from memplan.graph.infer import Inference
@@ -279,16 +280,7 @@ class _Builder:
             for name in results(new.ops[-len(after) - 1])
             if new.metas[name] != old.metas[name] or new.roots[name] != old.roots[name]
         }
-        for step in after:
-            if isinstance(step, Loop) or changed.isdisjoint(step.operands()):
-                continue
-            try:
-                self._inference.add(new, step)
-            except Exception as error:
-                raise NotALoopError(f"{step.key}: {error}") from error
-            name = step.name
-            if (new.metas[name], new.roots[name]) != (old.metas[name], old.roots[name]):
-                changed.add(name)
+        enter_again(new, len(new.ops) - len(after), changed, self._inference)
 
 
 def shapes(meta: Any) -> Any:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from memplan.chunking.buffers import displaced
 from memplan.chunking.choice import Effort, around, finer
 from memplan.chunking.notaloop import NotALoopError
 from memplan.chunking.papercost import paper_cost
@@ -37,6 +38,11 @@ class Trial:
     def excess(self, budget: int) -> int:
         """Bytes above the budget, added up over the operators, once for a loop."""
         return _excess(self.program, self.profile, budget)
+
+    def better_than(self, other: Trial, budget: int) -> bool:
+        """Whether less lies above the budget, or as much below a lower peak."""
+        mine = self.excess(budget), self.peak
+        return mine < (other.excess(budget), other.peak)
 
 
 def _excess(program: Program, found: Profile, budget: int) -> int:
@@ -120,12 +126,26 @@ class Search:
         for regions in moves:
             if time.monotonic() > stop:
                 break
-            made = self._made(trial, regions)
-            if made is None:
-                continue
-            if (made.excess(budget), made.peak) < (trial.excess(budget), trial.peak):
-                found.append(self._repeated(made, budget))
+            for made in self._made_both_ways(trial, regions):
+                if made.better_than(trial, budget):
+                    found.append(self._repeated(made, budget))
         return sorted(found, key=lambda each: self._key(each, budget))[:4]
+
+    def _made_both_ways(
+        self, trial: Trial, regions: tuple[Region, ...]
+    ) -> Iterator[Trial]:
+        """`regions` as a trial; and, where the last one's results lie over what dies
+        there, and not in the order in which products take them, with memory of their
+        own as well."""
+        made = self._made(trial, regions)
+        if made is None:
+            return
+        yield made
+        if not regions[-1].fresh and displaced(made.program, loop_name(regions[-1])):
+            own = replace(regions[-1], fresh=True)
+            other = self._made(trial, (*regions[:-1], own))
+            if other is not None:
+                yield other
 
     def _made(self, trial: Trial, regions: tuple[Region, ...]) -> Trial | None:
         """`regions` as a trial; where they only go on from `trial`, from there."""
@@ -234,7 +254,7 @@ def _mark(region: Region) -> str:
     inner = ",".join(map(_mark, region.inner))
     first = next(iter(region.slices.items()))
     last = list(region.slices.items())[-1]
-    return f"{first}{last}{len(region.slices)}/{region.step}[{inner}]"
+    return f"{first}{last}{len(region.slices)}/{region.step}{region.fresh}[{inner}]"
 
 
 def _with(

@@ -16,7 +16,8 @@ RUN = 2048  # bytes: shorter contiguous runs are copied piece by piece
 @dataclass(frozen=True)
 class Machine:
     """Constants of the time model: seconds a call, an input slice and an output, and
-    bytes a second of copies, of weights packed anew, of fresh pages touched."""
+    bytes a second of copies, of weights packed anew, of fresh pages touched, and of
+    matrices gathered that lie neither by rows nor by columns."""
 
     call: float = 6e-6
     slice: float = 3.6e-6
@@ -24,6 +25,7 @@ class Machine:
     copied: float = 6e9
     packed: float = 3e9
     touched: float = 3e9
+    gathered: float = 1e9
 
 
 def seconds(program: Program, machine: Machine) -> float:
@@ -60,7 +62,7 @@ def _loop(program: Program, loop: Loop, machine: Machine) -> float:
             packed = sum(body.metas[name].bytes for name in whole)
             cost += (turns - 1) * packed / machine.packed
             gathered = sum(_gathered(body.metas[name]) for name in whole)
-            cost += 2 * (turns - 1) * gathered / machine.copied
+            cost += (turns - 1) * gathered / machine.gathered
     for step in body.ops:
         for root in owners(body, step):
             meta = body.metas.get(root)
@@ -111,6 +113,8 @@ def calibrated(device: str = "cpu") -> Machine:
         fresh = _time(lambda: torch.empty(8 << 20).fill_(1), 1)
         again = torch.empty(8 << 20)
         used = _time(lambda: again.fill_(1), 1)
+        apart = torch.ones(128, 128, 64).permute(2, 0, 1)
+        one_by_one = _time(lambda: [part.clone() for part in apart.unbind()], 1)
     touched = again.nbytes / max(fresh - used, again.nbytes / 2e10)
     return Machine(
         call=max(call, 1e-6),
@@ -119,6 +123,7 @@ def calibrated(device: str = "cpu") -> Machine:
         copied=copied,
         packed=weight.nbytes / packs,
         touched=touched,
+        gathered=apart.nbytes / one_by_one,
     )
 
 

@@ -86,7 +86,8 @@ def _peak(peak: dict[str, Any]) -> str:
     ]
     live = f": {', '.join(largest)}" if largest else ""
     at = f" at {place(peak['line'])}" if peak["line"] else ""
-    return f"{peak['operator'].removeprefix('aten.')}{at}{live}"
+    held = f", {format_bytes(peak['held'])} held by variables" if "held" in peak else ""
+    return f"{peak['operator'].removeprefix('aten.')}{at}{live}{held}"
 
 
 def place(line: str) -> str:

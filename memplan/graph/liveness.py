@@ -8,6 +8,7 @@ and inputs are the caller's and count nothing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +39,17 @@ class Profile:
         return self.live.index(self.peak)
 
 
-def profile(program: Program, overwriting: bool = True) -> Profile:
+Beside = Callable[[Program, Op], int]
+
+
+def profile(
+    program: Program, overwriting: bool = True, beside: Beside = temporaries
+) -> Profile:
     """The live bytes along `program`, those within loops included.
 
     overwriting: whether results that are written over an operand
-    (`memplan.graph.reuse`) take no bytes; eager modules write them beside it.
+    (`memplan.graph.reuse`) take no bytes; eager modules write them beside it. beside:
+    the bytes that an operator needs beside operands and results.
     """
     last, owned = held_storages(program) if overwriting else lifetimes(program)
     dying: dict[int, int] = {}
@@ -53,7 +60,7 @@ def profile(program: Program, overwriting: bool = True) -> Profile:
     now = 0
     for i, step in enumerate(program.ops):
         now += sum(owned.get(root, 0) for root in owners(program, step))
-        live.append(now + _extra(program, step))
+        live.append(now + _extra(program, step, beside))
         now -= dying.get(i, 0)
         after.append(now)
     return Profile(live, after)
@@ -134,7 +141,7 @@ def storage_bytes(meta: Meta) -> int:
     return max(meta.bytes, (reach + 1) * int(meta.dtype.itemsize))
 
 
-def _extra(program: Program, step: Step) -> int:
+def _extra(program: Program, step: Step, beside: Beside) -> int:
     if isinstance(step, Op):
-        return temporaries(program, step)
-    return profile(step.body).peak
+        return beside(program, step)
+    return profile(step.body, beside=beside).peak

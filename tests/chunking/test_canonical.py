@@ -1,0 +1,274 @@
+"""What an export adds to attention, and what a model joins, is undone at first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from memplan.chunking.canonical import searchable  # noqa: E402
+from memplan.chunking.chunk import chunk  # noqa: E402
+from memplan.chunking.code import compiled, source  # noqa: E402
+from memplan.chunking.options import ChunkOptions  # noqa: E402
+from memplan.graph.export import export  # noqa: E402
+from memplan.graph.infer import Inference  # noqa: E402
+from memplan.graph.liveness import profile  # noqa: E402
+from memplan.graph.lower import lower  # noqa: E402
+from memplan.graph.program import Op  # noqa: E402
+
+pytestmark = pytest.mark.torch
+attend = nn.functional.scaled_dot_product_attention
+LENGTH = 24
+
+
+class Masked(nn.Module):
+    """Attention of its input to itself, with what a function says beside it."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, x: Any) -> Any:
+        heads = x.unflatten(-1, (4, 4)).transpose(1, 2)
+        return attend(heads, heads, heads, **self.options(x))
+
+
+def rows(x: Any) -> tuple[Any, Any]:
+    places = torch.arange(x.shape[1])
+    return places[:, None], places[None, :]
+
+
+def compared(x: Any) -> Any:
+    here, there = rows(x)
+    return (there <= here) & torch.ones((), dtype=torch.bool)
+
+
+def lowest(x: Any) -> Any:
+    least = torch.finfo(x.dtype).min
+    return torch.where(compared(x), 0.0, least)[None, None]
+
+
+def triangle(x: Any) -> Any:
+    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+
+
+def all_shown(x: Any) -> Any:
+    here, there = rows(x)
+    return ((here >= 0) & (there >= 0)).expand(x.shape[0], 1, -1, -1)
+
+
+def window(x: Any) -> Any:
+    here, there = rows(x)
+    return (there <= here) & (there > here - 5)
+
+
+def later(x: Any) -> Any:
+    return compared(x).logical_not() | torch.eye(x.shape[1], dtype=torch.bool)
+
+
+def slope(x: Any) -> Any:
+    here, there = rows(x)
+    return torch.where(there <= here, (there - here) * 0.1, float("-inf"))
+
+
+def of_input(x: Any) -> Any:
+    return (x[:, None, None, :, 0] > -9).expand(-1, 1, x.shape[1], -1)
+
+
+def noise(x: Any) -> Any:
+    return torch.rand(x.shape[1], x.shape[1]) >= 0
+
+
+def prepared(model: Any, x: Any) -> Any:
+    inference = Inference()
+    exported = export(model.eval(), (x,), {})
+    program = searchable(lower(exported, inference), inference)
+    weights = {
+        name: exported.constants[place]
+        if place in exported.constants
+        else model.get_parameter(place)
+        for name, place in program.constants.items()
+        if name in {used for op in program.ops for used in op.operands()}
+    }
+    run = compiled(source(program, "test"), "test")
+    by_place = {program.constants[name]: value for name, value in weights.items()}
+    with torch.no_grad():
+        torch.testing.assert_close(run((x,), by_place)[0], model(x))
+    return program
+
+
+def attention_of(program: Any) -> Op:
+    (op,) = (op for op in program.ops if "scaled_dot_product" in op.key)
+    assert isinstance(op, Op)
+    return op
+
+
+@pytest.mark.parametrize("small", [64, 1 << 16])  # elements computed whole
+@pytest.mark.parametrize("mask", [compared, lowest, triangle])
+def test_a_causal_mask_is_told(mask: Any, small: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr("memplan.chunking.masks.SMALL", small)
+    monkeypatch.setattr("memplan.chunking.masks.AT_ONCE", 2 * small)
+    model = Masked(lambda x: {"attn_mask": mask(x)})
+    op = attention_of(prepared(model, torch.randn(2, LENGTH, 16)))
+    assert len(op.operands()) == 3
+    assert op.kwargs == {"is_causal": True}
+
+
+def test_a_mask_that_hides_nothing_is_left_out() -> None:
+    model = Masked(lambda x: {"attn_mask": all_shown(x), "scale": 0.5})
+    program = prepared(model, torch.randn(2, LENGTH, 16))
+    op = attention_of(program)
+    assert len(op.operands()) == 3
+    assert op.kwargs == {"scale": 0.5}
+    assert not any("arange" in each.key for each in program.ops)
+
+
+@pytest.mark.parametrize("mask", [window, later, slope, of_input])
+def test_other_masks_stay(mask: Any) -> None:
+    model = Masked(lambda x: {"attn_mask": mask(x)})
+    op = attention_of(prepared(model, torch.randn(2, LENGTH, 16)))
+    assert len(op.operands()) == 4
+    assert "is_causal" not in op.kwargs
+
+
+def test_random_masks_stay() -> None:
+    model = Masked(lambda x: {"attn_mask": noise(x)})
+    op = attention_of(prepared(model, torch.randn(2, LENGTH, 16)))
+    assert len(op.operands()) == 4
+
+
+class Grouped(nn.Module):
+    """Keys and values of two heads, repeated for six of queries."""
+
+    def __init__(self, mask: bool = False, swapped: bool = False) -> None:
+        super().__init__()
+        self.mask, self.swapped = mask, swapped
+
+    def repeated(self, heads: Any) -> Any:
+        batch, groups, length, width = heads.shape
+        if self.swapped:  # one after the other, and again: these are no groups
+            wide = heads[:, None].expand(batch, 3, groups, length, width)
+        else:
+            wide = heads[:, :, None].expand(batch, groups, 3, length, width)
+        return wide.reshape(batch, groups * 3, length, width)
+
+    def forward(self, x: Any) -> Any:
+        q = x.unflatten(-1, (6, 4)).transpose(1, 2)
+        k = self.repeated(x[..., :8].unflatten(-1, (2, 4)).transpose(1, 2))
+        mask = x.mean(-1)[:, None, None] < 1 if self.mask else None
+        return attend(q, k, k * 1, attn_mask=mask)
+
+
+def test_repeated_keys_are_not_repeated() -> None:
+    class Plain(Grouped):
+        def forward(self, x: Any) -> Any:
+            q = x.unflatten(-1, (6, 4)).transpose(1, 2)
+            k, v = (
+                part.unflatten(-1, (2, 4)).transpose(1, 2)
+                for part in (x[..., :8], x[..., 8:16])
+            )
+            return attend(q, self.repeated(k), self.repeated(v), is_causal=True)
+
+    program = prepared(Plain(), torch.randn(2, LENGTH, 24))
+    assert attention_of(program).kwargs == {"is_causal": True, "enable_gqa": True}
+    assert not any(op.key in ("aten.expand", "aten.clone") for op in program.ops)
+
+
+@pytest.mark.parametrize("options", [{"swapped": True}, {"mask": True}, {}])
+def test_what_is_no_group_stays(options: Any) -> None:
+    program = prepared(Grouped(**options), torch.randn(2, LENGTH, 24))
+    assert "enable_gqa" not in attention_of(program).kwargs
+
+
+class Joined(nn.Module):
+    """One product, taken apart in some way."""
+
+    def __init__(self, way: str, bias: bool = True, unequal: bool = False) -> None:
+        super().__init__()
+        self.way, self.layer = way, nn.Linear(32, 256, bias=bias)
+        self.weight, self.bias = nn.Parameter(torch.randn(32, 256)), self.layer.bias
+        self.sizes = [64, 192] if unequal else 64
+
+    def forward(self, x: Any) -> Any:
+        if self.way == "linear":
+            y = self.layer(x)
+        elif self.way == "addmm":
+            y = torch.addmm(self.bias, x.flatten(0, 1), self.weight)
+            y = y.view(*x.shape[:2], 256)
+        else:
+            y = (x.flatten(0, 1) @ self.weight).view(*x.shape[:2], 256)
+        parts = y.split(self.sizes, -1)
+        result = parts[0].sigmoid() * parts[-1][..., :64] + parts[0]
+        return result + y.sum() if self.way == "whole too" else result
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_are_parted(bias: bool, unequal: bool) -> None:
+    program = prepared(Joined("linear", bias, unequal), torch.randn(2, LENGTH, 32))
+    shapes = [
+        program.metas[op.name].shape for op in program.ops if op.key == "aten.linear"
+    ]
+    assert [shape[-1] for shape in shapes] == ([64, 192] if unequal else [64, 64])
+
+
+@pytest.mark.parametrize("way", ["addmm", "matmul"])
+def test_products_of_flattened_rows_are_parted(way: str) -> None:
+    program = prepared(Joined(way), torch.randn(2, LENGTH, 32))
+    assert not any("split" in op.key for op in program.ops)
+
+
+def test_a_product_that_is_needed_whole_stays() -> None:
+    program = prepared(Joined("whole too"), torch.randn(2, LENGTH, 32))
+    assert any("split" in op.key for op in program.ops)
+
+
+def test_narrow_parts_stay_together() -> None:
+    class Narrow(Joined):
+        def forward(self, x: Any) -> Any:
+            one, other = self.layer(x).split([16, 240], -1)
+            return other + one.sum(-1, keepdim=True)
+
+    program = prepared(Narrow("linear"), torch.randn(2, LENGTH, 32))
+    assert any("split" in op.key for op in program.ops)
+
+
+class Block(nn.Module):
+    """Fused causal attention by a mask, its projections joined, before an MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (
+            part.unflatten(-1, (8, 32)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, -1)
+        )
+        mixed = attend(q, k, v, attn_mask=compared(x))
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_heads_run_in_chunks_without_a_mask() -> None:
+    """Results of attention go over the queries, or heads are projected in turns: what
+    all three projections take at once is not needed."""
+    model, x = Block().eval(), torch.randn(1, 512, 256)
+    options = ChunkOptions(max_slowdown=None)
+    joined = 4 * x.nbytes  # all three, and the result
+    small = chunk(model, (x,), joined, options=options)
+    assert small.memplan.measured_bytes_after <= joined
+    tighter = chunk(model, (x,), 3 * x.nbytes, options=options)
+    assert tighter.memplan.measured_bytes_after <= 3 * x.nbytes
+    with torch.no_grad():
+        torch.testing.assert_close(tighter(x), model(x))
+
+
+def test_the_estimate_of_a_parted_program_is_below_the_joined_ones() -> None:
+    model, x = Block().eval(), torch.randn(1, 512, 256)
+    inference = Inference()
+    joined = lower(export(model, (x,), {}), inference)
+    assert profile(searchable(joined, inference)).peak <= profile(joined).peak

@@ -1,0 +1,81 @@
+"""What convolutions need is seen, and what Python's variables hold is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from memplan.chunking.chunk import chunk  # noqa: E402
+from memplan.chunking.options import ChunkOptions  # noqa: E402
+from memplan.graph.export import export  # noqa: E402
+from memplan.graph.infer import Inference  # noqa: E402
+from memplan.graph.liveness import profile  # noqa: E402
+from memplan.graph.lower import lower  # noqa: E402
+from memplan.graph.measure import activation_peak  # noqa: E402
+from memplan.graph.observed import Observed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CASES = {
+    "depthwise": (nn.Conv2d(96, 96, 7, padding=3, groups=96), (1, 96, 56, 56)),
+    "patches": (nn.Conv2d(96, 192, 2, stride=2), (1, 96, 56, 56)),
+    "grouped and long": (nn.Conv1d(96, 96, 64, padding=32, groups=16), (1, 96, 49)),
+    "three by three": (nn.Conv2d(16, 24, 3, padding=1), (2, 16, 40, 40)),
+    "pointwise": (nn.Conv2d(16, 24, 1), (1, 16, 40, 40)),
+    "volumes": (nn.Conv3d(4, 8, 3, padding=1), (1, 4, 12, 12, 12)),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_convolution_alone_is_estimated_as_it_is(name: str, last: bool) -> None:
+    layer, shape = CASES[name]
+    x = torch.randn(shape)
+    if last:
+        x = x.transpose(1, -1).contiguous().transpose(1, -1)
+    program = lower(export(layer.eval(), (x,), {}), Inference())
+    found = profile(program, False, Observed().temporaries).peak
+    measured = activation_peak(lambda: layer(x))
+    assert found == pytest.approx(measured, rel=0.03)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(8, 64, 3, padding=1)
+        self.second = nn.Conv2d(64, 8, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(torch.relu(self.first(x)))
+
+
+def test_convolutions_in_chunks_are_estimated_as_they_are() -> None:
+    """Slices are padded at the picture's edges only."""
+    options = ChunkOptions(max_slowdown=None)
+    small = chunk(Layers().eval(), (torch.randn(1, 8, 96, 96),), "60%", options=options)
+    plan = small.memplan
+    assert plan.status == "chunked"
+    assert plan.peak_bytes_after == pytest.approx(plan.measured_bytes_after, rel=0.03)
+
+
+class Holding(nn.Module):
+    """Its Python keeps what is not needed any more."""
+
+    def forward(self, x: Any) -> Any:
+        wide = x.repeat(1, 16)
+        high = wide * 2
+        higher = high + 1
+        return torch.relu(higher).sum(1)
+
+
+def test_what_variables_hold_is_said() -> None:
+    options = ChunkOptions(max_slowdown=None)
+    small = chunk(Holding().eval(), (torch.randn(256, 64),), "50%", options=options)
+    plan = small.memplan
+    assert plan.peak_bytes_before == plan.measured_bytes_before
+    assert plan.peak_before["held"] >= 256 * 64 * 16 * 4
