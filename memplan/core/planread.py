@@ -228,8 +228,14 @@ def _placement(table: Table, length: int | None) -> Placement:
         raise table.error("unplanned", "holds requests, but starts is null")
     else:
         labels = _labels(table, ids)
+    # What serves requests is handed out in whole blocks of the alignment.
+    rounding = 1
+    if requests is not None and (arrays["alignment"] > 0).all():
+        rounding = int(np.gcd.reduce(arrays["alignment"])) or 1
     try:
-        problem = Problem.of(**arrays, length=length, labels=labels, gaps=gaps)
+        problem = Problem.of(
+            **arrays, length=length, labels=labels, gaps=gaps, rounding=rounding
+        )
     except InputError as error:
         raise table.error("buffers", f"do not make a problem: {error}") from None
     return Placement(problem, offsets, requests)

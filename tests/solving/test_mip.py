@@ -41,7 +41,7 @@ def asked(problem: Problem, solver: str, **options: float) -> tuple[int, int]:
     found = cbc.run(program, Options(mip_solver=solver, **options))  # type: ignore[arg-type]
     assert found.offsets is not None
     offsets = mip.restack(problem, program, found.offsets)
-    peak = int((offsets + problem.padded).max())
+    peak = int((offsets + problem.size).max())
     assert verify_offsets(problem, offsets, peak) == []
     return peak, mip.proved_bytes(program, found)
 
@@ -84,7 +84,7 @@ def test_never_against_exact_search_2000_times(solver: str) -> None:
         problem = random_problem(rng, 12)
         found = exact.improve(problem, stacked(problem), options=Options(threads=1))
         assert found.proved_optimal
-        least = int((found.offsets + problem.padded).max())
+        least = int((found.offsets + problem.size).max())
         plan = mip.solve(problem, Options(mip_solver=solver, time_limit=1.0))
         assert verify(plan) == []
         assert plan.lower_bound <= least <= plan.peak
@@ -282,7 +282,7 @@ def test_no_solver_outlives_its_caller() -> None:
 def test_a_set_that_all_meet_on_a_circle() -> None:
     """No solver is needed to see that these lie one above the other."""
     program = model.build(TRIANGLE, stacked(TRIANGLE), 10)
-    assert program.floor * program.unit == 15
+    assert program.floor == 15
     plan = solve_problem(TRIANGLE, "mip")
     assert (plan.peak, plan.lower_bound, plan.status) == (15, 15, "optimal")
     with pytest.raises(InfeasibleError, match="less than 15 bytes"):
