@@ -130,8 +130,13 @@ def _offsets_from(model: Model, values: dict[str, float]) -> Offsets:
 
 
 def _cbc(task: _Task) -> Found:
-    import pulp
-
+    try:
+        import pulp
+    except ImportError as error:
+        raise EnvironmentUnfitError(
+            f"PuLP cannot be loaded ({error}); pip install pulp, or take --mip-solver "
+            "highs"
+        ) from None
     program = str(pulp.PULP_CBC_CMD.pulp_cbc_path)
     if not os.access(program, os.X_OK):
         raise EnvironmentUnfitError(

@@ -22,8 +22,8 @@ class Peaks:
     """
 
     def __init__(self, problem: Problem) -> None:
-        """problem: with one buffer or more."""
-        unit = int(np.gcd.reduce(problem.padded))
+        """The peaks of `problem`; of none, all integers."""
+        unit = int(np.gcd.reduce(problem.padded)) or 1
         if (problem.alignment != problem.granularity).any():
             unit = int(np.gcd(unit, problem.granularity))
         fixed = problem.fixed[problem.fixed != FREE]
