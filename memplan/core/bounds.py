@@ -130,9 +130,12 @@ def _summed(
     if problem.gaps is not None:
         moments += [problem.lower, problem.upper]
     times = np.concatenate([used.lower, used.upper, *moments])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
     deltas = np.zeros(len(times), dtype=np.int64)
     deltas[: 2 * len(used)] = np.concatenate([weight, -weight])
-    moment, where = np.unique(times, return_inverse=True)
-    change = np.zeros(len(moment), dtype=np.int64)
-    np.add.at(change, where, deltas)
-    return moment, base + np.cumsum(change)
+    sums = np.cumsum(deltas[order])
+    # The last of each run of equal times, after which all of them have happened.
+    last = np.ones(len(times), dtype=np.bool_)
+    np.not_equal(times[1:], times[:-1], out=last[:-1])
+    return times[last], base + sums[last]
