@@ -47,6 +47,13 @@ def _misfit(placed: Placement) -> str:
 
 
 def _labels_misfit(labels: tuple[str, ...]) -> str:
+    if (
+        {str}.issuperset(map(type, labels))
+        and len(set(labels)) == len(labels)
+        and max(map(len, labels), default=0) <= MAX_TEXT
+        and "".join(labels).isascii()
+    ):
+        return ""  # as nearly always: a million of them one by one take a while
     seen: set[str] = set()
     for label in labels:
         if not isinstance(label, str) or not is_text(label):

@@ -51,6 +51,7 @@ from memplan.version import __version__
 __all__ = ["SCHEMA", "VERSION", "dump_plan", "load_plan", "read_plan", "write_plan"]
 
 PARQUET = ".parquet"
+MANY_BUFFERS = 100_000  # from which on Parquet is the better form
 
 # The columns of a placement's buffers: integers; texts or lists of lists of integers.
 Buffers: TypeAlias = "dict[str, Int64Array | list[Any]]"

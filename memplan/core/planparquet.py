@@ -2,13 +2,12 @@
 
 The file's own metadata has one entry, `memplan`: the plan as JSON, where `buffers` is
 null. Their fields are the columns instead, one row a buffer: int64, but for `id`, which
-is text where the plan is of a bare problem with labels, and `gaps`, lists of int64. In
-`fixed`, -1 is anywhere; in `gaps` there are four numbers a gap: lower, upper, begin and
-end, both of these 0 where no bytes are in use.
+is text where the plan is of a bare problem with labels, and `gaps`, the text that they
+are in JSON. In `fixed`, -1 is anywhere. (No lists: a damaged one makes pyarrow abort.)
 
 The checksum is the SHA-256 of that JSON, as it stands but for the line that holds it;
 then of all columns by their names: integers little-endian, texts as UTF-8 with a
-newline after each, lists one after the other behind their lengths.
+newline after each.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memplan.arrays import Int64Array
-from memplan.core.gaps import Gaps
 from memplan.core.planrows import Columns
 from memplan.errors import EnvironmentUnfitError, FormatError
 from memplan.files import PathLike, atomic_write
@@ -37,7 +35,6 @@ _REMEDY = "make the plan anew with memplan solve"
 _KEY = b"memplan"
 _INTEGERS = frozenset({"alignment", "fixed", "lower", "offset", "size", "upper"})
 _REQUIRED = frozenset({"id", "lower", "offset", "size", "upper"})
-_LIST = pa.list_(pa.field("item", pa.int64(), nullable=False))
 _CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
 _INTEGER_BYTES = 8
 _GROUP_ROWS = 1 << 20
@@ -49,7 +46,7 @@ def write_parquet(fields: Mapping[str, str], columns: Buffers, path: PathLike) -
     fields: as JSON, without the hot buffers; columns: those. Raises
     EnvironmentUnfitError if the file cannot be written.
     """
-    arrays = {name: _array(columns[name]) for name in sorted(columns)}
+    arrays = {name: _array(name, columns[name]) for name in sorted(columns)}
     schema = pa.schema(
         [pa.field(name, array.type, nullable=False) for name, array in arrays.items()]
     )
@@ -66,6 +63,7 @@ def write_parquet(fields: Mapping[str, str], columns: Buffers, path: PathLike) -
                 compression="none",
                 use_dictionary=False,
                 write_statistics=False,
+                write_page_checksum=True,
                 store_schema=False,
             ) as writer,
         ):
@@ -89,14 +87,16 @@ def read_parquet(file: Opened, limit: int) -> tuple[object, Columns]:
     }
     with (
         _as_format_errors(file.path),
-        pq.ParquetFile(file.stream, **limits) as parquet,
+        pq.ParquetFile(
+            file.stream, page_checksum_verification=True, pre_buffer=False, **limits
+        ) as parquet,
     ):
         data = (parquet.metadata.metadata or {}).get(_KEY, b"")
         if len(data) > limit:
             problem = f"{len(data)} bytes of metadata, more than the limit of {limit}"
             raise FormatError(file.path, problem, _REMEDY)
         _check_shape(file, parquet)
-        table = parquet.read().combine_chunks()
+        table = parquet.read(use_threads=False).combine_chunks()
     arrays = {name: _whole(file.path, name, table) for name in table.column_names}
     line = _CHECKSUM.search(data)
     if line is None:
@@ -118,32 +118,21 @@ def read_parquet(file: Opened, limit: int) -> tuple[object, Columns]:
 
 
 def _columns(path: PathLike, arrays: dict[str, pa.Array]) -> Columns:
-    gaps = _gaps(path, arrays.pop("gaps")) if "gaps" in arrays else None
+    gaps: list[object] = []
+    if "gaps" in arrays:
+        texts = arrays.pop("gaps").to_pylist()
+        gaps = [[] if text == "[]" else parse(text.encode(), path) for text in texts]
     ids = arrays.pop("id")
     names = ids.to_pylist() if pa.types.is_string(ids.type) else np.array(ids)
-    return {name: np.array(array) for name, array in arrays.items()}, names, gaps
+    integers = {name: np.array(array.to_numpy()) for name, array in arrays.items()}
+    return integers, names, gaps
 
 
-def _gaps(path: PathLike, lists: pa.Array) -> Gaps | None:
-    lengths = np.diff(np.array(lists.offsets, dtype=np.int64))
-    if (lengths % 4).any():
-        i = int(np.argmax(lengths % 4 != 0))
-        problem = f"row {i}, column gaps: {lengths[i]} numbers, and a gap has four"
-        raise FormatError(path, problem, _REMEDY)
-    if not lengths.any():
-        return None
-    numbers = np.array(lists.flatten(), dtype=np.int64).reshape(-1, 4)
-    owners = np.repeat(np.arange(len(lengths)), lengths // 4)
-    return Gaps.of(owners, *numbers.T)
-
-
-def _array(column: Int64Array | list[Any]) -> pa.Array:
+def _array(name: str, column: Int64Array | list[Any]) -> pa.Array:
     if not isinstance(column, list):
         return pa.array(column, type=pa.int64())
-    if column and isinstance(column[0], str):
-        return pa.array(column, type=pa.string())
-    flat = [[number for gap in gaps for number in (*gap, 0, 0)[:4]] for gaps in column]
-    return pa.array(flat, type=_LIST)
+    texts = map(str, column) if name == "gaps" else column
+    return pa.array(texts, type=pa.string())
 
 
 def _digest(text: bytes, arrays: Mapping[str, pa.Array]) -> str:
@@ -151,11 +140,8 @@ def _digest(text: bytes, arrays: Mapping[str, pa.Array]) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         if pa.types.is_string(array.type):
-            digest.update("".join(f"{one}\n" for one in array.to_pylist()).encode())
+            digest.update("\n".join([*array.to_pylist(), ""]).encode())
             continue
-        if pa.types.is_list(array.type):
-            digest.update(np.diff(np.array(array.offsets)).astype("<i8").tobytes())
-            array = array.flatten()
         digest.update(np.ascontiguousarray(array, dtype="<i8"))
     return digest.hexdigest()
 
@@ -174,24 +160,27 @@ def _check_shape(file: Opened, parquet: pq.ParquetFile) -> None:
         listed = ", ".join(sorted(schema.names))
         raise FormatError(file.path, f"not the columns of a plan: {listed}", _REMEDY)
     for field in schema:
-        kinds = [pa.int64()]
-        if field.name == "id":
-            kinds += [pa.string()]
-        elif field.name == "gaps":
-            kinds = [_LIST]
+        kinds = [pa.int64(), pa.string()]
+        if field.name != "id":
+            kinds = [pa.string() if field.name == "gaps" else pa.int64()]
         if field.type not in kinds:
             problem = f"column {field.name} is {field.type}, not {kinds[-1]}"
             raise FormatError(file.path, problem, _REMEDY)
-    groups = parquet.metadata
-    chunks = [
-        groups.row_group(i).column(k)
-        for i in range(groups.num_row_groups)
-        for k in range(groups.num_columns)
-    ]
+    groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
+    chunks = [group.column(k) for group in groups for k in range(group.num_columns)]
+    # pyarrow aborts where there are more values than rows.
+    counts = [group.num_rows for group in groups for _ in range(group.num_columns)]
+    if sum(group.num_rows for group in groups) != rows or counts != [
+        chunk.num_values for chunk in chunks
+    ]:
+        problem = "damaged Parquet data (its parts do not agree on the number of rows)"
+        raise FormatError(file.path, problem, _REMEDY)
     least = rows * _INTEGER_BYTES * len(names & _INTEGERS)
-    plain = {"PLAIN", "RLE"}  # levels of lists are RLE, and bring no bytes of their own
+    plain = {"PLAIN", "RLE"}  # levels are RLE, and bring no bytes of their own
     if least > file.size or any(
-        chunk.compression != "UNCOMPRESSED" or not plain.issuperset(chunk.encodings)
+        # Not asked for its compression: pyarrow aborts where that is unknown.
+        chunk.total_compressed_size != chunk.total_uncompressed_size
+        or not plain.issuperset(chunk.encodings)
         for chunk in chunks
     ):
         problem = f"{rows} rows in {file.size} bytes, packed as no plan is"

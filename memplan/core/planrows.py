@@ -20,8 +20,10 @@ _OPTIONAL = frozenset({"fixed", "gaps"})  # in all rows of a placement, or in no
 _UNPLANNED_ROW = frozenset({"id", "size"})
 
 # Of all buffers: integers by the field's name, shape (n,) each; their ids, integers or
-# texts; and their gaps.
-Columns: TypeAlias = "tuple[dict[str, Int64Array], Int64Array | list[Any], Gaps | None]"
+# texts; and their gaps, a list for each, or none at all.
+Columns: TypeAlias = (
+    "tuple[dict[str, Int64Array], Int64Array | list[Any], list[object]]"
+)
 
 
 def placement(
@@ -32,13 +34,14 @@ def placement(
     columns: the buffers, where the table has no rows of them.
     """
     uniform = table.fields["alignment"] is not None
-    arrays, ids, gaps = _from_rows(table, uniform) if columns is None else columns
+    arrays, ids, rows = _from_rows(table, uniform) if columns is None else columns
     if uniform:
         arrays["alignment"] = np.full(len(ids), table.integer("alignment", 1))
     offsets = arrays.pop("offset")
     requests = labels = None
     if table.fields["starts"] is not None:
-        requests = _requests(table, list(ids), arrays["size"])
+        listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        requests = _requests(table, listed, arrays["size"])
         names = requests.by_buffer()
         if not np.array_equal(names, np.arange(len(names))):
             labels = [str(i) for i in names.tolist()]
@@ -50,6 +53,7 @@ def placement(
     rounding = 1
     if requests is not None and (arrays["alignment"] > 0).all():
         rounding = int(np.gcd.reduce(arrays["alignment"])) or 1
+    gaps = _gaps(table, rows, list(ids)) if rows else None
     try:
         problem = Problem.of(
             **arrays, length=length, labels=labels, gaps=gaps, rounding=rounding
@@ -66,7 +70,7 @@ def _from_rows(table: Table, uniform: bool) -> Columns:
     keys = _ROW | _OPTIONAL.intersection(first) | set(["alignment"][uniform:])
     columns = table.columns("buffers", keys)
     ids = columns.pop("id")
-    gaps = _gaps(table, columns.pop("gaps", []), ids)
+    gaps = columns.pop("gaps", [])
     free = [value is None for value in columns.get("fixed", ())]
     if pinned:
         columns["fixed"] = [0 if f is None else f for f in columns["fixed"]]
