@@ -142,7 +142,7 @@ def _digest(text: bytes, arrays: Mapping[str, pa.Array]) -> str:
         if pa.types.is_string(array.type):
             digest.update("\n".join([*array.to_pylist(), ""]).encode())
             continue
-        digest.update(np.ascontiguousarray(array, dtype="<i8"))
+        digest.update(np.asarray(array.to_numpy(), dtype="<i8").tobytes())
     return digest.hexdigest()
 
 

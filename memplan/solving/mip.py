@@ -23,13 +23,14 @@ from dataclasses import replace
 import numpy as np
 
 from memplan.arrays import Int64Array
+from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import verify_offsets
-from memplan.errors import EnvironmentUnfitError, UsageError
+from memplan.errors import EnvironmentUnfitError, NoPlanError, UsageError
 from memplan.limits import MAX_TOTAL_BYTES
 from memplan.solving import cbc
-from memplan.solving.gapped import refuse_gaps
+from memplan.solving.gapped import place_pieces
 from memplan.solving.model import Model, build
 from memplan.solving.options import DEFAULTS, Options, Progress
 from memplan.solving.priorities import best_of_six
@@ -45,9 +46,13 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     heuristics' plan is kept, and the note says why, where there are more pairs than
     memory allows, or the solver is not there, fails, or is not done in time.
 
-    Raises UsageError for gaps in lifespans, NoPlanError where fixed offsets collide.
+    Gaps in lifespans are used by the heuristics, and no more: there is no program for
+    them, and no proof but the lower bound's.
+
+    Raises NoPlanError where fixed offsets collide.
     """
-    refuse_gaps(problem, "mip")
+    if problem.gaps is not None:
+        return _without_gaps(problem, options)
     start = time.perf_counter()
     offsets, _ = best_of_six(problem, options)
     search = Search(problem, replace(options, iterations=_FIRST_ORDERS), offsets)
@@ -62,6 +67,28 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
         note = "interrupted"
     made = Provenance("mip", options.seed, note=note)
     return Plan.of(problem, search.offsets, made, bound=bound)
+
+
+def _without_gaps(problem: Problem, options: Options) -> Plan:
+    """The best of the heuristics' plan, which uses the gaps, and the program's, which
+    does not until its buffers are let down into them."""
+    start = time.perf_counter()
+    offsets, _ = best_of_six(problem, options)
+    note = "heuristics were enough, no solver was asked"
+    if problem.peak(offsets) > max(lower_bound(problem), options.capacity or 0):
+        if options.time_limit is not None:
+            spent = time.perf_counter() - start
+            options = replace(options, time_limit=max(0.0, options.time_limit - spent))
+        try:
+            plan = solve(replace(problem, gaps=None), options)
+        except NoPlanError:  # fixed buffers that lie in each other's gaps
+            note = "heuristics alone: fixed buffers need the gaps"
+        else:
+            lowest_first = np.argsort(plan.offsets, kind="stable").astype(np.int32)
+            settled = place_pieces(problem, lowest_first)
+            offsets = min(offsets, settled, key=problem.peak)
+            note = f"as if there were no gaps: {plan.provenance.note}"
+    return Plan.of(problem, offsets, Provenance("mip", options.seed, note=note))
 
 
 def _ask_solver(

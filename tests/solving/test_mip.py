@@ -18,13 +18,15 @@ from puzzles import puzzle
 from strategies import problems
 
 from memplan.core.bounds import lower_bound
+from memplan.core.gaps import Gaps
 from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify, verify_offsets
-from memplan.errors import InfeasibleError, UsageError
+from memplan.errors import InfeasibleError, NoPlanError, UsageError
 from memplan.solving import cbc, exact, mip, model, mps
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import MIP_SOLVERS, Options
+from tests.gap_samples import gapped
 
 needs_highs = pytest.mark.skipif(not find_spec("highspy"), reason="no highspy")
 SOLVERS = [
@@ -151,7 +153,7 @@ def test_no_time_at_all() -> None:
 def test_too_many_pairs_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "most_pairs", lambda: 2)
     plan = solve_problem(ASKEW, "mip")
-    assert plan.peak == solve_problem(ASKEW, "skyline").peak
+    assert (plan.peak, plan.lower_bound) == (5, 3)
     note = "heuristics alone: 3 buffers make 3 pairs, and the memory of this machine is"
     assert plan.provenance.note.startswith(note)
     with pytest.raises(UsageError, match=r"3 buffers make 3 pairs.*program of 2; take"):
@@ -243,14 +245,14 @@ def test_cbc_that_does_not_end_is_ended(
     import pulp
 
     fake, running = tmp_path / "cbc", tmp_path / "running"
-    fake.write_text(f"#!/bin/sh\necho $$ > {running}\nsleep 600 & sleep 600\n")
+    fake.write_text(f"#!/bin/sh\necho $$ > {running}\nexec sleep 600\n")
     fake.chmod(0o755)
     monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(fake))
     plan = solve_problem(ASKEW, "mip", Options(time_limit=2.0))
     assert plan.provenance.note == "cbc, 3 pairs: killed when its time was over"
     assert (plan.peak, plan.lower_bound) == (5, 3)
-    with pytest.raises(ProcessLookupError):  # and its children with it
-        os.killpg(int(running.read_text()), 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(running.read_text()), 0)
 
 
 def test_writing_the_model_takes_of_the_time(
@@ -347,3 +349,33 @@ def test_a_set_that_all_meet_on_a_circle() -> None:
 def test_threads_are_passed_on() -> None:
     plan = solve_problem(ASKEW, "mip", Options(threads=2, time_limit=30.0, seed=7))
     assert plan.proved_optimal
+
+
+@settings(max_examples=60, deadline=None)
+@given(gapped(fixed=True, max_size=6))
+def test_gaps_are_used_by_the_heuristics_and_never_make_a_proof(
+    problem: Problem,
+) -> None:
+    plan = solve_problem(problem, "mip", Options(time_limit=10.0))
+    assert verify(plan) == []
+    assert plan.problem is problem
+    if problem.gaps is not None:
+        assert plan.lower_bound == lower_bound(problem)
+    assert plan.peak <= solve_problem(problem, "skyline").peak
+
+
+def test_a_gap_that_only_heuristics_know_of() -> None:
+    """ASKEW, and two buffers of which one lies in the other's gap."""
+    problem = Problem.of(
+        [0, 0, 0, 3, 4],
+        [1, 1, 1, 9, 6],
+        [1, 1, 1, 3, 3],
+        alignment=[4, 4, 1, 1, 1],
+        gaps=Gaps.of([3], [4], [6]),
+    )
+    plan = solve_problem(problem, "mip")
+    assert (plan.peak, plan.lower_bound, plan.status) == (5, 3, "feasible")
+    note = "as if there were no gaps: heuristics were enough, no solver was asked"
+    assert plan.provenance.note == note
+    with pytest.raises(NoPlanError, match="unknown: mip found no plan"):
+        solve_problem(problem, "mip", Options(capacity=4))
