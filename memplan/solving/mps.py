@@ -46,7 +46,8 @@ def write_mps(model: Model, path: Path, deadline: float) -> list[str] | None:
 
 def tops(model: Model) -> list[float]:
     """Units of each buffer that count for the peak: its size without the padding."""
-    return (model.size - model.slack / model.unit).tolist()
+    units: list[float] = (model.size - model.slack / model.unit).tolist()
+    return units
 
 
 def _choices(model: Model) -> list[str]:
