@@ -139,7 +139,8 @@ class Ladder:
             yield from self._ask(target, _AT_ONCE)
 
     def _lowest(self) -> int:
-        return max(self._low, self._peaks.index(self.goal))
+        # What is above the goal, if only by a byte, is not enough.
+        return max(self._low, self._peaks.index(self.goal + 1) - 1)
 
     def _open(self, capacity: int) -> bool:
         return self._low <= capacity < self._high
