@@ -133,7 +133,6 @@ def plainly_placed(problem: Problem, order: Int64Array) -> Int64Array:
 
 def least_peak(problem: Problem) -> int:
     """The least peak of any plan, found by trying every offset; for tiny problems."""
-    unit = problem.granularity
     pictures = used(problem)
 
     def fits(top: int, i: int, taken: int) -> bool:
@@ -151,5 +150,5 @@ def least_peak(problem: Problem) -> int:
 
     top = 0
     while not fits(top, 0, 0):
-        top += unit
+        top += 1
     return top

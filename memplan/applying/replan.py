@@ -250,6 +250,7 @@ def larger(plan: Plan, most: Int64Array, sparse: BoolArray | None = None) -> Pla
         sizes[requests.by_buffer()],
         alignment=problem.alignment,
         length=problem.length,
+        rounding=problem.rounding,
     )
     hot = Placement(grown, plan.offsets, replace(requests, size=sizes))
     none = np.zeros(len(grown), dtype=np.bool_)

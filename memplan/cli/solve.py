@@ -12,7 +12,7 @@ import click
 from memplan.cli import arguments, show
 from memplan.cli.progress import progress_line
 from memplan.core.plan import Plan, Source
-from memplan.core.planfile import write_plan
+from memplan.core.planfile import MANY_BUFFERS, PARQUET, write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
@@ -86,7 +86,10 @@ MAX_ALIGNMENT = 1 << 40  # bytes
     type=click.IntRange(1, MAX_ALIGNMENT),
     help="Bytes that offsets are multiples of.  [default: the trace's own]",
 )
-@arguments.output("The plan; - is standard output.  [default: TRACE.plan.json]")
+@arguments.output(
+    "The plan: Parquet if it ends in .parquet, else JSON; - is standard output.  "
+    "[default: TRACE.plan.json, or .plan.parquet for 100,000 buffers or more]"
+)
 @arguments.force("the plan if it exists")
 @arguments.json_
 def command(
@@ -130,6 +133,9 @@ def command(
     with sniff(trace) as file:
         given = arguments.read_input(file)
         source = Source(name_as_text(trace.name), file.sha256(), step)
+    if output is None and _is_large(given):
+        path = path.with_suffix(PARQUET)
+        refuse_overwrite(path, force)
     start = time.perf_counter()
     try:
         plan = _solve(given, method, options, step, alignment, source)
@@ -171,6 +177,10 @@ def _solve(
     if plan.provenance.note:
         show.note(f"{method}: {plan.provenance.note}")
     return plan
+
+
+def _is_large(given: Trace | Problem) -> bool:
+    return isinstance(given, Problem) and len(given) >= MANY_BUFFERS
 
 
 def _default_output(trace: Path) -> Path:

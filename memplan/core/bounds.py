@@ -10,40 +10,113 @@ from memplan.core.problem import Problem
 
 
 def live_bytes(problem: Problem) -> tuple[Int64Array, Int64Array]:
-    """Times and the bytes needed from each time to the next, shape (m,) each.
+    """Times and the bytes needed from each time to the next, shape (m,).
 
-    Without gaps, the padded bytes alive. Times ascend and start at 0 on a periodic
-    clock. Frees at t come before allocations at t, since lifespans are half-open.
+    Without gaps, the padded bytes alive, but for the padding of one: only the topmost
+    buffer need not be padded, and at best it is the one with most padding. Times ascend
+    and start at 0 on a periodic clock. Frees at t come before allocations at t, since
+    lifespans are half-open.
 
     A window left in a gap may lie in the padding of another buffer, so that padded
     sizes and windows must not be added. Instead offsets being multiples of the
     granularity, each unit of it has a first byte, and one owner at most: counted are
     the units whose first byte is used, or the exact bytes, whichever are more.
     """
-    used, unit = pieces(problem), problem.granularity
-    # ceil(end) - ceil(begin), in units: for a whole buffer, its padded size.
-    units = (-(-used.end // unit) + -used.begin // unit) * unit
+    used = pieces(problem)
+    units = _units(problem, used)
     moments, live = _summed(problem, used, units)
-    if problem.gaps is not None and unit > 1:
+    spare = _spare(problem, used, units)
+    if spare.any():
+        live = live - _most_alive(problem, used, spare, moments)
+    if problem.gaps is not None and problem.granularity > 1:
         exact = _summed(problem, used, used.end - used.begin)[1]
         live = np.maximum(live, exact)
     return moments, live
 
 
+def padded_live_bytes(problem: Problem) -> tuple[Int64Array, Int64Array]:
+    """The same times and the padded bytes alive, or the units of them used in gaps."""
+    used = pieces(problem)
+    return _summed(problem, used, _units(problem, used))
+
+
 def lower_bound(problem: Problem) -> int:
     """Bytes no plan can do with less than.
 
-    The most bytes needed at one moment (see `live_bytes`), the largest padded size, or
-    the highest top of a fixed buffer, whichever is highest. Rounded up to the
-    granularity; without gaps it is a sum of padded sizes, and a multiple already.
+    The most bytes needed at one moment (see `live_bytes`), the most that one buffer
+    takes up, or the highest top of a fixed buffer, whichever is highest.
     """
     if not len(problem):
         return 0
-    bound = max(int(live_bytes(problem)[1].max()), int(problem.padded.max()))
-    fixed, unit = problem.fixed >= 0, problem.granularity
+    bound = max(_most_needed(problem), int(problem.taken.max()))
+    fixed = problem.fixed >= 0
     if fixed.any():
-        bound = max(bound, int((problem.fixed + problem.padded)[fixed].max()))
-    return -(-bound // unit) * unit
+        bound = max(bound, int((problem.fixed + problem.taken)[fixed].max()))
+    return bound
+
+
+def _most_needed(problem: Problem) -> int:
+    """The most of `live_bytes`, found where it can be."""
+    used = pieces(problem)
+    units = _units(problem, used)
+    moments, live = _summed(problem, used, units)
+    most = int(live.max(initial=0))
+    spare = _spare(problem, used, units)
+    if spare.any():
+        # What is less is less by a unit, and so cannot be the most but for padding.
+        fullest = moments[live == most]
+        most -= int(_most_alive(problem, used, spare, fullest).min())
+    if problem.gaps is not None and problem.granularity > 1:
+        exact = _summed(problem, used, used.end - used.begin)[1]
+        most = max(most, int(exact.max(initial=0)))
+    return most
+
+
+def _units(problem: Problem, used: Pieces) -> Int64Array:
+    """Bytes of the units whose first byte each piece uses; of a whole buffer, all."""
+    unit = problem.granularity
+    return (-(-used.end // unit) + -used.begin // unit) * unit
+
+
+def _spare(problem: Problem, used: Pieces, units: Int64Array) -> Int64Array:
+    """Bytes of its last unit that each piece leaves free, 0 if it counts for no unit.
+
+    The top of the highest unit counted is at least so far beneath the unit's end.
+    """
+    unit = problem.granularity
+    whole = used.end == problem.size[used.owner]
+    end = np.where(whole, problem.taken[used.owner], used.end)
+    return np.where(units > 0, -(-end // unit) * unit - end, 0)
+
+
+def _most_alive(
+    problem: Problem, used: Pieces, value: Int64Array, moments: Int64Array
+) -> Int64Array:
+    """The greatest `value` of the pieces in use from each of `moments` on, or 0.
+
+    moments: ascending, shape (k,). Each piece covers a run of them, or two where it
+    wraps around; a run is two overlapping ones of a power of two, which hand down what
+    they know to their halves.
+    """
+    first = np.searchsorted(moments, used.lower)
+    last = np.searchsorted(moments, used.upper)
+    wraps = used.lower > used.upper
+    count = len(moments)
+    begin = np.concatenate([first, np.zeros_like(first[wraps])])
+    end = np.concatenate([np.where(wraps, count, last), last[wraps]])
+    values = np.concatenate([value, value[wraps]])
+    covers = (begin < end) & (values > 0)
+    begin, end, values = begin[covers], end[covers], values[covers]
+    level = np.frexp((end - begin).astype(np.float64))[1] - 1
+    best = np.zeros(count, dtype=np.int64)
+    for power in range(int(level.max(initial=0)), -1, -1):
+        here, length = level == power, 1 << power
+        np.maximum.at(best, begin[here], values[here])
+        np.maximum.at(best, end[here] - length, values[here])
+        if power:
+            half = length >> 1
+            best[half:] = np.maximum(best[half:], best[:-half])
+    return best
 
 
 def _summed(
@@ -57,9 +130,12 @@ def _summed(
     if problem.gaps is not None:
         moments += [problem.lower, problem.upper]
     times = np.concatenate([used.lower, used.upper, *moments])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
     deltas = np.zeros(len(times), dtype=np.int64)
     deltas[: 2 * len(used)] = np.concatenate([weight, -weight])
-    moment, where = np.unique(times, return_inverse=True)
-    change = np.zeros(len(moment), dtype=np.int64)
-    np.add.at(change, where, deltas)
-    return moment, base + np.cumsum(change)
+    sums = np.cumsum(deltas[order])
+    # The last of each run of equal times, after which all of them have happened.
+    last = np.ones(len(times), dtype=np.bool_)
+    np.not_equal(times[1:], times[:-1], out=last[:-1])
+    return times[last], base + sums[last]

@@ -106,7 +106,7 @@ class Placement:
 
     @property
     def peak(self) -> int:
-        """The highest top of the buffers in bytes, rounded up to the granularity."""
+        """Bytes up to the highest one that a buffer takes up."""
         return self.problem.peak(self.offsets)
 
     def keeping(self: Self, members: Int64Array) -> Self:

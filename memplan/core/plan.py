@@ -137,7 +137,7 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """Bytes of the hot steps' arena: the highest top, rounded up."""
+        """Bytes of the hot steps' arena: up to the highest that a buffer takes up."""
         return self.hot.peak
 
     @property

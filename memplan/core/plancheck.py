@@ -47,6 +47,13 @@ def _misfit(placed: Placement) -> str:
 
 
 def _labels_misfit(labels: tuple[str, ...]) -> str:
+    if (
+        {str}.issuperset(map(type, labels))
+        and len(set(labels)) == len(labels)
+        and max(map(len, labels), default=0) <= MAX_TEXT
+        and "".join(labels).isascii()
+    ):
+        return ""  # as nearly always: a million of them one by one take a while
     seen: set[str] = set()
     for label in labels:
         if not isinstance(label, str) or not is_text(label):
@@ -62,6 +69,11 @@ def _requests_misfit(problem: Problem, requests: Requests) -> str:
         # A program may read at any time what it has not freed.
         name = problem.label(int(problem.gaps.buffer[0]))
         return f"buffer {name} has gaps, which a recorded program's buffers never have"
+    if len(problem) and problem.rounding != problem.granularity:
+        return (
+            f"buffers that serve requests take up multiples of {problem.granularity} "
+            f"bytes, as their offsets are, and not of {problem.rounding}"
+        )
     count, starts = len(requests), requests.starts
     if len(requests.buffer) != count:
         return f"{count} request sizes for {len(requests.buffer)} requests"

@@ -11,6 +11,9 @@ out of range or repeated, requests that do not add up, a wrong checksum) is a
 FormatError here. What makes a readable plan wrong (buffers that overlap, stand
 askew or reach beyond the stated peak, a fingerprint that is not theirs) is left to
 `memplan.core.verify`, which names every buffer concerned.
+
+A plan of very many buffers may be Parquet (see `memplan.core.planparquet`), by its
+file's name: the same fields, with the hot buffers in columns.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from memplan.arrays import Int64Array
 from memplan.core.placement import Placement
 from memplan.core.plan import Plan
 from memplan.core.plancheck import check_structure
@@ -45,6 +50,12 @@ from memplan.version import __version__
 
 __all__ = ["SCHEMA", "VERSION", "dump_plan", "load_plan", "read_plan", "write_plan"]
 
+PARQUET = ".parquet"
+MANY_BUFFERS = 100_000  # from which on Parquet is the better form
+
+# The columns of a placement's buffers: integers; texts or lists of lists of integers.
+Buffers: TypeAlias = "dict[str, Int64Array | list[Any]]"
+
 _encode = json.JSONEncoder(sort_keys=True).encode
 
 
@@ -53,11 +64,18 @@ def write_plan(
 ) -> None:
     """Write `plan` to `path`, whole or not at all; `force` replaces a file.
 
-    Raises UsageError if the file exists, InputError as `dump_plan` does, and
-    EnvironmentUnfitError if the disk refuses.
+    A name that ends in .parquet makes it Parquet, any other one JSON. Raises UsageError
+    if the file exists, InputError as `dump_plan` does, and EnvironmentUnfitError if the
+    disk refuses.
     """
     refuse_overwrite(Path(path), force)
-    write_bytes(path, dump_plan(plan))
+    if Path(path).suffix == PARQUET:
+        from memplan.core.planparquet import write_parquet
+
+        fields, columns = _fields(plan)
+        write_parquet(fields, columns, path)
+    else:
+        write_bytes(path, dump_plan(plan))
 
 
 def dump_plan(plan: Plan) -> bytes:
@@ -67,30 +85,37 @@ def dump_plan(plan: Plan) -> bytes:
     are named by their requests, and its labels, if any, are not kept. Raises
     InputError for a plan that `load_plan` would refuse.
     """
+    fields, columns = _fields(plan)
+    fields["buffers"] = _rows(columns)
+    digest = hashlib.sha256(_file(fields)).hexdigest()
+    data = _file(fields | {"checksum": _encode(digest)})
+    if len(data) > MAX_PLAN_BYTES:
+        raise InputError(
+            f"the plan's file would take {len(data)} bytes, more than the limit of "
+            f"{MAX_PLAN_BYTES}; plan fewer buffers, or write {PARQUET}"
+        )
+    return data
+
+
+def _fields(plan: Plan) -> tuple[dict[str, str], Buffers]:
+    """All fields of the file as JSON, but for the hot buffers; and those in columns."""
     header = _header(plan)
     read_header(Table.of(header, "plan", frozenset(header)))
     check_structure(plan, "plan")
     warmup = "null"
     if plan.warmup is not None:
         ticks = {"ticks": str(plan.warmup.ticks)}
-        warmup = _object(_placement(plan.warmup) | ticks)
+        warmup = _object(_with_rows(plan.warmup) | ticks)
     fields = {name: _encode(value) for name, value in header.items()}
     if plan.elastic:
         fields["elastic"] = "true"
     if plan.kinds:
         kinds = [
-            _object(_placement(kind) | {"seen": str(kind.seen)}) for kind in plan.kinds
+            _object(_with_rows(kind) | {"seen": str(kind.seen)}) for kind in plan.kinds
         ]
         fields["kinds"] = "[\n" + ",\n".join(kinds) + "\n]"
-    fields |= _placement(plan.hot) | {"warmup": warmup}
-    digest = hashlib.sha256(_file(fields)).hexdigest()
-    data = _file(fields | {"checksum": _encode(digest)})
-    if len(data) > MAX_PLAN_BYTES:
-        raise InputError(
-            f"the plan's file would take {len(data)} bytes, more than the limit of "
-            f"{MAX_PLAN_BYTES}; plan fewer buffers"
-        )
-    return data
+    hot, columns = _placement(plan.hot)
+    return fields | hot | {"warmup": warmup}, columns
 
 
 def _header(plan: Plan) -> dict[str, object]:
@@ -126,46 +151,62 @@ def _rounded(value: float) -> int | Refused:
     return round(value) if math.isfinite(value) else Refused(str(value))
 
 
-def _placement(placed: Placement) -> dict[str, str]:
-    """The fields that all placements have in common, as JSON."""
+def _with_rows(placed: Placement) -> dict[str, str]:
+    """The fields of a placement as JSON, its buffers included."""
+    fields, columns = _placement(placed)
+    return fields | {"buffers": _rows(columns)}
+
+
+def _placement(placed: Placement) -> tuple[dict[str, str], Buffers]:
+    """The fields that all placements have in common, as JSON, and the buffers."""
     problem, requests = placed.problem, placed.requests
-    buffers: dict[str, Iterable[object]] = {
-        "lower": problem.lower.tolist(),
-        "offset": placed.offsets.tolist(),
-        "size": problem.size.tolist(),
-        "upper": problem.upper.tolist(),
+    buffers: Buffers = {
+        "lower": problem.lower,
+        "offset": placed.offsets,
+        "size": problem.size,
+        "upper": problem.upper,
     }
     alignments = np.unique(problem.alignment).tolist() or [1]
     if len(alignments) > 1:
-        buffers["alignment"] = problem.alignment.tolist()
+        buffers["alignment"] = problem.alignment
     if (problem.fixed != FREE).any():
-        buffers["fixed"] = ["null" if f == FREE else f for f in problem.fixed.tolist()]
+        buffers["fixed"] = problem.fixed
     if problem.gaps is not None:
         rows_of_gaps = problem.gaps.by_buffer(len(problem))
         buffers["gaps"] = [list(map(list, gaps)) for gaps in rows_of_gaps]
-    unplanned: dict[str, Iterable[object]] = {"id": [], "size": []}
+    unplanned: Buffers = {"id": [], "size": []}
     if requests is not None:
-        buffers["id"] = requests.by_buffer().tolist()
+        buffers["id"] = requests.by_buffer()
         rows = np.flatnonzero(~requests.planned)
-        unplanned = {"id": rows.tolist(), "size": requests.size[rows].tolist()}
+        unplanned = {"id": rows, "size": requests.size[rows]}
     elif problem.labels is not None:
-        buffers["id"] = map(_encode, problem.labels)
+        buffers["id"] = list(problem.labels)
     else:
-        buffers["id"] = range(len(problem))
-    return {
+        buffers["id"] = np.arange(len(problem))
+    fields = {
         "alignment": str(alignments[0]) if len(alignments) == 1 else "null",
-        "buffers": _rows(buffers),
         "starts": "null" if requests is None else str(list(map(int, requests.starts))),
         "unplanned": _rows(unplanned),
     }
+    return fields, buffers
 
 
-def _rows(columns: dict[str, Iterable[object]]) -> str:
+def _rows(columns: Buffers) -> str:
     keys = sorted(columns)
     row = "{" + ", ".join(f'"{key}": %s' for key in keys) + "}"
-    values = zip(*(columns[key] for key in keys), strict=True)
+    values = zip(*(_as_json(key, columns[key]) for key in keys), strict=True)
     text = ",\n".join(map(row.__mod__, values))
     return f"[\n{text}\n]" if text else "[]"
+
+
+def _as_json(key: str, column: Int64Array | list[Any]) -> Iterable[object]:
+    """The values of a column, to be written as they print."""
+    if isinstance(column, list):
+        return map(_encode, column) if key == "id" else column
+    values: list[object] = column.tolist()
+    if key == "fixed":
+        return ["null" if value == FREE else value for value in values]
+    return values
 
 
 def _object(fields: dict[str, str]) -> str:

@@ -6,14 +6,10 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from memplan.arrays import Int64Array
-from memplan.core.gaps import Gaps
-from memplan.core.placement import Placement, Requests, StepKind, Warmup
+from memplan.core.placement import Requests, StepKind, Warmup
 from memplan.core.plan import (
     Plan,
     Program,
@@ -23,8 +19,9 @@ from memplan.core.plan import (
     Stated,
 )
 from memplan.core.plancheck import check_structure
-from memplan.core.problem import FREE, Problem
-from memplan.errors import FormatError, InputError
+from memplan.core.planrows import Columns, placement
+from memplan.core.problem import Problem
+from memplan.errors import FormatError
 from memplan.formats.sniff import Input, Kind, begins_as, opened
 from memplan.formats.strictjson import parse, shown
 from memplan.formats.table import Table, check_version
@@ -52,9 +49,6 @@ _KEYS = (
 )
 # Left out where there is nothing to say.
 _EXTRA = frozenset({"elastic", "kinds"})
-_ROW = frozenset({"id", "lower", "offset", "size", "upper"})
-_OPTIONAL = frozenset({"fixed", "gaps"})  # in all rows of a placement, or in none
-_UNPLANNED_ROW = frozenset({"id", "size"})
 _CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
 # What is no plan by its first bytes, and the command to give it to.
 _OTHERS = {
@@ -71,6 +65,11 @@ def read_plan(source: Input) -> Plan:
     file. The plan need not verify: `memplan.core.verify.verify` tells.
     """
     with opened(source) as file:
+        if file.is_parquet and file.kind is Kind.PLAN:
+            from memplan.core.planparquet import read_parquet
+
+            value, columns = read_parquet(file, MAX_PLAN_BYTES)
+            return _plan(value, None, os.fspath(file.path), columns)
         data, name = file.read(MAX_PLAN_BYTES), os.fspath(file.path)
         _refuse_others(data, name)
         return _plan(file.json(_REMEDY), data, name)
@@ -94,14 +93,19 @@ def _refuse_others(data: bytes, name: str) -> None:
         raise FormatError(name, "the file is empty", _REMEDY)
 
 
-def _plan(value: object, data: bytes, name: str) -> Plan:
+def _plan(
+    value: object, data: bytes | None, name: str, columns: Columns | None = None
+) -> Plan:
+    """data: the file's bytes, whose sum is to be checked. columns: the hot buffers."""
     _check_schema(value, name)
     keys = _KEYS | _EXTRA.intersection(value if isinstance(value, dict) else ())
     table = Table.of(value, name, keys, remedy=_REMEDY)
-    _check_sum(table, data)
-    hot = _placement(
+    if data is not None:
+        _check_sum(table, data)
+    hot = placement(
         table,
         None if table.fields["length"] is None else table.integer("length", 1),
+        columns,
     )
     header = read_header(table)
     stated = table.table("trace", _HEADER["trace"]).integer("buffers")
@@ -190,107 +194,7 @@ def _kinds(table: Table) -> tuple[StepKind, ...]:
 
 def _replayable(table: Table) -> tuple[Problem, Int64Array, Requests]:
     """The fields of a placement on a linear clock that must have requests."""
-    placed = _placement(table, None)
+    placed = placement(table, None)
     if placed.requests is None:
         raise table.error("starts", "is null, and must be a list")
     return placed.problem, placed.offsets, placed.requests
-
-
-def _placement(table: Table, length: int | None) -> Placement:
-    """The buffers, their offsets, and the requests where a program was recorded."""
-    rows = table.rows("buffers")
-    uniform = table.fields["alignment"] is not None
-    first = rows[0] if rows and isinstance(rows[0], dict) else {}
-    pinned = "fixed" in first
-    keys = _ROW | _OPTIONAL.intersection(first) | set(["alignment"][uniform:])
-    columns = table.columns("buffers", keys)
-    ids = columns.pop("id")
-    gaps = _gaps(table, columns.pop("gaps", []), ids)
-    free = [value is None for value in columns.get("fixed", ())]
-    if pinned:
-        columns["fixed"] = [0 if f is None else f for f in columns["fixed"]]
-    arrays = {
-        key: table.integers(values, _place("buffers", key, ids))
-        for key, values in columns.items()
-    }
-    if pinned:
-        arrays["fixed"][free] = FREE
-    if uniform:
-        arrays["alignment"] = np.full(len(ids), table.integer("alignment", 1))
-    offsets = arrays.pop("offset")
-    requests = labels = None
-    if table.fields["starts"] is not None:
-        requests = _requests(table, ids, arrays["size"])
-        names = requests.by_buffer()
-        if not np.array_equal(names, np.arange(len(names))):
-            labels = [str(i) for i in names.tolist()]
-    elif table.rows("unplanned"):
-        raise table.error("unplanned", "holds requests, but starts is null")
-    else:
-        labels = _labels(table, ids)
-    try:
-        problem = Problem.of(**arrays, length=length, labels=labels, gaps=gaps)
-    except InputError as error:
-        raise table.error("buffers", f"do not make a problem: {error}") from None
-    return Placement(problem, offsets, requests)
-
-
-def _gaps(table: Table, rows: list[object], ids: list[object]) -> Gaps | None:
-    """The gaps of all buffers: [lower, upper] each, and [begin, end] of a window."""
-    place = _place("buffers", "gaps", ids)
-    gaps: list[tuple[Any, ...]] = []
-    for i, row in enumerate(rows):
-        if not isinstance(row, list):
-            raise table.error(place(i), f"is {shown(row)}, and must be a list")
-        for gap in row:
-            if not isinstance(gap, list) or len(gap) not in (2, 4):
-                problem = "holds what is not [lower, upper] or [lower, upper, begin, "
-                raise table.error(place(i), f"{problem}end]")
-            if gap[2:] and gap[2] == gap[3]:
-                raise table.error(place(i), "has a window of no bytes: leave it out")
-            gaps.append((i, *(gap if gap[2:] else [*gap, 0, 0])))
-    if not gaps:
-        return None
-    owners, *columns = zip(*gaps, strict=True)
-    arrays = [table.integers(column, lambda k: place(owners[k])) for column in columns]
-    return Gaps.of(np.array(owners), *arrays)
-
-
-def _requests(table: Table, ids: list[object], sizes: Int64Array) -> Requests:
-    """All requests: those that buffers serve, by their ids, and the unplanned ones."""
-    extra = table.columns("unplanned", _UNPLANNED_ROW)
-    total = len(ids) + len(extra["id"])
-    served = table.integers(ids, _place("buffers", "id"), high=total - 1)
-    rest = table.integers(extra["id"], _place("unplanned", "id"), high=total - 1)
-    listed = np.concatenate([served, rest])
-    times = np.bincount(listed, minlength=total)
-    if (times > 1).any():
-        twice = int(np.argmax(times > 1))
-        raise table.error("buffers", f"and unplanned list request {twice} twice")
-    size = np.empty(total, dtype=np.int64)
-    size[served] = sizes
-    size[rest] = table.integers(extra["size"], _place("unplanned", "size", extra["id"]))
-    starts = table.integers(table.rows("starts"), "starts[{}]".format)
-    return Requests.serving(tuple(starts.tolist()), size, served)
-
-
-def _labels(table: Table, ids: list[object]) -> list[str] | None:
-    """The ids, if they are text; None if they count from 0, as rows do."""
-    if ids == list(range(len(ids))) and bool not in set(map(type, ids)):
-        return None
-    for i, value in enumerate(ids):
-        if not isinstance(value, str):
-            problem = f"is {shown(value)}, and must be text, as starts is null"
-            raise table.error(_place("buffers", "id")(i), problem)
-    return [str(value) for value in ids]
-
-
-def _place(
-    key: str, field: str, ids: list[object] | None = None
-) -> Callable[[int], str]:
-    """How the field of row i is called in messages."""
-
-    def name(i: int) -> str:
-        return f"{key}[{i}].{field}" + (f" (id {shown(ids[i])})" if ids else "")
-
-    return name

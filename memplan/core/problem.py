@@ -43,6 +43,9 @@ class Problem:
     alignment: bytes; offsets must be multiples of it.
     fixed: bytes; an offset that is given, or FREE (-1).
     labels: names of the buffers, where the input had any.
+    rounding: bytes. An allocator that hands out whole blocks of so many makes every
+        buffer take up a multiple of it; alignments are multiples of it, too. 1 where
+        a buffer takes up no more than its size.
     gaps: when buffers are not used, or not all of their bytes; None where all are used
         all their life. Only on a linear clock.
     """
@@ -55,6 +58,7 @@ class Problem:
     length: int | None = None
     labels: tuple[str, ...] | None = None
     gaps: Gaps | None = None
+    rounding: int = 1
 
     @classmethod
     def of(  # noqa: PLR0913 - by name, but three
@@ -68,6 +72,7 @@ class Problem:
         length: int | None = None,
         labels: Sequence[str] | None = None,
         gaps: Gaps | None = None,
+        rounding: int = 1,
     ) -> Problem:
         """A checked Problem from array-likes; scalars are broadcast.
 
@@ -88,7 +93,8 @@ class Problem:
         names = None if labels is None else tuple(labels)
         # No gaps are written one way, so that the same problem is the same.
         gaps = gaps if gaps is not None and len(gaps) else None
-        problem = cls(**arrays, length=length, labels=names, gaps=gaps)
+        extra = {"length": length, "labels": names, "gaps": gaps, "rounding": rounding}
+        problem = cls(**arrays, **extra)  # type: ignore[arg-type]
         problem._check()
         if gaps is not None:
             _check_gaps(problem, gaps)
@@ -111,14 +117,26 @@ class Problem:
 
     @cached_property
     def granularity(self) -> int:
-        """Bytes every peak and bound is rounded up to: the gcd of the alignments."""
+        """Bytes that all offsets are multiples of: the gcd of the alignments."""
         return int(np.gcd.reduce(self.alignment)) if len(self) else 1
 
     @cached_property
     def padded(self) -> Int64Array:
-        """Sizes rounded up to the granularity; what a buffer really takes up."""
-        unit = self.granularity
-        return self.size if unit == 1 else (self.size + unit - 1) // unit * unit
+        """Sizes rounded up to the granularity: bytes lost to others beneath them.
+
+        Only the topmost buffer may take up less, as `taken` says.
+        """
+        return _rounded_up(self.size, self.granularity)
+
+    @cached_property
+    def taken(self) -> Int64Array:
+        """Bytes each buffer takes up: its size rounded up to `rounding`."""
+        return _rounded_up(self.size, self.rounding)
+
+    @cached_property
+    def slack(self) -> Int64Array:
+        """Bytes of padding that are not lost where a buffer is topmost."""
+        return self.padded - self.taken
 
     @property
     def wraps(self) -> BoolArray:
@@ -126,12 +144,8 @@ class Problem:
         return self.lower > self.upper
 
     def peak(self, offsets: Int64Array) -> int:
-        """The highest top at these offsets, shape (n,); rounded up to the granularity.
-
-        In bytes, as the bounds are.
-        """
-        top, unit = int((offsets + self.size).max(initial=0)), self.granularity
-        return -(-top // unit) * unit
+        """Bytes up to the highest one that a buffer takes up at these offsets."""
+        return int((offsets + self.taken).max(initial=0))
 
     def take(self, members: Int64Array) -> Problem:
         """Only the buffers `members`, ascending, without labels, on the same clock."""
@@ -143,6 +157,7 @@ class Problem:
             fixed=self.fixed[members],
             length=self.length,
             gaps=None if self.gaps is None else self.gaps.among(members),
+            rounding=self.rounding,
         )
 
     def fingerprint(self) -> str:
@@ -178,6 +193,12 @@ class Problem:
                 (self.lower == self.length), "lower {lower} is the end of the clock"
             )
         self._refuse(self.alignment < 1, "alignment {alignment} is not at least 1")
+        if self.rounding < 1:
+            raise InputError(f"a rounding of {self.rounding} bytes is not at least 1")
+        self._refuse(
+            self.alignment % self.rounding != 0,
+            f"alignment {{alignment}} is no multiple of the rounding, {self.rounding}",
+        )
         self._refuse(self.fixed < FREE, "fixed offset {fixed} is negative")
         self._refuse(
             (self.fixed >= 0) & (self.fixed % self.alignment != 0),
@@ -197,6 +218,10 @@ class Problem:
         columns = ("lower", "upper", "size", "alignment", "fixed")
         values = {name: int(getattr(self, name)[i]) for name in columns}
         raise InputError(f"buffer {self.label(i)}: " + problem.format(**values))
+
+
+def _rounded_up(size: Int64Array, unit: int) -> Int64Array:
+    return size if unit == 1 else (size + unit - 1) // unit * unit
 
 
 def _check_gaps(problem: Problem, gaps: Gaps) -> None:

@@ -1,15 +1,16 @@
 """The independent checker: shares no code with any solver.
 
-It sweeps the clock once, with the address ranges of the live buffers in a sorted
-list. As long as that list is free of overlaps, a newcomer can only touch its
-neighbours; one that does is reported and kept out, so the list stays clean. A buffer
-with gaps comes and goes in pieces: the rectangles of time and bytes that it uses.
+It sweeps the clock once, with the address ranges of the live buffers in order. As long
+as these are free of overlaps, a newcomer can only touch its neighbours; one that does
+is reported and kept out. The sweep is native, and no source of the solvers' is in that
+module. A buffer with gaps comes and goes in pieces: the rectangles of time and bytes
+that it uses.
 """
 
 from __future__ import annotations
 
 import enum
-from bisect import bisect_left
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,8 @@ from memplan.core.pieces import pieces
 from memplan.core.placement import Warmup
 from memplan.core.plan import Plan, Stated
 from memplan.core.problem import Problem
+from memplan.limits import MAX_INTEGER, MAX_TOTAL_BYTES
+from memplan.native import _verify
 
 
 class Failure(str, enum.Enum):
@@ -81,10 +84,16 @@ def _misstated(plan: Plan, stated: Stated) -> list[Violation]:
     if stated.fingerprint != plan.problem.fingerprint():
         text = "the fingerprint is not that of the sizes and lifespans listed"
         found.append(Violation(Failure.FINGERPRINT, (), text))
-    if len(plan.offsets) == len(plan.problem) and stated.peak != plan.peak:
+    if len(plan.offsets) == len(plan.problem) and stated.peak not in _peaks(plan):
         text = f"the stated peak is {stated.peak}, the buffers reach {plan.peak}"
         found.append(Violation(Failure.PEAK, (), text))
     return found
+
+
+def _peaks(plan: Plan) -> tuple[int, int]:
+    """What a file may state as the peak: memplan once rounded it up."""
+    unit = plan.problem.granularity
+    return plan.peak, -(-plan.peak // unit) * unit
 
 
 def verify_offsets(
@@ -94,65 +103,50 @@ def verify_offsets(
     if len(offsets) != len(problem):
         text = f"{len(offsets)} offsets for {len(problem)} buffers"
         return [Violation(Failure.MISSING, (), text)]
+    return _misplaced(problem, offsets, capacity) + _overlaps(problem, offsets)
+
+
+def _misplaced(problem: Problem, offsets: Int64Array, capacity: int) -> list[Violation]:
+    """Buffers outside the arena, misaligned or moved; in this order for each."""
+    # An offset may be any integer: subtract rather than add, lest it wrap around.
+    highest = min(capacity, MAX_INTEGER) - problem.taken
+    outside = (offsets < 0) | (offsets > highest)
+    askew = offsets % problem.alignment != 0
+    moved = (problem.fixed >= 0) & (offsets != problem.fixed)
     found: list[Violation] = []
-    rows = zip(
-        offsets.tolist(),
-        problem.size.tolist(),
-        problem.alignment.tolist(),
-        problem.fixed.tolist(),
-        strict=True,
-    )
-    for i, (offset, size, alignment, fixed) in enumerate(rows):
-        name = problem.label(i)
-        if offset < 0 or offset + size > capacity:
-            text = f"buffer {name}: [{offset}, {offset + size}) leaves [0, {capacity})"
+    for i in np.flatnonzero(outside | askew | moved).tolist():
+        name, offset = problem.label(i), int(offsets[i])
+        if outside[i]:
+            bytes_ = f"[{offset}, {offset + int(problem.taken[i])})"
+            text = f"buffer {name}: {bytes_} leaves [0, {capacity})"
             found.append(Violation(Failure.OUTSIDE, (name,), text))
-        if offset % alignment:
-            text = f"buffer {name}: offset {offset} is not a multiple of {alignment}"
+        if askew[i]:
+            unit = problem.alignment[i]
+            text = f"buffer {name}: offset {offset} is not a multiple of {unit}"
             found.append(Violation(Failure.MISALIGNED, (name,), text))
-        if fixed >= 0 and offset != fixed:
-            text = f"buffer {name}: offset {offset}, but it is fixed at {fixed}"
+        if moved[i]:
+            at = problem.fixed[i]
+            text = f"buffer {name}: offset {offset}, but it is fixed at {at}"
             found.append(Violation(Failure.MOVED, (name,), text))
-    return found + _overlaps(problem, offsets)
+    return found
 
 
 def _overlaps(problem: Problem, offsets: Int64Array) -> list[Violation]:
     used = pieces(problem)
-    owner, lower, upper = used.owner.tolist(), used.lower.tolist(), used.upper.tolist()
-    start = (offsets[used.owner] + used.begin).tolist()
-    end = (offsets[used.owner] + used.end).tolist()
-    # Frees (0) come before allocations (1) at the same tick: half-open lifespans.
-    events = [(t, 1, i) for i, t in enumerate(lower)]
-    events += [(t, 0, i) for i, t in enumerate(upper)]
-    # A wrap-around buffer is alive when the clock starts, and again at its end.
-    events += [(-1, 1, i) for i in range(len(used)) if lower[i] > upper[i]]
-    events.sort()
-
+    # What lies further off is outside of any arena; its top must not wrap around.
+    far = MAX_TOTAL_BYTES - 1
+    placed = np.clip(offsets, -far, far)[used.owner]
+    start, end = placed + used.begin, placed + used.end
     found: list[Violation] = []
-    live: list[tuple[int, int]] = []  # (start, piece), disjoint, ascending
-    kept = [False] * len(lower)
     seen: set[tuple[int, int]] = set()
-    for time, is_allocation, i in events:
-        if not is_allocation:
-            if kept[i]:
-                del live[bisect_left(live, (start[i], i))]
-                kept[i] = False
-            continue
-        place = bisect_left(live, (start[i], -1))
-        first = place - 1 if place and end[live[place - 1][1]] > start[i] else place
-        clashes = []
-        while first < len(live) and start[live[first][1]] < end[i]:
-            clashes.append(live[first][1])
-            first += 1
-        for j in clashes:
-            pair = (min(owner[i], owner[j]), max(owner[i], owner[j]))
-            if pair not in seen:
-                seen.add(pair)
-                low, high = max(start[i], start[j]), min(end[i], end[j])
-                found.append(_overlap(problem, pair, low, high, max(time, 0)))
-        if not clashes:
-            live.insert(place, (start[i], i))
-            kept[i] = True
+    clashes = _verify.overlaps(used.lower, used.upper, start, end)
+    for i, j, time in clashes.tolist():
+        one, other = int(used.owner[i]), int(used.owner[j])
+        pair = (min(one, other), max(one, other))
+        if pair not in seen:
+            seen.add(pair)
+            low, high = int(max(start[i], start[j])), int(min(end[i], end[j]))
+            found.append(_overlap(problem, pair, low, high, max(time, 0)))
     return found
 
 
@@ -191,5 +185,6 @@ def warmup_with_first_step(plan: Plan, warmup: Warmup) -> tuple[Problem, Int64Ar
         labels=[f"warm-up {before.label(i)}" for i in range(len(before))]
         + [hot.label(i) for i in range(len(hot))],
         gaps=join(before.gaps, later),
+        rounding=math.gcd(before.rounding, hot.rounding),
     )
     return joint, np.concatenate([warmup.offsets, plan.offsets])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import gc
 import hashlib
 import os
@@ -21,6 +22,9 @@ from memplan.limits import MAX_FILE_BYTES
 
 MAX_JSON_BYTES = 1 << 30
 _HEAD_BYTES = 4096
+_MOST_FOOTER = 128 << 20
+# In a text of JSON it would have backslashes.
+_PLAN_ENTRY = b'"schema": "memplan.plan"'
 _CSV_COLUMNS = {b"id", b"buffer", b"buffer_id", b"lower", b"upper", b"size", b"start"}
 
 
@@ -65,7 +69,29 @@ class Opened:
     @property
     def kind(self) -> Kind:
         """What the file is. Raises FormatError if it begins as JSON, and is none."""
-        return _kind_of(self.json()) if self._kind is Kind.JSON else self._kind
+        if self._kind is Kind.JSON:
+            return _kind_of(self.json())
+        return Kind.PLAN if self.is_parquet and self._holds_plan else self._kind
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether it is Parquet, be it a trace or a plan."""
+        return self._kind is Kind.PARQUET
+
+    @functools.cached_property
+    def _holds_plan(self) -> bool:
+        """Whether a Parquet file's metadata, which stands at its end, is a plan's."""
+        ending = 8  # the metadata's length, and the magic once more
+        place = self.stream.tell()
+        try:
+            self.stream.seek(max(0, self.size - ending))
+            length = int.from_bytes(self.stream.read(4), "little")
+            if length > min(self.size - ending, _MOST_FOOTER):
+                return False
+            self.stream.seek(self.size - ending - length)
+            return _PLAN_ENTRY in self.stream.read(length)
+        finally:
+            self.stream.seek(place)
 
     def read(self, limit: int = MAX_FILE_BYTES) -> bytes:
         """The whole file. Raises InputError if it has more than `limit` bytes."""

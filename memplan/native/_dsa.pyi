@@ -62,6 +62,8 @@ class Search:
 
     classic: float64 of shape (k, n), k > 0, finite: priorities to start from, the
     highest first. `fixed` as in `fill_gaps`, but None where all blocks are free.
+    taken: bytes of each block that count for the peak, int64 of shape (n,), at most its
+    size; None for all.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Search:
         alignment: _Int64 | None = None,
         fixed: _Int64 | None = None,
         period: int = 0,
+        taken: _Int64 | None = None,
     ) -> None: ...
     def advance(
         self,
@@ -108,7 +111,8 @@ class ExactSearch:
     orders: rankings, of the letters W lifetime, A lifetime x size, T largest total of a
     section, C sections, Z size, O overlapping blocks, all descending. without: rules to
     switch off, as in `memplan.solving.exact_ladder.RULES`. memo_bytes: for each
-    ranking.
+    ranking. beyond: how far each block may reach above the capacity, at most its
+    size, int64 of shape (n,); None for 0.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class ExactSearch:
         period: int = 0,
         without: list[str] = ...,
         memo_bytes: int = ...,
+        beyond: _Int64 | None = None,
     ) -> None: ...
     def run(
         self,

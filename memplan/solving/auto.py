@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import numpy as np
-
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan, Provenance
@@ -20,6 +18,7 @@ from memplan.core.problem import Problem
 from memplan.solving import exact
 from memplan.solving.options import DEFAULTS, Options, Progress
 from memplan.solving.parts import Part, take_apart
+from memplan.solving.peaks import Peaks
 from memplan.solving.priorities import best_of_six
 from memplan.solving.search import Search
 
@@ -145,9 +144,8 @@ class _Attempt:
             options = replace(options, time_limit=left)
         elif options.max_nodes is None:
             options = replace(options, max_nodes=_NODES)
-        # No need to go below what the whole must have, in units of the part's sizes.
-        unit = int(np.gcd.reduce(part.problem.padded))
-        enough = (self.bound - part.floor) // unit * unit
+        # No need to go below what the whole must have; but no bound is to come of it.
+        enough = Peaks(part.problem).at_most(self.bound - part.floor)
         bound = max(search.bound, enough)
         if self.options.capacity is None:
             options = replace(options, capacity=None)

@@ -1,26 +1,27 @@
 """Integer programs handed to CBC or HiGHS; the only file that knows PuLP.
 
-PuLP makes the model's file, and brings CBC along. The solver itself is run from here:
-silently, in a folder of its own, without a shell, and ended on Ctrl-C. What it proved
-is read from its own words, since PuLP also calls "optimal" what a time limit cut off.
+PuLP brings CBC along, and that is all that it is for. The solver is run from here:
+silently, in a folder of its own, without a shell, and ended on Ctrl-C or when its time
+is over, whether or not it has noticed. What it proved is read from its own words.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import warnings
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,18 +29,19 @@ from memplan.arrays import Float64Array
 from memplan.errors import EnvironmentUnfitError
 from memplan.files import write_bytes
 from memplan.solving.model import Model
+from memplan.solving.mps import tops, write_mps
 from memplan.solving.options import Options
-
-if TYPE_CHECKING:
-    import pulp
 
 Offsets: TypeAlias = Float64Array
 
 _MODEL, _START, _ANSWER = "model.mps", "start.mst", "answer.sol"
 _BOUND = re.compile(r"^Lower bound: +(-?[\d.]+(?:e[+-]?\d+)?)$", re.MULTILINE)
-_GRACE_SECONDS = 5.0  # beyond its time limit, before it is killed
+_GRACE_SECONDS = 1.0  # for HiGHS to end after it was told to
+_TO_STOP = 0.15  # of its time, at most, that a solver is given to notice it is over
+_MOST_TO_STOP = 1.0  # seconds
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_UNIT_GAP = 0.999  # peaks are whole numbers of units: a smaller gap is none
+_GRAIN_GAP = 0.999  # peaks are whole numbers of grains: a smaller gap is none
+_LEAST_GAP = 1e-6  # units; solvers cannot tell less
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,65 +62,58 @@ class Found:
 def run(model: Model, options: Options) -> Found:
     """Solve `model` with `options.mip_solver`, within the time limit.
 
+    Writing the model counts against the limit, and so does loading the solver.
+
     Raises EnvironmentUnfitError if the solver is not installed, or fails.
     """
+    limit = options.time_limit
+    deadline = math.inf if limit is None else time.perf_counter() + limit
     solve = _highs if options.mip_solver == "highs" else _cbc
     with tempfile.TemporaryDirectory(prefix="memplan-") as name:
         folder = Path(name)
-        with warnings.catch_warnings():  # PuLP 3 warns of what only PuLP 4 has
-            warnings.simplefilter("ignore", DeprecationWarning)
-            names = _write(model, folder)
-        return solve(model, options, folder, names)
+        names = write_mps(model, folder / _MODEL, deadline)
+        if names is None:
+            return Found("no time was left to write the model")
+        return solve(_Task(model, options, folder, names, deadline))
 
 
-def _write(model: Model, folder: Path) -> list[str]:
-    """Writes the model's file; the names of its variables, in the order of the file."""
-    import pulp
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """A model that was written to a folder, and until when to solve it."""
 
-    program = pulp.LpProblem("memplan", pulp.LpMinimize)
-    peak = pulp.LpVariable("u", model.floor, model.ceiling)
-    program += peak
-    size = model.size.tolist()
-    x = [_offset(model, i) for i in range(len(size))]
-    for i, own in enumerate(size):
-        program += x[i] + own <= peak
-    rows = (model.first.tolist(), model.second.tolist(), model.settled.tolist())
-    for i, j, settled in zip(*rows, strict=True):
-        if settled:
-            program += x[i] + size[i] <= x[j]
-            continue
-        above = pulp.LpVariable(f"z{i}_{j}", cat=pulp.LpBinary)
-        program += x[i] + size[i] <= x[j] + model.ceiling * above
-        program += x[j] + size[j] <= x[i] + model.ceiling - model.ceiling * above
-    written = program.writeMPS(str(folder / _MODEL), rename=0)
-    return [variable.name for variable in written]
+    model: Model
+    options: Options
+    folder: Path
+    names: list[str]
+    deadline: float
 
+    @property
+    def seconds(self) -> float:
+        """What is left."""
+        return max(0.0, self.deadline - time.perf_counter())
 
-def _offset(model: Model, i: int) -> pulp.LpAffineExpression:
-    """The offset of buffer i in units: a number, a variable, or a multiple of one."""
-    import pulp
+    @property
+    def asked_seconds(self) -> float:
+        """What to tell the solver, which needs some time to stop."""
+        return self.seconds - min(_TO_STOP * self.seconds, _MOST_TO_STOP)
 
-    fixed = int(model.fixed[i])
-    if fixed >= 0:
-        return pulp.LpAffineExpression(constant=fixed)
-    most = model.ceiling - int(model.size[i])
-    if model.step is None:
-        return pulp.LpAffineExpression(pulp.LpVariable(f"x{i}", 0, most))
-    step = int(model.step[i])
-    return step * pulp.LpVariable(f"x{i}", 0, most // step, pulp.LpInteger)
+    @property
+    def gap(self) -> float:
+        """Units: two peaks that differ by less are the same."""
+        return max(_GRAIN_GAP * self.model.grain / self.model.unit, _LEAST_GAP)
 
 
 def _start_values(model: Model, names: list[str]) -> list[float] | None:
     """The known packing as values of the variables; None if there is none."""
     if model.start is None:
         return None
-    x, size = model.start.tolist(), model.size.tolist()
+    x: list[float] = model.start.tolist()
     step = [1] * len(x) if model.step is None else model.step.tolist()
     values = []
     for name in names:
         first, _, second = name[1:].partition("_")
         if name == "u":
-            value = max(x[i] + size[i] for i in range(len(x)))
+            value = max(a + b for a, b in zip(x, tops(model), strict=True))
         elif second:
             value = int(x[int(first)] > x[int(second)])
         else:
@@ -134,9 +129,14 @@ def _offsets_from(model: Model, values: dict[str, float]) -> Offsets:
     return np.where(model.fixed >= 0, model.fixed, np.array(found) * step)
 
 
-def _cbc(model: Model, options: Options, folder: Path, names: list[str]) -> Found:
-    import pulp
-
+def _cbc(task: _Task) -> Found:
+    try:
+        import pulp
+    except ImportError as error:
+        raise EnvironmentUnfitError(
+            f"PuLP cannot be loaded ({error}); pip install pulp, or take --mip-solver "
+            "highs"
+        ) from None
     program = str(pulp.PULP_CBC_CMD.pulp_cbc_path)
     if not os.access(program, os.X_OK):
         raise EnvironmentUnfitError(
@@ -144,27 +144,38 @@ def _cbc(model: Model, options: Options, folder: Path, names: list[str]) -> Foun
             "--mip-solver highs"
         )
     command = [program, _MODEL]
-    start = _start_values(model, names)
+    options, folder = task.options, task.folder
+    start = _start_values(task.model, task.names)
     if start is not None:
-        lines = [f"{k} {name} {start[k]} 0\n" for k, name in enumerate(names)]
+        lines = [f"{k} {name} {start[k]} 0\n" for k, name in enumerate(task.names)]
         text = "Stopped on time - objective value 0\n" + "".join(lines)
         write_bytes(folder / _START, text.encode("ascii"))
         command += ["-mipstart", _START]
     if options.time_limit is not None:
-        command += ["-sec", f"{options.time_limit:.3f}", "-timeMode", "elapsed"]
+        command += ["-sec", f"{task.asked_seconds:.3f}", "-timeMode", "elapsed"]
     if options.threads is not None and options.threads > 1:
         command += ["-threads", str(options.threads)]
-    command += ["-allow", str(_UNIT_GAP), "-randomCbcSeed", str(options.seed % 10**6)]
+    command += [
+        "-allow",
+        f"{task.gap:.9f}",
+        "-randomCbcSeed",
+        str(options.seed % 10**6),
+    ]
     command += ["-solve", "-solution", _ANSWER]
-    log = _run_silently(command, folder, options.time_limit)
-    return _read_cbc(model, log, folder / _ANSWER)
+    log = _run_silently(task, command)
+    if log is None:
+        return Found("killed when its time was over")
+    return _read_cbc(task.model, log, folder / _ANSWER)
 
 
-def _run_silently(command: list[str], folder: Path, seconds: float | None) -> str:
-    """What the command prints. It gets no input, and does not outlive this call."""
+def _run_silently(task: _Task, command: list[str]) -> str | None:
+    """What the command prints, or None if it had to be killed at the deadline.
+
+    It gets no input, and does not outlive this call.
+    """
     process = subprocess.Popen(
         command,
-        cwd=folder,
+        cwd=task.folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -174,16 +185,15 @@ def _run_silently(command: list[str], folder: Path, seconds: float | None) -> st
         preexec_fn=_die_with_parent(),  # noqa: PLW1509 - system calls, no locks
     )
     try:
-        patience = None if seconds is None else 2 * seconds + _GRACE_SECONDS
-        log, _ = process.communicate(timeout=patience)
+        limited = math.isfinite(task.deadline)
+        log, _ = process.communicate(timeout=task.seconds if limited else None)
     except subprocess.TimeoutExpired:
-        process.kill()
-        log, _ = process.communicate()
+        return None
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()
     return log
 
 
@@ -228,7 +238,8 @@ def _read_cbc(model: Model, log: str, answer: Path) -> Found:
     return Found("solved" if finished else state.lower(), offsets, bound)
 
 
-def _highs(model: Model, options: Options, folder: Path, names: list[str]) -> Found:
+def _highs(task: _Task) -> Found:
+    options = task.options
     try:
         highspy = import_module("highspy")
     except ImportError as error:
@@ -239,28 +250,33 @@ def _highs(model: Model, options: Options, folder: Path, names: list[str]) -> Fo
 
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("mip_abs_gap", _UNIT_GAP)
+    solver.setOptionValue("mip_abs_gap", task.gap)
     solver.setOptionValue("mip_rel_gap", 0.0)
     solver.setOptionValue("random_seed", options.seed % 2**31)
     solver.setOptionValue("threads", options.threads or 1)
     if options.time_limit is not None:
-        solver.setOptionValue("time_limit", options.time_limit)
+        solver.setOptionValue("time_limit", task.asked_seconds)
     solver.HandleUserInterrupt = True
-    solver.readModel(str(folder / _MODEL))
-    start = _start_values(model, names)
+    solver.readModel(str(task.folder / _MODEL))
+    start = _start_values(task.model, task.names)
     if start is not None:
         solution = highspy.HighsSolution()
         solution.col_value = start
         solver.setSolution(solution)
     worker = solver.startSolve()
     try:
-        while worker.is_alive():
+        while worker.is_alive() and task.seconds > 0:
             worker.join(0.05)
+        if worker.is_alive():
+            solver.cancelSolve()
+            worker.join(_GRACE_SECONDS)
+            if worker.is_alive():
+                return Found("did not stop when its time was over")
     except KeyboardInterrupt:
         solver.cancelSolve()
         worker.join(_GRACE_SECONDS)
         raise
-    return _read_highs(model, solver, names)
+    return _read_highs(task.model, solver, task.names)
 
 
 def _read_highs(model: Model, solver: Any, names: list[str]) -> Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memplan.arrays import Int64Array
-from memplan.core.bounds import live_bytes
+from memplan.core.bounds import padded_live_bytes
 from memplan.core.problem import Problem
 
 
@@ -25,7 +25,7 @@ def quietest_moment(problem: Problem) -> int:
     """
     if problem.length is None:
         return 0
-    moments, live = live_bytes(problem)
+    moments, live = padded_live_bytes(problem)
     born = np.zeros(len(moments), dtype=np.int64)
     np.add.at(born, np.searchsorted(moments, problem.lower), problem.padded)
     # The end of the period is its beginning, which is on the list.

@@ -148,7 +148,8 @@ class _Climb:
 
     @property
     def _is_whole(self) -> bool:
-        return len(self._parts) == 1 and self._parts[0].floor == 0
+        # Not by its floor: what lies at the bottom may belong to another time.
+        return [len(part.members) for part in self._parts] == [len(self._problem)]
 
     def _start(self, part: Part) -> Int64Array:
         """A plan for one part: the incumbent's, brought down, or best fit's."""

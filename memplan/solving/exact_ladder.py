@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from memplan.core.verify import verify_offsets
 from memplan.errors import MemplanError, UsageError
 from memplan.native import _dsa
 from memplan.solving.clock import quietest_moment, spans
+from memplan.solving.peaks import Peaks
 
 RULES = (
     "canonical",
@@ -94,15 +94,16 @@ class Ladder:
         self.offsets = incumbent
         self.goal = 0
         self._tuning = tuning
-        self._low = -(-lower // self._unit)
-        self._high = -(-problem.peak(incumbent) // self._unit)
+        self._peaks = Peaks(problem)
+        self._low = self._peaks.index(lower)
+        self._high = self._peaks.index(problem.peak(incumbent))
         self._probes: dict[int, _dsa.ExactSearch] = {}
         self._spent = 0  # nodes of searches that are over
 
     @property
     def lower(self) -> int:
         """Bytes that no plan needs less than, as far as is known."""
-        return self._low * self._unit
+        return self._peaks[self._low]
 
     @property
     def peak(self) -> int:
@@ -119,16 +120,6 @@ class Ladder:
         """Whether there are more buffers, or bytes, than the search is made for."""
         return len(self.problem) > MOST_BUFFERS or self._high >= MOST_UNITS
 
-    @cached_property
-    def _unit(self) -> int:
-        """Bytes that all offsets of some best plan are multiples of."""
-        problem = self.problem
-        unit = int(np.gcd.reduce(problem.padded))
-        if (problem.alignment != problem.granularity).any():
-            unit = int(np.gcd(unit, problem.granularity))
-        fixed = problem.fixed[problem.fixed != FREE]
-        return int(np.gcd.reduce(np.append(fixed, unit)))
-
     def climb(self) -> Iterator[None]:
         """Narrow the gap between bound and peak, as far as the goal asks for it.
 
@@ -143,12 +134,13 @@ class Ladder:
 
     def climb_to(self, capacity: int) -> Iterator[None]:
         """The same for one capacity in bytes: can a plan keep within it?"""
-        target = capacity // self._unit
+        target = self._peaks.index(capacity + 1) - 1
         while not self.too_large and self._open(target):
             yield from self._ask(target, _AT_ONCE)
 
     def _lowest(self) -> int:
-        return max(self._low, -(-self.goal // self._unit))
+        # What is above the goal, if only by a byte, is not enough.
+        return max(self._low, self._peaks.index(self.goal + 1) - 1)
 
     def _open(self, capacity: int) -> bool:
         return self._low <= capacity < self._high
@@ -182,7 +174,7 @@ class Ladder:
         return rungs
 
     def _ask(self, capacity: int, share: int) -> Iterator[None]:
-        """Search for a plan of at most `capacity` units, for a share of slices."""
+        """Search for a plan with that peak or a lower one, for a share of slices."""
         while share > 0 and self._open(capacity):
             now = min(share, _AT_ONCE)
             share -= now
@@ -206,7 +198,8 @@ class Ladder:
         return self._probes[capacity]
 
     def _new_probe(self, capacity: int) -> _dsa.ExactSearch:
-        problem, unit = self.problem, self._unit
+        problem, unit = self.problem, self._peaks.unit
+        units, beyond = self._peaks.room(capacity)
         start, end = spans(problem, quietest_moment(problem))
         wraps = problem.length is not None and bool((end > problem.length).any())
         uniform = bool((problem.alignment == problem.granularity).all())
@@ -218,23 +211,24 @@ class Ladder:
             problem.padded // unit,
             alignment,
             fixed,
-            capacity,
+            units,
             list(self._tuning.orders),
             (problem.length or 0) if wraps else 0,
             list(self._tuning.without),
             self._tuning.memo_bytes,
+            beyond,
         )
 
     def _take(self, offsets: Int64Array) -> None:
         """A new best plan, in units."""
-        offsets = offsets * self._unit
+        offsets = offsets * self._peaks.unit
         wrong = verify_offsets(self.problem, offsets, self.problem.peak(offsets))
         if wrong:
             raise MemplanError(
                 f"exact search went wrong: {wrong[0].message}; please report it"
             )
         self.offsets = offsets
-        self._high = -(-self.problem.peak(offsets) // self._unit)
+        self._high = self._peaks.index(self.problem.peak(offsets))
 
     def _drop_answered(self) -> None:
         for capacity in [c for c in self._probes if not self._open(c)]:

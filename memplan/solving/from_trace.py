@@ -78,7 +78,12 @@ def _place_warmup(plan: Plan, warmup: WarmupWorkload) -> Warmup:
     count = len(warmup.problem)
     fixed = np.concatenate([np.full(count, FREE, dtype=np.int64), offsets[count:]])
     obstacles = Problem.of(
-        joint.lower, joint.upper, joint.size, alignment=joint.alignment, fixed=fixed
+        joint.lower,
+        joint.upper,
+        joint.size,
+        alignment=joint.alignment,
+        fixed=fixed,
+        rounding=joint.rounding,
     )
     tried = [
         place_around(obstacles, plan.peak, order=order)[:count]

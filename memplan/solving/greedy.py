@@ -51,7 +51,7 @@ def place_around(
     return _dsa.fill_gaps(
         start,
         end,
-        problem.size,
+        problem.taken,
         problem.alignment,
         problem.fixed,
         ranked[problem.fixed[ranked] == FREE],

@@ -79,7 +79,6 @@ METHODS = {
     "mip": Method(
         "the paper's integer program, for some tens of buffers",
         "memplan.solving.mip:solve",
-        gaps=False,
     ),
 }
 METHOD_NAMES = tuple(METHODS)

@@ -1,7 +1,8 @@
 """The integer program of a packing problem, as plain numbers.
 
-Lengths count in units of bytes: the greatest common divisor of all that matters, since
-big integers ruin the tolerances of solvers.
+Offsets and padded sizes count in units of bytes: the greatest common divisor of all
+that matters, since big integers ruin the tolerances of solvers. The peak is counted in
+the same units, but need not be a whole number: the topmost buffer needs no padding.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ class Model:
     """n buffers and m pairs that are alive at the same time.
 
     size, fixed: in units, int64, shape (n,); fixed is -1 where a buffer is free.
+    slack: bytes of padding in each size, int64, shape (n,): they do not raise the peak.
     step: x must be a multiple of it, in units, int64, shape (n,); None for 1.
     first, second: the buffers of each pair, int64, shape (m,), first < second.
     settled: pairs whose first lies below the second, without loss; bool, shape (m,).
-    floor, ceiling: the least peak is looked for between them, in units, both included.
-    unit: bytes.
+    floor, ceiling: the least peak is looked for between them, in bytes, both included.
+    unit: bytes. grain: bytes that all peaks are multiples of, a divisor of the unit.
     start: offsets to begin with, in units, that keep to all of that; or None.
     """
 
     size: Int64Array
+    slack: Int64Array
     step: Int64Array | None
     fixed: Int64Array
     first: Int64Array
@@ -43,7 +46,13 @@ class Model:
     floor: int
     ceiling: int
     unit: int
+    grain: int
     start: Int64Array | None
+
+    @property
+    def most(self) -> int:
+        """Units that no padded size ends above, if the peak is within the ceiling."""
+        return int((self.ceiling + self.slack).max(initial=0)) // self.unit
 
 
 def build(
@@ -61,32 +70,35 @@ def build(
     size = problem.padded // unit
     fixed = np.where(problem.fixed == FREE, FREE, problem.fixed // unit)
     start: Int64Array | None = offsets // unit
-    ceiling = problem.peak(offsets) // unit
-    if capacity is not None and capacity < ceiling * unit:
-        ceiling, start = capacity // unit, None
+    ceiling = problem.peak(offsets)
+    if capacity is not None and capacity < ceiling:
+        ceiling, start = capacity, None
     first, second = pairs(problem)
     if problem.length is not None:
         bound = max(bound, clique_bytes(problem, first, second))
     twins = _twins(problem)
     settled = twins[first] == twins[second]
-    if not mixed and (fixed == FREE).all():
+    if not mixed and (fixed == FREE).all() and not problem.slack.any():
         pinned = _pair_to_pin(size, first, second, twins)
         if pinned is not None:
             settled[pinned] = True
             if start is not None and start[first[pinned]] > start[second[pinned]]:
-                start = ceiling - start - size  # the same, turned upside down
+                # The same, turned upside down.
+                start = ceiling // unit - start - size
     if start is not None:
         start = _twins_in_order(start, twins)
     return Model(
         size=size,
+        slack=problem.slack,
         step=problem.alignment // unit if mixed else None,
         fixed=fixed,
         first=first,
         second=second,
         settled=settled,
-        floor=-(-bound // unit),
+        floor=bound,
         ceiling=ceiling,
         unit=unit,
+        grain=int(np.gcd.reduce(np.append(problem.slack, unit))),
         start=start,
     )
 
@@ -124,7 +136,8 @@ def pairs(problem: Problem) -> tuple[Int64Array, Int64Array]:
 
 
 def clique_bytes(problem: Problem, first: Int64Array, second: Int64Array) -> int:
-    """Padded bytes of a large set of buffers that all meet each other.
+    """Bytes that a large set of buffers that all meet each other needs: padded ones,
+    but for the topmost's.
 
     On a circle they need not all be alive at one moment to need room side by side, and
     solvers are slow to find that out. A greedy choice from each buffer on.
@@ -137,11 +150,13 @@ def clique_bytes(problem: Problem, first: Int64Array, second: Int64Array) -> int
     for seed in range(n):
         # Those met by all chosen so far, the largest first.
         candidates, total = meet[seed].copy(), int(problem.padded[seed])
+        spare = int(problem.slack[seed])
         for other in largest:
             if candidates[other]:
                 total += int(problem.padded[other])
+                spare = max(spare, int(problem.slack[other]))
                 candidates &= meet[other]
-        best = max(best, total)
+        best = max(best, total - spare)
     return best
 
 
@@ -169,7 +184,7 @@ def _count_pairs(problem: Problem) -> int:
 
 
 def _unit(problem: Problem) -> int:
-    """Bytes that every offset in some best packing, and every top, is a multiple of."""
+    """Bytes that offsets in some best packing, and padded sizes, are multiples of."""
     parts = [problem.padded, problem.fixed[problem.fixed != FREE]]
     if (problem.alignment != problem.granularity).any():
         parts.append(problem.alignment)

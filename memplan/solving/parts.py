@@ -4,7 +4,8 @@ A buffer that is alive as long as anything is can lie at the bottom: in some bes
 packing it does. And where nothing is alive across a moment, what comes before it and
 what comes after can be packed without regard for each other. Each may make the other
 possible again. All this needs offsets that are free and one alignment for all, and no
-gaps in lifespans.
+gaps in lifespans; and what lies at the bottom must have no padding, for at the top of
+all it could do without.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def take_apart(problem: Problem) -> tuple[Int64Array, list[Part]]:
         return offsets, [Part(everyone, problem, 0)]
     floor = 0
     if problem.length is not None:
-        always = lifetimes(problem) == problem.length
+        always = (lifetimes(problem) == problem.length) & (problem.slack == 0)
         floor = _stack(problem, everyone[always], 0, offsets)
         everyone = everyone[~always]
         rest = problem.take(everyone)
@@ -59,6 +60,7 @@ def take_apart(problem: Problem) -> tuple[Int64Array, list[Part]]:
     while pending:
         members, start, end, floor = pending.pop()
         bottom = (start == start.min()) & (end == end.max())
+        bottom &= problem.slack[members] == 0
         pieces = _pieces(start[~bottom], end[~bottom])
         if not bottom.any() and len(pieces) == 1:
             parts.append(Part(members, problem.take(members), floor))

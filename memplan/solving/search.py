@@ -141,4 +141,5 @@ class Search:
             problem.alignment if needed else None,
             fixed,
             problem.length or 0,
+            problem.taken if problem.slack.any() else None,
         )

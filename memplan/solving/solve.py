@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from memplan.arrays import Int64Like
 from memplan.core.plan import Plan, Source
 from memplan.core.problem import Problem
@@ -74,6 +76,7 @@ def solve(  # noqa: PLR0913 - a public verb: by name
                 length=problem.length,
                 labels=problem.labels,
                 gaps=problem.gaps,
+                rounding=math.gcd(problem.rounding, alignment),
             )
     else:
         problem = _from_arrays(source, 1 if alignment is None else alignment)

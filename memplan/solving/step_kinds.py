@@ -81,7 +81,7 @@ def _place(
         given = np.where(apart[:count], given, FREE)
         kept = apart[count:]
         return _place(problem, given, near.take(kept), offsets[kept])
-    return min(tried, key=lambda found: int((found + problem.size).max(initial=0)))
+    return min(tried, key=problem.peak)
 
 
 def _apart(problem: Problem) -> BoolArray:

@@ -61,7 +61,8 @@ def step_problem(
 
     step: "hot", a step's number, or "all" for the whole recording as one step. A
         recording without boundaries has one step only, and "hot" means "all".
-    alignment: bytes; the trace's own when None.
+    alignment: bytes; the trace's own when None. Allocators hand out whole blocks of so
+        many: buffers take up multiples of it.
 
     Raises NoPlanError when no step repeats, UsageError for a step that is not there.
     """
@@ -108,7 +109,11 @@ def _begun(
     """The workload of a timeline's first requests, as many as `transient` has."""
     chosen = np.flatnonzero(transient)
     problem = Problem.of(
-        line.lower[chosen], line.upper[chosen], line.size[chosen], alignment=alignment
+        line.lower[chosen],
+        line.upper[chosen],
+        line.size[chosen],
+        alignment=alignment,
+        rounding=alignment,
     )
     return problem, Requests.serving(starts, line.size[: len(transient)], chosen)
 
@@ -174,6 +179,7 @@ class _Period:
             np.tile(sizes[transient], copies),
             alignment=alignment,
             length=max(total, 1),
+            rounding=alignment,
         )
         steps = slice(self.hot.begin, self.hot.begin + self.hot.period)
         starts = self.line.first[steps] - self.own.start + turns * self.count

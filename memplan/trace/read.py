@@ -25,6 +25,10 @@ def read_trace(source: Input, columns: Collection[str] | None = None) -> Trace:
             from memplan.trace.parquet import read_parquet
 
             return read_parquet(file, columns)
+        if file.is_parquet:
+            raise FormatError(
+                file.path, "a plan, not a trace", "name the trace that it was made from"
+            )
         if file.kind in (Kind.PICKLE, Kind.SNAPSHOT):
             from memplan.trace.importers.snapshot import read_snapshot
 

@@ -143,6 +143,7 @@ def _kind(line: Timeline, chosen: _Steps, number: int, alignment: int) -> KindWo
         line.upper[mine] - begin,
         line.size[mine],
         alignment=alignment,
+        rounding=alignment,
     )
     requests = Requests.serving((0,), line.size[own], mine - own.start)
     neighbours = _neighbours(line, chosen, step, int(problem.upper.max(initial=0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -49,9 +50,14 @@ def recorded(problem: Problem, skipped: list[int], steps: int = 1) -> Requests:
 def sample() -> Plan:
     """A small plan that uses everything a file can hold, and verifies."""
     problem = Problem.of(
-        [0, 2, 5, 9], [4, 6, 8, 3], [100, 64, 200, 50], alignment=64, length=12
+        [0, 2, 5, 9],
+        [4, 6, 8, 3],
+        [100, 64, 200, 50],
+        alignment=64,
+        length=12,
+        rounding=64,
     )
-    warmup = Problem.of([0, 3], [6, 90], [64, 30], alignment=64)
+    warmup = Problem.of([0, 3], [6, 90], [64, 30], alignment=64, rounding=64)
     return changed(
         Plan.of(problem, np.array([0, 128, 256, 512]), Provenance("bestfit", 7)),
         source=Source("run.parquet", "ab" * 32, "hot"),
@@ -63,7 +69,10 @@ def sample() -> Plan:
 
 
 @st.composite
-def problems(draw: st.DrawFn, *, periodic: bool, labelled: bool) -> Problem:
+def problems(
+    draw: st.DrawFn, *, periodic: bool, labelled: bool, rounded: bool = True
+) -> Problem:
+    """rounded: buffers take up whole blocks, as those that serve requests do."""
     n = draw(st.integers(0, 8))
     length = draw(st.integers(2, 30)) if periodic else None
     last = (length or 30) - 1
@@ -86,6 +95,7 @@ def problems(draw: st.DrawFn, *, periodic: bool, labelled: bool) -> Problem:
         fixed=fixed,
         length=length,
         labels=draw(labels) if labelled else None,
+        rounding=(math.gcd(*alignment) or 1) if rounded else 1,
     )
 
 
@@ -93,7 +103,8 @@ def problems(draw: st.DrawFn, *, periodic: bool, labelled: bool) -> Problem:
 def plans(draw: st.DrawFn) -> Plan:
     is_recorded = draw(st.booleans())
     labelled = not is_recorded and draw(st.booleans())
-    problem = draw(problems(periodic=draw(st.booleans()), labelled=labelled))
+    periodic = draw(st.booleans())
+    problem = draw(problems(periodic=periodic, labelled=labelled, rounded=is_recorded))
     plan = Plan.of(problem, stacked(problem), draw(st.text(max_size=8)))
     if is_recorded:
         skipped = st.lists(st.integers(0, 1 << 62), max_size=4)

@@ -107,7 +107,9 @@ def test_a_hundred_thousand_buffers() -> None:
     n = 100_000
     lower = np.arange(n)
     size = np.arange(n) % 977 + 1
-    problem = Problem.of(lower, lower + 1, size, alignment=64, length=n + 1)
+    problem = Problem.of(
+        lower, lower + 1, size, alignment=64, length=n + 1, rounding=64
+    )
     plan = Plan.of(problem, np.zeros(n, dtype=np.int64), "bestfit")
     plan = changed(plan, requests=recorded(problem, [8] * 1000))
     assert_same(plan, load_plan(dump_plan(plan)))

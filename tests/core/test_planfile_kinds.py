@@ -36,8 +36,8 @@ from tests.plans import changed
 
 
 def with_kinds() -> Plan:
-    one = Problem.of([0, 1, 4], [6, 3, 5], [64, 100, 30], alignment=64)
-    two = Problem.of([0], [2], [5000], alignment=64)
+    one = Problem.of([0, 1, 4], [6, 3, 5], [64, 100, 30], alignment=64, rounding=64)
+    two = Problem.of([0], [2], [5000], alignment=64, rounding=64)
     return changed(
         sample(),
         elastic=True,

@@ -89,7 +89,10 @@ def test_no_unsound_mutant_passes(seed: int) -> None:
     lower = sorted(rng.randrange(length) for _ in range(n))
     upper = [(t + rng.randint(1, length - 1)) % length for t in lower]
     size = [rng.randint(1, 300) for _ in range(n)]
-    problem = Problem.of(lower, upper, size, alignment=64, length=length)
+    rounding = 64 if seed % 2 else 1
+    problem = Problem.of(
+        lower, upper, size, alignment=64, length=length, rounding=rounding
+    )
     offsets = problem.padded.cumsum() - problem.padded
     plan = Plan.of(problem, offsets, "stacked")
     if seed % 2:

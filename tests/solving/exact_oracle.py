@@ -45,7 +45,7 @@ def reference(problem: Problem) -> int:
 class _Orders:
     def __init__(self, problem: Problem, *, rising: bool) -> None:
         self.n = len(problem)
-        self.size = problem.padded.tolist()
+        self.size = problem.size.tolist()
         self.align = problem.alignment.tolist()
         self.fixed = problem.fixed.tolist()
         self.below = [

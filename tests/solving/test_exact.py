@@ -24,7 +24,7 @@ QUIET = Options(threads=1)
 
 def peak_of(problem: Problem, offsets: np.ndarray) -> int:
     """The peak of a plan that verifies."""
-    peak = int((offsets + problem.padded).max(initial=0))
+    peak = int((offsets + problem.size).max(initial=0))
     assert verify_offsets(problem, offsets, peak) == []
     return peak
 
@@ -43,6 +43,7 @@ def kernel(
         orders,
         problem.length or 0,
         without,
+        beyond=problem.slack,
     )
 
 

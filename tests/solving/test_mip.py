@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -17,12 +18,15 @@ from puzzles import puzzle
 from strategies import problems
 
 from memplan.core.bounds import lower_bound
+from memplan.core.gaps import Gaps
+from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify, verify_offsets
-from memplan.errors import EnvironmentUnfitError, InfeasibleError, UsageError
-from memplan.solving import cbc, exact, mip, model
+from memplan.errors import InfeasibleError, NoPlanError, UsageError
+from memplan.solving import cbc, exact, mip, model, mps
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import MIP_SOLVERS, Options
+from tests.gap_samples import gapped
 
 needs_highs = pytest.mark.skipif(not find_spec("highspy"), reason="no highspy")
 SOLVERS = [
@@ -41,7 +45,7 @@ def asked(problem: Problem, solver: str, **options: float) -> tuple[int, int]:
     found = cbc.run(program, Options(mip_solver=solver, **options))  # type: ignore[arg-type]
     assert found.offsets is not None
     offsets = mip.restack(problem, program, found.offsets)
-    peak = int((offsets + problem.padded).max())
+    peak = int((offsets + problem.size).max())
     assert verify_offsets(problem, offsets, peak) == []
     return peak, mip.proved_bytes(program, found)
 
@@ -84,7 +88,7 @@ def test_never_against_exact_search_2000_times(solver: str) -> None:
         problem = random_problem(rng, 12)
         found = exact.improve(problem, stacked(problem), options=Options(threads=1))
         assert found.proved_optimal
-        least = int((found.offsets + problem.padded).max())
+        least = int((found.offsets + problem.size).max())
         plan = mip.solve(problem, Options(mip_solver=solver, time_limit=1.0))
         assert verify(plan) == []
         assert plan.lower_bound <= least <= plan.peak
@@ -132,8 +136,11 @@ def test_heuristics_that_reach_the_bound_ask_no_solver(
 def test_a_time_limit_is_no_proof(solver: str) -> None:
     """A known optimum, too hard to find: the bound stays below, the peak above."""
     problem = puzzle(60, height=100_000)
-    peak, bound = asked(problem, solver, time_limit=0.5)
-    assert peak > 100_000 >= bound
+    program = model.build(problem, stacked(problem), lower_bound(problem))
+    found = cbc.run(program, Options(mip_solver=solver, time_limit=0.5))
+    assert mip.proved_bytes(program, found) <= 100_000
+    if found.offsets is not None:  # it may have had to be killed
+        assert problem.peak(mip.restack(problem, program, found.offsets)) > 100_000
 
 
 def test_no_time_at_all() -> None:
@@ -145,8 +152,12 @@ def test_no_time_at_all() -> None:
 
 def test_too_many_pairs_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "most_pairs", lambda: 2)
+    plan = solve_problem(ASKEW, "mip")
+    assert (plan.peak, plan.lower_bound) == (5, 3)
+    note = "heuristics alone: 3 buffers make 3 pairs, and the memory of this machine is"
+    assert plan.provenance.note.startswith(note)
     with pytest.raises(UsageError, match=r"3 buffers make 3 pairs.*program of 2; take"):
-        solve_problem(ASKEW, "mip")
+        model.pairs(ASKEW)
 
 
 def test_the_memory_allows_some_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,16 +200,30 @@ def test_equal_buffers_are_in_order_and_one_pair_is_pinned() -> None:
 
 def test_highs_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
-    with pytest.raises(EnvironmentUnfitError, match="pip install highspy"):
-        solve_problem(ASKEW, "mip", Options(mip_solver="highs"))
+    plan = solve_problem(ASKEW, "mip", Options(mip_solver="highs"))
+    assert_begun_with(plan, "HiGHS cannot be loaded", "pip install highspy")
 
 
 def test_cbc_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     import pulp
 
     monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", "/nowhere/cbc")
-    with pytest.raises(EnvironmentUnfitError, match="not to be found at /nowhere/cbc"):
-        solve_problem(ASKEW, "mip")
+    plan = solve_problem(ASKEW, "mip")
+    assert_begun_with(plan, "PuLP's CBC is not to be found at /nowhere/cbc")
+
+
+def test_pulp_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pulp", None)
+    assert_begun_with(solve_problem(ASKEW, "mip"), "PuLP cannot be loaded")
+
+
+def assert_begun_with(plan: Plan, *said: str) -> None:
+    """The heuristics' plan for ASKEW, and in the note why there is no better one."""
+    assert verify(plan) == []
+    assert (plan.peak, plan.lower_bound, plan.status) == (5, 3, "feasible")
+    note = plan.provenance.note
+    assert note.startswith("heuristics alone, for there is no solver: ")
+    assert all(text in note for text in said), note
 
 
 @pytest.mark.parametrize("says", ["out of memory", ""])
@@ -211,8 +236,40 @@ def test_cbc_that_fails(
     fake.write_text(f"#!/bin/sh\necho '{says}'\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(fake))
-    with pytest.raises(EnvironmentUnfitError, match=says or "nothing"):
-        solve_problem(ASKEW, "mip")
+    assert_begun_with(solve_problem(ASKEW, "mip"), repr(says or "nothing"))
+
+
+def test_cbc_that_does_not_end_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import pulp
+
+    fake, running = tmp_path / "cbc", tmp_path / "running"
+    fake.write_text(f"#!/bin/sh\necho $$ > {running}\nexec sleep 600\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(fake))
+    plan = solve_problem(ASKEW, "mip", Options(time_limit=2.0))
+    assert plan.provenance.note == "cbc, 3 pairs: killed when its time was over"
+    assert (plan.peak, plan.lower_bound) == (5, 3)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(running.read_text()), 0)
+
+
+def test_writing_the_model_takes_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = model.build(ASKEW, stacked(ASKEW), 3)
+    path = tmp_path / "model.mps"
+    assert mps.write_mps(program, path, time.perf_counter()) is None
+    assert not path.exists()
+    names = mps.write_mps(program, path, math.inf)
+    assert names == ["u", "x0", "x1", "x2", "z0_2", "z1_2"]
+    monkeypatch.setattr(cbc, "write_mps", lambda *_: None)
+    found = cbc.run(program, Options(time_limit=9.0))
+    assert (found.status, found.offsets) == (
+        "no time was left to write the model",
+        None,
+    )
 
 
 def test_cbc_that_was_stopped_has_proved_no_more_than_it_says(
@@ -282,7 +339,7 @@ def test_no_solver_outlives_its_caller() -> None:
 def test_a_set_that_all_meet_on_a_circle() -> None:
     """No solver is needed to see that these lie one above the other."""
     program = model.build(TRIANGLE, stacked(TRIANGLE), 10)
-    assert program.floor * program.unit == 15
+    assert program.floor == 15
     plan = solve_problem(TRIANGLE, "mip")
     assert (plan.peak, plan.lower_bound, plan.status) == (15, 15, "optimal")
     with pytest.raises(InfeasibleError, match="less than 15 bytes"):
@@ -292,3 +349,33 @@ def test_a_set_that_all_meet_on_a_circle() -> None:
 def test_threads_are_passed_on() -> None:
     plan = solve_problem(ASKEW, "mip", Options(threads=2, time_limit=30.0, seed=7))
     assert plan.proved_optimal
+
+
+@settings(max_examples=60, deadline=None)
+@given(gapped(fixed=True, max_size=6))
+def test_gaps_are_used_by_the_heuristics_and_never_make_a_proof(
+    problem: Problem,
+) -> None:
+    plan = solve_problem(problem, "mip", Options(time_limit=10.0))
+    assert verify(plan) == []
+    assert plan.problem is problem
+    if problem.gaps is not None:
+        assert plan.lower_bound == lower_bound(problem)
+    assert plan.peak <= solve_problem(problem, "skyline").peak
+
+
+def test_a_gap_that_only_heuristics_know_of() -> None:
+    """ASKEW, and two buffers of which one lies in the other's gap."""
+    problem = Problem.of(
+        [0, 0, 0, 3, 4],
+        [1, 1, 1, 9, 6],
+        [1, 1, 1, 3, 3],
+        alignment=[4, 4, 1, 1, 1],
+        gaps=Gaps.of([3], [4], [6]),
+    )
+    plan = solve_problem(problem, "mip")
+    assert (plan.peak, plan.lower_bound, plan.status) == (5, 3, "feasible")
+    note = "as if there were no gaps: heuristics were enough, no solver was asked"
+    assert plan.provenance.note == note
+    with pytest.raises(NoPlanError, match="unknown: mip found no plan"):
+        solve_problem(problem, "mip", Options(capacity=4))

@@ -1,12 +1,15 @@
 // The exact search, as Python sees it.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -28,14 +31,16 @@ void require(bool condition, const char* what) {
 
 dsa::Instance instance_from(const Column& lower, const Column& upper,
                             const Column& size, const Column& alignment,
-                            const Column& fixed, std::int64_t period) {
+                            const Column& fixed, std::int64_t period,
+                            const std::optional<Column>& beyond) {
   const auto span_of = [&](const Column& column) {
     require(column.size() == size.size(), "arrays differ in length");
     return std::span<const std::int64_t>(column.data(), column.size());
   };
   const dsa::Instance instance{
       {span_of(lower), span_of(upper), span_of(size), span_of(alignment), period},
-      span_of(fixed)};
+      span_of(fixed),
+      beyond ? span_of(*beyond) : std::span<const std::int64_t>{}};
   const dsa::Blocks& blocks = instance.blocks;
   require(size.size() > 0, "no blocks");
   require(size.size() < (std::size_t{1} << 20), "2^20 blocks or more");
@@ -51,6 +56,9 @@ dsa::Instance instance_from(const Column& lower, const Column& upper,
     require(blocks.alignment[i] > 0, "need alignment > 0");
     require(instance.fixed[i] >= -1 && instance.fixed[i] < most,
             "need -1 <= fixed < 2^43");
+    require(!beyond ||
+                (0 <= instance.beyond[i] && instance.beyond[i] <= blocks.size[i]),
+            "need 0 <= beyond <= size");
   }
   return instance;
 }
@@ -69,13 +77,14 @@ class ExactSearch {
   ExactSearch(const Column& lower, const Column& upper, const Column& size,
               const Column& alignment, const Column& fixed, std::int64_t capacity,
               const std::vector<std::string>& orders, std::int64_t period,
-              const std::vector<std::string>& without, std::size_t memo_bytes)
+              const std::vector<std::string>& without, std::size_t memo_bytes,
+              const std::optional<Column>& beyond)
       : portfolio_([&] {
           require(!orders.empty(), "no orders");
           require(0 <= capacity && capacity < (std::int64_t{1} << 43),
                   "need 0 <= capacity < 2^43");
           const auto instance =
-              instance_from(lower, upper, size, alignment, fixed, period);
+              instance_from(lower, upper, size, alignment, fixed, period, beyond);
           const auto rules = rules_without(without);
           nb::gil_scoped_release released;
           return dsa::Portfolio(instance, orders, capacity, rules, memo_bytes);
@@ -134,10 +143,11 @@ void bind_exact(nb::module_& m) {
   nb::class_<ExactSearch>(m, "ExactSearch")
       .def(nb::init<const Column&, const Column&, const Column&, const Column&,
                     const Column&, std::int64_t, const std::vector<std::string>&,
-                    std::int64_t, const std::vector<std::string>&, std::size_t>(),
+                    std::int64_t, const std::vector<std::string>&, std::size_t,
+                    const std::optional<Column>&>(),
            "lower"_a, "upper"_a, "size"_a, "alignment"_a, "fixed"_a, "capacity"_a,
            "orders"_a, "period"_a = 0, "without"_a = std::vector<std::string>{},
-           "memo_bytes"_a = std::size_t{1} << 26)
+           "memo_bytes"_a = std::size_t{1} << 26, "beyond"_a = nb::none())
       .def("run", &ExactSearch::run, "rounds"_a, "placements"_a, "threads"_a,
            "seconds"_a)
       .def("tighten", &ExactSearch::tighten, "capacity"_a)

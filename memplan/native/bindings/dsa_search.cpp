@@ -32,7 +32,8 @@ class Search {
   Search(const In<std::int64_t>& lower, const In<std::int64_t>& upper,
          const In<std::int64_t>& size, const Rows& classic, std::uint64_t seed,
          const std::optional<In<std::int64_t>>& alignment,
-         const std::optional<In<std::int64_t>>& fixed, std::int64_t period)
+         const std::optional<In<std::int64_t>>& fixed, std::int64_t period,
+         const std::optional<In<std::int64_t>>& taken)
       : lower_(copied(lower)), upper_(copied(upper)), size_(copied(size)) {
     dsa::Blocks blocks = blocks_from(lower, upper, size, alignment, period);
     const std::size_t n = size_.size();
@@ -41,10 +42,16 @@ class Search {
     require(!fixed || fixed->size() == n, "arrays differ in length");
     if (alignment) alignment_ = copied(*alignment);
     if (fixed) fixed_ = copied(*fixed);
+    require(!taken || taken->size() == n, "arrays differ in length");
+    if (taken) taken_ = copied(*taken);
+    for (std::size_t i = 0; i < taken_.size(); ++i) {
+      require(0 < taken_[i] && taken_[i] <= size_[i], "need 0 < taken <= size");
+    }
     blocks.lower = lower_;
     blocks.upper = upper_;
     blocks.size = size_;
     blocks.alignment = alignment_;
+    blocks.taken = taken_;
     std::vector<std::vector<double>> rows;
     for (std::size_t k = 0; k < classic.shape(0); ++k) {
       const double* row = classic.data() + k * n;
@@ -77,7 +84,7 @@ class Search {
   }
 
  private:
-  std::vector<std::int64_t> lower_, upper_, size_, alignment_, fixed_;
+  std::vector<std::int64_t> lower_, upper_, size_, alignment_, fixed_, taken_;
   std::optional<dsa::Search> search_;
   std::mutex mutex_;
 };
@@ -89,9 +96,11 @@ void bind_search(nb::module_& m) {
       .def(nb::init<const In<std::int64_t>&, const In<std::int64_t>&,
                     const In<std::int64_t>&, const Rows&, std::uint64_t,
                     const std::optional<In<std::int64_t>>&,
-                    const std::optional<In<std::int64_t>>&, std::int64_t>(),
+                    const std::optional<In<std::int64_t>>&, std::int64_t,
+                    const std::optional<In<std::int64_t>>&>(),
            "lower"_a, "upper"_a, "size"_a, "classic"_a, "seed"_a,
-           "alignment"_a = nb::none(), "fixed"_a = nb::none(), "period"_a = 0)
+           "alignment"_a = nb::none(), "fixed"_a = nb::none(), "period"_a = 0,
+           "taken"_a = nb::none())
       .def("advance", &Search::advance, "goal"_a, "orders"_a, "seconds"_a,
            "hard_seconds"_a, "threads"_a)
       .def_prop_ro("packed", &Search::packed)

@@ -15,9 +15,14 @@ namespace memplan::dsa {
 /// alignment: bytes, or empty where line heights need no rounding.
 /// period: 0 on a linear clock; else lower < period and upper - lower <= period,
 /// and upper may exceed the period: the block lives on at the clock's beginning.
+/// taken: bytes of each that count for the peak, at most its size, or empty for all of
+/// them: padding between blocks is needed only beneath another one.
 struct Blocks {
   std::span<const std::int64_t> lower, upper, size, alignment;
   std::int64_t period = 0;
+  std::span<const std::int64_t> taken = {};
+
+  std::span<const std::int64_t> peaks() const { return taken.empty() ? size : taken; }
 };
 
 /// The order of the paper: longest lifetime first; among equals the larger size,

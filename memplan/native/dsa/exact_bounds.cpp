@@ -13,6 +13,7 @@ Bounds<V>::Bounds(const Model<V>& model, const Rules& rules)
   }
   offset_.resize(model.n);
   size_.resize(model.n);
+  beyond_.resize(model.n);
   order_.resize(model.n);
 }
 
@@ -23,7 +24,7 @@ bool Bounds<V>::may_fit(const State<V>& state, std::span<const std::int32_t> wai
   if (rules_.sections) {
     const V least = rules_.monotone ? last.offset : 0;
     if (highest_sum(state.floor() + first, state.remaining() + first, end - first,
-                    least) > capacity) {
+                    least) > capacity + model_->most_beyond) {
       return false;
     }
   }
@@ -48,11 +49,12 @@ bool Bounds<V>::releases(const State<V>& state, std::span<const std::int32_t> wa
       if (rules_.canonical && model.fixed[k] >= 0) return false;
       if (rules_.stranded) stranded_.push_back({position, least + model.size[k]});
     }
-    if (offset > capacity - model.size[k]) return false;
+    if (offset > capacity + model.beyond[k] - model.size[k]) return false;
     start_[position] = model.start[k];
     end_[position] = model.end[k];
     offset_[position] = offset;
     size_[position] = model.size[k];
+    beyond_[position] = model.beyond[k];
     if (model.periodic) {
       start_again_[position] = model.start_again[k];
       end_again_[position] = model.end_again[k];
@@ -67,13 +69,15 @@ bool Bounds<V>::releases(const State<V>& state, std::span<const std::int32_t> wa
 template <class V>
 bool Bounds<V>::lift_stranded(std::span<const std::int32_t> waiting, V capacity) {
   const auto count = static_cast<std::int32_t>(waiting.size());
+  const V none = 2 * (capacity + model_->most_beyond) + 1;
   for (const Stranded& one : stranded_) {
     const std::int32_t at = one.position;
     const V own = offset_[at];
-    offset_[at] = 2 * capacity + 1;  // it does not lift itself
-    const Lowest<V> lowest = lowest_neighbour(at, count, 2 * capacity + 1);
+    offset_[at] = none;  // it does not lift itself
+    const Lowest<V> lowest = lowest_neighbour(at, count, none);
     offset_[at] = std::max(own, lowest.top);
-    if (lowest.offset >= one.top || offset_[at] > capacity - size_[at]) return false;
+    const V highest = capacity + beyond_[at] - size_[at];
+    if (lowest.offset >= one.top || offset_[at] > highest) return false;
   }
   return true;
 }
@@ -114,7 +118,7 @@ bool Bounds<V>::stacks_fit(std::span<const std::int32_t> waiting, std::int32_t f
     if (model_->periodic && end_again_[i]) {
       most = std::max(most, add_to_all(stack_.data(), end_again_[i], size_[i]));
     }
-    if (most > capacity - offset_[i]) return false;
+    if (most > capacity + model_->most_beyond - offset_[i]) return false;
   }
   return true;
 }

@@ -37,9 +37,10 @@ class Bounds {
 
   const Model<V>* model_;
   Rules rules_;
-  // By position in `waiting`: lifespan, least offset from now on, size.
+  // By position in `waiting`: lifespan, least offset from now on, size, and how far it
+  // may reach above the capacity.
   std::vector<std::int32_t> start_, end_, start_again_, end_again_;
-  std::vector<V> offset_, size_;
+  std::vector<V> offset_, size_, beyond_;
   struct Stranded {
     std::int32_t position;
     V top;  // of the place it was passed over at

@@ -85,7 +85,7 @@ template <class V>
 void find_twins(Model<V>& model) {
   const auto key = [&](std::int32_t k) {
     return std::tuple(model.start[k], model.end[k], model.end_again[k], model.size[k],
-                      model.align[k]);
+                      model.align[k], model.beyond[k]);
   };
   std::vector<std::int32_t> order(model.n);
   std::iota(order.begin(), order.end(), 0);
@@ -134,6 +134,9 @@ Model<V> ranked_model(const Instance& instance, const std::string& order) {
     model.size.push_back(static_cast<V>(blocks.size[i]));
     model.align.push_back(static_cast<V>(align));
     model.fixed.push_back(static_cast<V>(instance.fixed[i]));
+    model.beyond.push_back(
+        instance.beyond.empty() ? V{0} : static_cast<V>(instance.beyond[i]));
+    model.most_beyond = std::max(model.most_beyond, model.beyond.back());
     model.start.push_back(sections.start[i]);
     model.end.push_back(std::min(end, count));
     model.start_again.push_back(0);

@@ -44,9 +44,12 @@ struct Rules {
 ///
 /// Sizes, alignments and fixed offsets (-1: free) in any unit; lifespans as in
 /// Blocks, on its clock. Every span has n entries.
+///
+/// beyond: how far each may reach above the capacity, for padding that nothing lies
+/// upon is part of the size, and may stand out; empty for 0.
 struct Instance {
   Blocks blocks;
-  std::span<const std::int64_t> fixed;
+  std::span<const std::int64_t> fixed, beyond;
 };
 
 /// The buffers of an Instance by rank, lifespans in sections. V holds sizes.
@@ -58,7 +61,8 @@ struct Model {
   std::int32_t n = 0, sections = 0;
   bool periodic = false, aligned = false, any_fixed = false;
   std::vector<std::int32_t> id;  // the buffer of that rank
-  std::vector<V> size, align, fixed;
+  std::vector<V> size, align, fixed, beyond;
+  V most_beyond = 0;
   std::vector<std::int32_t> start, end, start_again, end_again;
   std::vector<std::int32_t> twin;  // the one before it that is alike, or -1
   // Those alive at the same time, ascending.

@@ -25,7 +25,9 @@ Verdict Search<V>::run(std::int64_t nodes, const StopSign& stop) {
     begun_ = true;
     for (std::int32_t k = 0; k < model_->n; ++k) pool_.push_back(k);
     bool fits = true;
-    for (std::int32_t k = 0; k < model_->n; ++k) fits &= state_.top(k) <= capacity_;
+    for (std::int32_t k = 0; k < model_->n; ++k) {
+      fits &= state_.top(k) <= capacity_ + model_->beyond[k];
+    }
     outcome_ = fits ? open(-1, 0, {0, model_->sections}, {}, true) : Outcome::kFailed;
     at_ = outcome_ == Outcome::kGo ? 0 : -1;
   }
@@ -225,7 +227,7 @@ typename Search<V>::Outcome Search<V>::open_parts(std::int32_t parent,
 // Appends to pool_ what may be placed next, in the order of (offset, rank).
 template <class V>
 void Search<V>::list_candidates(std::span<const std::int32_t> waiting, Last<V> last) {
-  V roof = 2 * capacity_ + 1;
+  V roof = 2 * (capacity_ + model_->most_beyond) + 1;
   if (rules_.dominance) {
     for (const std::int32_t k : waiting) roof = std::min(roof, state_.top(k));
   }
@@ -252,7 +254,10 @@ void Search<V>::tighten(V capacity) {
   for (std::int32_t at = 0; at < count; ++at) {
     const Frame& frame = frames_[at];
     if (frame.kind != Kind::kChoice || frame.placed < 0) continue;
-    if (state_.waits(frame.placed) || state_.top(frame.placed) <= capacity) continue;
+    if (state_.waits(frame.placed) || 
+        state_.top(frame.placed) <= capacity + model_->beyond[frame.placed]) {
+      continue;
+    }
     reopen_parts(at);
     truncate(at + 1);
     at_ = at;

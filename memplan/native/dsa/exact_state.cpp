@@ -38,13 +38,14 @@ bool State<V>::place(std::int32_t k, V capacity) {
   cross(k, -1);
   cover(model.start[k], model.end[k], top, model.size[k]);
   if (model.periodic) cover(0, model.end_again[k], top, model.size[k]);
-  if (top > capacity) return false;
+  if (top > capacity + model.beyond[k]) return false;
+  // A place above the capacity is none; so no sum grows beyond twice that.
+  const V none = capacity + model.most_beyond + 1;
   for (const std::int32_t i : model.neighbours[k]) {
     if (!waits_[i] || least_[i] >= top) continue;
     if (model.any_fixed && model.fixed[i] >= 0) return false;
-    // A place above the capacity is none; so no sum grows beyond twice that.
-    const V least = model.aligned ? rounded_up(top, model.align[i], capacity + 1) : top;
-    if (least > capacity - model.size[i]) return false;
+    const V least = model.aligned ? rounded_up(top, model.align[i], none) : top;
+    if (least > capacity + model.beyond[i] - model.size[i]) return false;
     set(least_[i], least, i);
   }
   return true;

@@ -46,7 +46,7 @@ Search::Search(const Blocks& blocks, std::span<const std::int64_t> fixed,
     : blocks_(blocks),
       fixed_(fixed),
       terrain_{cut_into_sections(blocks.lower, blocks.upper, blocks.period),
-               blocks.size, {}, std::move(classic)} {
+               blocks.size, blocks.peaks(), {}, std::move(classic)} {
   for (std::size_t i = 0; i < blocks.size.size(); ++i) {
     if (fixed.empty() || fixed[i] < 0) {
       terrain_.movable.push_back(static_cast<std::int32_t>(i));
@@ -132,7 +132,8 @@ std::unique_ptr<Packer> Search::new_packer() const {
   }
   const bool plain = blocks_.period == 0 && blocks_.alignment.empty();
   if (plain && blocks_.size.size() <= ListPacker::kMostBlocks) {
-    return std::make_unique<ListPacker>(terrain_.sections, blocks_.size);
+    return std::make_unique<ListPacker>(terrain_.sections, blocks_.size,
+                                        blocks_.peaks());
   }
   return std::make_unique<TreePacker>(blocks_);
 }

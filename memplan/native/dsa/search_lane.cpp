@@ -110,7 +110,7 @@ void Lane::refine(Packer& packer) {
   std::size_t peaks = 0;
   std::int32_t culprit = order_.front();
   for (const std::int32_t block : order_) {
-    if (best_.offsets[block] + terrain_->size[block] < best_.peak) continue;
+    if (best_.offsets[block] + terrain_->taken[block] < best_.peak) continue;
     if (random_.below(++peaks) == 0) culprit = block;
   }
   priority_ = best_.priority;
@@ -188,7 +188,7 @@ void Lane::keep(const Packer& packer) {
   best_.offsets.assign(packer.offsets().begin(), packer.offsets().end());
   best_.peak = 0;
   for (std::size_t i = 0; i < best_.offsets.size(); ++i) {
-    best_.peak = std::max(best_.peak, best_.offsets[i] + terrain_->size[i]);
+    best_.peak = std::max(best_.peak, best_.offsets[i] + terrain_->taken[i]);
   }
 }
 

@@ -34,7 +34,7 @@ struct Packing {
 /// What all lanes share and none changes.
 struct Terrain {
   Sections sections;
-  std::span<const std::int64_t> size;
+  std::span<const std::int64_t> size, taken;  // taken: that count for the peak
   std::vector<std::int32_t> movable;         // the blocks to place
   std::vector<std::vector<double>> classic;  // priorities by block, to start from
 

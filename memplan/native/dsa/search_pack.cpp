@@ -12,16 +12,19 @@ constexpr std::int64_t kSky = std::numeric_limits<std::int64_t>::max();
 
 }  // namespace
 
-ListPacker::ListPacker(const Sections& sections, std::span<const std::int64_t> size)
+ListPacker::ListPacker(const Sections& sections, std::span<const std::int64_t> size,
+                       std::span<const std::int64_t> taken)
     : start_(sections.start.begin(), sections.start.end()),
       end_(sections.end.begin(), sections.end.end()),
       size_(size.begin(), size.end()),
+      taken_(taken.begin(), taken.end()),
       live_(static_cast<std::size_t>(sections.count)),
       slot_start_(size.size() + kBatch),
       slot_end_(size.size() + kBatch),
       slot_block_(size.size()) {
   offsets_.resize(size.size());
   for (std::size_t i = 0; i < size.size(); ++i) {
+    most_spare_ = std::max(most_spare_, size[i] - taken[i]);
     for (std::int32_t s = start_[i]; s < end_[i]; ++s) live_[s] += size[i];
   }
 }
@@ -46,7 +49,7 @@ bool ListPacker::pack(std::span<const std::int32_t> order, std::int64_t target) 
     const std::int32_t block = slot_block_[slot];
     const std::int64_t height = lines_[line].height;
     const std::int64_t top = height + size_[block];
-    if (top > target) return fail(start_[block]);
+    if (height + taken_[block] > target) return fail(start_[block]);
     place(slot, height);
     --waiting;
     // What is left of the line is the lowest still; if nothing is, look around.
@@ -128,7 +131,9 @@ bool ListPacker::lift(std::size_t line, std::int64_t target) {
   const std::int64_t after = lines_[line + 1].height;
   const std::int64_t height = std::min(before, after);
   for (std::int32_t s = lines_[line].left; s < lines_[line + 1].left; ++s) {
-    if (waiting_bytes_[s] > 0 && height + waiting_bytes_[s] > target) return fail(s);
+    if (waiting_bytes_[s] > 0 && height + waiting_bytes_[s] - most_spare_ > target) {
+      return fail(s);
+    }
   }
   const auto at = lines_.begin() + static_cast<std::ptrdiff_t>(line);
   if (after < before) at->height = after;
@@ -151,12 +156,12 @@ bool ListPacker::fail(std::int32_t section) {
 namespace {
 
 /// Whether all of `order` end at the target or below; those that do not are `late`.
-bool all_below(std::span<const std::int32_t> order, std::span<const std::int64_t> size,
+bool all_below(std::span<const std::int32_t> order, std::span<const std::int64_t> taken,
                std::span<const std::int64_t> offsets, std::int64_t target,
                std::vector<std::int32_t>& late) {
   late.clear();
   for (const std::int32_t block : order) {
-    if (offsets[block] + size[block] > target) late.push_back(block);
+    if (offsets[block] + taken[block] > target) late.push_back(block);
   }
   return late.empty();
 }
@@ -164,13 +169,13 @@ bool all_below(std::span<const std::int32_t> order, std::span<const std::int64_t
 }  // namespace
 
 TreePacker::TreePacker(const Blocks& blocks)
-    : size_(blocks.size.begin(), blocks.size.end()), decoder_(blocks) {
-  offsets_.resize(size_.size());
+    : taken_(blocks.peaks().begin(), blocks.peaks().end()), decoder_(blocks) {
+  offsets_.resize(taken_.size());
 }
 
 bool TreePacker::pack(std::span<const std::int32_t> order, std::int64_t target) {
   decoder_.decode(order, offsets_);
-  return all_below(order, size_, offsets_, target, late_);
+  return all_below(order, taken_, offsets_, target, late_);
 }
 
 GapPacker::GapPacker(const Blocks& blocks, std::span<const std::int64_t> fixed)
@@ -179,7 +184,7 @@ GapPacker::GapPacker(const Blocks& blocks, std::span<const std::int64_t> fixed)
 bool GapPacker::pack(std::span<const std::int32_t> order, std::int64_t target) {
   offsets_.assign(fixed_.begin(), fixed_.end());
   fill_gaps(blocks_, order, kSky, offsets_);
-  return all_below(order, blocks_.size, offsets_, target, late_);
+  return all_below(order, blocks_.peaks(), offsets_, target, late_);
 }
 
 }  // namespace memplan::dsa

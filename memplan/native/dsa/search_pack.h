@@ -36,7 +36,9 @@ class ListPacker final : public Packer {
   /// Above this, `BestFit` and its tree are faster, though they never give up.
   static constexpr std::size_t kMostBlocks = 1024;
 
-  ListPacker(const Sections& sections, std::span<const std::int64_t> size);
+  /// taken: bytes that count for the peak, at most the size.
+  ListPacker(const Sections& sections, std::span<const std::int64_t> size,
+             std::span<const std::int64_t> taken);
   bool pack(std::span<const std::int32_t> order, std::int64_t target) override;
 
  private:
@@ -57,7 +59,8 @@ class ListPacker final : public Packer {
   bool fail(std::int32_t section);
 
   std::vector<std::int16_t> start_, end_;  // in sections, by block
-  std::vector<std::int64_t> size_, live_;
+  std::vector<std::int64_t> size_, taken_, live_;
+  std::int64_t most_spare_ = 0;  // of size - taken
   std::vector<std::int16_t> slot_start_, slot_end_;  // what waits, first come first
   std::vector<std::int32_t> slot_block_;
   std::size_t slots_ = 0, gone_ = 0;
@@ -73,7 +76,7 @@ class TreePacker final : public Packer {
   bool pack(std::span<const std::int32_t> order, std::int64_t target) override;
 
  private:
-  std::vector<std::int64_t> size_;
+  std::vector<std::int64_t> taken_;
   BestFit decoder_;
 };
 

@@ -24,6 +24,8 @@ from memplan.formats.strictjson import Budget, shown
 from memplan.limits import MAX_INTEGER, MAX_TEXT
 from memplan.trace.importers.minimalloc_gaps import gap_columns, parse_gaps
 
+LEAST_BYTES = 1 << 20  # of a file that is worth loading pyarrow for
+
 _SYNONYMS = {
     "id": "id",
     "buffer": "id",
@@ -58,6 +60,8 @@ def read_minimalloc(source: Input) -> Problem:
     with opened(source) as file:
         path, data = file.path, file.read()
         _check_weight(path, data)
+        if len(data) >= LEAST_BYTES and (problem := _at_once(path, data)) is not None:
+            return problem
         table, blank = None, 0  # the number of the first blank line
         for first, lines in _pieces(path, data):
             if table is None:
@@ -77,6 +81,28 @@ def read_minimalloc(source: Input) -> Problem:
                 table.add(first, lines[:end])
         assert table is not None  # no file that is open is empty
         return table.problem()
+
+
+def _at_once(path: PathLike, data: bytes) -> Problem | None:
+    """The Problem in a large file, or None where it must be read line by line."""
+    from memplan.trace.importers.minimalloc_fast import read_columns, within
+
+    try:
+        header = data[: data.index(b"\n")].decode("utf-8-sig").removesuffix("\r")
+    except ValueError:  # no second line, or no UTF-8
+        return None
+    table = _Table(path, header)
+    found = read_columns(data, table.columns)
+    if found is None or not within(found[1], _LEAST):
+        return None
+    table.ids, columns = found
+    if table.inclusive:
+        if (columns["upper"] == MAX_INTEGER).any():
+            return None
+        columns["upper"] += 1
+    columns.pop("hint", None)
+    table.parts = {name: [values] for name, values in columns.items()}
+    return table.problem()
 
 
 def _check_weight(path: PathLike, data: bytes) -> None:
@@ -148,7 +174,9 @@ class _Table:
     def problem(self) -> Problem:
         """All the rows as a Problem."""
         columns = {
-            name: np.concatenate([np.empty(0, dtype=np.int64), *parts])
+            name: parts[0]
+            if len(parts) == 1
+            else np.concatenate([np.empty(0, dtype=np.int64), *parts])
             for name, parts in self.parts.items()
         }
         self._check_rows(columns["lower"], columns["upper"])
