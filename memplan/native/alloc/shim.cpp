@@ -277,6 +277,7 @@ bool start_replay(Replay* replay) {
   clear_marks();
   keep_scratch();
   s.interrupted_requests.store(0);
+  s.ledger.begin_maxima();
   s.replays[count].store(replay);
   s.replay_count.store(count + 1, std::memory_order_release);
   s.replay.store(replay, std::memory_order_release);
