@@ -37,6 +37,7 @@ from bench.programs import (
     MEMPLAN,
     OTHERS,
     PROGRAMS,
+    WITH_MALLOC,
     Allocator,
     find_library,
 )
@@ -90,6 +91,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--no-plan", action="store_true", help="leave memplan out: only the others"
+    )
+    parser.add_argument(
+        "--malloc", action="store_true", help="memplan apply --malloc as well"
     )
     add_run_arguments(parser)
     parser.add_argument(
@@ -149,8 +153,9 @@ def run_one(
         return measure(child, allocator.preload, warmup, timeout)
     report = plan.with_suffix(".report.json")
     report.unlink(missing_ok=True)
-    child = [*MEMPLAN_COMMAND, "apply", "--report", str(report), str(plan), *command]
-    run = measure(child, None, warmup, timeout)
+    options = ["--report", str(report), *allocator.options]
+    child = [*MEMPLAN_COMMAND, "apply", *options, str(plan), *command]
+    run = measure(child, allocator.preload, warmup, timeout)
     return replace(run, report=json.loads(report.read_text()))
 
 
@@ -231,6 +236,8 @@ def main(argv: list[str] | None = None) -> int:
         not args.no_warming,
     )
     chosen, skipped = allocators(args.vs, args.no_plan)
+    if args.malloc:
+        chosen.append(WITH_MALLOC)
     about = ", ".join(f"{key} {value}" for key, value in machine().items())
     print(f"{about}\n{options.repeats} rounds, {options.warmup} warm-up steps a run")
     for name, reason in skipped.items():

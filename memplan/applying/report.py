@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from memplan.applying.preload import LargeRequests, large_requests
 from memplan.applying.replan import Replan
 from memplan.applying.residency import Memory
 from memplan.core.plan import Plan, RunStats
@@ -32,6 +33,7 @@ class Report:
     steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
     interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
     replans: each time the plan was made anew. memory: where it lived, on the CPU.
+    malloc: what `apply --malloc` served, None without it.
     device: "cpu" or "cuda", where the default allocator is cudaMalloc, and what it gave
     is kept for reuse; devices: `memplan.applying.cuda.stats` of each. rank: this
     process's among those that a launcher started; None if it was launched alone.
@@ -57,6 +59,7 @@ class Report:
     interrupted_requests: int = 0
     replans: tuple[Replan, ...] = ()
     memory: Memory | None = None
+    malloc: LargeRequests | None = None
     device: str = "cpu"
     devices: dict[int, dict[str, int]] = field(default_factory=dict)
     rank: int | None = field(default_factory=rank)
@@ -99,6 +102,7 @@ def make_report(
         recorded=plan.provenance.recorded,
         spread=step_spreads(boundaries),
         threads=_threads(),
+        malloc=large_requests(),
         recorded_threads=plan.provenance.program.threads,
         device=plan.provenance.device,
         **more,

@@ -18,10 +18,10 @@ class Memory:
     """Bytes of a run under a plan.
 
     peak_resident: of the process, at its highest since the loader started; of that,
-    about: arena, its resident pages; tensors_outside, alive outside it when most
-    tensors were; before, resident when the loader started; other, the rest, such as
-    operators' scratch and pages that the C library keeps; 0 where the parts above,
-    which are not of one moment, are more than all.
+    about: arena, its resident pages, at least what lived there; tensors_outside, alive
+    outside it when most tensors were; before, resident when the loader started; other,
+    the rest, such as operators' scratch and pages that the C library keeps; 0 where the
+    parts above, which are not of one moment, are more than all.
     most_live: the largest sum of live tensors, and most_live_in_arena, the part of it
     in the arena; arena_top: the highest byte of the arena that was ever used;
     returned: of cold pages that went back to the system while the program ran.
@@ -76,6 +76,9 @@ def where_memory_lives(
     # What was alive before is part of what was resident before.
     outside = max(tensors["outside_at_most"] - before.outside, 0)
     most_live = max(tensors["most_live"] - before.live, 0)
+    in_arena = max(most_live - outside, 0)
+    # What is left of it now may be less: pages go back.
+    arena = max(arena, in_arena)
     return Memory(
         peak_resident=peak,
         arena=arena,
@@ -83,7 +86,7 @@ def where_memory_lives(
         before=before.resident,
         other=max(peak - arena - outside - before.resident, 0),
         most_live=most_live,
-        most_live_in_arena=max(most_live - outside, 0),
+        most_live_in_arena=in_arena,
         arena_top=replay.top,
         returned=replay.returned_bytes,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from memplan.applying.preload import preload_malloc
 from memplan.applying.session import loader_of
 from memplan.applying.suitability import check_program
 from memplan.cli import apply_report, arguments, show
@@ -34,6 +35,12 @@ from memplan.recording.target import run
     show_default=True,
     help="Plan anew while the program runs, where the plan does not fit it.",
 )
+@click.option(
+    "--malloc",
+    is_flag=True,
+    help="Serve large requests that do not come from tensors, too: run the program "
+    "with a library preloaded that stands before malloc.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print no report.")
 @arguments.existing("plan")
 @arguments.program
@@ -41,6 +48,7 @@ def command(
     report: Path | None,
     force: bool,
     replan: bool,
+    malloc: bool,
     quiet: bool,
     plan: Path,
     module: str | None,
@@ -65,6 +73,8 @@ def command(
         report = Path(os.path.abspath(written_by_rank(report)))
         refuse_overwrite(report, force)
     found = arguments.read_plan(plan)
+    if malloc:
+        preload_malloc()
     loader = loader_of(found, str(plan), replan=replan)
     check_program(found, target.identity(), str(plan))
     _compare_environment(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memplan.applying.preload import LargeRequests
 from memplan.applying.replan import Replan
 from memplan.applying.report import Report
 from memplan.applying.residency import Memory
@@ -42,6 +43,8 @@ def show_report(report: Report) -> None:
         rows += _replans(report.replans)
     if report.memory is not None:
         rows += _lives(report.memory, report.arena_bytes)
+    if report.malloc is not None:
+        rows.append(("malloc", _large(report.malloc)))
     title = f"memplan: {report.steps:,} steps under the plan"
     if report.rank is not None:
         title += f", rank {report.rank}"
@@ -52,6 +55,13 @@ def show_report(report: Report) -> None:
             "what was recorded ran under the recorder, and is no measure of what the "
             "plan saves: for that, run the program without memplan, as long and as busy"
         )
+
+
+def _large(served: LargeRequests) -> str:
+    return (
+        f"{served.requests:,} large requests beside tensors', at most "
+        f"{format_bytes(served.most_live)} alive"
+    )
 
 
 def _figures(report: Report) -> list[tuple[str, str, str]]:
@@ -114,8 +124,9 @@ def _lives(memory: Memory, planned: int) -> list[tuple[str, str]]:
     planned: bytes of the plan's arena; departures, and plans before, may lie beyond.
     """
     arena = "arena"
-    if memory.arena > planned:
-        arena += f" (its plan and {format_bytes(memory.arena - planned)} beyond)"
+    beyond = memory.arena - planned
+    if beyond > planned // 50:
+        arena += f" (its plan and {format_bytes(beyond)} beyond)"
     parts = {
         arena: memory.arena,
         "tensors outside it": memory.tensors_outside,

@@ -164,10 +164,12 @@ class Allocator:
     name: str
     preload: Path | None = None
     planned: bool = False
+    options: tuple[str, ...] = ()  # of `memplan apply`
 
 
 DEFAULT = Allocator("default")
 MEMPLAN = Allocator("memplan", planned=True)
+WITH_MALLOC = Allocator("with malloc", planned=True, options=("--malloc",))
 
 OTHERS = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}
 

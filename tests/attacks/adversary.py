@@ -30,7 +30,7 @@ from memplan.solving.from_trace import solve_trace
 from tests.attacks.adversary_programs import MIB, Turn, program, trace_of
 
 STRIDE = 512  # bytes; every page is written, and every block looked at in many places
-SLACK = 16 * MIB
+SMALL = [Turn(0, (("ask", 1, 4096), ("free", 1, 0)))]
 
 
 @dataclass
@@ -111,9 +111,7 @@ def perform(turns: list[Turn], memory: Memory) -> None:
 
 def measured(turns: list[Turn], plan: Plan | None) -> dict[str, Any]:
     """A run in this process: bytes that its peak adds, and what it computed."""
-    perform(
-        [Turn(0, (("ask", 1, 4096), ("free", 1, 0)))], Memory()
-    )  # load what it needs
+    perform(SMALL, Memory())  # what it loads is not counted
     memory = Memory()
     with open("/proc/self/clear_refs", "w", encoding="ascii") as stream:
         stream.write("5")
@@ -197,8 +195,8 @@ def run(seed: int) -> dict[str, Any]:
 def main() -> None:
     first, count = map(int, sys.argv[1:])
     torch.set_num_threads(1)
-    # What a run would otherwise load, and count as its own.
-    perform([Turn(0, (("ask", 1, 4096), ("free", 1, 0)))], Memory())
+    # What each run would otherwise load, and count as its own.
+    perform(SMALL, Memory())
     another(0)
     for seed in range(first, first + count):
         print(json.dumps(run(seed)), flush=True)

@@ -166,7 +166,7 @@ class Names:
 
 
 def program(seed: int) -> tuple[Manner, list[Turn]]:
-    """A random program, the same for the same seed; all but leaks is freed in the end."""
+    """A random program, the same for the same seed; all is freed but what leaks."""
     rng = random.Random(seed)
     how, names = manner(rng), Names()
     threads = [_Thread(rng, how, number) for number in range(how.threads)]
