@@ -93,6 +93,11 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--no-plan", action="store_true", help="leave memplan out: only the others"
     )
     parser.add_argument(
+        "--both",
+        action="store_true",
+        help="memplan apply with each of the others preloaded, as well",
+    )
+    parser.add_argument(
         "--malloc", action="store_true", help="memplan apply --malloc as well"
     )
     add_run_arguments(parser)
@@ -102,6 +107,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.repeats < 1 or args.threads < 1:
         parser.error("--repeats and --threads must be at least 1")
+    if args.no_plan and (args.both or args.malloc):
+        parser.error(
+            "--both and --malloc are about memplan, which --no-plan leaves out"
+        )
     if args.warmup < 1 or args.steps < args.warmup + 1:
         parser.error("--warmup must be at least 1, and --steps more than that")
     return args
@@ -235,7 +244,10 @@ def main(argv: list[str] | None = None) -> int:
         args.timeout,
         not args.no_warming,
     )
-    chosen, skipped = allocators(args.vs, args.no_plan)
+    chosen, skipped = allocators(args.vs or args.both, args.no_plan)
+    if args.both:
+        found = [one for one in chosen if one.preload is not None]
+        chosen += [replace(of, name=f"+{of.name}", planned=True) for of in found]
     if args.malloc:
         chosen.append(WITH_MALLOC)
     about = ", ".join(f"{key} {value}" for key, value in machine().items())

@@ -169,7 +169,7 @@ class Allocator:
 
 DEFAULT = Allocator("default")
 MEMPLAN = Allocator("memplan", planned=True)
-WITH_MALLOC = Allocator("with malloc", planned=True, options=("--malloc",))
+WITH_MALLOC = Allocator("+malloc", planned=True, options=("--malloc",))
 
 OTHERS = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}
 

@@ -179,3 +179,36 @@ def test_without_warming_every_round_counts(
     some = ["--programs", "gan", "--repeats", "2", "--warmup", "3"]
     assert bench.main(["--no-plan", "--no-warming", *some]) == 0
     assert warmups == [6, 6]  # two optimizers a step
+
+
+def test_memplan_runs_with_another_allocator_and_with_its_own(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from bench.child import Run
+
+    tcmalloc = Path("/lib/libtcmalloc_minimal.so.4")
+    monkeypatch.setattr(
+        bench, "find_library", lambda name: tcmalloc if "tcmalloc" in name else None
+    )
+    monkeypatch.setattr(bench, "make_plan", lambda *_: tmp_path / "p.json")
+    ran: list[tuple[str, Path | None]] = []
+
+    def measure(command: list[str], preload: Path | None, *_: object) -> Run:
+        own = "--malloc" in command
+        ran.append(("apply" * ("apply" in command) + "+malloc" * own, preload))
+        (tmp_path / "p.report.json").write_text("{}")
+        return Run(10, 10, 1.0, 1.0, 1.0, "a" * 64)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench.apply_tables, "plan_facts", lambda _: [])
+    some = ["--programs", "gan", "--repeats", "1", "--no-warming"]
+    assert bench.main(["--both", "--malloc", *some]) == 0
+    assert ran == [
+        ("", None),
+        ("apply", None),
+        ("", tcmalloc),
+        ("apply", tcmalloc),
+        ("apply+malloc", None),
+    ]
+    with pytest.raises(SystemExit):
+        bench.main(["--no-plan", "--malloc"])
