@@ -44,7 +44,6 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 @torch.no_grad()
 def evaluate(model: nn.Module, sentences: Sentences, batches: int) -> float:
     """The mean loss of some batches, and back to training."""
-    # Nested tensors, which evaluation would use, warn that they are a prototype.
     model.eval()
     losses = [loss_of(model, sentences.draw()).item() for _ in range(batches)]
     model.train()
@@ -54,6 +53,7 @@ def evaluate(model: nn.Module, sentences: Sentences, batches: int) -> float:
 def main() -> None:
     args = parse_arguments()
     prepare(args)
+    # Nested tensors, which evaluation would use, warn that they are a prototype.
     torch.backends.mha.set_fastpath_enabled(False)
     model = Translator(args.vocabulary, args.width, args.layers, args.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)

@@ -127,7 +127,7 @@ PROGRAMS = {
     "accumulating": Program(
         "train_accumulating.py",
         _arguments("--batch-size 8 --accumulated 4 --epoch 5"),
-        _arguments(f"--accumulated 2 --epoch 3 {_TINY_RESNET}"),
+        _arguments(f"--accumulated 2 --epoch 3 {_TINY_RESNET} --batch-size 4"),
     ),
     "compiled": Program(
         "train_vit.py",
@@ -150,7 +150,7 @@ PROGRAMS = {
     "workers": Program(
         "train_workers.py",
         _arguments("--batch-size 8 --workers 2 --epoch 5"),
-        _arguments(f"--workers 1 --epoch 3 {_TINY_RESNET}"),
+        _arguments(f"--workers 1 --epoch 3 {_TINY_RESNET} --batch-size 4"),
     ),
 }
 # Whose steps are all alike; the others differ in them, in threads or in models.

@@ -34,12 +34,12 @@ PROGRAMS = {
     "train_translator.py": "--batch-size 2 --longest 12 --vocabulary 50 --width 16 "
     "--layers 1 --epoch 2 --evaluated 1",
     "train_gan.py": "--batch-size 2 --noise 8 --width 4",
-    "train_accumulating.py": "--batch-size 2 --image-size 32 --layers 1 1 1 1 "
+    "train_accumulating.py": "--batch-size 4 --image-size 32 --layers 1 1 1 1 "
     "--width 8 --epoch 2",
     "train_vit.py": "--batch-size 2 --image-size 32 --layers 1 --width 16 --heads 2",
     "train_autocast.py": "--batch-size 2 --sequence-length 8 --layers 1 --width 16 "
     "--heads 2 --vocabulary 50",
-    "train_workers.py": "--batch-size 2 --image-size 32 --layers 1 1 1 1 --width 8 "
+    "train_workers.py": "--batch-size 4 --image-size 32 --layers 1 1 1 1 --width 8 "
     "--workers 1 --epoch 3",
     "train_gpt2.py": "--batch-size 2 --sequence-length 8 --layers 1 --width 16 "
     "--heads 2 --vocabulary 50",
@@ -185,7 +185,7 @@ def test_a_translator_does_not_see_later_words() -> None:
     from models.translator import Translator
 
     torch.manual_seed(0)
-    model = Translator(20, width=16, layers=1, heads=2).eval()
+    model = Translator(20, width=16, layers=1, heads=2)
     source, target = torch.randint(1, 20, (2, 1, 6))
     changed = target.clone()
     changed[0, 4] = 0
