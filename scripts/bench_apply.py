@@ -5,12 +5,14 @@
 Each program is recorded and planned once. Then it runs in rounds, one process per
 allocator and round: torch's default, `memplan apply`, and with --vs jemalloc and
 tcmalloc, preloaded. Every run is measured from outside by the same hook
-(bench/hook), and must print the same losses to the last bit, or the benchmark fails.
+(bench/hook). The default and memplan must print the same losses to the last bit, or
+the benchmark fails; where another allocator's losses differ, that is said.
 
 The figures: peak resident memory of the whole run (imports, model and warm-up steps
 included) and of the steps after the warm-up; the median time of those steps; their
-page faults. Ratios are taken within a round, so that what else the machine does
-falls on both sides.
+CPU time, of all threads, and page faults. Ratios are taken within a round, so that what
+else the machine does falls on both sides: on CPU time it falls least. At the end, the
+geometric means over the programs.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench import ratios
+from bench import apply_tables, ratios
 from bench.child import BenchError, Run, environment, measure, run_child
 from bench.programs import (
     DEFAULT,
     MEMPLAN,
     OTHERS,
     PROGRAMS,
+    WITH_MALLOC,
     Allocator,
     find_library,
 )
@@ -52,6 +55,7 @@ class Options:
     repeats: int
     tiny: bool
     timeout: float
+    warming: bool = True
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +85,20 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--vs", action="store_true", help="jemalloc and tcmalloc, preloaded, as well"
     )
     parser.add_argument(
+        "--no-warming",
+        action="store_true",
+        help="leave out the round that warms the machine up and does not count",
+    )
+    parser.add_argument(
         "--no-plan", action="store_true", help="leave memplan out: only the others"
+    )
+    parser.add_argument(
+        "--both",
+        action="store_true",
+        help="memplan apply with each of the others preloaded, as well",
+    )
+    parser.add_argument(
+        "--malloc", action="store_true", help="memplan apply --malloc as well"
     )
     add_run_arguments(parser)
     parser.add_argument(
@@ -90,6 +107,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.repeats < 1 or args.threads < 1:
         parser.error("--repeats and --threads must be at least 1")
+    if args.no_plan and (args.both or args.malloc):
+        parser.error(
+            "--both and --malloc are about memplan, which --no-plan leaves out"
+        )
     if args.warmup < 1 or args.steps < args.warmup + 1:
         parser.error("--warmup must be at least 1, and --steps more than that")
     return args
@@ -126,23 +147,31 @@ def make_plan(name: str, command: list[str], folder: Path, timeout: float) -> Pa
 
 
 def run_one(
-    allocator: Allocator, command: list[str], plan: Path | None, options: Options
+    allocator: Allocator,
+    command: list[str],
+    plan: Path | None,
+    warmup: int,
+    timeout: float,
 ) -> Run:
-    """One process: `command` under `allocator`; under a plan, with its report."""
+    """One process: `command` under `allocator`; under a plan, with its report.
+
+    warmup: boundaries until what counts.
+    """
     if not allocator.planned or plan is None:
         child = [sys.executable, *command]
-        return measure(child, allocator.preload, options.warmup, options.timeout)
+        return measure(child, allocator.preload, warmup, timeout)
     report = plan.with_suffix(".report.json")
     report.unlink(missing_ok=True)
-    child = [*MEMPLAN_COMMAND, "apply", "--report", str(report), str(plan), *command]
-    run = measure(child, None, options.warmup, options.timeout)
+    options = ["--report", str(report), *allocator.options]
+    child = [*MEMPLAN_COMMAND, "apply", *options, str(plan), *command]
+    run = measure(child, allocator.preload, warmup, timeout)
     return replace(run, report=json.loads(report.read_text()))
 
 
 def rounds(
     name: str, chosen: list[Allocator], folder: Path, options: Options
 ) -> Iterator[dict[str, Run]]:
-    """One run per allocator and round, after a round that warms the machine up."""
+    """One run per allocator and round, after one that warms the machine up."""
     program = PROGRAMS[name]
     steps = options.steps if options.tiny else max(options.steps, program.steps)
     command = program.command(steps, options.threads, options.tiny)
@@ -152,8 +181,12 @@ def rounds(
         recorded = min(program.recorded or steps, steps)
         to_record = program.command(recorded, options.threads, options.tiny)
         plan = make_plan(name, to_record, folder, options.timeout)
-    for number in range(options.repeats + 1):
-        found = {of.name: run_one(of, command, plan, options) for of in chosen}
+    warmup = options.warmup * program.marks
+    for number in range(0 if options.warming else 1, options.repeats + 1):
+        found = {
+            of.name: run_one(of, command, plan, warmup, options.timeout)
+            for of in chosen
+        }
         if number > 0:
             times = (f"{of} {run.step_seconds:.4f}" for of, run in found.items())
             print(f"  round {number}: {', '.join(times)} s a step", flush=True)
@@ -163,44 +196,6 @@ def rounds(
 def by_allocator(done: list[dict[str, Run]]) -> dict[str, list[Run]]:
     """The runs of each allocator, in the order of the rounds."""
     return {name: [one[name] for one in done] for name in done[0]}
-
-
-def show(runs: dict[str, list[Run]]) -> None:
-    """Print a program's table, and what its plan did."""
-    print(ratios.table(runs))
-    print(f"losses, equal bit for bit: {runs[DEFAULT.name][0].digest[:16]}")
-    for line in plan_facts(runs.get(MEMPLAN.name, [])):
-        print(line)
-    sys.stdout.flush()
-
-
-def plan_facts(runs: list[Run]) -> list[str]:
-    """What the reports of the planned runs say: their worst counts, and the arena."""
-    reports = [run.report for run in runs if run.report is not None]
-    if not reports:
-        return []
-    fewest = min(report["planned_requests"] for report in reports)
-    fallback, size, conflicts = (
-        max(report[key] for report in reports)
-        for key in ("fallback_requests", "fallback_bytes", "conflicts")
-    )
-    arena, bound = (
-        max(report[key] for report in reports) / (1 << 20)
-        for key in ("arena_bytes", "lower_bound_bytes")
-    )
-    most_live, top = (
-        max(report["memory"][key] for report in reports) / (1 << 20)
-        for key in ("most_live_in_arena", "arena_top")
-    )
-    replans = [[replan["step"] for replan in report["replans"]] for report in reports]
-    return [
-        f"arena used up to {top:,.1f} MiB, most live in it {most_live:,.1f} MiB",
-        f"planned anew after steps {replans[-1] or 'none'}",
-        f"memory: {reports[-1]['memory']}",
-        f"requests: {fewest:,} planned, {fallback:,} fallback ({size:,} bytes), "
-        f"{conflicts:,} conflicts",
-        f"arena: {arena:,.1f} MiB, lower bound {bound:,.1f} MiB",
-    ]
 
 
 def machine() -> dict[str, Any]:
@@ -234,15 +229,27 @@ def to_json(
             }
             for name, runs in results.items()
         },
+        "geometric_means": ratios.geometric_means(results),
     }
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     options = Options(
-        args.steps, args.warmup, args.threads, args.repeats, args.tiny, args.timeout
+        args.steps,
+        args.warmup,
+        args.threads,
+        args.repeats,
+        args.tiny,
+        args.timeout,
+        not args.no_warming,
     )
-    chosen, skipped = allocators(args.vs, args.no_plan)
+    chosen, skipped = allocators(args.vs or args.both, args.no_plan)
+    if args.both:
+        found = [one for one in chosen if one.preload is not None]
+        chosen += [replace(of, name=f"+{of.name}", planned=True) for of in found]
+    if args.malloc:
+        chosen.append(WITH_MALLOC)
     about = ", ".join(f"{key} {value}" for key, value in machine().items())
     print(f"{about}\n{options.repeats} rounds, {options.warmup} warm-up steps a run")
     for name, reason in skipped.items():
@@ -252,15 +259,18 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="bench-apply-") as folder:
             for name in args.programs:
                 done: list[dict[str, Run]] = []
+                others: dict[str, str] = {}
                 try:
                     for one in rounds(name, chosen, Path(folder), options):
-                        ratios.require_equal_losses(name, by_allocator([*done, one]))
+                        both = by_allocator([*done, one])
+                        others = ratios.require_equal_losses(name, both)
                         done.append(one)
                 finally:  # whatever ends it: complete rounds are not lost
                     if done:
                         results[name] = by_allocator(done)
-                        show(results[name])
+                        apply_tables.show(results[name], others)
                         write_json(args.json, to_json(results, options, skipped))
+        print(apply_tables.means(results))
     except BenchError as error:
         print(f"bench_apply: {error}", file=sys.stderr)
         return 1

@@ -7,9 +7,7 @@ the process. torch loses its own statistics by it; `stats` has what takes their 
 from __future__ import annotations
 
 import os
-import resource
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from memplan.core.plan import Plan
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.recording.boundary import Boundaries
 from memplan.recording.shim import require_torch
+from memplan.recording.step_clock import StepClock
 from memplan.trace.trace import Mark
 
 CACHE_LIMIT = 256 << 20  # bytes of freed blocks kept outside the arenas
@@ -76,7 +75,7 @@ class CudaLoader:
             check_plan(each.plan, name, "cuda")
         self._cache_limit = cache_limit
         self._boundaries = Boundaries(self._step, step_marks(plan))
-        self._marks: list[tuple[int, int, int]] = []
+        self._clock = StepClock()
         self._running: Library | None = None
 
     def start(self) -> None:
@@ -129,13 +128,12 @@ class CudaLoader:
         hot = {name: total[prefix + name] for name in names}
         warmup = {name: total[name] - hot[name] for name in names}
         arena = total["arena_bytes"]
-        return make_report(self.plan, hot, warmup, arena, self._marks, devices=devices)
+        return make_report(self.plan, hot, warmup, arena, self._clock, devices=devices)
 
     def _step(self, mark: Mark) -> None:
         if self._running is not None:
             self._running.next_step()
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        self._marks.append((time.monotonic_ns(), faults, int(mark)))
+        self._clock.note(mark)
 
 
 def stats() -> dict[int, dict[str, int]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from memplan.applying.preload import LargeRequests, large_requests
 from memplan.applying.replan import Replan
 from memplan.applying.residency import Memory
 from memplan.core.plan import Plan, RunStats
 from memplan.recording.ranks import rank
-from memplan.recording.stats import run_stats
+from memplan.recording.stats import StepSpreads, run_stats, step_spreads
+from memplan.recording.step_clock import StepClock
 
 SCHEMA = "memplan.apply-report"
 VERSION = 1
@@ -24,10 +27,13 @@ class Report:
     departures placed in the arena's free space; fallback_requests: departures served
     by the default allocator; conflicts: planned ranges that were taken, each of which
     is a departure too. warmup: the same counts for the steps before the hot ones.
-    run, recorded: memory, faults and time of this run, and of the recorded one.
+    run, recorded: memory, faults and time of this run, and of the recorded one, which
+    ran under the recorder and perhaps for another time: no measure of what the plan
+    saves. spread: over this run's steps. threads, recorded_threads: of torch.
     steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
     interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
     replans: each time the plan was made anew. memory: where it lived, on the CPU.
+    malloc: what `apply --malloc` served, None without it.
     device: "cpu" or "cuda", where the default allocator is cudaMalloc, and what it gave
     is kept for reuse; devices: `memplan.applying.cuda.stats` of each. rank: this
     process's among those that a launcher started; None if it was launched alone.
@@ -47,9 +53,13 @@ class Report:
     warmup: dict[str, int]
     run: RunStats
     recorded: RunStats
+    spread: StepSpreads
+    threads: int = 0
+    recorded_threads: int = 0
     interrupted_requests: int = 0
     replans: tuple[Replan, ...] = ()
     memory: Memory | None = None
+    malloc: LargeRequests | None = None
     device: str = "cpu"
     devices: dict[int, dict[str, int]] = field(default_factory=dict)
     rank: int | None = field(default_factory=rank)
@@ -57,7 +67,9 @@ class Report:
     def to_json(self) -> dict[str, object]:
         """The report as plain data, with `schema` and `version`."""
         entries = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
-        return {**entries, **entries.pop("run")}
+        if self.memory is not None:
+            entries["memory"]["out_of_reach"] = self.memory.out_of_reach
+        return {**entries["run"], **entries}
 
 
 def make_report(
@@ -65,13 +77,14 @@ def make_report(
     hot: dict[str, int],
     warmup: dict[str, int],
     arena_bytes: int,
-    marks: list[tuple[int, int, int]],
+    clock: StepClock,
     **more: Any,
 ) -> Report:
-    """The report of a run: its counts, and its step boundaries (ns, faults, Mark).
+    """The report of a run: its counts, and its step boundaries.
 
     hot, warmup: by the native counters' names. more: other fields of the Report.
     """
+    boundaries = clock.boundaries()
     return Report(
         requests=hot["requests"],
         planned_requests=hot["planned"],
@@ -83,10 +96,20 @@ def make_report(
         conflicts=hot["conflicts"],
         arena_bytes=arena_bytes,
         lower_bound_bytes=plan.lower_bound,
-        steps=len(marks),
+        steps=clock.steps,
         warmup=warmup,
-        run=run_stats(marks),
+        run=run_stats(boundaries, clock.steps),
         recorded=plan.provenance.recorded,
+        spread=step_spreads(boundaries),
+        threads=_threads(),
+        malloc=large_requests(),
+        recorded_threads=plan.provenance.program.threads,
         device=plan.provenance.device,
         **more,
     )
+
+
+def _threads() -> int:
+    """Threads that torch's operators use now; 0 where torch is not loaded."""
+    torch = sys.modules.get("torch")
+    return int(torch.get_num_threads()) if torch is not None else 0

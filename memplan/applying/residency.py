@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memplan.recording.resident import peak_resident_bytes
+from memplan.recording.resident import peak_resident_bytes, resident_bytes
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Replay
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 class Memory:
     """Bytes of a run under a plan.
 
-    peak_resident: of the process, at its highest; of that, about: arena, its resident
-    pages; tensors_outside, alive outside it when most tensors were; before, resident
-    when the loader started; other, the rest, such as operators' scratch and pages that
-    the C library keeps.
+    peak_resident: of the process, at its highest since the loader started; of that,
+    about: arena, its resident pages, at least what lived there; tensors_outside, alive
+    outside it when most tensors were; before, resident when the loader started; other,
+    the rest, such as operators' scratch and pages that the C library keeps; 0 where the
+    parts above, which are not of one moment, are more than all.
     most_live: the largest sum of live tensors, and most_live_in_arena, the part of it
     in the arena; arena_top: the highest byte of the arena that was ever used;
     returned: of cold pages that went back to the system while the program ran.
@@ -36,20 +37,56 @@ class Memory:
     arena_top: int
     returned: int
 
+    @property
+    def out_of_reach(self) -> float:
+        """The share of the peak, from 0 to 1, that no plan can touch: what was resident
+        before the program began, and what goes by torch's allocator."""
+        parts = self.before + self.other
+        return min(parts / self.peak_resident, 1.0) if self.peak_resident else 0.0
 
-def where_memory_lives(before: int, replay: Replay, tensors: dict[str, int]) -> Memory:
-    """The Memory of this process. tensors: of the native `tensor_bytes`."""
+
+@dataclass(frozen=True)
+class Before:
+    """Of this process when the loader started, bytes: resident, then and at its
+    highest; tensors alive, of those born under an earlier plan, in all and outside its
+    arena."""
+
+    resident: int = 0
+    peak: int = 0
+    live: int = 0
+    outside: int = 0
+
+    @classmethod
+    def now(cls, tensors: dict[str, int]) -> Before:
+        """As things are. tensors: of the native `tensor_bytes`."""
+        return cls(
+            resident_bytes(), peak_resident_bytes(), tensors["live"], tensors["outside"]
+        )
+
+
+def where_memory_lives(
+    before: Before, replay: Replay, tensors: dict[str, int]
+) -> Memory:
+    """The Memory of this process. tensors: of the native `tensor_bytes`, whose maxima
+    are those since the loader started."""
     peak = peak_resident_bytes()
+    if peak <= before.peak:  # reached before: since then it was less
+        peak = max(resident_bytes(), before.resident)
     arena = _resident_in(replay.base, replay.base + replay.reserved_bytes)
-    outside = tensors["outside_at_most"]
+    # What was alive before is part of what was resident before.
+    outside = max(tensors["outside_at_most"] - before.outside, 0)
+    most_live = max(tensors["most_live"] - before.live, 0)
+    in_arena = max(most_live - outside, 0)
+    # What is left of it now may be less: pages go back.
+    arena = max(arena, in_arena)
     return Memory(
         peak_resident=peak,
         arena=arena,
         tensors_outside=outside,
-        before=before,
-        other=peak - arena - outside - before,
-        most_live=tensors["most_live"],
-        most_live_in_arena=tensors["most_live"] - outside,
+        before=before.resident,
+        other=max(peak - arena - outside - before.resident, 0),
+        most_live=most_live,
+        most_live_in_arena=in_arena,
         arena_top=replay.top,
         returned=replay.returned_bytes,
     )

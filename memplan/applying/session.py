@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from memplan.applying.replan import Replanner
 from memplan.applying.report import Report, make_report
-from memplan.applying.residency import where_memory_lives
+from memplan.applying.residency import Before, where_memory_lives
 from memplan.applying.suitability import check_plan, step_marks
 from memplan.applying.tables import replay_arrays
 from memplan.core.plan import Plan
 from memplan.core.planfile import read_plan
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.recording.boundary import Boundaries
-from memplan.recording.resident import resident_bytes
 from memplan.recording.shim import install
+from memplan.recording.step_clock import StepClock
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 
@@ -55,12 +55,15 @@ class Loader:
         self._boundaries = Boundaries(self._step, step_marks(plan))
         self._replan = replan
         self._replanner: Replanner | None = None
-        self._before = 0
+        self._before = Before()
+        self._clock = StepClock()
         self._started = self._running = False
         self._watching = threading.Lock()
 
     def start(self) -> None:
         """Begin to serve. Raises EnvironmentUnfitError where that is not possible."""
+        from memplan.native import _alloc
+
         install("applying a plan")
         self._boundaries.start()
         try:
@@ -68,7 +71,8 @@ class Loader:
             self._replanner = None
             if self._replan and step_marks(self.plan):
                 self._replanner = Replanner(self.plan, self._replay)
-            self._before = resident_bytes()
+            self._before = Before.now(_alloc.tensor_bytes())
+            self._clock = StepClock()
             if not self._replay.start():
                 raise EnvironmentUnfitError(
                     "this process has applied too many plans; start a new one"
@@ -117,7 +121,7 @@ class Loader:
             self._replay.hot_counts(),
             self._replay.warmup_counts(),
             self._replay.arena_bytes,
-            _alloc.step_marks(),
+            self._clock,
             replans=() if self._replanner is None else tuple(self._replanner.replans),
             interrupted_requests=_alloc.interrupted_requests(),
             memory=where_memory_lives(
@@ -128,6 +132,7 @@ class Loader:
     def _step(self, mark: Mark) -> None:
         from memplan.native import _alloc
 
+        self._clock.note(mark)
         # Should threads mark steps side by side, one of them does the watching. Nor may
         # a forked child wait for a thread that it does not have.
         alone = self._replanner is not None and self._watching.acquire(blocking=False)

@@ -5,26 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from memplan.applying.replan import Replan
-from memplan.applying.report import Report
-from memplan.applying.residency import Memory
+from memplan.applying.preload import preload_malloc
 from memplan.applying.session import loader_of
 from memplan.applying.suitability import check_program
-from memplan.cli import arguments, show
+from memplan.cli import apply_report, arguments, show
 from memplan.core.plan import Plan
 from memplan.errors import MemplanError
 from memplan.files import refuse_overwrite, write_bytes
 from memplan.recording.ranks import of_rank, written_by_rank
 from memplan.recording.shim import require_torch
 from memplan.recording.target import run
-from memplan.units import format_bytes, format_seconds
-
-MOST_REPLANS = 6  # listed one by one
 
 
 @click.command("apply", cls=arguments.ProgramCommand)
@@ -41,6 +35,12 @@ MOST_REPLANS = 6  # listed one by one
     show_default=True,
     help="Plan anew while the program runs, where the plan does not fit it.",
 )
+@click.option(
+    "--malloc",
+    is_flag=True,
+    help="Serve large requests that do not come from tensors, too: run the program "
+    "with a library preloaded that stands before malloc.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print no report.")
 @arguments.existing("plan")
 @arguments.program
@@ -48,6 +48,7 @@ def command(
     report: Path | None,
     force: bool,
     replan: bool,
+    malloc: bool,
     quiet: bool,
     plan: Path,
     module: str | None,
@@ -72,6 +73,8 @@ def command(
         report = Path(os.path.abspath(written_by_rank(report)))
         refuse_overwrite(report, force)
     found = arguments.read_plan(plan)
+    if malloc:
+        preload_malloc()
     loader = loader_of(found, str(plan), replan=replan)
     check_program(found, target.identity(), str(plan))
     _compare_environment(found)
@@ -85,7 +88,7 @@ def command(
         sys.exit(code)
     result = loader.report()
     if not quiet:
-        _show(result)
+        apply_report.show_report(result)
         _compare_threads(found)
     if report is not None:
         text = json.dumps(result.to_json(), indent=2, sort_keys=True)
@@ -117,86 +120,3 @@ def _compare_threads(plan: Plan) -> None:
             f"the plan was recorded with {planned} threads, and this ran with "
             f"{threads}: record it with as many, to plan all requests"
         )
-
-
-def _show(report: Report) -> None:
-    share = report.planned_requests / report.requests if report.requests else 0.0
-    bound = format_bytes(report.lower_bound_bytes)
-    rows = [
-        ("requests", f"{report.requests:,} in hot steps, {share:.1%} planned"),
-        ("conflicts", f"{report.conflicts:,}"),
-        ("arena", f"{format_bytes(report.arena_bytes)}, lower bound {bound}"),
-    ]
-    if report.unplanned_requests:
-        rows.append(
-            ("unplanned", f"{report.unplanned_requests:,} that outlive their steps")
-        )
-    departures = report.online_requests + report.fallback_requests
-    if departures:
-        where = f"{report.online_requests:,} placed in the arena"
-        outside = f"{report.fallback_requests:,} outside it"
-        size = format_bytes(report.fallback_bytes)
-        rows.append(("departures", f"{departures:,}: {where}, {outside} ({size})"))
-    if report.interrupted_requests:
-        rows.append(
-            ("interrupted", f"{report.interrupted_requests:,} requests passed through")
-        )
-    if report.replans:
-        rows += _replans(report.replans)
-    if report.memory is not None:
-        rows += _lives(report.memory)
-    title = f"memplan: {report.steps:,} steps under the plan"
-    if report.rank is not None:
-        title += f", rank {report.rank}"
-    show.facts(title, rows, err=True)
-    show.table(
-        "",
-        ("", "recorded", "planned", "ratio"),
-        [
-            _compared("peak resident", "peak_rss_bytes", format_bytes, report),
-            _compared(
-                "page faults per step", "page_faults_per_step", "{:,.0f}".format, report
-            ),
-            _compared("time per step", "step_seconds", format_seconds, report),
-        ],
-    )
-
-
-def _replans(replans: tuple[Replan, ...]) -> list[tuple[str, str]]:
-    """How often and how long, and when and why."""
-    longest = max(replan.seconds for replan in replans)
-    times = "once" if len(replans) == 1 else f"{len(replans):,} times"
-    rows = [("planned anew", f"{times}, in at most {format_seconds(longest)}")]
-    for first in range(0, min(len(replans), MOST_REPLANS), 3):
-        some = replans[first : min(first + 3, MOST_REPLANS)]
-        shown = ", ".join(f"after step {r.step:,} ({r.reason})" for r in some)
-        rows.append(("", shown))
-    if len(replans) > MOST_REPLANS:
-        rows.append(("", f"and {len(replans) - MOST_REPLANS:,} times more"))
-    return rows
-
-
-def _lives(memory: Memory) -> list[tuple[str, str]]:
-    """Where resident memory lives, the largest part first, and what the arena holds."""
-    parts = {
-        "arena": memory.arena,
-        "tensors outside it": memory.tensors_outside,
-        "process before": memory.before,
-        "other native": max(memory.other, 0),
-    }
-    ranked = sorted(parts.items(), key=lambda part: -part[1])
-    texts = [f"{name} {format_bytes(size)}" for name, size in ranked]
-    live = format_bytes(memory.most_live_in_arena)
-    return [
-        ("resident", ", ".join(texts[:2])),
-        ("", ", ".join(texts[2:])),
-        ("most live", f"{live} of tensors in the arena"),
-    ]
-
-
-def _compared(
-    title: str, name: str, shown: Callable[[float], str], report: Report
-) -> tuple[str, str, str, str]:
-    before, after = getattr(report.recorded, name), getattr(report.run, name)
-    ratio = f"{after / before:.2f}" if before and after else "-"
-    return title, shown(before) if before else "-", shown(after), ratio

@@ -28,11 +28,18 @@ class Program:
 
 @dataclass(frozen=True)
 class RunStats:
-    """How a run went: bytes, faults per steady step, median seconds per steady step."""
+    """How a run went, and under what conditions; 0 where that is not known.
+
+    Of steady steps: mean page faults, median seconds, mean seconds of CPU time of all
+    threads. steps: boundaries seen; load: programs that ran or waited, at the end.
+    """
 
     peak_rss_bytes: int = 0
     page_faults_per_step: float = 0.0
     step_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    steps: int = 0
+    load: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.core.placement import Placement
-from memplan.core.plan import Plan
+from memplan.core.plan import Plan, RunStats
 from memplan.core.plancheck import check_structure
 from memplan.core.planread import (
     MAX_PLAN_BYTES,
@@ -135,6 +135,7 @@ def _header(plan: Plan) -> dict[str, object]:
             "milli_faults_per_step": _rounded(run.page_faults_per_step * 1e3),
             "peak_rss_bytes": run.peak_rss_bytes,
             "step_nanoseconds": _rounded(run.step_seconds * 1e9),
+            **_conditions(run),
         },
         "schema": SCHEMA,
         "seed": made.seed,
@@ -145,6 +146,16 @@ def _header(plan: Plan) -> dict[str, object]:
         },
         "version": VERSION,
     }
+
+
+def _conditions(run: RunStats) -> dict[str, int | Refused]:
+    """What is known of how the recording was made."""
+    found: dict[str, int | Refused] = {
+        "cpu_nanoseconds": _rounded(run.cpu_seconds * 1e9),
+        "milli_load": _rounded(run.load * 1e3),
+        "steps": run.steps,
+    }
+    return {name: value for name, value in found.items() if value != 0}
 
 
 def _rounded(value: float) -> int | Refused:

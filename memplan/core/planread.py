@@ -49,6 +49,7 @@ _KEYS = (
 )
 # Left out where there is nothing to say.
 _EXTRA = frozenset({"elastic", "kinds"})
+_CONDITIONS = frozenset({"cpu_nanoseconds", "milli_load", "steps"})  # of `recorded`
 _CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
 # What is no plan by its first bytes, and the command to give it to.
 _OTHERS = {
@@ -127,8 +128,13 @@ def _plan(
 def read_header(table: Table) -> dict[str, Any]:
     """What `Plan` takes by name, from all fields but the buffers and the warm-up."""
     bounds, device, program, run, trace = (
-        table.table(key, keys) for key, keys in _HEADER.items()
+        table.table(key, keys, _CONDITIONS if key == "recorded" else frozenset())
+        for key, keys in _HEADER.items()
     )
+
+    def condition(name: str) -> int:
+        return run.integer(name) if name in run.fields else 0
+
     table.text("producer")
     return {
         "lower_bound": bounds.integer("lower_bound"),
@@ -143,6 +149,9 @@ def read_header(table: Table) -> dict[str, Any]:
                 run.integer("peak_rss_bytes"),
                 run.integer("milli_faults_per_step") / 1e3,
                 run.integer("step_nanoseconds") / 1e9,
+                condition("cpu_nanoseconds") / 1e9,
+                condition("steps"),
+                condition("milli_load") / 1e3,
             ),
         ),
         "stated": Stated(table.integer("peak"), trace.text("fingerprint")),

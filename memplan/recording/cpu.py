@@ -14,6 +14,7 @@ from memplan.recording import target
 from memplan.recording.options import RecordOptions
 from memplan.recording.shim import install
 from memplan.recording.stats import run_stats
+from memplan.recording.step_clock import StepClock
 from memplan.text import printable
 from memplan.trace.info import encode_metadata
 from memplan.trace.recovery import Written, recover_journal
@@ -29,6 +30,7 @@ class CpuEvents:
         self._options = options
         self._recover = f"memplan recover {shlex.quote(str(self._journal))}"
         self._remedy = f"{self._recover} makes the trace of what is there"
+        self._clock = StepClock()
 
     def start(self) -> None:
         """Begin. Raises EnvironmentUnfitError where recording is not possible."""
@@ -48,6 +50,7 @@ class CpuEvents:
         from memplan.native import _alloc
 
         _alloc.mark_step(mark)
+        self._clock.note(mark)
 
     def finish(self, mark: Mark) -> Written:
         """Stop, and turn the journal into the trace, whose steps `mark` cuts.
@@ -87,11 +90,11 @@ class CpuEvents:
 
     def _metadata(self, mark: Mark, complete: bool) -> str:
         """The metadata as JSON. Raises FormatError if no reader would take it."""
-        from memplan.native import _alloc
-
+        clock = self._clock
+        run = run_stats(clock.boundaries(), clock.steps) if complete else RunStats()
         info = TraceInfo(
             program=Program(marks=mark.name.lower()),
-            run=run_stats(_alloc.step_marks()) if complete else RunStats(),
+            run=run,
             stacks=self._options.stacks,
             complete=complete,
         )

@@ -84,7 +84,7 @@ def _trace_of(
     overflowed = found.entries >= options.max_entries
     info = replace(
         found.trace.info,
-        run=run_stats(history.boundaries),
+        run=run_stats(history.clock.boundaries(), history.clock.steps),
         # Frees of blocks older than the recording are no loss, unless it was cut.
         dropped_events=max(1, found.unmatched_frees) if overflowed else 0,
         complete=not overflowed,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import resource
 import time
 from collections.abc import Callable
 from typing import Any
 
 from memplan.errors import RecordError
 from memplan.recording.options import MAX_ENTRIES, Stacks
+from memplan.recording.step_clock import StepClock
 from memplan.trace.importers.snapshot import MARK_TAG, HistoryMark
 from memplan.trace.trace import Mark
 
@@ -21,7 +21,7 @@ class CudaHistory:
     """torch's memory history, from the program's first use of CUDA on.
 
     began: whether CUDA was used, and the history with it. marks: the step boundaries
-    told by `mark`, each also as (ns, page faults, Mark) in `boundaries`.
+    told by `mark`, each also by `clock`.
     """
 
     def __init__(self, stacks: Stacks = "none", max_entries: int = MAX_ENTRIES) -> None:
@@ -29,7 +29,7 @@ class CudaHistory:
         self._max_entries = max_entries
         self.began = False
         self.marks: list[HistoryMark] = []
-        self.boundaries: list[tuple[int, int, int]] = []
+        self.clock = StepClock()
         self._stacks = stacks
         self._torch: Any = None
         self._failure: Exception | None = None
@@ -42,8 +42,7 @@ class CudaHistory:
     def mark(self, mark: Mark) -> None:
         """A step boundary is here. Events after it bear a tag where torch can tag."""
         self.marks.append(HistoryMark(mark, time.time_ns() // 1000))
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        self.boundaries.append((time.monotonic_ns(), faults, int(mark)))
+        self.clock.note(mark)
         if self.began:
             _tag(self._torch.cuda.memory, f"{MARK_TAG}{len(self.marks)}")
 

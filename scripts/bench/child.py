@@ -34,7 +34,8 @@ class Run:
 
     peak_bytes: highest resident memory of the whole process; steady_peak_bytes: of
     the steps after warm-up (None where the kernel cannot reset its mark);
-    step_seconds: the median; step_faults: page faults a step, on average.
+    step_seconds: the median; cpu_seconds: of all threads, a step, on average (other
+    programs on the machine change it less); step_faults: page faults a step, likewise.
     """
 
     peak_bytes: int
@@ -43,6 +44,7 @@ class Run:
     step_faults: float
     seconds: float
     digest: str
+    cpu_seconds: float | None = None
     report: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -145,4 +147,5 @@ def summarise(
         step_faults=(steady[-1][1] - steady[0][1]) / (len(steady) - 1),
         seconds=seconds,
         digest=digest,
+        cpu_seconds=(steady[-1][4] - steady[0][4]) / (len(steady) - 1),
     )

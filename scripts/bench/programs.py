@@ -25,7 +25,8 @@ class Program:
     """A script, its arguments at the size to measure, and at a size to try out.
 
     steps: of a measured run, where those asked for would be too few; recorded: steps of
-    the run that the plan is made from, None for as many.
+    the run that the plan is made from, None for as many; marks: boundaries in each of
+    its steps, where an optimizer steps or else the outermost module is called.
     """
 
     script: str
@@ -33,6 +34,7 @@ class Program:
     tiny: tuple[str, ...]
     steps: int = 0
     recorded: int | None = None
+    marks: int = 1
 
     def command(self, steps: int, threads: int, tiny: bool) -> list[str]:
         """The script's path, then its arguments."""
@@ -46,6 +48,9 @@ def _arguments(text: str) -> tuple[str, ...]:
 
 
 _TINY_RESNET = "--batch-size 2 --image-size 32 --layers 1 1 1 1 --width 8 --classes 10"
+_TINY_TRANSFORMER = (
+    "--batch-size 2 --image-size 32 --layers 1 --width 16 --heads 2 --classes 10"
+)
 
 PROGRAMS = {
     "resnet50": Program(
@@ -78,7 +83,78 @@ PROGRAMS = {
         steps=200,
         recorded=24,
     ),
+    "serve": Program(
+        "serve_threads.py",
+        _arguments("--workers 4 --batch-size 4"),
+        _arguments(_TINY_RESNET),
+        steps=80,
+        recorded=40,
+    ),
+    "serve-mixed": Program(
+        "serve_threads.py",
+        _arguments("--workers 4 --batch-size 6 --mixed"),
+        _arguments(f"--mixed {_TINY_RESNET}"),
+        steps=80,
+        recorded=40,
+    ),
+    "generate": Program(
+        "generate_text.py",
+        _arguments("--batch-size 16 --words 64"),
+        _arguments(
+            "--batch-size 2 --longest 20 --layers 1 --width 16 --heads 2 "
+            "--vocabulary 50"
+        ),
+        steps=12,
+        recorded=6,
+        marks=64,
+    ),
+    "translator": Program(
+        "train_translator.py",
+        _arguments("--batch-size 16 --longest 64 --epoch 12"),
+        _arguments(
+            "--batch-size 2 --longest 12 --epoch 3 --evaluated 1 --layers 1 --width 16 "
+            "--heads 2 --vocabulary 50"
+        ),
+        steps=48,
+        recorded=24,
+    ),
+    "gan": Program(
+        "train_gan.py",
+        _arguments("--batch-size 32"),
+        _arguments("--batch-size 2 --noise 8 --width 4"),
+        marks=2,
+    ),
+    "accumulating": Program(
+        "train_accumulating.py",
+        _arguments("--batch-size 8 --accumulated 4 --epoch 5"),
+        _arguments(f"--accumulated 2 --epoch 3 {_TINY_RESNET} --batch-size 4"),
+    ),
+    "compiled": Program(
+        "train_vit.py",
+        _arguments("--compiled --batch-size 8 --layers 4"),
+        _arguments(f"--compiled {_TINY_TRANSFORMER}"),
+    ),
+    "checkpointed": Program(
+        "train_vit.py",
+        _arguments("--checkpointed --batch-size 12 --layers 6"),
+        _arguments(f"--checkpointed {_TINY_TRANSFORMER}"),
+    ),
+    "autocast": Program(
+        "train_autocast.py",
+        _arguments("--batch-size 4 --sequence-length 256"),
+        _arguments(
+            "--batch-size 2 --sequence-length 8 --layers 1 --width 16 --heads 2 "
+            "--vocabulary 50"
+        ),
+    ),
+    "workers": Program(
+        "train_workers.py",
+        _arguments("--batch-size 8 --workers 2 --epoch 5"),
+        _arguments(f"--workers 1 --epoch 3 {_TINY_RESNET} --batch-size 4"),
+    ),
 }
+# Whose steps are all alike; the others differ in them, in threads or in models.
+FIXED = ("resnet50", "gpt2", "googlenet", "infer")
 
 
 @dataclass(frozen=True)
@@ -88,10 +164,12 @@ class Allocator:
     name: str
     preload: Path | None = None
     planned: bool = False
+    options: tuple[str, ...] = ()  # of `memplan apply`
 
 
 DEFAULT = Allocator("default")
 MEMPLAN = Allocator("memplan", planned=True)
+WITH_MALLOC = Allocator("+malloc", planned=True, options=("--malloc",))
 
 OTHERS = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}
 

@@ -36,6 +36,7 @@ METRICS = (
     Metric("peak_bytes", "peak resident, whole run, MiB", _mebibytes),
     Metric("steady_peak_bytes", "peak resident, steady, MiB", _mebibytes),
     Metric("step_seconds", "seconds a step", lambda value: f"{value:.4f}"),
+    Metric("cpu_seconds", "CPU seconds a step", lambda value: f"{value:.4f}"),
     Metric("step_faults", "page faults a step", _count),
 )
 
@@ -70,15 +71,51 @@ def paired_ratios(
     ]
 
 
-def require_equal_losses(program: str, runs: Runs) -> None:
-    """Raise BenchError unless every run computed the same losses to the last bit."""
+def require_equal_losses(program: str, runs: Runs) -> dict[str, str]:
+    """Raise BenchError unless the default's and memplan's runs computed the same losses
+    to the last bit; and why those of others differ, by the other's name.
+
+    Another allocator aligns blocks in another way, and operators choose their kernels
+    by that: its losses may differ and be right; its figures are of other kernels then.
+    """
     digests = {name: sorted({run.digest for run in of}) for name, of in runs.items()}
-    if len({digest for found in digests.values() for digest in found}) > 1:
+    ours = {name: of for name, of in digests.items() if name in ("default", "memplan")}
+    if len({digest for found in ours.values() for digest in found}) > 1:
         lines = (
             f"{name}: {', '.join(digest[:12] for digest in found)}"
             for name, found in digests.items()
         )
         raise BenchError(f"{program}: losses differ\n  " + "\n  ".join(lines))
+    expected = digests["default"]
+    return {
+        name: f"other losses than the default's ({', '.join(d[:12] for d in found)}): "
+        "other alignments make operators take other kernels"
+        for name, found in digests.items()
+        if found != expected
+    }
+
+
+def geometric_means(
+    programs: Mapping[str, Runs],
+) -> dict[str, dict[str, float | None]]:
+    """Per comparison and field, over programs: the geometric mean of the medians; None
+    where one is missing."""
+    found: dict[str, dict[str, float | None]] = {}
+    pairs = {pair for runs in programs.values() for pair in comparisons(list(runs))}
+    for name, base in sorted(pairs):
+        found[f"{name}/{base}"] = {}
+        for metric in METRICS:
+            spreads = [
+                spread(paired_ratios(metric, runs[name], runs[base]))
+                for runs in programs.values()
+                if name in runs and base in runs
+            ]
+            medians = [one.median for one in spreads if one is not None]
+            whole = len(medians) == len(spreads) and all(medians)
+            found[f"{name}/{base}"][metric.field] = (
+                statistics.geometric_mean(medians) if whole and medians else None
+            )
+    return found
 
 
 def comparisons(names: Sequence[str]) -> list[tuple[str, str]]:

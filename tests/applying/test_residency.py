@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from memplan.applying.residency import where_memory_lives
+from memplan.applying.residency import Before, where_memory_lives
 from memplan.native import _alloc
 
 PART = 1 << 20
@@ -42,8 +42,8 @@ def middle() -> Iterator[Reserved]:
 
 def test_only_the_arenas_own_pages_count(middle: Reserved) -> None:
     tensors = _alloc.tensor_bytes()
-    empty = where_memory_lives(0, middle, tensors)  # type: ignore[arg-type]
+    empty = where_memory_lives(Before(), middle, tensors)  # type: ignore[arg-type]
     assert empty.arena == 0
     ctypes.memset(middle.base, 7, PART // 2)
-    half = where_memory_lives(0, middle, tensors)  # type: ignore[arg-type]
+    half = where_memory_lives(Before(), middle, tensors)  # type: ignore[arg-type]
     assert half.arena == PART // 2

@@ -131,3 +131,84 @@ def test_losses_that_differ_end_the_benchmark_with_1(
     output = capsys.readouterr()
     assert output.err.startswith("bench_apply: resnet50: losses differ\n  default: aa")
     assert "page faults a step" in output.out
+
+
+def test_another_allocators_losses_may_differ_and_are_said_to(
+    bench: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    from bench.child import Run
+
+    jemalloc = Path("/lib/libjemalloc.so.2")
+    monkeypatch.setattr(
+        bench, "find_library", lambda name: jemalloc if "jemalloc" in name else None
+    )
+
+    def measure(_: object, preload: Path | None, *__: object) -> Run:
+        digest = ("b" if preload else "a") * 64
+        return Run(10, 10, 1.0, 1.0, 1.0, digest, 2.0 if preload else 4.0)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    file = tmp_path / "runs.json"
+    some = ["--programs", "gpt2", "gan", "--repeats", "2"]
+    assert bench.main(["--no-plan", "--vs", "--json", str(file), *some]) == 0
+    output = capsys.readouterr().out
+    assert "losses, equal bit for bit but for jemalloc: aaaa" in output
+    assert "jemalloc computed other losses than the default's (bbbbbbbbbbbb)" in output
+    assert "all programs (2: gpt2, gan)" in output
+    assert "of fixed steps (1: gpt2)" in output
+    assert "jemalloc/default: peak_bytes 1.000" in output
+    means = json.loads(file.read_text())["geometric_means"]
+    assert means["jemalloc/default"]["cpu_seconds"] == pytest.approx(0.5)
+
+
+def test_without_warming_every_round_counts(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench.child import Run
+
+    warmups: list[int] = []
+
+    def measure(_: object, __: object, warmup: int, *___: object) -> Run:
+        warmups.append(warmup)
+        return Run(10, 10, 1.0, 1.0, 1.0, "a" * 64)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    some = ["--programs", "gan", "--repeats", "2", "--warmup", "3"]
+    assert bench.main(["--no-plan", "--no-warming", *some]) == 0
+    assert warmups == [6, 6]  # two optimizers a step
+
+
+def test_memplan_runs_with_another_allocator_and_with_its_own(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from bench.child import Run
+
+    tcmalloc = Path("/lib/libtcmalloc_minimal.so.4")
+    monkeypatch.setattr(
+        bench, "find_library", lambda name: tcmalloc if "tcmalloc" in name else None
+    )
+    monkeypatch.setattr(bench, "make_plan", lambda *_: tmp_path / "p.json")
+    ran: list[tuple[str, Path | None]] = []
+
+    def measure(command: list[str], preload: Path | None, *_: object) -> Run:
+        own = "--malloc" in command
+        ran.append(("apply" * ("apply" in command) + "+malloc" * own, preload))
+        (tmp_path / "p.report.json").write_text("{}")
+        return Run(10, 10, 1.0, 1.0, 1.0, "a" * 64)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench.apply_tables, "plan_facts", lambda _: [])
+    some = ["--programs", "gan", "--repeats", "1", "--no-warming"]
+    assert bench.main(["--both", "--malloc", *some]) == 0
+    assert ran == [
+        ("", None),
+        ("apply", None),
+        ("", tcmalloc),
+        ("apply", tcmalloc),
+        ("apply+malloc", None),
+    ]
+    with pytest.raises(SystemExit):
+        bench.main(["--no-plan", "--malloc"])

@@ -13,7 +13,7 @@ import pytest
 MIB = 1 << 20
 
 
-def rows(*steps: tuple[float, int, int, int]) -> dict[str, Any]:
+def rows(*steps: tuple[float, int, int, int, float]) -> dict[str, Any]:
     return {"rows": list(steps), "peak_before_reset": 70, "was_reset": True}
 
 
@@ -21,15 +21,16 @@ def test_a_run_counts_only_the_steps_after_its_warm_up() -> None:
     from bench.child import summarise
 
     noted = rows(
-        (10.0, 500, 5, 60),
-        (20.0, 900, 5, 70),
-        (21.0, 910, 5, 30),
-        (23.0, 912, 5, 40),
-        (26.0, 921, 5, 45),
+        (10.0, 500, 5, 60, 1.0),
+        (20.0, 900, 5, 70, 2.0),
+        (21.0, 910, 5, 30, 2.5),
+        (23.0, 912, 5, 40, 3.0),
+        (26.0, 921, 5, 45, 6.5),
     )
     run = summarise(noted, 2, 50, 30.0, "d")
     assert run.step_seconds == 2.0
     assert run.step_faults == 7.0
+    assert run.cpu_seconds == 1.5
     assert run.steady_peak_bytes == 45
     assert run.peak_bytes == 70
 
@@ -40,14 +41,14 @@ def test_the_whole_run_peaks_where_either_side_of_the_reset_does(
 ) -> None:
     from bench.child import summarise
 
-    noted = rows((1.0, 0, 0, 70), (2.0, 0, 0, 40))
+    noted = rows((1.0, 0, 0, 70, 0.0), (2.0, 0, 0, 40, 0.0))
     assert summarise(noted, 1, max_resident, 1.0, "d").peak_bytes == peak
 
 
 def test_without_a_reset_there_is_no_steady_peak() -> None:
     from bench.child import summarise
 
-    noted = {**rows((1.0, 0, 0, 70), (2.0, 0, 0, 70)), "was_reset": False}
+    noted = {**rows((1.0, 0, 0, 70, 0.0), (2.0, 0, 0, 70, 0.0)), "was_reset": False}
     assert summarise(noted, 1, 70, 1.0, "d").steady_peak_bytes is None
 
 
@@ -55,7 +56,7 @@ def test_a_run_of_warm_up_steps_alone_is_refused() -> None:
     from bench.child import BenchError, summarise
 
     with pytest.raises(BenchError, match="2 steps seen, 2 of them warm-up"):
-        summarise(rows((1.0, 0, 0, 70), (2.0, 0, 0, 70)), 2, 70, 1.0, "d")
+        summarise(rows((1.0, 0, 0, 70, 0.0), (2.0, 0, 0, 70, 0.0)), 2, 70, 1.0, "d")
 
 
 def test_a_child_has_no_allocator_setting_but_the_one_measured(

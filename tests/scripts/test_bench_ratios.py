@@ -95,6 +95,31 @@ def test_losses_that_differ_fail_and_name_who_differs() -> None:
         require_equal_losses("gpt2", other)
 
 
+def test_the_losses_of_other_allocators_may_differ() -> None:
+    from bench.ratios import require_equal_losses
+
+    runs = {"default": [a_run()], "memplan": [a_run()], "jemalloc": [a_run()]}
+    assert require_equal_losses("gpt2", runs) == {}
+    runs["jemalloc"] = [a_run(digest="c" * 64)]
+    found = require_equal_losses("gpt2", runs)
+    assert list(found) == ["jemalloc"]
+    assert "cccccccccccc" in found["jemalloc"]
+
+
+def test_the_geometric_means_are_of_the_medians() -> None:
+    from bench.ratios import geometric_means
+
+    def runs(*peaks: int) -> dict[str, list[Any]]:
+        ours = [a_run(peak_bytes=peak * MIB, step_seconds=0.0) for peak in peaks]
+        return {"default": [a_run()] * len(peaks), "memplan": ours}
+
+    found = geometric_means({"a": runs(400, 100, 900), "b": runs(1600)})
+    assert found["memplan/default"]["peak_bytes"] == pytest.approx(0.8)
+    assert found["memplan/default"]["cpu_seconds"] is None
+    assert found["memplan/default"]["step_seconds"] is None
+    assert geometric_means({}) == {}
+
+
 def everything() -> dict[str, list[Any]]:
     return {
         "default": [a_run(), a_run(), a_run(step_seconds=123.4567)],

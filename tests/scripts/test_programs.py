@@ -28,6 +28,19 @@ PROGRAMS = {
     "infer_inception_resnet.py": "--batch-size 1 --image-size 75",
     "infer_seq2seq.py": "--batch-size 2 --vocabulary 50 --width 16",
     "train_seq2seq.py": "--batch-size 2 --longest 12 --vocabulary 50 --width 16",
+    "serve_threads.py": "--batch-size 2 --image-size 32 --layers 1 1 1 1 --width 8",
+    "generate_text.py": "--batch-size 2 --words 5 --longest 20 --layers 1 --width 16 "
+    "--heads 2 --vocabulary 50",
+    "train_translator.py": "--batch-size 2 --longest 12 --vocabulary 50 --width 16 "
+    "--layers 1 --epoch 2 --evaluated 1",
+    "train_gan.py": "--batch-size 2 --noise 8 --width 4",
+    "train_accumulating.py": "--batch-size 4 --image-size 32 --layers 1 1 1 1 "
+    "--width 8 --epoch 2",
+    "train_vit.py": "--batch-size 2 --image-size 32 --layers 1 --width 16 --heads 2",
+    "train_autocast.py": "--batch-size 2 --sequence-length 8 --layers 1 --width 16 "
+    "--heads 2 --vocabulary 50",
+    "train_workers.py": "--batch-size 4 --image-size 32 --layers 1 1 1 1 --width 8 "
+    "--workers 1 --epoch 3",
     "train_gpt2.py": "--batch-size 2 --sequence-length 8 --layers 1 --width 16 "
     "--heads 2 --vocabulary 50",
 }
@@ -137,6 +150,63 @@ def test_a_gpt2_token_sees_none_after_it() -> None:
     with torch.no_grad():
         same = (model(tokens) == model(changed)).all(dim=2)[0]
     assert same.tolist() == [True] * 5 + [False] * 3
+
+
+def test_a_decoder_with_a_cache_says_what_it_says_without() -> None:
+    from models.cached_decoder import CachedDecoder
+
+    torch.manual_seed(0)
+    model = CachedDecoder(20, context=8, layers=2, width=16, heads=2).eval()
+    tokens = torch.randint(20, (3, 8))
+    with torch.inference_mode():
+        whole, _ = model(tokens, None)
+        last, caches = model(tokens[:, :5], None)
+        for place in range(5, 8):
+            last, caches = model(tokens[:, place : place + 1], caches)
+    torch.testing.assert_close(last, whole)
+    assert [tuple(keys.shape) for keys, _ in caches] == [(3, 2, 8, 8)] * 2
+
+
+def test_a_checkpointed_transformer_computes_the_same_gradients() -> None:
+    from models.vision_transformer import VisionTransformer
+
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = VisionTransformer(
+            16, 5, layers=2, width=16, heads=2, checkpointed=checkpointed
+        )
+        model(torch.randn(2, 3, 16, 16)).sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_a_translator_does_not_see_later_words() -> None:
+    from models.translator import Translator
+
+    torch.manual_seed(0)
+    model = Translator(20, width=16, layers=1, heads=2)
+    source, target = torch.randint(1, 20, (2, 1, 6))
+    changed = target.clone()
+    changed[0, 4] = 0
+    with torch.no_grad():
+        same = (model(source, target) == model(source, changed)).all(dim=2)[0]
+    assert same[:4].all() and not same[4:].all()
+
+
+def test_a_server_answers_the_same_whoever_works(
+    run: Callable[..., list[str]],
+) -> None:
+    alone = run("serve_threads.py", "--workers", "1", "--mixed")
+    assert run("serve_threads.py", "--workers", "3", "--mixed")[:-1] == alone[:-1]
+
+
+def test_a_generator_and_a_discriminator_fit_each_other() -> None:
+    from models.gan import discriminator, generator
+
+    images = generator(8, 4)(torch.randn(2, 8, 1, 1))
+    assert images.shape == (2, 3, 64, 64)
+    assert discriminator(4)(images).shape == (2, 1)
 
 
 @pytest.mark.parametrize("script", PROGRAMS)

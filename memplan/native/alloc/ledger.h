@@ -43,6 +43,12 @@ class Ledger {
     sums_.outside -= block->second;
     blocks_.erase(block);
   }
+  // From now on the maxima are of what comes.
+  void begin_maxima() {
+    std::lock_guard lock(mutex_);
+    sums_.most_live = sums_.live;
+    sums_.outside_at_most = sums_.outside;
+  }
   TensorBytes sums() {
     std::lock_guard lock(mutex_);
     return sums_;

@@ -1,5 +1,6 @@
 #include "alloc/shim.h"
 
+#include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <sys/resource.h>
@@ -211,6 +212,8 @@ void in_child() {
 // With the tensors in the arena, glibc serves the operators' scratch: some MiB that it
 // would hand back and fault in again in every step.
 void keep_scratch() {
+  // What serves large requests by itself has its own way to keep pages.
+  if (dlsym(RTLD_DEFAULT, "memplan_malloc_counts") != nullptr) return;
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 64 << 20);
 }
@@ -277,6 +280,7 @@ bool start_replay(Replay* replay) {
   clear_marks();
   keep_scratch();
   s.interrupted_requests.store(0);
+  s.ledger.begin_maxima();
   s.replays[count].store(replay);
   s.replay_count.store(count + 1, std::memory_order_release);
   s.replay.store(replay, std::memory_order_release);

@@ -1,10 +1,10 @@
 """Measures the steps of a PyTorch program that knows nothing of it.
 
 With this folder on PYTHONPATH, Python imports this file at start-up. Where
-BENCH_MARKS_FILE is set, it waits for torch to be imported, notes time, page faults
-and resident memory at the end of each optimizer step (or, where no optimizer steps, at
-each call of the outermost module), and writes them to that file as JSON at exit. The
-program, its arguments and its allocator are untouched.
+BENCH_MARKS_FILE is set, it waits for torch to be imported, notes time, page faults,
+resident memory and CPU time at the end of each optimizer step (or, where no optimizer
+steps, at each call of the outermost module), and writes them to that file as JSON at
+exit. The program, its arguments and its allocator are untouched.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -33,7 +34,8 @@ def resident() -> tuple[int, int]:
 
 
 class Marks:
-    """One row per step boundary: seconds, page faults, resident, highest resident.
+    """One row per step boundary: seconds, page faults, resident, highest resident, and
+    seconds of CPU time, of all threads.
 
     At the boundary that ends the warm-up, the kernel's high-water mark is reset, so
     that later rows hold the steady peak; the mark until then is kept apart, since
@@ -42,15 +44,20 @@ class Marks:
 
     def __init__(self, path: str, warmup: int) -> None:
         self.path, self.warmup = path, warmup
-        self.rows: list[tuple[float, int, int, int]] = []
+        self.rows: list[tuple[float, int, int, int, float]] = []
         self.peak_before_reset = 0
         self.was_reset = False
+        self.lock = threading.Lock()
 
     def add(self) -> None:
         """Note a boundary."""
+        with self.lock:  # threads may mark steps side by side
+            self._add()
+
+    def _add(self) -> None:
         seconds = time.perf_counter()
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        self.rows.append((seconds, faults, *resident()))
+        self.rows.append((seconds, faults, *resident(), time.process_time()))
         if len(self.rows) == self.warmup:
             self.peak_before_reset = max(self.peak_before_reset, self.rows[-1][3])
             try:
@@ -80,9 +87,12 @@ def watch(marks: Marks) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     handles: list[Any] = []
+    first = threading.Lock()
 
     def first_call(module: Any, *_: object) -> None:
         # The first module called is the outermost: watch it alone from now on.
+        if not first.acquire(blocking=False):
+            return  # another thread's was
         handles.pop().remove()
         handles.append(module.register_forward_pre_hook(lambda *_: marks.add()))
         marks.add()

@@ -1,0 +1,47 @@
+"""When a program's steps began, and what it had used of the machine by then."""
+
+from __future__ import annotations
+
+import resource
+import time
+from array import array
+from collections.abc import Iterator
+
+from memplan.trace.trace import Mark
+
+# A boundary: monotonic ns, page faults so far, the Mark, ns of CPU time of all threads.
+Boundary = tuple[int, int, int, int]
+_FIELDS = 4
+MOST = 1 << 17  # boundaries kept; a program that runs for days has many
+
+
+class StepClock:
+    """Notes step boundaries; of very many, the later ones are kept."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._rows = array("q")
+        self._noted = dict.fromkeys(Mark, 0)
+
+    def note(self, mark: Mark) -> None:
+        """A step begins. Any thread may say so."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = round((usage.ru_utime + usage.ru_stime) * 1e9)
+        # In one call: no other thread's comes between these four.
+        self._rows.extend((time.monotonic_ns(), usage.ru_minflt, int(mark), cpu))
+        self._noted[mark] += 1
+        if len(self._rows) >= _FIELDS * self._most:
+            del self._rows[: _FIELDS * (self._most // 2)]
+
+    @property
+    def steps(self) -> int:
+        """Boundaries noted, kept or not, of the strongest kind among them."""
+        return next((n for _, n in sorted(self._noted.items(), reverse=True) if n), 0)
+
+    def boundaries(self) -> list[Boundary]:
+        """Those that are kept, in order."""
+        return list(self._each())
+
+    def _each(self) -> Iterator[Boundary]:
+        values = iter(self._rows.tolist())
+        yield from zip(values, values, values, values, strict=False)

@@ -1,0 +1,133 @@
+"""Programs under plans that were never theirs: no harm is done (see DESIGN's promises).
+
+Random programs of several threads, kinds of steps, sizes that grow and blocks that leak
+run alone, and under a plan made from another program. Under it they compute the same,
+no two live blocks overlap, and they need no more memory, but for 2 % and some MiB.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from memplan.trace.trace import Action
+from tests.attacks.adversary_programs import MIB, Turn, program, trace_of
+from tests.conftest import ROOT
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+FEW, MANY = 40, 200
+BATCH = 20
+MOST, SLACK = 1.02, 16 * MIB  # of the default's peak, and bytes
+
+
+def attack(first: int, count: int) -> list[dict[str, Any]]:
+    """`count` programs in one process; what became of each."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.attacks.adversary", str(first), str(count)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == count
+    return found
+
+
+def harm(run: dict[str, Any]) -> str:
+    """What a program suffered from another's plan; nothing if it did not."""
+    alone, planned = run["default"], run["planned"]
+    if "failed" in alone or "failed" in planned:
+        return f"exit code {alone.get('failed', 0)} alone, {planned.get('failed', 0)}"
+    found = []
+    if planned["results"] != alone["results"] or planned["spoiled"]:
+        found.append(f"other results, {planned['spoiled']} blocks spoiled")
+    if planned["overlaps"]:
+        found.append(f"{planned['overlaps']} blocks overlap others")
+    if planned["peak"] > MOST * alone["peak"] + SLACK:
+        found.append(
+            f"peak {planned['peak'] / MIB:.1f} MiB, alone {alone['peak'] / MIB:.1f}; "
+            f"in the end {planned['arena_resident'] / MIB:.1f} MiB in the arena, at "
+            f"most {planned['most_live'] / MIB:.1f} live, {planned['replans']} "
+            f"re-plans, {planned['planned']} of {planned['requests']} planned"
+        )
+    return "; ".join(found)
+
+
+def check(first: int, count: int) -> None:
+    """Every one of these programs is unharmed; those that are not are named, all."""
+    harmed = [
+        f"{run['seed']} ({run['program']}) under {run['plan']}: {what}"
+        for run in attack(first, count)
+        if (what := harm(run))
+    ]
+    assert not harmed, f"{len(harmed)} of {count} harmed:\n" + "\n".join(harmed)
+
+
+@pytest.mark.parametrize("first", range(0, FEW, BATCH))
+def test_no_program_is_harmed_by_another_programs_plan(first: int) -> None:
+    check(first, BATCH)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(FEW, MANY, BATCH))
+def test_no_program_of_many_is_harmed(first: int) -> None:
+    check(first, BATCH)
+
+
+def test_harm_is_seen() -> None:
+    fine = {"peak": 100 * MIB, "overlaps": 0, "spoiled": 0, "results": "a"}
+    more = {"most_live": 0, "replans": 0, "planned": 0, "requests": 0}
+    planned = {**fine, **more, "arena_resident": 0}
+
+    def harmed(**changes: Any) -> str:
+        return harm({"default": fine, "planned": {**planned, **changes}})
+
+    assert harmed(peak=118 * MIB) == ""
+    assert harmed(peak=119 * MIB).startswith("peak 119.0 MiB, alone 100.0")
+    assert harmed(results="b") == "other results, 0 blocks spoiled"
+    assert harmed(spoiled=2) == "other results, 2 blocks spoiled"
+    assert harmed(overlaps=3) == "3 blocks overlap others"
+    assert harm({"default": fine, "planned": {"failed": -11}}).startswith("exit code 0")
+
+
+def test_a_block_over_another_is_seen() -> None:
+    from tests.attacks.adversary import Memory
+
+    memory = Memory()
+    memory.ask(1, 4096)
+    block, _ = memory.blocks[1]
+    # The same bytes once more, as an allocator that gives them out twice would.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda size, dtype: block[64 : 64 + size])
+        memory.ask(2, 1024)
+    assert memory.overlaps == 1
+    memory.free(2)
+    memory.free(1)
+    assert memory.spoiled == 1
+
+
+def test_programs_are_of_all_kinds_and_the_same_for_a_seed() -> None:
+    made = [program(seed) for seed in range(MANY)]
+    assert made[:5] == [program(seed) for seed in range(5)]
+    manners = [how for how, _ in made]
+    assert {how.threads for how in manners} == {1, 2, 3, 4}
+    assert {how.growth for how in manners} == {"none", "slow", "doubling", "free"}
+    assert {how.leaks for how in manners} == {how.turns_to for how in manners}
+    assert sum(map(leaks, (turns for _, turns in made))) > MANY // 20
+
+
+def leaks(turns: list[Turn]) -> bool:
+    """Whether a block of the program is never freed; each other one is, but once."""
+    actions = trace_of(turns).events.action.tolist()
+    asked, freed = map(actions.count, (Action.ALLOC, Action.FREE_COMPLETED))
+    assert freed <= asked
+    return bool(freed < asked)
