@@ -32,19 +32,23 @@ RULES = (
     "hatless",
     "stranded",
     "decomposition",
+    "ranking",
+    "tightest",
+    "forced",
     "symmetry",
     "memo",
 )
 
 # Rankings, searched in turn: W lifetime, A lifetime x size, T largest total of bytes in
 # a section lived through, C sections, Z size, O overlapping buffers; all descending.
-ORDERS = ("WAT", "AWT", "TWA", "TAW", "TZW", "CTA", "CZT", "OAT", "TOA")
+# Those with an M try only what may lie in a section where something must lie next.
+ORDERS = ("TWA", "MTZW", "CTA", "MTWA", "AWT", "MAWT", "OAT", "MOAT", "WAT", "MTAW")
 
 MOST_BUFFERS = 2000
 MOST_UNITS = 1 << 42  # of a capacity
 
 _SLICE = 1000  # placements that a search makes in its turn
-_SHARE = 16  # slices of each search in the first pass, at each capacity
+_SHARE = 8  # slices of each search in the first pass, at each capacity
 _AT_ONCE = 16  # slices between looks at the keyboard
 _MOST_PROBES = 10  # that wait for an answer at a time: they take memory
 _SIXTEENTHS = (8, 12, 14, 4, 15, 10, 6)  # of the gap: where to ask, in this order
