@@ -82,8 +82,11 @@ class Search:
         seconds: float,
         hard_seconds: float,
         threads: int,
+        below: int = ...,
     ) -> None:
         """Search on in whole rounds, whose results do not depend on the threads.
+
+        below: a peak that was reached elsewhere; what is no better is not looked for.
 
         Ends between rounds once the peak is at most `goal`, `orders` were packed since
         the beginning, or `seconds` have passed; `hard_seconds` ends a round, too.

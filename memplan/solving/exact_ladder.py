@@ -49,7 +49,7 @@ MOST_UNITS = 1 << 42  # of a capacity
 
 _SLICE = 1000  # placements that a search makes in its turn
 _SHARE = 8  # slices of each search in the first pass, at each capacity
-_AT_ONCE = 16  # slices between looks at the keyboard
+_AT_ONCE = 4  # slices between looks at the keyboard
 _MOST_PROBES = 10  # that wait for an answer at a time: they take memory
 _SIXTEENTHS = (8, 12, 14, 4, 15, 10, 6)  # of the gap: where to ask, in this order
 
@@ -150,6 +150,13 @@ class Ladder:
         target = capacity // self._unit
         while not self.too_large and self._open(target):
             yield from self._ask(target, _AT_ONCE)
+
+    def take(self, offsets: Int64Array) -> None:
+        """Go on from these offsets, a plan, if they are better than the best so far."""
+        if self.problem.peak(offsets) < self.peak:
+            self.offsets = offsets
+            self._high = -(-self.peak // self._unit)
+            self._drop_answered()
 
     def _lowest(self) -> int:
         return max(self._low, -(-self.goal // self._unit))

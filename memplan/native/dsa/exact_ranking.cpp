@@ -1,7 +1,10 @@
 #include "dsa/exact_ranking.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
+
+#include "dsa/random.h"
 
 namespace memplan::dsa {
 namespace {
@@ -23,14 +26,24 @@ double constant(char letter, const Model<V>& model, std::int32_t k) {
 
 template <class V>
 Ranking<V>::Ranking(const Model<V>& model, const std::string& letters)
-    : model_(&model), letters_(letters), keys_(model.n) {
+    : model_(&model), keys_(model.n) {
+  change(letters, 0, 0);
+}
+
+template <class V>
+void Ranking<V>::change(const std::string& letters, std::uint64_t seed,
+                        double deviation) {
   if (letters.size() > kMost || letters.find_first_not_of("WATFCZO") != letters.npos) {
     throw std::invalid_argument("an order is up to four of the letters W A T F C Z O");
   }
-  for (std::int32_t k = 0; k < model.n; ++k) {
+  letters_ = letters;
+  factors_.assign(model_->n, 1);
+  Random random(seed);
+  for (std::int32_t k = 0; k < model_->n; ++k) {
+    if (deviation > 0) factors_[k] = std::exp(deviation * random.normal());
     keys_[k].fill(0);
     for (std::size_t i = 0; i < letters.size(); ++i) {
-      keys_[k][i] = constant(letters[i], model, k);
+      keys_[k][i] = factors_[k] * constant(letters[i], *model_, k);
     }
   }
 }
@@ -40,7 +53,7 @@ void Ranking<V>::sort(std::span<std::int32_t> waiting, const State<V>& state) {
   for (std::size_t i = 0; i < letters_.size(); ++i) {
     const char letter = letters_[i];
     if (letter != 'T' && letter != 'F' && letter != 'O') continue;
-    for (const std::int32_t k : waiting) keys_[k][i] = now(letter, k, state);
+    for (const std::int32_t k : waiting) keys_[k][i] = factors_[k] * now(letter, k, state);
   }
   std::sort(waiting.begin(), waiting.end(), [&](std::int32_t i, std::int32_t k) {
     return keys_[i] != keys_[k] ? keys_[i] > keys_[k] : i < k;

@@ -23,6 +23,10 @@ class Ranking {
   /// letters, or more of them.
   Ranking(const Model<V>& model, const std::string& letters);
 
+  /// Ranks by other letters from now on, and by what is measured times a factor for
+  /// each buffer, of that deviation about 1: chance, the same for the same seed.
+  void change(const std::string& letters, std::uint64_t seed, double deviation);
+
   /// Sorts some of the buffers that wait, by what waits now.
   void sort(std::span<std::int32_t> waiting, const State<V>& state);
 
@@ -34,7 +38,8 @@ class Ranking {
 
   const Model<V>* model_;
   std::string letters_;
-  std::vector<Key> keys_;  // by buffer
+  std::vector<Key> keys_;        // by buffer
+  std::vector<double> factors_;  // by buffer
 };
 
 extern template class Ranking<std::int32_t>;

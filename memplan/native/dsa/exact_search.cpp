@@ -1,11 +1,22 @@
 #include "dsa/exact_search.h"
 
 #include <algorithm>
+#include <bit>
+#include <iterator>
+#include <string_view>
+
+#include "dsa/random.h"
 
 namespace memplan::dsa {
 namespace {
 
 constexpr std::int64_t kStopEvery = 64;  // nodes between two looks at the stop flag
+
+bool restarting(const std::string& order) { return order.starts_with('R'); }
+
+std::string letters_of(const std::string& order) {
+  return restarting(order) ? "" : order.substr(order.starts_with('M') ? 1 : 0);
+}
 
 }  // namespace
 
@@ -18,27 +29,58 @@ Search<V>::Search(const Model<V>& model, const std::string& order, V capacity,
       tightest_(rules_.tightest && order.starts_with('M')),
       state_(model),
       bounds_(model, rules_),
-      ranking_(model, order.substr(order.starts_with('M'))),
+      ranking_(model, letters_of(order)),
       memo_(rules_.memo ? memo_bytes : 0),
-      options_(model.sections) {}
+      options_(model.sections) {
+  if (!restarting(order)) return;
+  restarts_ = 0;
+  seed_ = std::stoull(order.substr(1));
+}
+
+template <class V>
+void Search<V>::begin() {
+  begun_ = true;
+  for (std::int32_t k = 0; k < model_->n; ++k) pool_.push_back(k);
+  if (restarts_ >= 0) rank_anew();
+  ranking_.sort(pool_, state_);
+  bool fits = true;
+  for (std::int32_t k = 0; k < model_->n; ++k) fits &= state_.top(k) <= capacity_;
+  outcome_ = fits ? open(-1, 0, {0, model_->sections}, 0, true) : Outcome::kFailed;
+  at_ = outcome_ == Outcome::kGo ? 0 : -1;
+}
+
+// Another ranking, and how long to keep it: Luby's sequence, which is within a constant
+// factor of the best there is.
+template <class V>
+void Search<V>::rank_anew() {
+  constexpr std::string_view kOrders[] = {"TWA", "TZW", "CTA", "AWT", "OAT", "WAT"};
+  constexpr std::int64_t kNodes = 1000;
+  Random random(seed_ * 1'000'003 + static_cast<std::uint64_t>(++restarts_));
+  const std::string order(kOrders[random.below(std::size(kOrders))]);
+  tightest_ = rules_.tightest && random.below(3) != 0;
+  rightmost_ = random.below(2) != 0;
+  ranking_.change(order, random.bits(), 0.5 * random.uniform());
+  std::int64_t k = restarts_;
+  while ((k & (k + 1)) != 0) k -= static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(k))) - 1;
+  restart_at_ = nodes_ + kNodes * (k + 1) / 2;
+}
 
 template <class V>
 Verdict Search<V>::run(std::int64_t nodes, const StopSign& stop) {
-  if (!begun_) {
-    begun_ = true;
-    for (std::int32_t k = 0; k < model_->n; ++k) pool_.push_back(k);
-    ranking_.sort(pool_, state_);
-    bool fits = true;
-    for (std::int32_t k = 0; k < model_->n; ++k) fits &= state_.top(k) <= capacity_;
-    outcome_ = fits ? open(-1, 0, {0, model_->sections}, 0, true) : Outcome::kFailed;
-    at_ = outcome_ == Outcome::kGo ? 0 : -1;
-  }
+  if (!begun_) begin();
   const std::int64_t until = nodes_ + nodes;
   std::int64_t look = nodes_ + kStopEvery;
   while (at_ >= 0 && (nodes_ < until || outcome_ == Outcome::kSolved)) {
     if (nodes_ >= look) {
       if (stop.up()) return Verdict::kOpen;
       look = nodes_ + kStopEvery;
+    }
+    if (restarts_ >= 0 && nodes_ >= restart_at_ && outcome_ != Outcome::kSolved) {
+      state_.undo(0);
+      frames_.clear();
+      pool_.clear();
+      begin();
+      continue;
     }
     step();
   }
@@ -276,7 +318,7 @@ void Search<V>::keep_tightest(Range range, V roof) {
       kHigher, static_cast<std::int32_t>(candidates_.size()));
   for (std::int32_t s = range.first; s < range.end; ++s) {
     if (state_.remaining()[s] == 0 || capacity_ - state_.remaining()[s] >= roof) continue;
-    if (options_[s] < fewest) {
+    if (options_[s] < fewest || (rightmost_ && best >= 0 && options_[s] == fewest)) {
       fewest = options_[s];
       best = s;
     }

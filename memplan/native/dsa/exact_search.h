@@ -32,7 +32,9 @@ template <class V>
 class Search {
  public:
   /// order: letters as in Ranking; M before them: where something must lie in some
-  /// section next, only that is tried. The model must outlive the search.
+  /// section next, only that is tried. Or R and a number: it begins again and again,
+  /// with more time and another ranking, in which there is chance; what failed is
+  /// remembered. The model must outlive the search.
   Search(const Model<V>& model, const std::string& order, V capacity,
          const Rules& rules, std::size_t memo_bytes);
 
@@ -74,6 +76,8 @@ class Search {
     std::int32_t first, end;
   };
 
+  void begin();
+  void rank_anew();
   void step();
   void advance(std::int32_t at);
   void next_part(std::int32_t at);
@@ -96,6 +100,9 @@ class Search {
   V capacity_;
   Rules rules_;
   bool tightest_;  // the rule, in this ranking
+  bool rightmost_ = false;  // of sections with as few candidates
+  std::int64_t restarts_ = -1, restart_at_ = 0;  // -1: it never does
+  std::uint64_t seed_ = 0;
   State<V> state_;
   Bounds<V> bounds_;
   Ranking<V> ranking_;
