@@ -5,6 +5,10 @@ all. Otherwise the problem is taken apart, and the part that is highest is searc
 random and exactly by turns, until another is higher, or all are as low as they can be
 or need be. With a time limit that goes on for all of it; without one it gives up after
 a fixed effort for each part, and says so.
+
+Gaps in lifespans are used by the six priorities. The searches take every buffer for
+used all its life, whole: what they find is a plan all the same, but what they prove
+does not hold.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ class _Attempt:
         self.problem, self.options = problem, options
         self.start = time.perf_counter()
         self.bound = lower_bound(problem)
+        self.gapped = problem.gaps is not None
         self.offsets, self.name = best_of_six(problem, options)
         self.races: list[tuple[Part, Race]] = []
         self.did: list[str] = []
@@ -61,13 +66,9 @@ class _Attempt:
             at = "at the lower bound" if peak == self.bound else "within the capacity"
             self.did.append(f"best fit by {self.name} is {at}")
             return
-        if self.problem.gaps is not None:
-            self.did.append(
-                f"best fit by {self.name}, the best of six priorities; with gaps in "
-                "lifespans there is no search, and no proof but the lower bound's"
-            )
-            return
-        base, parts = take_apart(self.problem)
+        if self.gapped:
+            self.did.append(f"best fit by {self.name} uses the gaps in lifespans")
+        base, parts = take_apart(replace(self.problem, gaps=None))
         if len(parts) > 1:
             self.did.append(f"{len(parts):,} independent parts")
         self.races = [(part, self._race(part)) for part in parts]
@@ -115,7 +116,7 @@ class _Attempt:
         """The race of a part, which has some offsets to begin with."""
         whole = len(part.members) == len(self.problem)
         offsets = self.offsets
-        if not whole:
+        if not whole or self.gapped:
             enough = replace(self.options, capacity=max(0, self._goal() - part.floor))
             offsets, _ = best_of_six(part.problem, enough)
 
@@ -134,7 +135,8 @@ class _Attempt:
         """Put together what the races have found."""
         for part, race in self.races:
             base[part.members] = race.search.offsets + part.floor
-            self.bound = max(self.bound, part.floor + race.bound)
+            if not self.gapped:
+                self.bound = max(self.bound, part.floor + race.bound)
         if self.problem.peak(base) < self.problem.peak(self.offsets):
             self.offsets = base.copy()
 
@@ -147,7 +149,7 @@ class _Attempt:
         if race.ladder is None and low:
             self.did.append(f"search reached the goal in {orders:,} orders")
             return
-        tried = f"search, {orders:,} orders"
+        tried = f"search, {orders:,} orders" + ", without the gaps" * self.gapped
         if race.ladder is not None:
             tried = f"exact search of {count:,} buffers, {race.nodes:,} nodes; {tried}"
         elif count > MOST_FOR_EXACT:

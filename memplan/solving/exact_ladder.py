@@ -41,8 +41,12 @@ RULES = (
 
 # Rankings, searched in turn: W lifetime, A lifetime x size, T largest total of bytes in
 # a section lived through, C sections, Z size, O overlapping buffers; all descending.
-# Those with an M try only what may lie in a section where something must lie next.
-ORDERS = ("TWA", "MTZW", "CTA", "MTWA", "AWT", "MAWT", "OAT", "MOAT", "WAT", "MTAW")
+# Those with an M try only what may lie in a section where something must lie next. R
+# and a number: again and again with another ranking, in which there is chance.
+ORDERS = (
+    ("TWA", "MTZW", "CTA", "MTWA", "AWT", "OAT", "WAT")  # as long as it takes
+    + ("R1", "R2", "R3", "R4", "R5")
+)
 
 MOST_BUFFERS = 2000
 MOST_UNITS = 1 << 42  # of a capacity

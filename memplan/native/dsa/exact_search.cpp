@@ -57,7 +57,7 @@ void Search<V>::rank_anew() {
   constexpr std::int64_t kNodes = 1000;
   Random random(seed_ * 1'000'003 + static_cast<std::uint64_t>(++restarts_));
   const std::string order(kOrders[random.below(std::size(kOrders))]);
-  tightest_ = rules_.tightest && random.below(3) != 0;
+  tightest_ = rules_.tightest && random.below(8) != 0;
   rightmost_ = random.below(2) != 0;
   ranking_.change(order, random.bits(), 0.5 * random.uniform());
   std::int64_t k = restarts_;
