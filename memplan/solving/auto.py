@@ -82,7 +82,7 @@ class _Attempt:
 
     def _take_turns(self, base: Int64Array) -> None:
         """The highest part comes next; of those as high, the one with fewest turns."""
-        while True:
+        while self.races:
             goal = self._goal()
             high = [
                 (part.floor + race.peak, -race.turns, -k)
@@ -151,7 +151,7 @@ class _Attempt:
             return
         tried = f"search, {orders:,} orders" + ", without the gaps" * self.gapped
         if race.ladder is not None:
-            tried = f"exact search of {count:,} buffers, {race.nodes:,} nodes; {tried}"
+            tried = f"exact search of {count:,} buffers, {race.nodes:,} nodes, and {tried}"
         elif count > MOST_FOR_EXACT:
             tried = f"{count:,} buffers are too many for exact search; {tried}"
         if not low and not race.closed:

@@ -8,7 +8,6 @@ random order. Several ways to cut, since none is hard for every search.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -148,6 +147,3 @@ def _shuffled(
         rows.append((left, right, size))
     columns = np.array(rows, dtype=np.int64)[rng.permutation(len(rows))]
     return Problem.of(columns[:, 0], columns[:, 1], columns[:, 2])
-
-
-Maker = Callable[[int, int], Problem]
