@@ -151,7 +151,9 @@ class _Attempt:
             return
         tried = f"search, {orders:,} orders" + ", without the gaps" * self.gapped
         if race.ladder is not None:
-            tried = f"exact search of {count:,} buffers, {race.nodes:,} nodes, and {tried}"
+            tried = (
+                f"exact search of {count:,} buffers, {race.nodes:,} nodes, and {tried}"
+            )
         elif count > MOST_FOR_EXACT:
             tried = f"{count:,} buffers are too many for exact search; {tried}"
         if not low and not race.closed:

@@ -44,8 +44,8 @@ RULES = (
 # Those with an M try only what may lie in a section where something must lie next. R
 # and a number: again and again with another ranking, in which there is chance.
 ORDERS = (
-    ("TWA", "MTZW", "CTA", "MTWA", "AWT", "OAT", "WAT")  # as long as it takes
-    + ("R1", "R2", "R3", "R4", "R5")
+    *("TWA", "MTZW", "CTA", "MTWA", "AWT", "OAT", "WAT"),
+    *("R1", "R2", "R3", "R4", "R5"),
 )
 
 MOST_BUFFERS = 2000
@@ -146,7 +146,7 @@ class Ladder:
         share = _SHARE
         while not self.too_large and self._open(self._lowest()):
             yield from self._ask(self._lowest(), share)
-            yield from self._ask_above(max(1, share // 4))
+            yield from self._ask_above(max(1, share // 8))
             share *= 2
 
     def climb_to(self, capacity: int) -> Iterator[None]:

@@ -8,6 +8,7 @@ random order. Several ways to cut, since none is hard for every search.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,21 +29,28 @@ class Hard(NamedTuple):
 def hard_problems() -> list[Hard]:
     """Twenty of them, of 150 to 500 buffers."""
     found = []
-    for seed, (n, live) in enumerate(
-        ((310, 17), (310, 19), (370, 67), (370, 50), (450, 30), (200, 12))
+    for n, live, seed, spare in (
+        *((310, 17, 0, 0.0), (310, 19, 1, 0.0), (370, 67, 2, 0.0), (370, 50, 3, 0.0)),
+        *((450, 30, 104, 0.0), (200, 12, 5, 0.0)),
+        *((310, 17, 30, 0.01), (250, 25, 32, 0.04)),
     ):
-        found.append(Hard(f"swept-{n}-{live}", swept(n, live, seed), MEBI))
-    for seed, n in enumerate((150, 250, 350, 500)):
+        problem = swept(n, live, seed, spare=spare)
+        found.append(Hard(f"swept-{n}-{live}-{spare}", problem, MEBI))
+    for seed, n in enumerate((150, 250, 350, 500, 430)):
         found.append(Hard(f"guillotine-{n}", guillotine(n, seed + 10), MEBI))
-    for seed, n in enumerate((150, 250, 350, 500)):
         found.append(Hard(f"pinwheel-{n}", pinwheels(n, seed + 20), MEBI))
-    for seed, (n, live) in enumerate(((310, 17), (370, 67), (250, 25), (500, 40))):
-        problem = swept(n, live, seed + 30, spare=0.04)
-        found.append(Hard(f"spare-{n}-{live}", problem, MEBI))
     for seed, n in enumerate((220, 420)):
         problem = guillotine(n, seed + 40, unit=4096)
         found.append(Hard(f"coarse-{n}", problem, MEBI))
     return found
+
+
+def unsolved_problems() -> list[Hard]:
+    """A few that are not packed in a million nodes, though they can be."""
+    return [
+        Hard(f"spare-{n}-{live}", swept(n, live, seed, spare=0.04), MEBI)
+        for n, live, seed in ((310, 17, 30), (370, 67, 31), (500, 40, 33))
+    ]
 
 
 MEBI = 1 << 20
@@ -61,7 +69,7 @@ def swept(
     levels = MEBI // unit
     marks = np.sort(rng.choice(np.arange(1, levels), live - 1, replace=False)).tolist()
     edges = [0, *marks, levels]
-    alive = [(0, low, top) for low, top in zip(edges, edges[1:], strict=False)]
+    alive = [(0, low, top) for low, top in pairwise(edges)]
     pieces: list[Piece] = []
     tick = 0
     while len(pieces) + len(alive) < n:
@@ -75,9 +83,7 @@ def swept(
         wanted = max(1, min(wanted, top - low, n - len(pieces) - len(alive) + count))
         cuts = rng.choice(np.arange(low + 1, top), wanted - 1, replace=False)
         edges = [low, *np.sort(cuts).tolist(), top]
-        alive[first : first + count] = [
-            (tick, a, b) for a, b in zip(edges, edges[1:], strict=False)
-        ]
+        alive[first : first + count] = [(tick, a, b) for a, b in pairwise(edges)]
     tick += 3
     pieces += [(born, tick, low, top) for born, low, top in alive]
     return _shuffled(pieces, unit, rng, spare)
@@ -92,7 +98,7 @@ def guillotine(n: int, seed: int, *, unit: int = 256) -> Problem:
         share = rng.uniform(0.25, 0.75)
         along = left + round((right - left) * share)
         across = low + round((top - low) * share)
-        if rng.random() < 0.5 and left < along < right or not low < across < top:
+        if (rng.random() < 0.5 and left < along < right) or not low < across < top:
             pieces += [(left, along, low, top), (along, right, low, top)]
         else:
             pieces += [(left, right, low, across), (left, right, across, top)]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <iterator>
 #include <string_view>
 
@@ -59,6 +60,7 @@ void Search<V>::rank_anew() {
   const std::string order(kOrders[random.below(std::size(kOrders))]);
   tightest_ = rules_.tightest && random.below(8) != 0;
   rightmost_ = random.below(2) != 0;
+  room_ = capacity_ / (V{8} << random.below(4));
   ranking_.change(order, random.bits(), 0.5 * random.uniform());
   std::int64_t k = restarts_;
   while ((k & (k + 1)) != 0) k -= static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(k))) - 1;
@@ -314,21 +316,35 @@ void Search<V>::keep_tightest(Range range, V roof) {
       if (offset <= capacity_ - state_.remaining()[s]) options_[s] += add;
     });
   }
-  std::int32_t best = -1, fewest = std::min<std::int32_t>(
-      kHigher, static_cast<std::int32_t>(candidates_.size()));
-  for (std::int32_t s = range.first; s < range.end; ++s) {
-    if (state_.remaining()[s] == 0 || capacity_ - state_.remaining()[s] >= roof) continue;
-    if (options_[s] < fewest || (rightmost_ && best >= 0 && options_[s] == fewest)) {
-      fewest = options_[s];
-      best = s;
+  const auto fewest_below = [&](V limit) {
+    std::int32_t best = -1, fewest = std::min<std::int32_t>(
+        kHigher, static_cast<std::int32_t>(candidates_.size()));
+    for (std::int32_t s = range.first; s < range.end; ++s) {
+      const V remaining = state_.remaining()[s];
+      if (remaining == 0 || capacity_ - remaining >= limit) continue;
+      if (options_[s] < fewest || (rightmost_ && best >= 0 && options_[s] == fewest)) {
+        fewest = options_[s];
+        best = s;
+      }
     }
-  }
-  if (best < 0) return;
-  std::erase_if(candidates_, [&](const auto& candidate) {
+    return best;
+  };
+  std::int32_t best = fewest_below(roof);
+  const auto elsewhere = [&](const auto& candidate) {
     bool there = false;
     each_section(pool_[candidate.second], [&](std::int32_t s) { there |= s == best; });
     return !there;
-  });
+  };
+  if (best >= 0) {
+    std::erase_if(candidates_, elsewhere);
+    return;
+  }
+  // Nothing must lie there; but where there is little room, it had better.
+  best = fewest_below(roof + room_);
+  if (best < 0) return;
+  const auto end = std::find_if(candidates_.begin(), candidates_.end(),
+                                [&](auto& one) { return one.first > lowest; });
+  std::stable_partition(candidates_.begin(), end, std::not_fn(elsewhere));
 }
 
 template <class V>

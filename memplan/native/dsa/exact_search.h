@@ -101,6 +101,7 @@ class Search {
   Rules rules_;
   bool tightest_;  // the rule, in this ranking
   bool rightmost_ = false;  // of sections with as few candidates
+  V room_ = 0;              // a section with less had better be filled next
   std::int64_t restarts_ = -1, restart_at_ = 0;  // -1: it never does
   std::uint64_t seed_ = 0;
   State<V> state_;
