@@ -109,9 +109,11 @@ class ExactSearch:
 
     alignment, fixed (-1: free) and capacity in the unit of `size`, all below 2^43.
     orders: rankings, of the letters W lifetime, A lifetime x size, T largest total of a
-    section, C sections, Z size, O overlapping blocks, all descending. without: rules to
-    switch off, as in `memplan.solving.exact_ladder.RULES`. memo_bytes: for each
-    ranking.
+    section (of what waits), F the same with what is placed, C sections, Z size, O
+    overlapping blocks, all descending; M before them: only what must lie in a section
+    next is tried, where there is such a section; R and a number, the seed: begun again
+    and again under other rankings. without: rules to switch off, as in
+    `memplan.solving.exact_ladder.RULES`. memo_bytes: for each ranking.
     """
 
     def __init__(

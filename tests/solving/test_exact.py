@@ -187,6 +187,8 @@ ONE = np.array([1], dtype=np.int64)
     [
         ({"orders": []}, "no orders"),
         ({"orders": ["X"]}, "letters"),
+        ({"orders": ["R"]}, "number"),
+        ({"orders": ["R1x"]}, "number"),
         ({"without": ["luck"]}, "no rule"),
         ({"capacity": -1}, "0 <= capacity"),
         ({"capacity": 1 << 43}, "capacity < 2"),

@@ -4,6 +4,7 @@
 #include <bit>
 #include <functional>
 #include <iterator>
+#include <stdexcept>
 #include <string_view>
 
 #include "dsa/random.h"
@@ -34,6 +35,10 @@ Search<V>::Search(const Model<V>& model, const std::string& order, V capacity,
       memo_(rules_.memo ? memo_bytes : 0),
       options_(model.sections) {
   if (!restarting(order)) return;
+  if (order.size() < 2 || order.size() > 10 ||
+      order.find_first_not_of("0123456789", 1) != order.npos) {
+    throw std::invalid_argument("R needs a number of up to nine digits, a seed");
+  }
   restarts_ = 0;
   seed_ = std::stoull(order.substr(1));
 }
@@ -63,7 +68,9 @@ void Search<V>::rank_anew() {
   room_ = capacity_ / (V{8} << random.below(4));
   ranking_.change(order, random.bits(), 0.5 * random.uniform());
   std::int64_t k = restarts_;
-  while ((k & (k + 1)) != 0) k -= static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(k))) - 1;
+  while ((k & (k + 1)) != 0) {
+    k -= static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(k))) - 1;
+  }
   restart_at_ = nodes_ + kNodes * (k + 1) / 2;
 }
 
