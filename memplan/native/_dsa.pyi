@@ -85,8 +85,11 @@ class Search:
         seconds: float,
         hard_seconds: float,
         threads: int,
+        below: int = ...,
     ) -> None:
         """Search on in whole rounds, whose results do not depend on the threads.
+
+        below: a peak that was reached elsewhere; what is no better is not looked for.
 
         Ends between rounds once the peak is at most `goal`, `orders` were packed since
         the beginning, or `seconds` have passed; `hard_seconds` ends a round, too.
@@ -109,10 +112,13 @@ class ExactSearch:
 
     alignment, fixed (-1: free) and capacity in the unit of `size`, all below 2^43.
     orders: rankings, of the letters W lifetime, A lifetime x size, T largest total of a
-    section, C sections, Z size, O overlapping blocks, all descending. without: rules to
-    switch off, as in `memplan.solving.exact_ladder.RULES`. memo_bytes: for each
-    ranking. beyond: how far each block may reach above the capacity, at most its
-    size, int64 of shape (n,); None for 0.
+    section (of what waits), F the same with what is placed, C sections, Z size, O
+    overlapping blocks, all descending; M before them: only what must lie in a section
+    next is tried, where there is such a section; R and a number, the seed: begun again
+    and again under other rankings. without: rules to switch off, as in
+    `memplan.solving.exact_ladder.RULES`. memo_bytes: for each ranking. beyond:
+    how far each block may reach above the capacity, at most its size, int64 of shape
+    (n,); None for 0.
     """
 
     def __init__(

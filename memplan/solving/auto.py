@@ -1,9 +1,14 @@
 """The method for those who do not want to choose one.
 
 The six priorities take milliseconds, and often reach the lower bound: then that is
-all. Otherwise the problem is taken apart, and each part that is too high is searched:
-briefly at random, then exactly if it is small, then at random for what time is left.
-With gaps in lifespans there are the six priorities only.
+all. Otherwise the problem is taken apart, and the part that is highest is searched, at
+random and exactly by turns, until another is higher, or all are as low as they can be
+or need be. With a time limit that goes on for all of it; without one it gives up after
+a fixed effort for each part, and says so.
+
+Gaps in lifespans are used by the six priorities. The searches take every buffer for
+used all its life, whole: what they find is a plan all the same, but what they prove
+does not hold.
 """
 
 from __future__ import annotations
@@ -15,18 +20,13 @@ from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import Problem
-from memplan.solving import exact
 from memplan.solving.options import DEFAULTS, Options, Progress
 from memplan.solving.parts import Part, take_apart
-from memplan.solving.peaks import Peaks
 from memplan.solving.priorities import best_of_six
-from memplan.solving.search import Search
+from memplan.solving.race import Race
 
 # Exact search of more buffers than this seldom ends in the time that people wait.
-MOST_FOR_EXACT = 500
-_NODES = 3_000_000  # of exact search where there is no limit: some seconds
-_BRIEFLY = 0.05  # of the limits, for the search before the exact one
-_EXACTLY = 0.85  # of the limits, for both of them
+MOST_FOR_EXACT = 1000
 
 
 def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
@@ -54,8 +54,9 @@ class _Attempt:
         self.problem, self.options = problem, options
         self.start = time.perf_counter()
         self.bound = lower_bound(problem)
+        self.gapped = problem.gaps is not None
         self.offsets, self.name = best_of_six(problem, options)
-        self.nodes = 0
+        self.races: list[tuple[Part, Race]] = []
         self.did: list[str] = []
 
     def run(self) -> None:
@@ -65,101 +66,96 @@ class _Attempt:
             at = "at the lower bound" if peak == self.bound else "within the capacity"
             self.did.append(f"best fit by {self.name} is {at}")
             return
-        if self.problem.gaps is not None:
-            self.did.append(
-                f"best fit by {self.name}, the best of six priorities; with gaps in "
-                "lifespans there is no search, and no proof but the lower bound's"
-            )
-            return
-        base, parts = take_apart(self.problem)
+        if self.gapped:
+            self.did.append(f"best fit by {self.name} uses the gaps in lifespans")
+        base, parts = take_apart(replace(self.problem, gaps=None))
         if len(parts) > 1:
             self.did.append(f"{len(parts):,} independent parts")
-        parts.sort(key=lambda part: len(part.members))
-        begun = [(part, self._begin(part, base)) for part in parts]
-        self._keep_if_better(base)
-        for part, search in begun:
-            self.bound = max(self.bound, part.floor + search.bound)
-        for part, search in begun:
-            try:
-                self._improve(part, search)
-            finally:
-                base[part.members] = search.offsets + part.floor
-                self._keep_if_better(base)
+        self.races = [(part, self._race(part)) for part in parts]
+        self._learn(base)
+        try:
+            self._take_turns(base)
+        finally:
+            self._learn(base)
+            for part, race in self.races:
+                self._say(part, race)
+
+    def _take_turns(self, base: Int64Array) -> None:
+        """The highest part comes next; of those as high, the one with fewest turns."""
+        while self.races:
+            goal = self._goal()
+            high = [
+                (part.floor + race.peak, -race.turns, -k)
+                for k, (part, race) in enumerate(self.races)
+            ]
+            top = max(high)
+            part, race = self.races[-top[2]]
+            if top[0] <= goal or race.spent or self._fails():
+                return  # then what the other parts do does not matter
+            self._turn(part, race, goal - part.floor)
+            self._learn(base)
+
+    def _turn(self, part: Part, race: Race, goal: int) -> None:
+        few = len(part.members) <= MOST_FOR_EXACT
+        if race.turns == 1 and few:
+            capacity = self.options.capacity
+            race.enter_exact(
+                max(goal, 0), None if capacity is None else capacity - part.floor
+            )
+        race.turn(goal)
 
     def _goal(self) -> int:
         return max(self.bound, self.options.capacity or 0)
 
-    def _begin(self, part: Part, base: Int64Array) -> Search:
-        """The search of a part, which has some offsets to begin with."""
+    def _fails(self) -> bool:
+        """Whether it is proved that nothing keeps within the capacity."""
+        capacity = self.options.capacity
+        return capacity is not None and self.bound > capacity
+
+    def _race(self, part: Part) -> Race:
+        """The race of a part, which has some offsets to begin with."""
         whole = len(part.members) == len(self.problem)
         offsets = self.offsets
-        if not whole:
-            offsets, _ = best_of_six(part.problem, self._options_for(part))
-        base[part.members] = offsets + part.floor
-        return Search(part.problem, self._options_for(part), offsets)
-
-    def _options_for(self, part: Part) -> Options:
-        """Whatever ends below the peak that the whole must have is good enough."""
+        if not whole or self.gapped:
+            enough = replace(self.options, capacity=max(0, self._goal() - part.floor))
+            offsets, _ = best_of_six(part.problem, enough)
 
         def report(progress: Progress) -> None:
             peak = self.problem.peak(self.offsets)
-            if progress.peak is not None and len(part.members) == len(self.problem):
+            if progress.peak is not None and whole:
                 peak = min(peak, progress.peak)
             seconds = time.perf_counter() - self.start
-            nodes = self.nodes + progress.nodes
-            self.options.report(Progress(peak, self.bound, nodes, seconds))
+            tried = sum(race.nodes + race.search.packed for _, race in self.races)
+            self.options.report(Progress(peak, self.bound, tried, seconds))
 
-        goal = max(self._goal() - part.floor, 0)
-        return replace(self.options, capacity=goal, progress=report)
+        options = replace(self.options, capacity=None, progress=report)
+        return Race(part.problem, offsets, options, self.start)
 
-    def _improve(self, part: Part, search: Search) -> None:
-        """Lower offsets in `search`, and a higher bound, if limits allow."""
-        search.options = self._options_for(part)  # the goal may be higher by now
-        if search.done:
+    def _learn(self, base: Int64Array) -> None:
+        """Put together what the races have found."""
+        for part, race in self.races:
+            base[part.members] = race.search.offsets + part.floor
+            if not self.gapped:
+                self.bound = max(self.bound, part.floor + race.bound)
+        if self.problem.peak(base) < self.problem.peak(self.offsets):
+            self.offsets = base.copy()
+
+    def _say(self, part: Part, race: Race) -> None:
+        """Add what was done for a part, unless best fit was enough."""
+        if not race.turns:
             return
-        search.run(self.start, _BRIEFLY)
-        if search.done:
-            self.did.append(f"search reached the goal in {search.packed:,} orders")
+        count, orders = len(part.members), race.search.packed
+        low = part.floor + race.peak <= self._goal()
+        if race.ladder is None and low:
+            self.did.append(f"search reached the goal in {orders:,} orders")
             return
-        count = len(part.members)
-        if count > MOST_FOR_EXACT:
-            self.did.append(f"{count:,} buffers are too many for exact search")
-        elif self._search_exactly(part, search):
-            return
-        before = search.packed
-        search.run(self.start)
-        self.did.append(f"search, {search.packed:,} orders")
-        self.nodes += search.packed - before
-
-    def _search_exactly(self, part: Part, search: Search) -> bool:
-        """Whether exact search has settled the part, or found what search did not.
-
-        Where it gets further than search, more of that would be in vain.
-        """
-        before = search.peak
-        options = self._options_for(part)
-        if options.time_limit is not None:
-            spent = time.perf_counter() - self.start
-            left = max(options.time_limit * _EXACTLY - spent, 0.0)
-            options = replace(options, time_limit=left)
-        elif options.max_nodes is None:
-            options = replace(options, max_nodes=_NODES)
-        # No need to go below what the whole must have; but no bound is to come of it.
-        enough = Peaks(part.problem).at_most(self.bound - part.floor)
-        bound = max(search.bound, enough)
-        if self.options.capacity is None:
-            options = replace(options, capacity=None)
-        found = exact.improve(part.problem, search.offsets, bound, options)
-        search.take(found.offsets)
-        self.nodes += found.nodes
-        self.bound = max(self.bound, part.floor + found.lower_bound)
-        self.did.append(
-            f"exact search of {len(part.members):,} buffers, {found.nodes:,} nodes"
-        )
-        if found.interrupted:
-            raise KeyboardInterrupt
-        return found.proved_optimal or search.done or search.peak < before
-
-    def _keep_if_better(self, offsets: Int64Array) -> None:
-        if self.problem.peak(offsets) < self.problem.peak(self.offsets):
-            self.offsets = offsets.copy()
+        tried = f"search, {orders:,} orders" + ", without the gaps" * self.gapped
+        if race.ladder is not None:
+            tried = (
+                f"exact search of {count:,} buffers, {race.nodes:,} nodes, and {tried}"
+            )
+        elif count > MOST_FOR_EXACT:
+            tried = f"{count:,} buffers are too many for exact search; {tried}"
+        if not low and not race.closed:
+            tried += ", until time was up" if race.late else ", given up after that"
+        self.did.append(tried)

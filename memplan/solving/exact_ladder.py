@@ -32,20 +32,28 @@ RULES = (
     "hatless",
     "stranded",
     "decomposition",
+    "ranking",
+    "tightest",
+    "forced",
     "symmetry",
     "memo",
 )
 
 # Rankings, searched in turn: W lifetime, A lifetime x size, T largest total of bytes in
 # a section lived through, C sections, Z size, O overlapping buffers; all descending.
-ORDERS = ("WAT", "AWT", "TWA", "TAW", "TZW", "CTA", "CZT", "OAT", "TOA")
+# Those with an M try only what may lie in a section where something must lie next. R
+# and a number: again and again with another ranking, in which there is chance.
+ORDERS = (
+    *("TWA", "MTZW", "CTA", "MTWA", "AWT", "OAT", "WAT"),
+    *("R1", "R2", "R3", "R4", "R5"),
+)
 
 MOST_BUFFERS = 2000
 MOST_UNITS = 1 << 42  # of a capacity
 
 _SLICE = 1000  # placements that a search makes in its turn
-_SHARE = 16  # slices of each search in the first pass, at each capacity
-_AT_ONCE = 16  # slices between looks at the keyboard
+_SHARE = 8  # slices of each search in the first pass, at each capacity
+_AT_ONCE = 4  # slices between looks at the keyboard
 _MOST_PROBES = 10  # that wait for an answer at a time: they take memory
 _SIXTEENTHS = (8, 12, 14, 4, 15, 10, 6)  # of the gap: where to ask, in this order
 
@@ -129,7 +137,7 @@ class Ladder:
         share = _SHARE
         while not self.too_large and self._open(self._lowest()):
             yield from self._ask(self._lowest(), share)
-            yield from self._ask_above(max(1, share // 4))
+            yield from self._ask_above(max(1, share // 8))
             share *= 2
 
     def climb_to(self, capacity: int) -> Iterator[None]:
@@ -137,6 +145,13 @@ class Ladder:
         target = self._peaks.index(capacity + 1) - 1
         while not self.too_large and self._open(target):
             yield from self._ask(target, _AT_ONCE)
+
+    def take(self, offsets: Int64Array) -> None:
+        """Go on from these offsets, a plan, if they are better than the best so far."""
+        if self.problem.peak(offsets) < self.peak:
+            self.offsets = offsets
+            self._high = self._peaks.index(self.peak)
+            self._drop_answered()
 
     def _lowest(self) -> int:
         # What is above the goal, if only by a byte, is not enough.

@@ -98,8 +98,14 @@ class Search:
         orders = self.options.iterations
         if orders is None:
             orders = default_orders(len(self.problem)) if limit is None else _NO_LIMIT
-        orders = math.ceil(orders * share)
-        while not self.done and self.packed < orders:
+        goal = max(self.bound, self.options.capacity or 0)
+        self.seek(goal, math.ceil(orders * share), start, share)
+
+    def seek(self, goal: int, orders: int, start: float, share: float = 1.0) -> None:
+        """Search on until the peak is `goal` bytes or less, until `orders` orders are
+        tried since the beginning, or until a share of the time limit is over."""
+        limit = self.options.time_limit
+        while self.peak > goal and self.packed < orders:
             seconds = time.perf_counter() - start
             left = math.inf if limit is None else limit * share - seconds
             if left <= 0:
@@ -107,11 +113,12 @@ class Search:
             if self._kernel is None:
                 self._kernel = self._new_kernel()
             self._kernel.advance(
-                max(self.bound, self.options.capacity or 0),
+                goal,
                 orders,
                 min(left, _SLICE_SECONDS),
                 left,
                 self.options.workers(),
+                self.peak,
             )
             if self._kernel.peak is not None:
                 self.take(self._kernel.offsets)

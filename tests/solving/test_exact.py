@@ -84,6 +84,20 @@ def test_a_decision_is_a_proof(
         assert answer(kernel(problem, least - 1, without, [order])) == "never"
 
 
+@pytest.mark.soak
+@settings(max_examples=5000, deadline=None)
+@given(problems(max_size=7, fixed=True))
+def test_every_ranking_is_right_about_thousands(problem: Problem) -> None:
+    if not len(problem):
+        return
+    least = brute_force(problem)
+    for order in ORDERS:
+        search = kernel(problem, least, [], [order])
+        assert answer(search) == "fits"
+        assert peak_of(problem, search.offsets()) == least
+        assert answer(kernel(problem, least - 1, [], [order])) == "never"
+
+
 @settings(max_examples=200, deadline=None)
 @given(problems(max_size=7, fixed=True), st.sampled_from(ORDERS))
 def test_tightening_goes_on_where_it_was(problem: Problem, order: str) -> None:
@@ -174,6 +188,8 @@ ONE = np.array([1], dtype=np.int64)
     [
         ({"orders": []}, "no orders"),
         ({"orders": ["X"]}, "letters"),
+        ({"orders": ["R"]}, "number"),
+        ({"orders": ["R1x"]}, "number"),
         ({"without": ["luck"]}, "no rule"),
         ({"capacity": -1}, "0 <= capacity"),
         ({"capacity": 1 << 43}, "capacity < 2"),

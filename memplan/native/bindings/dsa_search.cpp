@@ -65,10 +65,10 @@ class Search {
   }
 
   void advance(std::int64_t goal, std::int64_t orders, double seconds,
-               double hard_seconds, int threads) {
+               double hard_seconds, int threads, std::int64_t below) {
     nb::gil_scoped_release released;
     const std::scoped_lock one_at_a_time(mutex_);
-    search_->advance({goal, orders, seconds, hard_seconds, threads});
+    search_->advance({goal, orders, seconds, hard_seconds, threads, below});
   }
 
   std::int64_t packed() const { return search_->packed(); }
@@ -102,7 +102,8 @@ void bind_search(nb::module_& m) {
            "alignment"_a = nb::none(), "fixed"_a = nb::none(), "period"_a = 0,
            "taken"_a = nb::none())
       .def("advance", &Search::advance, "goal"_a, "orders"_a, "seconds"_a,
-           "hard_seconds"_a, "threads"_a)
+           "hard_seconds"_a, "threads"_a,
+           "below"_a = std::numeric_limits<std::int64_t>::max())
       .def_prop_ro("packed", &Search::packed)
       .def_prop_ro("peak", &Search::peak)
       .def_prop_ro("offsets", &Search::offsets, nb::rv_policy::move);

@@ -15,37 +15,44 @@ Bounds<V>::Bounds(const Model<V>& model, const Rules& rules)
   size_.resize(model.n);
   beyond_.resize(model.n);
   order_.resize(model.n);
+  deadline_.resize(model.n);
+  for (auto* column : {&lowest_, &second_, &owner_}) column->resize(model.sections);
 }
 
 template <class V>
 bool Bounds<V>::may_fit(const State<V>& state, std::span<const std::int32_t> waiting,
-                        std::int32_t first, std::int32_t end, Last<V> last,
+                        std::int32_t first, std::int32_t end, V last,
                         V capacity) {
   if (rules_.sections) {
-    const V least = rules_.monotone ? last.offset : 0;
+    const V least = rules_.monotone ? last : 0;
     if (highest_sum(state.floor() + first, state.remaining() + first, end - first,
                     least) > capacity + model_->most_beyond) {
       return false;
     }
   }
-  if (!rules_.unallocated && !rules_.stranded) return true;
+  if (!rules_.unallocated && !rules_.stranded && !rules_.forced) return true;
   if (!releases(state, waiting, last, capacity)) return false;
   if (rules_.stranded && !lift_stranded(waiting, capacity)) return false;
+  if (rules_.forced &&
+      !force(state, static_cast<std::int32_t>(waiting.size()), first, end,
+             capacity + model_->most_beyond)) {
+    return false;
+  }
   return !rules_.unallocated || stacks_fit(waiting, first, end, capacity);
 }
 
 // The least offset of each from now on, and which were passed over.
 template <class V>
 bool Bounds<V>::releases(const State<V>& state, std::span<const std::int32_t> waiting,
-                         Last<V> last, V capacity) {
+                         V last, V capacity) {
   const Model<V>& model = *model_;
   stranded_.clear();
   std::int32_t position = 0;
   for (const std::int32_t k : waiting) {
     const V least = state.least(k);
     V offset = least;
-    if (Last<V>{least, k} < last) {
-      if (rules_.monotone) offset = last.offset;
+    if (least < last || state.barred(k)) {
+      if (rules_.monotone) offset = std::max(least, last);
       if (rules_.canonical && model.fixed[k] >= 0) return false;
       if (rules_.stranded) stranded_.push_back({position, least + model.size[k]});
     }
@@ -99,6 +106,69 @@ Lowest<V> Bounds<V>::lowest_neighbour(std::int32_t at, std::int32_t count,
   add(between(start_, end_, start_again_[at], end_again_[at]));
   add(between(start_again_, end_again_, start_again_[at], end_again_[at]));
   return lowest;
+}
+
+// Something that waits in a section must lie so low that the rest can lie above. Where
+// there is but one that can, it has a deadline; whatever does not fit beneath that
+// must lie on top of it, and there may be one elsewhere that is left alone with its
+// section then. Some rounds of this, for the first ones find the most.
+template <class V>
+bool Bounds<V>::force(const State<V>& state, std::int32_t count, std::int32_t first,
+                      std::int32_t end, V capacity) {
+  constexpr int kRounds = 4;
+  const V none = 2 * capacity + 1;
+  std::fill(deadline_.begin(), deadline_.begin() + count, none);
+  for (int round = 0; round < kRounds; ++round) {
+    std::fill(lowest_.begin() + first, lowest_.begin() + end, none);
+    std::fill(second_.begin() + first, second_.begin() + end, none);
+    for (std::int32_t i = 0; i < count; ++i) {
+      two_lowest(&lowest_[start_[i]], &second_[start_[i]], &owner_[start_[i]],
+                 end_[i] - start_[i], offset_[i], static_cast<V>(i));
+      if (!model_->periodic || !end_again_[i]) continue;
+      two_lowest(lowest_.data(), second_.data(), owner_.data(), end_again_[i],
+                 offset_[i], static_cast<V>(i));
+    }
+    rushed_.clear();
+    for (std::int32_t s = first; s < end; ++s) {
+      const V remaining = state.remaining()[s];
+      if (remaining == 0 || second_[s] <= capacity - remaining) continue;
+      if (lowest_[s] > capacity - remaining) return false;
+      const auto at = static_cast<std::int32_t>(owner_[s]);
+      if (deadline_[at] <= capacity - remaining) continue;
+      if (rushed_.empty() || rushed_.back() != at) rushed_.push_back(at);
+      deadline_[at] = capacity - remaining;
+    }
+    bool lifted = false;
+    for (const std::int32_t at : rushed_) {
+      const std::int64_t before = lifts_;
+      if (!lift_off(at, count, capacity)) return false;
+      lifted |= lifts_ != before;
+    }
+    if (!lifted) break;
+  }
+  return true;
+}
+
+// What overlaps the one with a deadline, and cannot lie beneath it, lies above.
+template <class V>
+bool Bounds<V>::lift_off(std::int32_t at, std::int32_t count, V capacity) {
+  const V top = offset_[at] + size_[at], deadline = deadline_[at];
+  const auto meets = [&](const auto& starts, const auto& ends, std::int32_t i) {
+    return (starts[i] < end_[at] && start_[at] < ends[i]) ||
+           (model_->periodic && starts[i] < end_again_[at] &&
+            start_again_[at] < ends[i]);
+  };
+  for (std::int32_t i = 0; i < count; ++i) {
+    if (offset_[i] >= top || offset_[i] + size_[i] <= deadline || i == at) continue;
+    if (!meets(start_, end_, i) &&
+        !(model_->periodic && meets(start_again_, end_again_, i))) {
+      continue;
+    }
+    if (top > capacity - size_[i] || top > deadline_[i]) return false;
+    offset_[i] = top;
+    ++lifts_;
+  }
+  return true;
 }
 
 // In each section, the buffers from any least offset up must fit above it.

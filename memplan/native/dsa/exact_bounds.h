@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "dsa/exact_kernels.h"
-#include "dsa/exact_memo.h"
 #include "dsa/exact_model.h"
 #include "dsa/exact_state.h"
 
@@ -22,15 +21,22 @@ class Bounds {
  public:
   Bounds(const Model<V>& model, const Rules& rules);
 
-  /// False if the buffers certainly cannot all lie beneath `capacity`, at or after
-  /// `last` in the order of (offset, rank).
+  /// False if the buffers certainly cannot all lie beneath `capacity`, none below
+  /// `last`, nor any where it is barred.
   bool may_fit(const State<V>& state, std::span<const std::int32_t> waiting,
-               std::int32_t first, std::int32_t end, Last<V> last, V capacity);
+               std::int32_t first, std::int32_t end, V last, V capacity);
+
+  /// After that was true: no lower than this will the waiting buffer of that position
+  /// lie. Known of all if `unallocated` or `stranded` is on.
+  V offset(std::size_t position) const { return offset_[position]; }
 
  private:
   bool releases(const State<V>& state, std::span<const std::int32_t> waiting,
-                Last<V> last, V capacity);
+                V last, V capacity);
   bool lift_stranded(std::span<const std::int32_t> waiting, V capacity);
+  bool force(const State<V>& state, std::int32_t count, std::int32_t first,
+             std::int32_t end, V capacity);
+  bool lift_off(std::int32_t at, std::int32_t count, V capacity);
   Lowest<V> lowest_neighbour(std::int32_t k, std::int32_t count, V none) const;
   bool stacks_fit(std::span<const std::int32_t> waiting, std::int32_t first,
                   std::int32_t end, V capacity);
@@ -48,6 +54,11 @@ class Bounds {
   std::vector<Stranded> stranded_;
   std::vector<std::uint64_t> order_;
   std::vector<V> stack_;  // by section
+  // By section: the least two offsets, and the position of the lower one; by position:
+  // the highest offset that is left for it.
+  std::vector<V> lowest_, second_, owner_, deadline_;
+  std::vector<std::int32_t> rushed_;
+  std::int64_t lifts_ = 0;
 };
 
 extern template class Bounds<std::int32_t>;

@@ -38,6 +38,18 @@ template <class V>
 }
 
 template <class V>
+[[gnu::always_inline]] inline void lowest_two(V* __restrict first, V* __restrict second,
+                                              V* __restrict owner, std::int32_t count,
+                                              V offset, V who) {
+  for (std::int32_t s = 0; s < count; ++s) {
+    const V before = first[s];
+    second[s] = std::min(second[s], std::max(before, offset));
+    owner[s] = offset < before ? who : owner[s];
+    first[s] = std::min(before, offset);
+  }
+}
+
+template <class V>
 [[gnu::always_inline]] inline V highest(const V* floor, const V* remaining,
                                         std::int32_t count, V least) {
   V most = 0;
@@ -58,6 +70,10 @@ template <class V>
   }                                                                                    \
   MEMPLAN_CLONES V add_to_all(V* values, std::int32_t count, V amount) {               \
     return add(values, count, amount);                                                 \
+  }                                                                                    \
+  MEMPLAN_CLONES void two_lowest(V* first, V* second, V* owner, std::int32_t count,    \
+                                 V offset, V who) {                                    \
+    lowest_two(first, second, owner, count, offset, who);                              \
   }                                                                                    \
   MEMPLAN_CLONES V highest_sum(const V* floor, const V* remaining, std::int32_t count, \
                                V least) {                                              \

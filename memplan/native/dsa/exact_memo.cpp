@@ -33,7 +33,7 @@ void Memo<V>::grow() {
   old.swap(entries_);
   for (const Entry& entry : old) {
     if (!entry.count) continue;
-    Entry* room = const_cast<Entry*>(bucket(entry.hash));
+    Entry* room = bucket(entry.hash);
     while (room->count) ++room;  // never more than were in one bucket before
     *room = entry;
   }
@@ -50,20 +50,31 @@ std::uint64_t Memo<V>::hash(std::span<const std::int32_t> waiting, const V* leas
 }
 
 template <class V>
-const typename Memo<V>::Entry* Memo<V>::bucket(std::uint64_t hash) const {
+typename Memo<V>::Entry* Memo<V>::bucket(std::uint64_t hash) {
   return &entries_[hash & (entries_.size() - 1) & ~(kWays - 1)];
 }
 
 template <class V>
-bool Memo<V>::matches(const Entry& entry, std::uint64_t hash,
-                      std::span<const std::int32_t> waiting, const V* least) const {
-  if (entry.hash != hash || entry.count != static_cast<std::int32_t>(waiting.size())) {
-    return false;
+void Memo<V>::mark(std::span<const std::int32_t> waiting) {
+  if (++calls_ == 0) {
+    std::fill(marks_.begin(), marks_.end(), 0);
+    calls_ = 1;
   }
-  if (written_ - entry.at > keys_.size()) return false;  // overwritten since
-  std::size_t at = entry.at & (keys_.size() - 1);
   for (const std::int32_t k : waiting) {
-    if (keys_[at] != k || keys_[at + 1] != least[k]) return false;
+    if (marks_.size() <= static_cast<std::size_t>(k)) marks_.resize(2 * k + 64, 0);
+    marks_[k] = calls_;
+  }
+}
+
+// Whether the entry is of as many buffers as are marked, and of the same, at the same
+// least offsets; with `bars`: and none was barred that is not now.
+template <class V>
+bool Memo<V>::matches(const Entry& entry, const State<V>& state, bool bars) const {
+  std::size_t at = entry.at & (keys_.size() - 1);
+  for (std::int32_t i = 0; i < entry.count; ++i) {
+    const auto k = static_cast<std::int32_t>(keys_[at] >> 1);
+    if (marks_[k] != calls_ || keys_[at + 1] != state.least(k)) return false;
+    if (bars && (keys_[at] & 1) && !state.barred(k)) return false;
     at = (at + 2) & (keys_.size() - 1);
   }
   return true;
@@ -71,36 +82,44 @@ bool Memo<V>::matches(const Entry& entry, std::uint64_t hash,
 
 template <class V>
 bool Memo<V>::fails(std::uint64_t hash, std::span<const std::int32_t> waiting,
-                    const V* least, Last<V> last) const {
+                    const State<V>& state, V last) {
+  const auto count = static_cast<std::int32_t>(waiting.size());
   const Entry* entry = bucket(hash);
+  bool marked = false;
   for (std::size_t way = 0; way < kWays; ++way, ++entry) {
-    if (entry->last <= last && entry->count && matches(*entry, hash, waiting, least)) {
-      return true;
-    }
+    if (entry->hash != hash || entry->count != count || entry->last > last) continue;
+    if (!written(*entry)) continue;
+    if (!marked) mark(waiting);
+    marked = true;
+    if (matches(*entry, state, entry->last == last)) return true;
   }
   return false;
 }
 
 template <class V>
 void Memo<V>::add_failure(std::uint64_t hash, std::span<const std::int32_t> waiting,
-                          const V* least, Last<V> last) {
+                          const State<V>& state, V last) {
+  const auto count = static_cast<std::int32_t>(waiting.size());
   if (2 * waiting.size() > keys_.size()) return;
   if (written_ + 2 * waiting.size() > keys_.size() && keys_.size() < most_keys_) grow();
-  Entry* const first = const_cast<Entry*>(bucket(hash));
+  Entry* const first = bucket(hash);
   Entry* chosen = first;
+  mark(waiting);
   for (Entry* entry = first; entry < first + kWays; ++entry) {
-    if (entry->count && matches(*entry, hash, waiting, least)) {
-      if (last < entry->last) entry->last = last;
-      return;
+    // A weaker failure of the same state gives way.
+    if (entry->hash == hash && entry->count == count && entry->last >= last &&
+        written(*entry) && matches(*entry, state, false)) {
+      chosen = entry;
+      break;
     }
     if (!entry->count || entry->at < chosen->at) chosen = entry;
     if (!entry->count) break;
   }
-  *chosen = {hash, written_, last, static_cast<std::int32_t>(waiting.size())};
+  *chosen = {hash, written_, last, count};
   std::size_t at = written_ & (keys_.size() - 1);
   for (const std::int32_t k : waiting) {
-    keys_[at] = static_cast<V>(k);
-    keys_[at + 1] = least[k];
+    keys_[at] = static_cast<V>(2 * k + state.barred(k));
+    keys_[at + 1] = state.least(k);
     at = (at + 2) & (keys_.size() - 1);
   }
   written_ += 2 * waiting.size();

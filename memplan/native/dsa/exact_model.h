@@ -1,4 +1,4 @@
-// What the exact search is told about a packing problem, in the order of one ranking.
+// What the exact search is told about a packing problem.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace memplan::dsa {
 /// The prunings of the exact search, each of which may be left out. All are sound: with
 /// any of them off the answers are the same, and the search only takes longer.
 ///
-/// canonical: a packing is built bottom up, in one order only: by (offset, rank).
-///   Without it dominance, monotone, hatless, stranded and memo have no ground
-///   and are off too.
+/// canonical: a packing is built bottom up, by offset; of what begins at the same
+///   offset, what was tried there in vain does not lie there. Without it dominance,
+///   monotone, hatless, stranded and memo have no ground and are off too.
 /// dominance: nothing is placed where another buffer would fit wholly beneath.
 /// sections: in every section, what is placed and what remains must fit.
 /// unallocated: what remains in a section begins at its least possible offset, and
@@ -26,12 +26,16 @@ namespace memplan::dsa {
 /// stranded: a buffer that was passed over must be lifted by a waiting neighbour,
 ///   one that begins beneath its top; it will then lie on top of one.
 /// decomposition: parts of time that no waiting buffer connects are solved apart.
-/// symmetry: of buffers that are alike, the first in rank lies lowest.
+/// ranking: what falls apart is ranked anew, by what waits in the part.
+/// tightest: where something must lie in a section next, only that is tried.
+/// forced: where one buffer alone can lie low enough in a section, it does, and what
+///   does not fit beneath it lies above.
+/// symmetry: of buffers that are alike, the first lies lowest.
 /// memo: a state that failed before fails again.
 struct Rules {
   bool canonical = true, dominance = true, sections = true, unallocated = true,
        monotone = true, hatless = true, stranded = true, decomposition = true,
-       symmetry = true, memo = true;
+       ranking = true, tightest = true, forced = true, symmetry = true, memo = true;
 
   /// Switches one rule by its name; false if there is no such rule.
   bool set(std::string_view name, bool on);
@@ -52,7 +56,7 @@ struct Instance {
   std::span<const std::int64_t> fixed, beyond;
 };
 
-/// The buffers of an Instance by rank, lifespans in sections. V holds sizes.
+/// The buffers of an Instance, lifespans in sections. V holds sizes.
 ///
 /// Buffer k lives in the sections [start, end) and [start_again, end_again), the
 /// second of which is empty unless its lifespan reaches over the end of the period.
@@ -60,11 +64,12 @@ template <class V>
 struct Model {
   std::int32_t n = 0, sections = 0;
   bool periodic = false, aligned = false, any_fixed = false;
-  std::vector<std::int32_t> id;  // the buffer of that rank
   std::vector<V> size, align, fixed, beyond;
   V most_beyond = 0;
+  std::vector<std::int64_t> life;  // in ticks
   std::vector<std::int32_t> start, end, start_again, end_again;
-  std::vector<std::int32_t> twin;  // the one before it that is alike, or -1
+  // The one before it, and after it, that is alike, or -1.
+  std::vector<std::int32_t> twin, next_twin;
   // Those alive at the same time, ascending.
   std::vector<std::vector<std::int32_t>> neighbours;
 
@@ -77,13 +82,10 @@ struct Model {
   }
 };
 
-/// Ranks the buffers by the letters of `order`, all descending, ties by index:
-/// W lifetime, A lifetime x size, T largest section total, C sections, Z size,
-/// O number of overlapping buffers. Throws std::invalid_argument for other letters.
 template <class V>
-Model<V> ranked_model(const Instance& instance, const std::string& order);
+Model<V> model_of(const Instance& instance);
 
-extern template Model<std::int32_t> ranked_model(const Instance&, const std::string&);
-extern template Model<std::int64_t> ranked_model(const Instance&, const std::string&);
+extern template Model<std::int32_t> model_of(const Instance&);
+extern template Model<std::int64_t> model_of(const Instance&);
 
 }  // namespace memplan::dsa

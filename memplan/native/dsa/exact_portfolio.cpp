@@ -7,6 +7,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace memplan::dsa {
 
@@ -25,10 +26,10 @@ namespace {
 template <class V>
 class Ranked final : public Portfolio::Lane {
  public:
-  Ranked(const Instance& instance, const std::string& order, std::int64_t capacity,
-         const Rules& rules, std::size_t memo_bytes)
-      : model_(ranked_model<V>(instance, order)),
-        search_(model_, static_cast<V>(capacity), rules, memo_bytes) {}
+  Ranked(std::shared_ptr<const Model<V>> model, const std::string& order,
+         std::int64_t capacity, const Rules& rules, std::size_t memo_bytes)
+      : model_(std::move(model)),
+        search_(*model_, order, static_cast<V>(capacity), rules, memo_bytes) {}
 
   Verdict run(std::int64_t nodes, const StopSign& stop) override {
     return search_.run(nodes, stop);
@@ -37,18 +38,26 @@ class Ranked final : public Portfolio::Lane {
     search_.tighten(static_cast<V>(capacity));
   }
   std::vector<std::int64_t> offsets() const override {
-    std::vector<std::int64_t> by_buffer(model_.n);
-    for (std::int32_t k = 0; k < model_.n; ++k) {
-      by_buffer[model_.id[k]] = search_.offsets()[k];
-    }
-    return by_buffer;
+    return {search_.offsets().begin(), search_.offsets().end()};
   }
   std::int64_t nodes() const override { return search_.nodes(); }
 
  private:
-  Model<V> model_;
+  std::shared_ptr<const Model<V>> model_;
   Search<V> search_;
 };
+
+template <class V, class... Rest>
+std::vector<std::unique_ptr<Portfolio::Lane>> lanes_for(
+    const Instance& instance, const std::vector<std::string>& orders,
+    const Rest&... rest) {
+  const auto model = std::make_shared<const Model<V>>(model_of<V>(instance));
+  std::vector<std::unique_ptr<Portfolio::Lane>> lanes;
+  for (const std::string& order : orders) {
+    lanes.push_back(std::make_unique<Ranked<V>>(model, order, rest...));
+  }
+  return lanes;
+}
 
 // Some threads that work in rounds, and wait for each other in between.
 class Rounds {
@@ -116,16 +125,9 @@ Portfolio::Portfolio(const Instance& instance, const std::vector<std::string>& o
                      std::int64_t capacity, const Rules& rules,
                      std::size_t memo_bytes)
     : verdicts_(orders.size(), Verdict::kOpen) {
-  const bool narrow = fits_in_32_bits(instance, capacity);
-  for (const std::string& order : orders) {
-    if (narrow) {
-      lanes_.push_back(std::make_unique<Ranked<std::int32_t>>(
-          instance, order, capacity, rules, memo_bytes));
-    } else {
-      lanes_.push_back(std::make_unique<Ranked<std::int64_t>>(
-          instance, order, capacity, rules, memo_bytes));
-    }
-  }
+  lanes_ = fits_in_32_bits(instance, capacity)
+               ? lanes_for<std::int32_t>(instance, orders, capacity, rules, memo_bytes)
+               : lanes_for<std::int64_t>(instance, orders, capacity, rules, memo_bytes);
 }
 
 Portfolio::~Portfolio() = default;

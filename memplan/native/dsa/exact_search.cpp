@@ -1,42 +1,97 @@
 #include "dsa/exact_search.h"
 
 #include <algorithm>
+#include <bit>
+#include <functional>
+#include <iterator>
+#include <stdexcept>
+#include <string_view>
+
+#include "dsa/random.h"
 
 namespace memplan::dsa {
 namespace {
 
 constexpr std::int64_t kStopEvery = 64;  // nodes between two looks at the stop flag
 
+bool restarting(const std::string& order) { return order.starts_with('R'); }
+
+std::string letters_of(const std::string& order) {
+  return restarting(order) ? "" : order.substr(order.starts_with('M') ? 1 : 0);
+}
+
 }  // namespace
 
 template <class V>
-Search<V>::Search(const Model<V>& model, V capacity, const Rules& rules,
-                  std::size_t memo_bytes)
+Search<V>::Search(const Model<V>& model, const std::string& order, V capacity,
+                  const Rules& rules, std::size_t memo_bytes)
     : model_(&model),
       capacity_(capacity),
       rules_(rules.grounded()),
+      tightest_(rules_.tightest && order.starts_with('M')),
       state_(model),
       bounds_(model, rules_),
-      memo_(rules_.memo ? memo_bytes : 0) {}
+      ranking_(model, letters_of(order)),
+      memo_(rules_.memo ? memo_bytes : 0),
+      options_(model.sections) {
+  if (!restarting(order)) return;
+  if (order.size() < 2 || order.size() > 10 ||
+      order.find_first_not_of("0123456789", 1) != order.npos) {
+    throw std::invalid_argument("R needs a number of up to nine digits, a seed");
+  }
+  restarts_ = 0;
+  seed_ = std::stoull(order.substr(1));
+}
+
+template <class V>
+void Search<V>::begin() {
+  begun_ = true;
+  for (std::int32_t k = 0; k < model_->n; ++k) pool_.push_back(k);
+  if (restarts_ >= 0) rank_anew();
+  ranking_.sort(pool_, state_);
+  bool fits = true;
+  for (std::int32_t k = 0; k < model_->n; ++k) {
+    fits &= state_.top(k) <= capacity_ + model_->beyond[k];
+  }
+  outcome_ = fits ? open(-1, 0, {0, model_->sections}, 0, true) : Outcome::kFailed;
+  at_ = outcome_ == Outcome::kGo ? 0 : -1;
+}
+
+// Another ranking, and how long to keep it: Luby's sequence, which is within a constant
+// factor of the best there is.
+template <class V>
+void Search<V>::rank_anew() {
+  constexpr std::string_view kOrders[] = {"TWA", "TZW", "CTA", "AWT", "OAT", "WAT"};
+  constexpr std::int64_t kNodes = 1000;
+  Random random(seed_ * 1'000'003 + static_cast<std::uint64_t>(++restarts_));
+  const std::string order(kOrders[random.below(std::size(kOrders))]);
+  tightest_ = rules_.tightest && random.below(8) != 0;
+  rightmost_ = random.below(2) != 0;
+  room_ = capacity_ / (V{8} << random.below(4));
+  ranking_.change(order, random.bits(), 0.5 * random.uniform());
+  std::int64_t k = restarts_;
+  while ((k & (k + 1)) != 0) {
+    k -= static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(k))) - 1;
+  }
+  restart_at_ = nodes_ + kNodes * (k + 1) / 2;
+}
 
 template <class V>
 Verdict Search<V>::run(std::int64_t nodes, const StopSign& stop) {
-  if (!begun_) {
-    begun_ = true;
-    for (std::int32_t k = 0; k < model_->n; ++k) pool_.push_back(k);
-    bool fits = true;
-    for (std::int32_t k = 0; k < model_->n; ++k) {
-      fits &= state_.top(k) <= capacity_ + model_->beyond[k];
-    }
-    outcome_ = fits ? open(-1, 0, {0, model_->sections}, {}, true) : Outcome::kFailed;
-    at_ = outcome_ == Outcome::kGo ? 0 : -1;
-  }
+  if (!begun_) begin();
   const std::int64_t until = nodes_ + nodes;
   std::int64_t look = nodes_ + kStopEvery;
   while (at_ >= 0 && (nodes_ < until || outcome_ == Outcome::kSolved)) {
     if (nodes_ >= look) {
       if (stop.up()) return Verdict::kOpen;
       look = nodes_ + kStopEvery;
+    }
+    if (restarts_ >= 0 && nodes_ >= restart_at_ && outcome_ != Outcome::kSolved) {
+      state_.undo(0);
+      frames_.clear();
+      pool_.clear();
+      begin();
+      continue;
     }
     step();
   }
@@ -62,19 +117,22 @@ void Search<V>::advance(std::int32_t at) {
   truncate(at + 1);
   Frame& frame = frames_[at];
   if (frame.placed >= 0) {
-    state_.undo(frame.mark);
+    state_.undo(frame.mark_now);
     if (frame.hatless) frame.next = frame.stop;
+    if (rules_.canonical) state_.bar(frame.placed);
+    frame.mark_now = state_.mark();
   }
   if (frame.next == frame.stop) {
+    state_.undo(frame.mark);
     if (rules_.memo) {
-      memo_.add_failure(frame.hash, waiting(frame), state_.least(), frame.last);
+      memo_.add_failure(frame.hash, waiting(frame), state_, frame.last);
     }
     return give_up(at);
   }
   const std::int32_t k = pool_[frame.next++];
   frame.placed = k;
   ++nodes_;
-  const Last<V> last{state_.least(k), k};
+  const V last = state_.least(k);
   if (!state_.place(k, capacity_)) {
     frame.hatless = false;
     outcome_ = Outcome::kFailed;
@@ -108,7 +166,9 @@ void Search<V>::next_part(std::int32_t at) {
       pool_.push_back(k);
     }
   }
-  settle(at, open(at, items, range, frame.last, false));
+  const V last = frame.last;
+  if (rules_.ranking) ranking_.sort({pool_.begin() + items, pool_.end()}, state_);
+  settle(at, open(at, items, range, last, false));
 }
 
 template <class V>
@@ -138,19 +198,17 @@ void Search<V>::truncate(std::int32_t frames) {
 }
 
 // A new node: the buffers in pool_ from `items` on wait. `whole`: it is not yet known
-// whether they may fit, nor whether they fall apart.
+// whether they fall apart.
 template <class V>
 typename Search<V>::Outcome Search<V>::open(std::int32_t parent, std::uint32_t items,
-                                            Range range, Last<V> last, bool whole) {
+                                            Range range, V last, bool whole) {
   const std::span<const std::int32_t> waiting{pool_.begin() + items, pool_.end()};
   if (waiting.empty()) return Outcome::kSolved;
-  if (whole) {
-    if (!bounds_.may_fit(state_, waiting, range.first, range.end, last, capacity_)) {
-      return Outcome::kFailed;
-    }
-    if (rules_.decomposition && falls_apart(range)) {
-      return open_parts(parent, items, range, last);
-    }
+  if (!bounds_.may_fit(state_, waiting, range.first, range.end, last, capacity_)) {
+    return Outcome::kFailed;
+  }
+  if (whole && rules_.decomposition && falls_apart(range)) {
+    return open_parts(parent, items, range, last);
   }
   Frame frame{.kind = Kind::kChoice,
               .parent = parent,
@@ -161,14 +219,15 @@ typename Search<V>::Outcome Search<V>::open(std::int32_t parent, std::uint32_t i
               .next = static_cast<std::uint32_t>(pool_.size()),
               .stop = 0,
               .mark = state_.mark(),
+              .mark_now = state_.mark(),
               .last = last};
   if (rules_.memo) {
     frame.hash = Memo<V>::hash(waiting, state_.least());
-    if (memo_.fails(frame.hash, waiting, state_.least(), last)) {
+    if (memo_.fails(frame.hash, waiting, state_, last)) {
       return Outcome::kFailed;
     }
   }
-  list_candidates(waiting, last);
+  list_candidates(items, range, last);
   frame.stop = static_cast<std::uint32_t>(pool_.size());
   frames_.push_back(frame);
   return Outcome::kGo;
@@ -187,7 +246,7 @@ bool Search<V>::falls_apart(Range range) const {
 template <class V>
 typename Search<V>::Outcome Search<V>::open_parts(std::int32_t parent,
                                                   std::uint32_t items, Range range,
-                                                  Last<V> last) {
+                                                  V last) {
   const auto end = static_cast<std::uint32_t>(pool_.size());
   struct Part {
     Range range;
@@ -220,31 +279,81 @@ typename Search<V>::Outcome Search<V>::open_parts(std::int32_t parent,
                      .next = end,
                      .stop = static_cast<std::uint32_t>(pool_.size()),
                      .mark = state_.mark(),
+                     .mark_now = state_.mark(),
                      .last = last});
   return Outcome::kGo;
 }
 
 // Appends to pool_ what may be placed next, in the order of (offset, rank).
 template <class V>
-void Search<V>::list_candidates(std::span<const std::int32_t> waiting, Last<V> last) {
+void Search<V>::list_candidates(std::size_t items, Range range, V last) {
+  const std::size_t end = pool_.size();
   V roof = 2 * (capacity_ + model_->most_beyond) + 1;
-  if (rules_.dominance) {
-    for (const std::int32_t k : waiting) roof = std::min(roof, state_.top(k));
-  }
-  const std::size_t begin = pool_.size();
-  // The span is into pool_: count on positions, since pool_ may move.
-  const std::size_t from = begin - waiting.size();
-  for (std::size_t i = from; i < begin; ++i) {
+  for (std::size_t i = items; i < end; ++i) roof = std::min(roof, state_.top(pool_[i]));
+  candidates_.clear();
+  for (std::size_t i = items; i < end; ++i) {
     const std::int32_t k = pool_[i];
-    if (state_.least(k) >= roof) continue;
-    if (rules_.canonical && Last<V>{state_.least(k), k} < last) continue;
+    if (rules_.dominance && state_.least(k) >= roof) continue;
+    if (rules_.forced && bounds_.offset(i - items) > state_.least(k)) continue;
+    if (rules_.canonical && (state_.least(k) < last || state_.barred(k))) continue;
     const std::int32_t twin = model_->twin[k];
     if (rules_.symmetry && twin >= 0 && state_.waits(twin)) continue;
-    pool_.push_back(k);
+    candidates_.emplace_back(state_.least(k), static_cast<std::int32_t>(i));
   }
-  std::sort(pool_.begin() + begin, pool_.end(), [&](std::int32_t i, std::int32_t k) {
-    return Last<V>{state_.least(i), i} < Last<V>{state_.least(k), k};
-  });
+  std::sort(candidates_.begin(), candidates_.end());
+  if (tightest_) keep_tightest(range, roof);
+  for (const auto& [offset, i] : candidates_) pool_.push_back(pool_[i]);
+}
+
+// In a section that leaves no room beneath whatever may be placed next, the lowest of
+// what waits must be a candidate. Where the candidates in such a section all begin at
+// the lowest offset, one of them does lie there, and it may be placed at once: only
+// these are kept, of the section that has the fewest.
+template <class V>
+void Search<V>::keep_tightest(Range range, V roof) {
+  if (candidates_.size() < 2) return;
+  const auto each_section = [&](std::int32_t k, const auto& visit) {
+    for (auto s = model_->start[k]; s < model_->end[k]; ++s) visit(s);
+    for (auto s = 0; s < model_->end_again[k]; ++s) visit(s);
+  };
+  const V lowest = candidates_.front().first, most = capacity_ + model_->most_beyond;
+  constexpr std::int32_t kHigher = 1 << 20;
+  std::fill(options_.begin() + range.first, options_.begin() + range.end, 0);
+  for (const auto& [offset, i] : candidates_) {
+    const std::int32_t add = offset > lowest ? kHigher : 1;
+    each_section(pool_[i], [&, offset = offset](std::int32_t s) {
+      if (offset <= most - state_.remaining()[s]) options_[s] += add;
+    });
+  }
+  const auto fewest_below = [&](V limit) {
+    std::int32_t best = -1, fewest = std::min<std::int32_t>(
+        kHigher, static_cast<std::int32_t>(candidates_.size()));
+    for (std::int32_t s = range.first; s < range.end; ++s) {
+      const V remaining = state_.remaining()[s];
+      if (remaining == 0 || most - remaining >= limit) continue;
+      if (options_[s] < fewest || (rightmost_ && best >= 0 && options_[s] == fewest)) {
+        fewest = options_[s];
+        best = s;
+      }
+    }
+    return best;
+  };
+  std::int32_t best = fewest_below(roof);
+  const auto elsewhere = [&](const auto& candidate) {
+    bool there = false;
+    each_section(pool_[candidate.second], [&](std::int32_t s) { there |= s == best; });
+    return !there;
+  };
+  if (best >= 0) {
+    std::erase_if(candidates_, elsewhere);
+    return;
+  }
+  // Nothing must lie there; but where there is little room, it had better.
+  best = fewest_below(roof + room_);
+  if (best < 0) return;
+  const auto end = std::find_if(candidates_.begin(), candidates_.end(),
+                                [&](auto& one) { return one.first > lowest; });
+  std::stable_partition(candidates_.begin(), end, std::not_fn(elsewhere));
 }
 
 template <class V>

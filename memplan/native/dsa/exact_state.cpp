@@ -19,6 +19,7 @@ State<V>::State(const Model<V>& model)
       least_(model.n, 0),
       floor_(model.sections, 0),
       remaining_(model.sections, 0),
+      barred_(model.n, -1),
       crossing_(model.sections + 1, 0),
       waits_(model.n, true) {
   for (std::int32_t k = 0; k < model.n; ++k) {
@@ -49,6 +50,13 @@ bool State<V>::place(std::int32_t k, V capacity) {
     set(least_[i], least, i);
   }
   return true;
+}
+
+template <class V>
+void State<V>::bar(std::int32_t k) {
+  for (; k >= 0; k = model_->next_twin[k]) {
+    if (waits_[k]) set(barred_[k], least_[k], kBarred + k);
+  }
 }
 
 template <class V>
@@ -86,6 +94,8 @@ void State<V>::undo(std::size_t mark) {
       uncover(static_cast<std::int32_t>(change.before));
     } else if (change.what < 0) {
       floor_[~change.what] = change.before;
+    } else if (change.what >= kBarred) {
+      barred_[change.what - kBarred] = change.before;
     } else {
       least_[change.what] = change.before;
     }

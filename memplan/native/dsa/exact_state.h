@@ -27,7 +27,12 @@ class State {
   std::size_t mark() const { return log_.size(); }
   void undo(std::size_t mark);
 
+  /// Notes that buffer k was tried at its least offset, in vain: it does not lie there.
+  /// What is alike and waits does not, either.
+  void bar(std::int32_t k);
+
   bool waits(std::int32_t k) const { return waits_[k]; }
+  bool barred(std::int32_t k) const { return barred_[k] == least_[k]; }
   const V* least() const { return least_.data(); }
   V least(std::int32_t k) const { return least_[k]; }
   V top(std::int32_t k) const { return least_[k] + model_->size[k]; }
@@ -42,10 +47,11 @@ class State {
 
  private:
   struct Change {
-    std::int32_t what;  // buffer k's least offset, ~s: floor, kPlaced
+    std::int32_t what;  // buffer k's least offset, ~s: floor, kPlaced, kBarred + k
     V before;           // or which buffer was placed
   };
   static constexpr std::int32_t kPlaced = std::int32_t{1} << 30;
+  static constexpr std::int32_t kBarred = std::int32_t{1} << 29;
 
   void cover(std::int32_t start, std::int32_t end, V top, V size);
   void uncover(std::int32_t k);
@@ -57,6 +63,7 @@ class State {
 
   const Model<V>* model_;
   std::vector<V> least_, floor_, remaining_;
+  std::vector<V> barred_;  // the least offset at which it was tried last, or -1
   std::vector<std::int32_t> crossing_;
   std::vector<std::uint8_t> waits_;
   std::vector<Change> log_;

@@ -27,7 +27,7 @@ double seconds_since(Clock::time_point start) {
 /// whoever needs the fewest, the first lane among equals: lanes that could still win
 /// go on, so that it is the same one however they are spread over threads.
 struct Search::Round {
-  std::int64_t orders, goal;
+  std::int64_t orders, goal, below;
   double seconds;
   Clock::time_point start;
   std::atomic<std::size_t> next_lane{0};
@@ -68,7 +68,8 @@ void Search::advance(const Limits& limits) {
   while (best_.peak > limits.goal && packed_ < limits.orders &&
          seconds_since(start) < limits.seconds) {
     const std::int64_t wanted = (limits.orders - packed_ + lanes - 1) / lanes;
-    Round round{std::min(longest, wanted), limits.goal, limits.hard_seconds, start};
+    Round round{std::min(longest, wanted), limits.goal, limits.below,
+                limits.hard_seconds, start};
     play(round, std::clamp(limits.threads, 1, static_cast<int>(lanes)));
     packed_ += round.orders * lanes;
 
@@ -97,7 +98,7 @@ void Search::play(Round& round, int threads) {
           round.cut_short = true;
           return;
         }
-        lane.step(packer, best_);
+        lane.step(packer, best_, round.below);
         if (lane.best().peak <= round.goal) {
           round.win(key);
           break;

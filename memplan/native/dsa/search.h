@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -31,6 +32,8 @@ class Search {
     double seconds = 0;       // stop between rounds after so long
     double hard_seconds = 0;  // stop even within a round: not repeatable from then on
     int threads = 1;
+    // A peak that is known to be possible: walks look for a lower one.
+    std::int64_t below = std::numeric_limits<std::int64_t>::max();
   };
 
   /// Searches on until one of the limits says stop.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <numbers>
 
 #include "dsa/radix.h"
 
@@ -29,22 +28,6 @@ std::uint64_t descending(double priority) {
 
 }  // namespace
 
-std::uint64_t Random::bits() {
-  std::uint64_t z = state_ += 0x9E3779B97F4A7C15u;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
-
-double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
-
-double Random::normal() {
-  const double radius = std::sqrt(-2 * std::log(1 - uniform()));
-  return radius * std::cos(2 * std::numbers::pi * uniform());
-}
-
-std::size_t Random::below(std::size_t count) { return bits() % count; }
-
 bool Terrain::meet(std::int32_t a, std::int32_t b) const {
   const auto overlap = [&](std::int32_t shift) {
     return sections.start[a] < sections.end[b] + shift &&
@@ -60,7 +43,7 @@ Lane::Lane(const Terrain& terrain, std::size_t classic, std::uint64_t seed)
       order_(terrain.movable),
       patience_(patience_for(order_.size())) {}
 
-void Lane::step(Packer& packer, const Packing& shared) {
+void Lane::step(Packer& packer, const Packing& shared, std::int64_t below) {
   if (idle_ > patience_) {
     walking_ = !walking_;
     idle_ = 0;
@@ -72,7 +55,10 @@ void Lane::step(Packer& packer, const Packing& shared) {
   }
   ++idle_;
   if (walking_) {
-    walk(packer, std::min(best_.peak, shared.peak) - 1);
+    // What any order reaches comes first: there must be one to begin again from.
+    const bool begun = shared.peak != Packing{}.peak;
+    const std::int64_t reached = std::min(best_.peak, shared.peak);
+    walk(packer, (begun ? std::min(reached, below) : reached) - 1);
   } else {
     refine(packer);
   }

@@ -6,23 +6,11 @@
 #include <span>
 #include <vector>
 
+#include "dsa/random.h"
 #include "dsa/search_pack.h"
 #include "dsa/sections.h"
 
 namespace memplan::dsa {
-
-/// splitmix64: small, fast, and the same everywhere.
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t bits();
-  double uniform();  // in [0, 1)
-  double normal();
-  std::size_t below(std::size_t count);
-
- private:
-  std::uint64_t state_;
-};
 
 /// A packing, and the priorities whose order gives it: the highest comes first.
 struct Packing {
@@ -53,8 +41,9 @@ class Lane {
   /// classic: which priorities the first walk starts from.
   Lane(const Terrain& terrain, std::size_t classic, std::uint64_t seed);
 
-  /// Packs one order. shared: the best of all lanes.
-  void step(Packer& packer, const Packing& shared);
+  /// Packs one order. shared: the best of all lanes; below: a peak that was reached
+  /// elsewhere.
+  void step(Packer& packer, const Packing& shared, std::int64_t below);
 
   const Packing& best() const { return best_; }
 

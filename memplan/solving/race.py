@@ -1,0 +1,129 @@
+"""One problem, searched at random and exactly by turns, each with the other's best.
+
+Neither finds what the other does: chance gets low soon where many buffers are small,
+the exact search where few plans fit, and only that one proves anything. A turn is some
+orders for the one and some nodes for the other, about as long; the turns grow. All of
+it is counted, not timed, so that the same problem gives the same plan on any number of
+threads, unless there is a time limit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from memplan.arrays import Int64Array
+from memplan.core.problem import Problem
+from memplan.solving.exact_ladder import Ladder, Tuning
+from memplan.solving.options import Options, Progress
+from memplan.solving.search import Search, default_orders
+
+NODES = 4_000_000  # of exact search where there is no limit: some seconds
+_FIRST_SHARE = 0.05  # of the orders that search tries by itself, in the first turn
+_FIRST_NODES = 40_000
+_DOUBLINGS = 4  # of both, from turn to turn
+
+
+class Race:
+    """Two searches of one problem, without gaps.
+
+    search, ladder: at random, and exactly; the ladder is None where that is not asked
+    for. turns: taken so far.
+    """
+
+    def __init__(
+        self, problem: Problem, offsets: Int64Array, options: Options, start: float
+    ) -> None:
+        """offsets: a plan to begin with. start: of the time limit, in seconds by
+        `time.perf_counter`. options: their capacity is not looked at."""
+        self.problem, self.options, self.start = problem, options, start
+        self.search = Search(problem, options, offsets)
+        self.ladder: Ladder | None = None
+        self.turns = 0
+        self.closed = False  # nothing is left to find out by the exact search
+        limit = options.time_limit
+        self._deadline = math.inf if limit is None else start + limit
+        free = limit is not None
+        orders, nodes = options.iterations, options.max_nodes
+        usual = default_orders(len(problem))
+        self.most_orders = (1 << 62 if free else usual) if orders is None else orders
+        self.most_nodes = (1 << 62 if free else NODES) if nodes is None else nodes
+        self._usual = usual
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the best plan so far."""
+        return self.search.peak
+
+    @property
+    def bound(self) -> int:
+        """Bytes that no plan needs less than."""
+        exact = 0 if self.ladder is None else self.ladder.lower
+        return max(self.search.bound, exact)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the exact search."""
+        return 0 if self.ladder is None else self.ladder.nodes
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return time.perf_counter() >= self._deadline
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more will be tried: all is known, or the effort was made."""
+        orders_left = self.search.packed < self.most_orders
+        nodes_left = self.ladder is not None and self.nodes < self.most_nodes
+        return self.closed or self.late or not (orders_left or nodes_left)
+
+    def enter_exact(self, goal: int, capacity: int | None) -> None:
+        """Have the exact search take part: for any peak down to `goal` bytes, or, with
+        a `capacity`, just for one that keeps within."""
+        tuning = Tuning(
+            threads=self.options.workers(),
+            without=self.options.without,
+            deadline=self._deadline,
+            most_nodes=self.most_nodes,
+        )
+        self.ladder = Ladder(
+            self.problem, self.search.offsets, self.search.bound, tuning
+        )
+        self.ladder.goal = goal
+        if self.ladder.too_large:
+            self.ladder = None
+            return
+        self._climb = (
+            self.ladder.climb() if capacity is None else self.ladder.climb_to(capacity)
+        )
+
+    def turn(self, goal: int) -> None:
+        """Search at random, then exactly, until a peak of `goal` bytes is reached or
+        the turn is over. The goal may have risen since."""
+        part = 2 ** min(self.turns, _DOUBLINGS)
+        self.turns += 1
+        orders = max(1, round(self._usual * _FIRST_SHARE * part))
+        orders = min(self.search.packed + orders, self.most_orders)
+        self.search.seek(goal, orders, self.start)
+        if self.ladder is None or self.peak <= goal:
+            return
+        self.ladder.take(self.search.offsets)
+        self.ladder.goal = max(goal, self.ladder.goal)
+        try:
+            self._climb_on(min(self.nodes + _FIRST_NODES * part, self.most_nodes))
+        finally:
+            self.search.take(self.ladder.offsets)
+
+    def _climb_on(self, nodes: int) -> None:
+        assert self.ladder is not None
+        while self.nodes < nodes and not self.late:
+            if next(self._climb, _ENDED) is _ENDED:
+                self.closed = True
+                return
+            seconds = time.perf_counter() - self.start
+            peak = self.ladder.peak
+            self.options.report(Progress(peak, self.bound, self.nodes, seconds))
+
+
+_ENDED = object()
