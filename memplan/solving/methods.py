@@ -71,6 +71,11 @@ METHODS = {
         "memplan.solving.search:solve",
         gaps=False,
     ),
+    "ejection": Method(
+        "takes out what ends too high, and puts it back lower: for thousands of buffers",
+        "memplan.solving.ejection:solve",
+        gaps=False,
+    ),
     "exact": Method(
         "branch and bound: proves the least peak, for some hundreds of buffers",
         "memplan.solving.exact:solve",
