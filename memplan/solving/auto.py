@@ -2,7 +2,8 @@
 
 The six priorities take milliseconds, and often reach the lower bound: then that is
 all. Otherwise the problem is taken apart, and each part that is too high is searched:
-briefly at random, then exactly if it is small, then at random for what time is left.
+briefly at random, then exactly if it is small and at random for what time is left; or
+by ejection, in turn with random search, if it is large.
 With gaps in lifespans there are the six priorities only.
 """
 
@@ -18,6 +19,7 @@ from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import Problem
 from memplan.solving import exact
+from memplan.solving.ejection import Ejection
 from memplan.solving.options import DEFAULTS, Options, Progress
 from memplan.solving.parts import Part, take_apart
 from memplan.solving.priorities import best_of_six
@@ -124,13 +126,45 @@ class _Attempt:
             return
         count = len(part.members)
         if count > MOST_FOR_EXACT:
-            self.did.append(f"{count:,} buffers are too many for exact search")
-        elif self._search_exactly(part, search):
+            self._eject(part, search)
+            return
+        if self._search_exactly(part, search):
             return
         before = search.packed
         search.run(self.start)
         self.did.append(f"search, {search.packed:,} orders")
         self.nodes += search.packed - before
+
+    def _eject(self, part: Part, search: Search) -> None:
+        """Lower offsets in `search`, of a part too large for exact search.
+
+        Random search and ejection take turns, and whoever gained more last time gets
+        more of the next; neither is the better one everywhere.
+        """
+        ejection = Ejection(part.problem, search.options, search.offsets)
+        orders, portion, share = search.packed, 0.5, _BRIEFLY
+        try:
+            for after in (0.15, 0.3, 0.45, 0.6, 0.8, 1.0):
+                before = search.peak
+                # Without a time limit each has work of its own to do.
+                timed = self.options.time_limit is not None
+                turn = share + portion * (after - share) if timed else after
+                search.run(self.start, turn)
+                between = search.peak
+                ejection.take(search.offsets)
+                ejection.run(self.start, after)
+                search.take(ejection.offsets)
+                if before > between or between > search.peak:
+                    better = before - between > between - search.peak
+                    portion = 0.8 if better else 0.1
+                share = after
+        finally:
+            search.take(ejection.offsets)
+            self.nodes += ejection.placed + search.packed - orders
+        self.did.append(
+            f"{len(part.members):,} buffers are too many for exact search; search, "
+            f"{search.packed:,} orders; ejection, {ejection.placed:,} placements"
+        )
 
     def _search_exactly(self, part: Part, search: Search) -> bool:
         """Whether exact search has settled the part, or found what search did not.

@@ -58,7 +58,7 @@ def default_placements(problem: Problem) -> int:
     """
     start, end = spans(problem)
     alive = int((end - start).sum()) / max(int(end.max(initial=1) - start.min()), 1)
-    return round(2e8 / (100 + alive))
+    return round(1e8 / (100 + alive))
 
 
 class Ejection:
@@ -77,7 +77,9 @@ class Ejection:
         self.options = options
         self.offsets = offsets
         self.bound = lower_bound(problem)
+        self._unit = problem.granularity  # of the kernel's bytes
         self._kernel: _dsa.Ejection | None = None
+        self._before = 0  # placements of kernels that are gone
 
     @property
     def peak(self) -> int:
@@ -87,7 +89,7 @@ class Ejection:
     @property
     def placed(self) -> int:
         """Placements made so far."""
-        return 0 if self._kernel is None else self._kernel.placed
+        return self._before + (0 if self._kernel is None else self._kernel.placed)
 
     @property
     def goal(self) -> int:
@@ -115,36 +117,43 @@ class Ejection:
             if self._kernel is None:
                 self._kernel = self._new_kernel()
             self._kernel.advance(
-                self.goal,
-                placements,
+                self.goal // self._unit,
+                placements - self._before,
                 min(left, _SLICE_SECONDS),
                 left,
                 self.options.workers(),
             )
-            self.take(self._kernel.offsets)
+            self._keep(self._kernel.offsets * self._unit)
             seconds = time.perf_counter() - start
             progress = Progress(self.peak, self.bound, self.placed, seconds)
             self.options.report(progress)
 
     def take(self, offsets: Int64Array) -> None:
-        """Keep these offsets if they are better than the best so far."""
-        if self.problem.peak(offsets) < self.peak:
-            self.offsets = offsets
+        """Go on from these offsets if they are better than the best so far."""
+        if self._keep(offsets) and self._kernel is not None:
+            self._before += self._kernel.placed
+            self._kernel = None
+
+    def _keep(self, offsets: Int64Array) -> bool:
+        if self.problem.peak(offsets) >= self.peak:
+            return False
+        self.offsets = offsets
+        return True
 
     def _new_kernel(self) -> _dsa.Ejection:
-        problem = self.problem
+        problem, unit = self.problem, self._unit
         start, end = spans(problem, quietest_moment(problem))
-        fixed = problem.fixed if (problem.fixed != FREE).any() else None
-        # Padded sizes stack up to multiples of the granularity by themselves.
-        uniform = bool((problem.alignment == problem.granularity).all())
-        needed = not uniform or fixed is not None
+        fixed = None
+        if (problem.fixed != FREE).any():
+            fixed = np.where(problem.fixed == FREE, FREE, problem.fixed // unit)
+        uniform = bool((problem.alignment == unit).all())
         return _dsa.Ejection(
             start,
             end,
-            problem.padded,
-            np.ascontiguousarray(self.offsets),
+            problem.padded // unit,
+            self.offsets // unit,
             self.options.seed,
-            problem.alignment if needed else None,
+            None if uniform else problem.alignment // unit,
             fixed,
             problem.length or 0,
         )

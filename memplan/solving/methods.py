@@ -72,7 +72,7 @@ METHODS = {
         gaps=False,
     ),
     "ejection": Method(
-        "takes out what ends too high, and puts it back lower: for thousands of buffers",
+        "takes out what ends too high, puts it back lower: for thousands of buffers",
         "memplan.solving.ejection:solve",
         gaps=False,
     ),

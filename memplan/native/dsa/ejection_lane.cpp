@@ -10,11 +10,12 @@
 namespace memplan::dsa {
 namespace {
 
-// Work between two shakes, for each block; and how many shakes a roof is given.
+// Work between two shakes, for each block; and how many a roof is given after the last
+// one before which less was out than ever.
 constexpr double kWorkAShake = 300;
 constexpr std::int64_t kLeastWork = 20'000;
 constexpr std::int64_t kWorkABlock = 16;  // beside what is looked at
-constexpr int kShakes = 24;
+constexpr int kShakes = 8;
 
 constexpr double kMostOfTheWay = 1.0, kLeastOfTheWay = 0.002;
 constexpr std::int64_t kStopEvery = 1 << 14;  // work between two looks at the clock
@@ -56,7 +57,7 @@ void EjectionLane::run(std::int64_t goal, std::int64_t work,
     if (roof_ < 0) begin_round(goal);
     if (out_.empty()) {
       end_round();
-    } else if (shakes_ >= kShakes) {
+    } else if (shakes_ - hopeful_at_ > kShakes) {
       give_up();
     } else if (worked_ - shaken_at_ >= shake_every) {
       shake();
@@ -75,7 +76,8 @@ void EjectionLane::run(std::int64_t goal, std::int64_t work,
 void EjectionLane::begin_round(std::int64_t goal) {
   const auto way = static_cast<double>(peak_ - goal);
   roof_ = std::clamp(peak_ - static_cast<std::int64_t>(way * step_), goal, peak_ - 1);
-  shakes_ = 0;
+  shakes_ = hopeful_at_ = 0;
+  least_out_ = kNever;
   shaken_at_ = worked_;
   for (std::int32_t i = 0; i < grounds_->size(); ++i) {
     if (offsets_[i] + grounds_->bytes[i] > roof_ && !grounds_->is_fixed(i)) take_out(i);
@@ -113,6 +115,12 @@ void EjectionLane::adopt(const EjectionLane& other) {
 }
 
 void EjectionLane::shake() {
+  double out = 0;
+  for (const auto& [worth, block] : out_) out += worth;
+  if (out < least_out_) {
+    least_out_ = out;
+    hopeful_at_ = shakes_;
+  }
   if (shakes_++ % 2 == 0) {
     gravity_.fall(offsets_);
   } else {

@@ -78,7 +78,8 @@ class EjectionLane {
   std::vector<std::pair<double, std::int32_t>> out_;  // a heap, the worthiest first
   double step_ = 0.1;  // of the way from the peak to the goal
   std::int64_t placed_ = 0, worked_ = 0, shaken_at_ = 0;
-  int shakes_ = 0;
+  int shakes_ = 0, hopeful_at_ = 0;  // of this round
+  double least_out_ = 0;             // worth of what was out, at a shake
 
   std::vector<std::int32_t> met_, seen_;
   std::vector<Lying> bottoms_, tops_, unsorted_;
