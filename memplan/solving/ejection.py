@@ -57,7 +57,8 @@ def default_placements(problem: Problem) -> int:
     One takes the longer, the more buffers are alive beside one.
     """
     start, end = spans(problem)
-    alive = int((end - start).sum()) / max(int(end.max(initial=1) - start.min()), 1)
+    whole = int(end.max(initial=1) - start.min(initial=end.max(initial=1)))
+    alive = int((end - start).sum()) / max(whole, 1)
     return round(1e8 / (100 + alive))
 
 

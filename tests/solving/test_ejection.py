@@ -94,8 +94,8 @@ def test_the_same_seed_gives_the_same_plan(kind: str) -> None:
     """However many threads there are."""
     problem = _of_kind(kind, 400)
     found = [
-        solve(problem, Options(iterations=30_000, seed=5, threads=threads))
-        for threads in (1, 1, 2, 3, 9)
+        solve(problem, Options(iterations=15_000, seed=5, threads=threads))
+        for threads in (1, 2, 9)
     ]
     assert len({plan.offsets.tobytes() for plan in found}) == 1
 
@@ -186,16 +186,16 @@ def test_gaps_are_refused() -> None:
 
 def test_auto_takes_it_for_large_parts() -> None:
     problem = _of_kind("aligned", 1500)
-    plan = auto.solve(problem, Options(iterations=20_000))
+    plan = auto.solve(problem, Options(iterations=200))
     assert verify(plan) == []
     assert "too many for exact search; search, " in plan.provenance.note
-    again = auto.solve(problem, Options(iterations=20_000, threads=1))
+    again = auto.solve(problem, Options(iterations=200, threads=1))
     assert again.offsets.tolist() == plan.offsets.tolist()
 
 
 def test_denser_problems_get_fewer_placements() -> None:
-    sparse = Problem.of(np.arange(100), np.arange(100) + 2, np.ones(100))
-    dense = Problem.of(np.zeros(100), np.full(100, 5), np.ones(100))
+    sparse = Problem.of(np.arange(100), np.arange(100) + 2, np.full(100, 1))
+    dense = Problem.of(np.full(100, 0), np.full(100, 5), np.full(100, 1))
     assert default_placements(dense) < default_placements(sparse)
     assert default_placements(Problem.of([], [], [])) > 0
 
