@@ -72,7 +72,7 @@ METHODS = {
         gaps=False,
     ),
     "ejection": Method(
-        "takes out what ends too high, puts it back lower: for thousands of buffers",
+        "puts what ends too high back in lower: for thousands of buffers",
         "memplan.solving.ejection:solve",
         gaps=False,
     ),
