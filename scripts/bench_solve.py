@@ -1,8 +1,9 @@
 """What the solvers reach, and how fast: medians, with their extremes.
 
-Six tables: the decision question and the proof on MiniMalloc's six; heuristics there;
+Five tables: the decision question and the proof on MiniMalloc's six; heuristics there;
 large problems; one decode of very large ones; the integer program on random problems
-and on inference traces; and other solvers on the six, where they are installed.
+and on inference traces. With --peers one other instead: what solvers of other projects
+reach, as far as they are installed, on all instances there are.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 from bench_bestfit import grown_megabytes, milliseconds, synthetic
+from peer_table import ask, draw, instances, table
+from peers import peers
 
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
@@ -180,65 +180,26 @@ def _random_problems(count: int, mixed: bool) -> Iterator[Problem]:
         yield Problem.of(lower, upper, rng.integers(1, 100, n), alignment=alignment)
 
 
-def others(six: dict[str, Problem], seconds: float) -> None:
-    """Other solvers, once each, on the decision question: peak/bound and seconds."""
-    rivals: dict[str, Callable[[Problem, float], int | None]] = {}
-    if find_spec("ortools"):
-        rivals["CP-SAT"] = cp_sat
-    if find_spec("highspy"):
-        rivals["HiGHS"] = partial(_peak_within, "mip", "highs")
-    rivals["CBC"] = partial(_peak_within, "mip", "cbc")
-    rivals["memplan"] = partial(_peak_within, "auto", "cbc")
-    print(f"\nfits in 1 MiB? within {seconds:g} s: seconds, or - for unknown")
-    print(f"{'':<10}" + "".join(f"{name:>10}" for name in six))
-    for name, rival in rivals.items():
-        row = f"{name:<10}"
-        # A process for each: HiGHS and OR-tools bring symbols of the same names.
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            process.submit(rival, Problem.of([0], [1], [1]), 1.0).result()
-            for problem in six.values():
-                begin = time.perf_counter()
-                peak = process.submit(rival, problem, seconds).result()
-                spent = time.perf_counter() - begin
-                fits = peak is not None and peak <= SIX_CAPACITY
-                row += f"{spent:>10.3f}" if fits else f"{'-':>10}"
-        print(row, flush=True)
-
-
-def cp_sat(problem: Problem, seconds: float) -> int | None:
-    """OR-tools: rectangles that do not overlap, and the bytes as a resource."""
-    from ortools.sat.python import cp_model
-
-    model = cp_model.CpModel()
-    rows = zip(
-        problem.lower.tolist(),
-        problem.upper.tolist(),
-        problem.size.tolist(),
-        strict=True,
-    )
-    times, bytes_, sizes = [], [], []
-    for i, (lower, upper, size) in enumerate(rows):
-        offset = model.new_int_var(0, SIX_CAPACITY - size, f"x{i}")
-        times.append(model.new_fixed_size_interval_var(lower, upper - lower, f"t{i}"))
-        bytes_.append(model.new_fixed_size_interval_var(offset, size, f"b{i}"))
-        sizes.append(size)
-    model.add_no_overlap_2d(times, bytes_)
-    model.add_cumulative(times, sizes, SIX_CAPACITY)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = 8
-    status = solver.solve(model)
-    return SIX_CAPACITY if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
-
-
-def _peak_within(
-    method: str, solver: str, problem: Problem, seconds: float
-) -> int | None:
-    options = Options(seconds, SIX_CAPACITY, mip_solver=solver)
-    try:
-        return solve_problem(problem, method, options).peak
-    except NoPlanError:
-        return None
+def against_peers(options: argparse.Namespace) -> None:
+    """Other projects' solvers, where installed, on every instance: a table, a plot."""
+    answers = []
+    asked = []
+    for peer in peers(options.minimalloc):
+        missing = peer.missing()
+        if missing:
+            print(f"{peer.name}: {missing}")
+        else:
+            asked.append(peer)
+    for name, problem in instances(options.traces, options.sizes):
+        for peer, limit in product(asked, sorted(options.limits)):
+            if not peer.limited and limit != min(options.limits):
+                continue
+            answers.append(ask(peer, name, problem, limit))
+            said = f"{name:<34}{peer.name:<26}{limit:>6g} s  {answers[-1].text}"
+            print(said, flush=True)
+    print("\n" + table(answers))
+    if options.plot:
+        draw(answers, options.plot)
 
 
 def _ratio(plan: Plan) -> float:
@@ -253,7 +214,15 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, default=default, metavar="DIR")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="some minutes less")
+    parser.add_argument("--peers", action="store_true", help="ask others, too")
+    parser.add_argument("--limits", type=float, nargs="+", default=[1.0, 5.0])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[1000, 10_000])
+    parser.add_argument("--minimalloc", default="minimalloc", metavar="EXECUTABLE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="of --peers")
     options = parser.parse_args()
+    if options.peers:
+        against_peers(options)
+        return
     repeats = max(5, options.repeats)
     quick = options.quick
 
@@ -267,8 +236,6 @@ def main() -> None:
     large(options.traces, repeats)
     decodes([100_000] if quick else [100_000, 1_000_000], repeats)
     integer_programs(20 if quick else 200, ROOT / "traces")
-    if six:
-        others(six, 3.0 if quick else 10.0)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,50 @@ class Search:
     def offsets(self) -> _Int64:
         """Of the best packing; empty before there is one."""
 
+class Ejection:
+    """Search by ejection chains; threads may share it, in turns.
+
+    offsets: a packing to begin with, in which nothing collides. `fixed` as in
+    `fill_gaps`, but None where all blocks are free. At least one block.
+    """
+
+    def __init__(
+        self,
+        lower: _Int64,
+        upper: _Int64,
+        size: _Int64,
+        offsets: _Int64,
+        seed: int,
+        alignment: _Int64 | None = None,
+        fixed: _Int64 | None = None,
+        period: int = 0,
+    ) -> None: ...
+    def advance(
+        self,
+        goal: int,
+        placements: int,
+        seconds: float,
+        hard_seconds: float,
+        threads: int,
+    ) -> None:
+        """Search on in whole rounds, whose results do not depend on the threads.
+
+        Ends between rounds once the peak is at most `goal`, `placements` were made
+        since the beginning, or `seconds` have passed; `hard_seconds` ends a round, too.
+        """
+
+    @property
+    def placed(self) -> int:
+        """Placements made so far, of all lanes."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the best packing."""
+
+    @property
+    def offsets(self) -> _Int64:
+        """Of the best packing."""
+
 class ExactSearch:
     """Canonical branch and bound for one capacity; threads may share it, in turns.
 

@@ -2,9 +2,9 @@
 
 The six priorities take milliseconds, and often reach the lower bound: then that is
 all. Otherwise the problem is taken apart, and the part that is highest is searched, at
-random and exactly by turns, until another is higher, or all are as low as they can be
-or need be. With a time limit that goes on for all of it; without one it gives up after
-a fixed effort for each part, and says so.
+random, by ejection and exactly by turns, until another is higher, or all are as low as
+they can be or need be. With a time limit that goes on for all of it; without one it
+gives up after a fixed effort for each part, and says so.
 
 Gaps in lifespans are used by the six priorities. The searches take every buffer for
 used all its life, whole: what they find is a plan all the same, but what they prove
@@ -125,7 +125,7 @@ class _Attempt:
             if progress.peak is not None and whole:
                 peak = min(peak, progress.peak)
             seconds = time.perf_counter() - self.start
-            tried = sum(race.nodes + race.search.packed for _, race in self.races)
+            tried = sum(race.tried for _, race in self.races)
             self.options.report(Progress(peak, self.bound, tried, seconds))
 
         options = replace(self.options, capacity=None, progress=report)
@@ -149,7 +149,10 @@ class _Attempt:
         if race.ladder is None and low:
             self.did.append(f"search reached the goal in {orders:,} orders")
             return
-        tried = f"search, {orders:,} orders" + ", without the gaps" * self.gapped
+        tried = f"search, {orders:,} orders"
+        if race.ejection.placed:
+            tried += f"; ejection, {race.ejection.placed:,} placements"
+        tried += ", without the gaps" * self.gapped
         if race.ladder is not None:
             tried = (
                 f"exact search of {count:,} buffers, {race.nodes:,} nodes, and {tried}"

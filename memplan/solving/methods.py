@@ -71,6 +71,11 @@ METHODS = {
         "memplan.solving.search:solve",
         gaps=False,
     ),
+    "ejection": Method(
+        "puts what ends too high back in lower: for thousands of buffers",
+        "memplan.solving.ejection:solve",
+        gaps=False,
+    ),
     "exact": Method(
         "branch and bound: proves the least peak, for some hundreds of buffers",
         "memplan.solving.exact:solve",

@@ -1,10 +1,10 @@
-"""One problem, searched at random and exactly by turns, each with the other's best.
+"""One problem, searched in three ways by turns, each with the others' best.
 
-Neither finds what the other does: chance gets low soon where many buffers are small,
-the exact search where few plans fit, and only that one proves anything. A turn is some
-orders for the one and some nodes for the other, about as long; the turns grow. All of
-it is counted, not timed, so that the same problem gives the same plan on any number of
-threads, unless there is a time limit.
+None finds what the others do: random orders get low soon where many buffers are small,
+ejection where there are thousands of them, the exact search where few plans fit, and
+only that one proves anything. A turn is some orders, some placements and some nodes,
+about as long; the turns grow. All of it is counted, not timed, so that the same problem
+gives the same plan on any number of threads, unless there is a time limit.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ import time
 
 from memplan.arrays import Int64Array
 from memplan.core.problem import Problem
+from memplan.solving.ejection import Ejection, default_placements
 from memplan.solving.exact_ladder import Ladder, Tuning
 from memplan.solving.options import Options, Progress
 from memplan.solving.search import Search, default_orders
 
 NODES = 4_000_000  # of exact search where there is no limit: some seconds
-_FIRST_SHARE = 0.05  # of the orders that search tries by itself, in the first turn
+_FIRST_SHARE = 0.05  # of what the other two try by themselves, in the first turn
 _FIRST_NODES = 40_000
-_DOUBLINGS = 4  # of both, from turn to turn
+_DOUBLINGS = 4  # of all three, from turn to turn
+_ALONE = 3  # turns that few buffers take without ejection: most are solved by then
 
 
 class Race:
-    """Two searches of one problem, without gaps.
+    """Three searches of one problem, without gaps.
 
-    search, ladder: at random, and exactly; the ladder is None where that is not asked
-    for. turns: taken so far.
+    search, ejection, ladder: at random, by ejection, and exactly; the ladder is None
+    where that is not asked for. turns: taken so far.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Race:
         `time.perf_counter`. options: their capacity is not looked at."""
         self.problem, self.options, self.start = problem, options, start
         self.search = Search(problem, options, offsets)
+        self.ejection = Ejection(problem, options, offsets)
         self.ladder: Ladder | None = None
         self.turns = 0
         self.closed = False  # nothing is left to find out by the exact search
@@ -48,7 +51,13 @@ class Race:
         usual = default_orders(len(problem))
         self.most_orders = (1 << 62 if free else usual) if orders is None else orders
         self.most_nodes = (1 << 62 if free else NODES) if nodes is None else nodes
-        self._usual = usual
+        self.most_placed = default_placements(problem)
+        if orders is not None:  # as much less, or more, as was asked of the other
+            self.most_placed = math.ceil(self.most_placed * orders / usual)
+        self._usual, self._usually_placed = usual, self.most_placed
+        if free and orders is None:
+            self.most_placed = 1 << 62
+        self._portion = 0.5  # of the two's effort, for random search
 
     @property
     def peak(self) -> int:
@@ -67,6 +76,11 @@ class Race:
         return 0 if self.ladder is None else self.ladder.nodes
 
     @property
+    def tried(self) -> int:
+        """Orders, placements and nodes."""
+        return self.search.packed + self.ejection.placed + self.nodes
+
+    @property
     def late(self) -> bool:
         """Whether the time is up."""
         return time.perf_counter() >= self._deadline
@@ -75,6 +89,7 @@ class Race:
     def spent(self) -> bool:
         """Whether nothing more will be tried: all is known, or the effort was made."""
         orders_left = self.search.packed < self.most_orders
+        orders_left |= self.ejection.placed < self.most_placed
         nodes_left = self.ladder is not None and self.nodes < self.most_nodes
         return self.closed or self.late or not (orders_left or nodes_left)
 
@@ -103,9 +118,7 @@ class Race:
         the turn is over. The goal may have risen since."""
         part = 2 ** min(self.turns, _DOUBLINGS)
         self.turns += 1
-        orders = max(1, round(self._usual * _FIRST_SHARE * part))
-        orders = min(self.search.packed + orders, self.most_orders)
-        self.search.seek(goal, orders, self.start)
+        self._search(goal, 2 * _FIRST_SHARE * part)
         if self.ladder is None or self.peak <= goal:
             return
         self.ladder.take(self.search.offsets)
@@ -114,6 +127,29 @@ class Race:
             self._climb_on(min(self.nodes + _FIRST_NODES * part, self.most_nodes))
         finally:
             self.search.take(self.ladder.offsets)
+
+    def _search(self, goal: int, share: float) -> None:
+        """At random and by ejection; whoever gained more gets more of the next turn.
+
+        share: of what the two do without a limit.
+        """
+        before = self.search.peak
+        orders = max(1, round(self._usual * share * self._portion))
+        orders = min(self.search.packed + orders, self.most_orders)
+        self.search.seek(goal, orders, self.start)
+        between = self.search.peak
+        if between <= goal or (self.ladder is not None and self.turns <= _ALONE):
+            return
+        self.ejection.take(self.search.offsets)
+        placed = max(1, round(self._usually_placed * share * (1 - self._portion)))
+        placed = min(self.ejection.placed + placed, self.most_placed)
+        try:
+            self.ejection.seek(goal, placed, self.start)
+        finally:
+            self.search.take(self.ejection.offsets)
+        if self.search.peak < before:
+            gained = before - between > between - self.search.peak
+            self._portion = 0.8 if gained else 0.1
 
     def _climb_on(self, nodes: int) -> None:
         assert self.ladder is not None

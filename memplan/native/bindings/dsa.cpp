@@ -19,6 +19,7 @@ using namespace memplan::bindings;
 using nb::literals::operator""_a;
 
 void bind_exact(nb::module_& m);
+void bind_ejection(nb::module_& m);
 void bind_search(nb::module_& m);
 
 namespace {
@@ -105,6 +106,7 @@ Out<std::int64_t> fill_gaps(const In<std::int64_t>& lower,
 
 NB_MODULE(_dsa, m) {
   bind_exact(m);
+  bind_ejection(m);
   bind_search(m);
   m.doc() = "Kernels for dynamic storage allocation, on numpy arrays.";
   nb::class_<Decoder>(m, "BestFit")

@@ -1,0 +1,76 @@
+// Python's view of the search by ejection.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "bindings/dsa_arrays.h"
+#include "dsa/ejection.h"
+
+namespace nb = nanobind;
+namespace dsa = memplan::dsa;
+using namespace memplan::bindings;
+using nb::literals::operator""_a;
+
+namespace {
+
+// Lets one thread in at a time.
+class Ejection {
+ public:
+  Ejection(const In<std::int64_t>& lower, const In<std::int64_t>& upper,
+           const In<std::int64_t>& size, const In<std::int64_t>& offsets,
+           std::uint64_t seed, const std::optional<In<std::int64_t>>& alignment,
+           const std::optional<In<std::int64_t>>& fixed, std::int64_t period) {
+    const dsa::Blocks blocks = blocks_from(lower, upper, size, alignment, period);
+    const std::size_t n = blocks.size.size();
+    require(n > 0, "there are no blocks");
+    require(offsets.size() == n && (!fixed || fixed->size() == n),
+            "arrays differ in length");
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::int64_t offset = offsets.data()[i];
+      require(offset >= 0, "an offset is negative");
+      require(!alignment || offset % blocks.alignment[i] == 0,
+              "an offset is not aligned");
+      require(!fixed || fixed->data()[i] < 0 || fixed->data()[i] == offset,
+              "a block is not where it is fixed");
+    }
+    const auto given = fixed ? span_of(*fixed) : std::span<const std::int64_t>{};
+    nb::gil_scoped_release released;
+    search_.emplace(blocks, given, span_of(offsets), seed);
+  }
+
+  void advance(std::int64_t goal, std::int64_t placements, double seconds,
+               double hard_seconds, int threads) {
+    nb::gil_scoped_release released;
+    const std::scoped_lock one_at_a_time(mutex_);
+    search_->advance({goal, placements, seconds, hard_seconds, threads});
+  }
+
+  std::int64_t placed() const { return search_->placed(); }
+  std::int64_t peak() const { return search_->peak(); }
+  Out<std::int64_t> offsets() const { return numpy_from(search_->offsets()); }
+
+ private:
+  std::optional<dsa::Ejection> search_;
+  std::mutex mutex_;
+};
+
+}  // namespace
+
+void bind_ejection(nb::module_& m) {
+  nb::class_<Ejection>(m, "Ejection")
+      .def(nb::init<const In<std::int64_t>&, const In<std::int64_t>&,
+                    const In<std::int64_t>&, const In<std::int64_t>&, std::uint64_t,
+                    const std::optional<In<std::int64_t>>&,
+                    const std::optional<In<std::int64_t>>&, std::int64_t>(),
+           "lower"_a, "upper"_a, "size"_a, "offsets"_a, "seed"_a,
+           "alignment"_a = nb::none(), "fixed"_a = nb::none(), "period"_a = 0)
+      .def("advance", &Ejection::advance, "goal"_a, "placements"_a, "seconds"_a,
+           "hard_seconds"_a, "threads"_a)
+      .def_prop_ro("placed", &Ejection::placed)
+      .def_prop_ro("peak", &Ejection::peak)
+      .def_prop_ro("offsets", &Ejection::offsets, nb::rv_policy::move);
+}

@@ -1,0 +1,260 @@
+#include "dsa/ejection_lane.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace memplan::dsa {
+namespace {
+
+// Work between two shakes, for each block; and how many a roof is given after the last
+// one before which less was out than ever.
+constexpr double kWorkAShake = 300;
+constexpr std::int64_t kLeastWork = 20'000;
+constexpr std::int64_t kWorkABlock = 16;  // beside what is looked at
+constexpr int kShakes = 8;
+
+constexpr double kMostOfTheWay = 1.0, kLeastOfTheWay = 0.002;
+constexpr std::int64_t kStopEvery = 1 << 14;  // work between two looks at the clock
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+constexpr int kDigit = 11;  // bits
+constexpr std::size_t kRadix = 128;  // sort fewer by comparing
+
+}  // namespace
+
+EjectionLane::EjectionLane(const Grounds& grounds, const Temper& temper,
+                           std::uint64_t seed, std::span<const std::int64_t> offsets)
+    : grounds_(&grounds),
+      temper_(&temper),
+      random_(seed),
+      gravity_(grounds),
+      penalty_(grounds.bytes.size(), 1.0),
+      offsets_(offsets.begin(), offsets.end()),
+      best_(offsets_) {
+  for (std::int32_t i = 0; i < grounds.size(); ++i) {
+    const double life = grounds.end[i] - grounds.start[i];
+    worth_.push_back(static_cast<double>(grounds.bytes[i]) *
+                     std::pow(life, temper.life_power));
+    peak_ = std::max(peak_, offsets_[i] + grounds.bytes[i]);
+  }
+}
+
+void EjectionLane::run(std::int64_t goal, std::int64_t work,
+                       const std::function<bool()>& stop) {
+  const double unhurried = kWorkAShake * temper_->patience * grounds_->size();
+  const auto shake_every = std::max(static_cast<std::int64_t>(unhurried), kLeastWork);
+  const std::int64_t until = worked_ + work;
+  std::int64_t look = worked_ + kStopEvery;
+  while (worked_ < until && peak_ > goal) {
+    if (worked_ >= look) {
+      if (stop()) return;
+      look = worked_ + kStopEvery;
+    }
+    if (roof_ < 0) begin_round(goal);
+    if (out_.empty()) {
+      end_round();
+    } else if (shakes_ - hopeful_at_ > kShakes) {
+      give_up();
+    } else if (worked_ - shaken_at_ >= shake_every) {
+      shake();
+    } else {
+      std::ranges::pop_heap(out_);
+      const std::int32_t block = out_.back().second;
+      out_.pop_back();
+      if (!put_back(block)) {
+        take_out(block);
+        give_up();
+      }
+    }
+  }
+}
+
+void EjectionLane::begin_round(std::int64_t goal) {
+  const auto way = static_cast<double>(peak_ - goal);
+  roof_ = std::clamp(peak_ - static_cast<std::int64_t>(way * step_), goal, peak_ - 1);
+  shakes_ = hopeful_at_ = 0;
+  least_out_ = kNever;
+  shaken_at_ = worked_;
+  for (std::int32_t i = 0; i < grounds_->size(); ++i) {
+    if (offsets_[i] + grounds_->bytes[i] > roof_ && !grounds_->is_fixed(i)) take_out(i);
+  }
+  worked_ += grounds_->size();
+}
+
+/// All are back: that is a better packing.
+void EjectionLane::end_round() {
+  gravity_.fall(offsets_);
+  worked_ += kWorkABlock * grounds_->size();
+  best_ = offsets_;
+  peak_ = 0;
+  for (std::int32_t i = 0; i < grounds_->size(); ++i) {
+    peak_ = std::max(peak_, best_[i] + grounds_->bytes[i]);
+  }
+  step_ = std::min(1.5 * step_, kMostOfTheWay);
+  roof_ = -1;
+}
+
+/// The next roof is nearer to the peak; nothing is known of what is hard to place.
+void EjectionLane::give_up() {
+  offsets_ = best_;
+  out_.clear();
+  std::ranges::fill(penalty_, 1.0);
+  step_ = std::max(0.5 * step_, kLeastOfTheWay);
+  roof_ = -1;
+}
+
+void EjectionLane::adopt(const EjectionLane& other) {
+  best_ = offsets_ = other.best_;
+  peak_ = other.peak_;
+  out_.clear();
+  roof_ = -1;
+}
+
+void EjectionLane::shake() {
+  double out = 0;
+  for (const auto& [worth, block] : out_) out += worth;
+  if (out < least_out_) {
+    least_out_ = out;
+    hopeful_at_ = shakes_;
+  }
+  if (shakes_++ % 2 == 0) {
+    gravity_.fall(offsets_);
+  } else {
+    gravity_.rise(offsets_, roof_);
+  }
+  worked_ += kWorkABlock * grounds_->size();
+  shaken_at_ = worked_;
+}
+
+void EjectionLane::take_out(std::int32_t block) {
+  offsets_[block] = -1;
+  out_.emplace_back(worth_[block], block);
+  std::ranges::push_heap(out_);
+}
+
+/// Puts a block beneath the roof, and takes out what is in its way. False if fixed
+/// blocks leave it no place at all.
+bool EjectionLane::put_back(std::int32_t block) {
+  ++placed_;
+  const Grounds& g = *grounds_;
+  worked_ += kWorkABlock + g.meeting(block, offsets_, met_, seen_);
+  bottoms_.clear();
+  for (const std::int32_t i : met_) bottoms_.push_back({offsets_[i], i});
+  sort_lying(bottoms_);
+  worked_ += static_cast<std::int64_t>(met_.size());
+  const std::int64_t gap = gap_for(block);
+  if (gap >= 0) {
+    offsets_[block] = gap;
+    return true;
+  }
+  penalty_[block] += 1;
+  const Cost cheapest = cheapest_for(block);
+  worked_ += static_cast<std::int64_t>(met_.size());
+  if (cheapest.price == kNever) return false;
+  const std::int64_t top = cheapest.offset + g.bytes[block];
+  offsets_[block] = cheapest.offset;
+  for (const auto& [bottom, i] : bottoms_) {
+    if (bottom >= top) break;
+    if (bottom + g.bytes[i] > cheapest.offset) take_out(i);
+  }
+  return true;
+}
+
+/// Where there is room for it, or -1.
+std::int64_t EjectionLane::gap_for(std::int32_t block) const {
+  const Grounds& g = *grounds_;
+  const std::int64_t size = g.bytes[block];
+  std::int64_t found = -1, least = std::numeric_limits<std::int64_t>::max(), top = 0;
+  const auto consider = [&](std::int64_t ceiling) {
+    const std::int64_t offset = g.up(top, block), slack = ceiling - offset - size;
+    if (slack < 0 || slack >= least) return;
+    found = offset;
+    least = slack;
+  };
+  for (const auto& [bottom, i] : bottoms_) {
+    if (bottom > top) consider(bottom);
+    if (found >= 0 && !temper_->tightest) return found;
+    top = std::max(top, bottom + g.bytes[i]);
+  }
+  consider(roof_);
+  return found;
+}
+
+/// The offset at which what is in the way is worth least, one of equals at random; to
+/// look at are those where the block touches the top or the bottom of another.
+EjectionLane::Cost EjectionLane::cheapest_for(std::int32_t block) {
+  const Grounds& g = *grounds_;
+  const std::int64_t size = g.bytes[block];
+  tops_.clear();
+  for (const auto& [bottom, i] : bottoms_) tops_.push_back({bottom + g.bytes[i], i});
+  sort_lying(tops_);
+  Cost best{kNever, 0};
+  std::size_t ties = 0, begun = 0, ended = 0;
+  double prices = 0, walls = 0;  // of those begun and not yet ended; fixed ones
+  const auto count_in = [&](std::int32_t i, double sign) {
+    if (g.is_fixed(i)) {
+      walls += sign;
+    } else {
+      prices += sign * price(i);
+    }
+  };
+  const auto consider = [&](std::int64_t offset) {  // in ascending order
+    if (offset < 0 || offset > roof_ - size) return;
+    while (begun < bottoms_.size() && bottoms_[begun].at < offset + size) {
+      count_in(bottoms_[begun++].block, 1);
+    }
+    while (ended < tops_.size() && tops_[ended].at <= offset) {
+      count_in(tops_[ended++].block, -1);
+    }
+    if (walls > 0.5) return;
+    if (prices < best.price * (1 - 1e-9)) {
+      best = {prices, offset};
+      ties = 1;
+    } else if (prices <= best.price * (1 + 1e-9) && random_.below(++ties) == 0) {
+      best.offset = offset;
+    }
+  };
+  consider(0);
+  for (const Lying& top : tops_) consider(g.up(top.at, block));
+  begun = ended = 0;
+  prices = walls = 0;
+  for (const Lying& bottom : bottoms_) {
+    if (bottom.at >= size) consider(g.down(bottom.at - size, block));
+  }
+  if (roof_ >= size) consider(g.down(roof_ - size, block));
+  return best;
+}
+
+/// Ascending by where they end or begin.
+void EjectionLane::sort_lying(std::vector<Lying>& lying) {
+  const auto bits = std::bit_width(static_cast<std::uint64_t>(roof_));
+  const auto shift = std::bit_width(lying.size());
+  if (lying.size() < kRadix || bits + shift > 64) {
+    std::ranges::sort(lying, {}, [](const Lying& l) { return std::pair(l.at, l.block); });
+    return;
+  }
+  keys_.resize(lying.size());
+  sorted_.resize(lying.size());
+  for (std::size_t k = 0; k < lying.size(); ++k) {
+    keys_[k] = static_cast<std::uint64_t>(lying[k].at) << shift | k;
+  }
+  constexpr std::uint64_t kMask = (1 << kDigit) - 1;
+  for (auto low = shift; low < shift + bits; low += kDigit) {
+    std::array<std::uint32_t, kMask + 1> from{};
+    for (const std::uint64_t key : keys_) ++from[key >> low & kMask];
+    std::uint32_t sum = 0;
+    for (std::uint32_t& entry : from) sum += std::exchange(entry, sum);
+    for (const std::uint64_t key : keys_) sorted_[from[key >> low & kMask]++] = key;
+    keys_.swap(sorted_);
+  }
+  unsorted_.swap(lying);
+  lying.resize(keys_.size());
+  const std::uint64_t index = (std::uint64_t{1} << shift) - 1;
+  for (std::size_t k = 0; k < lying.size(); ++k) lying[k] = unsorted_[keys_[k] & index];
+}
+
+}  // namespace memplan::dsa
