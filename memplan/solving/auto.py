@@ -25,9 +25,6 @@ from memplan.solving.parts import Part, take_apart
 from memplan.solving.priorities import best_of_six
 from memplan.solving.race import Race
 
-# Exact search of more buffers than this seldom ends in the time that people wait.
-MOST_FOR_EXACT = 1000
-
 
 def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     """The best Plan found; its note says how, and why so.
@@ -96,8 +93,7 @@ class _Attempt:
             self._learn(base)
 
     def _turn(self, part: Part, race: Race, goal: int) -> None:
-        few = len(part.members) <= MOST_FOR_EXACT
-        if race.turns == 1 and few:
+        if race.turns == 1 and race.small:
             capacity = self.options.capacity
             race.enter_exact(
                 max(goal, 0), None if capacity is None else capacity - part.floor
@@ -157,7 +153,7 @@ class _Attempt:
             tried = (
                 f"exact search of {count:,} buffers, {race.nodes:,} nodes, and {tried}"
             )
-        elif count > MOST_FOR_EXACT:
+        elif not race.small:
             tried = f"{count:,} buffers are too many for exact search; {tried}"
         if not low and not race.closed:
             tried += ", until time was up" if race.late else ", given up after that"

@@ -19,11 +19,14 @@ from memplan.solving.exact_ladder import Ladder, Tuning
 from memplan.solving.options import Options, Progress
 from memplan.solving.search import Search, default_orders
 
+# Exact search of more buffers than this seldom ends in the time that people wait.
+MOST_FOR_EXACT = 1000
 NODES = 4_000_000  # of exact search where there is no limit: some seconds
 _FIRST_SHARE = 0.05  # of what the other two try by themselves, in the first turn
 _FIRST_NODES = 40_000
 _DOUBLINGS = 4  # of all three, from turn to turn
-_ALONE = 3  # turns that few buffers take without ejection: most are solved by then
+_AT_FIRST = 0.25  # of the first turn's effort, for a small problem
+_ALONE = 3  # turns of a small problem without ejection: most are solved by then
 
 
 class Race:
@@ -39,6 +42,7 @@ class Race:
         """offsets: a plan to begin with. start: of the time limit, in seconds by
         `time.perf_counter`. options: their capacity is not looked at."""
         self.problem, self.options, self.start = problem, options, start
+        self.small = len(problem) <= MOST_FOR_EXACT
         self.search = Search(problem, options, offsets)
         self.ejection = Ejection(problem, options, offsets)
         self.ladder: Ladder | None = None
@@ -133,12 +137,14 @@ class Race:
 
         share: of what the two do without a limit.
         """
+        if self.small and self.turns == 1:
+            share *= _AT_FIRST  # exact search comes next, and is often quicker
         before = self.search.peak
         orders = max(1, round(self._usual * share * self._portion))
         orders = min(self.search.packed + orders, self.most_orders)
         self.search.seek(goal, orders, self.start)
         between = self.search.peak
-        if between <= goal or (self.ladder is not None and self.turns <= _ALONE):
+        if between <= goal or (self.small and self.turns <= _ALONE):
             return
         self.ejection.take(self.search.offsets)
         placed = max(1, round(self._usually_placed * share * (1 - self._portion)))

@@ -16,7 +16,7 @@ from memplan.core.planfile import dump_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InfeasibleError, NoPlanError
-from memplan.solving import auto
+from memplan.solving import auto, race
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import Options, Progress
 
@@ -70,7 +70,7 @@ def test_parts_are_solved_one_by_one() -> None:
 
 
 def test_too_many_for_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "MOST_FOR_EXACT", 50)
+    monkeypatch.setattr(race, "MOST_FOR_EXACT", 50)
     plan = auto.solve(puzzle(160), Options(iterations=200))
     assert verify(plan) == []
     note = plan.provenance.note
@@ -128,7 +128,7 @@ def test_an_interrupt_keeps_the_best(
     monkeypatch: pytest.MonkeyPatch, after: int, most: int
 ) -> None:
     """In the search, or in the exact search."""
-    monkeypatch.setattr(auto, "MOST_FOR_EXACT", most)
+    monkeypatch.setattr(race, "MOST_FOR_EXACT", most)
     seen: list[Progress] = []
 
     def interrupt(progress: Progress) -> None:

@@ -27,7 +27,7 @@ from tests.gap_samples import gapped, least_peak, plainly_placed, random_gapped
 from tests.strategies import problems
 
 TAKE_GAPS = [name for name, method in METHODS.items() if method.gaps]
-OTHERS = ("search", "exact")
+OTHERS = ("search", "ejection", "exact")
 SHARED = Problem.of([0, 3], [9, 6], [100, 80], gaps=Gaps.of([0], [3], [6]))
 
 
