@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from memplan.applying.payoff import GivenUp
 from memplan.applying.replan import Replan
 from memplan.applying.residency import Memory
 from memplan.core.plan import Plan, RunStats
@@ -27,7 +28,8 @@ class Report:
     run, recorded: memory, faults and time of this run, and of the recorded one.
     steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
     interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
-    replans: each time the plan was made anew. memory: where it lived, on the CPU.
+    replans: each time the plan was made anew; given_up: each time it did not pay, and
+    all requests went to the default allocator, until it was made anew. memory: where it lived, on the CPU.
     device: "cpu" or "cuda", where the default allocator is cudaMalloc, and what it gave
     is kept for reuse; devices: `memplan.applying.cuda.stats` of each. rank: this
     process's among those that a launcher started; None if it was launched alone.
@@ -49,6 +51,7 @@ class Report:
     recorded: RunStats
     interrupted_requests: int = 0
     replans: tuple[Replan, ...] = ()
+    given_up: tuple[GivenUp, ...] = ()
     memory: Memory | None = None
     device: str = "cpu"
     devices: dict[int, dict[str, int]] = field(default_factory=dict)

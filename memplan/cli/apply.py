@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from memplan.applying.payoff import GivenUp
 from memplan.applying.replan import Replan
 from memplan.applying.report import Report
 from memplan.applying.residency import Memory
@@ -143,6 +144,8 @@ def _show(report: Report) -> None:
         )
     if report.replans:
         rows += _replans(report.replans)
+    if report.given_up:
+        rows += _given_up(report.given_up)
     if report.memory is not None:
         rows += _lives(report.memory)
     title = f"memplan: {report.steps:,} steps under the plan"
@@ -174,6 +177,18 @@ def _replans(replans: tuple[Replan, ...]) -> list[tuple[str, str]]:
     if len(replans) > MOST_REPLANS:
         rows.append(("", f"and {len(replans) - MOST_REPLANS:,} times more"))
     return rows
+
+
+def _given_up(times: tuple[GivenUp, ...]) -> list[tuple[str, str]]:
+    """When and why, and whether it was for good."""
+    why = {
+        "different": "the program asked for something else than planned",
+        "faults": "its pages cost more faults than the default allocator's",
+    }
+    return [
+        ("given up", f"after step {one.step:,}: {why[one.reason]}")
+        for one in times[:MOST_REPLANS]
+    ]
 
 
 def _lives(memory: Memory) -> list[tuple[str, str]]:

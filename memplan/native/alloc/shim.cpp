@@ -112,7 +112,9 @@ void delete_block(void* pointer) {
   if (s.mode.load(std::memory_order_relaxed) == Mode::kRecord) {
     record_event(kFree, pointer, 0);
   }
-  s.ledger.outside_block_died(pointer);
+  const std::uint64_t bytes = s.ledger.outside_block_died(pointer);
+  Replay* replay = s.replay.load(std::memory_order_acquire);
+  if (bytes != 0 && replay != nullptr) replay->outside_died(bytes);
   s.base_delete(pointer);
 }
 
@@ -148,8 +150,15 @@ class Shim final : public c10::Allocator {
   }
   static c10::DataPtr replay(std::size_t bytes) {
     State& s = state();
-    void* address = s.replay.load(std::memory_order_acquire)->allocate(bytes);
-    if (address == nullptr) return outside(bytes);
+    Replay* replay = s.replay.load(std::memory_order_acquire);
+    void* address = replay->allocate(bytes);
+    if (address == nullptr) {
+      // A program whose plan was given up is to pay nothing for it, books included.
+      const bool aside = replay->aside();
+      if (aside && !s.log.is_open()) return s.base->allocate(bytes);
+      if (aside) replay->outside_born(round_up(bytes, kAlignment));
+      return outside(bytes);
+    }
     s.ledger.arena_block_born(round_up(bytes, kAlignment));
     log_event(kAlloc, address, bytes);
     if (s.symbols.reporter != nullptr) {
@@ -310,7 +319,7 @@ void mark_step(std::uint8_t kind) {
   if (mode == Mode::kRecord) {
     record_event(kStep, nullptr, 0, kind);
   } else if (mode == Mode::kReplay) {
-    // The warm-up is over: hand back what glibc kept of it.
+    // The warm-up is over, or a plan was given up for another: hand back what glibc kept.
     if (s.replay.load()->next_step()) malloc_trim(0);
     log_event(kStep, nullptr, 0, kind);
   }

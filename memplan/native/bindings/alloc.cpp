@@ -128,11 +128,19 @@ NB_MODULE(_alloc, m) {
       .def_prop_ro("base", [](Replay& self) { return self.base(); })
       .def("adopt", &Replay::adopt, "table"_a)
       .def("unsettle", &Replay::unsettle, "unsettled"_a)
+      .def("stand_aside", &Replay::stand_aside)
+      .def("allow", &Replay::allow, "slack"_a)
+      .def_prop_ro("aside", &Replay::aside)
+      .def_prop_ro("resident_bytes", &Replay::resident_bytes)
+      .def_prop_ro("refaulted_bytes", &Replay::refaulted_bytes)
+      .def_prop_ro("most_live", &Replay::most_live)
       .def("take_steps",
            [](Replay& self) {
              std::vector<std::pair<std::size_t, nb::dict>> result;
              for (const auto& end : self.take_steps()) {
-               result.emplace_back(end.step, to_dict(end.counts));
+               nb::dict step = to_dict(end.counts);
+               step["outgrown"] = static_cast<std::uint64_t>(end.outgrown);
+               result.emplace_back(end.step, std::move(step));
              }
              return result;
            })

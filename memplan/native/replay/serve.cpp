@@ -32,7 +32,8 @@ Place Server::serve(std::uint64_t bytes) {
 }
 
 StepEnd Server::next_step() {
-  StepEnd end = {matcher_.step(), std::exchange(step_, {}), matcher_.looped(), false};
+  StepEnd end = {matcher_.step(), std::exchange(step_, {}), matcher_.looped(), false,
+                 matcher_.outgrown()};
   ended_.of(end.hot) += end.counts;
   matcher_.next_step();
   // A warm-up is served to its end.

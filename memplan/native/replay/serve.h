@@ -29,6 +29,7 @@ struct StepEnd {
   Counts counts;
   bool hot;      // not one of the warm-up
   bool adopted;  // from its end on, another table holds
+  bool outgrown;  // it was an elastic one, and asked for more than planned
 };
 
 class Server {
@@ -39,6 +40,12 @@ class Server {
 
   // `bytes` are asked for, and taken where the answer says.
   Place serve(std::uint64_t bytes);
+  // A request that is the default allocator's without a look at the plan.
+  void pass(std::uint64_t bytes) {
+    ++step_.requests;
+    ++step_.fallback;
+    step_.fallback_bytes += bytes;
+  }
   // The program begins its next step; how the last one went.
   StepEnd next_step();
   // From the next step on, or the end of the warm-up, go by another table: from its
