@@ -154,7 +154,13 @@ class Replanner:
             self._recorded += 1
             if self._recorded > RECORDED_STEPS and not self._busy():
                 self._learn()
-        elif self._too_many() and not self._busy():
+        elif not self._too_many() or self._busy():
+            return
+        elif self._replay.aside:  # nothing came of it: perhaps the plan fits again
+            self._replay.stand_aside(False)
+            self._departed = self._lost = 0
+            self._proven = False
+        else:
             if self._lost >= UNPROVEN:
                 self._give_up("different")
             self._begin_log()
@@ -173,14 +179,14 @@ class Replanner:
 
     def _too_many(self) -> bool:
         """Whether steps departed from the plan too often in a row."""
-        if not self._proven and self._lost >= UNPROVEN:
+        if not self._proven and not self._replay.aside and self._lost >= UNPROVEN:
             return True
         least = ELASTIC_PATIENCE if self.plan.elastic else 0
         return self._departed >= max(self._patience, least)
 
     def _give_up(self, reason: str) -> None:
         if not self._replay.aside:
-            self._replay.stand_aside()
+            self._replay.stand_aside(True)
             self.given_up.append(GivenUp(self._steps, reason))
 
     def finish(self) -> None:

@@ -129,9 +129,10 @@ void Replay::unsettle(bool unsettled) {
   unsettled_ = unsettled;
 }
 
-void Replay::stand_aside() {
+void Replay::stand_aside(bool aside) {
   std::lock_guard lock(mutex_);
-  aside_.store(true, std::memory_order_relaxed);
+  aside_.store(aside, std::memory_order_relaxed);
+  if (!aside) return;
   followed_.clear();
   returned_ += arena_.return_dead(server_.ranges().used(), arena_.size());
 }

@@ -53,8 +53,8 @@ class Replay {
   // plan's, some of them in each step: their pages are then new.
   void unsettle(bool unsettled);
   // From now on leaves all requests to the default allocator, and returns the pages of
-  // blocks as they die, until another table is adopted.
-  void stand_aside();
+  // blocks as they die, until another table is adopted; or serves them again.
+  void stand_aside(bool aside);
   bool aside() const { return aside_.load(std::memory_order_relaxed); }
   // So many bytes more than needed may stay resident where that saves page faults.
   void allow(std::uint64_t slack) {

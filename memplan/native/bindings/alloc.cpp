@@ -128,7 +128,7 @@ NB_MODULE(_alloc, m) {
       .def_prop_ro("base", [](Replay& self) { return self.base(); })
       .def("adopt", &Replay::adopt, "table"_a)
       .def("unsettle", &Replay::unsettle, "unsettled"_a)
-      .def("stand_aside", &Replay::stand_aside)
+      .def("stand_aside", &Replay::stand_aside, "aside"_a)
       .def("allow", &Replay::allow, "slack"_a)
       .def_prop_ro("aside", &Replay::aside)
       .def_prop_ro("resident_bytes", &Replay::resident_bytes)
