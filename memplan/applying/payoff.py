@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memplan.native._alloc import Replay
 
 PAGE = 4096
-FAULT_SECONDS = 0.7e-6  # what a page takes to come back, zeroed
+FAULT_SECONDS = 1.5e-6  # what a page takes to come back, zeroed
 FAULTS_SHARE = 0.01  # of the program's CPU time may go into that
 WINDOW = 8  # steps over which faults are averaged
 SLACK_PARTS = (8, 6)  # of the most live bytes, one part in so many may stay as well

@@ -122,6 +122,7 @@ NB_MODULE(_alloc, m) {
              self.release(reinterpret_cast<void*>(address));
            },
            "address"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("outside_died", &Replay::outside_died, "bytes"_a)
       .def("next_step", &Replay::next_step)
       .def("warmup_counts", [](Replay& self) { return to_dict(self.counts().warmup); })
       .def("hot_counts", [](Replay& self) { return to_dict(self.counts().hot); })
