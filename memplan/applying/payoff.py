@@ -22,7 +22,8 @@ FAULT_SECONDS = 1.5e-6  # what a page takes to come back, zeroed
 FAULTS_SHARE = 0.01  # of the program's CPU time may go into that
 WINDOW = 8  # steps over which faults are averaged
 SLACK_PARTS = (8, 6)  # of the most live bytes, one part in so many may stay as well
-SOLVING_SHARE = 0.02  # of the program's CPU time may go into planning anew
+SOLVING_SHARE = 0.01  # of the program's CPU time may go into planning anew
+REQUEST_SECONDS = 3e-5  # about what one takes to be planned
 SOLVING_SECONDS = 0.05  # and so much is free
 
 
@@ -74,14 +75,13 @@ class Solving:
     def __init__(self) -> None:
         self._begun = time.process_time()
         self._spent = 0.0
-        self._each = 2e-5  # seconds a buffer, until one was made
 
-    def affordable(self, buffers: int) -> bool:
-        """Whether one more plan of so many buffers is."""
+    def affordable(self, requests: int) -> bool:
+        """Whether one more plan, made from so many requests, is."""
         allowed = SOLVING_SHARE * (time.process_time() - self._begun)
-        return self._spent + self._each * buffers <= SOLVING_SECONDS + allowed
+        needed = REQUEST_SECONDS * requests
+        return self._spent + needed <= SOLVING_SECONDS + allowed
 
-    def took(self, seconds: float, buffers: int) -> None:
+    def took(self, seconds: float) -> None:
         """A plan was made."""
         self._spent += seconds
-        self._each = seconds / max(buffers, 1)

@@ -15,28 +15,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memplan.applying.anew import METHOD, from_log, larger
 from memplan.applying.payoff import GivenUp, Payoff, Solving
 from memplan.applying.sparse import solved_apart, sparse_buffers
 from memplan.applying.tables import ReplayArrays, joined, replay_arrays
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.placement import Placement
 from memplan.core.plan import Plan
-from memplan.core.problem import Problem
 from memplan.core.verify import verify
-from memplan.errors import MemplanError, NoPlanError
-from memplan.solving.from_trace import solve_trace
-from memplan.trace.journal import ROW
-from memplan.trace.trace import Action, Columns, Trace, TraceInfo
+from memplan.errors import MemplanError
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Replay
 
-METHOD = "skyline"  # milliseconds, on one core: the program needs the others
 DEPARTED = 0.05  # of a step's requests: more than that, and the plan does not fit it
 LOST = 0.5  # and more than that, it is of no use to the step
 PATIENCE = 3  # steps that do not fit, in a row, before others are recorded
@@ -92,6 +87,7 @@ class Replanner:
         self._first = 0 if plan.warmup is None else len(plan.warmup.requests)
         self._steps = 0
         self._departed = self._lost = 0  # steps in a row
+        self._requests = 0  # in the latest step
         self._proven = False  # whether it fitted any step
         self._patience = PATIENCE
         self._recorded: int | None = None  # steps in the log so far
@@ -113,7 +109,8 @@ class Replanner:
         if made is None:
             return
         plan = made.plan
-        if plan is None or plan.arena_bytes > self._replay.reserved_bytes:
+        unfit = plan is None or plan.arena_bytes > self._replay.reserved_bytes
+        if plan is None or unfit or self._gave_up_for_good:
             self._note(made, adopted=False)
             self._replay.unsettle(False)
             # Larger still would not fit either.
@@ -121,8 +118,8 @@ class Replanner:
             return
         self._grows = True
         self._departed = self._lost = 0  # until now it could not but depart
-        self._proven = False
         if made.reason == "different":
+            self._proven = False
             self._earlier = self._arrays
             self._sparse = None
         arrays = replay_arrays(plan, warmup=False, sparse=self._sparse)
@@ -163,11 +160,15 @@ class Replanner:
         else:
             if self._lost >= UNPROVEN:
                 self._give_up("different")
-            self._begin_log()
+            if self._solving.affordable(RECORDED_STEPS * self._requests):
+                self._begin_log()
+            else:
+                self._patience *= 2
 
     def _judge(self, counts: dict[str, int]) -> None:
         """How the plan did in one step."""
         self._steps += 1
+        self._requests = counts["requests"]
         departures = counts["online"] + counts["fallback"]
         # Larger requests are no other program.
         grows = counts["outgrown"] > 0 and self._grow()
@@ -227,8 +228,8 @@ class Replanner:
             return False
         begin, end = self._first, self._first + len(self.plan.hot.requests)
         most = np.array(self._replay.largest()[begin:end], dtype=np.int64)
-        same = self._most is not None and len(self._most) == len(most)
-        grew = not same or bool((most > self._most).any())
+        before = self._most
+        grew = before is None or len(before) != len(most) or bool((most > before).any())
         self._larger = self._larger + 1 if grew else 0
         self._most = most
         larger_than_planned = most > self.plan.hot.requests.size
@@ -281,7 +282,7 @@ class Replanner:
         except Exception as error:  # in somebody's program, a failure of ours is told
             print(f"memplan: planning anew failed: {error!r}", file=sys.stderr)
         seconds = time.perf_counter() - begun
-        self._solving.took(seconds, len(self.plan.problem if plan is None else plan.problem))
+        self._solving.took(seconds)
         self._made = _Made(reason, seconds, plan)
 
     def _note(self, made: _Made, *, adopted: bool, arena: int = 0) -> None:
@@ -295,40 +296,3 @@ def _take_log() -> bytes:
     from memplan.native import _alloc
 
     return _alloc.take_log()
-
-
-def larger(plan: Plan, wanted: Int64Array, sparse: BoolArray | None = None) -> Plan:
-    """`plan` with room for requests of `wanted` bytes each, where that is more.
-
-    sparse: buffers to keep apart, if any.
-    """
-    assert plan.hot.requests is not None
-    requests, problem = plan.hot.requests, plan.problem
-    sizes = np.maximum(wanted, requests.size)
-    grown = Problem.of(
-        problem.lower,
-        problem.upper,
-        sizes[requests.by_buffer()],
-        alignment=problem.alignment,
-        length=problem.length,
-    )
-    hot = Placement(grown, plan.offsets, replace(requests, size=sizes))
-    none = np.zeros(len(grown), dtype=np.bool_)
-    sparse = none if sparse is None else sparse
-    return solved_apart(replace(plan, hot=hot), sparse, METHOD)
-
-
-def from_log(plan: Plan, log: bytes) -> Plan:
-    """A plan for the steps in `log`, events as in a journal; `plan` says which program.
-
-    Raises NoPlanError where no step repeats.
-    """
-    rows = np.frombuffer(log, dtype=ROW)
-    if not (rows["action"] == Action.STEP).any():
-        raise NoPlanError("no step ended before the log was full")
-    columns = {name: rows[name] for name in ROW.names or () if name != "stack"}
-    events = Columns.of(**columns, requested_size=rows["size"])
-    found = solve_trace(
-        Trace(events, info=TraceInfo(program=plan.provenance.program)), METHOD
-    )
-    return replace(found, warmup=None)

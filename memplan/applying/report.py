@@ -29,10 +29,11 @@ class Report:
     steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
     interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
     replans: each time the plan was made anew; given_up: each time it did not pay, and
-    all requests went to the default allocator, until it was made anew. memory: where it lived, on the CPU.
-    device: "cpu" or "cuda", where the default allocator is cudaMalloc, and what it gave
-    is kept for reuse; devices: `memplan.applying.cuda.stats` of each. rank: this
-    process's among those that a launcher started; None if it was launched alone.
+    all requests went to the default allocator, until it was made anew. memory: where
+    it lived, on the CPU. device: "cpu" or "cuda", where the default allocator is
+    cudaMalloc, and what it gave is kept for reuse; devices:
+    `memplan.applying.cuda.stats` of each. rank: this process's among those that a
+    launcher started; None if it was launched alone.
     """
 
     requests: int

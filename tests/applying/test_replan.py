@@ -11,6 +11,7 @@ import pytest
 
 import memplan
 from memplan.applying import replan as replanning
+from memplan.applying.anew import from_log
 from memplan.applying.replan import (
     ELASTIC_PATIENCE,
     PATIENCE,
@@ -18,7 +19,6 @@ from memplan.applying.replan import (
     SLACK,
     UNPROVEN,
     Replanner,
-    from_log,
 )
 from memplan.core.plan import Plan
 from memplan.errors import NoPlanError

@@ -33,6 +33,12 @@ void* Replay::allocate(std::uint64_t bytes) {
     server_.pass(bytes);
     return nullptr;
   }
+  if (server_.overdue()) {
+    overdue_ = true;
+    go_aside();
+    server_.pass(bytes);
+    return nullptr;
+  }
   const auto [offset, entry] = server_.serve(bytes);
   const std::uint64_t rounded = round_up(bytes, kAlignment);
   if (offset < 0) {
@@ -115,6 +121,8 @@ bool Replay::next_step() {
     touched_.assign(server_.table().requests.size(), kUnknown);
     followed_.clear();  // of the table before
     adopted_ = steps_;
+  }
+  if (end.adopted || std::exchange(overdue_, false)) {
     aside_.store(false, std::memory_order_relaxed);
   }
   const Ranges::Map& used = server_.ranges().used();
@@ -131,8 +139,16 @@ void Replay::unsettle(bool unsettled) {
 
 void Replay::stand_aside(bool aside) {
   std::lock_guard lock(mutex_);
-  aside_.store(aside, std::memory_order_relaxed);
-  if (!aside) return;
+  overdue_ = false;
+  if (aside) {
+    go_aside();
+  } else {
+    aside_.store(false, std::memory_order_relaxed);
+  }
+}
+
+void Replay::go_aside() {
+  aside_.store(true, std::memory_order_relaxed);
   followed_.clear();
   returned_ += arena_.return_dead(server_.ranges().used(), arena_.size());
 }

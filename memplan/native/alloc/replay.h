@@ -73,6 +73,10 @@ class Replay {
   std::uint64_t arena_bytes() {
     return locked([&] { return server_.table().arena_bytes; });
   }
+  // Whether the warm-up is over, or there is none.
+  bool looped() {
+    return locked([&] { return server_.matcher().looped(); });
+  }
   std::uint64_t top() { return locked([&] { return arena_.top(); }); }
   std::uint64_t returned_bytes() { return locked([&] { return returned_; }); }
   // See Arena.
@@ -111,6 +115,7 @@ class Replay {
     return static_cast<std::uint64_t>(
         std::max<std::int64_t>(outside_.load(std::memory_order_relaxed), 0));
   }
+  void go_aside();
   std::uint64_t allowance() const;
   void keep_within();
 
@@ -122,6 +127,7 @@ class Replay {
   std::uint64_t adopted_ = 0;  // of them, before the table was adopted
   bool unsettled_ = false;
   std::atomic<bool> aside_ = false;
+  bool overdue_ = false;  // aside, but only to the end of this step of the warm-up
   std::atomic<std::int64_t> outside_ = 0;  // live bytes
   std::uint64_t most_live_ = 0;
   std::uint64_t slack_ = 0;

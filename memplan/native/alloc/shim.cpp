@@ -284,10 +284,10 @@ bool start_replay(Replay* replay) {
   const std::size_t count = s.replay_count.load();
   if (count == kMaxReplays) return false;
   clear_marks();
-  keep_scratch();
   s.interrupted_requests.store(0);
   s.replays[count].store(replay);
   s.replay_count.store(count + 1, std::memory_order_release);
+  if (replay->looped()) keep_scratch();
   s.replay.store(replay, std::memory_order_release);
   s.mode.store(Mode::kReplay, std::memory_order_release);
   return true;
@@ -320,7 +320,10 @@ void mark_step(std::uint8_t kind) {
     record_event(kStep, nullptr, 0, kind);
   } else if (mode == Mode::kReplay) {
     // The warm-up is over, or a plan was given up for another: hand back what glibc kept.
-    if (s.replay.load()->next_step()) malloc_trim(0);
+    if (s.replay.load()->next_step()) {
+      malloc_trim(0);
+      keep_scratch();
+    }
     log_event(kStep, nullptr, 0, kind);
   }
   rusage usage;

@@ -46,6 +46,11 @@ class Server {
     ++step_.fallback;
     step_.fallback_bytes += bytes;
   }
+  // Whether a step of the warm-up has asked for far more than the whole plan does: its
+  // end is not to be waited for.
+  bool overdue() const {
+    return !matcher_.looped() && step_.requests > kOverdue + 2 * table().requests.size();
+  }
   // The program begins its next step; how the last one went.
   StepEnd next_step();
   // From the next step on, or the end of the warm-up, go by another table: from its
@@ -61,6 +66,8 @@ class Server {
   const Ranges& ranges() const { return ranges_; }
 
  private:
+  static constexpr std::uint64_t kOverdue = 1024;
+
   Matcher matcher_;
   Ranges ranges_;
   std::optional<Table> next_table_;
