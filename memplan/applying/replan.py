@@ -88,7 +88,7 @@ class Replanner:
         self._steps = 0
         self._departed = self._lost = 0  # steps in a row
         self._requests = 0  # in the latest step
-        self._proven = False  # whether it fitted any step
+        self._prove(False)
         self._patience = PATIENCE
         self._recorded: int | None = None  # steps in the log so far
         self._grows = True
@@ -119,7 +119,7 @@ class Replanner:
         self._grows = True
         self._departed = self._lost = 0  # until now it could not but depart
         if made.reason == "different":
-            self._proven = False
+            self._prove(False)
             self._earlier = self._arrays
             self._sparse = None
         arrays = replay_arrays(plan, warmup=False, sparse=self._sparse)
@@ -151,19 +151,22 @@ class Replanner:
             self._recorded += 1
             if self._recorded > RECORDED_STEPS and not self._busy():
                 self._learn()
-        elif not self._too_many() or self._busy():
-            return
-        elif self._replay.aside:  # nothing came of it: perhaps the plan fits again
+        elif self._too_many() and not self._busy():
+            self._depart()
+
+    def _depart(self) -> None:
+        """The plan does not fit: look for another, or for whether it fits again."""
+        if self._replay.aside:  # nothing came of the last look
             self._replay.stand_aside(False)
             self._departed = self._lost = 0
-            self._proven = False
+            self._prove(False)
+            return
+        if self._lost >= UNPROVEN:
+            self._give_up("different")
+        if self._solving.affordable(RECORDED_STEPS * self._requests):
+            self._begin_log()
         else:
-            if self._lost >= UNPROVEN:
-                self._give_up("different")
-            if self._solving.affordable(RECORDED_STEPS * self._requests):
-                self._begin_log()
-            else:
-                self._patience *= 2
+            self._patience *= 2
 
     def _judge(self, counts: dict[str, int]) -> None:
         """How the plan did in one step."""
@@ -176,7 +179,14 @@ class Replanner:
         lost = not grows and departures > LOST * counts["requests"]
         self._departed = 0 if fits else self._departed + 1
         self._lost = self._lost + 1 if lost else 0
-        self._proven = self._proven or fits
+        if fits and not self._proven and counts["requests"] > 0:
+            self._prove(True)
+
+    def _prove(self, proven: bool) -> None:
+        """Whether the plan fitted any step. Until then departures stay outside:
+        another program's plan is not to have it filled, and then returned."""
+        self._proven = proven
+        self._replay.place_departures(proven)
 
     def _too_many(self) -> bool:
         """Whether steps departed from the plan too often in a row."""

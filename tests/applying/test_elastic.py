@@ -68,12 +68,12 @@ def test_a_step_of_other_sizes_where_none_varied_is_a_stray() -> None:
     table = table_of(places, arena=1 << 16, elastic=True)
     program = Served(_alloc.make_replay(table, 1 << 16))
     usual = [size for size, _ in places]
-    for turn in range(6):  # of which only the last request varies
+    for turn in range(9):  # of which only the last request varies
         program.step(*usual[:-1], usual[-1] - turn)
     before = program.replay.hot_counts()["planned"]
     program.step(*[size - 50 for size in usual])
-    # Ten or so are served by their place before it shows.
-    assert program.replay.hot_counts()["planned"] - before < 12
+    # Some twenty are served by their place before it shows.
+    assert program.replay.hot_counts()["planned"] - before < 24
     program.step(*[2 * size for size in usual])
     assert program.replay.largest() == usual
     assert program.step(*usual) == [offset for _, offset in places]

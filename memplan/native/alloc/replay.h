@@ -56,6 +56,10 @@ class Replay {
   // blocks as they die, until another table is adopted; or serves them again.
   void stand_aside(bool aside);
   bool aside() const { return aside_.load(std::memory_order_relaxed); }
+  // See Server.
+  void place_departures(bool placed) {
+    locked([&] { server_.place_departures(placed); });
+  }
   // So many bytes more than needed may stay resident where that saves page faults.
   void allow(std::uint64_t slack) {
     locked([&] { slack_ = slack; });
@@ -73,9 +77,11 @@ class Replay {
   std::uint64_t arena_bytes() {
     return locked([&] { return server_.table().arena_bytes; });
   }
-  // Whether the warm-up is over, or there is none.
-  bool looped() {
-    return locked([&] { return server_.matcher().looped(); });
+  // Whether the warm-up is over, and the plan is of use as far as is known.
+  bool pays() {
+    return locked([&] {
+      return server_.matcher().looped() && server_.places_departures() && !aside();
+    });
   }
   std::uint64_t top() { return locked([&] { return arena_.top(); }); }
   std::uint64_t returned_bytes() { return locked([&] { return returned_; }); }

@@ -39,6 +39,7 @@ struct State {
   std::array<std::atomic<Replay*>, kMaxReplays> replays = {};
   std::atomic<std::size_t> replay_count = 0;
   std::atomic<Replay*> replay = nullptr;
+  std::atomic<bool> scratch_kept = false;
   Ledger ledger;
   EventLog log;
 
@@ -218,7 +219,8 @@ void in_child() {
 }
 
 // With the tensors in the arena, glibc serves the operators' scratch: some MiB that it
-// would hand back and fault in again in every step.
+// would hand back and fault in again in every step. Not before a plan fits: glibc with all
+// of them keeps more than by its own thresholds, which are gone then.
 void keep_scratch() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 64 << 20);
@@ -287,7 +289,8 @@ bool start_replay(Replay* replay) {
   s.interrupted_requests.store(0);
   s.replays[count].store(replay);
   s.replay_count.store(count + 1, std::memory_order_release);
-  if (replay->looped()) keep_scratch();
+  if (replay->pays() && !s.scratch_kept.exchange(true)) keep_scratch();
+  malloc_trim(0);  // what reading and checking the plan took
   s.replay.store(replay, std::memory_order_release);
   s.mode.store(Mode::kReplay, std::memory_order_release);
   return true;
@@ -320,10 +323,9 @@ void mark_step(std::uint8_t kind) {
     record_event(kStep, nullptr, 0, kind);
   } else if (mode == Mode::kReplay) {
     // The warm-up is over, or a plan was given up for another: hand back what glibc kept.
-    if (s.replay.load()->next_step()) {
-      malloc_trim(0);
-      keep_scratch();
-    }
+    Replay* replay = s.replay.load();
+    if (replay->next_step()) malloc_trim(0);
+    if (replay->pays() && !s.scratch_kept.exchange(true)) keep_scratch();
     log_event(kStep, nullptr, 0, kind);
   }
   rusage usage;

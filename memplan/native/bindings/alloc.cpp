@@ -130,6 +130,7 @@ NB_MODULE(_alloc, m) {
       .def("adopt", &Replay::adopt, "table"_a)
       .def("unsettle", &Replay::unsettle, "unsettled"_a)
       .def("stand_aside", &Replay::stand_aside, "aside"_a)
+      .def("place_departures", &Replay::place_departures, "placed"_a)
       .def("allow", &Replay::allow, "slack"_a)
       .def_prop_ro("aside", &Replay::aside)
       .def_prop_ro("resident_bytes", &Replay::resident_bytes)

@@ -68,10 +68,10 @@ class ElasticStep {
  private:
   static constexpr std::uint64_t kUnknown = 0;
   static constexpr std::uint64_t kVaries = ~std::uint64_t{0};
-  static constexpr std::size_t kFew = 4;  // may differ in any step
+  static constexpr std::size_t kFew = 16;  // may differ in any step
 
   // Steps that came by whole, before it is held for known what does not vary.
-  static constexpr std::size_t kLearning = 4;
+  static constexpr std::size_t kLearning = 8;
 
   std::size_t whole_ = 0;
   std::size_t first_ = 0;

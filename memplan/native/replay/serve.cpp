@@ -24,8 +24,9 @@ Place Server::serve(std::uint64_t bytes) {
   }
   // In the warm-up a stranger may be there to stay, and would stand in the way of
   // every step to come.
+  const bool placed = matcher_.looped() && departures_placed_;
   const std::int64_t offset =
-      matcher_.looped() ? ranges_.take_anywhere(bytes, table().online_bytes) : -1;
+      placed ? ranges_.take_anywhere(bytes, table().online_bytes) : -1;
   ++(offset < 0 ? step_.fallback : step_.online);
   (offset < 0 ? step_.fallback_bytes : step_.online_bytes) += bytes;
   return {offset, Matcher::kNoMatch};

@@ -46,6 +46,10 @@ class Server {
     ++step_.fallback;
     step_.fallback_bytes += bytes;
   }
+  // Whether requests that depart from the plan are placed in the arena's free space; they
+  // are at first. Else the default allocator serves them.
+  void place_departures(bool placed) { departures_placed_ = placed; }
+  bool places_departures() const { return departures_placed_; }
   // Whether a step of the warm-up has asked for far more than the whole plan does: its
   // end is not to be waited for.
   bool overdue() const {
@@ -71,6 +75,7 @@ class Server {
   Matcher matcher_;
   Ranges ranges_;
   std::optional<Table> next_table_;
+  bool departures_placed_ = true;
   PhaseCounts ended_;
   Counts step_;
 };
