@@ -123,6 +123,9 @@ class Loader:
             self._replay.arena_bytes,
             self._clock,
             replans=() if self._replanner is None else tuple(self._replanner.replans),
+            given_up=(
+                () if self._replanner is None else tuple(self._replanner.given_up)
+            ),
             interrupted_requests=_alloc.interrupted_requests(),
             memory=where_memory_lives(
                 self._before, self._replay, _alloc.tensor_bytes()

@@ -34,14 +34,16 @@ class Ledger {
     sums_.outside += bytes;
     add(bytes);
   }
-  // Nothing happens for a block that was born before the ledger was opened.
-  void outside_block_died(const void* pointer) {
+  // Its bytes; 0, and nothing happens, for one born before the ledger was opened.
+  std::uint64_t outside_block_died(const void* pointer) {
     std::lock_guard lock(mutex_);
     const auto block = blocks_.find(pointer);
-    if (block == blocks_.end()) return;
-    sums_.live -= block->second;
-    sums_.outside -= block->second;
+    if (block == blocks_.end()) return 0;
+    const std::uint64_t bytes = block->second;
+    sums_.live -= bytes;
+    sums_.outside -= bytes;
     blocks_.erase(block);
+    return bytes;
   }
   // From now on the maxima are of what comes.
   void begin_maxima() {

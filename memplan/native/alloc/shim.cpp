@@ -40,6 +40,7 @@ struct State {
   std::array<std::atomic<Replay*>, kMaxReplays> replays = {};
   std::atomic<std::size_t> replay_count = 0;
   std::atomic<Replay*> replay = nullptr;
+  std::atomic<bool> scratch_kept = false;
   Ledger ledger;
   EventLog log;
 
@@ -113,7 +114,9 @@ void delete_block(void* pointer) {
   if (s.mode.load(std::memory_order_relaxed) == Mode::kRecord) {
     record_event(kFree, pointer, 0);
   }
-  s.ledger.outside_block_died(pointer);
+  const std::uint64_t bytes = s.ledger.outside_block_died(pointer);
+  Replay* replay = s.replay.load(std::memory_order_acquire);
+  if (bytes != 0 && replay != nullptr) replay->outside_died(bytes);
   s.base_delete(pointer);
 }
 
@@ -149,8 +152,15 @@ class Shim final : public c10::Allocator {
   }
   static c10::DataPtr replay(std::size_t bytes) {
     State& s = state();
-    void* address = s.replay.load(std::memory_order_acquire)->allocate(bytes);
-    if (address == nullptr) return outside(bytes);
+    Replay* replay = s.replay.load(std::memory_order_acquire);
+    void* address = replay->allocate(bytes);
+    if (address == nullptr) {
+      // A program whose plan was given up is to pay nothing for it, books included.
+      const bool aside = replay->aside();
+      if (aside && !s.log.is_open()) return s.base->allocate(bytes);
+      if (aside) replay->outside_born(round_up(bytes, kAlignment));
+      return outside(bytes);
+    }
     s.ledger.arena_block_born(round_up(bytes, kAlignment));
     log_event(kAlloc, address, bytes);
     if (s.symbols.reporter != nullptr) {
@@ -210,7 +220,8 @@ void in_child() {
 }
 
 // With the tensors in the arena, glibc serves the operators' scratch: some MiB that it
-// would hand back and fault in again in every step.
+// would hand back and fault in again in every step. Not before a plan fits: glibc with all
+// of them keeps more than by its own thresholds, which are gone then.
 void keep_scratch() {
   // What serves large requests by itself has its own way to keep pages.
   if (dlsym(RTLD_DEFAULT, "memplan_malloc_counts") != nullptr) return;
@@ -278,11 +289,12 @@ bool start_replay(Replay* replay) {
   const std::size_t count = s.replay_count.load();
   if (count == kMaxReplays) return false;
   clear_marks();
-  keep_scratch();
   s.interrupted_requests.store(0);
   s.ledger.begin_maxima();
   s.replays[count].store(replay);
   s.replay_count.store(count + 1, std::memory_order_release);
+  if (replay->pays() && !s.scratch_kept.exchange(true)) keep_scratch();
+  malloc_trim(0);  // what reading and checking the plan took
   s.replay.store(replay, std::memory_order_release);
   s.mode.store(Mode::kReplay, std::memory_order_release);
   return true;
@@ -314,8 +326,10 @@ void mark_step(std::uint8_t kind) {
   if (mode == Mode::kRecord) {
     record_event(kStep, nullptr, 0, kind);
   } else if (mode == Mode::kReplay) {
-    // The warm-up is over: hand back what glibc kept of it.
-    if (s.replay.load()->next_step()) malloc_trim(0);
+    // The warm-up is over, or a plan was given up for another: hand back what glibc kept.
+    Replay* replay = s.replay.load();
+    if (replay->next_step()) malloc_trim(0);
+    if (replay->pays() && !s.scratch_kept.exchange(true)) keep_scratch();
     log_event(kStep, nullptr, 0, kind);
   }
   rusage usage;

@@ -122,17 +122,27 @@ NB_MODULE(_alloc, m) {
              self.release(reinterpret_cast<void*>(address));
            },
            "address"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("outside_died", &Replay::outside_died, "bytes"_a)
       .def("next_step", &Replay::next_step)
       .def("warmup_counts", [](Replay& self) { return to_dict(self.counts().warmup); })
       .def("hot_counts", [](Replay& self) { return to_dict(self.counts().hot); })
       .def_prop_ro("base", [](Replay& self) { return self.base(); })
       .def("adopt", &Replay::adopt, "table"_a)
       .def("unsettle", &Replay::unsettle, "unsettled"_a)
+      .def("stand_aside", &Replay::stand_aside, "aside"_a)
+      .def("place_departures", &Replay::place_departures, "placed"_a)
+      .def("allow", &Replay::allow, "slack"_a)
+      .def_prop_ro("aside", &Replay::aside)
+      .def_prop_ro("resident_bytes", &Replay::resident_bytes)
+      .def_prop_ro("refaulted_bytes", &Replay::refaulted_bytes)
+      .def_prop_ro("most_live", &Replay::most_live)
       .def("take_steps",
            [](Replay& self) {
              std::vector<std::pair<std::size_t, nb::dict>> result;
              for (const auto& end : self.take_steps()) {
-               result.emplace_back(end.step, to_dict(end.counts));
+               nb::dict step = to_dict(end.counts);
+               step["outgrown"] = static_cast<std::uint64_t>(end.outgrown);
+               result.emplace_back(end.step, std::move(step));
              }
              return result;
            })

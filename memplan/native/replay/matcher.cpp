@@ -16,7 +16,7 @@ constexpr std::size_t kHistory = 512;
 
 Matcher::Matcher(Table table) : table_(std::move(table)) {
   used_.resize(table_.requests.size());
-  largest_.resize(table_.requests.size());
+  elastic_.reset(table_.requests.size());
   history_.reserve(kHistory);
   loop_next_ = table_.loop_begin;
   enter(0);
@@ -25,7 +25,7 @@ Matcher::Matcher(Table table) : table_(std::move(table)) {
 void Matcher::adopt(Table table) {
   table_ = std::move(table);
   used_.assign(table_.requests.size(), false);
-  largest_.assign(table_.requests.size(), 0);
+  elastic_.reset(table_.requests.size());
   loop_next_ = table_.loop_begin;
   enter(table_.loop_begin);
 }
@@ -39,6 +39,7 @@ void Matcher::enter(std::size_t step) {
   if (step >= table_.steps.size()) return;
   const auto [first, last, elastic] = table_.steps[step];
   cursor_ = reach_ = first;
+  if (elastic) elastic_.begin(first, last);
   std::fill(used_.begin() + static_cast<std::ptrdiff_t>(first),
             used_.begin() + static_cast<std::ptrdiff_t>(last), false);
   if (step >= table_.loop_begin && step < table_.loop_end) {
@@ -49,10 +50,12 @@ void Matcher::enter(std::size_t step) {
 void Matcher::next_step() {
   const bool idle = seen_ == 0 && step_ < table_.steps.size() &&
                     table_.steps[step_].first < table_.steps[step_].last;
+  const bool elastic = step_ < table_.steps.size() && table_.steps[step_].elastic;
+  if (elastic) elastic_.end();
   if (!looped()) {
     enter(step_ + 1);
-  } else if (idle) {
-    enter(step_);  // a step without requests is none of the plan's
+  } else if (idle || (elastic && elastic_.stray())) {
+    enter(step_);  // a step without requests, or of others, is none of the plan's
   } else {
     enter(loop_next_);
   }
@@ -79,9 +82,8 @@ std::size_t Matcher::match(std::uint64_t bytes) {
 }
 
 std::size_t Matcher::match_by_position(std::uint64_t bytes) {
+  if (!elastic_.take(bytes)) return kNoMatch;
   const std::size_t entry = table_.steps[step_].first + seen_ - 1;
-  if (entry >= table_.steps[step_].last) return kNoMatch;
-  largest_[entry] = std::max(largest_[entry], bytes);
   // One that is too large would lie in the way of those planned after it: from then
   // on, the step goes without the plan.
   if (bytes > table_.requests[entry].size) outgrown_ = true;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "replay/elastic.h"
 #include "replay/table.h"
 
 namespace memplan {
@@ -36,8 +37,13 @@ class Matcher {
   std::size_t step() const { return step_; }
   // Whether this step, an elastic one, has asked for more than planned.
   bool outgrown() const { return outgrown_; }
-  // Per request of the table, the most bytes asked for in its place; of elastic steps.
-  const std::vector<std::uint64_t>& largest() const { return largest_; }
+  // Per request of the table, the most bytes asked for in its place; of elastic steps
+  // that came by whole.
+  std::vector<std::uint64_t> largest() const { return elastic_.largest(); }
+  // Whether all of this step's requests so far came as planned, sizes and all.
+  bool in_order() const {
+    return in_order_ && step_ < table_.steps.size() && !table_.steps[step_].elastic;
+  }
 
  private:
   void enter(std::size_t step);
@@ -59,7 +65,7 @@ class Matcher {
   bool outgrown_ = false;
   std::vector<bool> used_;
   std::vector<std::uint64_t> history_;  // sizes of this step's first requests
-  std::vector<std::uint64_t> largest_;
+  ElasticStep elastic_;
 };
 
 }  // namespace memplan
