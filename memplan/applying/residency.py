@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,17 @@ class Memory:
     returned: int
 
 
-def where_memory_lives(before: int, replay: Replay, tensors: dict[str, int]) -> Memory:
-    """The Memory of this process. tensors: of the native `tensor_bytes`."""
+def where_memory_lives(
+    before: int, replays: Sequence[Replay], tensors: dict[str, int]
+) -> Memory:
+    """The Memory of this process; its arena is that of all `replays` together.
+
+    tensors: of the native `tensor_bytes`.
+    """
     peak = peak_resident_bytes()
-    arena = _resident_in(replay.base, replay.base + replay.reserved_bytes)
+    arena = _resident_in(
+        [(replay.base, replay.base + replay.reserved_bytes) for replay in replays]
+    )
     outside = tensors["outside_at_most"]
     return Memory(
         peak_resident=peak,
@@ -50,16 +57,18 @@ def where_memory_lives(before: int, replay: Replay, tensors: dict[str, int]) -> 
         other=peak - arena - outside - before,
         most_live=tensors["most_live"],
         most_live_in_arena=tensors["most_live"] - outside,
-        arena_top=replay.top,
-        returned=replay.returned_bytes,
+        arena_top=sum(replay.top for replay in replays),
+        returned=sum(replay.returned_bytes for replay in replays),
     )
 
 
-def _resident_in(begin: int, end: int) -> int:
-    """Resident bytes of the mappings that lie in [begin, end), by and large; 0 if
-    unknown."""
+def _resident_in(ranges: Sequence[tuple[int, int]]) -> int:
+    """Resident bytes of the mappings that lie in one of `ranges` [begin, end), by and
+    large; 0 if unknown. Several may share one mapping."""
     return sum(
-        resident for low, high, resident in _mappings() if low < end and begin < high
+        resident
+        for low, high, resident in _mappings()
+        if any(low < end and begin < high for begin, end in ranges)
     )
 
 

@@ -6,8 +6,9 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from memplan.applying.lanes import Lanes, replays_of
 from memplan.applying.replan import Replanner
 from memplan.applying.report import Report, make_report
 from memplan.applying.residency import where_memory_lives
@@ -64,12 +65,16 @@ class Loader:
         install("applying a plan")
         self._boundaries.start()
         try:
-            self._replay = self._make_replay()
             self._replanner = None
-            if self._replan and step_marks(self.plan):
-                self._replanner = Replanner(self.plan, self._replay)
+            self._replay = self._make_replay()
             self._before = resident_bytes()
-            if not self._replay.start():
+            if isinstance(self._replay, Lanes):
+                started = self._replay.start()
+            else:
+                if self._replan and step_marks(self.plan):
+                    self._replanner = Replanner(self.plan, self._replay)
+                started = self._replay.start()
+            if not started:
                 raise EnvironmentUnfitError(
                     "this process has applied too many plans; start a new one"
                 )
@@ -78,21 +83,28 @@ class Loader:
             raise
         self._started = self._running = True
 
-    def _make_replay(self) -> Replay:
+    def _make_replay(self) -> Replay | Lanes:
         """With room for plans to come, if the system grants it."""
         from memplan.native import _alloc
 
         arena = self.plan.arena_bytes
         arrays = replay_arrays(self.plan)
+        if self.plan.lanes:
+            with contextlib.suppress(MemoryError, OverflowError, TypeError):
+                return Lanes(arrays, self.plan.lane_bytes, self.plan.lanes, COLD_STEPS)
+            self._refuse()
         for reserve in (arena * GROWTH + SPARE, arena)[not self._replan :]:
             online = reserve if self.plan.elastic else arena
             # Only the native code knows what address space is left.
             with contextlib.suppress(MemoryError, OverflowError, TypeError):
                 table = arrays.table(arena, online)
                 return _alloc.make_replay(table, reserve, COLD_STEPS)
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
         raise EnvironmentUnfitError(
-            f"the system refuses {format_bytes(arena)} of address space for the "
-            "plan's arena; is there a limit (ulimit -v)?"
+            f"the system refuses {format_bytes(self.plan.arena_bytes)} of address "
+            "space for the plan's arena; is there a limit (ulimit -v)?"
         )
 
     def stop(self) -> None:
@@ -121,7 +133,7 @@ class Loader:
             replans=() if self._replanner is None else tuple(self._replanner.replans),
             interrupted_requests=_alloc.interrupted_requests(),
             memory=where_memory_lives(
-                self._before, self._replay, _alloc.tensor_bytes()
+                self._before, replays_of(self._replay), _alloc.tensor_bytes()
             ),
         )
 

@@ -83,6 +83,9 @@ class Plan:
     kinds: steps that may stand in place of a hot one, in the same arena.
     elastic: requests of the hot steps are told by their place in the step, and may be
         for fewer bytes than planned.
+    lanes: 0 where the program's requests are one sequence, whatever threads make them;
+        else each thread that marks steps has a sequence of its own, and at most so many
+        threads an arena each, a lane, at a time. There is no warm-up then.
     stated: what the file says of itself, where the plan was read from one.
     """
 
@@ -93,6 +96,7 @@ class Plan:
     warmup: Warmup | None = None
     kinds: tuple[StepKind, ...] = ()
     elastic: bool = False
+    lanes: int = 0
     stated: Stated | None = None
 
     @classmethod
@@ -141,9 +145,14 @@ class Plan:
         return self.hot.peak
 
     @property
-    def arena_bytes(self) -> int:
-        """Bytes of the arena: the peak of the hot steps and of all other kinds."""
+    def lane_bytes(self) -> int:
+        """Bytes of one lane: the peak of the hot steps and of all other kinds."""
         return max(placed.peak for placed in (self.hot, *self.kinds))
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena, or of all lanes together."""
+        return self.lane_bytes * max(self.lanes, 1)
 
     @property
     def gap(self) -> float:

@@ -51,7 +51,7 @@ _KEYS = (
     | _PLACEMENT
 )
 # Left out where there is nothing to say.
-_EXTRA = frozenset({"elastic", "kinds"})
+_EXTRA = frozenset({"elastic", "kinds", "lanes"})
 _ROW = frozenset({"id", "lower", "offset", "size", "upper"})
 _OPTIONAL = frozenset({"fixed", "gaps"})  # in all rows of a placement, or in none
 _UNPLANNED_ROW = frozenset({"id", "size"})
@@ -114,6 +114,7 @@ def _plan(value: object, data: bytes, name: str) -> Plan:
         warmup=_warmup(table),
         kinds=_kinds(table),
         elastic="elastic" in table.fields and table.flag("elastic"),
+        lanes=table.integer("lanes", 1) if "lanes" in table.fields else 0,
         **header,
     )
     check_structure(plan, name, _REMEDY)

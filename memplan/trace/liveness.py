@@ -10,7 +10,7 @@ repeats every two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from memplan.core.problem import Problem
 from memplan.errors import NoPlanError, UsageError
 from memplan.trace.step_kinds import KindWorkload, other_kinds
 from memplan.trace.steps import HotSteps, Timeline, find_hot, timeline
-from memplan.trace.trace import Trace
+from memplan.trace.threads import ThreadSteps, Together, steps_by_thread, together
+from memplan.trace.trace import Action, Trace
 
 NEVER = Timeline.NEVER
 
@@ -44,7 +45,8 @@ class StepWorkload(Workload):
     unrolled: how many steps `problem` spans for each of the period.
     persistent_bytes: exact bytes alive, and outliving steps, when the hot step begins.
     warmup: the steps before them. kinds: steps after the first hot one that are of
-    another kind.
+    another kind. together: where threads make their steps side by side, each by its own
+    sequence, what they hold of the planned blocks at one time.
     """
 
     hot: HotSteps | None
@@ -52,6 +54,7 @@ class StepWorkload(Workload):
     persistent_bytes: int
     warmup: WarmupWorkload | None = None
     kinds: tuple[KindWorkload, ...] = ()
+    together: Together | None = None
 
 
 def step_problem(
@@ -65,21 +68,46 @@ def step_problem(
 
     Raises NoPlanError when no step repeats, UsageError for a step that is not there.
     """
-    line = timeline(trace)
     unit = trace.info.alignment if alignment is None else alignment
+    if step == "hot" and (threads := steps_by_thread(trace)) is not None:
+        return _of_threads(threads, unit)
+    line = timeline(trace)
     if step == "all" or (step == "hot" and line.steps == 1):
         return _whole(line, unit)
     if step == "hot":
-        hot = find_hot(line)
-        if hot is None:
-            raise NoPlanError(
-                f"none of the {line.steps} steps repeats the one before it; record "
-                "more steps, mark the top of the loop with memplan.step(), "
-                "or choose one with --step N"
-            )
+        hot = _hot(line)
     else:
         hot = HotSteps(_step_number(line, step), 1, True)
     return _cycle(line, hot, unit)
+
+
+def _hot(line: Timeline) -> HotSteps:
+    hot = find_hot(line)
+    if hot is None:
+        raise NoPlanError(
+            f"none of the {line.steps} steps repeats the one before it; record "
+            "more steps, mark the top of the loop with memplan.step(), "
+            "or choose one with --step N"
+        )
+    return hot
+
+
+def _of_threads(threads: ThreadSteps, alignment: int) -> StepWorkload:
+    """The steps of all threads as if one had made them, one after the other.
+
+    Each thread begins where it pleases: there is no warm-up. A kind of step that came
+    only once is none: the first of a thread, or one that was cut off.
+    """
+    line = timeline(threads.trace)
+    found = _cycle(line, _hot(line), alignment, least_seen=2)
+    events = threads.trace.events
+    made = (events.action == Action.ALLOC) & (events.requested_size > 0)
+    transient = np.flatnonzero(made)[_transient(line, line.lower, line.upper)]
+    return replace(
+        found,
+        warmup=None,
+        together=together(threads, transient),
+    )
 
 
 def _step_number(line: Timeline, step: str) -> int:
@@ -120,14 +148,16 @@ def _transient(line: Timeline, lower: Int64Array, upper: Int64Array) -> BoolArra
     return transient
 
 
-def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepWorkload:
+def _cycle(
+    line: Timeline, hot: HotSteps, alignment: int, least_seen: int = 1
+) -> StepWorkload:
     period = _Period(line, hot)
     workload, unrolled = period.workload(alignment)
     begin = period.begin
     persistent = (line.lower < begin) & (line.step_of(line.upper) > hot.begin + 1)
     kinds: tuple[KindWorkload, ...] = ()
     if hot.passes > 1:
-        kinds = other_kinds(line, hot, workload.requests, alignment)
+        kinds = other_kinds(line, hot, workload.requests, alignment, least_seen)
     return StepWorkload(
         workload.problem,
         workload.requests,

@@ -13,6 +13,7 @@
 
 #include "alloc/c10.h"
 #include "alloc/eventlog.h"
+#include "alloc/lanes.h"
 #include "alloc/ledger.h"
 
 namespace memplan {
@@ -39,6 +40,7 @@ struct State {
   std::array<std::atomic<Replay*>, kMaxReplays> replays = {};
   std::atomic<std::size_t> replay_count = 0;
   std::atomic<Replay*> replay = nullptr;
+  std::atomic<Lanes*> lanes = nullptr;  // in place of the one replay
   Ledger ledger;
   EventLog log;
 
@@ -148,7 +150,11 @@ class Shim final : public c10::Allocator {
   }
   static c10::DataPtr replay(std::size_t bytes) {
     State& s = state();
-    void* address = s.replay.load(std::memory_order_acquire)->allocate(bytes);
+    Replay* replay = s.replay.load(std::memory_order_acquire);
+    if (Lanes* lanes = s.lanes.load(std::memory_order_acquire)) {
+      replay = lanes->serving(bytes);
+    }
+    void* address = replay == nullptr ? nullptr : replay->allocate(bytes);
     if (address == nullptr) return outside(bytes);
     s.ledger.arena_block_born(round_up(bytes, kAlignment));
     log_event(kAlloc, address, bytes);
@@ -177,15 +183,18 @@ Shim& shim() {
   return *the_shim;
 }
 
-// How many replays `before_fork` locked.
+// What `before_fork` locked: the lanes, and how many replays.
+Lanes* lanes_locked = nullptr;
 std::size_t replays_locked = 0;
 
-// No thread takes one of these locks while it holds another.
+// A thread takes one of these locks while it holds another in this order only.
 void before_fork() {
   State& s = state();
   s.marks_mutex.lock();
   s.log.lock();
   s.ledger.lock();
+  lanes_locked = s.lanes.load();
+  if (lanes_locked != nullptr) lanes_locked->lock();
   replays_locked = s.replay_count.load();
   for (std::size_t i = 0; i < replays_locked; ++i) s.replays[i].load()->lock();
 }
@@ -193,6 +202,7 @@ void before_fork() {
 void in_parent() {
   State& s = state();
   for (std::size_t i = replays_locked; i-- > 0;) s.replays[i].load()->unlock();
+  if (lanes_locked != nullptr) lanes_locked->unlock();
   s.ledger.unlock();
   s.log.unlock();
   s.marks_mutex.unlock();
@@ -218,6 +228,19 @@ void keep_scratch() {
 void clear_marks() {
   std::lock_guard lock(state().marks_mutex);
   state().marks.clear();
+}
+
+// From now on, blocks in these arenas are known for what they are. False if there were
+// too many before them.
+bool know(const std::vector<Replay*>& replays) {
+  State& s = state();
+  std::size_t count = s.replay_count.load();
+  if (replays.size() > kMaxReplays - count) return false;
+  clear_marks();
+  s.interrupted_requests.store(0);
+  for (Replay* replay : replays) s.replays[count++].store(replay);
+  s.replay_count.store(count, std::memory_order_release);
+  return true;
 }
 
 }  // namespace
@@ -271,17 +294,27 @@ RecordingEnd stop_recording(const std::string& end) {
 }
 
 bool start_replay(Replay* replay) {
-  State& s = state();
-  const std::size_t count = s.replay_count.load();
-  if (count == kMaxReplays) return false;
-  clear_marks();
+  if (!know({replay})) return false;
   keep_scratch();
-  s.interrupted_requests.store(0);
-  s.replays[count].store(replay);
-  s.replay_count.store(count + 1, std::memory_order_release);
+  State& s = state();
+  s.lanes.store(nullptr, std::memory_order_release);
   s.replay.store(replay, std::memory_order_release);
   s.mode.store(Mode::kReplay, std::memory_order_release);
   return true;
+}
+
+bool start_lanes(const std::vector<Replay*>& replays) {
+  if (!know(replays)) return false;
+  State& s = state();
+  // It lives for ever: threads hold what is in it.
+  s.lanes.store(new Lanes(replays), std::memory_order_release);
+  s.mode.store(Mode::kReplay, std::memory_order_release);
+  return true;
+}
+
+Counts outside_lanes() {
+  const Lanes* lanes = state().lanes.load();
+  return lanes == nullptr ? Counts{} : lanes->outside();
 }
 
 void pass_through() { state().mode.store(Mode::kPass); }
@@ -310,8 +343,11 @@ void mark_step(std::uint8_t kind) {
   if (mode == Mode::kRecord) {
     record_event(kStep, nullptr, 0, kind);
   } else if (mode == Mode::kReplay) {
-    // The warm-up is over: hand back what glibc kept of it.
-    if (s.replay.load()->next_step()) malloc_trim(0);
+    if (Lanes* lanes = s.lanes.load()) {
+      lanes->next_step();
+    } else if (s.replay.load()->next_step()) {
+      malloc_trim(0);  // the warm-up is over: hand back what glibc kept of it
+    }
     log_event(kStep, nullptr, 0, kind);
   }
   rusage usage;

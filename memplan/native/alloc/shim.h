@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "alloc/journal.h"
+#include "alloc/lanes.h"
 #include "alloc/ledger.h"
 #include "alloc/replay.h"
 
@@ -46,6 +47,10 @@ RecordingEnd stop_recording(const std::string& end);
 // From now on, serves requests as `replay` says; it lives for ever. False if there were
 // too many before it.
 bool start_replay(Replay* replay);
+// The same for threads that each follow a plan of their own, in arenas of their own.
+bool start_lanes(const std::vector<Replay*>& replays);
+// Requests that no arena was there for, since `start_lanes`.
+Counts outside_lanes();
 // Passes requests through; blocks alive in an arena stay where they are.
 void pass_through();
 

@@ -151,4 +151,6 @@ NB_MODULE(_alloc, m) {
         return new Replay(table, reserve, cold);
       },
       "table"_a, "reserve"_a, "cold"_a = 0, nb::rv_policy::reference);
+  m.def("start_lanes", &memplan::start_lanes, "replays"_a);
+  m.def("outside_lanes", [] { return to_dict(memplan::outside_lanes()); });
 }
