@@ -44,7 +44,9 @@ class Lanes:
         """The native counts of all lanes, and of what no lane was there for."""
         from memplan.native import _alloc
 
-        return _sum([one.hot_counts() for one in self.replays] + [_alloc.outside_lanes()])
+        return _sum(
+            [one.hot_counts() for one in self.replays] + [_alloc.outside_lanes()]
+        )
 
     def warmup_counts(self) -> dict[str, int]:
         """All zero: threads begin where they please, and have no warm-up."""

@@ -10,13 +10,16 @@ from memplan.core.bounds import lower_bound
 from memplan.core.placement import Placement, StepKind, Warmup
 from memplan.core.problem import Problem
 
+UNMARKED = "sequence"  # in `Program.marks`
+
 
 @dataclass(frozen=True)
 class Program:
     """What was recorded, so that `apply` can tell whether it runs the same thing.
 
     script: file name or module name; sha256: of the script's source, hex, or "".
-    marks: what cuts its steps ("explicit", "optimizer", "forward", "none").
+    marks: what cuts its steps ("explicit", "optimizer", "forward", "none"), or UNMARKED
+        where its loop was found in the sequence of its requests.
     """
 
     script: str = ""

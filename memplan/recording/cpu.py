@@ -12,6 +12,7 @@ from memplan.errors import MemplanError, RecordError
 from memplan.files import open_journal
 from memplan.recording import target
 from memplan.recording.options import RecordOptions
+from memplan.recording.settling import MOST_EVENTS
 from memplan.recording.shim import install
 from memplan.recording.stats import run_stats
 from memplan.text import printable
@@ -38,16 +39,25 @@ class CpuEvents:
         info = self._metadata(Mark.NONE, complete=False)
         descriptor = open_journal(self._journal, self._options.force)
         stacks = self._options.stacks == "python"
-        _alloc.start_recording(descriptor, info, stacks, target.__file__)
+        limit = MOST_EVENTS if self._options.steps == "auto" else 0
+        _alloc.start_recording(descriptor, info, stacks, target.__file__, limit)
         _alloc.say_on_termination(
             printable(f"memplan: terminated while recording: {self._remedy}") + "\n"
         )
 
-    def mark(self, mark: Mark) -> None:
-        """A step boundary is here."""
+    def mark(self, mark: Mark) -> int:
+        """A step boundary is here; a digest of what this thread asked for before it."""
         from memplan.native import _alloc
 
         _alloc.mark_step(mark)
+        return _alloc.take_digest()
+
+    @property
+    def events(self) -> int:
+        """Recorded so far."""
+        from memplan.native import _alloc
+
+        return _alloc.recorded_events()
 
     def finish(self, mark: Mark) -> Written:
         """Stop, and turn the journal into the trace, whose steps `mark` cuts.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from memplan.core.placement import Warmup
-from memplan.core.plan import Plan, Source
+from memplan.core.plan import UNMARKED, Plan, Source
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import warmup_with_first_step
 from memplan.limits import MAX_LANES
@@ -43,8 +43,8 @@ def solve_trace(
     found = step_problem(_one_stream(trace), step, alignment)
     plan = solve_problem(found.problem, method, options)
     program = trace.info.program
-    if found.hot is None:
-        program = replace(program, marks="none")
+    if found.hot is None or found.unmarked:
+        program = replace(program, marks=UNMARKED if found.unmarked else "none")
     plan = plan.coming_from(
         device=trace.info.device,
         source=source or Source(step=step),

@@ -22,6 +22,7 @@ from memplan.trace.step_kinds import KindWorkload, other_kinds
 from memplan.trace.steps import HotSteps, Timeline, find_hot, timeline
 from memplan.trace.threads import ThreadSteps, Together, steps_by_thread, together
 from memplan.trace.trace import Action, Trace
+from memplan.trace.unmarked import unmarked_steps
 
 NEVER = Timeline.NEVER
 
@@ -46,7 +47,8 @@ class StepWorkload(Workload):
     persistent_bytes: exact bytes alive, and outliving steps, when the hot step begins.
     warmup: the steps before them. kinds: steps after the first hot one that are of
     another kind. together: where threads make their steps side by side, each by its own
-    sequence, what they hold of the planned blocks at one time.
+    sequence, what they hold of the planned blocks at one time. unmarked: the steps are
+    not marked in the trace, but found in its sequence of requests.
     """
 
     hot: HotSteps | None
@@ -55,6 +57,7 @@ class StepWorkload(Workload):
     warmup: WarmupWorkload | None = None
     kinds: tuple[KindWorkload, ...] = ()
     together: Together | None = None
+    unmarked: bool = False
 
 
 def step_problem(
@@ -63,33 +66,50 @@ def step_problem(
     """The packing problem of one step of `trace`.
 
     step: "hot", a step's number, or "all" for the whole recording as one step. A
-        recording without boundaries has one step only, and "hot" means "all".
+        recording of which no step repeats may have a loop in its sequence of requests;
+        without one, and without boundaries, it has one step only: "hot" means "all".
     alignment: bytes; the trace's own when None.
 
     Raises NoPlanError when no step repeats, UsageError for a step that is not there.
     """
     unit = trace.info.alignment if alignment is None else alignment
-    if step == "hot" and (threads := steps_by_thread(trace)) is not None:
+    on_cpu = trace.info.device == "cpu"  # where the loader follows what is not marked
+    if step == "hot" and on_cpu and (threads := steps_by_thread(trace)) is not None:
         return _of_threads(threads, unit)
     line = timeline(trace)
+    if step == "hot":
+        hot = find_hot(line)
+        if hot is not None:
+            return _cycle(line, hot, unit)
+        if on_cpu and (unmarked := unmarked_steps(line)) is not None:
+            return _unmarked(unmarked, unit)
     if step == "all" or (step == "hot" and line.steps == 1):
         return _whole(line, unit)
     if step == "hot":
-        hot = _hot(line)
-    else:
-        hot = HotSteps(_step_number(line, step), 1, True)
-    return _cycle(line, hot, unit)
+        raise _none_repeats(line)
+    return _cycle(line, HotSteps(_step_number(line, step), 1, True), unit)
 
 
 def _hot(line: Timeline) -> HotSteps:
     hot = find_hot(line)
     if hot is None:
-        raise NoPlanError(
-            f"none of the {line.steps} steps repeats the one before it; record "
-            "more steps, mark the top of the loop with memplan.step(), "
-            "or choose one with --step N"
-        )
+        raise _none_repeats(line)
     return hot
+
+
+def _none_repeats(line: Timeline) -> NoPlanError:
+    return NoPlanError(
+        f"none of the {line.steps} steps repeats the one before it, and no loop shows "
+        "in the sequence of requests; record more steps, mark the top of the loop with "
+        "memplan.step(), or choose one with --step N"
+    )
+
+
+def _unmarked(line: Timeline, alignment: int) -> StepWorkload:
+    """A loop found in the sequence itself. Nothing tells the loader of the steps before
+    it: there is no warm-up, nor are there other kinds."""
+    found = _cycle(line, _hot(line), alignment)
+    return replace(found, warmup=None, kinds=(), unmarked=True)
 
 
 def _of_threads(threads: ThreadSteps, alignment: int) -> StepWorkload:

@@ -64,7 +64,8 @@ def other_kinds(
     """The kinds of the steps after the first hot one that are not hot.
 
     requests: of the hot steps, as planned. The kinds seen most often, at most
-    MOST_KINDS, and those seen less than `least_seen` times left out; none where the hot steps are elastic, and take steps of many sizes.
+    MOST_KINDS, without those seen less than `least_seen` times; none where the hot
+    steps are elastic, and take steps of many sizes.
     """
     if hot.elastic:
         return ()

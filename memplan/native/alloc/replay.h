@@ -28,7 +28,8 @@ class Replay {
   Replay(Table table, std::uint64_t reserve, std::uint32_t cold);
 
   // An address in the arena, or null: then the default allocator must serve.
-  void* allocate(std::uint64_t bytes);
+  // `turned`, if given, becomes true where the request showed that a step has begun.
+  void* allocate(std::uint64_t bytes, bool* turned = nullptr);
   // The rounded size of the block that was there.
   std::uint64_t release(void* pointer);
   // The program begins its next step. True at the first repeated one.
@@ -77,6 +78,7 @@ class Replay {
   void unlock() { mutex_.unlock(); }
 
  private:
+  bool end_step();
   void follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes);
 
   std::mutex mutex_;

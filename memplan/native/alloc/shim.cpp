@@ -35,6 +35,7 @@ struct State {
   // Recording. A closed journal is kept: another thread may be about to append.
   std::atomic<Journal*> journal = nullptr;
   StackCapture capture = nullptr;
+  std::uint64_t limit = 0;  // events to record; 0: all
 
   // Replay. Arenas of earlier plans stay: their blocks may still be alive.
   std::array<std::atomic<Replay*>, kMaxReplays> replays = {};
@@ -59,6 +60,12 @@ std::int32_t thread_id() {
   return id;
 }
 
+// Of the calling thread's requests, see `take_digest`.
+std::uint64_t& digest() {
+  thread_local std::uint64_t the_digest = 0;
+  return the_digest;
+}
+
 Event event_of(Action action, const void* pointer, std::size_t bytes,
                std::uint8_t mark = 0) {
   Event event{};
@@ -79,6 +86,7 @@ void record_event(Action action, const void* pointer, std::size_t bytes,
   Journal* journal = s.journal.load(std::memory_order_acquire);
   if (journal == nullptr) return;
   Event event = event_of(action, pointer, bytes, mark);
+  if (s.limit != 0 && journal->seen() >= s.limit) return;
   if (action == kAlloc && s.capture != nullptr) event.stack = s.capture(*journal);
   journal->append(event);
 }
@@ -88,6 +96,22 @@ void log_event(Action action, const void* pointer, std::size_t bytes,
                std::uint8_t mark = 0) {
   State& s = state();
   if (s.log.is_open()) s.log.append(event_of(action, pointer, bytes, mark));
+}
+
+// How many boundaries were seen, this one included.
+std::size_t note_mark(std::uint8_t kind) {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  State& s = state();
+  std::lock_guard lock(s.marks_mutex);
+  s.marks.push_back({now_ns(), usage.ru_minflt, kind});
+  return s.marks.size();
+}
+
+// A step without a mark has begun.
+void note_turn() {
+  // Of the first one some lies outside the arena: hand back what glibc kept of that.
+  if (note_mark(0) == 2) malloc_trim(0);
 }
 
 Replay* owner(const void* pointer) {
@@ -143,6 +167,7 @@ class Shim final : public c10::Allocator {
     c10::DataPtr block = state().base->allocate(bytes);
     // A deleter that is not the base's own belongs to somebody else's bookkeeping.
     if (block.context.get_deleter() == state().base_delete) {
+      digest() = ((digest() ^ bytes) + 1) * 0x9E3779B97F4A7C15u;
       record_event(kAlloc, block.data, bytes);
       block.context.get_deleter() = &delete_block;
     }
@@ -154,7 +179,9 @@ class Shim final : public c10::Allocator {
     if (Lanes* lanes = s.lanes.load(std::memory_order_acquire)) {
       replay = lanes->serving(bytes);
     }
-    void* address = replay == nullptr ? nullptr : replay->allocate(bytes);
+    bool turned = false;
+    void* address = replay == nullptr ? nullptr : replay->allocate(bytes, &turned);
+    if (turned) note_turn();
     if (address == nullptr) return outside(bytes);
     s.ledger.arena_block_born(round_up(bytes, kAlignment));
     log_event(kAlloc, address, bytes);
@@ -276,13 +303,21 @@ std::string install(const std::string& path) {
   return {};
 }
 
-void start_recording(Journal* journal, StackCapture capture) {
+void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit) {
   State& s = state();
   clear_marks();
   s.capture = capture;
+  s.limit = limit;
   s.journal.store(journal);
   s.mode.store(Mode::kRecord);
 }
+
+std::uint64_t recorded_events() {
+  const Journal* journal = state().journal.load();
+  return journal == nullptr ? 0 : journal->seen();
+}
+
+std::uint64_t take_digest() { return std::exchange(digest(), 0); }
 
 RecordingEnd stop_recording(const std::string& end) {
   State& s = state();
@@ -350,10 +385,7 @@ void mark_step(std::uint8_t kind) {
     }
     log_event(kStep, nullptr, 0, kind);
   }
-  rusage usage;
-  getrusage(RUSAGE_SELF, &usage);
-  std::lock_guard lock(s.marks_mutex);
-  s.marks.push_back({now_ns(), usage.ru_minflt, kind});
+  note_mark(kind);
 }
 
 std::vector<StepMark> step_marks() {

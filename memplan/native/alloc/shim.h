@@ -34,8 +34,13 @@ std::string install(const std::string& path);
 std::string check(const std::string& path);
 
 // From now on, records every request into `journal`, which lives for ever. `capture`
-// may be null.
-void start_recording(Journal* journal, StackCapture capture);
+// may be null. After `limit` events, if it is not 0, no more are recorded.
+void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit);
+// How many there are so far; 0 when nothing is being recorded.
+std::uint64_t recorded_events();
+// Of the requests that the calling thread made since it last asked: equal for equal
+// sizes in the same order, and 0 for none.
+std::uint64_t take_digest();
 struct RecordingEnd {
   int error;  // errno, or 0
   std::uint64_t seen;
