@@ -265,6 +265,7 @@ def _outlook_entries(found: Outlook | None) -> dict[str, object]:
             "pays": found.pays,
             "peak_now": found.peak_now,
             "peak_planned": found.peak_planned,
+            "peak_planned_least": found.peak_planned_least,
         }
     }
 
@@ -274,10 +275,11 @@ def _outlook_rows(found: Outlook | None) -> list[tuple[str, str]]:
     if found is None or not found.peak_now:
         return []
     now, planned = format_bytes(found.peak_now), format_bytes(found.peak_planned)
+    least = format_bytes(found.peak_planned_least)
     reach = format_bytes(found.out_of_reach)
     return [
-        ("resident", f"{now} at most as recorded, about {planned} under the plan"),
-        ("out of reach", f"{reach} of either, which no plan can change"),
+        ("resident", f"{now} at its most, {least} to {planned} under the plan"),
+        ("out of reach", f"{reach}, which no plan can change"),
     ]
 
 
@@ -291,8 +293,8 @@ def _warn(plan: Plan, found: Outlook) -> None:
         )
     elif not found.pays:
         show.note(
-            f"the plan does not pay in memory: it saves {found.saved:.1%} of the peak "
-            "at most; it may still save page faults, and time"
+            f"the plan does not pay in memory: it saves {found.saved_most:.1%} of the "
+            "peak at most; it may still save page faults, and time"
         )
     in_steps = found.most_live - found.persistent
     if len(plan.problem) and held < COVERED * in_steps:

@@ -34,8 +34,10 @@ HEAP = 1 << 46  # bytes; none is there
 
 @dataclass(frozen=True)
 class Outlook:
-    """Bytes. peak_now: resident at most, as recorded; peak_planned: about that, under
-    the plan; out_of_reach: of both, what no plan of this program can change.
+    """Bytes. peak_now: resident at most, as recorded; under the plan, from
+    peak_planned_least, if all that the run added were tensors and what their heaps
+    waste, to peak_planned, if those heaps had wasted as little as can be;
+    out_of_reach: of the latter and of peak_now, what no plan of this program changes.
 
     most_live: of tensors, at the trace's peak; persistent: of those that outlive their
     step and the next, and that no plan holds. peak_now is 0 where nothing was
@@ -44,19 +46,29 @@ class Outlook:
 
     peak_now: int
     peak_planned: int
+    peak_planned_least: int
     out_of_reach: int
     most_live: int
     persistent: int
 
     @property
     def saved(self) -> float:
-        """The part of the peak that the plan does away with; negative if it adds."""
-        return 1 - self.peak_planned / self.peak_now if self.peak_now else 0.0
+        """The part of the peak that the plan saves at least; 0.0 where it adds to it,
+        or nothing was measured."""
+        return self._saved(self.peak_planned)
+
+    @property
+    def saved_most(self) -> float:
+        """The same, at most."""
+        return self._saved(self.peak_planned_least)
 
     @property
     def pays(self) -> bool:
-        """Whether that is worth while; True where nothing was measured."""
-        return not self.peak_now or self.saved >= PAYS
+        """Whether that may be worth while; True where nothing was measured."""
+        return not self.peak_now or self.saved_most >= PAYS
+
+    def _saved(self, planned: int) -> float:
+        return max(1 - planned / self.peak_now, 0.0) if self.peak_now else 0.0
 
 
 def outlook(trace: Trace, plan: Plan) -> Outlook | None:
@@ -70,12 +82,15 @@ def outlook(trace: Trace, plan: Plan) -> Outlook | None:
     # An estimate that is more than was measured is wrong, not the measurement.
     heaps = min(heaps, measured) if measured else heaps
     beyond = max(measured - heaps, 0)
-    return Outlook(measured, beyond + planned, beyond + left, most_live, left)
+    least = measured - max(trace.info.added_bytes, heaps) + planned
+    return Outlook(
+        measured, beyond + planned, max(least, 0), beyond + left, most_live, left
+    )
 
 
 def unplanned_bytes(trace: Trace, marks: str = "") -> int:
-    """The most bytes alive at any moment of blocks that outlive their step and the
-    next: no plan holds them. marks: what cuts the plan's steps."""
+    """The most bytes alive in the recording's second half of blocks that outlive their
+    step and the next: no plan holds them. marks: what cuts the plan's steps."""
     threads = steps_by_thread(trace)
     line = timeline(trace if threads is None else threads.trace)
     if marks == UNMARKED:
@@ -84,8 +99,10 @@ def unplanned_bytes(trace: Trace, marks: str = "") -> int:
     stay = (line.upper == Timeline.NEVER) | (upper - line.step_of(line.lower) > 1)
     if line.steps == 1:
         stay = line.upper == Timeline.NEVER
+    half = line.ticks // 2  # what came with the program's start is over by then
     lower, end = line.lower[stay], np.minimum(line.upper[stay], line.ticks)
-    return _most(np.concatenate([lower, end]), line.size[stay])
+    moments = np.maximum(np.concatenate([lower, end]), half)
+    return _most(moments, line.size[stay])
 
 
 def _most(moments: Int64Array, size: Int64Array) -> int:

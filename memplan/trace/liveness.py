@@ -74,7 +74,7 @@ def step_problem(
     """
     unit = trace.info.alignment if alignment is None else alignment
     on_cpu = trace.info.device == "cpu"  # where the loader follows what is not marked
-    if step == "hot" and on_cpu and (threads := steps_by_thread(trace)) is not None:
+    if step == "hot" and on_cpu and (threads := _hot_first(trace)) is not None:
         return _of_threads(threads, unit)
     line = timeline(trace)
     if step == "hot":
@@ -112,6 +112,24 @@ def _unmarked(line: Timeline, alignment: int) -> StepWorkload:
     return replace(found, warmup=None, kinds=(), unmarked=True)
 
 
+def _hot_first(trace: Trace) -> ThreadSteps | None:
+    """`steps_by_thread`, the hot steps' thread first: kinds are what comes after."""
+    threads = steps_by_thread(trace)
+    hot = None if threads is None else find_hot(line := timeline(threads.trace))
+    if threads is None or hot is None:
+        return threads
+    row = _made(threads)[line.requests(hot.begin).start]
+    return steps_by_thread(trace, int(threads.thread[row]))
+
+
+def _made(threads: ThreadSteps) -> Int64Array:
+    """The rows of the allocations on the timeline."""
+    events = threads.trace.events
+    return np.flatnonzero(
+        (events.action == Action.ALLOC) & (events.requested_size > 0)
+    ).astype(np.int64)
+
+
 def _of_threads(threads: ThreadSteps, alignment: int) -> StepWorkload:
     """The steps of all threads as if one had made them, one after the other.
 
@@ -120,9 +138,8 @@ def _of_threads(threads: ThreadSteps, alignment: int) -> StepWorkload:
     """
     line = timeline(threads.trace)
     found = _cycle(line, _hot(line), alignment, least_seen=2)
-    events = threads.trace.events
-    made = (events.action == Action.ALLOC) & (events.requested_size > 0)
-    transient = np.flatnonzero(made)[_transient(line, line.lower, line.upper)]
+    made = _made(threads)
+    transient = made[_transient(line, line.lower, line.upper)]
     return replace(
         found,
         warmup=None,

@@ -43,8 +43,11 @@ class Together:
     most_bytes: int
 
 
-def steps_by_thread(trace: Trace) -> ThreadSteps | None:
+def steps_by_thread(trace: Trace, first: int = 0) -> ThreadSteps | None:
     """The steps of each thread of `trace`; None unless threads make some side by side.
+
+    first: which thread's steps come first, counted in the order in which threads began;
+        the others follow in that order, around its end.
 
     A free belongs to the thread that asked for the block.
     """
@@ -60,8 +63,8 @@ def steps_by_thread(trace: Trace) -> ThreadSteps | None:
     kept[made] = True
     kept[cuts] = True
     kept[free] = True
-    threads, first = np.unique(owner[cuts], return_index=True)
-    begin = cuts[first]
+    threads, earliest = np.unique(owner[cuts], return_index=True)
+    begin = cuts[earliest]
     owner[free] = owner[alloc]
     number = np.searchsorted(threads, owner)
     known = threads[np.minimum(number, len(threads) - 1)] == owner
@@ -71,7 +74,8 @@ def steps_by_thread(trace: Trace) -> ThreadSteps | None:
     kept &= known
     kept[kept] &= born[kept] >= begin[number[kept]]
     rows = rows[kept]
-    rank = np.argsort(np.argsort(begin))[number[kept]]
+    place = (np.argsort(np.argsort(begin)) - first) % len(threads)
+    rank = place[number[kept]]
     order = np.argsort(rank, kind="stable")
     rows, rank = rows[order], rank[order]
     chosen = events.take(rows)

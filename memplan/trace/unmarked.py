@@ -18,6 +18,7 @@ from memplan.trace.trace import Mark
 
 LEAST_PASSES = 3
 MOST_PERIODS = 64  # candidates that are tried
+LEAST_PART = 8  # one part in so many of the largest block must be in the loop
 _STRIDES = 16  # of the largest block: so many may be in one pass
 
 
@@ -25,7 +26,8 @@ def unmarked_steps(line: Timeline) -> Timeline | None:
     """`line`, cut where each pass of its longest loop begins; None if there is none.
 
     The loop repeats at least LEAST_PASSES times with equal sizes, and the largest block
-    that comes so often, and is freed, is in it. Its passes begin where least is alive.
+    that comes so often, and is freed, is in it; one that is small beside the largest
+    of all is not worth a plan. Its passes begin where least is alive.
     """
     found = _longest_loop(line)
     if found is None:
@@ -53,7 +55,7 @@ def _longest_loop(line: Timeline) -> tuple[int, int, int] | None:
     freed = size[line.upper != Timeline.NEVER]
     kinds, counts = np.unique(freed, return_counts=True)
     often = kinds[counts >= LEAST_PASSES]
-    if not len(often):
+    if not len(often) or often[-1] * LEAST_PART < kinds[-1]:
         return None
     places = np.flatnonzero(size == often[-1])
     best: tuple[int, int, int] | None = None

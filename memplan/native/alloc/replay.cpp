@@ -24,7 +24,7 @@ Replay::Replay(Table table, std::uint64_t reserve, std::uint32_t cold)
 
 void* Replay::allocate(std::uint64_t bytes, bool* turned) {
   std::lock_guard lock(mutex_);
-  if (server_.matcher_turns(bytes)) {
+  if (server_.turns(bytes)) {
     end_step();
     if (turned != nullptr) *turned = true;
   }

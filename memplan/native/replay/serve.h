@@ -40,7 +40,7 @@ class Server {
   // `bytes` are asked for, and taken where the answer says.
   Place serve(std::uint64_t bytes);
   // See Matcher::turns.
-  bool matcher_turns(std::uint64_t bytes) { return matcher_.turns(bytes); }
+  bool turns(std::uint64_t bytes);
   // The program begins its next step; how the last one went.
   StepEnd next_step();
   // From the next step on, or the end of the warm-up, go by another table: from its
