@@ -13,7 +13,7 @@ from memplan.errors import UsageError
 from memplan.recording.options import RecordOptions
 from memplan.recording.settling import SETTLED_STEPS, Settling
 from memplan.trace.read import read_trace
-from memplan.trace.steps import MAX_PERIOD
+from memplan.trace.steps import MAX_PERIOD, strongest_mark
 from memplan.trace.trace import Action, Mark
 from tests.conftest import Run
 
@@ -54,7 +54,7 @@ def test_a_stronger_mark_counts_alone() -> None:
     settling = after([7] * 2 * SETTLED_STEPS)
     settling.add(Mark.OPTIMIZER, 7)
     assert not settling.settled
-    for _ in range(SETTLED_STEPS):
+    for _ in range(SETTLED_STEPS + 1):
         settling.add(Mark.FORWARD, 7)
         settling.add(Mark.OPTIMIZER, 8)
     assert settling.settled
@@ -73,7 +73,9 @@ def test_a_recording_of_everything_does_not_end_the_program(steps: Any) -> None:
 
 
 def steps_in(path: Path) -> int:
-    return int((read_trace(path).events.action == Action.STEP).sum())
+    events = read_trace(path).events
+    cuts = (events.action == Action.STEP) & (events.mark == strongest_mark(events))
+    return int(cuts.sum())
 
 
 def test_then_exit_ends_the_program(memplan: Run, training: Path) -> None:
