@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from dataclasses import replace
@@ -141,7 +142,9 @@ def command(
             show.as_json(_no_plan_entries(error, method, options, seconds))
         raise
     write_plan(plan, path, force=force)
-    found = outlook(given, plan) if isinstance(given, Trace) else None
+    found = None
+    with contextlib.suppress(KeyboardInterrupt):  # the plan is there all the same
+        found = outlook(given, plan) if isinstance(given, Trace) else None
     if json_:
         show.as_json(_entries(plan, path) | _outlook_entries(found))
     else:
