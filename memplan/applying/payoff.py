@@ -22,6 +22,9 @@ FAULT_SECONDS = 1.5e-6  # what a page takes to come back, zeroed
 FAULTS_SHARE = 0.01  # of the program's CPU time may go into that
 WINDOW = 8  # steps over which faults are averaged
 SLACK_PARTS = (8, 6)  # of the most live bytes, one part in so many may stay as well
+DEPARTED = 0.05  # of a step's requests: more than that, and the plan does not fit it
+LOST = 0.5  # and more than that, it is of no use to the step
+UNPROVEN = 2  # lost steps before a plan is given up that never fitted any
 SOLVING_SHARE = 0.01  # of the program's CPU time may go into planning anew
 REQUEST_SECONDS = 3e-5  # about what one takes to be planned
 SOLVING_SECONDS = 0.05  # and so much is free
@@ -43,11 +46,13 @@ class Payoff:
     """Watches what the arena's pages cost, and has more of them stay, or none.
 
     recorded: how the program went under the default allocator, whose page faults are
-    free; so are as many as take a small part of the time.
+    free; so are as many as take a small part of the time. share: of that, where other
+    arenas have theirs.
     """
 
-    def __init__(self, replay: Replay, recorded: RunStats) -> None:
+    def __init__(self, replay: Replay, recorded: RunStats, share: float = 1.0) -> None:
         self._replay = replay
+        self._share = share
         self._default = recorded.page_faults_per_step
         self._slacks = list(SLACK_PARTS)
         self._steps = self._refaulted = 0
@@ -60,7 +65,7 @@ class Payoff:
             return True
         now, refaulted = time.process_time(), self._replay.refaulted_bytes
         faults = (refaulted - self._refaulted) / PAGE
-        free = FAULTS_SHARE * (now - self._begun) / FAULT_SECONDS
+        free = self._share * FAULTS_SHARE * (now - self._begun) / FAULT_SECONDS
         pays = faults <= self._default * self._steps + free
         self._steps, self._refaulted, self._begun = 0, refaulted, now
         if pays or not self._slacks:

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memplan.applying.anew import METHOD, from_log, larger
-from memplan.applying.payoff import GivenUp, Payoff, Solving
+from memplan.applying.payoff import (
+    DEPARTED,
+    LOST,
+    UNPROVEN,
+    GivenUp,
+    Payoff,
+    Solving,
+)
 from memplan.applying.sparse import solved_apart, sparse_buffers
 from memplan.applying.tables import ReplayArrays, joined, replay_arrays
 from memplan.arrays import BoolArray, Int64Array
@@ -32,11 +39,8 @@ from memplan.errors import MemplanError
 if TYPE_CHECKING:
     from memplan.native._alloc import Replay
 
-DEPARTED = 0.05  # of a step's requests: more than that, and the plan does not fit it
-LOST = 0.5  # and more than that, it is of no use to the step
 PATIENCE = 3  # steps that do not fit, in a row, before others are recorded
 ELASTIC_PATIENCE = 8  # of a plan whose program is known to vary
-UNPROVEN = 2  # lost steps before a plan is given up that never fitted any
 PROBING = 64  # steps at most in which it is found out what is touched
 GROWING = 3  # larger steps in a row, and it grows by a rule
 RECORDED_STEPS = 6

@@ -77,6 +77,8 @@ def dump_plan(plan: Plan) -> bytes:
     fields = {name: _encode(value) for name, value in header.items()}
     if plan.elastic:
         fields["elastic"] = "true"
+    if plan.lanes:
+        fields["lanes"] = str(plan.lanes)
     if plan.kinds:
         kinds = [
             _object(_placement(kind) | {"seen": str(kind.seen)}) for kind in plan.kinds

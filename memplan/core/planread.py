@@ -51,7 +51,7 @@ _KEYS = (
     | _PLACEMENT
 )
 # Left out where there is nothing to say.
-_EXTRA = frozenset({"elastic", "kinds"})
+_EXTRA = frozenset({"elastic", "kinds", "lanes"})
 _ROW = frozenset({"id", "lower", "offset", "size", "upper"})
 _CONDITIONS = frozenset({"cpu_nanoseconds", "milli_load", "steps"})  # of `recorded`
 _OPTIONAL = frozenset({"fixed", "gaps"})  # in all rows of a placement, or in none
@@ -115,6 +115,7 @@ def _plan(value: object, data: bytes, name: str) -> Plan:
         warmup=_warmup(table),
         kinds=_kinds(table),
         elastic="elastic" in table.fields and table.flag("elastic"),
+        lanes=table.integer("lanes", 1) if "lanes" in table.fields else 0,
         **header,
     )
     check_structure(plan, name, _REMEDY)

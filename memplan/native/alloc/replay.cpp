@@ -27,7 +27,7 @@ Replay::Replay(Table table, std::uint64_t reserve, std::uint32_t cold)
       cold_(cold),
       touched_(server_.table().requests.size(), kUnknown) {}
 
-void* Replay::allocate(std::uint64_t bytes) {
+void* Replay::allocate(std::uint64_t bytes, bool* turned) {
   std::lock_guard lock(mutex_);
   if (aside()) {
     server_.pass(bytes);
@@ -38,6 +38,10 @@ void* Replay::allocate(std::uint64_t bytes) {
     go_aside();
     server_.pass(bytes);
     return nullptr;
+  }
+  if (server_.turns(bytes)) {
+    end_step();
+    if (turned != nullptr) *turned = true;
   }
   const auto [offset, entry] = server_.serve(bytes);
   const std::uint64_t rounded = round_up(bytes, kAlignment);
@@ -113,6 +117,10 @@ void Replay::follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t
 
 bool Replay::next_step() {
   std::lock_guard lock(mutex_);
+  return end_step();
+}
+
+bool Replay::end_step() {
   const StepEnd end = server_.next_step();
   if (end.hot && ended_.size() < kMostSteps) ended_.push_back(end);
   ++steps_;

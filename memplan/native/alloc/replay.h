@@ -35,7 +35,8 @@ class Replay {
   Replay(Table table, std::uint64_t reserve, std::uint32_t cold);
 
   // An address in the arena, or null: then the default allocator must serve.
-  void* allocate(std::uint64_t bytes);
+  // `turned`, if given, becomes true where the request showed that a step has begun.
+  void* allocate(std::uint64_t bytes, bool* turned = nullptr);
   // The rounded size of the block that was there.
   std::uint64_t release(void* pointer);
   // One of `bytes`, rounded, that is kept account of though `allocate` stood aside.
@@ -116,6 +117,7 @@ class Replay {
   void unlock() { mutex_.unlock(); }
 
  private:
+  bool end_step();
   void follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes);
   std::uint64_t outside() const {
     return static_cast<std::uint64_t>(

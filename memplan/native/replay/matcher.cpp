@@ -11,6 +11,10 @@ namespace {
 constexpr std::size_t kWindow = 64;
 // How far into a step another kind may still be recognised.
 constexpr std::size_t kHistory = 512;
+// Without marks: by how many requests a step is told, and how many of a step may miss
+// before it is taken for none.
+constexpr std::size_t kPrefix = 8;
+constexpr std::size_t kMissed = 16;
 
 }  // namespace
 
@@ -20,6 +24,7 @@ Matcher::Matcher(Table table) : table_(std::move(table)) {
   history_.reserve(kHistory);
   loop_next_ = table_.loop_begin;
   enter(0);
+  lost_ = table_.unmarked;
 }
 
 void Matcher::adopt(Table table) {
@@ -28,6 +33,7 @@ void Matcher::adopt(Table table) {
   elastic_.reset(table_.requests.size());
   loop_next_ = table_.loop_begin;
   enter(table_.loop_begin);
+  lost_ = table_.unmarked;
 }
 
 void Matcher::enter(std::size_t step) {
@@ -35,6 +41,7 @@ void Matcher::enter(std::size_t step) {
   seen_ = 0;
   in_order_ = true;
   outgrown_ = false;
+  missed_ = 0;
   history_.clear();
   if (step >= table_.steps.size()) return;
   const auto [first, last, elastic] = table_.steps[step];
@@ -47,7 +54,41 @@ void Matcher::enter(std::size_t step) {
   }
 }
 
+bool Matcher::turns(std::uint64_t bytes) {
+  if (!table_.unmarked) return false;
+  const auto [first, last, elastic] = table_.steps[lost_ ? table_.loop_begin : step_];
+  const auto request = table_.requests.begin() + static_cast<std::ptrdiff_t>(first);
+  if (!lost_) {
+    if (missed_ < kMissed && first + seen_ < last) return false;
+    const Step& next = table_.steps[loop_next_];
+    if (missed_ < kMissed && table_.requests[next.first].size == bytes) return true;
+    lose();
+  }
+  const std::size_t prefix = std::min(kPrefix, last - first);
+  recent_.push_back(bytes);
+  if (recent_.size() > prefix) recent_.pop_front();
+  return recent_.size() == prefix &&
+         std::equal(recent_.begin(), recent_.end(), request,
+                    [](std::uint64_t asked, const Request& planned) {
+                      return asked == planned.size;
+                    });
+}
+
+void Matcher::lose() {
+  lost_ = true;
+  recent_.clear();
+}
+
 void Matcher::next_step() {
+  if (lost_) {
+    lost_ = false;
+    enter(table_.loop_begin);
+    // The requests before this one were served elsewhere.
+    seen_ = recent_.empty() ? 0 : recent_.size() - 1;
+    cursor_ = reach_ = cursor_ + seen_;
+    history_.assign(recent_.begin(), recent_.begin() + static_cast<std::ptrdiff_t>(seen_));
+    return;
+  }
   const bool idle = seen_ == 0 && step_ < table_.steps.size() &&
                     table_.steps[step_].first < table_.steps[step_].last;
   const bool elastic = step_ < table_.steps.size() && table_.steps[step_].elastic;
@@ -62,7 +103,7 @@ void Matcher::next_step() {
 }
 
 std::size_t Matcher::match(std::uint64_t bytes) {
-  if (step_ >= table_.steps.size()) return kNoMatch;
+  if (lost_ || step_ >= table_.steps.size()) return kNoMatch;
   const std::size_t position = seen_++;
   if (table_.steps[step_].elastic) return match_by_position(bytes);
   const std::size_t expected = table_.steps[step_].first + position;
@@ -76,6 +117,7 @@ std::size_t Matcher::match(std::uint64_t bytes) {
   } else {
     in_order_ = false;
     found = match_nearby(bytes);
+    if (found == kNoMatch) ++missed_;
   }
   if (history_.size() == position && position < kHistory) history_.push_back(bytes);
   return found;

@@ -32,6 +32,14 @@ Place Server::serve(std::uint64_t bytes) {
   return {offset, Matcher::kNoMatch};
 }
 
+bool Server::turns(std::uint64_t bytes) {
+  const bool looped = matcher_.looped();
+  const bool turned = matcher_.turns(bytes);
+  // What was asked for in the loop is counted there, though the loop be over.
+  if (looped && !matcher_.looped()) ended_.hot += std::exchange(step_, {});
+  return turned;
+}
+
 StepEnd Server::next_step() {
   StepEnd end = {matcher_.step(), std::exchange(step_, {}), matcher_.looped(), false,
                  matcher_.outgrown()};

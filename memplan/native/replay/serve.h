@@ -53,8 +53,11 @@ class Server {
   // Whether a step of the warm-up has asked for far more than the whole plan does: its
   // end is not to be waited for.
   bool overdue() const {
-    return !matcher_.looped() && step_.requests > kOverdue + 2 * table().requests.size();
+    return !matcher_.looped() && !table().unmarked &&
+           step_.requests > kOverdue + 2 * table().requests.size();
   }
+  // See Matcher::turns.
+  bool turns(std::uint64_t bytes);
   // The program begins its next step; how the last one went.
   StepEnd next_step();
   // From the next step on, or the end of the warm-up, go by another table: from its
