@@ -5,6 +5,8 @@ sizes. Where buffers turn out to be touched only in part, they are kept apart. W
 steps ask for something else altogether, again and again, some of them are recorded,
 and the plan made from them takes over, with the old steps as other kinds.
 Solving happens in a thread of its own; the new offsets hold from the next step on.
+Until then, a plan that steps depart from is given up: it may not come to more than the
+default allocator does, in memory or in time (`memplan.applying.payoff`).
 """
 
 from __future__ import annotations
@@ -13,29 +15,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memplan.applying.anew import METHOD, from_log, larger
+from memplan.applying.payoff import (
+    DEPARTED,
+    LOST,
+    UNPROVEN,
+    GivenUp,
+    Payoff,
+    Solving,
+)
 from memplan.applying.sparse import solved_apart, sparse_buffers
 from memplan.applying.tables import ReplayArrays, joined, replay_arrays
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.placement import Placement
 from memplan.core.plan import Plan
-from memplan.core.problem import Problem
 from memplan.core.verify import verify
-from memplan.errors import MemplanError, NoPlanError
-from memplan.solving.from_trace import solve_trace
-from memplan.trace.journal import ROW
-from memplan.trace.trace import Action, Columns, Trace, TraceInfo
+from memplan.errors import MemplanError
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Replay
 
-METHOD = "skyline"  # milliseconds, on one core: the program needs the others
-DEPARTED = 0.05  # of a step's requests: more than that, and the plan does not fit it
-PATIENCE = 3  # such steps in a row before others are recorded
+PATIENCE = 3  # steps that do not fit, in a row, before others are recorded
+ELASTIC_PATIENCE = 8  # of a plan whose program is known to vary
+PROBING = 64  # steps at most in which it is found out what is touched
+GROWING = 3  # larger steps in a row, and it grows by a rule
 RECORDED_STEPS = 6
 SLACK = 16  # one part in so many is added to a size that has grown
 
@@ -69,23 +76,32 @@ class Replanner:
     """Watches how steps depart from a plan, and replaces it.
 
     `adopt_ready` goes before a step boundary is marked, `step_ended` after it, both in
-    one thread at a time. plan: the one in force; replans: what was done so far, in
-    order.
+    one thread at a time. plan: the one in force; replans, given_up: what was done so
+    far, in order.
     """
 
     def __init__(self, plan: Plan, replay: Replay) -> None:
         self.plan = plan
         self.replans: list[Replan] = []
+        self.given_up: list[GivenUp] = []
         self._replay = replay
         self._arrays = replay_arrays(plan, warmup=False)
         self._earlier: ReplayArrays | None = None  # of plans that others took over from
         # Where the hot steps' requests begin in the native table.
         self._first = 0 if plan.warmup is None else len(plan.warmup.requests)
         self._steps = 0
-        self._departed = 0  # steps in a row
+        self._departed = self._lost = 0  # steps in a row
+        self._requests = 0  # in the latest step
+        self._prove(False)
         self._patience = PATIENCE
         self._recorded: int | None = None  # steps in the log so far
         self._grows = True
+        self._grow_from = 0  # steps, before which nothing is planned for larger sizes
+        self._most: Int64Array | None = None  # bytes of each request, ever
+        self._larger = 0  # steps in a row with larger requests than any before
+        self._payoff = Payoff(replay, plan.provenance.recorded)
+        self._gave_up_for_good = False
+        self._solving = Solving()
         self._work: threading.Thread | None = None
         self._made: _Made | None = None  # set by that thread, as its last act
         self._sparse: BoolArray | None = None
@@ -97,15 +113,17 @@ class Replanner:
         if made is None:
             return
         plan = made.plan
-        if plan is None or plan.arena_bytes > self._replay.reserved_bytes:
+        unfit = plan is None or plan.arena_bytes > self._replay.reserved_bytes
+        if plan is None or unfit or self._gave_up_for_good:
             self._note(made, adopted=False)
             self._replay.unsettle(False)
             # Larger still would not fit either.
             self._grows = self._grows and made.reason != "larger"
             return
         self._grows = True
-        self._departed = 0  # until now it could not but depart
+        self._departed = self._lost = 0  # until now it could not but depart
         if made.reason == "different":
+            self._prove(False)
             self._earlier = self._arrays
             self._sparse = None
         arrays = replay_arrays(plan, warmup=False, sparse=self._sparse)
@@ -125,21 +143,66 @@ class Replanner:
         if not steps:  # in the warm-up, or in a forked child, which is not served
             return
         for _, counts in steps:
-            self._steps += 1
-            departures = counts["online"] + counts["fallback"]
-            # Larger requests are no other program.
-            fits = (departures > 0 and self._grow()) or (
-                departures <= DEPARTED * counts["requests"]
-            )
-            self._departed = 0 if fits else self._departed + 1
+            self._judge(counts)
+        if not self._replay.aside and not self._payoff.pays(len(steps)):
+            self._give_up("faults")
+            self._gave_up_for_good = True
+        if self._gave_up_for_good:
+            return
         if self._sparse is None and self._steps >= self._probed and not self._busy():
             self._keep_sparse_apart()
         if self._recorded is not None:
             self._recorded += 1
             if self._recorded > RECORDED_STEPS and not self._busy():
                 self._learn()
-        elif self._departed >= self._patience and not self._busy():
+        elif self._too_many() and not self._busy():
+            self._depart()
+
+    def _depart(self) -> None:
+        """The plan does not fit: look for another, or for whether it fits again."""
+        if self._replay.aside:  # nothing came of the last look
+            self._replay.stand_aside(False)
+            self._departed = self._lost = 0
+            self._prove(False)
+            return
+        if self._lost >= UNPROVEN:
+            self._give_up("different")
+        if self._solving.affordable(RECORDED_STEPS * self._requests):
             self._begin_log()
+        else:
+            self._patience *= 2
+
+    def _judge(self, counts: dict[str, int]) -> None:
+        """How the plan did in one step."""
+        self._steps += 1
+        self._requests = counts["requests"]
+        departures = counts["online"] + counts["fallback"]
+        # Larger requests are no other program.
+        grows = counts["outgrown"] > 0 and self._grow()
+        fits = grows or departures <= DEPARTED * counts["requests"]
+        lost = not grows and departures > LOST * counts["requests"]
+        self._departed = 0 if fits else self._departed + 1
+        self._lost = self._lost + 1 if lost else 0
+        if fits and not self._proven and counts["requests"] > 0:
+            self._prove(True)
+
+    def _prove(self, proven: bool) -> None:
+        """Whether the plan fitted any step. Until then departures stay outside:
+        another program's plan is not to have it filled, and then returned."""
+        self._proven = proven
+        self._replay.place_departures(proven)
+
+    def _too_many(self) -> bool:
+        """Whether steps departed from the plan too often in a row."""
+        if not self._proven and not self._replay.aside and self._lost >= UNPROVEN:
+            return True
+        least = ELASTIC_PATIENCE if self.plan.elastic else 0
+        return self._departed >= max(self._patience, least)
+
+    def _give_up(self, reason: str) -> None:
+        if not self._replay.aside:
+            self._replay.stand_aside(True)
+            self.given_up.append(GivenUp(self._steps, reason))
 
     def finish(self) -> None:
         """Wait for a plan in the making, which comes too late; harmless again."""
@@ -156,8 +219,9 @@ class Replanner:
         """Go by `sparse`; None: find out, once every hot step has come by again."""
         self._sparse = sparse
         starts = () if self.plan.hot.requests is None else self.plan.hot.requests.starts
-        self._probed = self._steps + 2 * len(starts) + 1
-        # It costs large blocks their pages: not worth it for steps of one size.
+        turn = 2 * len(starts) + 1
+        self._probed = self._steps + (max(turn, PROBING) if self.plan.elastic else turn)
+        # It costs large blocks their pages, once: not worth it for steps of one size.
         self._replay.unsettle(self.plan.elastic and sparse is None)
 
     def _busy(self) -> bool:
@@ -178,11 +242,22 @@ class Replanner:
             return False
         begin, end = self._first, self._first + len(self.plan.hot.requests)
         most = np.array(self._replay.largest()[begin:end], dtype=np.int64)
-        if not (most > self.plan.hot.requests.size).any():
+        before = self._most
+        grew = before is None or len(before) != len(most) or bool((most > before).any())
+        self._larger = self._larger + 1 if grew else 0
+        self._most = most
+        larger_than_planned = most > self.plan.hot.requests.size
+        if not larger_than_planned.any():
             return False
-        if not self._busy():
+        # Until then its larger steps are served online. At most once in twice as many
+        # steps, and with room to double for what grows by a rule.
+        due = self._steps >= self._grow_from and self._solving.affordable(len(most))
+        if due and not self._busy():
+            self._grow_from = 2 * self._steps
+            slack = most if self._larger >= GROWING else most // SLACK
+            wanted = np.where(larger_than_planned, most + slack, 0)
             plan, sparse = self.plan, self._sparse
-            self._start("larger", lambda: larger(plan, most, sparse))
+            self._start("larger", lambda: larger(plan, wanted, sparse))
         return True
 
     def _keep_sparse_apart(self) -> None:
@@ -190,7 +265,7 @@ class Replanner:
         begin, end = self._first, self._first + len(self.plan.hot.requests)
         plan = self.plan
         self._sparse = sparse = sparse_buffers(plan, self._replay.touched()[begin:end])
-        if sparse.any():
+        if sparse.any() and self._solving.affordable(len(sparse)):
             self._start("sparse", lambda: solved_apart(plan, sparse, METHOD))
         else:
             self._replay.unsettle(False)
@@ -220,7 +295,9 @@ class Replanner:
             pass
         except Exception as error:  # in somebody's program, a failure of ours is told
             print(f"memplan: planning anew failed: {error!r}", file=sys.stderr)
-        self._made = _Made(reason, time.perf_counter() - begun, plan)
+        seconds = time.perf_counter() - begun
+        self._solving.took(seconds)
+        self._made = _Made(reason, seconds, plan)
 
     def _note(self, made: _Made, *, adopted: bool, arena: int = 0) -> None:
         arena = arena or self._replay.arena_bytes
@@ -233,42 +310,3 @@ def _take_log() -> bytes:
     from memplan.native import _alloc
 
     return _alloc.take_log()
-
-
-def larger(plan: Plan, most: Int64Array, sparse: BoolArray | None = None) -> Plan:
-    """`plan` with room for requests of `most` bytes each, where that is more.
-
-    Those get some more yet: one that has grown will grow again, and bytes that are not
-    touched cost nothing. sparse: buffers to keep apart, if any.
-    """
-    assert plan.hot.requests is not None
-    requests, problem = plan.hot.requests, plan.problem
-    sizes = np.where(most > requests.size, most + most // SLACK, requests.size)
-    grown = Problem.of(
-        problem.lower,
-        problem.upper,
-        sizes[requests.by_buffer()],
-        alignment=problem.alignment,
-        length=problem.length,
-        rounding=problem.rounding,
-    )
-    hot = Placement(grown, plan.offsets, replace(requests, size=sizes))
-    none = np.zeros(len(grown), dtype=np.bool_)
-    sparse = none if sparse is None else sparse
-    return solved_apart(replace(plan, hot=hot), sparse, METHOD)
-
-
-def from_log(plan: Plan, log: bytes) -> Plan:
-    """A plan for the steps in `log`, events as in a journal; `plan` says which program.
-
-    Raises NoPlanError where no step repeats.
-    """
-    rows = np.frombuffer(log, dtype=ROW)
-    if not (rows["action"] == Action.STEP).any():
-        raise NoPlanError("no step ended before the log was full")
-    columns = {name: rows[name] for name in ROW.names or () if name != "stack"}
-    events = Columns.of(**columns, requested_size=rows["size"])
-    found = solve_trace(
-        Trace(events, info=TraceInfo(program=plan.provenance.program)), METHOD
-    )
-    return replace(found, warmup=None)

@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from memplan.applying.payoff import GivenUp
 from memplan.applying.preload import LargeRequests, large_requests
 from memplan.applying.replan import Replan
 from memplan.applying.residency import Memory
@@ -32,8 +33,9 @@ class Report:
     saves. spread: over this run's steps. threads, recorded_threads: of torch.
     steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
     interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
-    replans: each time the plan was made anew. memory: where it lived, on the CPU.
-    malloc: what `apply --malloc` served, None without it.
+    replans: each time the plan was made anew; given_up: each time it did not pay, and
+    all requests went to the default allocator, until it was made anew. memory: where
+    it lived, on the CPU. malloc: what `apply --malloc` served, None without it.
     device: "cpu" or "cuda", where the default allocator is cudaMalloc, and what it gave
     is kept for reuse; devices: `memplan.applying.cuda.stats` of each. rank: this
     process's among those that a launcher started; None if it was launched alone.
@@ -58,6 +60,7 @@ class Report:
     recorded_threads: int = 0
     interrupted_requests: int = 0
     replans: tuple[Replan, ...] = ()
+    given_up: tuple[GivenUp, ...] = ()
     memory: Memory | None = None
     malloc: LargeRequests | None = None
     device: str = "cpu"

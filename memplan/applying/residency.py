@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,14 +65,19 @@ class Before:
 
 
 def where_memory_lives(
-    before: Before, replay: Replay, tensors: dict[str, int]
+    before: Before, replays: Sequence[Replay], tensors: dict[str, int]
 ) -> Memory:
-    """The Memory of this process. tensors: of the native `tensor_bytes`, whose maxima
-    are those since the loader started."""
+    """The Memory of this process; its arena is that of all `replays` together.
+
+    tensors: of the native `tensor_bytes`, whose maxima are those since the loader
+    started.
+    """
     peak = peak_resident_bytes()
     if peak <= before.peak:  # reached before: since then it was less
         peak = max(resident_bytes(), before.resident)
-    arena = _resident_in(replay.base, replay.base + replay.reserved_bytes)
+    arena = _resident_in(
+        [(replay.base, replay.base + replay.reserved_bytes) for replay in replays]
+    )
     # What was alive before is part of what was resident before.
     outside = max(tensors["outside_at_most"] - before.outside, 0)
     most_live = max(tensors["most_live"] - before.live, 0)
@@ -87,16 +92,18 @@ def where_memory_lives(
         other=max(peak - arena - outside - before.resident, 0),
         most_live=most_live,
         most_live_in_arena=in_arena,
-        arena_top=replay.top,
-        returned=replay.returned_bytes,
+        arena_top=sum(replay.top for replay in replays),
+        returned=sum(replay.returned_bytes for replay in replays),
     )
 
 
-def _resident_in(begin: int, end: int) -> int:
-    """Resident bytes of the mappings that lie in [begin, end), by and large; 0 if
-    unknown."""
+def _resident_in(ranges: Sequence[tuple[int, int]]) -> int:
+    """Resident bytes of the mappings that lie in one of `ranges` [begin, end), by and
+    large; 0 if unknown. Several may share one mapping."""
     return sum(
-        resident for low, high, resident in _mappings() if low < end and begin < high
+        resident
+        for low, high, resident in _mappings()
+        if any(low < end and begin < high for begin, end in ranges)
     )
 
 

@@ -6,13 +6,15 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from memplan.applying.lanes import Lanes, replays_of
+from memplan.applying.payoff import GivenUp
 from memplan.applying.replan import Replanner
 from memplan.applying.report import Report, make_report
 from memplan.applying.residency import Before, where_memory_lives
 from memplan.applying.suitability import check_plan, step_marks
-from memplan.applying.tables import replay_arrays
+from memplan.applying.tables import ReplayArrays, replay_arrays
 from memplan.core.plan import Plan
 from memplan.core.planfile import read_plan
 from memplan.errors import EnvironmentUnfitError, UsageError
@@ -68,9 +70,7 @@ class Loader:
         self._boundaries.start()
         try:
             self._replay = self._make_replay()
-            self._replanner = None
-            if self._replan and step_marks(self.plan):
-                self._replanner = Replanner(self.plan, self._replay)
+            self._replanner = self._make_replanner()
             self._before = Before.now(_alloc.tensor_bytes())
             self._clock = StepClock()
             if not self._replay.start():
@@ -82,21 +82,38 @@ class Loader:
             raise
         self._started = self._running = True
 
-    def _make_replay(self) -> Replay:
+    def _make_replay(self) -> Replay | Lanes:
         """With room for plans to come, if the system grants it."""
         from memplan.native import _alloc
 
         arena = self.plan.arena_bytes
         arrays = replay_arrays(self.plan)
+        if self.plan.lanes:
+            with contextlib.suppress(MemoryError, OverflowError, TypeError):
+                return self._make_lanes(arrays)
+            self._refuse()
         for reserve in (arena * GROWTH + SPARE, arena)[not self._replan :]:
             online = reserve if self.plan.elastic else arena
             # Only the native code knows what address space is left.
             with contextlib.suppress(MemoryError, OverflowError, TypeError):
                 table = arrays.table(arena, online)
                 return _alloc.make_replay(table, reserve, COLD_STEPS)
+        self._refuse()
+
+    def _make_replanner(self) -> Replanner | None:
+        if isinstance(self._replay, Lanes) or not self._replan:
+            return None
+        return Replanner(self.plan, self._replay) if step_marks(self.plan) else None
+
+    def _make_lanes(self, arrays: ReplayArrays) -> Lanes:
+        plan = self.plan
+        recorded = plan.provenance.recorded
+        return Lanes(arrays, plan.lane_bytes, plan.lanes, COLD_STEPS, recorded)
+
+    def _refuse(self) -> NoReturn:
         raise EnvironmentUnfitError(
-            f"the system refuses {format_bytes(arena)} of address space for the "
-            "plan's arena; is there a limit (ulimit -v)?"
+            f"the system refuses {format_bytes(self.plan.arena_bytes)} of address "
+            "space for the plan's arena; is there a limit (ulimit -v)?"
         )
 
     def stop(self) -> None:
@@ -121,13 +138,27 @@ class Loader:
             self._replay.hot_counts(),
             self._replay.warmup_counts(),
             self._replay.arena_bytes,
-            self._clock,
+            self._step_clock(),
             replans=() if self._replanner is None else tuple(self._replanner.replans),
+            given_up=self._given_up(),
             interrupted_requests=_alloc.interrupted_requests(),
             memory=where_memory_lives(
-                self._before, self._replay, _alloc.tensor_bytes()
+                self._before, replays_of(self._replay), _alloc.tensor_bytes()
             ),
         )
+
+    def _step_clock(self) -> StepClock:
+        """When steps began; without marks the native code has seen it."""
+        if step_marks(self.plan):
+            return self._clock
+        from memplan.native import _alloc
+
+        return StepClock.of_turns(*_alloc.turns())
+
+    def _given_up(self) -> tuple[GivenUp, ...]:
+        if isinstance(self._replay, Lanes):
+            return self._replay.given_up
+        return () if self._replanner is None else tuple(self._replanner.given_up)
 
     def _step(self, mark: Mark) -> None:
         from memplan.native import _alloc
@@ -135,14 +166,16 @@ class Loader:
         self._clock.note(mark)
         # Should threads mark steps side by side, one of them does the watching. Nor may
         # a forked child wait for a thread that it does not have.
-        alone = self._replanner is not None and self._watching.acquire(blocking=False)
-        if self._replanner is None or not alone:
+        lanes = self._replay if isinstance(self._replay, Lanes) else None
+        watched = self._replanner or lanes
+        if watched is None or not self._watching.acquire(blocking=False):
             _alloc.mark_step(mark)
             return
         try:
-            self._replanner.adopt_ready()
+            if self._replanner is not None:
+                self._replanner.adopt_ready()
             _alloc.mark_step(mark)
-            self._replanner.step_ended()
+            watched.step_ended()
         finally:
             self._watching.release()
 

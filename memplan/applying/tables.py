@@ -9,7 +9,7 @@ import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.placement import UNPLANNED
-from memplan.core.plan import Plan
+from memplan.core.plan import UNMARKED, Plan
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Table
@@ -23,6 +23,7 @@ class ReplayArrays:
     (m,) each. starts: first index of each step, shape (s,). Steps [loop_begin,
     loop_end) repeat. elastic: per step, whether requests are told by their place.
     sparse: per request, whether its pages go back when it is freed, shape (m,).
+    unmarked: no marks cut the steps, the requests themselves tell where one begins.
     """
 
     sizes: Int64Array
@@ -32,6 +33,7 @@ class ReplayArrays:
     loop_end: int
     elastic: list[bool]
     sparse: BoolArray
+    unmarked: bool = False
 
     def table(self, arena_bytes: int, online_bytes: int) -> Table:
         """The native table, for an arena of so many bytes.
@@ -50,6 +52,7 @@ class ReplayArrays:
             self.sparse,
             arena_bytes,
             online_bytes,
+            self.unmarked,
         )
 
 
@@ -88,6 +91,7 @@ def replay_arrays(
         loop_end,
         [plan.elastic and loop_begin <= step < loop_end for step in steps],
         np.concatenate(returns),
+        plan.provenance.program.marks == UNMARKED,
     )
 
 

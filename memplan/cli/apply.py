@@ -16,6 +16,7 @@ from memplan.cli import apply_report, arguments, show
 from memplan.core.plan import Plan
 from memplan.errors import MemplanError
 from memplan.files import refuse_overwrite, write_bytes
+from memplan.recording.launchers import through_launcher
 from memplan.recording.ranks import of_rank, written_by_rank
 from memplan.recording.shim import require_torch
 from memplan.recording.target import run
@@ -67,6 +68,12 @@ def command(
     Example: memplan apply train.plan.json train.py --epochs 90
     """
     target = arguments.target(module, script)
+    words = ["apply", *(["--report", str(report)] if report is not None else [])]
+    words.append("--replan" if replan else "--no-replan")
+    flags = ("--force" * force, "--quiet" * quiet, str(plan))
+    launcher = through_launcher(target, [*words, *filter(None, flags)])
+    if launcher is not None:  # each of its children applies the plan
+        sys.exit(run(launcher))
     plan = of_rank(plan)
     if report is not None:
         # Absolute: the program may go to another folder.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memplan.applying.payoff import GivenUp
 from memplan.applying.preload import LargeRequests
 from memplan.applying.replan import Replan
 from memplan.applying.report import Report
@@ -41,6 +42,8 @@ def show_report(report: Report) -> None:
         )
     if report.replans:
         rows += _replans(report.replans)
+    if report.given_up:
+        rows += _given_up(report.given_up)
     if report.memory is not None:
         rows += _lives(report.memory, report.arena_bytes)
     if report.malloc is not None:
@@ -116,6 +119,18 @@ def _replans(replans: tuple[Replan, ...]) -> list[tuple[str, str]]:
     if len(replans) > MOST_REPLANS:
         rows.append(("", f"and {len(replans) - MOST_REPLANS:,} times more"))
     return rows
+
+
+def _given_up(times: tuple[GivenUp, ...]) -> list[tuple[str, str]]:
+    """When and why."""
+    why = {
+        "different": "the program asked for something else than planned",
+        "faults": "its pages cost more faults than the default allocator's",
+    }
+    return [
+        ("given up", f"after step {one.step:,}: {why[one.reason]}")
+        for one in times[:MOST_REPLANS]
+    ]
 
 
 def _lives(memory: Memory, planned: int) -> list[tuple[str, str]]:

@@ -6,24 +6,43 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
 from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
 from memplan.recording.cuda import path_of
-from memplan.recording.options import Device, RecordOptions, Stacks
+from memplan.recording.launchers import through_launcher
+from memplan.recording.options import Device, RecordOptions, Stacks, Steps
 from memplan.recording.ranks import written_by_rank
 from memplan.recording.record import Recording
 from memplan.recording.target import run
 from memplan.trace.liveness import StepWorkload, step_problem
+from memplan.trace.read import read_trace
 from memplan.trace.recovery import Written
-from memplan.trace.streams import streams_of
+from memplan.trace.streams import NEEDED, streams_of
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 
-MOST_SEARCHED = 1 << 20  # events among which the hot step is looked for at once
+MOST_SEARCHED = 1 << 19  # events among which the hot step is looked for at once
+
+
+class StepsType(click.ParamType[Any]):
+    """A number of steps, auto or all."""
+
+    name = "steps"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Steps:
+        """The number, or the word."""
+        if value in ("auto", "all"):
+            return "auto" if value == "auto" else "all"
+        return click.IntRange(min=1).convert(value, param, ctx)
 
 
 @click.command("record", cls=arguments.ProgramCommand)
@@ -42,8 +61,15 @@ MOST_SEARCHED = 1 << 20  # events among which the hot step is looked for at once
 )
 @click.option(
     "--steps",
-    type=click.IntRange(min=1),
-    help="Stop recording after this many steps; the program runs on.",
+    type=StepsType(),
+    default="auto",
+    show_default=True,
+    metavar="N|auto|all",
+    help="Stop recording after this many steps, or, auto, once they repeat; the "
+    "program runs on.",
+)
+@click.option(
+    "--then-exit", is_flag=True, help="End the program where the recording stops."
 )
 @click.option(
     "--stacks",
@@ -58,7 +84,8 @@ MOST_SEARCHED = 1 << 20  # events among which the hot step is looked for at once
 def command(
     output: Path | None,
     device: Device,
-    steps: int | None,
+    steps: Steps,
+    then_exit: bool,
     stacks: Stacks,
     force: bool,
     quiet: bool,
@@ -74,12 +101,18 @@ def command(
     Example: memplan record -o train.parquet train.py --epochs 1
     """
     target = arguments.target(module, script)
+    words = _words(output, device, steps, stacks)
+    flags = ("--then-exit" * then_exit, "--force" * force, "--quiet" * quiet)
+    launcher = through_launcher(target, [*words, *filter(None, flags)])
+    if launcher is not None:  # each of its children records
+        sys.exit(run(launcher))
     stem = target.name if target.is_module else Path(target.name).stem
     process = os.getpid()
     path = written_by_rank(output) if output else Path(f"{stem}.{process}.parquet")
     options = RecordOptions(
         device=device,
         steps=steps,
+        then_exit=then_exit,
         stacks=stacks,
         force=force,
         program=target.identity(),
@@ -102,10 +135,19 @@ def command(
     sys.exit(code)
 
 
+def _words(
+    output: Path | None, device: Device, steps: Steps, stacks: Stacks
+) -> list[str]:
+    """These options as a command line has them."""
+    named = [] if output is None else ["--output", str(output)]
+    options = ["--device", device, "--steps", str(steps), "--stacks", stacks]
+    return ["record", *named, *options]
+
+
 def _finish(recording: Recording) -> MemplanError | None:
     """The program's exit code comes first: a failure of ours is told, not raised."""
     try:
-        recording.finish()
+        recording.close()
     except MemplanError as failure:
         return failure
     return None
@@ -119,13 +161,14 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
         ("steps", f"{summary.steps:,}, cut by {_CUTS[summary.mark]}"),
         ("peak live", format_bytes(summary.peak_live)),
     ]
+    if recording.stopped:
+        rows.insert(1, ("stopped", recording.stopped))
     after = f"memplan solve {shlex.quote(str(path))}"
-    trace = recording.trace if summary.events <= MOST_SEARCHED else None
-    if trace is None:
+    if summary.events > MOST_SEARCHED:
         rows.append(("hot step", "not looked for among so many events; solving does"))
     else:
         try:
-            found = step_problem(trace)
+            found = step_problem(read_trace(recording.path, NEEDED))
         except NoPlanError as failure:
             rows.append(("hot step", f"none: {failure}"))
             after += " --step all"
@@ -134,6 +177,12 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
                 ("hot step", _hot(found)),
                 ("persistent", format_bytes(found.persistent_bytes)),
             ]
+    if not summary.events:
+        show.note(
+            f"{path} is empty: this process asked for no memory on the CPU; if it "
+            "starts the program as another process, have that one run "
+            "python -m memplan record -o FILE SCRIPT"
+        )
     if written.info.dropped_events:
         rows.append(("dropped", f"{written.info.dropped_events:,} events"))
     if written.info.device != "cpu":
@@ -174,6 +223,11 @@ def _hot(found: StepWorkload) -> str:
     buffers = f"{len(found.problem) // found.unrolled:,} transient buffers"
     if found.hot is None:
         return f"the whole run: {buffers}"
+    if found.together is not None:
+        most = f"{found.together.threads} threads at a time"
+        return f"{buffers} in each thread's steps, {most}"
+    if found.unmarked:
+        return f"{buffers}, in a loop found in the sequence of requests"
     which = f"step {found.hot.begin}"
     if found.hot.period > 1:
         which = f"steps {found.hot.begin} to {found.hot.begin + found.hot.period - 1}"

@@ -10,13 +10,16 @@ from memplan.core.bounds import lower_bound
 from memplan.core.placement import Placement, StepKind, Warmup
 from memplan.core.problem import Problem
 
+UNMARKED = "sequence"  # in `Program.marks`
+
 
 @dataclass(frozen=True)
 class Program:
     """What was recorded, so that `apply` can tell whether it runs the same thing.
 
     script: file name or module name; sha256: of the script's source, hex, or "".
-    marks: what cuts its steps ("explicit", "optimizer", "forward", "none").
+    marks: what cuts its steps ("explicit", "optimizer", "forward", "none"), or UNMARKED
+        where its loop was found in the sequence of its requests.
     """
 
     script: str = ""
@@ -90,6 +93,9 @@ class Plan:
     kinds: steps that may stand in place of a hot one, in the same arena.
     elastic: requests of the hot steps are told by their place in the step, and may be
         for fewer bytes than planned.
+    lanes: 0 where the program's requests are one sequence, whatever threads make them;
+        else each thread that marks steps has a sequence of its own, and at most so many
+        threads an arena each, a lane, at a time. There is no warm-up then.
     stated: what the file says of itself, where the plan was read from one.
     """
 
@@ -100,6 +106,7 @@ class Plan:
     warmup: Warmup | None = None
     kinds: tuple[StepKind, ...] = ()
     elastic: bool = False
+    lanes: int = 0
     stated: Stated | None = None
 
     @classmethod
@@ -148,9 +155,14 @@ class Plan:
         return self.hot.peak
 
     @property
-    def arena_bytes(self) -> int:
-        """Bytes of the arena: the peak of the hot steps and of all other kinds."""
+    def lane_bytes(self) -> int:
+        """Bytes of one lane: the peak of the hot steps and of all other kinds."""
         return max(placed.peak for placed in (self.hot, *self.kinds))
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena, or of all lanes together."""
+        return self.lane_bytes * max(self.lanes, 1)
 
     @property
     def gap(self) -> float:

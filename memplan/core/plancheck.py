@@ -10,7 +10,7 @@ from memplan.core.problem import Problem
 from memplan.errors import FormatError
 from memplan.formats.strictjson import shown
 from memplan.formats.table import is_text
-from memplan.limits import MAX_INTEGER, MAX_TEXT, MAX_TOTAL_BYTES
+from memplan.limits import MAX_INTEGER, MAX_LANES, MAX_TEXT, MAX_TOTAL_BYTES
 
 
 def check_structure(plan: Plan, path: object, remedy: str = "") -> None:
@@ -28,8 +28,18 @@ def check_structure(plan: Plan, path: object, remedy: str = "") -> None:
         problem = problem or _kind_misfit(kind, number)
     if not problem and plan.elastic and plan.hot.requests is None:
         problem = "an elastic plan must list its requests"
+    if not problem and plan.lanes:
+        problem = _lanes_misfit(plan)
     if problem:
         raise FormatError(path, problem, remedy)
+
+
+def _lanes_misfit(plan: Plan) -> str:
+    if not 0 < plan.lanes <= MAX_LANES:
+        return f"lanes is {plan.lanes}, and must be 1 to {MAX_LANES}"
+    if plan.hot.requests is None:
+        return "a plan with lanes must list its requests"
+    return "" if plan.warmup is None else "a plan with lanes has no warm-up"
 
 
 def _misfit(placed: Placement) -> str:

@@ -48,7 +48,7 @@ _KEYS = (
     | _PLACEMENT
 )
 # Left out where there is nothing to say.
-_EXTRA = frozenset({"elastic", "kinds"})
+_EXTRA = frozenset({"elastic", "kinds", "lanes"})
 _CONDITIONS = frozenset({"cpu_nanoseconds", "milli_load", "steps"})  # of `recorded`
 _CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
 # What is no plan by its first bytes, and the command to give it to.
@@ -119,6 +119,7 @@ def _plan(
         warmup=_warmup(table),
         kinds=_kinds(table),
         elastic="elastic" in table.fields and table.flag("elastic"),
+        lanes=table.integer("lanes", 1) if "lanes" in table.fields else 0,
         **header,
     )
     check_structure(plan, name, _REMEDY)

@@ -72,7 +72,7 @@ def verify(plan: Plan) -> list[Violation]:
     if not found and plan.warmup is not None:
         found = _verify_warmup(plan, plan.warmup)
     for number, kind in enumerate(plan.kinds if not found else ()):
-        for one in verify_offsets(kind.problem, kind.offsets, plan.arena_bytes):
+        for one in verify_offsets(kind.problem, kind.offsets, plan.lane_bytes):
             text = f"kind {number}: {one.message}"
             found.append(Violation(one.failure, one.buffers, text))
     return found

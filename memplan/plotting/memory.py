@@ -9,7 +9,8 @@ from memplan.arrays import BoolArray, Int64Array
 from memplan.plotting.timeline import timeline
 from memplan.trace import steps
 from memplan.trace.steps import Timeline
-from memplan.trace.trace import Action, Trace
+from memplan.trace.threads import steps_by_thread
+from memplan.trace.trace import Action, Columns, Trace
 
 
 def memory(trace: Trace, title: str = "") -> Figure:
@@ -19,15 +20,19 @@ def memory(trace: Trace, title: str = "") -> Figure:
     """
     line = steps.timeline(trace)
     events = trace.events
-    counted = (events.action == Action.ALLOC) & (events.requested_size > 0)
+    counted = _made(events)
     counted |= events.action == Action.FREE_COMPLETED
     # Threads may read the clock out of turn by some nanoseconds.
     time = np.maximum.accumulate(events.time_ns) / 1e9
     times = time[counted]
     marked = (events.action == Action.STEP) & (events.mark == line.mark)
-    outlives = (line.freed == Timeline.NEVER) | (
-        line.step_of(line.freed) - line.step_of(line.lower) > 1
-    )
+    outlives = _outlive(line)
+    if (threads := steps_by_thread(trace)) is not None:
+        # Each block by the steps of the thread that made it; of no step, by its end.
+        made = _made(threads.trace.events)
+        number = np.cumsum(_made(events)) - 1  # of the allocation in each row
+        outlives = line.freed == Timeline.NEVER
+        outlives[number[threads.rows[made]]] = _outlive(steps.timeline(threads.trace))
     return timeline(
         times,
         _live(line, np.ones(len(line.size), dtype=bool)),
@@ -35,6 +40,19 @@ def memory(trace: Trace, title: str = "") -> Figure:
         title or trace.info.program.script,
         persistent=_live(line, outlives) if line.steps > 1 else None,
     )
+
+
+def _made(events: Columns) -> BoolArray:
+    made: BoolArray = (events.action == Action.ALLOC) & (events.requested_size > 0)
+    return made
+
+
+def _outlive(line: Timeline) -> BoolArray:
+    """Which blocks are never freed, or after more than one step."""
+    outlive: BoolArray = (line.freed == Timeline.NEVER) | (
+        line.step_of(line.freed) - line.step_of(line.lower) > 1
+    )
+    return outlive
 
 
 def _live(line: Timeline, chosen: BoolArray) -> Int64Array:

@@ -256,6 +256,9 @@ def _facts(plan: Plan) -> str:
         f"lower bound {bound}",
         f"gap {format_gap(plan.gap)}" + ", proved optimal" * plan.proved_optimal,
     ]
+    if plan.lanes:
+        arena = format_bytes(plan.arena_bytes)
+        facts.append(f"{plan.lanes:,} threads' arenas like this, {arena}")
     return "  ·  ".join(facts)
 
 

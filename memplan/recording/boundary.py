@@ -8,12 +8,14 @@ loader follows the kind its plan was made with.
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
 from memplan.errors import UsageError
+from memplan.recording.module_source import ModuleSource
 from memplan.trace.trace import Mark
 
 Listener = Callable[[Mark], None]
@@ -31,9 +33,11 @@ class Boundaries:
         self._listener = listener
         self._kinds = frozenset(kinds)
         self._handles: dict[Mark, Any] = {}
-        # The first optimizer to step, and the first module called, cut the steps;
-        # a second one beside it (an adversary's, a metric's) does not.
-        self._source: dict[Mark, weakref.ref[Any]] = {}
+        # The first optimizer to step, and the first module called, cut the steps of a
+        # thread; a second one beside it (an adversary's, a metric's) does not.
+        self._sources = threading.local()
+        self._kind: type | None = None  # of the module whose calls do
+        self._forwards = 0  # its calls
 
     def start(self) -> None:
         """Hook optimizers and modules. Raises UsageError if another is listening."""
@@ -67,28 +71,45 @@ class Boundaries:
         if handle is not None:
             handle.remove()
 
-    def _is_source(self, mark: Mark, candidate: object) -> bool:
-        known = self._source.get(mark)
-        if known is None or known() is None:
-            self._source[mark] = weakref.ref(candidate)
-            return True
-        return known() is candidate
-
     def _optimizer_stepped(self, optimizer: object, *_: object) -> None:
-        if self._is_source(Mark.OPTIMIZER, optimizer):
+        known: weakref.ref[Any] | None = getattr(self._sources, "optimizer", None)
+        if known is None or known() is None:
+            self._sources.optimizer = known = weakref.ref(optimizer)
+        if known() is optimizer:
             # From now on the stronger sign is there; modules need not be watched.
             self._unhook(Mark.FORWARD)
             self._listener(Mark.OPTIMIZER)
 
-    def _forward_called(self, module: object, *_: object) -> None:
+    def _forward_called(self, module: Any, *_: object) -> None:
         import torch
 
         # A compiler that traces the program must not trace this; what it compiles is
         # called through a module of its own, which is seen here.
         if torch.compiler.is_compiling():
             return
-        if self._is_source(Mark.FORWARD, module):
+        source: ModuleSource | None = getattr(self._sources, "module", None)
+        if source is None:
+            if not self._joins(module):
+                return
+            source = self._sources.module = ModuleSource()
+        if source.begins_step(module):
+            self._forwards += 1
             self._listener(Mark.FORWARD)
+
+    def _joins(self, module: object) -> bool:
+        """Whether the calling thread, which marked nothing yet, is to from now on.
+
+        If it calls a module of the class that other threads call, or the others have
+        ceased to: a thread that only prepares images does not cut their steps.
+        """
+        kind, sources = type(module), self._sources
+        calls, forwards = getattr(sources, "others", (0, 0))
+        calls = calls + 1 if forwards == self._forwards else 1
+        sources.others = calls, self._forwards
+        if self._kind not in (None, kind) and calls < ModuleSource.TIMES:
+            return False
+        self._kind = kind
+        return True
 
     def _explicit_step(self) -> None:
         if Mark.EXPLICIT in self._kinds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from memplan.core.plan import Program, RunStats
@@ -12,6 +13,8 @@ from memplan.errors import MemplanError, RecordError
 from memplan.files import open_journal
 from memplan.recording import target
 from memplan.recording.options import RecordOptions
+from memplan.recording.resident import anonymous_bytes, file_bytes
+from memplan.recording.settling import MOST_EVENTS
 from memplan.recording.shim import install
 from memplan.recording.stats import run_stats
 from memplan.recording.step_clock import StepClock
@@ -28,6 +31,7 @@ class CpuEvents:
         self._path = path
         self._journal = Path(f"{path}.journal")
         self._options = options
+        self._before = 0  # bytes, when it began
         self._recover = f"memplan recover {shlex.quote(str(self._journal))}"
         self._remedy = f"{self._recover} makes the trace of what is there"
         self._clock = StepClock()
@@ -37,20 +41,30 @@ class CpuEvents:
         from memplan.native import _alloc
 
         install("recording")
+        self._before = anonymous_bytes()
         info = self._metadata(Mark.NONE, complete=False)
         descriptor = open_journal(self._journal, self._options.force)
         stacks = self._options.stacks == "python"
-        _alloc.start_recording(descriptor, info, stacks, target.__file__)
+        limit = MOST_EVENTS if self._options.steps == "auto" else 0
+        _alloc.start_recording(descriptor, info, stacks, target.__file__, limit)
         _alloc.say_on_termination(
             printable(f"memplan: terminated while recording: {self._remedy}") + "\n"
         )
 
-    def mark(self, mark: Mark) -> None:
-        """A step boundary is here."""
+    def mark(self, mark: Mark) -> int:
+        """A step boundary is here; a digest of what this thread asked for before it."""
         from memplan.native import _alloc
 
         _alloc.mark_step(mark)
         self._clock.note(mark)
+        return _alloc.take_digest()
+
+    @property
+    def events(self) -> int:
+        """Recorded so far."""
+        from memplan.native import _alloc
+
+        return _alloc.recorded_events()
 
     def finish(self, mark: Mark) -> Written:
         """Stop, and turn the journal into the trace, whose steps `mark` cuts.
@@ -98,5 +112,8 @@ class CpuEvents:
             stacks=self._options.stacks,
             complete=complete,
         )
+        if complete and self._before:
+            added = info.run.peak_rss_bytes - file_bytes() - self._before
+            info = replace(info, added_bytes=max(added, 0))
         info = self._options.about(sys.modules["torch"], info)
         return encode_metadata(self._path, Trace(Columns.of(), info=info)).decode()

@@ -14,6 +14,7 @@ from memplan.version import __version__
 
 Device = Literal["auto", "cpu", "cuda"]
 Stacks = Literal["none", "python"]
+Steps = int | Literal["auto", "all"] | None
 
 MAX_ENTRIES = 5_000_000  # events of each device's history, at some 100 bytes each
 
@@ -23,7 +24,9 @@ class RecordOptions:
     """Raises UsageError for values that make no sense.
 
     device: whose memory; "auto" is the GPU's if the program uses it, or else the CPU's.
-    steps: stop after this many steps, None for all; the program runs on.
+    steps: stop after this many steps; "auto" once they have repeated for long enough,
+        see `memplan.recording.settling`; "all" or None for all. The program runs on.
+    then_exit: end the program where the recording stops by itself.
     stacks: "python" notes who asked, at some cost for each allocation.
     force: replace files that exist.
     program, argv: what is recorded, as the trace will name it.
@@ -33,13 +36,14 @@ class RecordOptions:
     """
 
     device: Device = "auto"
-    steps: int | None = None
+    steps: Steps = "auto"
     stacks: Stacks = "none"
     force: bool = False
     program: Program = field(default_factory=Program)
     argv: tuple[str, ...] = ()
     gpu: int | None = None
     max_entries: int = MAX_ENTRIES
+    then_exit: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("device", Device), ("stacks", Stacks)):
@@ -47,10 +51,23 @@ class RecordOptions:
             if value not in get_args(known):
                 words = ", ".join(get_args(known))
                 raise UsageError(f"{name}={value!r}: write one of {words}")
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"steps={self.steps}: record at least one step")
+        steps = self.steps
+        if isinstance(steps, str) and steps not in ("auto", "all"):
+            raise UsageError(f"steps={steps!r}: write auto, all or a number")
+        if isinstance(steps, int) and steps < 1:
+            raise UsageError(f"steps={steps}: record at least one step")
+        if self.then_exit and steps in ("all", None):
+            raise UsageError(
+                "to end the program, the recording must stop by itself: give a number "
+                "of steps, or auto"
+            )
         if self.max_entries < 1:
             raise UsageError(f"max_entries={self.max_entries}: keep at least one event")
+
+    @property
+    def limit(self) -> int | None:
+        """So many steps and no more, if it is a number."""
+        return self.steps if isinstance(self.steps, int) else None
 
     def about(self, torch: Any, info: TraceInfo) -> TraceInfo:
         """`info`, and what was recorded: by whom, when, and under which torch."""

@@ -13,7 +13,8 @@ from memplan.recording.boundary import Boundaries, StepCount
 from memplan.recording.cpu import CpuEvents
 from memplan.recording.cuda import require_gpu, traces_of, write_traces
 from memplan.recording.cuda_history import CudaHistory
-from memplan.recording.options import DEFAULTS, Device, RecordOptions, Stacks
+from memplan.recording.options import DEFAULTS, Device, RecordOptions, Stacks, Steps
+from memplan.recording.settling import MOST_EVENTS, SETTLED_EVENTS, Settling
 from memplan.recording.shim import require_torch
 from memplan.trace.importers.snapshot import devices_of
 from memplan.trace.pieces import Summary
@@ -31,6 +32,7 @@ class Recording:
     recorded. Beyond the first, each is at `path` with its device's name before the
     suffix: train.cuda1.parquet. cpu_failure: why there is no trace of the CPU's memory,
     though that was recorded; raised by `finish` unless there is one of a GPU's.
+    stopped: why it stopped before the program did, "" if it did not.
     """
 
     def __init__(
@@ -52,7 +54,10 @@ class Recording:
             if options.device in ("auto", "cuda")
             else None
         )
-        self._count = StepCount(options.steps)
+        self._count = StepCount(options.limit)
+        self._settling = Settling() if options.steps == "auto" else None
+        self._ending = False  # the program, at its next mark
+        self.stopped = ""
         self._boundaries = Boundaries(
             self._mark, (Mark.FORWARD, Mark.OPTIMIZER, Mark.EXPLICIT)
         )
@@ -100,9 +105,10 @@ class Recording:
         """
         if os.getpid() != self._process:
             return
+        if not self._ending:
+            self._boundaries.stop()
         if self._running:
             self._running = False
-            self._boundaries.stop()
             self._finish()
         elif self._failure is not None:
             failure, self._failure = self._failure, None
@@ -145,15 +151,47 @@ class Recording:
         return True
 
     def _mark(self, mark: Mark) -> None:
+        if self._ending:
+            raise SystemExit(0)
+        digest = 0
         if self._cpu is not None:
-            self._cpu.mark(mark)
+            digest = self._cpu.mark(mark)
         if self._history is not None:
             self._history.mark(mark)
+        if self._is_last(mark, digest):
+            self._stop()
+
+    def _is_last(self, mark: Mark, digest: int) -> bool:
+        """Whether the recording is to stop here, by itself."""
         if self._count.add(mark):
-            try:
-                self.finish()
-            except Exception as failure:  # the program runs on: told at its end
-                self._failure = failure
+            self.stopped = f"after {self._options.limit:,} steps, as asked for"
+        if self._settling is not None and self._cpu is not None:
+            self._settling.add(mark, digest)
+            events = self._cpu.events
+            enough = self._options.then_exit or events >= SETTLED_EVENTS
+            if self._settling.settled and enough:
+                self.stopped = "by itself: the steps repeat (--steps all records all)"
+            elif events >= MOST_EVENTS:
+                self.stopped = (
+                    f"by itself, after {MOST_EVENTS:,} events, though the steps differ "
+                    "(--steps all records all)"
+                )
+        return bool(self.stopped)
+
+    def _stop(self) -> None:
+        """Finish while the program runs on, or have it end."""
+        try:
+            self._ending = self._options.then_exit
+            self.finish()
+        except Exception as failure:  # the program runs on: told at its end
+            self._failure = failure
+        if self._ending:
+            raise SystemExit(0)
+
+    def close(self) -> None:
+        """`finish`, at the program's end."""
+        self._ending = False
+        self.finish()
 
 
 @contextlib.contextmanager
@@ -161,7 +199,7 @@ def record(
     path: str | os.PathLike[str],
     *,
     device: Device = "auto",
-    steps: int | None = None,
+    steps: Steps = "auto",
     stacks: Stacks = "none",
     force: bool = False,
 ) -> Iterator[Recording]:
@@ -177,4 +215,4 @@ def record(
     try:
         yield recording
     finally:
-        recording.finish()
+        recording.close()

@@ -16,6 +16,16 @@ def peak_resident_bytes() -> int:
     return _status("VmHWM:")
 
 
+def anonymous_bytes() -> int:
+    """Bytes that are resident now and no file's: heaps, stacks; 0 if unknown."""
+    return _status("RssAnon:")
+
+
+def file_bytes() -> int:
+    """Bytes of files that are resident now: libraries, mostly; 0 if unknown."""
+    return _status("RssFile:")
+
+
 def _status(name: str) -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from memplan.trace.trace import Mark
 
@@ -32,6 +32,16 @@ class StepClock:
         self._noted[mark] += 1
         if len(self._rows) >= _FIELDS * self._most:
             del self._rows[: _FIELDS * (self._most // 2)]
+
+    @classmethod
+    def of_turns(cls, count: int, turns: Iterable[tuple[int, int, int]]) -> StepClock:
+        """Of `count` steps that no mark told of; turns: of the later ones, monotonic
+        ns, page faults and ns of CPU time."""
+        clock = cls()
+        for time_ns, faults, cpu in turns:
+            clock._rows.extend((time_ns, faults, int(Mark.NONE), cpu))
+        clock._noted[Mark.NONE] = count
+        return clock
 
     @property
     def steps(self) -> int:

@@ -7,15 +7,17 @@ from dataclasses import replace
 import numpy as np
 
 from memplan.core.placement import Warmup
-from memplan.core.plan import Plan, Source
+from memplan.core.plan import UNMARKED, Plan, Source
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import warmup_with_first_step
+from memplan.limits import MAX_LANES
 from memplan.solving.greedy import place_around
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import DEFAULTS, Options
 from memplan.solving.step_kinds import plan_kinds
 from memplan.trace.liveness import WarmupWorkload, step_problem
 from memplan.trace.streams import on_stream, streams_of
+from memplan.trace.threads import Together
 from memplan.trace.trace import Trace
 
 
@@ -41,8 +43,8 @@ def solve_trace(
     found = step_problem(_one_stream(trace), step, alignment)
     plan = solve_problem(found.problem, method, options)
     program = trace.info.program
-    if found.hot is None:
-        program = replace(program, marks="none")
+    if found.hot is None or found.unmarked:
+        program = replace(program, marks=UNMARKED if found.unmarked else "none")
     plan = plan.coming_from(
         device=trace.info.device,
         source=source or Source(step=step),
@@ -50,9 +52,10 @@ def solve_trace(
         recorded=trace.info.run,
     )
     plan = replace(plan, hot=replace(plan.hot, requests=found.requests))
+    plan = replace(plan, kinds=plan_kinds(plan, found.kinds))
     return replace(
         plan,
-        kinds=plan_kinds(plan, found.kinds),
+        lanes=0 if found.together is None else _lanes(plan, found.together),
         elastic=found.hot is not None and found.hot.elastic,
         warmup=None if found.warmup is None else _place_warmup(plan, found.warmup),
     )
@@ -65,6 +68,13 @@ def _one_stream(trace: Trace) -> Trace:
     if trace.info.device == "cpu" or len(streams) < 2:
         return trace
     return on_stream(trace, 0 if 0 in streams else next(iter(streams)))
+
+
+def _lanes(plan: Plan, together: Together) -> int:
+    """As many lanes as threads held one at a time, if they came to as many bytes: more
+    would keep more memory than the threads ever did."""
+    room = round(together.most_bytes / max(plan.lane_bytes, 1))
+    return max(1, min(together.threads, room, MAX_LANES))
 
 
 def _place_warmup(plan: Plan, warmup: WarmupWorkload) -> Warmup:

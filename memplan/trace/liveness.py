@@ -10,7 +10,7 @@ repeats every two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from memplan.core.problem import Problem
 from memplan.errors import NoPlanError, UsageError
 from memplan.trace.step_kinds import KindWorkload, other_kinds
 from memplan.trace.steps import HotSteps, Timeline, find_hot, timeline
-from memplan.trace.trace import Trace
+from memplan.trace.threads import ThreadSteps, Together, steps_by_thread, together
+from memplan.trace.trace import Action, Trace
+from memplan.trace.unmarked import unmarked_steps
 
 NEVER = Timeline.NEVER
 
@@ -44,7 +46,9 @@ class StepWorkload(Workload):
     unrolled: how many steps `problem` spans for each of the period.
     persistent_bytes: exact bytes alive, and outliving steps, when the hot step begins.
     warmup: the steps before them. kinds: steps after the first hot one that are of
-    another kind.
+    another kind. together: where threads make their steps side by side, each by its own
+    sequence, what they hold of the planned blocks at one time. unmarked: the steps are
+    not marked in the trace, but found in its sequence of requests.
     """
 
     hot: HotSteps | None
@@ -52,6 +56,8 @@ class StepWorkload(Workload):
     persistent_bytes: int
     warmup: WarmupWorkload | None = None
     kinds: tuple[KindWorkload, ...] = ()
+    together: Together | None = None
+    unmarked: bool = False
 
 
 def step_problem(
@@ -60,27 +66,86 @@ def step_problem(
     """The packing problem of one step of `trace`.
 
     step: "hot", a step's number, or "all" for the whole recording as one step. A
-        recording without boundaries has one step only, and "hot" means "all".
+        recording of which no step repeats may have a loop in its sequence of requests;
+        without one, and without boundaries, it has one step only: "hot" means "all".
     alignment: bytes; the trace's own when None. Allocators hand out whole blocks of so
         many: buffers take up multiples of it.
 
     Raises NoPlanError when no step repeats, UsageError for a step that is not there.
     """
-    line = timeline(trace)
     unit = trace.info.alignment if alignment is None else alignment
+    on_cpu = trace.info.device == "cpu"  # where the loader follows what is not marked
+    if step == "hot" and on_cpu and (threads := _hot_first(trace)) is not None:
+        return _of_threads(threads, unit)
+    line = timeline(trace)
+    if step == "hot":
+        hot = find_hot(line)
+        if hot is not None:
+            return _cycle(line, hot, unit)
+        if on_cpu and (unmarked := unmarked_steps(line)) is not None:
+            return _unmarked(unmarked, unit)
     if step == "all" or (step == "hot" and line.steps == 1):
         return _whole(line, unit)
     if step == "hot":
-        hot = find_hot(line)
-        if hot is None:
-            raise NoPlanError(
-                f"none of the {line.steps} steps repeats the one before it; record "
-                "more steps, mark the top of the loop with memplan.step(), "
-                "or choose one with --step N"
-            )
-    else:
-        hot = HotSteps(_step_number(line, step), 1, True)
-    return _cycle(line, hot, unit)
+        raise _none_repeats(line)
+    return _cycle(line, HotSteps(_step_number(line, step), 1, True), unit)
+
+
+def _hot(line: Timeline) -> HotSteps:
+    hot = find_hot(line)
+    if hot is None:
+        raise _none_repeats(line)
+    return hot
+
+
+def _none_repeats(line: Timeline) -> NoPlanError:
+    return NoPlanError(
+        f"none of the {line.steps} steps repeats the one before it, and no loop shows "
+        "in the sequence of requests; record more steps, mark the top of the loop with "
+        "memplan.step(), or choose one with --step N"
+    )
+
+
+def _unmarked(line: Timeline, alignment: int) -> StepWorkload:
+    """A loop found in the sequence itself. Nothing tells the loader of the steps before
+    it: there is no warm-up, nor are there other kinds."""
+    found = _cycle(line, _hot(line), alignment)
+    return replace(found, warmup=None, kinds=(), unmarked=True)
+
+
+def _hot_first(trace: Trace) -> ThreadSteps | None:
+    """`steps_by_thread`, the hot steps' thread first: kinds are what comes after."""
+    threads = steps_by_thread(trace)
+    hot = None if threads is None else find_hot(line := timeline(threads.trace))
+    if threads is None or hot is None:
+        return threads
+    row = _made(threads)[line.requests(hot.begin).start]
+    return steps_by_thread(trace, int(threads.thread[row]))
+
+
+def _made(threads: ThreadSteps) -> Int64Array:
+    """The rows of the allocations on the timeline."""
+    events = threads.trace.events
+    return np.flatnonzero(
+        (events.action == Action.ALLOC) & (events.requested_size > 0)
+    ).astype(np.int64)
+
+
+def _of_threads(threads: ThreadSteps, alignment: int) -> StepWorkload:
+    """The steps of all threads as if one had made them, one after the other.
+
+    Each thread begins where it pleases: there is no warm-up. A kind of step that came
+    only once is none: the first of a thread, or one that was cut off.
+    """
+    line = timeline(threads.trace)
+    found = _cycle(line, _hot(line), alignment, least_seen=2)
+    made = _made(threads)
+    transient = made[_transient(line, line.lower, line.upper)]
+    return replace(
+        found,
+        warmup=None,
+        together=together(threads, transient),
+    )
 
 
 def _step_number(line: Timeline, step: str) -> int:
@@ -125,14 +190,16 @@ def _transient(line: Timeline, lower: Int64Array, upper: Int64Array) -> BoolArra
     return transient
 
 
-def _cycle(line: Timeline, hot: HotSteps, alignment: int) -> StepWorkload:
+def _cycle(
+    line: Timeline, hot: HotSteps, alignment: int, least_seen: int = 1
+) -> StepWorkload:
     period = _Period(line, hot)
     workload, unrolled = period.workload(alignment)
     begin = period.begin
     persistent = (line.lower < begin) & (line.step_of(line.upper) > hot.begin + 1)
     kinds: tuple[KindWorkload, ...] = ()
     if hot.passes > 1:
-        kinds = other_kinds(line, hot, workload.requests, alignment)
+        kinds = other_kinds(line, hot, workload.requests, alignment, least_seen)
     return StepWorkload(
         workload.problem,
         workload.requests,

@@ -35,7 +35,7 @@ _TYPES = {
     },
     **{name: pa.dictionary(pa.int8(), pa.string()) for name in _NAMES},
 }
-GROUP_ROWS = 1 << 20  # of a row group; pyarrow's own limit
+GROUP_ROWS = 1 << 18  # of a row group: a few dozen MiB while it is written
 _READ_ROWS = 1 << 16  # at a time
 # The `index` column alone takes about a byte per row in any honest file.
 _ROWS_PER_BYTE = 1

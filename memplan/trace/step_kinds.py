@@ -55,16 +55,21 @@ class KindWorkload(Workload):
 
 
 def other_kinds(
-    line: Timeline, hot: HotSteps, requests: Requests, alignment: int
+    line: Timeline,
+    hot: HotSteps,
+    requests: Requests,
+    alignment: int,
+    least_seen: int = 1,
 ) -> tuple[KindWorkload, ...]:
     """The kinds of the steps after the first hot one that are not hot.
 
     requests: of the hot steps, as planned. The kinds seen most often, at most
-    MOST_KINDS; none where the hot steps are elastic, and take steps of many sizes.
+    MOST_KINDS, without those seen less than `least_seen` times; none where the hot
+    steps are elastic, and take steps of many sizes.
     """
     if hot.elastic:
         return ()
-    chosen = _Steps(line, hot, requests)
+    chosen = _Steps(line, hot, requests, least_seen)
     numbers = range(len(chosen.kinds))
     return tuple(_kind(line, chosen, number, alignment) for number in numbers)
 
@@ -77,7 +82,9 @@ class _Steps:
     recorded step the place in the loop of the hot step that was due.
     """
 
-    def __init__(self, line: Timeline, hot: HotSteps, requests: Requests) -> None:
+    def __init__(
+        self, line: Timeline, hot: HotSteps, requests: Requests, least_seen: int
+    ) -> None:
         self.of: dict[int, tuple[int, int]] = {}
         self.expected: dict[int, int] = {}
         self.loop = np.split(requests.size, requests.starts[1:])
@@ -97,7 +104,8 @@ class _Steps:
                 continue
             self.of[step] = HOT, requests.starts[place]
             following = (place + 1) % len(loop)
-        often = sorted(groups.values(), key=len, reverse=True)[:MOST_KINDS]
+        seen = [steps for steps in groups.values() if len(steps) >= least_seen]
+        often = sorted(seen, key=len, reverse=True)[:MOST_KINDS]
         self.kinds = [tuple(steps) for steps in sorted(often) if line.count(steps[0])]
         for number, steps in enumerate(self.kinds):
             self.of |= dict.fromkeys(steps, (number, 0))

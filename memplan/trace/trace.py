@@ -46,7 +46,8 @@ class TraceInfo:
 
     started: RFC 3339; complete: False when the recording was cut off; dropped_events:
     how many events are missing; device: "cpu" or "cuda"; rank: the process's number
-    among its `ranks`, 0 of 1 for a program that was launched alone.
+    among its `ranks`, 0 of 1 for a program that was launched alone; added_bytes: what
+    the run added to the process's memory, files aside, when most was resident.
     """
 
     program: Program = field(default_factory=Program)
@@ -61,6 +62,7 @@ class TraceInfo:
     producer: str = ""
     rank: int = 0
     ranks: int = 1
+    added_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,15 @@ import pytest
 
 import memplan
 from memplan.applying import replan as replanning
-from memplan.applying.replan import PATIENCE, RECORDED_STEPS, SLACK, Replanner, from_log
+from memplan.applying.anew import from_log
+from memplan.applying.replan import (
+    ELASTIC_PATIENCE,
+    PATIENCE,
+    RECORDED_STEPS,
+    SLACK,
+    UNPROVEN,
+    Replanner,
+)
 from memplan.core.plan import Plan
 from memplan.errors import NoPlanError
 from memplan.trace.journal import ROW
@@ -151,11 +159,11 @@ def test_a_plan_that_does_not_verify_is_not_adopted(
 
 def test_larger_requests_are_planned_after_steps_that_nothing_came_of() -> None:
     program = Program(elastic_plan())
-    for _ in range(2 * (PATIENCE + RECORDED_STEPS)):
+    for _ in range(2 * (ELASTIC_PATIENCE + RECORDED_STEPS)):
         program.step(600, 700, 800, *[64] * 5)
         program.wait()
     assert reasons(program)[:1] == [("different", False)]
-    for _ in range(3):
+    for _ in range(4 * ELASTIC_PATIENCE):
         program.step(600, 9000, 800)
         program.wait()
     assert reasons(program)[-1] == ("larger", True)
@@ -179,9 +187,32 @@ def test_a_program_that_never_settles_is_planned_ever_more_rarely() -> None:
         program.wait()
     noted = [one.step for one in program.replanner.replans]
     assert {one.reason for one in program.replanner.replans} == {"different"}
-    # Between two, as many recorded steps, and a patience that doubles each time.
+    # Between two, as many recorded steps, and a patience that doubles each time; at its
+    # end the plan is tried again, and is given up again.
     waits = np.diff([0, *noted])
-    assert np.diff(waits)[:3].tolist() == [PATIENCE, 2 * PATIENCE, 4 * PATIENCE]
+    assert np.diff(waits)[1:3].tolist() == [2 * PATIENCE, 4 * PATIENCE]
+    assert len(program.replanner.given_up) >= len(noted)
+    assert {one.reason for one in program.replanner.given_up} == {"different"}
+    assert program.replanner.given_up[0].step == UNPROVEN
+
+
+def test_a_plan_of_another_program_is_given_up_and_nothing_stays_resident() -> None:
+    steps = [(Made(64, 0),)] + [(Made(1 << 20, 1), Made(1 << 18, 0))] * 4
+    program = Program(memplan.solve(trace_of(steps)))
+    replay = program.served.replay
+    for _ in range(2):
+        program.step(1 << 20, 1 << 18)
+    assert replay.resident_bytes > 0
+    kept = program.served.ask(1 << 20)
+    for _ in range(PATIENCE + 1):
+        program.step(*range(5000, 5040))
+    assert replay.aside
+    assert program.step(1 << 20, 64) == [None, None]
+    assert replay.resident_bytes <= (1 << 20) + 2 * (16 << 10)
+    program.served.drop(kept)
+    program.step(64)
+    program.step(64)
+    assert replay.resident_bytes == replay.live_bytes == 0
 
 
 def test_the_warm_up_is_not_looked_at() -> None:

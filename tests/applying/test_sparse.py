@@ -54,6 +54,8 @@ def test_the_part_that_was_touched_is_known_when_a_block_is_freed() -> None:
     program = served(*requests, unsettled=True)
     use(program, 4 * MIB, MIB)
     assert program.replay.touched() == [pytest.approx(0.25, abs=0.26), -1, -1]
+    program.replay.next_step()
+    use(program, 4 * MIB, MIB)
     use(program, 4 * MIB, 4 * MIB)
     use(program, 1000, 1000)  # too small to be worth a look
     part, whole, small = program.replay.touched()
@@ -109,18 +111,14 @@ def test_a_block_that_outlives_its_table_keeps_its_contents() -> None:
     assert program.replay.hot_counts()["conflicts"] == 1
 
 
-def test_while_unsettled_large_blocks_return_their_pages() -> None:
-    program = served((4 * MIB, 0))
-    use(program, 4 * MIB, 4 * MIB)
-    assert first_byte(program, 0) == 7
-    program.replay.unsettle(True)
-    use(program, 4 * MIB, 4 * MIB)
-    assert first_byte(program, 0) == 0
-    program.replay.unsettle(False)
-    program.replay.next_step()
-    program.replay.next_step()
-    use(program, 4 * MIB, 4 * MIB)
-    assert first_byte(program, 0) == 7
+def test_only_some_blocks_are_looked_at_in_each_step() -> None:
+    program = served(*[(4 * MIB, 0)] * 3, unsettled=True)
+    for step in range(3):
+        assert program.replay.touched().count(-1) == 3 - step
+        for _ in range(3):
+            use(program, 4 * MIB, 4 * MIB)
+        program.replay.next_step()
+    assert program.replay.touched() == [1.0] * 3
 
 
 def test_pages_that_no_step_uses_any_more_go_back() -> None:

@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <new>
+#include <tuple>
+#include <vector>
 
 namespace memplan {
 namespace {
@@ -23,49 +26,132 @@ Arena::Arena(std::uint64_t bytes) : size_(round_up(bytes, kAlignment)) {
   if (start == MAP_FAILED) throw std::bad_alloc();
   const auto address = reinterpret_cast<std::uint64_t>(start);
   base_ = reinterpret_cast<char*>(round_up(address, kHugePage));
-  last_use_.resize(round_up(size_, kHugePage) / kHugePage);
+  last_use_.reset(static_cast<std::uint32_t*>(
+      std::calloc(size_ / kGranule + 1, sizeof(std::uint32_t))));
+  if (last_use_ == nullptr) {
+    munmap(start, mapped);
+    throw std::bad_alloc();
+  }
 }
 
-void Arena::return_pages(std::uint64_t offset, std::uint64_t bytes) {
+void Arena::note_use(std::uint64_t offset, std::uint64_t bytes) {
+  const std::uint64_t end = offset + bytes;
+  top_ = std::max(top_, end);
+  if (clock_ == std::numeric_limits<std::uint32_t>::max()) start_clock_anew();
+  ++clock_;
+  const std::uint64_t last = (end - 1) / kGranule;
+  for (std::uint64_t i = offset / kGranule; i <= last; ++i) {
+    std::uint32_t& use = last_use_[i];
+    if (use <= kReturned) {
+      resident_ += kGranule;
+      if (use == kReturned) refaulted_ += kGranule;
+    }
+    use = clock_;
+  }
+}
+
+void Arena::start_clock_anew() {
+  for (std::uint64_t i = 0; i * kGranule < top_; ++i) {
+    last_use_[i] = std::min(last_use_[i], kReturned + 1);
+  }
+  clock_ = kReturned + 1;
+  steps_.clear();
+}
+
+// Granules [first, last) are the system's again.
+void Arena::forget(std::uint64_t first, std::uint64_t last, std::uint32_t as) {
+  for (std::uint64_t i = first; i < last; ++i) {
+    if (last_use_[i] <= kReturned) continue;
+    last_use_[i] = as;
+    resident_ -= kGranule;
+  }
+}
+
+void Arena::return_pages(std::uint64_t offset, std::uint64_t bytes, bool fresh) {
   const std::uint64_t begin = round_up(offset, kPage);
   const std::uint64_t end = (offset + bytes) / kPage * kPage;
-  if (begin < end) madvise(base_ + begin, end - begin, MADV_DONTNEED);
+  if (begin >= end || madvise(base_ + begin, end - begin, MADV_DONTNEED) != 0) return;
+  const std::uint64_t first = round_up(begin, kGranule) / kGranule, last = end / kGranule;
+  if (first < last) forget(first, last, fresh ? 0 : kReturned);
 }
 
-void Arena::return_dead_pages(const Ranges::Map& used) {
+template <typename Visit>
+void Arena::dead_runs(const Ranges::Map& used, Visit&& visit) const {
+  const auto visit_between = [&](std::uint64_t begin, std::uint64_t end) {
+    const std::uint64_t last = end / kGranule;
+    for (std::uint64_t i = round_up(begin, kGranule) / kGranule; i < last;) {
+      const std::uint64_t first = i;
+      while (i < last && last_use_[i] == last_use_[first]) ++i;
+      if (last_use_[first] > kReturned) visit(first, i);
+    }
+  };
   std::uint64_t dead = 0;
   for (const auto& [start, end] : used) {
-    return_pages(dead, start - dead);
+    if (start > dead) visit_between(dead, start);
     dead = end;
   }
-  if (dead < top_) return_pages(dead, top_ - dead);
+  // The last granule may reach beyond all blocks, and even the arena's end.
+  if (dead < top_) visit_between(dead, round_up(top_, kGranule));
 }
 
-double Arena::resident_part(std::uint64_t offset, std::uint64_t bytes) const {
+std::uint64_t Arena::return_dead(const Ranges::Map& used, std::uint64_t bytes) {
+  std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> runs;
+  dead_runs(used, [&](std::uint64_t first, std::uint64_t last) {
+    runs.emplace_back(last_use_[first], first, last);
+  });
+  std::sort(runs.begin(), runs.end());
+  std::uint64_t returned = 0;
+  for (auto [use, first, last] : runs) {
+    if (returned >= bytes) break;
+    const std::uint64_t most = round_up(bytes - returned, kGranule) / kGranule;
+    first = std::max(first, last - std::min(last, most));
+    const std::uint64_t count = (last - first) * kGranule;
+    if (madvise(base_ + first * kGranule, count, MADV_DONTNEED) != 0) continue;
+    forget(first, last);
+    returned += count;
+  }
+  return returned;
+}
+
+double Arena::resident_part(std::uint64_t offset, std::uint64_t bytes) {
   const std::uint64_t begin = round_up(offset, kPage);
   const std::uint64_t end = (offset + bytes) / kPage * kPage;
   if (begin >= end) return 1.0;
   std::vector<unsigned char> pages((end - begin) / kPage);
   if (mincore(base_ + begin, end - begin, pages.data()) != 0) return 1.0;
-  const auto resident = std::count_if(pages.begin(), pages.end(),
-                                      [](unsigned char page) { return (page & 1) != 0; });
+  std::uint64_t resident = 0;
+  const std::uint64_t a_granule = std::max<std::uint64_t>(kGranule / kPage, 1);
+  const std::uint64_t before = (round_up(begin, kGranule) - begin) / kPage;
+  std::uint64_t of_granule = 0;
+  for (std::uint64_t i = 0; i < pages.size(); ++i) {
+    const bool here = (pages[i] & 1) != 0;
+    resident += here;
+    if (i < before) continue;
+    const std::uint64_t place = (i - before) % a_granule;
+    of_granule = (place == 0 ? 0 : of_granule) + here;
+    if (place + 1 == a_granule && of_granule == 0) {
+      const std::uint64_t granule = (begin + i * kPage) / kGranule;
+      forget(granule, granule + 1);
+    }
+  }
   return static_cast<double>(resident) / static_cast<double>(pages.size());
 }
 
 std::uint64_t Arena::release_cold(const Ranges::Map& used, std::uint32_t age) {
-  ++now_;
-  if (now_ <= age) return 0;
-  const std::uint32_t oldest = now_ - age;
+  steps_.push_back(clock_);
+  if (steps_.size() <= age) return 0;
+  const std::uint32_t oldest = steps_.front();
+  steps_.pop_front();
   std::uint64_t returned = 0;
-  auto block = used.begin();
-  for (std::size_t i = 0; i < last_use_.size(); ++i) {
-    if (last_use_[i] == 0 || last_use_[i] >= oldest) continue;
-    const std::uint64_t begin = i * kHugePage;
-    while (block != used.end() && block->second <= begin) ++block;
-    if (block != used.end() && block->first < begin + kHugePage) continue;
-    if (madvise(base_ + begin, kHugePage, MADV_DONTNEED) != 0) continue;
-    last_use_[i] = 0;
-    returned += kHugePage;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> cold;
+  dead_runs(used, [&](std::uint64_t first, std::uint64_t last) {
+    if (last_use_[first] <= oldest) cold.emplace_back(first, last);
+  });
+  for (const auto& [first, last] : cold) {
+    const std::uint64_t count = (last - first) * kGranule;
+    if (madvise(base_ + first * kGranule, count, MADV_DONTNEED) != 0) continue;
+    forget(first, last);
+    returned += count;
   }
   return returned;
 }

@@ -9,6 +9,8 @@
 
 namespace memplan {
 
+class Replay;
+
 struct TensorBytes {
   std::uint64_t live = 0;             // in the arena and outside it
   std::uint64_t most_live = 0;        // ever
@@ -20,6 +22,11 @@ struct TensorBytes {
 // deleter is not told. Any thread, at any time.
 class Ledger {
  public:
+  // A block outside the arena: its bytes, and who had no place for it, if any.
+  struct Outside {
+    std::uint64_t bytes;
+    Replay* refused_by;
+  };
   void arena_block_born(std::uint64_t bytes) {
     std::lock_guard lock(mutex_);
     add(bytes);
@@ -28,20 +35,22 @@ class Ledger {
     std::lock_guard lock(mutex_);
     sums_.live -= bytes;
   }
-  void outside_block_born(const void* pointer, std::uint64_t bytes) {
+  void outside_block_born(const void* pointer, std::uint64_t bytes, Replay* refused_by) {
     std::lock_guard lock(mutex_);
-    blocks_[pointer] = bytes;
+    blocks_[pointer] = {bytes, refused_by};
     sums_.outside += bytes;
     add(bytes);
   }
-  // Nothing happens for a block that was born before the ledger was opened.
-  void outside_block_died(const void* pointer) {
+  // All zero, and nothing happens, for one born before the ledger was opened.
+  Outside outside_block_died(const void* pointer) {
     std::lock_guard lock(mutex_);
     const auto block = blocks_.find(pointer);
-    if (block == blocks_.end()) return;
-    sums_.live -= block->second;
-    sums_.outside -= block->second;
+    if (block == blocks_.end()) return {0, nullptr};
+    const Outside outside = block->second;
+    sums_.live -= outside.bytes;
+    sums_.outside -= outside.bytes;
     blocks_.erase(block);
+    return outside;
   }
   // From now on the maxima are of what comes.
   void begin_maxima() {
@@ -67,7 +76,7 @@ class Ledger {
 
   std::mutex mutex_;
   TensorBytes sums_;
-  std::unordered_map<const void*, std::uint64_t> blocks_;
+  std::unordered_map<const void*, Outside> blocks_;
 };
 
 }  // namespace memplan

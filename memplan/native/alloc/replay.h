@@ -1,7 +1,14 @@
 // Serves a program's CPU tensors in an arena, as the server of requests says, and looks
 // after the arena's pages.
+//
+// Wherever a plan, or the lack of one, may lead blocks to, the arena holds no more pages
+// than pay: together with the tensors outside it, about as many bytes as were ever alive
+// at once, which any allocator must hold. What is too much goes back to the system, dead
+// pages first that were not used for longest.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -28,15 +35,36 @@ class Replay {
   Replay(Table table, std::uint64_t reserve, std::uint32_t cold);
 
   // An address in the arena, or null: then the default allocator must serve.
-  void* allocate(std::uint64_t bytes);
+  // `turned`, if given, becomes true where the request showed that a step has begun.
+  void* allocate(std::uint64_t bytes, bool* turned = nullptr);
   // The rounded size of the block that was there.
   std::uint64_t release(void* pointer);
-  // The program begins its next step. True at the first repeated one.
+  // One of `bytes`, rounded, that is kept account of though `allocate` stood aside.
+  void outside_born(std::uint64_t bytes) {
+    outside_.fetch_add(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
+  }
+  // A block of `bytes` that lies outside the arena, since `allocate` said so, was freed.
+  void outside_died(std::uint64_t bytes) {
+    outside_.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
+  }
+  // The program begins its next step. True at the first repeated one, and where another
+  // table was adopted: what the C library keeps of the time before is of no use then.
   bool next_step();
-  // While this lasts, large blocks return their pages when they are freed, and it is
-  // noted which they touched: slower, but no more is resident than what lives. For plans
-  // that may yet change.
+  // While this lasts, it is noted which pages large blocks touch, once for each of the
+  // plan's, some of them in each step: their pages are then new.
   void unsettle(bool unsettled);
+  // From now on leaves all requests to the default allocator, and returns the pages of
+  // blocks as they die, until another table is adopted; or serves them again.
+  void stand_aside(bool aside);
+  bool aside() const { return aside_.load(std::memory_order_relaxed); }
+  // See Server.
+  void place_departures(bool placed) {
+    locked([&] { server_.place_departures(placed); });
+  }
+  // So many bytes more than needed may stay resident where that saves page faults.
+  void allow(std::uint64_t slack) {
+    locked([&] { slack_ = slack; });
+  }
   // See Server.
   void adopt(Table table) {
     locked([&] { server_.adopt(std::move(table)); });
@@ -50,8 +78,20 @@ class Replay {
   std::uint64_t arena_bytes() {
     return locked([&] { return server_.table().arena_bytes; });
   }
+  // Whether the warm-up is over, and the plan is of use as far as is known.
+  bool pays() {
+    return locked([&] {
+      return server_.matcher().looped() && server_.places_departures() && !aside();
+    });
+  }
   std::uint64_t top() { return locked([&] { return arena_.top(); }); }
   std::uint64_t returned_bytes() { return locked([&] { return returned_; }); }
+  // See Arena.
+  std::uint64_t resident_bytes() { return locked([&] { return arena_.resident(); }); }
+  std::uint64_t refaulted_bytes() { return locked([&] { return arena_.refaulted(); }); }
+  // The most bytes of tensors that were ever alive, in the arena and outside it, of
+  // those that were asked for here.
+  std::uint64_t most_live() { return locked([&] { return most_live_; }); }
   std::size_t live_blocks() {
     return locked([&] { return server_.ranges().used().size(); });
   }
@@ -77,15 +117,30 @@ class Replay {
   void unlock() { mutex_.unlock(); }
 
  private:
+  bool end_step();
   void follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes);
+  std::uint64_t outside() const {
+    return static_cast<std::uint64_t>(
+        std::max<std::int64_t>(outside_.load(std::memory_order_relaxed), 0));
+  }
+  void go_aside();
+  std::uint64_t allowance() const;
+  void keep_within();
 
   std::mutex mutex_;
   Server server_;
   Arena arena_;
   const std::uint32_t cold_;
-  std::uint64_t steps_ = 0;  // ended so far
+  std::uint64_t steps_ = 0;    // ended so far
+  std::uint64_t adopted_ = 0;  // of them, before the table was adopted
   bool unsettled_ = false;
-  bool returning_ = false;  // this step returns its pages as it frees them
+  std::atomic<bool> aside_ = false;
+  bool overdue_ = false;  // aside, but only to the end of this step of the warm-up
+  std::atomic<std::int64_t> outside_ = 0;  // live bytes
+  std::uint64_t most_live_ = 0;
+  std::uint64_t slack_ = 0;
+  std::uint64_t looked_at_ = 0;  // bytes whose pages were made new, in this step
+  std::uint64_t in_vain_ = 0;  // below so many resident bytes there is nothing to return
   std::vector<double> touched_;
   // Large blocks whose pages are looked at, or returned, when they are freed: offset ->
   // request.

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 
 #include "alloc/c10.h"
 #include "alloc/eventlog.h"
+#include "alloc/lanes.h"
 #include "alloc/ledger.h"
 
 namespace memplan {
@@ -35,16 +35,17 @@ struct State {
   // Recording. A closed journal is kept: another thread may be about to append.
   std::atomic<Journal*> journal = nullptr;
   StackCapture capture = nullptr;
+  std::uint64_t limit = 0;  // events to record; 0: all
 
   // Replay. Arenas of earlier plans stay: their blocks may still be alive.
   std::array<std::atomic<Replay*>, kMaxReplays> replays = {};
   std::atomic<std::size_t> replay_count = 0;
   std::atomic<Replay*> replay = nullptr;
+  std::atomic<Lanes*> lanes = nullptr;  // in place of the one replay
+  std::atomic<bool> scratch_kept = false;
   Ledger ledger;
   EventLog log;
-
-  std::mutex marks_mutex;
-  std::vector<StepMark> marks;
+  Turns turns;  // of a plan without marks
 };
 
 // Leaked on purpose: frees arrive until the process is gone.
@@ -56,6 +57,12 @@ State& state() {
 std::int32_t thread_id() {
   thread_local const auto id = static_cast<std::int32_t>(syscall(SYS_gettid));
   return id;
+}
+
+// Of the calling thread's requests, see `take_digest`.
+std::uint64_t& digest() {
+  thread_local std::uint64_t the_digest = 0;
+  return the_digest;
 }
 
 Event event_of(Action action, const void* pointer, std::size_t bytes,
@@ -78,6 +85,7 @@ void record_event(Action action, const void* pointer, std::size_t bytes,
   Journal* journal = s.journal.load(std::memory_order_acquire);
   if (journal == nullptr) return;
   Event event = event_of(action, pointer, bytes, mark);
+  if (s.limit != 0 && journal->seen() >= s.limit) return;
   if (action == kAlloc && s.capture != nullptr) event.stack = s.capture(*journal);
   journal->append(event);
 }
@@ -87,6 +95,26 @@ void log_event(Action action, const void* pointer, std::size_t bytes,
                std::uint8_t mark = 0) {
   State& s = state();
   if (s.log.is_open()) s.log.append(event_of(action, pointer, bytes, mark));
+}
+
+// With the tensors in the arena, glibc serves the operators' scratch: some MiB that it
+// would hand back and fault in again in every step. Not before a plan fits: glibc with all
+// of them keeps more than by its own thresholds, which are gone then.
+void keep_scratch_if(Replay& replay) {
+  if (state().scratch_kept.load() || !replay.pays()) return;
+  if (state().scratch_kept.exchange(true)) return;
+  // What serves large requests by itself has its own way to keep pages.
+  if (dlsym(RTLD_DEFAULT, "memplan_malloc_counts") != nullptr) return;
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
+}
+
+// A step without a mark has begun.
+void note_turn(Replay& replay) {
+  // Of the first one some lies outside the arena: hand back what glibc kept of that.
+  if (state().turns.note() != 2) return;
+  malloc_trim(0);
+  keep_scratch_if(replay);
 }
 
 Replay* owner(const void* pointer) {
@@ -113,7 +141,8 @@ void delete_block(void* pointer) {
   if (s.mode.load(std::memory_order_relaxed) == Mode::kRecord) {
     record_event(kFree, pointer, 0);
   }
-  s.ledger.outside_block_died(pointer);
+  const auto [bytes, refused_by] = s.ledger.outside_block_died(pointer);
+  if (refused_by != nullptr) refused_by->outside_died(bytes);
   s.base_delete(pointer);
 }
 
@@ -142,6 +171,7 @@ class Shim final : public c10::Allocator {
     c10::DataPtr block = state().base->allocate(bytes);
     // A deleter that is not the base's own belongs to somebody else's bookkeeping.
     if (block.context.get_deleter() == state().base_delete) {
+      digest() = ((digest() ^ bytes) + 1) * 0x9E3779B97F4A7C15u;
       record_event(kAlloc, block.data, bytes);
       block.context.get_deleter() = &delete_block;
     }
@@ -149,8 +179,21 @@ class Shim final : public c10::Allocator {
   }
   static c10::DataPtr replay(std::size_t bytes) {
     State& s = state();
-    void* address = s.replay.load(std::memory_order_acquire)->allocate(bytes);
-    if (address == nullptr) return outside(bytes);
+    Replay* replay = s.replay.load(std::memory_order_acquire);
+    if (Lanes* lanes = s.lanes.load(std::memory_order_acquire)) {
+      replay = lanes->serving(bytes);
+    }
+    if (replay == nullptr) return outside(bytes, nullptr);
+    bool turned = false;
+    void* address = replay->allocate(bytes, &turned);
+    if (turned) note_turn(*replay);
+    if (address == nullptr) {
+      // A program whose plan was given up is to pay nothing for it, books included.
+      const bool aside = replay->aside();
+      if (aside && !s.log.is_open()) return s.base->allocate(bytes);
+      if (aside) replay->outside_born(round_up(bytes, kAlignment));
+      return outside(bytes, replay);
+    }
     s.ledger.arena_block_born(round_up(bytes, kAlignment));
     log_event(kAlloc, address, bytes);
     if (s.symbols.reporter != nullptr) {
@@ -161,11 +204,11 @@ class Shim final : public c10::Allocator {
     block.context = {address, &delete_block};
     return block;
   }
-  static c10::DataPtr outside(std::size_t bytes) {
+  static c10::DataPtr outside(std::size_t bytes, Replay* refused_by) {
     State& s = state();
     c10::DataPtr block = s.base->allocate(bytes);
     if (block.context.get_deleter() == s.base_delete) {
-      s.ledger.outside_block_born(block.data, round_up(bytes, kAlignment));
+      s.ledger.outside_block_born(block.data, round_up(bytes, kAlignment), refused_by);
       log_event(kAlloc, block.data, bytes);
       block.context.get_deleter() = &delete_block;
     }
@@ -178,15 +221,18 @@ Shim& shim() {
   return *the_shim;
 }
 
-// How many replays `before_fork` locked.
+// What `before_fork` locked: the lanes, and how many replays.
+Lanes* lanes_locked = nullptr;
 std::size_t replays_locked = 0;
 
-// No thread takes one of these locks while it holds another.
+// A thread takes one of these locks while it holds another in this order only.
 void before_fork() {
   State& s = state();
-  s.marks_mutex.lock();
+  s.turns.lock();
   s.log.lock();
   s.ledger.lock();
+  lanes_locked = s.lanes.load();
+  if (lanes_locked != nullptr) lanes_locked->lock();
   replays_locked = s.replay_count.load();
   for (std::size_t i = 0; i < replays_locked; ++i) s.replays[i].load()->lock();
 }
@@ -194,9 +240,10 @@ void before_fork() {
 void in_parent() {
   State& s = state();
   for (std::size_t i = replays_locked; i-- > 0;) s.replays[i].load()->unlock();
+  if (lanes_locked != nullptr) lanes_locked->unlock();
   s.ledger.unlock();
   s.log.unlock();
-  s.marks_mutex.unlock();
+  s.turns.unlock();
 }
 
 // A forked child (a data loader's worker) is another program: it passes through, and
@@ -209,18 +256,18 @@ void in_child() {
   s.log.take();
 }
 
-// With the tensors in the arena, glibc serves the operators' scratch: some MiB that it
-// would hand back and fault in again in every step.
-void keep_scratch() {
-  // What serves large requests by itself has its own way to keep pages.
-  if (dlsym(RTLD_DEFAULT, "memplan_malloc_counts") != nullptr) return;
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);
-  mallopt(M_TRIM_THRESHOLD, 64 << 20);
-}
-
-void clear_marks() {
-  std::lock_guard lock(state().marks_mutex);
-  state().marks.clear();
+// From now on, blocks in these arenas are known for what they are. False if there were
+// too many before them.
+bool know(const std::vector<Replay*>& replays) {
+  State& s = state();
+  std::size_t count = s.replay_count.load();
+  if (replays.size() > kMaxReplays - count) return false;
+  s.turns.clear();
+  s.interrupted_requests.store(0);
+  s.ledger.begin_maxima();
+  for (Replay* replay : replays) s.replays[count++].store(replay);
+  s.replay_count.store(count, std::memory_order_release);
+  return true;
 }
 
 }  // namespace
@@ -256,13 +303,20 @@ std::string install(const std::string& path) {
   return {};
 }
 
-void start_recording(Journal* journal, StackCapture capture) {
+void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit) {
   State& s = state();
-  clear_marks();
   s.capture = capture;
+  s.limit = limit;
   s.journal.store(journal);
   s.mode.store(Mode::kRecord);
 }
+
+std::uint64_t recorded_events() {
+  const Journal* journal = state().journal.load();
+  return journal == nullptr ? 0 : journal->seen();
+}
+
+std::uint64_t take_digest() { return std::exchange(digest(), 0); }
 
 RecordingEnd stop_recording(const std::string& end) {
   State& s = state();
@@ -274,18 +328,29 @@ RecordingEnd stop_recording(const std::string& end) {
 }
 
 bool start_replay(Replay* replay) {
+  if (!know({replay})) return false;
   State& s = state();
-  const std::size_t count = s.replay_count.load();
-  if (count == kMaxReplays) return false;
-  clear_marks();
-  keep_scratch();
-  s.interrupted_requests.store(0);
-  s.ledger.begin_maxima();
-  s.replays[count].store(replay);
-  s.replay_count.store(count + 1, std::memory_order_release);
+  keep_scratch_if(*replay);
+  malloc_trim(0);  // what reading and checking the plan took
+  s.lanes.store(nullptr, std::memory_order_release);
   s.replay.store(replay, std::memory_order_release);
   s.mode.store(Mode::kReplay, std::memory_order_release);
   return true;
+}
+
+bool start_lanes(const std::vector<Replay*>& replays) {
+  if (!know(replays)) return false;
+  State& s = state();
+  malloc_trim(0);
+  // It lives for ever: threads hold what is in it.
+  s.lanes.store(new Lanes(replays), std::memory_order_release);
+  s.mode.store(Mode::kReplay, std::memory_order_release);
+  return true;
+}
+
+Counts outside_lanes() {
+  const Lanes* lanes = state().lanes.load();
+  return lanes == nullptr ? Counts{} : lanes->outside();
 }
 
 void pass_through() { state().mode.store(Mode::kPass); }
@@ -314,19 +379,19 @@ void mark_step(std::uint8_t kind) {
   if (mode == Mode::kRecord) {
     record_event(kStep, nullptr, 0, kind);
   } else if (mode == Mode::kReplay) {
-    // The warm-up is over: hand back what glibc kept of it.
-    if (s.replay.load()->next_step()) malloc_trim(0);
+    if (Lanes* lanes = s.lanes.load()) {
+      lanes->next_step();
+    } else {
+      // The warm-up is over, or a plan was given up for another: hand back what glibc
+      // kept.
+      Replay* replay = s.replay.load();
+      if (replay->next_step()) malloc_trim(0);
+      keep_scratch_if(*replay);
+    }
     log_event(kStep, nullptr, 0, kind);
   }
-  rusage usage;
-  getrusage(RUSAGE_SELF, &usage);
-  std::lock_guard lock(s.marks_mutex);
-  s.marks.push_back({now_ns(), usage.ru_minflt, kind});
 }
 
-std::vector<StepMark> step_marks() {
-  std::lock_guard lock(state().marks_mutex);
-  return state().marks;
-}
+Turns& turns() { return state().turns; }
 
 }  // namespace memplan

@@ -10,17 +10,12 @@
 #include <vector>
 
 #include "alloc/journal.h"
+#include "alloc/lanes.h"
 #include "alloc/ledger.h"
 #include "alloc/replay.h"
+#include "alloc/turns.h"
 
 namespace memplan {
-
-// A step boundary as it was seen: when, and the page faults of the process so far.
-struct StepMark {
-  std::int64_t time_ns;
-  std::int64_t page_faults;
-  std::uint8_t kind;
-};
 
 // Captures the calling thread's Python stack, hands new ones to the journal, and
 // returns the stack's index, or -1.
@@ -33,8 +28,13 @@ std::string install(const std::string& path);
 std::string check(const std::string& path);
 
 // From now on, records every request into `journal`, which lives for ever. `capture`
-// may be null.
-void start_recording(Journal* journal, StackCapture capture);
+// may be null. After `limit` events, if it is not 0, no more are recorded.
+void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit);
+// How many there are so far; 0 when nothing is being recorded.
+std::uint64_t recorded_events();
+// Of the requests that the calling thread made since it last asked: equal for equal
+// sizes in the same order, and 0 for none.
+std::uint64_t take_digest();
 struct RecordingEnd {
   int error;  // errno, or 0
   std::uint64_t seen;
@@ -46,6 +46,10 @@ RecordingEnd stop_recording(const std::string& end);
 // From now on, serves requests as `replay` says; it lives for ever. False if there were
 // too many before it.
 bool start_replay(Replay* replay);
+// The same for threads that each follow a plan of their own, in arenas of their own.
+bool start_lanes(const std::vector<Replay*>& replays);
+// Requests that no arena was there for, since `start_lanes`.
+Counts outside_lanes();
 // Passes requests through; blocks alive in an arena stay where they are.
 void pass_through();
 
@@ -66,7 +70,7 @@ std::vector<Event> take_log();
 
 // The program begins its next step; `kind` is written to the recording.
 void mark_step(std::uint8_t kind);
-// The boundaries seen since recording or replay was started.
-std::vector<StepMark> step_marks();
+// Of a plan without marks, the steps that requests showed since it was applied.
+Turns& turns();
 
 }  // namespace memplan

@@ -45,12 +45,15 @@ NB_MODULE(_alloc, m) {
   m.def("install", &memplan::install, "path"_a);
   m.def(
       "start_recording",
-      [](int descriptor, const std::string& info, bool stacks, std::string runner) {
+      [](int descriptor, const std::string& info, bool stacks, std::string runner,
+         std::uint64_t limit) {
         memplan::reset_stacks(std::move(runner));
         memplan::start_recording(new memplan::Journal(descriptor, info),
-                                 stacks ? &memplan::capture_stack : nullptr);
+                                 stacks ? &memplan::capture_stack : nullptr, limit);
       },
-      "descriptor"_a, "info"_a, "stacks"_a, "runner"_a);
+      "descriptor"_a, "info"_a, "stacks"_a, "runner"_a, "limit"_a = 0);
+  m.def("recorded_events", &memplan::recorded_events);
+  m.def("take_digest", &memplan::take_digest);
   m.def(
       "stop_recording",
       [](const std::string& end) {
@@ -63,12 +66,12 @@ NB_MODULE(_alloc, m) {
   m.def("say_nothing_on_termination", &memplan::say_nothing_on_termination);
   m.def("pass_through", &memplan::pass_through);
   m.def("mark_step", &memplan::mark_step, "kind"_a);
-  m.def("step_marks", [] {
-    std::vector<std::tuple<std::int64_t, std::int64_t, int>> result;
-    for (const auto& mark : memplan::step_marks()) {
-      result.emplace_back(mark.time_ns, mark.page_faults, mark.kind);
+  m.def("turns", [] {
+    std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> result;
+    for (const auto& turn : memplan::turns().kept()) {
+      result.emplace_back(turn.time_ns, turn.page_faults, turn.cpu_ns);
     }
-    return result;
+    return std::make_tuple(memplan::turns().count(), std::move(result));
   });
 
   m.def("interrupt", &memplan::interrupt);
@@ -95,7 +98,8 @@ NB_MODULE(_alloc, m) {
       "table",
       [](const Column& sizes, const Column& offsets, const Column& starts,
          std::size_t loop_begin, std::size_t loop_end, const Flags& elastic,
-         const Flags& sparse, std::uint64_t arena_bytes, std::uint64_t online_bytes) {
+         const Flags& sparse, std::uint64_t arena_bytes, std::uint64_t online_bytes,
+         bool unmarked) {
         return memplan::table_of({.sizes = span_of(sizes),
                                   .offsets = span_of(offsets),
                                   .sparse = span_of(sparse),
@@ -104,11 +108,12 @@ NB_MODULE(_alloc, m) {
                                   .loop_begin = loop_begin,
                                   .loop_end = loop_end,
                                   .arena_bytes = arena_bytes,
-                                  .online_bytes = online_bytes},
+                                  .online_bytes = online_bytes,
+                                  .unmarked = unmarked},
                                  memplan::kAlignment);
       },
       "sizes"_a, "offsets"_a, "starts"_a, "loop_begin"_a, "loop_end"_a, "elastic"_a,
-      "sparse"_a, "arena_bytes"_a, "online_bytes"_a);
+      "sparse"_a, "arena_bytes"_a, "online_bytes"_a, "unmarked"_a = false);
 
   nb::class_<Replay>(m, "Replay")
       .def("start", [](Replay& self) { return memplan::start_replay(&self); })
@@ -122,17 +127,27 @@ NB_MODULE(_alloc, m) {
              self.release(reinterpret_cast<void*>(address));
            },
            "address"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("outside_died", &Replay::outside_died, "bytes"_a)
       .def("next_step", &Replay::next_step)
       .def("warmup_counts", [](Replay& self) { return to_dict(self.counts().warmup); })
       .def("hot_counts", [](Replay& self) { return to_dict(self.counts().hot); })
       .def_prop_ro("base", [](Replay& self) { return self.base(); })
       .def("adopt", &Replay::adopt, "table"_a)
       .def("unsettle", &Replay::unsettle, "unsettled"_a)
+      .def("stand_aside", &Replay::stand_aside, "aside"_a)
+      .def("place_departures", &Replay::place_departures, "placed"_a)
+      .def("allow", &Replay::allow, "slack"_a)
+      .def_prop_ro("aside", &Replay::aside)
+      .def_prop_ro("resident_bytes", &Replay::resident_bytes)
+      .def_prop_ro("refaulted_bytes", &Replay::refaulted_bytes)
+      .def_prop_ro("most_live", &Replay::most_live)
       .def("take_steps",
            [](Replay& self) {
              std::vector<std::pair<std::size_t, nb::dict>> result;
              for (const auto& end : self.take_steps()) {
-               result.emplace_back(end.step, to_dict(end.counts));
+               nb::dict step = to_dict(end.counts);
+               step["outgrown"] = static_cast<std::uint64_t>(end.outgrown);
+               result.emplace_back(end.step, std::move(step));
              }
              return result;
            })
@@ -151,4 +166,15 @@ NB_MODULE(_alloc, m) {
         return new Replay(table, reserve, cold);
       },
       "table"_a, "reserve"_a, "cold"_a = 0, nb::rv_policy::reference);
+  // Without memory behind it: what an allocator would come to.
+  nb::class_<memplan::Ranges>(m, "Ranges")
+      .def(nb::init<std::uint64_t, std::uint64_t>(), "size"_a, "granularity"_a)
+      .def("take_anywhere",
+           [](memplan::Ranges& self, std::uint64_t bytes) {
+             return self.take_anywhere(bytes, self.size());
+           },
+           "bytes"_a)
+      .def("give_back", &memplan::Ranges::give_back, "offset"_a);
+  m.def("start_lanes", &memplan::start_lanes, "replays"_a);
+  m.def("outside_lanes", [] { return to_dict(memplan::outside_lanes()); });
 }

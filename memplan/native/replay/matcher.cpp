@@ -11,23 +11,29 @@ namespace {
 constexpr std::size_t kWindow = 64;
 // How far into a step another kind may still be recognised.
 constexpr std::size_t kHistory = 512;
+// Without marks: by how many requests a step is told, and how many of a step may miss
+// before it is taken for none.
+constexpr std::size_t kPrefix = 8;
+constexpr std::size_t kMissed = 16;
 
 }  // namespace
 
 Matcher::Matcher(Table table) : table_(std::move(table)) {
   used_.resize(table_.requests.size());
-  largest_.resize(table_.requests.size());
+  elastic_.reset(table_.requests.size());
   history_.reserve(kHistory);
   loop_next_ = table_.loop_begin;
   enter(0);
+  lost_ = table_.unmarked;
 }
 
 void Matcher::adopt(Table table) {
   table_ = std::move(table);
   used_.assign(table_.requests.size(), false);
-  largest_.assign(table_.requests.size(), 0);
+  elastic_.reset(table_.requests.size());
   loop_next_ = table_.loop_begin;
   enter(table_.loop_begin);
+  lost_ = table_.unmarked;
 }
 
 void Matcher::enter(std::size_t step) {
@@ -35,10 +41,12 @@ void Matcher::enter(std::size_t step) {
   seen_ = 0;
   in_order_ = true;
   outgrown_ = false;
+  missed_ = 0;
   history_.clear();
   if (step >= table_.steps.size()) return;
   const auto [first, last, elastic] = table_.steps[step];
   cursor_ = reach_ = first;
+  if (elastic) elastic_.begin(first, last);
   std::fill(used_.begin() + static_cast<std::ptrdiff_t>(first),
             used_.begin() + static_cast<std::ptrdiff_t>(last), false);
   if (step >= table_.loop_begin && step < table_.loop_end) {
@@ -46,20 +54,56 @@ void Matcher::enter(std::size_t step) {
   }
 }
 
+bool Matcher::turns(std::uint64_t bytes) {
+  if (!table_.unmarked) return false;
+  const auto [first, last, elastic] = table_.steps[lost_ ? table_.loop_begin : step_];
+  const auto request = table_.requests.begin() + static_cast<std::ptrdiff_t>(first);
+  if (!lost_) {
+    if (missed_ < kMissed && first + seen_ < last) return false;
+    const Step& next = table_.steps[loop_next_];
+    if (missed_ < kMissed && table_.requests[next.first].size == bytes) return true;
+    lose();
+  }
+  const std::size_t prefix = std::min(kPrefix, last - first);
+  recent_.push_back(bytes);
+  if (recent_.size() > prefix) recent_.pop_front();
+  return recent_.size() == prefix &&
+         std::equal(recent_.begin(), recent_.end(), request,
+                    [](std::uint64_t asked, const Request& planned) {
+                      return asked == planned.size;
+                    });
+}
+
+void Matcher::lose() {
+  lost_ = true;
+  recent_.clear();
+}
+
 void Matcher::next_step() {
+  if (lost_) {
+    lost_ = false;
+    enter(table_.loop_begin);
+    // The requests before this one were served elsewhere.
+    seen_ = recent_.empty() ? 0 : recent_.size() - 1;
+    cursor_ = reach_ = cursor_ + seen_;
+    history_.assign(recent_.begin(), recent_.begin() + static_cast<std::ptrdiff_t>(seen_));
+    return;
+  }
   const bool idle = seen_ == 0 && step_ < table_.steps.size() &&
                     table_.steps[step_].first < table_.steps[step_].last;
+  const bool elastic = step_ < table_.steps.size() && table_.steps[step_].elastic;
+  if (elastic) elastic_.end();
   if (!looped()) {
     enter(step_ + 1);
-  } else if (idle) {
-    enter(step_);  // a step without requests is none of the plan's
+  } else if (idle || (elastic && elastic_.stray())) {
+    enter(step_);  // a step without requests, or of others, is none of the plan's
   } else {
     enter(loop_next_);
   }
 }
 
 std::size_t Matcher::match(std::uint64_t bytes) {
-  if (step_ >= table_.steps.size()) return kNoMatch;
+  if (lost_ || step_ >= table_.steps.size()) return kNoMatch;
   const std::size_t position = seen_++;
   if (table_.steps[step_].elastic) return match_by_position(bytes);
   const std::size_t expected = table_.steps[step_].first + position;
@@ -73,15 +117,15 @@ std::size_t Matcher::match(std::uint64_t bytes) {
   } else {
     in_order_ = false;
     found = match_nearby(bytes);
+    if (found == kNoMatch) ++missed_;
   }
   if (history_.size() == position && position < kHistory) history_.push_back(bytes);
   return found;
 }
 
 std::size_t Matcher::match_by_position(std::uint64_t bytes) {
+  if (!elastic_.take(bytes)) return kNoMatch;
   const std::size_t entry = table_.steps[step_].first + seen_ - 1;
-  if (entry >= table_.steps[step_].last) return kNoMatch;
-  largest_[entry] = std::max(largest_[entry], bytes);
   // One that is too large would lie in the way of those planned after it: from then
   // on, the step goes without the plan.
   if (bytes > table_.requests[entry].size) outgrown_ = true;

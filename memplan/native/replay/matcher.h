@@ -9,8 +9,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
+#include "replay/elastic.h"
 #include "replay/table.h"
 
 namespace memplan {
@@ -23,6 +25,9 @@ class Matcher {
 
   // The table's request that is one of `bytes`, or kNoMatch.
   std::size_t match(std::uint64_t bytes);
+  // Of a table without marks: whether a request of `bytes` is the first of a step, or
+  // shows that one has begun. Then `next_step` comes before `match`.
+  bool turns(std::uint64_t bytes);
   // The program begins its next step. One that asked for nothing stood for none of the
   // loop's.
   void next_step();
@@ -30,14 +35,19 @@ class Matcher {
   void adopt(Table table);
 
   const Table& table() const { return table_; }
-  // Whether the warm-up is over.
-  bool looped() const { return step_ >= table_.loop_begin; }
+  // Whether the warm-up is over; without marks, whether the loop is being followed.
+  bool looped() const { return !lost_ && step_ >= table_.loop_begin; }
   // Which step is being followed; in the loop, or of another kind.
   std::size_t step() const { return step_; }
   // Whether this step, an elastic one, has asked for more than planned.
   bool outgrown() const { return outgrown_; }
-  // Per request of the table, the most bytes asked for in its place; of elastic steps.
-  const std::vector<std::uint64_t>& largest() const { return largest_; }
+  // Per request of the table, the most bytes asked for in its place; of elastic steps
+  // that came by whole.
+  std::vector<std::uint64_t> largest() const { return elastic_.largest(); }
+  // Whether all of this step's requests so far came as planned, sizes and all.
+  bool in_order() const {
+    return in_order_ && !lost_ && step_ < table_.steps.size() && !table_.steps[step_].elastic;
+  }
 
  private:
   void enter(std::size_t step);
@@ -48,6 +58,7 @@ class Matcher {
   std::size_t another_like(std::uint64_t bytes) const;
   bool begins_like_this(std::size_t step, std::uint64_t bytes) const;
   std::size_t take(std::size_t entry);
+  void lose();
 
   Table table_;
   std::size_t step_ = 0;
@@ -57,9 +68,12 @@ class Matcher {
   std::size_t seen_ = 0;       // requests in this step so far
   bool in_order_ = true;       // all of them matched, one after the other
   bool outgrown_ = false;
+  bool lost_ = false;          // without marks: not in the loop, as far as can be told
+  std::size_t missed_ = 0;     // requests of this step that none of the table's is
   std::vector<bool> used_;
   std::vector<std::uint64_t> history_;  // sizes of this step's first requests
-  std::vector<std::uint64_t> largest_;
+  std::deque<std::uint64_t> recent_;    // while lost: the sizes of the last requests
+  ElasticStep elastic_;
 };
 
 }  // namespace memplan

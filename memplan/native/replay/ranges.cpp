@@ -2,9 +2,15 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 
 namespace memplan {
+namespace {
+
+// So many ranges are taken or given back without a best fit before the holes' index is
+// given up; to make it anew takes as long as some hundred changes of it.
+constexpr std::uint32_t kPatience = 4096;
+
+}  // namespace
 
 bool Ranges::take(std::uint64_t offset, std::uint64_t bytes) {
   if (bytes - 1 >= size_) return false;  // 0 bytes, or so many that rounding might wrap
@@ -14,46 +20,75 @@ bool Ranges::take(std::uint64_t offset, std::uint64_t bytes) {
   const auto above = used_.lower_bound(offset);
   if (above != used_.end() && above->first < end) return false;
   if (above != used_.begin() && std::prev(above)->second > offset) return false;
-  used_.emplace_hint(above, offset, end);
-  in_use_ += want;
+  insert(above, offset, end);
   return true;
+}
+
+// [begin, end) is free, and `above` the range that follows it.
+void Ranges::insert(Map::const_iterator above, std::uint64_t begin, std::uint64_t end) {
+  if (index_for_ > 0) {
+    const std::uint64_t low = above == used_.begin() ? 0 : std::prev(above)->second;
+    const std::uint64_t high = above == used_.end() ? size_ : above->first;
+    holes_.erase({high - low, low});
+    add_hole(low, begin);
+    add_hole(end, high);
+    if (--index_for_ == 0) holes_.clear();
+  }
+  used_.emplace_hint(above, begin, end);
+  in_use_ += end - begin;
+}
+
+void Ranges::index_holes() {
+  if (index_for_ == 0) {
+    std::uint64_t top = 0;
+    for (const auto& [start, end] : used_) {
+      add_hole(top, start);
+      top = end;
+    }
+    add_hole(top, size_);
+  }
+  index_for_ = kPatience;
+}
+
+Ranges::Hole Ranges::hole_at(std::uint64_t limit) const {
+  const auto above = used_.lower_bound(limit);
+  const std::uint64_t begin = above == used_.begin() ? 0 : std::prev(above)->second;
+  const std::uint64_t end = above == used_.end() ? size_ : above->first;
+  if (begin >= limit || end <= limit) return {0, 0};
+  return {limit - begin, begin};
 }
 
 std::int64_t Ranges::take_anywhere(std::uint64_t bytes, std::uint64_t limit) {
   if (bytes - 1 >= size_) return -1;
   const std::uint64_t want = round_up(bytes, granularity_);
-  std::uint64_t smallest = std::numeric_limits<std::uint64_t>::max();
-  std::int64_t best = -1;
-  std::uint64_t top = 0;
-  const auto consider = [&](std::uint64_t until) {
-    if (until < top) return;
-    const std::uint64_t hole = until - top;
-    if (hole >= want && hole < smallest) {
-      smallest = hole;
-      best = static_cast<std::int64_t>(top);
-    }
-  };
   limit = std::min(limit, size_);
-  for (const auto& [start, end] : used_) {
-    consider(std::min(start, limit));
-    top = end;
-  }
-  consider(limit);
-  if (best >= 0) {
-    const auto begin = static_cast<std::uint64_t>(best);
-    used_.emplace(begin, begin + want);
-    in_use_ += want;
-  }
-  return best;
+  index_holes();
+  auto hole = holes_.lower_bound({want, 0});
+  while (hole != holes_.end() && hole->first + hole->second > limit) ++hole;
+  const Hole cut = hole_at(limit);
+  const bool cut_fits = cut.first >= want;
+  if (hole == holes_.end() && !cut_fits) return -1;
+  const bool take_cut = cut_fits && (hole == holes_.end() || cut < *hole);
+  const std::uint64_t begin = take_cut ? cut.second : hole->second;
+  insert(used_.lower_bound(begin), begin, begin + want);
+  return static_cast<std::int64_t>(begin);
 }
 
 std::uint64_t Ranges::give_back(std::uint64_t offset) {
   const auto range = used_.find(offset);
   if (range == used_.end()) return 0;
-  const std::uint64_t bytes = range->second - range->first;
-  in_use_ -= bytes;
-  used_.erase(range);
-  return bytes;
+  const auto [begin, end] = *range;
+  in_use_ -= end - begin;
+  const auto above = used_.erase(range);
+  if (index_for_ > 0) {
+    const std::uint64_t low = above == used_.begin() ? 0 : std::prev(above)->second;
+    const std::uint64_t high = above == used_.end() ? size_ : above->first;
+    if (low < begin) holes_.erase({begin - low, low});
+    if (end < high) holes_.erase({high - end, end});
+    add_hole(low, high);
+    if (--index_for_ == 0) holes_.clear();
+  }
+  return end - begin;
 }
 
 }  // namespace memplan

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <map>
 #include <memory_resource>
+#include <set>
+#include <utility>
 
 namespace memplan {
 
@@ -40,11 +42,25 @@ class Ranges {
   const Map& used() const { return used_; }
 
  private:
+  using Hole = std::pair<std::uint64_t, std::uint64_t>;  // its bytes, its start
+
+  void insert(Map::const_iterator above, std::uint64_t begin, std::uint64_t end);
+  void index_holes();
+  void add_hole(std::uint64_t begin, std::uint64_t end) {
+    if (begin < end) holes_.emplace(end - begin, begin);
+  }
+  // The hole that begins below `limit` and ends above it, as far as the limit.
+  Hole hole_at(std::uint64_t limit) const;
+
   std::uint64_t granularity_;
   std::uint64_t size_;
   std::uint64_t in_use_ = 0;
   std::pmr::unsynchronized_pool_resource pool_;
   Map used_{&pool_};
+  // What lies between the ranges in use, the smallest first: kept only while best fits
+  // are asked for, since most programs have all their blocks where planned.
+  std::pmr::set<Hole> holes_{&pool_};
+  std::uint32_t index_for_ = 0;  // changes for which it is kept yet; 0: it is not there
 };
 
 }  // namespace memplan

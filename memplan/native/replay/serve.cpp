@@ -24,15 +24,25 @@ Place Server::serve(std::uint64_t bytes) {
   }
   // In the warm-up a stranger may be there to stay, and would stand in the way of
   // every step to come.
+  const bool placed = matcher_.looped() && departures_placed_;
   const std::int64_t offset =
-      matcher_.looped() ? ranges_.take_anywhere(bytes, table().online_bytes) : -1;
+      placed ? ranges_.take_anywhere(bytes, table().online_bytes) : -1;
   ++(offset < 0 ? step_.fallback : step_.online);
   (offset < 0 ? step_.fallback_bytes : step_.online_bytes) += bytes;
   return {offset, Matcher::kNoMatch};
 }
 
+bool Server::turns(std::uint64_t bytes) {
+  const bool looped = matcher_.looped();
+  const bool turned = matcher_.turns(bytes);
+  // What was asked for in the loop is counted there, though the loop be over.
+  if (looped && !matcher_.looped()) ended_.hot += std::exchange(step_, {});
+  return turned;
+}
+
 StepEnd Server::next_step() {
-  StepEnd end = {matcher_.step(), std::exchange(step_, {}), matcher_.looped(), false};
+  StepEnd end = {matcher_.step(), std::exchange(step_, {}), matcher_.looped(), false,
+                 matcher_.outgrown()};
   ended_.of(end.hot) += end.counts;
   matcher_.next_step();
   // A warm-up is served to its end.

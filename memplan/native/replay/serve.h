@@ -29,6 +29,7 @@ struct StepEnd {
   Counts counts;
   bool hot;      // not one of the warm-up
   bool adopted;  // from its end on, another table holds
+  bool outgrown;  // it was an elastic one, and asked for more than planned
 };
 
 class Server {
@@ -39,6 +40,24 @@ class Server {
 
   // `bytes` are asked for, and taken where the answer says.
   Place serve(std::uint64_t bytes);
+  // A request that is the default allocator's without a look at the plan.
+  void pass(std::uint64_t bytes) {
+    ++step_.requests;
+    ++step_.fallback;
+    step_.fallback_bytes += bytes;
+  }
+  // Whether requests that depart from the plan are placed in the arena's free space; they
+  // are at first. Else the default allocator serves them.
+  void place_departures(bool placed) { departures_placed_ = placed; }
+  bool places_departures() const { return departures_placed_; }
+  // Whether a step of the warm-up has asked for far more than the whole plan does: its
+  // end is not to be waited for.
+  bool overdue() const {
+    return !matcher_.looped() && !table().unmarked &&
+           step_.requests > kOverdue + 2 * table().requests.size();
+  }
+  // See Matcher::turns.
+  bool turns(std::uint64_t bytes);
   // The program begins its next step; how the last one went.
   StepEnd next_step();
   // From the next step on, or the end of the warm-up, go by another table: from its
@@ -54,9 +73,12 @@ class Server {
   const Ranges& ranges() const { return ranges_; }
 
  private:
+  static constexpr std::uint64_t kOverdue = 1024;
+
   Matcher matcher_;
   Ranges ranges_;
   std::optional<Table> next_table_;
+  bool departures_placed_ = true;
   PhaseCounts ended_;
   Counts step_;
 };

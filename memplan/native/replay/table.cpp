@@ -1,5 +1,6 @@
 #include "replay/table.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -20,6 +21,11 @@ void check(const TableArrays& arrays) {
   refuse(arrays.elastic.size() != steps, "starts and elastic differ in length");
   refuse(begin > end || end > steps || (steps > 0 && begin == end),
          "the steps that repeat must be some, and reach beyond none");
+  refuse(arrays.unmarked &&
+             (begin > 0 || end < steps || count == 0 ||
+              std::find(arrays.elastic.begin(), arrays.elastic.end(), true) !=
+                  arrays.elastic.end()),
+         "without marks, all steps must repeat, and none be elastic");
   refuse(steps == 0 ? count > 0 : arrays.starts[0] != 0, "starts must begin with 0");
 }
 
@@ -53,6 +59,7 @@ Table table_of(const TableArrays& arrays, std::uint64_t granularity,
   table.loop_end = arrays.loop_end;
   table.arena_bytes = arrays.arena_bytes;
   table.online_bytes = arrays.online_bytes;
+  table.unmarked = arrays.unmarked;
   return table;
 }
 

@@ -32,6 +32,9 @@ struct Table {
   std::size_t loop_end = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t online_bytes = 0;  // departures are placed below this
+  // No marks tell where a step begins: the requests themselves do. There is no warm-up
+  // then, and requests between one pass of the loop and the next are none of the plan's.
+  bool unmarked = false;
 };
 
 // What a table is made of: plain arrays, as both interfaces are given them.
@@ -45,6 +48,7 @@ struct TableArrays {
   std::size_t loop_end;
   std::uint64_t arena_bytes;
   std::uint64_t online_bytes;
+  bool unmarked = false;
 };
 
 // Offsets must be multiples of `granularity`; sizes are rounded up to multiples of

@@ -1,0 +1,92 @@
+"""Whether a plan pays, watched step by step while a program runs under it.
+
+The arena never holds much more than was alive at once (native `Replay`), so an ill plan
+costs time: pages that go back and are touched again. Where that is more than the
+default allocator's faults would be, some more pages may stay; where that does not help
+either, or the program asks for something else than planned, the plan is given up.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memplan.core.plan import RunStats
+
+if TYPE_CHECKING:
+    from memplan.native._alloc import Replay
+
+PAGE = 4096
+FAULT_SECONDS = 1.5e-6  # what a page takes to come back, zeroed
+FAULTS_SHARE = 0.01  # of the program's CPU time may go into that
+WINDOW = 8  # steps over which faults are averaged
+SLACK_PARTS = (8, 6)  # of the most live bytes, one part in so many may stay as well
+DEPARTED = 0.05  # of a step's requests: more than that, and the plan does not fit it
+LOST = 0.5  # and more than that, it is of no use to the step
+UNPROVEN = 2  # lost steps before a plan is given up that never fitted any
+SOLVING_SHARE = 0.01  # of the program's CPU time may go into planning anew
+REQUEST_SECONDS = 3e-5  # about what one takes to be planned
+SOLVING_SECONDS = 0.05  # and so much is free
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """One time the plan was given up; requests went to the default allocator from then.
+
+    step: hot steps before; reason: "different" (the program asks for something else)
+    or "faults" (returning pages cost more than the default allocator does).
+    """
+
+    step: int
+    reason: str
+
+
+class Payoff:
+    """Watches what the arena's pages cost, and has more of them stay, or none.
+
+    recorded: how the program went under the default allocator, whose page faults are
+    free; so are as many as take a small part of the time. share: of that, where other
+    arenas have theirs.
+    """
+
+    def __init__(self, replay: Replay, recorded: RunStats, share: float = 1.0) -> None:
+        self._replay = replay
+        self._share = share
+        self._default = recorded.page_faults_per_step
+        self._slacks = list(SLACK_PARTS)
+        self._steps = self._refaulted = 0
+        self._begun = time.process_time()
+
+    def pays(self, steps: int) -> bool:
+        """Whether it still does, after so many more steps."""
+        self._steps += steps
+        if self._steps < WINDOW:
+            return True
+        now, refaulted = time.process_time(), self._replay.refaulted_bytes
+        faults = (refaulted - self._refaulted) / PAGE
+        free = self._share * FAULTS_SHARE * (now - self._begun) / FAULT_SECONDS
+        pays = faults <= self._default * self._steps + free
+        self._steps, self._refaulted, self._begun = 0, refaulted, now
+        if pays or not self._slacks:
+            return pays
+        self._replay.allow(self._replay.most_live // self._slacks.pop(0))
+        return True
+
+
+class Solving:
+    """How much time planning anew may take: a small part of the program's own."""
+
+    def __init__(self) -> None:
+        self._begun = time.process_time()
+        self._spent = 0.0
+
+    def affordable(self, requests: int) -> bool:
+        """Whether one more plan, made from so many requests, is."""
+        allowed = SOLVING_SHARE * (time.process_time() - self._begun)
+        needed = REQUEST_SECONDS * requests
+        return self._spent + needed <= SOLVING_SECONDS + allowed
+
+    def took(self, seconds: float) -> None:
+        """A plan was made."""
+        self._spent += seconds

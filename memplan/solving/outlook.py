@@ -1,0 +1,163 @@
+"""What a plan will bring: resident memory without it, with it, and out of its reach.
+
+Without a plan, torch's CPU allocator asks the C library, which hands out the smallest
+hole that fits and keeps what is freed in between. The recorded requests are served so
+once more, in one heap for each thread, without touching any memory; what is resident
+beyond those heaps (the interpreter, libraries, operators' scratch, parameters made
+before recording began) a plan leaves as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memplan.arrays import Int64Array
+from memplan.core.plan import UNMARKED, Plan
+from memplan.trace.match import pairs
+from memplan.trace.steps import Timeline, timeline
+from memplan.trace.threads import steps_by_thread
+from memplan.trace.trace import Action, Columns, Trace
+from memplan.trace.unmarked import unmarked_steps
+
+if TYPE_CHECKING:
+    from memplan.native._alloc import Ranges
+
+PAYS = 0.02  # of the peak: a plan that saves less does not
+MOST_EVENTS = 300_000  # of a trace that are looked at
+MAPPED = 32 << 20  # bytes: the C library maps larger blocks, and returns them at once
+HEADER = 64  # bytes that a block takes up beside its own: its header, and alignment
+HEAP = 1 << 46  # bytes; none is there
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Bytes. peak_now: resident at most, as recorded; under the plan, from
+    peak_planned_least, if all that the run added were tensors and what their heaps
+    waste, to peak_planned, if those heaps had wasted as little as can be;
+    out_of_reach: of the latter and of peak_now, what no plan of this program changes.
+
+    most_live: of tensors, at the trace's peak; persistent: of those that outlive their
+    step and the next, and that no plan holds. peak_now is 0 where nothing was
+    measured; then the others are of tensors alone.
+    """
+
+    peak_now: int
+    peak_planned: int
+    peak_planned_least: int
+    out_of_reach: int
+    most_live: int
+    persistent: int
+
+    @property
+    def saved(self) -> float:
+        """The part of the peak that the plan saves at least; 0.0 where it adds to it,
+        or nothing was measured."""
+        return self._saved(self.peak_planned)
+
+    @property
+    def saved_most(self) -> float:
+        """The same, at most."""
+        return self._saved(self.peak_planned_least)
+
+    @property
+    def pays(self) -> bool:
+        """Whether that may be worth while; True where nothing was measured."""
+        return not self.peak_now or self.saved_most >= PAYS
+
+    def _saved(self, planned: int) -> float:
+        return max(1 - planned / self.peak_now, 0.0) if self.peak_now else 0.0
+
+
+def outlook(trace: Trace, plan: Plan) -> Outlook | None:
+    """What `plan`, made from `trace`, will bring; None but for a CPU's program."""
+    if trace.info.device != "cpu" or plan.hot.requests is None:
+        return None
+    heaps, most_live = default_heaps(trace.events)
+    left = unplanned_bytes(trace, plan.provenance.program.marks)
+    planned = left + plan.arena_bytes
+    measured = trace.info.run.peak_rss_bytes
+    # An estimate that is more than was measured is wrong, not the measurement.
+    heaps = min(heaps, measured) if measured else heaps
+    beyond = max(measured - heaps, 0)
+    least = measured - max(trace.info.added_bytes, heaps) + planned
+    return Outlook(
+        measured, beyond + planned, max(least, 0), beyond + left, most_live, left
+    )
+
+
+def unplanned_bytes(trace: Trace, marks: str = "") -> int:
+    """The most bytes alive in the recording's second half of blocks that outlive their
+    step and the next: no plan holds them. marks: what cuts the plan's steps."""
+    threads = steps_by_thread(trace)
+    line = timeline(trace if threads is None else threads.trace)
+    if marks == UNMARKED:
+        line = unmarked_steps(line) or line
+    upper = line.step_of(line.upper)
+    stay = (line.upper == Timeline.NEVER) | (upper - line.step_of(line.lower) > 1)
+    if line.steps == 1:
+        stay = line.upper == Timeline.NEVER
+    half = line.ticks // 2  # what came with the program's start is over by then
+    lower, end = line.lower[stay], np.minimum(line.upper[stay], line.ticks)
+    moments = np.maximum(np.concatenate([lower, end]), half)
+    return _most(moments, line.size[stay])
+
+
+def _most(moments: Int64Array, size: Int64Array) -> int:
+    """The largest sum of bytes alive at once, of blocks of `size`, shape (n,), alive
+    from moments[i] to moments[n + i]."""
+    change = np.concatenate([size, -size])
+    freed = np.repeat(np.array([1, 0]), len(size))  # frees first
+    order = np.lexsort((freed, moments))
+    return int(np.cumsum(change[order]).max(initial=0))
+
+
+def default_heaps(events: Columns) -> tuple[int, int]:
+    """Bytes that the C library's heaps come to for a recording, and its live peak.
+
+    Of its first MOST_EVENTS events: a heap has taken its shape by then.
+    """
+    from memplan.native._alloc import Ranges
+
+    alloc, free = pairs(events)
+    block_of = np.full(len(events), -1, dtype=np.int64)
+    block_of[free] = alloc
+    heaps: dict[int, Ranges] = {}
+    tops: dict[int, int] = {}
+    where: dict[int, tuple[Ranges | None, int, int]] = {}
+    most = most_live = mapped = live = total = 0
+    rows = zip(
+        events.action[:MOST_EVENTS].tolist(),
+        events.requested_size[:MOST_EVENTS].tolist(),
+        events.thread[:MOST_EVENTS].tolist(),
+        block_of[:MOST_EVENTS].tolist(),
+        strict=True,
+    )
+    for row, (action, size, thread, block) in enumerate(rows):
+        if action == Action.ALLOC and size:
+            live += size
+            most_live = max(most_live, live)
+            if size > MAPPED:
+                mapped += size
+                where[row] = None, 0, size
+            else:
+                if thread not in heaps:
+                    heaps[thread] = Ranges(HEAP, HEADER)
+                    tops[thread] = 0
+                heap = heaps[thread]
+                offset = heap.take_anywhere(size + HEADER)
+                where[row] = heap, offset, size
+                top = offset + size + HEADER
+                total += max(top - tops[thread], 0)
+                tops[thread] = max(top, tops[thread])
+            most = max(most, total + mapped)
+        elif block in where:
+            owner, offset, bytes_ = where.pop(block)
+            live -= bytes_
+            if owner is None:
+                mapped -= bytes_
+            else:
+                owner.give_back(offset)
+    return most, most_live

@@ -1,0 +1,136 @@
+"""A recording ends by itself once the steps repeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.errors import UsageError
+from memplan.recording.options import RecordOptions
+from memplan.recording.settling import SETTLED_STEPS, Settling
+from memplan.trace.read import read_trace
+from memplan.trace.steps import MAX_PERIOD, strongest_mark
+from memplan.trace.trace import Action, Mark
+from tests.conftest import Run
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def after(digests: list[int], mark: Mark = Mark.FORWARD) -> Settling:
+    settling = Settling()
+    for digest in digests:
+        settling.add(mark, digest)
+    return settling
+
+
+@given(
+    st.lists(st.integers(), max_size=50),
+    st.lists(st.integers(1, 1 << 60), min_size=1, max_size=MAX_PERIOD),
+)
+def test_steps_that_repeat_with_some_period_settle(
+    before: list[int], period: list[int]
+) -> None:
+    passes = -(-SETTLED_STEPS // len(period)) + 1
+    assert after(before + period * passes).settled
+    short = (period * passes)[: SETTLED_STEPS - 1]
+    assert not after([-1, *range(-2, -60, -1), *short]).settled
+
+
+@given(st.lists(st.integers(), unique=True, max_size=200))
+def test_steps_that_all_differ_never_settle(digests: list[int]) -> None:
+    assert not after(digests).settled
+
+
+def test_steps_that_ask_for_nothing_do_not_settle() -> None:
+    assert not after([0] * 3 * SETTLED_STEPS).settled
+
+
+def test_a_stronger_mark_counts_alone() -> None:
+    settling = after([7] * 2 * SETTLED_STEPS)
+    settling.add(Mark.OPTIMIZER, 7)
+    assert not settling.settled
+    for _ in range(SETTLED_STEPS + 1):
+        settling.add(Mark.FORWARD, 7)
+        settling.add(Mark.OPTIMIZER, 8)
+    assert settling.settled
+
+
+@pytest.mark.parametrize("steps", ["some", 0, -1])
+def test_steps_are_a_number_auto_or_all(steps: Any) -> None:
+    with pytest.raises(UsageError, match="steps="):
+        RecordOptions(steps=steps)
+
+
+@pytest.mark.parametrize("steps", ["all", None])
+def test_a_recording_of_everything_does_not_end_the_program(steps: Any) -> None:
+    with pytest.raises(UsageError, match="to end the program"):
+        RecordOptions(steps=steps, then_exit=True)
+
+
+def steps_in(path: Path) -> int:
+    events = read_trace(path).events
+    cuts = (events.action == Action.STEP) & (events.mark == strongest_mark(events))
+    return int(cuts.sum())
+
+
+def test_then_exit_ends_the_program(memplan: Run, training: Path) -> None:
+    done = memplan("record", "--then-exit", "-o", "t.parquet", training, "100000")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "by itself: the steps repeat" in done.stderr
+    assert steps_in(training.parent / "t.parquet") < 2 * SETTLED_STEPS
+    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
+
+
+def test_then_exit_runs_what_the_program_does_at_its_end(
+    memplan: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "s.py").write_text(
+        "import torch, memplan\n"
+        "try:\n"
+        "    while True:\n"
+        "        memplan.step()\n"
+        "        torch.ones(500)\n"
+        "finally:\n"
+        "    print('closed')\n"
+    )
+    command = ("record", "--then-exit", "--steps", "3", "-o", "t.parquet", "s.py")
+    done = memplan(*command)
+    assert (done.returncode, done.stdout) == (0, "closed\n")
+    assert "after 3 steps, as asked for" in done.stderr
+
+
+def test_a_short_program_is_recorded_whole(memplan: Run, training: Path) -> None:
+    path = training.parent / "t.parquet"
+    done = memplan("record", "-o", path, training, str(2 * SETTLED_STEPS))
+    assert "stopped" not in done.stderr
+    assert steps_in(path) == 2 * SETTLED_STEPS
+
+
+@pytest.mark.parametrize(("steps", "whole"), [("auto", False), ("all", True)])
+def test_a_long_program_only_where_asked_for(
+    memplan: Run, tmp_path: Path, steps: str, whole: bool
+) -> None:
+    (tmp_path / "s.py").write_text(
+        "import torch, memplan\n"
+        "for _ in range(120):\n"
+        "    memplan.step()\n"
+        "    for _ in range(600):\n"
+        "        torch.empty(500)\n"
+        "print('through')\n"
+    )
+    done = memplan("record", "--steps", steps, "-o", "t.parquet", "s.py")
+    assert (done.returncode, done.stdout) == (0, "through\n")
+    assert ("by itself" in done.stderr) is not whole
+    assert (steps_in(tmp_path / "t.parquet") == 120) is whole
+
+
+@pytest.mark.parametrize("steps", ["0", "-2", "never"])
+def test_a_wrong_number_of_steps_is_refused(
+    memplan: Run, training: Path, steps: str
+) -> None:
+    assert memplan("record", "--steps", steps, training).returncode == 2

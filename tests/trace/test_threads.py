@@ -1,0 +1,163 @@
+"""Threads that make steps side by side: each has a sequence of its own."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.core.planfile import dump_plan, load_plan
+from memplan.core.verify import verify
+from memplan.errors import FormatError
+from memplan.limits import MAX_LANES
+from memplan.solving.from_trace import solve_trace
+from memplan.trace.liveness import step_problem
+from memplan.trace.threads import steps_by_thread
+from memplan.trace.trace import Action, Columns, Mark, Trace
+
+Event = tuple[Action, Mark, int, int, int]  # and address, size, thread
+
+SIZES = (4096, 8192, 1024)
+STEP_BYTES = 4096 + 8192  # at most alive in a step: the last is made when all are gone
+
+
+def steps_of(thread: int, steps: int, sizes: tuple[int, ...] = SIZES) -> list[Event]:
+    """Two blocks side by side, freed, then one."""
+    events: list[Event] = []
+    for step in range(steps):
+        first = (thread * 1000 + step) * 100
+        events.append((Action.STEP, Mark.FORWARD, 0, 0, thread))
+        for i, size in enumerate(sizes[:-1]):
+            events.append((Action.ALLOC, Mark.NONE, 64 * (first + i), size, thread))
+        for i, _ in enumerate(sizes[:-1]):
+            freed = 64 * (first + i)
+            events.append((Action.FREE_COMPLETED, Mark.NONE, freed, 0, thread))
+        last = 64 * (first + 50)
+        events.append((Action.ALLOC, Mark.NONE, last, sizes[-1], thread))
+        events.append((Action.FREE_COMPLETED, Mark.NONE, last, 0, thread))
+    return events
+
+
+def trace_of(events: list[Event]) -> Trace:
+    action, mark, address, size, thread = zip(*events, strict=True)
+    sizes = dict(zip(address, size, strict=True)) | {
+        a: s for act, _, a, s, _ in events if act is Action.ALLOC
+    }
+    size = tuple(sizes[a] for a in address)
+    return Trace(
+        Columns.of(
+            time_ns=range(len(events)),
+            action=action,
+            mark=mark,
+            address=address,
+            size=size,
+            requested_size=size,
+            thread=thread,
+        )
+    )
+
+
+def shuffled(parts: list[list[Event]], seed: int) -> list[Event]:
+    """The parts side by side, each in its own order."""
+    chance = random.Random(seed)
+    turns = [i for i, part in enumerate(parts) for _ in part]
+    chance.shuffle(turns)
+    sources: list[Iterator[Event]] = [iter(part) for part in parts]
+    return [next(sources[i]) for i in turns]
+
+
+@given(st.integers(2, 5), st.integers(4, 7), st.integers(0, 1 << 30))
+def test_threads_side_by_side_are_planned_as_one_of_them(
+    threads: int, steps: int, seed: int
+) -> None:
+    parts = [steps_of(i + 1, steps) for i in range(threads)]
+    trace = trace_of(shuffled(parts, seed))
+    if steps_by_thread(trace) is None:
+        return  # by chance hardly any of them met
+    alone = step_problem(trace_of(steps_of(1, steps)))
+    found = step_problem(trace)
+    assert found.problem.fingerprint() == alone.problem.fingerprint()
+    assert found.kinds == ()
+    assert found.together is not None
+    assert 1 <= found.together.threads <= threads
+    assert found.together.most_bytes <= threads * STEP_BYTES
+    plan = solve_trace(trace)
+    assert not verify(plan)
+    assert plan.peak == STEP_BYTES
+    assert 1 <= plan.lanes <= found.together.threads
+    assert plan.arena_bytes == plan.lanes * STEP_BYTES
+    assert plan.warmup is None
+    again = load_plan(dump_plan(plan))
+    assert again.lanes == plan.lanes
+    assert dump_plan(again) == dump_plan(plan)
+
+
+def test_in_lock_step_each_thread_has_a_lane() -> None:
+    parts = [steps_of(i, 6) for i in (1, 2, 3)]
+    events = [event for turn in zip(*parts, strict=True) for event in turn]
+    plan = solve_trace(trace_of(events))
+    assert (plan.lanes, plan.arena_bytes) == (3, 3 * STEP_BYTES)
+
+
+def test_threads_that_never_meet_are_one_sequence() -> None:
+    parts = [steps_of(i, 6) for i in (1, 2, 3)]
+    trace = trace_of(list(itertools.chain(*parts)))
+    assert steps_by_thread(trace) is None
+    assert solve_trace(trace).lanes == 0
+
+
+def test_a_thread_that_marks_nothing_belongs_to_the_one_that_does() -> None:
+    # As autograd's threads do in a training loop: half of a step's blocks are theirs.
+    alone = steps_of(1, 6)
+    helped = [
+        (*event[:4], 2 if event[0] is not Action.STEP and i % 2 else 1)
+        for i, event in enumerate(alone)
+    ]
+    assert steps_by_thread(trace_of(helped)) is None
+    assert solve_trace(trace_of(helped)).lanes == 0
+
+
+def test_a_block_that_another_thread_frees_is_its_makers() -> None:
+    parts = [steps_of(i, 6) for i in (1, 2)]
+    events = [event for turn in zip(*parts, strict=True) for event in turn]
+    freed = [(*e[:4], 9) if e[0] is Action.FREE_COMPLETED else e for e in events]
+    plan, other = solve_trace(trace_of(events)), solve_trace(trace_of(freed))
+    assert (other.lanes, other.peak) == (plan.lanes, plan.peak) == (2, STEP_BYTES)
+
+
+def test_threads_of_two_sizes_have_lanes_for_the_larger() -> None:
+    small = (512, 256, 128)
+    parts = [steps_of(1, 6), steps_of(2, 6, small), steps_of(3, 6, small)]
+    events = [event for turn in zip(*parts, strict=True) for event in turn]
+    plan = solve_trace(trace_of(events))
+    assert not verify(plan)
+    assert len(plan.kinds) == 1
+    # Three such lanes would hold more than the threads ever did.
+    assert plan.lane_bytes == STEP_BYTES
+    assert plan.lanes == 1
+
+
+def lane_plan() -> bytes:
+    parts = [steps_of(i, 6) for i in (1, 2)]
+    events = [event for turn in zip(*parts, strict=True) for event in turn]
+    return dump_plan(solve_trace(trace_of(events)))
+
+
+@pytest.mark.parametrize("lanes", [-1, MAX_LANES + 1])
+def test_a_plan_with_too_many_lanes_is_not_written(lanes: int) -> None:
+    plan = replace(load_plan(lane_plan()), lanes=lanes)
+    with pytest.raises(FormatError, match=f"lanes is {lanes}, and must be 1 to"):
+        dump_plan(plan)
+
+
+def test_a_plan_with_lanes_has_no_warm_up() -> None:
+    plan = load_plan(lane_plan())
+    alone = solve_trace(trace_of(steps_of(1, 6)))
+    assert alone.warmup is not None
+    with pytest.raises(FormatError, match="a plan with lanes has no warm-up"):
+        dump_plan(replace(plan, warmup=alone.warmup))
