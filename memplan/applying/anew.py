@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memplan.applying.sparse import solved_apart
+from memplan.applying.sparse import METHOD, solved_apart
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.placement import Placement
 from memplan.core.plan import UNMARKED, Plan
@@ -15,8 +15,6 @@ from memplan.errors import NoPlanError
 from memplan.solving.from_trace import solve_trace
 from memplan.trace.journal import ROW
 from memplan.trace.trace import Action, Columns, Trace, TraceInfo
-
-METHOD = "skyline"  # milliseconds, on one core: the program needs the others
 
 
 def larger(plan: Plan, wanted: Int64Array, sparse: BoolArray | None = None) -> Plan:

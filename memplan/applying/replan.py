@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memplan.applying.anew import METHOD, from_log, larger
 from memplan.applying.payoff import (
     DEPARTED,
     LOST,
@@ -29,7 +28,7 @@ from memplan.applying.payoff import (
     Payoff,
     Solving,
 )
-from memplan.applying.sparse import solved_apart, sparse_buffers
+from memplan.applying.sparse import METHOD, solved_apart, sparse_buffers
 from memplan.applying.tables import ReplayArrays, joined, replay_arrays
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.plan import Plan
@@ -257,7 +256,7 @@ class Replanner:
             slack = most if self._larger >= GROWING else most // SLACK
             wanted = np.where(larger_than_planned, most + slack, 0)
             plan, sparse = self.plan, self._sparse
-            self._start("larger", lambda: larger(plan, wanted, sparse))
+            self._start("larger", lambda: _larger(plan, wanted, sparse))
         return True
 
     def _keep_sparse_apart(self) -> None:
@@ -282,7 +281,7 @@ class Replanner:
         self._departed = 0
         # A program that never settles is not to be planned over and over.
         self._patience *= 2
-        self._start("different", lambda: from_log(plan, log))
+        self._start("different", lambda: _from_log(plan, log))
 
     def _make(self, reason: str, make: Callable[[], Plan | None]) -> None:
         begun = time.perf_counter()
@@ -304,6 +303,18 @@ class Replanner:
         self.replans.append(
             Replan(self._steps, made.reason, made.seconds, arena, adopted)
         )
+
+
+def _larger(plan: Plan, wanted: Int64Array, sparse: BoolArray | None) -> Plan:
+    from memplan.applying.anew import larger  # loaded when it is needed: some MiB
+
+    return larger(plan, wanted, sparse)
+
+
+def _from_log(plan: Plan, log: bytes) -> Plan:
+    from memplan.applying.anew import from_log
+
+    return from_log(plan, log)
 
 
 def _take_log() -> bytes:
