@@ -6,17 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from memplan.applying.sparse import solved_apart
+from memplan.applying.sparse import METHOD, solved_apart
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.placement import Placement
-from memplan.core.plan import Plan
+from memplan.core.plan import UNMARKED, Plan
 from memplan.core.problem import Problem
 from memplan.errors import NoPlanError
 from memplan.solving.from_trace import solve_trace
 from memplan.trace.journal import ROW
 from memplan.trace.trace import Action, Columns, Trace, TraceInfo
-
-METHOD = "skyline"  # milliseconds, on one core: the program needs the others
 
 
 def larger(plan: Plan, wanted: Int64Array, sparse: BoolArray | None = None) -> Plan:
@@ -44,7 +42,8 @@ def larger(plan: Plan, wanted: Int64Array, sparse: BoolArray | None = None) -> P
 def from_log(plan: Plan, log: bytes) -> Plan:
     """A plan for the steps in `log`, events as in a journal; `plan` says which program.
 
-    Raises NoPlanError where no step repeats.
+    Raises NoPlanError where no step repeats, or threads make them side by side: one
+    arena follows one sequence of marked steps.
     """
     rows = np.frombuffer(log, dtype=ROW)
     if not (rows["action"] == Action.STEP).any():
@@ -54,4 +53,6 @@ def from_log(plan: Plan, log: bytes) -> Plan:
     found = solve_trace(
         Trace(events, info=TraceInfo(program=plan.provenance.program)), METHOD
     )
+    if found.lanes or found.provenance.program.marks == UNMARKED:
+        raise NoPlanError("threads make steps side by side, or only requests repeat")
     return replace(found, warmup=None)

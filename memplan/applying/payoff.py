@@ -25,9 +25,6 @@ SLACK_PARTS = (8, 6)  # of the most live bytes, one part in so many may stay as 
 DEPARTED = 0.05  # of a step's requests: more than that, and the plan does not fit it
 LOST = 0.5  # and more than that, it is of no use to the step
 UNPROVEN = 2  # lost steps before a plan is given up that never fitted any
-SOLVING_SHARE = 0.01  # of the program's CPU time may go into planning anew
-REQUEST_SECONDS = 3e-5  # about what one takes to be planned
-SOLVING_SECONDS = 0.05  # and so much is free
 
 
 @dataclass(frozen=True)
@@ -72,21 +69,3 @@ class Payoff:
             return pays
         self._replay.allow(self._replay.most_live // self._slacks.pop(0))
         return True
-
-
-class Solving:
-    """How much time planning anew may take: a small part of the program's own."""
-
-    def __init__(self) -> None:
-        self._begun = time.process_time()
-        self._spent = 0.0
-
-    def affordable(self, requests: int) -> bool:
-        """Whether one more plan, made from so many requests, is."""
-        allowed = SOLVING_SHARE * (time.process_time() - self._begun)
-        needed = REQUEST_SECONDS * requests
-        return self._spent + needed <= SOLVING_SECONDS + allowed
-
-    def took(self, seconds: float) -> None:
-        """A plan was made."""
-        self._spent += seconds

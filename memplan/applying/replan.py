@@ -11,30 +11,29 @@ default allocator does, in memory or in time (`memplan.applying.payoff`).
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memplan.applying.anew import METHOD, from_log, larger
 from memplan.applying.payoff import (
     DEPARTED,
     LOST,
     UNPROVEN,
     GivenUp,
     Payoff,
-    Solving,
 )
-from memplan.applying.sparse import solved_apart, sparse_buffers
+from memplan.applying.planning import (
+    Made,
+    PlanningThread,
+    from_log,
+    larger,
+    take_log,
+)
+from memplan.applying.sparse import METHOD, solved_apart, sparse_buffers
 from memplan.applying.tables import ReplayArrays, joined, replay_arrays
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.plan import Plan
-from memplan.core.verify import verify
-from memplan.errors import MemplanError
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Replay
@@ -61,15 +60,6 @@ class Replan:
     seconds: float
     arena_bytes: int
     adopted: bool = True
-
-
-@dataclass(frozen=True)
-class _Made:
-    """What came out of planning anew; plan: None if nothing did."""
-
-    reason: str
-    seconds: float
-    plan: Plan | None
 
 
 class Replanner:
@@ -101,15 +91,13 @@ class Replanner:
         self._larger = 0  # steps in a row with larger requests than any before
         self._payoff = Payoff(replay, plan.provenance.recorded)
         self._gave_up_for_good = False
-        self._solving = Solving()
-        self._work: threading.Thread | None = None
-        self._made: _Made | None = None  # set by that thread, as its last act
+        self._work = PlanningThread()
         self._sparse: BoolArray | None = None
         self._watch(None)
 
     def adopt_ready(self) -> None:
         """Have the plan that was made meanwhile, if any, hold from this boundary on."""
-        made, self._made = self._made, None
+        made = self._work.take()
         if made is None:
             return
         plan = made.plan
@@ -149,13 +137,13 @@ class Replanner:
             self._gave_up_for_good = True
         if self._gave_up_for_good:
             return
-        if self._sparse is None and self._steps >= self._probed and not self._busy():
+        if self._sparse is None and self._steps >= self._probed and not self._work.busy:
             self._keep_sparse_apart()
         if self._recorded is not None:
             self._recorded += 1
-            if self._recorded > RECORDED_STEPS and not self._busy():
+            if self._recorded > RECORDED_STEPS and not self._work.busy:
                 self._learn()
-        elif self._too_many() and not self._busy():
+        elif self._too_many() and not self._work.busy:
             self._depart()
 
     def _depart(self) -> None:
@@ -167,7 +155,7 @@ class Replanner:
             return
         if self._lost >= UNPROVEN:
             self._give_up("different")
-        if self._solving.affordable(RECORDED_STEPS * self._requests):
+        if self._work.affordable(RECORDED_STEPS * self._requests):
             self._begin_log()
         else:
             self._patience *= 2
@@ -207,13 +195,12 @@ class Replanner:
     def finish(self) -> None:
         """Wait for a plan in the making, which comes too late; harmless again."""
         if self._recorded is not None:
-            _take_log()
+            take_log()
             self._recorded = None
-        if self._work is not None:
-            self._work.join()
-        if self._made is not None:
-            self._note(self._made, adopted=False)
-            self._made = None
+        self._work.join()
+        made = self._work.take()
+        if made is not None:
+            self._note(made, adopted=False)
 
     def _watch(self, sparse: BoolArray | None) -> None:
         """Go by `sparse`; None: find out, once every hot step has come by again."""
@@ -223,18 +210,6 @@ class Replanner:
         self._probed = self._steps + (max(turn, PROBING) if self.plan.elastic else turn)
         # It costs large blocks their pages, once: not worth it for steps of one size.
         self._replay.unsettle(self.plan.elastic and sparse is None)
-
-    def _busy(self) -> bool:
-        """A plan is in the making, or waits for a boundary."""
-        return self._made is not None or (
-            self._work is not None and self._work.is_alive()
-        )
-
-    def _start(self, reason: str, make: Callable[[], Plan | None]) -> None:
-        self._work = threading.Thread(
-            target=self._make, args=(reason, make), name="memplan-replan", daemon=True
-        )
-        self._work.start()
 
     def _grow(self) -> bool:
         """Whether requests were for more bytes than planned; then solve again."""
@@ -251,13 +226,13 @@ class Replanner:
             return False
         # Until then its larger steps are served online. At most once in twice as many
         # steps, and with room to double for what grows by a rule.
-        due = self._steps >= self._grow_from and self._solving.affordable(len(most))
-        if due and not self._busy():
+        due = self._steps >= self._grow_from and self._work.affordable(len(most))
+        if due and not self._work.busy:
             self._grow_from = 2 * self._steps
             slack = most if self._larger >= GROWING else most // SLACK
             wanted = np.where(larger_than_planned, most + slack, 0)
             plan, sparse = self.plan, self._sparse
-            self._start("larger", lambda: larger(plan, wanted, sparse))
+            self._work.start("larger", lambda: larger(plan, wanted, sparse))
         return True
 
     def _keep_sparse_apart(self) -> None:
@@ -265,8 +240,8 @@ class Replanner:
         begin, end = self._first, self._first + len(self.plan.hot.requests)
         plan = self.plan
         self._sparse = sparse = sparse_buffers(plan, self._replay.touched()[begin:end])
-        if sparse.any() and self._solving.affordable(len(sparse)):
-            self._start("sparse", lambda: solved_apart(plan, sparse, METHOD))
+        if sparse.any() and self._work.affordable(len(sparse)):
+            self._work.start("sparse", lambda: solved_apart(plan, sparse, METHOD))
         else:
             self._replay.unsettle(False)
 
@@ -277,36 +252,15 @@ class Replanner:
         _alloc.open_log()
 
     def _learn(self) -> None:
-        log, plan = _take_log(), self.plan
+        log, plan = take_log(), self.plan
         self._recorded = None
         self._departed = 0
         # A program that never settles is not to be planned over and over.
         self._patience *= 2
-        self._start("different", lambda: from_log(plan, log))
+        self._work.start("different", lambda: from_log(plan, log))
 
-    def _make(self, reason: str, make: Callable[[], Plan | None]) -> None:
-        begun = time.perf_counter()
-        plan = None
-        try:
-            plan = make()
-            if plan is not None and verify(plan):
-                plan = None
-        except MemplanError:
-            pass
-        except Exception as error:  # in somebody's program, a failure of ours is told
-            print(f"memplan: planning anew failed: {error!r}", file=sys.stderr)
-        seconds = time.perf_counter() - begun
-        self._solving.took(seconds)
-        self._made = _Made(reason, seconds, plan)
-
-    def _note(self, made: _Made, *, adopted: bool, arena: int = 0) -> None:
+    def _note(self, made: Made, *, adopted: bool, arena: int = 0) -> None:
         arena = arena or self._replay.arena_bytes
         self.replans.append(
             Replan(self._steps, made.reason, made.seconds, arena, adopted)
         )
-
-
-def _take_log() -> bytes:
-    from memplan.native import _alloc
-
-    return _alloc.take_log()

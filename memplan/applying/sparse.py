@@ -15,8 +15,8 @@ import numpy as np
 from memplan.arrays import BoolArray
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
-from memplan.solving.methods import solve_problem
 
+METHOD = "skyline"  # milliseconds, on one core: the program needs the others
 PART = 0.75  # touched less than this, and a buffer is sparse
 GAIN = 0.95  # of the arena: it must come to less than that, to be worth while
 HUGE_PAGE = 1 << 21  # bytes; the sparse part begins at one
@@ -44,6 +44,8 @@ def sparse_buffers(plan: Plan, touched: Sequence[float]) -> BoolArray:
 
 def solved_apart(plan: Plan, sparse: BoolArray, method: str) -> Plan:
     """`plan` with offsets found anew, those of sparse buffers above all others'."""
+    from memplan.solving.methods import solve_problem  # most programs never need it
+
     offsets = np.zeros(len(plan.problem), dtype=np.int64)
     whole = np.flatnonzero(~sparse)
     below = solve_problem(plan.problem.take(whole), method)

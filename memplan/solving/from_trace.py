@@ -33,7 +33,8 @@ def solve_trace(
     """Plan one step of `trace`, and the steps before it, in one arena.
 
     step, alignment: as for `memplan.trace.liveness.step_problem`, whose errors it
-    raises. source: written into the plan. options: for the method, which also says
+    raises; `auto` is `skyline` for elastic steps, unless there is a time limit.
+    source: written into the plan. options: for the method, which also says
     what it raises.
 
     The hot step alone decides the arena's size. The warm-up before it is placed
@@ -41,6 +42,11 @@ def solve_trace(
     allocator, once.
     """
     found = step_problem(_one_stream(trace), step, alignment)
+    elastic = found.hot is not None and found.hot.elastic
+    if elastic and method == "auto" and options.time_limit is None:
+        # The sizes are the largest of many steps: a bound is no one step's, a proof
+        # says nothing, and the loader will find offsets anew where sizes differ.
+        method = "skyline"
     plan = solve_problem(found.problem, method, options)
     program = trace.info.program
     if found.hot is None or found.unmarked:
@@ -56,7 +62,7 @@ def solve_trace(
     return replace(
         plan,
         lanes=0 if found.together is None else _lanes(plan, found.together),
-        elastic=found.hot is not None and found.hot.elastic,
+        elastic=elastic,
         warmup=None if found.warmup is None else _place_warmup(plan, found.warmup),
     )
 

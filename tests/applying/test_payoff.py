@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from memplan.applying import payoff
-from memplan.applying.payoff import SLACK_PARTS, WINDOW, Payoff, Solving
+from memplan.applying import payoff, planning
+from memplan.applying.payoff import SLACK_PARTS, WINDOW, Payoff
 from memplan.core.plan import RunStats
 from memplan.native import _alloc
 from tests.applying.served import Served, table_of
@@ -139,14 +139,22 @@ def test_planning_anew_may_take_a_small_part_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(payoff.time, "process_time", lambda: now[0])
-    solving = Solving()
-    assert solving.affordable(100)
-    assert not solving.affordable(10**6)
-    solving.took(1.0)
-    assert not solving.affordable(1)
-    now[0] = 0.9 / payoff.SOLVING_SHARE
-    assert not solving.affordable(1)
-    now[0] = 1.1 / payoff.SOLVING_SHARE
-    assert solving.affordable(1000)
-    assert not solving.affordable(10**4)
+    clock = iter([0.0, 1.0])  # a plan takes a second
+    times = SimpleNamespace(
+        process_time=lambda: now[0], perf_counter=lambda: next(clock)
+    )
+    monkeypatch.setattr(planning, "time", times)
+    work = planning.PlanningThread()
+    assert work.affordable(100)
+    assert not work.affordable(10**6)
+    work.start("larger", lambda: None)
+    work.join()
+    assert work.busy
+    assert work.take() == planning.Made("larger", 1.0, None)
+    assert not work.busy
+    assert not work.affordable(1)
+    now[0] = 0.9 / planning.SOLVING_SHARE
+    assert not work.affordable(1)
+    now[0] = 1.1 / planning.SOLVING_SHARE
+    assert work.affordable(1000)
+    assert not work.affordable(10**4)

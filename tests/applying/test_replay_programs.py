@@ -110,7 +110,11 @@ def test_a_departure_in_one_step_does_not_harm_the_next() -> None:
 
 
 def test_a_program_without_boundaries_is_planned_as_one_step() -> None:
-    trace = trace_of([(Made(64, 0), Made(128, 1), Made(64, None))] * 3, cut=False)
+    sizes = (64, 192, 320)  # no loop shows in them
+    trace = trace_of(
+        [(Made(size, 0), Made(2 * size, 1), Made(size, None)) for size in sizes],
+        cut=False,
+    )
     plan = memplan.solve(trace)
     assert plan.warmup is None
     assert plan.provenance.program.marks == "none"
@@ -121,7 +125,9 @@ def test_a_program_without_boundaries_is_planned_as_one_step() -> None:
 
 
 def test_when_no_step_repeats_the_remedy_is_named() -> None:
-    trace = trace_of([(Made(64, 0),) * i for i in range(1, 6)])
+    trace = trace_of(
+        [tuple(Made(64 * (10 * i + j), 0) for j in range(i)) for i in range(1, 6)]
+    )
     with pytest.raises(Exception, match=r"memplan\.step\(\).*--step N") as caught:
         memplan.solve(trace)
     assert getattr(caught.value, "exit_code", None) == 4

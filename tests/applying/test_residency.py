@@ -42,8 +42,8 @@ def middle() -> Iterator[Reserved]:
 
 def test_only_the_arenas_own_pages_count(middle: Reserved) -> None:
     tensors = _alloc.tensor_bytes()
-    empty = where_memory_lives(Before(), middle, tensors)  # type: ignore[arg-type]
+    empty = where_memory_lives(Before(), [middle], tensors)  # type: ignore[list-item]
     assert empty.arena == 0
     ctypes.memset(middle.base, 7, PART // 2)
-    half = where_memory_lives(Before(), middle, tensors)  # type: ignore[arg-type]
+    half = where_memory_lives(Before(), [middle], tensors)  # type: ignore[list-item]
     assert half.arena == PART // 2

@@ -107,7 +107,7 @@ def test_a_block_over_another_is_seen() -> None:
     block, _ = memory.blocks[1]
     # The same bytes once more, as an allocator that gives them out twice would.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty", lambda size, dtype: block[64 : 64 + size])
+        patch.setattr(torch, "empty", lambda size, dtype: block[512 : 512 + size])
         memory.ask(2, 1024)
     assert memory.overlaps == 1
     memory.free(2)

@@ -161,7 +161,7 @@ def test_a_forked_child_leaves_the_report_to_its_parent(
     assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
     done = memplan("apply", "--report", "r.json", "p.json", "forking.py")
     assert (done.returncode, done.stdout) == (0, "child\nchild ended with 3\n")
-    assert done.stderr.count("under the plan") == 1
+    assert done.stderr.count("steps under the plan") == 1
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["steps"] == 7
     assert report["planned_requests"] >= 0.95 * report["requests"] > 0

@@ -325,9 +325,11 @@ def test_the_json_form_is_this_byte_for_byte(tmp_path):
     assert path.read_text() == (
         '{"schema":"memplan.trace","version":1,'
         '"program":{"script":"","sha256":"","torch":"","threads":0,"marks":"none"},'
-        '"run":{"peak_rss_bytes":0,"page_faults_per_step":0.0,"step_seconds":0.0},'
+        '"run":{"peak_rss_bytes":0,"page_faults_per_step":0.0,"step_seconds":0.0,'
+        '"cpu_seconds":0.0,"steps":0,"load":0.0},'
         '"device":"cpu","alignment":64,"argv":[],"started":"","dropped_events":0,'
         '"complete":true,"stacks":"none","producer":"memplan","rank":0,"ranks":1,'
+        '"added_bytes":0,'
         '"stacks_table":{"files":["a.py"],"names":["f","g"],'
         '"frames":[[0,1,0],[0,2,1]],"stacks":[[0,1]]},"columns":{\n'
         '"index":[0,1,2],\n'

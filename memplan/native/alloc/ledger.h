@@ -4,8 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <mutex>
 #include <unordered_map>
+
+#include "replay/own_pages.h"
 
 namespace memplan {
 
@@ -76,7 +79,8 @@ class Ledger {
 
   std::mutex mutex_;
   TensorBytes sums_;
-  std::unordered_map<const void*, Outside> blocks_;
+  std::pmr::unsynchronized_pool_resource pool_{own_pages()};
+  std::pmr::unordered_map<const void*, Outside> blocks_{&pool_};
 };
 
 }  // namespace memplan

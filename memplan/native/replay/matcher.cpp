@@ -66,7 +66,7 @@ bool Matcher::turns(std::uint64_t bytes) {
   }
   const std::size_t prefix = std::min(kPrefix, last - first);
   recent_.push_back(bytes);
-  if (recent_.size() > prefix) recent_.pop_front();
+  if (recent_.size() > prefix) recent_.erase(recent_.begin());
   return recent_.size() == prefix &&
          std::equal(recent_.begin(), recent_.end(), request,
                     [](std::uint64_t asked, const Request& planned) {

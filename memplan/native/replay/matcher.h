@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "replay/elastic.h"
@@ -72,7 +71,7 @@ class Matcher {
   std::size_t missed_ = 0;     // requests of this step that none of the table's is
   std::vector<bool> used_;
   std::vector<std::uint64_t> history_;  // sizes of this step's first requests
-  std::deque<std::uint64_t> recent_;    // while lost: the sizes of the last requests
+  std::vector<std::uint64_t> recent_;   // while lost: the sizes of the last requests
   ElasticStep elastic_;
 };
 

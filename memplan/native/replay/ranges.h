@@ -11,6 +11,8 @@
 #include <set>
 #include <utility>
 
+#include "replay/own_pages.h"
+
 namespace memplan {
 
 // The next multiple of `unit`, a power of two.
@@ -55,7 +57,7 @@ class Ranges {
   std::uint64_t granularity_;
   std::uint64_t size_;
   std::uint64_t in_use_ = 0;
-  std::pmr::unsynchronized_pool_resource pool_;
+  std::pmr::unsynchronized_pool_resource pool_{own_pages()};
   Map used_{&pool_};
   // What lies between the ranges in use, the smallest first: kept only while best fits
   // are asked for, since most programs have all their blocks where planned.
