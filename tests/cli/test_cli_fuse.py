@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from memplan.cli import fuse_bench  # noqa: E402
 from memplan.fusing.bench import rounds  # noqa: E402
-from memplan.fusing.engine import decide  # noqa: E402
+from memplan.fusing.engine import stacks  # noqa: E402
 from memplan.toolchain.compiler import find_compiler  # noqa: E402
 from tests.cli.conftest import Command, Said  # noqa: E402
 
@@ -93,7 +93,7 @@ def fuse(
 ) -> Iterator[Command]:
     """Runs `memplan fuse ARGS` in a folder with m.py."""
     monkeypatch.delitem(sys.modules, "m", raising=False)
-    monkeypatch.setattr(decide, "_told", False)
+    monkeypatch.setattr(stacks, "_told", set())
     (tmp_path / "m.py").write_text(MODEL)
     threads = torch.get_num_threads()
     yield lambda *arguments: command("fuse", *arguments)

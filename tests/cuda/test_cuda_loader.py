@@ -256,7 +256,8 @@ def test_a_plan_that_does_not_fit_is_refused(
 def solve_aligned(alignment: int) -> Plan:
     plan = make_plan()
     aligned = np.full(len(plan.problem), alignment, dtype=np.int64)
-    return changed(plan, problem=replace(plan.problem, alignment=aligned))
+    problem = replace(plan.problem, alignment=aligned, rounding=alignment)
+    return changed(plan, problem=problem)
 
 
 def no_cuda(torch: FakeTorch) -> None:
