@@ -130,7 +130,7 @@ class Bench:
         """Bytes resident in training or inference without tensors, by and large."""
         if mode not in self._bases:
             command = self._command(paper.base_case(mode), LEAST_STEPS, tiny=True)
-            run = run_one(DEFAULT, command, None, self._options(LEAST_STEPS))
+            run = run_one(DEFAULT, command, None, WARMUP, self._args.timeout)
             self._bases[mode] = paper.resident(run)
         return self._bases[mode]
 
@@ -139,7 +139,10 @@ def run_on_cpu(
     result: Result, command: list[str], plan: Path, options: Options, base: int
 ) -> Result:
     """Add what a run as it is and a run under the plan have resident above `base`."""
-    runs = {of.name: run_one(of, command, plan, options) for of in (DEFAULT, MEMPLAN)}
+    runs = {
+        of.name: run_one(of, command, plan, options.warmup, options.timeout)
+        for of in (DEFAULT, MEMPLAN)
+    }
     name = f"{result.case.network} {result.case.batch}"
     ratios.require_equal_losses(name, {of: [run] for of, run in runs.items()})
     default, planned = runs[DEFAULT.name], runs[MEMPLAN.name]
@@ -158,7 +161,7 @@ def run_on_cuda(
     result: Result, command: list[str], plan: Path, options: Options
 ) -> Result:
     """Add what torch reserves, with either kind of segments, and what a plan does."""
-    planned = run_one(MEMPLAN, command, plan, options)
+    planned = run_one(MEMPLAN, command, plan, options.warmup, options.timeout)
     assert planned.report is not None
     devices = planned.report["devices"].values()
     return replace(

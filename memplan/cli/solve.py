@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memplan.cli import arguments, show
+from memplan.cli import arguments, outlooks, show
 from memplan.cli.progress import progress_line
 from memplan.core.plan import UNMARKED, Plan, Source
 from memplan.core.planfile import MANY_BUFFERS, PARQUET, write_plan
@@ -22,7 +22,7 @@ from memplan.formats.sniff import sniff
 from memplan.solving.exact_ladder import RULES
 from memplan.solving.methods import METHODS
 from memplan.solving.options import MAX_SEED, MIP_SOLVERS, Options
-from memplan.solving.outlook import Outlook, outlook
+from memplan.solving.outlook import outlook
 from memplan.solving.solve import METHOD_NAMES, solve
 from memplan.text import name_as_text
 from memplan.trace.trace import Trace
@@ -32,7 +32,6 @@ _METHODS_HELP = "\b\nMethods:\n" + "\n".join(
     f"  {name}\n    {method.summary}" for name, method in METHODS.items()
 )
 MAX_ALIGNMENT = 1 << 40  # bytes
-COVERED = 0.5  # of a trace's peak: a hot step that holds less of it is worth a word
 
 
 @click.command("solve", epilog=_METHODS_HELP)
@@ -152,11 +151,11 @@ def command(
     with contextlib.suppress(KeyboardInterrupt):  # the plan is there all the same
         found = outlook(given, plan) if isinstance(given, Trace) else None
     if json_:
-        show.as_json(_entries(plan, path) | _outlook_entries(found))
+        show.as_json(_entries(plan, path) | outlooks.entries(found))
     else:
-        show.facts(f"memplan: planned {path}", _rows(plan) + _outlook_rows(found))
+        show.facts(f"memplan: planned {path}", _rows(plan) + outlooks.rows(found))
     if found is not None:
-        _warn(plan, found)
+        outlooks.warn(plan, found)
     if not json_ and path != STDOUT:
         show.line(f"  next: memplan {_next(given, path)}")
 
@@ -265,57 +264,6 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
             ("warm-up", f"{len(plan.warmup.problem):,} buffers in the same arena")
         )
     return rows
-
-
-def _outlook_entries(found: Outlook | None) -> dict[str, object]:
-    if found is None:
-        return {}
-    return {
-        "outlook": {
-            "most_live": found.most_live,
-            "out_of_reach": found.out_of_reach,
-            "persistent": found.persistent,
-            "pays": found.pays,
-            "peak_now": found.peak_now,
-            "peak_planned": found.peak_planned,
-            "peak_planned_least": found.peak_planned_least,
-        }
-    }
-
-
-def _outlook_rows(found: Outlook | None) -> list[tuple[str, str]]:
-    """What the plan will bring, of the program as it was recorded."""
-    if found is None or not found.peak_now:
-        return []
-    now, planned = format_bytes(found.peak_now), format_bytes(found.peak_planned)
-    least = format_bytes(found.peak_planned_least)
-    reach = format_bytes(found.out_of_reach)
-    return [
-        ("resident", f"{now} at its most, {least} to {planned} under the plan"),
-        ("out of reach", f"{reach}, which no plan can change"),
-    ]
-
-
-def _warn(plan: Plan, found: Outlook) -> None:
-    """Say so where the plan is of little, or of no use."""
-    held = plan.lower_bound * max(plan.lanes, 1)
-    if not len(plan.problem):
-        show.note(
-            "the hot step asks for nothing that it frees: the plan serves none of its "
-            "requests; mark the top of the loop with memplan.step() and record again"
-        )
-    elif not found.pays:
-        show.note(
-            f"the plan does not pay in memory: it saves {found.saved_most:.1%} of the "
-            "peak at most; it may still save page faults, and time"
-        )
-    in_steps = found.most_live - found.persistent
-    if len(plan.problem) and held < COVERED * in_steps:
-        show.note(
-            f"the plan is for {format_bytes(held)} of the {format_bytes(in_steps)} of "
-            "passing blocks at the trace's peak: most of it lies outside the hot step; "
-            "if that is the loop's, mark its top with memplan.step()"
-        )
 
 
 def _next(given: Trace | Problem, plan: Path) -> str:

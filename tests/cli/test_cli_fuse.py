@@ -283,6 +283,7 @@ def test_no_compiler(
 ) -> None:
     monkeypatch.setenv("CXX", "/nonexistent")
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(tmp_path / "nothing compiled yet"))
     said = fuse("m.py:network", *FAST)
     assert said.code == 0
     assert (said.out + said.err).count("no C++ compiler found") == 1

@@ -74,7 +74,7 @@ def rows(table: str) -> list[str]:
 def a_run(peak: int, digest: str = DIGEST, **report: Any) -> Any:
     from bench.child import Run
 
-    return Run(peak, peak - 5, 1.0, 1.0, 9.0, digest, report)
+    return Run(peak, peak - 5, 1.0, 1.0, 9.0, digest, report=report)
 
 
 def cpu() -> Any:

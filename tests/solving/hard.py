@@ -46,7 +46,7 @@ def hard_problems() -> list[Hard]:
 
 
 def unsolved_problems() -> list[Hard]:
-    """A few that are not packed in a million nodes, though they can be."""
+    """A few that are not packed in 250,000 nodes, though they can be."""
     return [
         Hard(f"spare-{n}-{live}", swept(n, live, seed, spare=0.04), MEBI)
         for n, live, seed in ((310, 17, 30), (370, 67, 31), (500, 40, 33))

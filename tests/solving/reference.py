@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from memplan.core.bounds import lower_bound
 from memplan.core.problem import FREE, Problem
 
@@ -62,14 +64,13 @@ def _around(
     problem: Problem, blocks: list[Block], pile: list[Block], period: int
 ) -> list[int]:
     circle = decode(blocks, [Line(0, period, 0)], period)
-    tops = {block.index: block.size for block in blocks}
-    peak = max(circle[i] + size for i, size in tops.items())
+    peak = problem.peak(np.array(_in_order(circle)))
     if peak == lower_bound(problem):
         return _in_order(circle)
     piled = _pile_up(pile)
     rest = [block for block in blocks if block not in pile]
     piled |= decode(rest, _ground(pile, piled, period))
-    if max(piled[i] + size for i, size in tops.items()) < peak:
+    if problem.peak(np.array(_in_order(piled))) < peak:
         return _in_order(piled)
     return _in_order(circle)
 

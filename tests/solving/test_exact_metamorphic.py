@@ -53,7 +53,7 @@ def test_permutation(problem: Problem, data: st.DataObject) -> None:
 def test_multiples(problem: Problem, k: int) -> None:
     multiplied = changed(
         problem,
-        size=problem.padded * k,
+        size=problem.size * k,
         alignment=problem.alignment * k,
         fixed=np.where(problem.fixed == FREE, FREE, problem.fixed * k),
     )
