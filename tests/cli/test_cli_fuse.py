@@ -15,8 +15,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from memplan.cli import fuse_bench  # noqa: E402
+from memplan.fusing import kernel  # noqa: E402
 from memplan.fusing.bench import rounds  # noqa: E402
 from memplan.fusing.engine import stacks  # noqa: E402
+from memplan.toolchain import loading  # noqa: E402
 from memplan.toolchain.compiler import find_compiler  # noqa: E402
 from tests.cli.conftest import Command, Said  # noqa: E402
 
@@ -284,6 +286,8 @@ def test_no_compiler(
     monkeypatch.setenv("CXX", "/nonexistent")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(tmp_path / "nothing compiled yet"))
+    monkeypatch.setattr(kernel, "_kernels", {})
+    monkeypatch.setattr(loading, "_loaded", {})
     said = fuse("m.py:network", *FAST)
     assert said.code == 0
     assert (said.out + said.err).count("no C++ compiler found") == 1
