@@ -12,10 +12,9 @@ newline after each.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +25,7 @@ from memplan.arrays import Int64Array
 from memplan.core.planrows import Columns
 from memplan.errors import EnvironmentUnfitError, FormatError
 from memplan.files import PathLike, atomic_write
+from memplan.formats.parquet import as_format_errors
 from memplan.formats.sniff import Opened
 from memplan.formats.strictjson import parse
 
@@ -86,7 +86,7 @@ def read_parquet(file: Opened, limit: int) -> tuple[object, Columns]:
         "thrift_container_size_limit": 1_000_000,
     }
     with (
-        _as_format_errors(file.path),
+        as_format_errors(file.path, pa.ArrowException),
         pq.ParquetFile(
             file.stream, page_checksum_verification=True, pre_buffer=False, **limits
         ) as parquet,
@@ -194,23 +194,3 @@ def _whole(path: PathLike, name: str, table: pa.Table) -> pa.Array:
     if chunks.num_chunks == 1:
         return chunks.chunk(0)
     return pa.array([], type=chunks.type)  # of a table that is combined: no rows
-
-
-@contextlib.contextmanager
-def _as_format_errors(path: PathLike) -> Iterator[None]:
-    """pyarrow's many exceptions as one."""
-    try:
-        yield
-    except (
-        pa.ArrowException,
-        OSError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        RuntimeError,
-        MemoryError,
-    ) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        reason = ascii(reason)[1:-1]  # bytes of the file may be in it
-        problem = f"damaged Parquet data ({reason})"
-        raise FormatError(path, problem, "the file may be cut off") from error

@@ -140,14 +140,14 @@ class _Attempt:
         """Add what was done for a part, unless best fit was enough."""
         if not race.turns:
             return
-        count, orders = len(part.members), race.search.packed
+        count, orders = len(part.members), race.search.tried
         low = part.floor + race.peak <= self._goal()
         if race.ladder is None and low:
             self.did.append(f"search reached the goal in {orders:,} orders")
             return
         tried = f"search, {orders:,} orders"
-        if race.ejection.placed:
-            tried += f"; ejection, {race.ejection.placed:,} placements"
+        if race.ejection.tried:
+            tried += f"; ejection, {race.ejection.tried:,} placements"
         tried += ", without the gaps" * self.gapped
         if race.ladder is not None:
             tried = (

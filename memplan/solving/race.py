@@ -14,10 +14,10 @@ import time
 
 from memplan.arrays import Int64Array
 from memplan.core.problem import Problem
-from memplan.solving.ejection import Ejection, default_placements
+from memplan.solving.ejection import Ejection
 from memplan.solving.exact_ladder import Ladder, Tuning
 from memplan.solving.options import Options, Progress
-from memplan.solving.search import Search, default_orders
+from memplan.solving.search import Search
 
 # Exact search of more buffers than this seldom ends in the time that people wait.
 MOST_FOR_EXACT = 1000
@@ -52,10 +52,10 @@ class Race:
         self._deadline = math.inf if limit is None else start + limit
         free = limit is not None
         orders, nodes = options.iterations, options.max_nodes
-        usual = default_orders(len(problem))
+        usual = self.search.usual
         self.most_orders = (1 << 62 if free else usual) if orders is None else orders
         self.most_nodes = (1 << 62 if free else NODES) if nodes is None else nodes
-        self.most_placed = default_placements(problem)
+        self.most_placed = self.ejection.usual
         if orders is not None:  # as much less, or more, as was asked of the other
             self.most_placed = math.ceil(self.most_placed * orders / usual)
         self._usual, self._usually_placed = usual, self.most_placed
@@ -82,7 +82,7 @@ class Race:
     @property
     def tried(self) -> int:
         """Orders, placements and nodes."""
-        return self.search.packed + self.ejection.placed + self.nodes
+        return self.search.tried + self.ejection.tried + self.nodes
 
     @property
     def late(self) -> bool:
@@ -92,8 +92,8 @@ class Race:
     @property
     def spent(self) -> bool:
         """Whether nothing more will be tried: all is known, or the effort was made."""
-        orders_left = self.search.packed < self.most_orders
-        orders_left |= self.ejection.placed < self.most_placed
+        orders_left = self.search.tried < self.most_orders
+        orders_left |= self.ejection.tried < self.most_placed
         nodes_left = self.ladder is not None and self.nodes < self.most_nodes
         return self.closed or self.late or not (orders_left or nodes_left)
 
@@ -141,14 +141,14 @@ class Race:
             share *= _AT_FIRST  # exact search comes next, and is often quicker
         before = self.search.peak
         orders = max(1, round(self._usual * share * self._portion))
-        orders = min(self.search.packed + orders, self.most_orders)
+        orders = min(self.search.tried + orders, self.most_orders)
         self.search.seek(goal, orders, self.start)
         between = self.search.peak
         if between <= goal or (self.small and self.turns <= _ALONE):
             return
         self.ejection.take(self.search.offsets)
         placed = max(1, round(self._usually_placed * share * (1 - self._portion)))
-        placed = min(self.ejection.placed + placed, self.most_placed)
+        placed = min(self.ejection.tried + placed, self.most_placed)
         try:
             self.ejection.seek(goal, placed, self.start)
         finally:

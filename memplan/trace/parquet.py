@@ -7,7 +7,6 @@ metadata and the stack table as JSON. Both ways a group of rows at a time.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import IO, Any
 
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 
 from memplan.errors import EnvironmentUnfitError, FormatError
 from memplan.files import PathLike, atomic_write
+from memplan.formats.parquet import as_format_errors
 from memplan.formats.sniff import Input, opened
 from memplan.formats.strictjson import parse, shown
 from memplan.trace.check import check_count, check_events, check_index
@@ -107,7 +107,7 @@ def read_parquet(source: Input, columns: Collection[str] | None = None) -> Trace
     """
     with (
         opened(source) as input_,
-        _as_format_errors(path := input_.path),
+        as_format_errors(path := input_.path, pa.ArrowException),
         pq.ParquetFile(stream := input_.stream, **_LIMITS) as file,
     ):
         info, stacks = from_metadata(path, _metadata(path, file))
@@ -283,24 +283,3 @@ def _codes(path: PathLike, name: str, column: Any, row: int) -> npt.NDArray[np.u
             f"known are {', '.join(known)}",
         )
     return found
-
-
-@contextlib.contextmanager
-def _as_format_errors(path: PathLike) -> Iterator[None]:
-    """pyarrow's many exceptions, its own and C++'s in Python's clothes, as one."""
-    try:
-        yield
-    except (
-        pa.ArrowException,
-        OSError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        RuntimeError,
-        MemoryError,
-    ) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        reason = ascii(reason)[1:-1]  # bytes of the file may be in it
-        raise FormatError(
-            path, f"damaged Parquet data ({reason})", "the file may be cut off"
-        ) from error
