@@ -25,6 +25,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=50257)
     parser.add_argument("--context", type=int, default=1024, help="longest sequence")
     parser.add_argument("--learning-rate", type=float, default=6e-4)
+    parser.add_argument("--autocast", action="store_true", help="to bfloat16")
     args = parser.parse_args()
     if args.sequence_length > args.context:
         parser.error("--sequence-length is longer than --context")
@@ -45,8 +46,9 @@ def main() -> None:
     for _ in range(args.steps):
         text = torch.randint(args.vocabulary, shape, generator=generator)
         optimizer.zero_grad()
-        logits = model(text[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.autocast):
+            logits = model(text[:, :-1])
+            loss = functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         log.step(loss.item())

@@ -140,11 +140,14 @@ PROGRAMS = {
         _arguments(f"--checkpointed {_TINY_TRANSFORMER}"),
     ),
     "autocast": Program(
-        "train_autocast.py",
-        _arguments("--batch-size 4 --sequence-length 256"),
+        "train_gpt2.py",
         _arguments(
-            "--batch-size 2 --sequence-length 8 --layers 1 --width 16 --heads 2 "
-            "--vocabulary 50"
+            "--autocast --batch-size 4 --sequence-length 256 --layers 4 --width 192 "
+            "--heads 3 --vocabulary 8000"
+        ),
+        _arguments(
+            "--autocast --batch-size 2 --sequence-length 8 --layers 1 --width 16 "
+            "--heads 2 --vocabulary 50"
         ),
     ),
     "workers": Program(

@@ -6,37 +6,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.gpt2 import Network
+from models.gpt2 import Block
 
 Cache = tuple[Tensor, Tensor]  # keys and values, each (N, heads, T, width / heads)
 
 
-class Block(nn.Module):
-    """Attention to all tokens so far, then a network, each added to its input."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.inputs = nn.Linear(width, 3 * width)
-        self.outputs = nn.Linear(width, width)
-        self.network_norm = nn.LayerNorm(width)
-        self.network = Network(width)
+class CachedBlock(Block):
+    """A block that attends to tokens before, too."""
 
     def forward(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
         """x: (N, T, width), of new tokens: all of a prompt, or one after the other."""
-        batch, length, width = x.shape
-        parts = self.inputs(self.attention_norm(x))
-        query, key, value = (
-            part.view(batch, length, self.heads, -1).transpose(1, 2)
-            for part in parts.split(width, dim=2)
-        )
+        query, key, value = self.attention.parts(self.attention_norm(x))
         if cache is not None:
             key, value = torch.cat((cache[0], key), 2), torch.cat((cache[1], value), 2)
         y = functional.scaled_dot_product_attention(
             query, key, value, is_causal=cache is None
         )
-        x = x + self.outputs(y.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.attention.joined(y)
         return x + self.network(self.network_norm(x)), (key, value)
 
 
@@ -50,7 +36,7 @@ class CachedDecoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(CachedBlock(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         nn.init.normal_(self.tokens.weight, std=0.02)
 

@@ -10,22 +10,32 @@ from torch.nn import functional
 
 
 class Attention(nn.Module):
-    """Causal self-attention over (N, T, width), `heads` of width / heads each."""
+    """Self-attention over (N, T, width), `heads` of width / heads each."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.inputs = nn.Linear(width, 3 * width)
         self.outputs = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.parts(x)
+        y = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=self.causal
+        )
+        return self.joined(y)
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, each (N, heads, T, width / heads)."""
         batch, length, width = x.shape
-        query, key, value = (
+        return [
             part.view(batch, length, self.heads, -1).transpose(1, 2)
             for part in self.inputs(x).split(width, dim=2)
-        )
-        y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.outputs(y.transpose(1, 2).reshape(batch, length, width))
+        ]
+
+    def joined(self, y: Tensor) -> Tensor:
+        """What the heads found, (N, heads, T, width / heads), to (N, T, width)."""
+        return self.outputs(y.transpose(1, 2).flatten(2))
 
 
 class Network(nn.Module):
@@ -43,10 +53,10 @@ class Network(nn.Module):
 class Block(nn.Module):
     """Attention, then the network, each behind a layer norm and added to its input."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = True) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, causal)
         self.network_norm = nn.LayerNorm(width)
         self.network = Network(width)
 

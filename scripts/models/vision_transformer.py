@@ -4,34 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from models.gpt2 import Network
-
-
-class Block(nn.Module):
-    """Attention among all of (N, T, width), then a network, each added to its input."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.inputs = nn.Linear(width, 3 * width)
-        self.outputs = nn.Linear(width, width)
-        self.network_norm = nn.LayerNorm(width)
-        self.network = Network(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        parts = self.inputs(self.attention_norm(x))
-        query, key, value = (
-            part.view(batch, length, self.heads, -1).transpose(1, 2)
-            for part in parts.split(width, dim=2)
-        )
-        y = functional.scaled_dot_product_attention(query, key, value)
-        x = x + self.outputs(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.network(self.network_norm(x))
+from models.gpt2 import Block
 
 
 class VisionTransformer(nn.Module):
@@ -56,7 +31,9 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(3, width, patch, patch)
         places = (image_size // patch) ** 2
         self.positions = nn.Parameter(torch.randn(1, places, width) * 0.02)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, causal=False) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 

@@ -37,8 +37,6 @@ PROGRAMS = {
     "train_accumulating.py": "--batch-size 4 --image-size 32 --layers 1 1 1 1 "
     "--width 8 --epoch 2",
     "train_vit.py": "--batch-size 2 --image-size 32 --layers 1 --width 16 --heads 2",
-    "train_autocast.py": "--batch-size 2 --sequence-length 8 --layers 1 --width 16 "
-    "--heads 2 --vocabulary 50",
     "train_workers.py": "--batch-size 4 --image-size 32 --layers 1 1 1 1 --width 8 "
     "--workers 1 --epoch 3",
     "train_gpt2.py": "--batch-size 2 --sequence-length 8 --layers 1 --width 16 "
@@ -233,6 +231,21 @@ def test_a_program_depends_on_its_seed(
     ours, others = (run(script, "--seed", seed) for seed in "12")
     assert ours[0] != others[0]
     assert ours[-2] != others[-2]
+
+
+def test_gpt2_trains_in_bfloat16_where_it_is_asked(
+    run: Callable[..., list[str]],
+) -> None:
+    plain, rounded = (
+        [
+            float(found[3])
+            for line in run("train_gpt2.py", *how)
+            if (found := STEP.match(line))
+        ]
+        for how in ((), ("--autocast",))
+    )
+    assert plain != rounded
+    assert rounded == pytest.approx(plain, rel=0.05)
 
 
 def test_each_step_draws_a_new_batch(run: Callable[..., list[str]]) -> None:
