@@ -3,18 +3,16 @@
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <mutex>
-#include <utility>
 
 #include "alloc/c10.h"
 #include "alloc/eventlog.h"
 #include "alloc/lanes.h"
 #include "alloc/ledger.h"
+#include "alloc/recorder.h"
 
 namespace memplan {
 namespace {
@@ -32,10 +30,7 @@ struct State {
   std::atomic<int> interruptions = 0;
   std::atomic<std::uint64_t> interrupted_requests = 0;
 
-  // Recording. A closed journal is kept: another thread may be about to append.
-  std::atomic<Journal*> journal = nullptr;
-  StackCapture capture = nullptr;
-  std::uint64_t limit = 0;  // events to record; 0: all
+  Recorder recorder;
 
   // Replay. Arenas of earlier plans stay: their blocks may still be alive.
   std::array<std::atomic<Replay*>, kMaxReplays> replays = {};
@@ -52,42 +47,6 @@ struct State {
 State& state() {
   static State* const the_state = new State;
   return *the_state;
-}
-
-std::int32_t thread_id() {
-  thread_local const auto id = static_cast<std::int32_t>(syscall(SYS_gettid));
-  return id;
-}
-
-// Of the calling thread's requests, see `take_digest`.
-std::uint64_t& digest() {
-  thread_local std::uint64_t the_digest = 0;
-  return the_digest;
-}
-
-Event event_of(Action action, const void* pointer, std::size_t bytes,
-               std::uint8_t mark = 0) {
-  Event event{};
-  event.address = reinterpret_cast<std::uint64_t>(pointer);
-  event.size = static_cast<std::int64_t>(bytes);
-  event.thread = thread_id();
-  event.action = action;
-  event.mark = mark;
-  event.stack = -1;
-  event.time_ns = now_ns();
-  return event;
-}
-
-// Into the recording's journal.
-void record_event(Action action, const void* pointer, std::size_t bytes,
-                  std::uint8_t mark = 0) {
-  State& s = state();
-  Journal* journal = s.journal.load(std::memory_order_acquire);
-  if (journal == nullptr) return;
-  Event event = event_of(action, pointer, bytes, mark);
-  if (s.limit != 0 && journal->seen() >= s.limit) return;
-  if (action == kAlloc && s.capture != nullptr) event.stack = s.capture(*journal);
-  journal->append(event);
 }
 
 // Into the log that is kept while a plan is served.
@@ -139,7 +98,7 @@ void delete_block(void* pointer) {
     return;
   }
   if (s.mode.load(std::memory_order_relaxed) == Mode::kRecord) {
-    record_event(kFree, pointer, 0);
+    s.recorder.record(kFree, pointer, 0);
   }
   const auto [bytes, refused_by] = s.ledger.outside_block_died(pointer);
   if (refused_by != nullptr) refused_by->outside_died(bytes);
@@ -168,11 +127,12 @@ class Shim final : public c10::Allocator {
 
  private:
   static c10::DataPtr record(std::size_t bytes) {
-    c10::DataPtr block = state().base->allocate(bytes);
+    State& s = state();
+    c10::DataPtr block = s.base->allocate(bytes);
     // A deleter that is not the base's own belongs to somebody else's bookkeeping.
-    if (block.context.get_deleter() == state().base_delete) {
-      digest() = ((digest() ^ bytes) + 1) * 0x9E3779B97F4A7C15u;
-      record_event(kAlloc, block.data, bytes);
+    if (block.context.get_deleter() == s.base_delete) {
+      note_request(bytes);
+      s.recorder.record(kAlloc, block.data, bytes);
       block.context.get_deleter() = &delete_block;
     }
     return block;
@@ -251,7 +211,7 @@ void in_parent() {
 void in_child() {
   State& s = state();
   s.mode.store(Mode::kPass);
-  s.journal.store(nullptr);
+  s.recorder.let_go();
   in_parent();
   s.log.take();
 }
@@ -305,26 +265,16 @@ std::string install(const std::string& path) {
 
 void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit) {
   State& s = state();
-  s.capture = capture;
-  s.limit = limit;
-  s.journal.store(journal);
+  s.recorder.start(journal, capture, limit);
   s.mode.store(Mode::kRecord);
 }
 
-std::uint64_t recorded_events() {
-  const Journal* journal = state().journal.load();
-  return journal == nullptr ? 0 : journal->seen();
-}
-
-std::uint64_t take_digest() { return std::exchange(digest(), 0); }
+std::uint64_t recorded_events() { return state().recorder.events(); }
 
 RecordingEnd stop_recording(const std::string& end) {
   State& s = state();
   s.mode.store(Mode::kPass);
-  Journal* journal = s.journal.exchange(nullptr);
-  if (journal == nullptr) return {0, 0, 0};
-  const int error = journal->close(end);
-  return {error, journal->seen(), journal->written()};
+  return s.recorder.stop(end);
 }
 
 bool start_replay(Replay* replay) {
@@ -377,7 +327,7 @@ void mark_step(std::uint8_t kind) {
   State& s = state();
   const Mode mode = s.mode.load();
   if (mode == Mode::kRecord) {
-    record_event(kStep, nullptr, 0, kind);
+    s.recorder.record(kStep, nullptr, 0, kind);
   } else if (mode == Mode::kReplay) {
     if (Lanes* lanes = s.lanes.load()) {
       lanes->next_step();

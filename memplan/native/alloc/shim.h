@@ -9,17 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "alloc/journal.h"
 #include "alloc/lanes.h"
 #include "alloc/ledger.h"
+#include "alloc/recorder.h"
 #include "alloc/replay.h"
 #include "alloc/turns.h"
 
 namespace memplan {
-
-// Captures the calling thread's Python stack, hands new ones to the journal, and
-// returns the stack's index, or -1.
-using StackCapture = std::int32_t (*)(Journal&);
 
 // Installs the shim before the allocator of the loaded library at `path`; once is
 // enough, again is harmless. Returns an empty string, or why it cannot be done.
@@ -32,14 +28,6 @@ std::string check(const std::string& path);
 void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit);
 // How many there are so far; 0 when nothing is being recorded.
 std::uint64_t recorded_events();
-// Of the requests that the calling thread made since it last asked: equal for equal
-// sizes in the same order, and 0 for none.
-std::uint64_t take_digest();
-struct RecordingEnd {
-  int error;  // errno, or 0
-  std::uint64_t seen;
-  std::uint64_t written;
-};
 // Stops, writes the end block (JSON) and closes the journal.
 RecordingEnd stop_recording(const std::string& end);
 
