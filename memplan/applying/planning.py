@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memplan.arrays import BoolArray, Int64Array
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
 from memplan.errors import MemplanError
@@ -80,27 +79,3 @@ class PlanningThread:
         seconds = time.perf_counter() - begun
         self._spent += seconds
         self._made = Made(reason, seconds, plan)
-
-
-# What solves is loaded when it is needed, and that is some MiB.
-
-
-def larger(plan: Plan, wanted: Int64Array, sparse: BoolArray | None) -> Plan:
-    """As `memplan.applying.anew` has it."""
-    from memplan.applying import anew
-
-    return anew.larger(plan, wanted, sparse)
-
-
-def from_log(plan: Plan, log: bytes) -> Plan:
-    """As `memplan.applying.anew` has it."""
-    from memplan.applying import anew
-
-    return anew.from_log(plan, log)
-
-
-def take_log() -> bytes:
-    """The events logged since the log was opened, as in a journal; it is closed."""
-    from memplan.native import _alloc
-
-    return _alloc.take_log()

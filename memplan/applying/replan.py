@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memplan.applying.anew import from_log, larger
 from memplan.applying.payoff import (
     DEPARTED,
     LOST,
@@ -23,13 +24,7 @@ from memplan.applying.payoff import (
     GivenUp,
     Payoff,
 )
-from memplan.applying.planning import (
-    Made,
-    PlanningThread,
-    from_log,
-    larger,
-    take_log,
-)
+from memplan.applying.planning import Made, PlanningThread
 from memplan.applying.sparse import METHOD, solved_apart, sparse_buffers
 from memplan.applying.tables import ReplayArrays, joined, replay_arrays
 from memplan.arrays import BoolArray, Int64Array
@@ -195,7 +190,7 @@ class Replanner:
     def finish(self) -> None:
         """Wait for a plan in the making, which comes too late; harmless again."""
         if self._recorded is not None:
-            take_log()
+            _take_log()
             self._recorded = None
         self._work.join()
         made = self._work.take()
@@ -252,7 +247,7 @@ class Replanner:
         _alloc.open_log()
 
     def _learn(self) -> None:
-        log, plan = take_log(), self.plan
+        log, plan = _take_log(), self.plan
         self._recorded = None
         self._departed = 0
         # A program that never settles is not to be planned over and over.
@@ -264,3 +259,10 @@ class Replanner:
         self.replans.append(
             Replan(self._steps, made.reason, made.seconds, arena, adopted)
         )
+
+
+def _take_log() -> bytes:
+    """The events logged since the log was opened, as in a journal; it is closed."""
+    from memplan.native import _alloc
+
+    return _alloc.take_log()
