@@ -173,7 +173,7 @@ def _run_silently(task: _Task, command: list[str]) -> str | None:
 
     It gets no input, and does not outlive this call.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(  # which closes the pipe, however this ends
         command,
         cwd=task.folder,
         stdin=subprocess.DEVNULL,
@@ -183,17 +183,16 @@ def _run_silently(task: _Task, command: list[str]) -> str | None:
         errors="replace",
         start_new_session=True,  # Ctrl-C is for us, and we pass it on
         preexec_fn=_die_with_parent(),  # noqa: PLW1509 - system calls, no locks
-    )
-    try:
-        limited = math.isfinite(task.deadline)
-        log, _ = process.communicate(timeout=task.seconds if limited else None)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+    ) as process:
+        try:
+            limited = math.isfinite(task.deadline)
+            log, _ = process.communicate(timeout=task.seconds if limited else None)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
     return log
 
 
