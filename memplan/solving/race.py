@@ -21,6 +21,8 @@ from memplan.solving.search import Search
 
 # Exact search of more buffers than this seldom ends in the time that people wait.
 MOST_FOR_EXACT = 1000
+# Ejection of more takes hundreds of megabytes, and minutes to come anywhere.
+MOST_FOR_EJECTION = 300_000
 NODES = 4_000_000  # of exact search where there is no limit: some seconds
 _FIRST_SHARE = 0.05  # of what the other two try by themselves, in the first turn
 _FIRST_NODES = 40_000
@@ -62,6 +64,8 @@ class Race:
         if free and orders is None:
             self.most_placed = 1 << 62
         self._portion = 0.5  # of the two's effort, for random search
+        if len(problem) > MOST_FOR_EJECTION:
+            self.most_placed, self._portion = 0, 1.0
 
     @property
     def peak(self) -> int:
@@ -144,7 +148,8 @@ class Race:
         orders = min(self.search.tried + orders, self.most_orders)
         self.search.seek(goal, orders, self.start)
         between = self.search.peak
-        if between <= goal or (self.small and self.turns <= _ALONE):
+        alone = not self.most_placed or (self.small and self.turns <= _ALONE)
+        if between <= goal or alone:
             return
         self.ejection.take(self.search.offsets)
         placed = max(1, round(self._usually_placed * share * (1 - self._portion)))

@@ -142,6 +142,20 @@ def test_an_interrupt_keeps_the_best(
     assert plan.status == "feasible"
 
 
+def test_of_very_many_buffers_only_orders_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = puzzle(600, seed=9)
+    monkeypatch.setattr(race, "MOST_FOR_EXACT", 50)
+    both = auto.solve(problem, Options(iterations=200))
+    monkeypatch.setattr(race, "MOST_FOR_EJECTION", 500)
+    orders = auto.solve(problem, Options(iterations=200))
+    assert "ejection" in both.provenance.note
+    assert "ejection" not in orders.provenance.note
+    assert "given up after that" in orders.provenance.note
+    assert verify(orders) == []
+
+
 def test_a_time_limit_ends_it() -> None:
     plan = auto.solve(puzzle(200, seed=8), Options(time_limit=0.2))
     assert verify(plan) == []
