@@ -200,7 +200,7 @@ def record(
     *,
     device: Device = "auto",
     steps: Steps = "auto",
-    stacks: Stacks = "none",
+    stacks: Stacks = "site",
     force: bool = False,
 ) -> Iterator[Recording]:
     """Record what the block allocates, into `path` (.parquet, .json or .json.gz).
