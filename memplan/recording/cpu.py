@@ -93,6 +93,11 @@ class CpuEvents:
         finally:
             _alloc.say_nothing_on_termination()
 
+    def close(self) -> None:
+        """The program has ended: nothing of its is running any more."""
+        if self._sites is not None:
+            self._sites.close()
+
     def _convert(self, dropped: int) -> Written:
         try:
             found = recover_journal(self._journal, self._path, dropped)

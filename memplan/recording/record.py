@@ -191,7 +191,11 @@ class Recording:
     def close(self) -> None:
         """`finish`, at the program's end."""
         self._ending = False
-        self.finish()
+        try:
+            self.finish()
+        finally:
+            if self._cpu is not None:
+                self._cpu.close()
 
 
 @contextlib.contextmanager

@@ -81,8 +81,14 @@ class Sites:
         self.let_go()
 
     def let_go(self) -> None:
-        """Take the hooks off again."""
+        """Take the hooks off again, but for one that may be running: see `close`."""
         Sites._active = None
+        for handle in self._handles[:-1]:
+            handle.remove()
+        self._handles = self._handles[-1:]
+
+    def close(self) -> None:
+        """Take the last hook off; not to be called while an optimizer's hooks run."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -131,6 +137,8 @@ class Sites:
         _alloc.set_optimizer(True)
 
     def _stepped(self, optimizer: Any, *_: object) -> None:
+        if Sites._active is not self:
+            return
         _alloc.set_optimizer(False)
         ref, entries = self._optimizers.get(id(optimizer), (None, 0))
         if ref is not None and len(optimizer.state) != entries:
