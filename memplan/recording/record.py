@@ -84,12 +84,16 @@ class Recording:
         check_suffix(self.path)
         refuse_overwrite(self.path, self._options.force)
         torch = require_gpu() if self._cpu is None else require_torch("recording")
-        self._boundaries.start()
         try:
+            if self._cpu is not None:
+                self._cpu.prepare()
+            self._boundaries.start()
             if self._cpu is not None:
                 self._cpu.start()
         except BaseException:
             self._boundaries.stop()
+            if self._cpu is not None:
+                self._cpu.close()
             raise
         if self._history is not None and torch.version.cuda:
             self._history.arm(torch)
@@ -191,7 +195,11 @@ class Recording:
     def close(self) -> None:
         """`finish`, at the program's end."""
         self._ending = False
-        self.finish()
+        try:
+            self.finish()
+        finally:
+            if self._cpu is not None:
+                self._cpu.close()
 
 
 @contextlib.contextmanager
@@ -200,7 +208,7 @@ def record(
     *,
     device: Device = "auto",
     steps: Steps = "auto",
-    stacks: Stacks = "none",
+    stacks: Stacks = "site",
     force: bool = False,
 ) -> Iterator[Recording]:
     """Record what the block allocates, into `path` (.parquet, .json or .json.gz).
