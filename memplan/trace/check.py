@@ -11,6 +11,7 @@ import numpy.typing as npt
 from memplan.arrays import BoolArray, Int64Array
 from memplan.errors import FormatError
 from memplan.files import PathLike
+from memplan.trace.category import Category
 from memplan.trace.trace import Action, Columns, Mark
 
 MAX_EVENTS = 200_000_000
@@ -90,6 +91,8 @@ def _rules(events: Columns, stacks: int) -> Iterator[tuple[str, BoolArray, str]]
     yield "mark", marked & ~step, "mark code {value} on an event that is not a step"
     yield "size", events.size < 0, "{value} bytes, a negative size"
     yield "size", alloc & (events.size < 1), "an allocation of {value} bytes"
+    code = (events.action == Action.LABEL) & (events.requested_size > max(Category))
+    yield "requested_size", code, "unknown category code {value}"
     yield "requested_size", events.requested_size < 0, "{value} bytes, a negative size"
     yield "time_ns", events.time_ns < 0, "{value} is negative"
     yield (

@@ -1,7 +1,9 @@
 """The `memplan` metadata of a trace: a JSON object, to and from TraceInfo and stacks.
 
 Stacks are stored interned: file names and function names once each, frames as
-[file, line, name] indexes, stacks as lists of frame indexes.
+[file, line, name] indexes, stacks as lists of frame indexes. Where it is known what
+ran there, `origins` has a row [module, operator, phase] for each stack: indexes into
+the names, and the code of a Phase.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from memplan.files import PathLike
 from memplan.formats.strictjson import shown
 from memplan.formats.table import Table, check_version
 from memplan.limits import MAX_INTEGER
-from memplan.trace.stacks import Frame, StackTable
+from memplan.trace.stacks import Frame, Origin, Phase, StackTable
 from memplan.trace.trace import SCHEMA, VERSION, Trace, TraceInfo
 from memplan.version import __version__
 
@@ -91,19 +93,25 @@ def _stacks_to_json(stacks: StackTable) -> dict[str, object]:
         (files.setdefault(f, len(files)), max(line, 0), names.setdefault(n, len(names)))
         for f, line, n in frames
     ]
-    return {
+    origins = []
+    if stacks.has_origins:
+        for module, operator, phase in map(stacks.origin, range(len(stacks))):
+            texts = [names.setdefault(n, len(names)) for n in (module, operator)]
+            origins.append([*texts, int(phase)])
+    found = {
         "files": list(files),
         "names": list(names),
         "frames": interned,
         "stacks": table,
     }
+    return {**found, "origins": origins} if origins else found
 
 
 def _stacks_from_json(table: Table) -> StackTable:
     path = table.path
     columns: dict[str, list[Any]] = {
         name: table.rows(name) if name in table.fields else []
-        for name in ("files", "names", "frames", "stacks")
+        for name in ("files", "names", "frames", "stacks", "origins")
     }
     for name in ("files", "names"):
         table.check_texts(columns[name], f"{name}[{{}}]".format)
@@ -126,8 +134,23 @@ def _stacks_from_json(table: Table) -> StackTable:
     for i, stack in enumerate(columns["stacks"]):
         if not isinstance(stack, list):
             raise table.error(f"stacks[{i}]", f"is {shown(stack)}, and must be a list")
+    origins = []
+    for row in columns["origins"]:
+        match row:
+            case [module, operator, phase] if _counts(phase) and phase <= max(Phase):
+                texts = entry(module, "names"), entry(operator, "names")
+                origins.append(Origin(*texts, Phase(phase)))
+            case _:
+                problem = f"stacks_table.origins: {shown(row)} is no origin"
+                raise FormatError(path, problem)
+    if len(origins) > len(columns["stacks"]):
+        raise FormatError(path, "stacks_table.origins has more rows than stacks")
     return StackTable(
-        tuple(entry(index, "frames") for index in stack) for stack in columns["stacks"]
+        (
+            tuple(entry(index, "frames") for index in stack)
+            for stack in columns["stacks"]
+        ),
+        origins,
     )
 
 

@@ -24,6 +24,32 @@ def pairs(events: Columns) -> tuple[_Rows, _Rows]:
     return _Places(events.action, events.address, events.device).pairs()
 
 
+def labelled(events: Columns) -> tuple[_Rows, _Rows]:
+    """The rows of LABEL events, and of the allocations they tell of; shape (k,) each.
+
+    A label of an address where nothing is live tells of nothing, and is left out.
+    """
+    counted = np.isin(
+        events.action, [Action.ALLOC, Action.FREE_COMPLETED, Action.LABEL]
+    )
+    rows = np.flatnonzero(counted).astype(np.int32)
+    order = np.lexsort((rows, events.address[rows], events.device[rows]))
+    rows = rows[order]
+    action, address = events.action[rows], events.address[rows]
+    device = events.device[rows]
+    # Of each row, the place of the last allocation or free up to it.
+    at = np.where(action != Action.LABEL, np.arange(len(rows)), -1)
+    last = np.maximum.accumulate(at) if len(at) else at
+    told = np.flatnonzero((action == Action.LABEL) & (last >= 0))
+    block = last[told]
+    live = (
+        (action[block] == Action.ALLOC)
+        & (address[block] == address[told])
+        & (device[block] == device[told])
+    )
+    return rows[told[live]], rows[block[live]]
+
+
 class OpenBlocks:
     """Blocks not freed yet, from one piece of a trace to the next.
 

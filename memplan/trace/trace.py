@@ -23,12 +23,18 @@ VERSION = 1
 
 
 class Action(enum.IntEnum):
-    """What happened. The names are those of PyTorch's own memory history."""
+    """What happened. The names are those of PyTorch's own memory history.
+
+    LABEL: what the block at `address` holds became known: `size` and `requested_size`
+    are the code of a Category. OOM: a request for that many bytes failed.
+    """
 
     ALLOC = 0
     FREE_COMPLETED = 1
     STEP = 2
     FREE_REQUESTED = 3
+    LABEL = 4
+    OOM = 5
 
 
 class Mark(enum.IntEnum):

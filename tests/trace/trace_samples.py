@@ -14,8 +14,9 @@ import numpy as np
 
 from memplan.core.plan import Program, RunStats
 from memplan.trace import journal
+from memplan.trace.category import Category
 from memplan.trace.info import to_metadata
-from memplan.trace.stacks import Frame, StackTable
+from memplan.trace.stacks import Frame, Origin, Phase, StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
 from memplan.version import __version__
 
@@ -73,6 +74,8 @@ def assert_same(a: Trace, b: Trace) -> None:
         assert x.dtype == y.dtype == np.dtype(Columns.DTYPES[column.name])
         assert x.tolist() == y.tolist(), column.name
     assert list(a.stacks) == list(b.stacks)
+    origins = [[t.origin(i) for i in range(len(t))] for t in (a.stacks, b.stacks)]
+    assert origins[0] == origins[1]
     assert _filled(a.info) == _filled(b.info)
 
 
@@ -125,7 +128,12 @@ def traces(draw: st.DrawFn) -> Trace:
     columns["mark"][columns["action"] != Action.STEP] = Mark.NONE
     alloc = columns["action"] == Action.ALLOC
     columns["size"][alloc] = np.maximum(columns["size"][alloc], 1)
-    return Trace(Columns.of(time_ns=times, **columns), StackTable(table), draw(_INFO))
+    label = columns["action"] == Action.LABEL
+    columns["requested_size"][label] %= max(Category) + 1
+    origins = st.builds(Origin, st.text(), st.text(), st.sampled_from(Phase))
+    noted = draw(st.lists(origins, max_size=len(table)))
+    stacks = StackTable(table, noted)
+    return Trace(Columns.of(time_ns=times, **columns), stacks, draw(_INFO))
 
 
 def block(kind: int, payload: bytes) -> bytes:

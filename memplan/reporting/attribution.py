@@ -1,0 +1,217 @@
+"""The buffers of a trace: what each holds, and which line of the program made it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from memplan.arrays import Int64Array
+from memplan.trace.category import Category
+from memplan.trace.match import labelled, pairs
+from memplan.trace.stacks import Frame, Phase, Stack, StackTable
+from memplan.trace.steps import strongest_mark
+from memplan.trace.trace import Action, Columns, Mark, Trace
+
+# What says more than what stands after it: a buffer may be labelled more than once.
+_STRONGEST_FIRST = (
+    Category.PARAMETERS,
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENTS,
+    Category.INPUTS,
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Who asked for a buffer; empty where that is not known.
+
+    file, line, function: the first frame that is neither PyTorch's nor Python's own;
+    of a backward pass, the line of the forward pass that made it necessary.
+    module: the path of the module that ran. operator: what ran, as PyTorch names it.
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    module: str = ""
+    operator: str = ""
+
+    @property
+    def place(self) -> str:
+        """ "file:line", or "unknown"."""
+        return f"{self.file}:{self.line}" if self.file else "unknown"
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """The allocations of a trace in the order they were made, shape (n,) each.
+
+    row: of the events. end: the row of its free; `rows`, the number of events, if it
+    was not freed. size: exact bytes. category: codes of Category. site: index into
+    `sites`. step: in which it was made; step 0 is what comes before the first boundary.
+    time_s: of every event, seconds since the first, not decreasing; shape (rows,).
+    bounds: the rows where steps 1, 2, ... begin; mark: what cut them.
+    """
+
+    row: Int64Array
+    end: Int64Array
+    size: Int64Array
+    category: npt.NDArray[np.uint8]
+    site: Int64Array
+    step: Int64Array
+    sites: tuple[Site, ...]
+    time_s: npt.NDArray[np.float64]
+    bounds: Int64Array
+    mark: Mark
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def rows(self) -> int:
+        """How many events there are."""
+        return len(self.time_s)
+
+    @cached_property
+    def live_bytes(self) -> Int64Array:
+        """Live bytes after each event, shape (rows,)."""
+        return self._curve(self.size)
+
+    @cached_property
+    def peak_row(self) -> int:
+        """The first event after which the most bytes are live; -1 without events."""
+        return int(np.argmax(self.live_bytes)) if self.rows else -1
+
+    def live_rows(self, row: int) -> Int64Array:
+        """The buffers live after event `row`, as indexes, in the order made."""
+        found = np.flatnonzero((self.row <= row) & (self.end > row))
+        return found.astype(np.int64)
+
+    def category_curves(self) -> dict[Category, Int64Array]:
+        """Live bytes after each event, by category; shape (rows,) each.
+
+        Those that any buffer has; they sum to `live_bytes`.
+        """
+        return {
+            category: self._curve(np.where(self.category == category, self.size, 0))
+            for category in Category
+            if (self.category == category).any()
+        }
+
+    def _curve(self, size: Int64Array) -> Int64Array:
+        change = np.zeros(self.rows + 1, dtype=np.int64)
+        np.add.at(change, self.row, size)
+        np.add.at(change, self.end, -size)
+        curve: Int64Array = np.cumsum(change[:-1])
+        return curve
+
+
+def buffers_of(trace: Trace) -> Buffers:
+    """What is known of each allocation of `trace`; any trace will do."""
+    events = trace.events
+    count = len(events)
+    row = np.flatnonzero((events.action == Action.ALLOC) & (events.requested_size > 0))
+    index = np.full(count, -1, dtype=np.int64)
+    index[row] = np.arange(len(row))
+    end = np.full(len(row), count, dtype=np.int64)
+    made, freed = pairs(events)
+    known = index[made] >= 0
+    end[index[made[known]]] = freed[known]
+    mark = strongest_mark(events)
+    bounds = np.flatnonzero((events.action == Action.STEP) & (events.mark == mark))
+    bounds = bounds[:0] if mark is Mark.NONE else bounds
+    stack = events.stack[row].astype(np.int64)
+    sites, of_stack, phases = _sites(trace.stacks)
+    time_ns = np.maximum.accumulate(events.time_ns) if count else events.time_ns
+    return Buffers(
+        row=row.astype(np.int64),
+        end=end,
+        size=events.requested_size[row],
+        category=_categories(events, row, index, phases[stack]),
+        site=of_stack[stack],
+        step=np.searchsorted(bounds, row, side="right").astype(np.int64),
+        sites=sites,
+        time_s=(time_ns - time_ns[:1]) / 1e9,
+        bounds=bounds.astype(np.int64),
+        mark=mark,
+    )
+
+
+def site_of(stacks: StackTable, index: int) -> Site:
+    """The site of one stack, by its index in the table (-1: unknown)."""
+    stack, origin = stacks[index], stacks.origin(index)
+    frame = first_of_user(stack)
+    operator = origin.operator
+    if not operator and stack and stack[0] is not frame:
+        operator = stack[0].name  # PyTorch's own function, called from there
+    return Site(
+        frame.filename, frame.line, frame.name, module=origin.module, operator=operator
+    )
+
+
+def first_of_user(stack: Stack) -> Frame:
+    """The innermost frame that is neither PyTorch's nor Python's own.
+
+    The innermost one of all where there is none; Frame("", 0, "") of an empty stack.
+    """
+    for frame in stack:
+        if _is_users(frame.filename):
+            return frame
+    return stack[0] if stack else Frame("", 0, "")
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_users(file: str) -> bool:
+    parts = file.replace("\\", "/").split("/")
+    if not file or file.startswith(("<frozen", "??")) or parts[-1].endswith(".so"):
+        return False
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts[:-1]:
+            return parts[parts.index(folder) + 1] not in ("torch", "functorch")
+    if parts[-1].endswith((".cpp", ".c", ".cc", ".cu", ".h")):
+        return False  # where snapshots hold the frames of C++, too
+    return not any(p.startswith("python3.") for p in parts[:-1]) and not (
+        file.startswith(sys.base_prefix + "/lib/python")
+    )
+
+
+def _sites(
+    stacks: StackTable,
+) -> tuple[tuple[Site, ...], Int64Array, npt.NDArray[np.uint8]]:
+    """The distinct sites; of each stack its site and phase, and last those of none."""
+    known: dict[Site, int] = {}
+    of_stack = np.empty(len(stacks) + 1, dtype=np.int64)
+    phases = np.zeros(len(stacks) + 1, dtype=np.uint8)
+    for i in range(len(stacks)):
+        of_stack[i] = known.setdefault(site_of(stacks, i), len(known))
+        phases[i] = stacks.origin(i).phase
+    of_stack[-1] = known.setdefault(Site(), len(known))  # -1 finds it
+    return tuple(known), of_stack, phases
+
+
+def _categories(
+    events: Columns,
+    row: npt.NDArray[np.int64],
+    index: Int64Array,
+    phase: npt.NDArray[np.uint8],
+) -> npt.NDArray[np.uint8]:
+    """What each buffer holds, by its labels, or else by what ran when it was made."""
+    category = np.zeros(len(row), dtype=np.uint8)
+    category[phase == Phase.FORWARD] = Category.ACTIVATIONS
+    category[(phase == Phase.BACKWARD) | (phase == Phase.OPTIMIZER)] = (
+        Category.TEMPORARIES
+    )
+    told, block = labelled(events)
+    buffer = index[block]
+    code = events.requested_size[told][buffer >= 0]
+    buffer = buffer[buffer >= 0]
+    for strong in reversed(_STRONGEST_FIRST):
+        chosen = buffer[code == strong]
+        if strong is Category.INPUTS:  # what a module made and another one is given
+            chosen = chosen[phase[chosen] <= Phase.OUTSIDE]
+        category[chosen] = strong
+    return category

@@ -1,0 +1,139 @@
+"""What is live at a moment, and how much of it each line, module or category holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from memplan.arrays import Int64Array
+from memplan.errors import UsageError
+from memplan.reporting.attribution import Buffers, Site
+from memplan.trace.category import Category
+
+By = Literal["line", "function", "module", "op", "category", "size", "step"]
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of what is live. name: as people read it. site: the buffers' own, where
+    they all have one line. share: of the total, from 0 to 1. count: of buffers."""
+
+    name: str
+    bytes: int
+    share: float
+    count: int
+    site: Site
+
+
+@dataclass(frozen=True, eq=False)
+class Live:
+    """The buffers that are live after event `row`, as indexes; `row` is -1 for none."""
+
+    buffers: Buffers
+    row: int
+    chosen: Int64Array
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return int(self.buffers.size[self.chosen].sum())
+
+    @property
+    def seconds(self) -> float:
+        """Since the first event."""
+        return float(self.buffers.time_s[self.row]) if self.row >= 0 else 0.0
+
+    @property
+    def step(self) -> int:
+        """The step it falls in; 0 is what comes before the first boundary."""
+        return int(np.searchsorted(self.buffers.bounds, self.row, side="right"))
+
+    @cached_property
+    def categories(self) -> dict[Category, int]:
+        """Bytes of each category, 0 where it has none; they sum to `bytes`."""
+        sums = np.zeros(max(Category) + 1, dtype=np.int64)
+        size = self.buffers.size[self.chosen]
+        np.add.at(sums, self.buffers.category[self.chosen], size)
+        return {category: int(sums[category]) for category in Category}
+
+    def by(self, kind: By) -> list[Share]:
+        """The parts of what is live, largest first; their bytes sum to `bytes`."""
+        buffers, total = self.buffers, self.bytes
+        keys = _keys(buffers, kind)
+        found: dict[Hashable, tuple[int, int, Site]] = {}
+        for i in self.chosen.tolist():
+            key = keys(i)
+            size, count, site = found.get(key, (0, 0, buffers.sites[buffers.site[i]]))
+            found[key] = size + int(buffers.size[i]), count + 1, site
+        ranked = sorted(found.items(), key=lambda item: (-item[1][0], str(item[0])))
+        return [
+            Share(str(key), size, size / total, count, site)
+            for key, (size, count, site) in ranked
+        ]
+
+
+def live_at(buffers: Buffers, at: str = "peak") -> Live:
+    """What is live at a moment of the run.
+
+    at: "peak"; seconds since the first event, as in "1.5s", "20ms" or "0.25"; or a
+    step's number, as in "3": the moment in that step when the most is live. Raises
+    UsageError for what is none of these, or not in the trace.
+    """
+    row = _row(buffers, at)
+    return Live(buffers, row, buffers.live_rows(row))
+
+
+def live_after(buffers: Buffers, row: int) -> Live:
+    """What is live after event `row`."""
+    return Live(buffers, row, buffers.live_rows(row))
+
+
+def _row(buffers: Buffers, at: str) -> int:
+    if at == "peak" or not buffers.rows:
+        return buffers.peak_row
+    if re.fullmatch(r"[0-9]{1,9}", at):
+        step = int(at)
+        if step > len(buffers.bounds):
+            raise UsageError(
+                f"--at {at}: the trace has steps 0 to {len(buffers.bounds)} only; "
+                f"{at}s means seconds"
+            )
+        edges = [0, *buffers.bounds.tolist(), buffers.rows]
+        begin: int = edges[step]
+        end = max(edges[step + 1], begin + 1)
+        return begin + int(np.argmax(buffers.live_bytes[begin:end]))
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(s|ms|us|µs)?", at)
+    if match is None:
+        raise UsageError(
+            f"--at {at}: write peak, seconds as in 1.5s, or a step's number"
+        )
+    seconds = float(match[1]) * {"ms": 1e-3, "us": 1e-6, "µs": 1e-6}.get(match[2], 1.0)
+    last = float(buffers.time_s[-1])
+    if seconds > last:
+        raise UsageError(f"--at {at}: the trace ends after {last:.6g} seconds")
+    after = np.searchsorted(buffers.time_s, seconds, side="right")
+    return int(after) - 1
+
+
+def _keys(buffers: Buffers, kind: By) -> Callable[[int], str | int]:
+    """What buffers are summed by: of a buffer's index the part that it belongs to."""
+    sites = buffers.sites
+    if kind == "category":
+        return lambda i: Category(int(buffers.category[i])).label
+    if kind == "size":
+        return lambda i: int(buffers.size[i])
+    if kind == "step":
+        return lambda i: int(buffers.step[i])
+    names = {
+        "line": [site.place for site in sites],
+        "function": [site.function or UNKNOWN for site in sites],
+        "module": [site.module or UNKNOWN for site in sites],
+        "op": [site.operator or UNKNOWN for site in sites],
+    }[kind]
+    return lambda i: names[buffers.site[i]]
