@@ -24,6 +24,7 @@ _COMMANDS = {
     "record": "Run a program and write down what it allocates.",
     "recover": "Make the trace of a recording that was cut off.",
     "solve": "Plan the memory of a recorded program.",
+    "report": "Make a page of a trace, and of a plan, for a browser.",
     "convert": "Write a trace, a problem or a plan as MiniMalloc's CSV.",
     "verify": "Check a plan, against its trace if one is given.",
     "plot": "Draw a plan's packing, or a trace's memory over time.",

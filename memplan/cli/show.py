@@ -78,6 +78,11 @@ def _unheard(err: bool) -> contextlib.AbstractContextManager[None]:
 
 def file_size(path: Path) -> str:
     """The size of a file, for people."""
+    return size_of(path.stat().st_size)
+
+
+def size_of(count: int) -> str:
+    """So many bytes, for people."""
     from memplan.units import format_bytes
 
-    return format_bytes(path.stat().st_size)
+    return format_bytes(count)

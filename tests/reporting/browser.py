@@ -52,6 +52,9 @@ class Browser:
         }
         made = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self._base += f"/session/{made['sessionId']}"
+        self._call("POST", "/url", {"url": "about:blank"})  # its first page asks a lot
+        self.complaints()
+        self.requests()
 
     def open(self, page: Path) -> None:
         """Show a file, and wait until it has drawn itself."""

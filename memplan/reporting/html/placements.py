@@ -1,4 +1,4 @@
-"""A plan on the page: where each placement puts its buffers, and where they lay before."""
+"""A plan on the page: where it puts each buffer, and where that lay before."""
 
 from __future__ import annotations
 

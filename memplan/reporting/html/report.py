@@ -135,7 +135,9 @@ def _figures(maker: SceneMaker, plan: Plan | None) -> list[dict[str, object]]:
     if maker.trace.info.run.peak_rss_bytes:
         add("process, resident", format_bytes(maker.trace.info.run.peak_rss_bytes))
     if plan is not None:
-        add("plan's arena", format_bytes(plan.arena_bytes), "of transient tensors", True)
+        add(
+            "plan's arena", format_bytes(plan.arena_bytes), "of transient tensors", True
+        )
         proof = "proved optimal" if plan.proved_optimal else ""
         gap = f"gap {format_gap(plan.gap)}"
         add("lower bound", format_bytes(plan.lower_bound), proof or gap)

@@ -88,7 +88,10 @@ class Chart {
       context.fillStyle = INK.axis;
       context.fillRect(Math.round(x), MARGIN.top + this.height, 1, 4);
       context.fillStyle = INK.muted;
-      context.fillText(label(tick, step), x, MARGIN.top + this.height + 7);
+      const text = label(tick, step);
+      const half = context.measureText(text).width / 2;
+      const most = MARGIN.left + this.width + MARGIN.right - half - 1;
+      context.fillText(text, Math.min(x, most), MARGIN.top + this.height + 7);
     }
     context.fillStyle = INK.axis;
     context.fillRect(MARGIN.left, MARGIN.top + this.height, this.width, 1);

@@ -121,12 +121,12 @@ class Timeline extends Chart {
       context.fillText(text, x + 3, MARGIN.top - 6);
       free = x + context.measureText(text).width + 14;
     }
+    if (page.moment !== null) this.line(page.moment, INK.chosen, 2);
+    if (page.hovered?.moment !== undefined) this.line(page.hovered.moment, INK.hover, 1);
     this.flag(page.peakMoment, `peak ${bytesText(page.peak)}`, INK.peak);
     for (const oom of page.ooms) {
       this.flag(Math.max(0, lastUpTo(this.moments, oom.tick)), `out of memory: ${bytesText(oom.size)} asked for`, INK.oom);
     }
-    if (page.moment !== null) this.line(page.moment, INK.chosen, 2);
-    if (page.hovered?.moment !== undefined) this.line(page.hovered.moment, INK.hover, 1);
   }
 
   flag(moment, text, colour) {
