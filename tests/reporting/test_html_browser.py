@@ -106,8 +106,8 @@ def test_a_click_in_either_picture_shows_what_was_alive_then(
     chromium.open(crowded)
     peak = chromium.text("#alive .headline")
     assert "peak" in peak
-    for canvas in ("#timeline", "#packing"):
-        chromium.point(canvas, 300, 150, click=True)
+    for canvas, x in (("#timeline", 300), ("#packing", 500)):
+        chromium.point(canvas, x, 150, click=True)
         then = chromium.text("#alive .headline")
         assert then != peak
         assert "of the peak" in then
@@ -172,12 +172,10 @@ def test_a_plan_is_drawn_before_and_after(chromium: Browser, tmp_path: Path) -> 
     page = tmp_path / "plan.html"
     page.write_text(report(trace, memplan.solve(trace, "skyline")), encoding="utf-8")
     chromium.open(page)
-    for k in range(
-        1, chromium.run("return document.querySelectorAll('#tabs button').length")
-    ):
-        chromium.run(
-            "document.querySelectorAll('#tabs button')[arguments[0]].click()", k
-        )
+    tabs = "document.querySelectorAll('#tabs button')"
+    assert chromium.run(f"return {tabs}.length") == 3
+    for k in (1, 2):
+        chromium.run(f"{tabs}[{k}].click()")
         chromium.settle()
         chromium.settle()
         assert chromium.run(LIT, "#after") > 3

@@ -18,7 +18,7 @@ class Boxes extends Chart {
     range.listeners.push(() => this.refresh());
   }
 
-  // The least box under a place: the innermost to the eye.
+  // The box under a place; where there is none, the least one next to it.
   under({ x, y }) {
     const { set } = this;
     const [across, up] = this.scales();
@@ -27,11 +27,11 @@ class Boxes extends Chart {
     let [found, least] = [-1, Infinity];
     const [roomX, roomY] = [1.5 / across, 1.5 / up];
     for (let i = 0; i < set.count; i++) {
-      const [low, high] = [set.left[i], set.right[i]];
-      const near = at >= low - roomX && at < high + roomX && byte >= set.bottom[i] - roomY && byte < set.bottom[i] + set.size[i] + roomY;
-      if (!near) continue;
-      const exact = at >= low && at < high && byte >= set.bottom[i] && byte < set.bottom[i] + set.size[i];
-      const area = (high - low) * set.size[i] * (exact ? 1 : 1e3);
+      const [low, high, bottom] = [set.left[i], set.right[i], set.bottom[i]];
+      const top = bottom + set.size[i];
+      if (at < low - roomX || at >= high + roomX || byte < bottom - roomY || byte >= top + roomY) continue;
+      if (at >= low && at < high && byte >= bottom && byte < top) return i;
+      const area = (high - low) * set.size[i];
       if (area < least) [found, least] = [i, area];
     }
     return found;
