@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from memplan.core.plan import Program
 from memplan.trace.category import Category
@@ -79,26 +80,42 @@ def traced(
 
 
 def many(buffers: int, seed: int = 0) -> Trace:
-    """So many buffers of all sizes, each freed after a while, at addresses of its own
-    class."""
+    """So many buffers of all sizes, each freed after a while, and its room used anew."""
     rng = np.random.default_rng(seed)
     begin = np.sort(rng.integers(0, 10 * buffers, buffers))
     end = begin + rng.geometric(1 / 4000, buffers)
     size = (2 ** rng.uniform(6, 22, buffers)).astype(np.int64)
-    time = np.concatenate([begin, end])
     action = np.repeat([Action.ALLOC, Action.FREE_COMPLETED], buffers)
-    place = rng.permutation(buffers).astype(np.uint64) << np.uint64(22)
-    order = np.lexsort((np.arange(2 * buffers), time))
+    order = np.lexsort((np.arange(2 * buffers), np.concatenate([begin, end])))
+    rooms = np.log2(size).astype(int) + 1
     stack = np.concatenate([np.arange(buffers) % 4, np.full(buffers, -1)])
     events = Columns.of(
         time_ns=np.arange(2 * buffers, dtype=np.int64) * 700,
         action=action[order],
-        address=np.tile(place, 2)[order],
+        address=_placed(rooms.tolist(), order.tolist())[order],
         size=np.tile(size, 2)[order],
         requested_size=np.tile(size, 2)[order],
         stack=stack[order],
     )
     return Trace(events, stacks(), TraceInfo(program=Program(script="many.py")))
+
+
+def _placed(rooms: list[int], order: list[int]) -> npt.NDArray[np.uint64]:
+    """Addresses of buffers in rooms of 2^k bytes, and again of their frees."""
+    free: dict[int, list[int]] = {}
+    used: dict[int, int] = {}
+    place = [0] * len(rooms)
+    for event in order:
+        k = event % len(rooms)
+        room = rooms[k]
+        if event >= len(rooms):
+            free.setdefault(room, []).append(place[k])
+            continue
+        if not free.get(room):
+            number = used[room] = used.get(room, 0) + 1
+            free.setdefault(room, []).append((room << 44) + (number << room))
+        place[k] = free[room].pop()
+    return np.tile(np.array(place, dtype=np.uint64), 2)
 
 
 def hostile() -> Trace:
