@@ -25,7 +25,7 @@ _COMMANDS = {
     "recover": "Make the trace of a recording that was cut off.",
     "solve": "Plan the memory of a recorded program.",
     "report": "Make a page of a trace, and of a plan, for a browser.",
-    "convert": "Write a trace, a problem or a plan as MiniMalloc's CSV.",
+    "convert": "Write a trace in another form, for another program.",
     "verify": "Check a plan, against its trace if one is given.",
     "plot": "Draw a plan's packing, or a trace's memory over time.",
     "apply": "Run a program under a plan.",

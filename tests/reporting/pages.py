@@ -24,9 +24,9 @@ def loop(
         tuple[int, int, int, int, int]
     ] = []  # action, address, size, mark, stack
     for k in range(layers):
-        rows.append((Action.ALLOC, 1 << 20 | k << 12, 4096 * (k + 1), 0, 0))
+        rows.append((Action.ALLOC, 1 << 20 | k << 16, 4096 * (k + 1), 0, 0))
         if labels:
-            rows.append((Action.LABEL, 1 << 20 | k << 12, Category.PARAMETERS, 0, -1))
+            rows.append((Action.LABEL, 1 << 20 | k << 16, Category.PARAMETERS, 0, -1))
     for _ in range(steps):
         rows.append((Action.STEP, 0, 0, Mark.OPTIMIZER, -1))
         for k in range(layers):
@@ -80,7 +80,7 @@ def traced(
 
 
 def many(buffers: int, seed: int = 0) -> Trace:
-    """So many buffers of all sizes, each freed after a while, and its room used anew."""
+    """So many buffers of all sizes, freed after a while, their rooms used anew."""
     rng = np.random.default_rng(seed)
     begin = np.sort(rng.integers(0, 10 * buffers, buffers))
     end = begin + rng.geometric(1 / 4000, buffers)

@@ -62,7 +62,7 @@ def report(
         empty=empty,
         flame_hint="" if sites_of(maker.buffers.sites) else _NO_STACKS,
         producer=f"memplan {__version__}",
-        notes=[f"recorded by {printable(trace.info.producer)}"],
+        notes=_notes(trace),
     )
 
 
@@ -142,6 +142,11 @@ def _figures(maker: SceneMaker, plan: Plan | None) -> list[dict[str, object]]:
         gap = f"gap {format_gap(plan.gap)}"
         add("lower bound", format_bytes(plan.lower_bound), proof or gap)
     return found
+
+
+def _notes(trace: Trace) -> list[str]:
+    by = printable(trace.info.producer)
+    return [f"recorded by {by}"] if by else []
 
 
 def _warnings(trace: Trace) -> list[str]:
