@@ -193,9 +193,8 @@ def test_convert_goes_by_the_name(memplan: Any, end: str, reads: bool) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert ("wrote" in done.stderr) == (end == "csv")
-    assert memplan("plot", f"out.{end}", "-o", "x.png").returncode == (
-        0 if reads else 3
-    )
+    done = memplan("plot", f"out.{end}", "-o", "x.png")
+    assert (done.returncode == 0) == reads
 
 
 def test_convert_says_what_it_cannot_write(memplan: Any) -> None:
