@@ -186,6 +186,18 @@ def write_bytes(path: PathLike, data: bytes) -> None:
         stream.write(data)
 
 
+def append_text(path: PathLike, text: str) -> None:
+    """Add to the end of a file that others write to, too; it need not be there.
+
+    Raises EnvironmentUnfitError if it cannot be written.
+    """
+    try:
+        with open(path, "a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise EnvironmentUnfitError(_cannot_write(Path(path), error)) from error
+
+
 @contextlib.contextmanager
 def open_input(
     path: PathLike, limit: int = MAX_FILE_BYTES

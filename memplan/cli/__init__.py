@@ -23,6 +23,9 @@ from memplan.version import __version__
 _COMMANDS = {
     "record": "Run a program and write down what it allocates.",
     "recover": "Make the trace of a recording that was cut off.",
+    "stats": "Say which lines make the peak, and whether memory leaks.",
+    "check": "Fail where a recording needs more than a limit, or than an earlier one.",
+    "diff": "Compare the peaks of two recordings, line by line.",
     "solve": "Plan the memory of a recorded program.",
     "report": "Make a page of a trace, and of a plan, for a browser.",
     "convert": "Write a trace in another form, for another program.",

@@ -73,10 +73,11 @@ class StepsType(click.ParamType[Any]):
 )
 @click.option(
     "--stacks",
-    type=click.Choice(["python", "none"]),
-    default="none",
+    type=click.Choice(get_args(Stacks)),
+    default="site",
     show_default=True,
-    help="Note the Python stack of each allocation.",
+    help="Note who asks: site, the line, module and operator; python, all calls above "
+    "it, too.",
 )
 @arguments.force("the trace if it exists")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing when all goes well.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -59,6 +60,41 @@ def table(
     )
     with _unheard(err):
         console.print(drawn)
+
+
+def listing(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int
+) -> None:
+    """A table on standard output whose first `texts` columns are text, to the left.
+
+    They are folded where it is too wide, so that no number is cut.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        if i < texts:
+            drawn.add_column(column, overflow="fold")
+        else:
+            drawn.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*map(printable, row))
+    console = Console(
+        width=None if sys.stdout.isatty() else _piped_width(),
+        highlight=False,
+        markup=False,
+        emoji=False,
+        file=sys.stdout,
+    )
+    line(title)
+    console.print(drawn)
+
+
+def _piped_width() -> int:
+    """Where nothing says how wide it is."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isascii() and columns.isdigit() else 120
 
 
 def as_json(entries: dict[str, object]) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from memplan.core.plan import Program, RunStats
 from memplan.errors import MemplanError, RecordError
 from memplan.files import open_journal
-from memplan.recording import target
 from memplan.recording.options import RecordOptions
 from memplan.recording.resident import anonymous_bytes, file_bytes
 from memplan.recording.settling import MOST_EVENTS
 from memplan.recording.shim import install
+from memplan.recording.sites import ALL, SITE, Sites
 from memplan.recording.stats import run_stats
 from memplan.recording.step_clock import StepClock
 from memplan.text import printable
@@ -35,6 +35,8 @@ class CpuEvents:
         self._recover = f"memplan recover {shlex.quote(str(self._journal))}"
         self._remedy = f"{self._recover} makes the trace of what is there"
         self._clock = StepClock()
+        depth = {"none": None, "site": SITE, "python": ALL}[options.stacks]
+        self._sites = None if depth is None else Sites(depth)
 
     def start(self) -> None:
         """Begin. Raises EnvironmentUnfitError where recording is not possible."""
@@ -44,9 +46,11 @@ class CpuEvents:
         self._before = anonymous_bytes()
         info = self._metadata(Mark.NONE, complete=False)
         descriptor = open_journal(self._journal, self._options.force)
-        stacks = self._options.stacks == "python"
         limit = MOST_EVENTS if self._options.steps == "auto" else 0
-        _alloc.start_recording(descriptor, info, stacks, target.__file__, limit)
+        _alloc.note_stacks(0)
+        if self._sites is not None:
+            self._sites.start()
+        _alloc.start_recording(descriptor, info, limit)
         _alloc.say_on_termination(
             printable(f"memplan: terminated while recording: {self._remedy}") + "\n"
         )
@@ -75,6 +79,8 @@ class CpuEvents:
         from memplan.native import _alloc
 
         try:
+            if self._sites is not None:
+                self._sites.stop()
             info = self._metadata(mark, complete=True)
             error, seen, written = _alloc.stop_recording(info)
             if error:
@@ -86,6 +92,11 @@ class CpuEvents:
             return self._convert(seen - written)
         finally:
             _alloc.say_nothing_on_termination()
+
+    def close(self) -> None:
+        """The program has ended: nothing of its is running any more."""
+        if self._sites is not None:
+            self._sites.close()
 
     def _convert(self, dropped: int) -> Written:
         try:

@@ -13,7 +13,7 @@ from memplan.trace.trace import TraceInfo
 from memplan.version import __version__
 
 Device = Literal["auto", "cpu", "cuda"]
-Stacks = Literal["none", "python"]
+Stacks = Literal["none", "site", "python"]
 Steps = int | Literal["auto", "all"] | None
 
 MAX_ENTRIES = 5_000_000  # events of each device's history, at some 100 bytes each
@@ -27,7 +27,8 @@ class RecordOptions:
     steps: stop after this many steps; "auto" once they have repeated for long enough,
         see `memplan.recording.settling`; "all" or None for all. The program runs on.
     then_exit: end the program where the recording stops by itself.
-    stacks: "python" notes who asked, at some cost for each allocation.
+    stacks: who asked: "site" notes the line of the program's own, the module and the
+        operator; "python" all calls above it, too; "none" nothing.
     force: replace files that exist.
     program, argv: what is recorded, as the trace will name it.
     gpu: of CUDA's devices record only this one, by its index.
@@ -37,7 +38,7 @@ class RecordOptions:
 
     device: Device = "auto"
     steps: Steps = "auto"
-    stacks: Stacks = "none"
+    stacks: Stacks = "site"
     force: bool = False
     program: Program = field(default_factory=Program)
     argv: tuple[str, ...] = ()

@@ -191,7 +191,11 @@ class Recording:
     def close(self) -> None:
         """`finish`, at the program's end."""
         self._ending = False
-        self.finish()
+        try:
+            self.finish()
+        finally:
+            if self._cpu is not None:
+                self._cpu.close()
 
 
 @contextlib.contextmanager
@@ -200,7 +204,7 @@ def record(
     *,
     device: Device = "auto",
     steps: Steps = "auto",
-    stacks: Stacks = "none",
+    stacks: Stacks = "site",
     force: bool = False,
 ) -> Iterator[Recording]:
     """Record what the block allocates, into `path` (.parquet, .json or .json.gz).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -14,7 +14,7 @@ from memplan.trace.category import Category
 from memplan.trace.match import labelled, pairs
 from memplan.trace.stacks import Frame, Phase, Stack, StackTable
 from memplan.trace.steps import strongest_mark
-from memplan.trace.trace import Action, Columns, Mark, Trace
+from memplan.trace.trace import Action, Mark, Trace
 
 # What says more than what stands after it: a buffer may be labelled more than once.
 _STRONGEST_FIRST = (
@@ -125,16 +125,22 @@ def buffers_of(trace: Trace) -> Buffers:
     bounds = np.flatnonzero((events.action == Action.STEP) & (events.mark == mark))
     bounds = bounds[:0] if mark is Mark.NONE else bounds
     stack = events.stack[row].astype(np.int64)
-    sites, of_stack, phases = _sites(trace.stacks)
+    table = _SiteTable(trace.stacks)
+    site, phase = table.of_stack[stack], table.phases[stack]
+    told, block = labelled(events)
+    ours = index[block] >= 0
+    told, buffer = told[ours], index[block[ours]]
+    named = events.stack[told] >= 0
+    table.put_modules(site, buffer[named], events.stack[told][named])
     time_ns = np.maximum.accumulate(events.time_ns) if count else events.time_ns
     return Buffers(
         row=row.astype(np.int64),
         end=end,
         size=events.requested_size[row],
-        category=_categories(events, row, index, phases[stack]),
-        site=of_stack[stack],
+        category=_categories(phase, row, end, (events.requested_size[told], buffer)),
+        site=site,
         step=np.searchsorted(bounds, row, side="right").astype(np.int64),
-        sites=sites,
+        sites=table.sites,
         time_s=(time_ns - time_ns[:1]) / 1e9,
         bounds=bounds.astype(np.int64),
         mark=mark,
@@ -179,36 +185,64 @@ def _is_users(file: str) -> bool:
     )
 
 
-def _sites(
-    stacks: StackTable,
-) -> tuple[tuple[Site, ...], Int64Array, npt.NDArray[np.uint8]]:
-    """The distinct sites; of each stack its site and phase, and last those of none."""
-    known: dict[Site, int] = {}
-    of_stack = np.empty(len(stacks) + 1, dtype=np.int64)
-    phases = np.zeros(len(stacks) + 1, dtype=np.uint8)
-    for i in range(len(stacks)):
-        of_stack[i] = known.setdefault(site_of(stacks, i), len(known))
-        phases[i] = stacks.origin(i).phase
-    of_stack[-1] = known.setdefault(Site(), len(known))  # -1 finds it
-    return tuple(known), of_stack, phases
+class _SiteTable:
+    """The distinct sites. of_stack, phases: of each stack its site and phase, and last
+    those of none, where -1 finds them."""
+
+    def __init__(self, stacks: StackTable) -> None:
+        self._stacks = stacks
+        self._known: dict[Site, int] = {}
+        self.of_stack = np.empty(len(stacks) + 1, dtype=np.int64)
+        self.phases = np.zeros(len(stacks) + 1, dtype=np.uint8)
+        for i in range(len(stacks)):
+            self.of_stack[i] = self._number(site_of(stacks, i))
+            self.phases[i] = stacks.origin(i).phase
+        self.of_stack[-1] = self._number(Site())
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """All of them."""
+        return tuple(self._known)
+
+    def put_modules(
+        self, site: Int64Array, buffer: Int64Array, stack: npt.NDArray[np.int32]
+    ) -> None:
+        """Give sites without a module that of the stack their buffer was labelled with.
+
+        site: of every buffer, changed in place. buffer, stack: of each label.
+        """
+        known = self.sites
+        for i, index in dict(zip(buffer.tolist(), stack.tolist(), strict=True)).items():
+            module = self._stacks.origin(index).module
+            old = known[site[i]] if site[i] < len(known) else None
+            if module and old is not None and not old.module:
+                site[i] = self._number(replace(old, module=module))
+
+    def _number(self, site: Site) -> int:
+        return self._known.setdefault(site, len(self._known))
 
 
 def _categories(
-    events: Columns,
-    row: npt.NDArray[np.int64],
-    index: Int64Array,
     phase: npt.NDArray[np.uint8],
+    row: npt.NDArray[np.int64],
+    end: Int64Array,
+    labels: tuple[Int64Array, Int64Array],
 ) -> npt.NDArray[np.uint8]:
-    """What each buffer holds, by its labels, or else by what ran when it was made."""
+    """What each buffer holds, by its labels, or else by what ran when it was made.
+
+    labels: their codes, and the buffers that they tell of.
+    """
     category = np.zeros(len(row), dtype=np.uint8)
+    forward = row[phase == Phase.FORWARD]
     category[phase == Phase.FORWARD] = Category.ACTIVATIONS
-    category[(phase == Phase.BACKWARD) | (phase == Phase.OPTIMIZER)] = (
-        Category.TEMPORARIES
-    )
-    told, block = labelled(events)
-    buffer = index[block]
-    code = events.requested_size[told][buffer >= 0]
-    buffer = buffer[buffer >= 0]
+    category[phase > Phase.FORWARD] = Category.TEMPORARIES
+    # What the program makes itself is for the forward pass that it lives to see.
+    next_forward = np.searchsorted(forward, row)
+    after = np.append(forward, np.iinfo(np.int64).max)[next_forward]
+    outside = phase == Phase.OUTSIDE
+    category[outside & (after < end)] = Category.INPUTS
+    category[outside & (after >= end)] = Category.TEMPORARIES
+    code, buffer = labels
     for strong in reversed(_STRONGEST_FIRST):
         chosen = buffer[code == strong]
         if strong is Category.INPUTS:  # what a module made and another one is given

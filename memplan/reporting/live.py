@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -21,14 +21,19 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Share:
-    """A part of what is live. name: as people read it. site: the buffers' own, where
-    they all have one line. share: of the total, from 0 to 1. count: of buffers."""
+    """A part of what is live. name: as people read it. share: of the total, from 0 to
+    1. count: of buffers. sites: theirs, the one with the most bytes first."""
 
     name: str
     bytes: int
     share: float
     count: int
-    site: Site
+    sites: tuple[Site, ...]
+
+    @property
+    def site(self) -> Site:
+        """The site with the most bytes."""
+        return self.sites[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,20 +67,43 @@ class Live:
         np.add.at(sums, self.buffers.category[self.chosen], size)
         return {category: int(sums[category]) for category in Category}
 
+    def sites(self) -> dict[Site, int]:
+        """Bytes of each site, most first; they sum to `bytes`."""
+        sums = np.zeros(len(self.buffers.sites), dtype=np.int64)
+        size = self.buffers.size[self.chosen]
+        np.add.at(sums, self.buffers.site[self.chosen], size)
+        order = np.argsort(-sums, kind="stable")
+        return {self.buffers.sites[i]: int(sums[i]) for i in order if sums[i]}
+
     def by(self, kind: By) -> list[Share]:
         """The parts of what is live, largest first; their bytes sum to `bytes`."""
         buffers, total = self.buffers, self.bytes
         keys = _keys(buffers, kind)
-        found: dict[Hashable, tuple[int, int, Site]] = {}
+        found: dict[str | int, _Sum] = {}
         for i in self.chosen.tolist():
-            key = keys(i)
-            size, count, site = found.get(key, (0, 0, buffers.sites[buffers.site[i]]))
-            found[key] = size + int(buffers.size[i]), count + 1, site
-        ranked = sorted(found.items(), key=lambda item: (-item[1][0], str(item[0])))
-        return [
-            Share(str(key), size, size / total, count, site)
-            for key, (size, count, site) in ranked
-        ]
+            part = found.setdefault(keys(i), _Sum())
+            part.add(int(buffers.size[i]), buffers.sites[buffers.site[i]])
+        ranked = sorted(found.items(), key=lambda each: (-each[1].bytes, str(each[0])))
+        return [part.share(str(key), total) for key, part in ranked]
+
+
+class _Sum:
+    """Of the buffers of one part."""
+
+    def __init__(self) -> None:
+        self.bytes = self.count = 0
+        self._sites: dict[Site, int] = {}
+
+    def add(self, size: int, site: Site) -> None:
+        """One more buffer."""
+        self.bytes += size
+        self.count += 1
+        self._sites[site] = self._sites.get(site, 0) + size
+
+    def share(self, name: str, total: int) -> Share:
+        """Of all that is live."""
+        sites = sorted(self._sites, key=lambda site: -self._sites[site])
+        return Share(name, self.bytes, self.bytes / total, self.count, tuple(sites))
 
 
 def live_at(buffers: Buffers, at: str = "peak") -> Live:

@@ -71,6 +71,16 @@ def frame_from_json(path: PathLike, value: object) -> Frame:
     raise FormatError(path, f"{shown(value)} is not [filename, line, name]")
 
 
+def origin_from_json(path: PathLike, value: object) -> Origin:
+    """An Origin from a JSON list [module, operator, code of a Phase]."""
+    match value:
+        case [str() as module, str() as operator, phase] if _counts(
+            phase
+        ) and phase <= max(Phase):
+            return Origin(module, operator, Phase(phase))
+    raise FormatError(path, f"{shown(value)} is not [module, operator, phase]")
+
+
 def _check_schema(path: PathLike, entries: dict[str, Any]) -> None:
     schema = entries.get("schema")
     if schema == "memplan.plan":

@@ -23,10 +23,17 @@ from memplan.files import PathLike, open_input
 from memplan.formats.sniff import MAGIC_OF, Kind
 from memplan.formats.strictjson import Budget, parse
 from memplan.trace.check import MAX_EVENTS
-from memplan.trace.info import frame_from_json, from_metadata
+from memplan.trace.info import frame_from_json, from_metadata, origin_from_json
 from memplan.trace.match import OpenBlocks
 from memplan.trace.pieces import PieceCheck, Summary
-from memplan.trace.stacks import NO_STACK, Frame, Stack, StackTable
+from memplan.trace.stacks import (
+    NO_ORIGIN,
+    NO_STACK,
+    Frame,
+    Origin,
+    Stack,
+    StackTable,
+)
 from memplan.trace.trace import Columns, TraceInfo
 
 MAGIC = MAGIC_OF[Kind.JOURNAL]
@@ -79,6 +86,7 @@ class Journal:
         self._begun = TraceInfo(complete=False)
         self._ended: TraceInfo | None = None
         self._stacks: list[Stack] = []
+        self._origins: list[Origin] = []
         self._frames: dict[Frame, Frame] = {}  # each one once
         with open_input(path, _MAX_BYTES) as (stream, self._size):
             self._budget = Budget(self._size)  # of all its JSON
@@ -94,7 +102,7 @@ class Journal:
                 f"nothing to recover: {self.reason or 'it holds no block'}",
                 "record again",
             )
-        self.stacks = StackTable(self._stacks)
+        self.stacks = StackTable(self._stacks, self._origins)
 
     @property
     def lost(self) -> int:
@@ -184,6 +192,7 @@ class Journal:
                 begun, stacks = from_metadata(self.path, self._metadata)
                 self._begun = replace(begun, complete=False)
                 self._stacks += stacks
+                self._origins += map(stacks.origin, range(len(stacks)))
             elif kind == EVENTS:
                 self._count_events(len(payload), at)
             elif kind == STACKS:
@@ -208,7 +217,13 @@ class Journal:
         value = self._parse(payload.decode("utf-8", errors="replace").encode())
         if not isinstance(value, list):
             raise FormatError(self.path, "the stacks are not a list")
-        self._stacks += [self._stack(stack) for stack in value]
+        for each in value:
+            entries = each if isinstance(each, dict) else {"frames": each}
+            origin = NO_ORIGIN
+            if "origin" in entries:
+                origin = origin_from_json(self.path, entries["origin"])
+            self._stacks.append(self._stack(entries.get("frames")))
+            self._origins.append(origin)
 
     def _stack(self, value: object) -> Stack:
         if not isinstance(value, list):

@@ -432,7 +432,7 @@ def test_a_programs_own_metadata_is_left_alone(
         ({"steps": 0}, "steps=0: record at least one step"),
         ({"max_entries": 0}, "max_entries=0: keep at least one event"),
         ({"device": "gpu"}, "device='gpu': write one of auto, cpu, cuda"),
-        ({"stacks": "all"}, "stacks='all': write one of none, python"),
+        ({"stacks": "all"}, "stacks='all': write one of none, site, python"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:

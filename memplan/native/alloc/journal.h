@@ -33,7 +33,7 @@ struct Event {
 };
 static_assert(sizeof(Event) == 40);
 
-enum Action : std::uint8_t { kAlloc = 0, kFree = 1, kStep = 2 };
+enum Action : std::uint8_t { kAlloc = 0, kFree = 1, kStep = 2, kLabel = 4, kOom = 5 };
 enum BlockKind : std::uint32_t { kInfo = 1, kEvents = 2, kStacks = 3, kEnd = 4 };
 
 class Journal {
@@ -45,7 +45,7 @@ class Journal {
 
   // Any thread, at any time; after `close` the event is ignored.
   void append(Event event);
-  // One more stack for the table, as a JSON array of frames.
+  // One more stack for the table, as JSON: its frames, and what ran there.
   void append_stack(std::string json);
 
   // Writes all that is waiting and the end block (JSON), and closes the file.

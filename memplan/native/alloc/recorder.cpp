@@ -42,7 +42,16 @@ void Recorder::record(Action action, const void* pointer, std::size_t bytes,
   if (journal == nullptr) return;
   Event event = event_of(action, pointer, bytes, mark);
   if (limit_ != 0 && journal->seen() >= limit_) return;
-  if (action == kAlloc && capture_ != nullptr) event.stack = capture_(*journal);
+  const bool asked = action == kAlloc || action == kOom;
+  if (asked && capture_ != nullptr) event.stack = capture_(*journal);
+  journal->append(event);
+}
+
+void Recorder::label(std::uint64_t address, std::size_t code, const StackOf& stack_of) {
+  Journal* journal = journal_.load(std::memory_order_acquire);
+  if (journal == nullptr || (limit_ != 0 && journal->seen() >= limit_)) return;
+  Event event = event_of(kLabel, reinterpret_cast<const void*>(address), code);
+  event.stack = stack_of(*journal);
   journal->append(event);
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "alloc/journal.h"
@@ -13,6 +14,9 @@ namespace memplan {
 // Captures the calling thread's Python stack, hands new ones to the journal, and
 // returns the stack's index, or -1.
 using StackCapture = std::int32_t (*)(Journal&);
+
+// The index of a stack in the journal's table, made there if it is new.
+using StackOf = std::function<std::int32_t(Journal&)>;
 
 struct RecordingEnd {
   int error;  // errno, or 0
@@ -31,6 +35,8 @@ class Recorder {
   void start(Journal* journal, StackCapture capture, std::uint64_t limit);
   void record(Action action, const void* pointer, std::size_t bytes,
               std::uint8_t mark = 0);
+  // The block at `address` holds what the Category of this code says.
+  void label(std::uint64_t address, std::size_t code, const StackOf& stack_of);
   // How many there are so far; 0 when nothing is being recorded.
   std::uint64_t events() const;
   // Writes the end block (JSON) and closes the journal.

@@ -128,7 +128,7 @@ class Shim final : public c10::Allocator {
  private:
   static c10::DataPtr record(std::size_t bytes) {
     State& s = state();
-    c10::DataPtr block = s.base->allocate(bytes);
+    c10::DataPtr block = allocate_or_note(bytes);
     // A deleter that is not the base's own belongs to somebody else's bookkeeping.
     if (block.context.get_deleter() == s.base_delete) {
       note_request(bytes);
@@ -136,6 +136,15 @@ class Shim final : public c10::Allocator {
       block.context.get_deleter() = &delete_block;
     }
     return block;
+  }
+  static c10::DataPtr allocate_or_note(std::size_t bytes) {
+    State& s = state();
+    try {
+      return s.base->allocate(bytes);
+    } catch (...) {
+      s.recorder.record(kOom, nullptr, bytes);
+      throw;
+    }
   }
   static c10::DataPtr replay(std::size_t bytes) {
     State& s = state();
@@ -270,6 +279,11 @@ void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit
 }
 
 std::uint64_t recorded_events() { return state().recorder.events(); }
+
+void label_block(std::uint64_t address, std::size_t code, StackOf stack_of) {
+  State& s = state();
+  if (s.mode.load() == Mode::kRecord) s.recorder.label(address, code, stack_of);
+}
 
 RecordingEnd stop_recording(const std::string& end) {
   State& s = state();

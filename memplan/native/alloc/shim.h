@@ -28,6 +28,8 @@ std::string check(const std::string& path);
 void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit);
 // How many there are so far; 0 when nothing is being recorded.
 std::uint64_t recorded_events();
+// What the block at this address holds became known: the code of a Category.
+void label_block(std::uint64_t address, std::size_t code, StackOf stack_of);
 // Stops, writes the end block (JSON) and closes the journal.
 RecordingEnd stop_recording(const std::string& end);
 

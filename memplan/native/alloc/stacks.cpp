@@ -1,118 +1,349 @@
 #include "alloc/stacks.h"
 
 #include <Python.h>
+#include <dlfcn.h>
 #include <frameobject.h>
 
-#include <map>
+#include <atomic>
+#include <functional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "alloc/stack_text.h"
 
 namespace memplan {
 namespace {
 
 constexpr std::size_t kMaxDepth = 64;
-constexpr std::size_t kMaxText = 1024;
+constexpr std::size_t kSequences = 1 << 16;  // of a thread, kept; a power of two
+constexpr std::uint64_t kReach = 256;  // nodes that ask for nothing lie between two
 
-// A stack is told apart by its code objects and lines. The code objects are kept
-// alive, so that an address stands for one of them only. Guarded by the GIL.
-using Key = std::vector<std::pair<PyCodeObject*, int>>;
+enum class CodeKind : std::uint8_t { kUsers, kForeign, kEngine, kRunner };
+
+using Place = std::pair<PyCodeObject*, int>;  // code, and offset of the instruction
+
+// A stack is told apart by its places, or by that of the forward pass and a node's type.
+// Code objects and types are kept alive: an address stands for one of them only.
+struct Key {
+  std::vector<Place> places;
+  const void* node = nullptr;
+  std::int32_t origin = 0;  // the module, or the index of the forward pass's stack
+  int phase = kUnknown;
+  bool operator==(const Key&) const = default;
+};
+
+struct Hash {
+  std::size_t operator()(const Key& key) const {
+    std::size_t sum = reinterpret_cast<std::size_t>(key.node) ^
+                      (static_cast<std::size_t>(key.origin) << 3) ^
+                      static_cast<std::size_t>(key.phase);
+    for (const auto& [code, at] : key.places) {
+      sum = (sum ^ reinterpret_cast<std::size_t>(code) ^
+             (static_cast<std::size_t>(at) << 32)) *
+            0x9E3779B97F4A7C15u;
+    }
+    return sum;
+  }
+};
+
+struct Noted {
+  std::string frames;  // JSON
+  std::int32_t module;
+};
+
+// Guarded by the GIL.
 struct Table {
-  std::map<Key, std::int32_t> index;
-  std::int32_t count = 0;
-  std::string runner;
+  Depth depth = Depth::kNone;
+  StackRules rules;
+  std::uint64_t (*peek_sequence)() = nullptr;
+  std::unordered_map<PyCodeObject*, CodeKind> kinds;
+  std::unordered_map<Key, std::int32_t, Hash> index;
+  std::unordered_map<std::string, std::int32_t> written;  // what is in the journal
+  std::vector<Noted> noted;  // of each index
+  std::vector<std::string> modules = {""};
+  std::uint64_t generation = 0;
 };
 Table& table() {
   static Table* const the_table = new Table;
   return *the_table;
 }
+std::atomic<std::int32_t> latest = -1;
 
-std::string text(PyObject* object, const char* attribute) {
-  std::string result = "?";
-  PyObject* value = PyObject_GetAttrString(object, attribute);
-  if (value != nullptr) {
-    if (const char* utf8 = PyUnicode_AsUTF8(value)) result = utf8;
-    Py_DECREF(value);
+// What the calling thread is doing.
+struct Doing {
+  std::vector<int> modules;
+  bool optimizer = false;
+  std::uint64_t generation = 0;
+  // The stack of the request that first saw a sequence number: its node's successor.
+  struct Seen {
+    std::uint64_t sequence = 0;
+    std::int32_t stack = -1;
+  };
+  std::vector<Seen> forward;
+  std::uint64_t sequence = 0;  // as the request before saw it
+  Place node_place = {};       // what made a node, outside of modules
+};
+thread_local Doing own;
+
+// Of this thread, in the recording that runs.
+Doing& now_doing() {
+  if (own.generation != table().generation) {
+    own = Doing{};
+    own.generation = table().generation;
   }
-  PyErr_Clear();
-  if (result.size() > kMaxText) {
-    std::size_t end = kMaxText;
-    while (end > 0 && (result[end] & 0xC0) == 0x80) --end;  // not within a character
-    result.resize(end);
-  }
-  return result;
+  return own;
 }
 
-std::string quoted(const std::string& raw) {
-  static const char* const digits = "0123456789abcdef";
-  std::string result = "\"";
-  for (const char c : raw) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      result += '\\';
-      result += c;
-    } else if (byte < 0x20) {
-      result += "\\u00";
-      result += digits[byte >> 4];
-      result += digits[byte & 15];
-    } else {
-      result += c;
+CodeKind kind_of(PyCodeObject* code) {
+  Table& t = table();
+  const auto known = t.kinds.find(code);
+  if (known != t.kinds.end()) return known->second;
+  auto* object = reinterpret_cast<PyObject*>(code);
+  const std::string file = text_of(object, "co_filename");
+  CodeKind kind = CodeKind::kUsers;
+  if (file == t.rules.runner) {
+    kind = CodeKind::kRunner;
+  } else {
+    for (const std::string& prefix : t.rules.foreign) {
+      if (file.starts_with(prefix)) kind = CodeKind::kForeign;
+    }
+    if (kind == CodeKind::kForeign &&
+        text_of(object, "co_name") == "_engine_run_backward") {
+      kind = CodeKind::kEngine;
     }
   }
-  return result + '"';
+  Py_INCREF(object);
+  t.kinds.emplace(code, kind);
+  return kind;
 }
 
-std::string to_json(const Key& key) {
+int offset_in(PyFrameObject* frame) {
+#if PY_VERSION_HEX >= 0x030B0000
+  return PyFrame_GetLasti(frame);
+#else
+  return frame->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT));
+#endif
+}
+
+// The calls of this thread, innermost first; at the depth of sites the innermost one,
+// what ran there, and the program's own, which may be the same.
+struct Walk {
+  std::vector<Place> places;
+  bool users = false;       // one of the program's own was met
+  bool backward = false;    // the engine that runs backward passes was met before that
+  bool below = false;       // or after
+};
+
+// Whether the walk goes on; `on`: though a call of the program's own was met.
+bool take_frame(Walk& walk, PyCodeObject* code, int offset, bool on) {
+  const bool all = table().depth == Depth::kAll;
+  const CodeKind kind = kind_of(code);
+  if (kind == CodeKind::kRunner) return false;
+  if (kind == CodeKind::kEngine) (walk.users ? walk.below : walk.backward) = true;
+  const bool first_users = kind == CodeKind::kUsers && !walk.users;
+  if (all || walk.places.empty() || first_users) walk.places.emplace_back(code, offset);
+  walk.users = walk.users || first_users;
+  return all || !walk.users || (on && !walk.below);
+}
+
+Walk walk_frames(bool on) {
+  Walk walk;
+  PyFrameObject* frame = PyEval_GetFrame();
+  Py_XINCREF(reinterpret_cast<PyObject*>(frame));
+  std::size_t depth = 0;
+  while (frame != nullptr) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    const bool more =
+        take_frame(walk, code, offset_in(frame), on) && ++depth < kMaxDepth;
+    Py_DECREF(reinterpret_cast<PyObject*>(code));  // `kinds` keeps it alive
+    PyFrameObject* back = more ? PyFrame_GetBack(frame) : nullptr;
+    Py_DECREF(reinterpret_cast<PyObject*>(frame));
+    frame = back;
+  }
+  return walk;
+}
+
+std::string frames_json(const std::vector<Place>& places) {
+  // What ran is no call of the program's own, unless there is nothing else.
+  const std::size_t begin = table().depth == Depth::kSite && places.size() > 1 ? 1 : 0;
   std::string json = "[";
-  for (const auto& [code, line] : key) {
-    auto* object = reinterpret_cast<PyObject*>(code);
-    const std::string file = text(object, "co_filename");
-    if (file == table().runner) break;
-    if (json.size() > 1) json += ',';
-    json += '[' + quoted(file) + ',' + std::to_string(line) + ',' +
-            quoted(text(object, "co_name")) + ']';
+  for (std::size_t i = begin; i < places.size(); ++i) {
+    if (i > begin) json += ',';
+    json += frame_json(places[i].first, places[i].second);
   }
   return json + ']';
 }
 
+std::int32_t write_stack(Journal& journal, Noted noted, const std::string& operation,
+                         int phase) {
+  Table& t = table();
+  std::string json = "{\"frames\":" + noted.frames + ",\"origin\":[" +
+                     quoted(t.modules[static_cast<std::size_t>(noted.module)]) + ',' +
+                     quoted(operation) + ',' + std::to_string(phase) + "]}";
+  const auto [place, is_new] =
+      t.written.try_emplace(json, static_cast<std::int32_t>(t.noted.size()));
+  if (is_new) {
+    t.noted.push_back(std::move(noted));
+    journal.append_stack(std::move(json));
+  }
+  return place->second;
+}
+
+// The node that a backward pass runs; a new reference, or null.
+PyObject* running_node() {
+  if (table().rules.current_node == nullptr) return nullptr;
+  PyObject* node = PyObject_CallNoArgs(table().rules.current_node);
+  if (node == nullptr) PyErr_Clear();
+  if (node == Py_None) Py_CLEAR(node);
+  return node;
+}
+
+// The stack of the forward pass's request that made `node`, or of the next one; or -1.
+std::int32_t forward_stack(PyObject* node) {
+  const Doing& doing = now_doing();
+  if (doing.forward.empty()) return -1;
+  PyObject* number = PyObject_CallMethod(node, "_sequence_nr", nullptr);
+  if (number == nullptr) PyErr_Clear();
+  if (number == nullptr) return -1;
+  const std::uint64_t sequence = PyLong_AsUnsignedLongLongMask(number);
+  Py_DECREF(number);
+  PyErr_Clear();
+  for (std::uint64_t next = sequence + 1; next <= sequence + kReach; ++next) {
+    const Doing::Seen& seen = doing.forward[next % kSequences];
+    if (seen.sequence == next) return seen.stack;
+  }
+  return -1;
+}
+
+std::int32_t note_backward(Journal& journal, const Walk& walk) {
+  Table& t = table();
+  PyObject* node = running_node();
+  Key key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
+  if (node != nullptr) key.origin = forward_stack(node);
+  if (key.origin < 0) key.places = walk.places;
+  const auto known = t.index.find(key);
+  std::int32_t result = known == t.index.end() ? -1 : known->second;
+  if (result < 0) {
+    Noted noted{frames_json(walk.places), 0};
+    if (key.origin >= 0) noted = t.noted[static_cast<std::size_t>(key.origin)];
+    const std::string operation = node == nullptr ? "" : type_name(node);
+    if (node != nullptr) Py_INCREF(reinterpret_cast<PyObject*>(Py_TYPE(node)));
+    result = write_stack(journal, std::move(noted), operation, kBackward);
+    t.index.emplace(std::move(key), result);
+  }
+  Py_XDECREF(node);
+  return result;
+}
+
+std::int32_t note(Journal& journal, Walk walk, int phase) {
+  Table& t = table();
+  const Doing& doing = now_doing();
+  Key key{std::move(walk.places), nullptr,
+          doing.modules.empty() ? 0 : doing.modules.back(), phase};
+  const auto known = t.index.find(key);
+  if (known != t.index.end()) return known->second;
+  const auto& [code, at] = key.places.front();
+  std::string operation = call_described(t.rules.describe, code, at);
+  Noted noted{frames_json(key.places), key.origin};
+  const std::int32_t result = write_stack(journal, std::move(noted), operation, phase);
+  t.index.emplace(std::move(key), result);
+  return result;
+}
+
+// A node was made just before this request: backward passes will refer to it.
+void remember(std::uint64_t sequence, std::int32_t stack) {
+  Doing& doing = now_doing();
+  if (doing.forward.empty()) doing.forward.resize(kSequences);
+  Doing::Seen& seen = doing.forward[sequence % kSequences];
+  if (seen.sequence != sequence) seen = {sequence, stack};
+}
+
+std::int32_t capture_with_gil(Journal& journal) {
+  Table& t = table();
+  Doing& doing = now_doing();
+  const std::uint64_t sequence = t.peek_sequence == nullptr ? 0 : t.peek_sequence();
+  const bool outside = doing.modules.empty() && !doing.optimizer;
+  Walk walk = walk_frames(outside);
+  if (walk.places.empty()) return -1;
+  if (walk.backward) return note_backward(journal, walk);
+  const bool made_node = sequence != doing.sequence;
+  doing.sequence = sequence;
+  int phase = doing.optimizer ? kOptimizer : kForward;
+  if (outside) {
+    // An operator made of several asks more than once for its one node.
+    const bool again = doing.node_place == walk.places.front();
+    const bool forward = made_node || again;
+    phase = walk.below ? kBackward : forward ? kForward : kOutside;
+    doing.node_place = forward ? walk.places.front() : Place{};
+  }
+  const std::int32_t stack = note(journal, std::move(walk), phase);
+  if (made_node && stack >= 0) remember(sequence, stack);
+  return stack;
+}
+
 }  // namespace
 
-void reset_stacks(std::string runner) {
-  for (const auto& [key, index] : table().index) {
-    for (const auto& [code, line] : key) Py_DECREF(reinterpret_cast<PyObject*>(code));
+StackCapture begin_stacks(Depth depth, StackRules rules) {
+  Table& t = table();
+  for (const auto& [code, kind] : t.kinds) {
+    Py_DECREF(reinterpret_cast<PyObject*>(code));
   }
-  table() = Table{{}, 0, std::move(runner)};
+  for (const auto& [key, index] : t.index) {
+    Py_XDECREF(static_cast<PyObject*>(const_cast<void*>(key.node)));
+  }
+  Py_XDECREF(t.rules.describe);
+  Py_XDECREF(t.rules.current_node);
+  Py_XINCREF(rules.describe);
+  Py_XINCREF(rules.current_node);
+  const std::uint64_t generation = t.generation + 1;
+  t = Table{};
+  t.depth = depth;
+  t.generation = generation;
+  t.rules = std::move(rules);
+  latest.store(-1);
+  if (depth == Depth::kNone) return nullptr;
+  if (void* library = dlopen(t.rules.library.c_str(), RTLD_LAZY | RTLD_NOLOAD)) {
+    void* symbol = dlsym(library, "_ZN2at15sequence_number4peekEv");
+    t.peek_sequence = reinterpret_cast<std::uint64_t (*)()>(symbol);
+  }
+  return &capture_stack;
 }
 
 std::int32_t capture_stack(Journal& journal) {
   if (!Py_IsInitialized()) return -1;
+  if (PyGILState_GetThisThreadState() == nullptr) return latest.load();
   const PyGILState_STATE gil = PyGILState_Ensure();
   // An exception may be under way; ours must not disturb it.
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
-  Key key;
-  PyFrameObject* frame = PyEval_GetFrame();
-  Py_XINCREF(reinterpret_cast<PyObject*>(frame));
-  while (frame != nullptr && key.size() < kMaxDepth) {
-    key.emplace_back(PyFrame_GetCode(frame), PyFrame_GetLineNumber(frame));
-    PyFrameObject* back = PyFrame_GetBack(frame);
-    Py_DECREF(reinterpret_cast<PyObject*>(frame));
-    frame = back;
-  }
-  Py_XDECREF(reinterpret_cast<PyObject*>(frame));
-  std::int32_t index = -1;
-  if (!key.empty()) {
-    const auto [place, is_new] = table().index.try_emplace(key, table().count);
-    index = place->second;
-    if (is_new) {
-      ++table().count;
-      journal.append_stack(to_json(key));
-    } else {
-      for (const auto& [code, line] : key) Py_DECREF(reinterpret_cast<PyObject*>(code));
-    }
-  }
+  const std::int32_t index = capture_with_gil(journal);
+  if (index >= 0) latest.store(index, std::memory_order_relaxed);
   PyErr_Restore(type, value, trace);
   PyGILState_Release(gil);
   return index;
 }
+
+std::int32_t stack_of_module(Journal& journal, int module) {
+  return module == 0 ? -1 : write_stack(journal, Noted{"[]", module}, "", kUnknown);
+}
+
+int name_module(std::string name) {
+  table().modules.push_back(std::move(name));
+  return static_cast<int>(table().modules.size()) - 1;
+}
+
+int enter_module(int module) {
+  Doing& doing = now_doing();
+  doing.modules.push_back(module);
+  return static_cast<int>(doing.modules.size()) - 1;
+}
+
+void leave_module() {
+  Doing& doing = now_doing();
+  if (!doing.modules.empty()) doing.modules.pop_back();
+}
+
+void set_optimizer(bool runs) { now_doing().optimizer = runs; }
 
 }  // namespace memplan

@@ -1,19 +1,52 @@
-// Python call stacks, interned.
+// Who asked: Python call stacks, interned, and what ran there.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "alloc/journal.h"
+#include "alloc/recorder.h"
+
+struct _object;  // PyObject, for those who do not include Python
 
 namespace memplan {
 
-// Forgets the stacks seen so far. Frames at and below the first one whose file is
-// `runner` are left out: they are memplan's own.
-void reset_stacks(std::string runner);
+// What is noted of a stack: the one line of the program's own that asked, or all calls.
+enum class Depth : int { kNone, kSite, kAll };
 
-// The calling thread's stack, innermost call first, as an index into the journal's
-// table; -1 where no Python runs. Takes the GIL.
+// As `Phase` of memplan.trace.stacks.
+enum Phase : int { kUnknown, kOutside, kForward, kBackward, kOptimizer };
+
+struct StackRules {
+  // Frames at and below the first one whose file is this are left out: memplan's own.
+  std::string runner;
+  // Files that begin with one of these are not the program's own.
+  std::vector<std::string> foreign;
+  // torch's library whose sequence numbers tie a backward pass to its forward pass.
+  std::string library;
+  // Called for each new place as (code, offset of the instruction): the operator's name.
+  _object* describe = nullptr;
+  // Called while a backward pass runs: torch's node that runs, or None.
+  _object* current_node = nullptr;
+};
+
+// Forgets what was seen so far; takes references to the rules' objects. With the GIL.
+StackCapture begin_stacks(Depth depth, StackRules rules);
+
+// The calling thread's stack, as an index into the journal's table; -1 where no Python
+// runs. What a backward pass asks for has the stack of the forward pass that made it
+// necessary. A thread without any Python works for whoever was noted last. Takes the GIL.
 std::int32_t capture_stack(Journal& journal);
+
+// A stack without calls, for what belongs to a module; -1 for module 0. With the GIL.
+std::int32_t stack_of_module(Journal& journal, int module);
+
+// The calling thread enters a module of that name, and how many it was in before; it
+// leaves the one entered last. It begins or ends an optimizer's step.
+int name_module(std::string name);
+int enter_module(int module);
+void leave_module();
+void set_optimizer(bool runs);
 
 }  // namespace memplan

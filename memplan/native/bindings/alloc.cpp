@@ -33,6 +33,8 @@ nb::dict to_dict(const Counts& counts) {
   return result;
 }
 
+memplan::StackCapture capture = nullptr;  // of the recordings to come
+
 template <typename Array>
 auto span_of(const Array& array) {
   return std::span(array.data(), array.shape(0));
@@ -44,14 +46,40 @@ NB_MODULE(_alloc, m) {
   m.def("check", &memplan::check, "path"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("install", &memplan::install, "path"_a);
   m.def(
-      "start_recording",
-      [](int descriptor, const std::string& info, bool stacks, std::string runner,
-         std::uint64_t limit) {
-        memplan::reset_stacks(std::move(runner));
-        memplan::start_recording(new memplan::Journal(descriptor, info),
-                                 stacks ? &memplan::capture_stack : nullptr, limit);
+      "note_stacks",
+      [](int depth, std::string runner, std::vector<std::string> foreign,
+         std::string library, nb::object describe, nb::object current_node) {
+        const auto object = [](const nb::object& o) {
+          return o.is_none() ? nullptr : o.ptr();
+        };
+        capture = memplan::begin_stacks(
+            memplan::Depth{depth},
+            {std::move(runner), std::move(foreign), std::move(library),
+             object(describe), object(current_node)});
       },
-      "descriptor"_a, "info"_a, "stacks"_a, "runner"_a, "limit"_a = 0);
+      "depth"_a, "runner"_a = "", "foreign"_a = std::vector<std::string>{},
+      "library"_a = "", "describe"_a = nb::none(), "current_node"_a = nb::none());
+  m.def(
+      "start_recording",
+      [](int descriptor, const std::string& info, std::uint64_t limit) {
+        memplan::start_recording(new memplan::Journal(descriptor, info), capture, limit);
+      },
+      "descriptor"_a, "info"_a, "limit"_a = 0);
+  m.def("name_module", &memplan::name_module, "name"_a);
+  m.def("enter_module", &memplan::enter_module, "module"_a);
+  m.def("leave_module", &memplan::leave_module);
+  m.def("set_optimizer", &memplan::set_optimizer, "runs"_a);
+  m.def(
+      "label_blocks",
+      [](const std::vector<std::uint64_t>& addresses, const std::vector<int>& modules,
+         std::size_t code) {
+        for (std::size_t i = 0; i < addresses.size(); ++i) {
+          memplan::label_block(addresses[i], code, [&](memplan::Journal& journal) {
+            return memplan::stack_of_module(journal, modules.at(i));
+          });
+        }
+      },
+      "addresses"_a, "modules"_a, "code"_a);
   m.def("recorded_events", &memplan::recorded_events);
   m.def("take_digest", &memplan::take_digest);
   m.def(

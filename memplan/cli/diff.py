@@ -1,0 +1,74 @@
+"""memplan diff"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memplan.cli import arguments, show, site_table, sources
+from memplan.reporting.diff import Change, Diff, diff, entries
+from memplan.units import format_bytes
+
+
+@click.command("diff")
+@arguments.existing("before", metavar="BEFORE")
+@arguments.existing("after", metavar="AFTER")
+@click.option(
+    "-n",
+    "most",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Rows to show.",
+)
+@arguments.json_
+def command(before: Path, after: Path, most: int, json_: bool) -> None:
+    """Compare the peaks of two recordings, line by line.
+
+    BEFORE and AFTER are traces, or PyTorch's memory snapshots.
+
+    \b
+    Example: memplan diff main.parquet branch.parquet
+    """
+    found = diff(sources.trace_only(before), sources.trace_only(after))
+    if json_:
+        show.as_json(entries(found))
+        return
+    show.facts(f"memplan: {before} -> {after}", _rows(found))
+    if found.sites:
+        rows = [_row(change) for change in found.sites[:most]]
+        left = found.sites[most:]
+        if left:
+            delta = sum(change.delta for change in left)
+            rows.append([f"{len(left):,} others", "", "", "", "", _signed(delta)])
+        columns = ["where", "module", "operator", "before", "after", "change"]
+        show.listing("at the peak, by line", columns, rows, 3)
+
+
+def _rows(found: Diff) -> list[tuple[str, str]]:
+    before, after = found.before.peak.bytes, found.after.peak.bytes
+    share = f" ({100 * found.delta / before:+.2f} %)" if before else ""
+    change = f"{_signed(found.delta)}{share}" if found.delta else "no change"
+    both = f"{format_bytes(before)} -> {format_bytes(after)}"
+    rows = [("peak live", f"{both}: {change}")]
+    for each in found.categories:
+        sizes = f"{format_bytes(each.before)} -> {format_bytes(each.after)}"
+        rows.append((each.name, f"{sizes}: {_signed(each.delta)}"))
+    return rows
+
+
+def _row(change: Change) -> list[str]:
+    return [
+        site_table.place(change.site),
+        change.site.module,
+        change.site.operator,
+        format_bytes(change.before),
+        format_bytes(change.after),
+        _signed(change.delta),
+    ]
+
+
+def _signed(delta: int) -> str:
+    return ("+" if delta > 0 else "") + format_bytes(delta)

@@ -1,0 +1,166 @@
+"""memplan stats"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from memplan.cli import arguments, show, site_table, sources, stats_many
+from memplan.core.plan import Plan
+from memplan.reporting.check import described
+from memplan.reporting.leak import told
+from memplan.reporting.live import By, Live
+from memplan.reporting.stats import Stats, entries, summarize
+from memplan.units import format_bytes, format_gap, format_seconds
+
+_UNKNOWN_SITES = (
+    "the trace does not say who asked: record again with --stacks site, the default"
+)
+
+
+@click.command("stats")
+@click.argument("source", nargs=-1, required=True, metavar="TRACE|SNAPSHOT|PLAN...")
+@click.option(
+    "--at",
+    default="peak",
+    show_default=True,
+    metavar="peak|SECONDS|STEP",
+    help="The moment to look at: the peak, seconds as in 1.5s, or the most in a step, "
+    "by its number.",
+)
+@click.option(
+    "--by",
+    "kind",
+    type=click.Choice(get_args(By)),
+    default="line",
+    show_default=True,
+    help="What to sum up by.",
+)
+@click.option(
+    "-n",
+    "most",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Rows to show.",
+)
+@arguments.json_
+def command(source: tuple[str, ...], at: str, kind: By, most: int, json_: bool) -> None:
+    """Say which lines, modules and operators make the peak, and whether memory leaks.
+
+    SOURCE is a recorded trace, PyTorch's memory snapshot, or a plan. Of many traces, as
+    in 'trace.*.parquet', there is a row each: those that differ most come first.
+
+    \b
+    Example: memplan stats train.parquet --by module
+    """
+    paths = sources.expanded(source)
+    if len(paths) > 1:
+        stats_many.command(paths, most, json_)
+        return
+    given = sources.trace_or_plan(paths[0])
+    if isinstance(given, Plan):
+        _of_plan(given, paths[0], json_)
+        return
+    found = summarize(given, at)
+    if json_:
+        show.as_json(entries(found))
+        return
+    show.facts(f"memplan: {paths[0]}", _rows(found, at))
+    if len(found.at.chosen):
+        title = f"live {_moment(found.at, at)}, {format_bytes(found.at.bytes)}"
+        site_table.shown(f"{title}, by {kind}", kind, found.at.by(kind), most)
+    if not found.has_sites and kind in ("line", "function", "module", "op"):
+        show.note(_UNKNOWN_SITES)
+    show.line(f"  next: {_next(found, paths[0])}")
+
+
+def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
+    info = found.trace.info
+    peak = found.peak
+    rows = [("peak live", f"{format_bytes(peak.bytes)} {_moment(peak, 'peak')}")]
+    known = [
+        f"{category.label} {format_bytes(size)}"
+        for category, size in found.peak.categories.items()
+        if size
+    ]
+    if found.has_sites:
+        rows.append(("of it", ", ".join(known)))
+    rows.append(("events", f"{len(found.trace):,}, {found.steps:,} steps"))
+    if found.steps > 2:
+        rows.append(("persistent", format_bytes(found.persistent_bytes)))
+        rows.append(("leak", _leak(found)))
+    if found.oom is not None:
+        rows += _oom(found)
+    if info.dropped_events:
+        rows.append(
+            ("dropped", f"{info.dropped_events:,} events: the peak may be higher")
+        )
+    if not info.complete:
+        rows.append(("incomplete", "the recording was cut off: more may have come"))
+    return rows
+
+
+def _leak(found: Stats) -> str:
+    leak = found.leak
+    if leak is None:
+        return "none seen" if told(found.buffers) else "too few steps to tell"
+    grows = f"{format_bytes(leak.bytes_per_step)} a step over {leak.steps} steps"
+    if not leak.site.file:
+        return f"grows by {grows}"
+    return f"grows by {grows}; most made at {described(leak.site)}"
+
+
+def _oom(found: Stats) -> list[tuple[str, str]]:
+    oom = found.oom
+    assert oom is not None
+    asked = f"{format_bytes(oom.requested_bytes)} could not be had"
+    when = f"after {format_seconds(oom.seconds)}, {format_bytes(oom.live.bytes)} live"
+    rows = [("out of memory", f"{asked} {when}")]
+    if oom.site.file:
+        rows.append(("asked for at", described(oom.site)))
+    return rows
+
+
+def _moment(live: Live, at: str) -> str:
+    when = format_seconds(live.seconds)
+    if at == "peak":
+        return f"at the peak, after {when}, in step {live.step}"
+    return f"after {when}, in step {live.step}"
+
+
+def _next(found: Stats, path: Path) -> str:
+    """What could be saved, and by what."""
+    name = shlex.quote(str(path))
+    if found.leak is not None:
+        return f"memplan stats {name} --at {found.steps - 1}"
+    return f"memplan solve {name} says what a plan would save"
+
+
+def _of_plan(plan: Plan, path: Path, json_: bool) -> None:
+    values: dict[str, Any] = {
+        "schema": "memplan.stats",
+        "version": 1,
+        "script": plan.program.script if hasattr(plan, "program") else "",
+        "peak_bytes": plan.peak,
+        "lower_bound": plan.lower_bound,
+        "buffers": len(plan.problem),
+    }
+    if json_:
+        show.as_json(values)
+        return
+    rows = [
+        ("planned peak", format_bytes(plan.peak)),
+        ("lower bound", f"{format_bytes(plan.lower_bound)}, gap {_gap(plan)}"),
+        ("buffers", f"{len(plan.problem):,}"),
+    ]
+    show.facts(f"memplan: {path}", rows)
+    show.line(f"  next: memplan plot {shlex.quote(str(path))} -o packing.png")
+
+
+def _gap(plan: Plan) -> str:
+    return format_gap(plan.gap)

@@ -1,0 +1,219 @@
+"""Which line, module and operator asks for memory, and what it is for, while it runs.
+
+The recorder notes the line itself; here it is told what modules run, when an optimizer
+does, and which blocks hold parameters, gradients, an optimizer's state and inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import sysconfig
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import memplan.version
+from memplan.native import _alloc
+from memplan.recording import target
+from memplan.recording.operators import operator_at
+from memplan.trace.category import Category
+
+SITE, ALL = 1, 2  # as `Depth` of memplan/native/alloc/stacks.h
+
+
+class Sites:
+    """Tells the recorder of modules and optimizers, from `start` to `stop`."""
+
+    _active: Sites | None = None
+
+    def __init__(self, depth: int) -> None:
+        """depth: SITE, to note the one line that asks, or ALL, for all its calls."""
+        self._depth = depth
+        self._handles: list[Any] = []
+        self._numbers: dict[
+            int, int
+        ] = {}  # of modules, by id, as the recorder has them
+        self._roots: dict[int, weakref.ref[Any]] = {}
+        self._optimizers: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def start(self) -> None:
+        """Hook modules and optimizers."""
+        import torch
+        from torch.nn.modules import module
+        from torch.optim import optimizer
+
+        folder = Path(torch.__file__).parent
+        _alloc.note_stacks(
+            self._depth,
+            runner=target.__file__,
+            foreign=_foreign(folder),
+            library=str(folder / "lib" / "libtorch_cpu.so"),
+            describe=operator_at,
+            current_node=getattr(torch._C, "_current_autograd_node", None),
+        )
+        # The hooks tell compiled modules apart themselves.
+        warnings.filterwarnings("ignore", "Using .torch.compile.*global hooks")
+        self._handles = [
+            module.register_module_forward_pre_hook(self._entered),
+            module.register_module_forward_hook(self._left, always_call=True),
+            optimizer.register_optimizer_step_pre_hook(self._stepping),
+            optimizer.register_optimizer_step_post_hook(self._stepped),
+        ]
+        Sites._active = self
+
+    def stop(self) -> None:
+        """Take the hooks off again, and say what is known at the end."""
+        if Sites._active is not self:
+            return
+        for ref, _ in self._optimizers.values():
+            if (optimizer := ref()) is not None:
+                _label_gradients(_parameters_of(optimizer))
+                self._label_state(optimizer)
+        for root in self._roots.values():
+            if (module := root()) is not None:
+                self._label_parameters(module.parameters())
+                _label_gradients(module.parameters())
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Take the hooks off again, but for one that may be running: see `close`."""
+        Sites._active = None
+        for handle in self._handles[:-1]:
+            handle.remove()
+        self._handles = self._handles[-1:]
+
+    def close(self) -> None:
+        """Take the last hook off; not to be called while an optimizer's hooks run."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _entered(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():
+            return
+        number = self._numbers.get(id(module), 0)
+        if _alloc.enter_module(number) == 0:  # the outermost
+            known = self._roots.get(id(module))
+            if known is None or known() is not module:
+                self._meet(module)
+            if not self._optimizers:
+                _label_gradients(module.parameters())
+            given = [(tensor, 0) for tensor in _tensors_in(arguments)]
+            _label(given, Category.INPUTS)
+
+    def _left(self, *_: object) -> None:
+        import torch
+
+        if not torch.compiler.is_compiling():
+            _alloc.leave_module()
+
+    def _meet(self, root: Any) -> None:
+        """Name the parts of an outermost module."""
+        _alloc.leave_module()
+        self._roots[id(root)] = weakref.ref(root)
+        for name, part in root.named_modules():
+            own = name or type(root).__name__
+            self._numbers[id(part)] = number = _alloc.name_module(own)
+            for each in itertools.chain(
+                part.parameters(recurse=False), part.buffers(recurse=False)
+            ):
+                self._numbers.setdefault(id(each), number)
+        _alloc.enter_module(self._numbers[id(root)])
+        self._label_parameters(itertools.chain(root.parameters(), root.buffers()))
+
+    def _stepping(self, optimizer: Any, *_: object) -> None:
+        known = self._optimizers.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer), -1
+            self._label_parameters(_parameters_of(optimizer))
+        _label_gradients(_parameters_of(optimizer))
+        _alloc.set_optimizer(True)
+
+    def _stepped(self, optimizer: Any, *_: object) -> None:
+        if Sites._active is not self:
+            return
+        _alloc.set_optimizer(False)
+        ref, entries = self._optimizers.get(id(optimizer), (None, 0))
+        if ref is not None and len(optimizer.state) != entries:
+            self._optimizers[id(optimizer)] = ref, len(optimizer.state)
+            self._label_state(optimizer)
+
+    def _label_parameters(self, parameters: Iterable[Any]) -> None:
+        each = [(p, self._numbers.get(id(p), 0)) for p in parameters]
+        _label(each, Category.PARAMETERS)
+
+    def _label_state(self, optimizer: Any) -> None:
+        each = [
+            (tensor, self._numbers.get(id(parameter), 0))
+            for parameter, state in optimizer.state.items()
+            for tensor in _tensors_in(state)
+        ]
+        _label(each, Category.OPTIMIZER_STATE)
+
+
+def _foreign(torch_folder: Path) -> list[str]:
+    """What the paths of files begin with that are not the program's own.
+
+    Libraries count as its own, but PyTorch, Python's own modules and memplan do not.
+    """
+    own = Path(memplan.version.__file__).parent
+    python = sysconfig.get_path("stdlib")
+    # What is installed lies within Python's own folder, or beside it.
+    files = sorted(
+        entry for entry in os.listdir(python) if not entry.endswith("-packages")
+    )
+    within = [os.path.join(python, entry) for entry in files]
+    return [f"{torch_folder}{os.sep}", f"{own}{os.sep}", "<frozen", *within]
+
+
+def _parameters_of(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _label_gradients(parameters: Iterable[Any]) -> None:
+    _label([(p.grad, 0) for p in parameters], Category.GRADIENTS)
+
+
+def _label(tensors: Iterable[tuple[Any, int]], category: Category) -> None:
+    """Tell the recorder what the blocks of these tensors hold, and for which module.
+
+    None is passed over.
+    """
+    addresses, modules = [], []
+    for tensor, module in tensors:
+        # Sparse tensors have no storage; those of other devices are no matter.
+        with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
+            if tensor is not None and tensor.is_cpu:
+                addresses.append(tensor.untyped_storage().data_ptr())
+                modules.append(module)
+    if addresses:
+        _alloc.label_blocks(addresses, modules, int(category))
+
+
+def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors in lists, tuples and dicts of them."""
+    torch = sys.modules["torch"]
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < 4 and isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors_in(each, depth + 1)
+    elif depth < 4 and isinstance(value, dict):
+        yield from _tensors_in(list(value.values()), depth + 1)
+
+
+def _let_go_in_child() -> None:
+    """A forked child is another program."""
+    if Sites._active is not None:
+        Sites._active.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,0 +1,154 @@
+"""Gates: a peak within a limit, not above an earlier one, and no leak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memplan.core.plan import Plan
+from memplan.errors import UsageError
+from memplan.reporting.attribution import Site
+from memplan.reporting.diff import diff
+from memplan.reporting.stats import Stats, site_entries, summarize
+from memplan.trace.trace import Trace
+from memplan.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What must hold. most: bytes. baseline: an earlier trace or plan, whose peak may
+    be exceeded by `tolerance`, a share of it, and no more. no_leak: and nothing grows.
+
+    planned: of a trace the bytes that a best-fit plan of its hot step needs, with what
+    is persistent, instead of what is live at the peak. Of a plan: always its peak.
+    Raises UsageError where nothing is asked.
+    """
+
+    most: int | None = None
+    baseline: Trace | Plan | None = None
+    tolerance: float = 0.0
+    no_leak: bool = False
+    planned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.most is None and self.baseline is None and not self.no_leak:
+            raise UsageError("nothing to check: give --max, --baseline or --no-leak")
+        if self.tolerance and self.baseline is None:
+            raise UsageError("--tolerance is for --baseline; give that, too")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a check passed, and why not, on one line.
+
+    value, limit: bytes; limit is None where only a leak was looked for. site: where the
+    most is live, what grew most since the baseline, or what leaks; None if unknown.
+    """
+
+    passed: bool
+    message: str
+    value: int
+    limit: int | None
+    site: Site | None
+
+    def entries(self) -> dict[str, object]:
+        """As `memplan check --json` prints it."""
+        return {
+            "schema": "memplan.check",
+            "version": 1,
+            "passed": self.passed,
+            "message": self.message,
+            "value": self.value,
+            "limit": self.limit,
+            "site": None if self.site is None else site_entries(self.site),
+        }
+
+
+def check(source: Trace | Plan, limits: Limits) -> Verdict:
+    """Hold a trace or a plan against limits; the first that it breaks is told."""
+    stats = None if isinstance(source, Plan) else summarize(source)
+    what, value = _value(source, stats, limits.planned)
+    bounds = []
+    if limits.most is not None:
+        bounds.append((limits.most, format_bytes(limits.most), False))
+    if limits.baseline is not None:
+        base = _value(limits.baseline, None, limits.planned)[1]
+        allowed = base + int(base * limits.tolerance)
+        name = f"the baseline's {format_bytes(base)}"
+        if limits.tolerance:
+            name += f" and {100 * limits.tolerance:.3g} % of it"
+        bounds.append((allowed, name, True))
+    for limit, name, against_base in bounds:
+        if value > limit:
+            site = _site(source, stats, limits.baseline if against_base else None)
+            message = _above(what, value, limit, name) + _where(site, against_base)
+            return Verdict(False, message, value, limit, site)
+    least = min((bound[0] for bound in bounds), default=None)
+    if limits.no_leak:
+        if stats is None:
+            raise UsageError("--no-leak needs a trace: a plan has one step only")
+        if stats.leak is not None:
+            return _leaks(stats, value, least)
+    text = f"{what} {format_bytes(value)}"
+    if least is not None:
+        text += f", limit {format_bytes(least)}"
+    return Verdict(True, text, value, least, None)
+
+
+def _value(source: Trace | Plan, stats: Stats | None, planned: bool) -> tuple[str, int]:
+    if isinstance(source, Plan):
+        return "planned peak", source.peak
+    if not planned:
+        return "peak live", (stats or summarize(source)).peak.bytes
+    from memplan.solving.solve import solve
+    from memplan.trace.liveness import step_problem
+
+    persistent = step_problem(source).persistent_bytes
+    return "planned and persistent", solve(source, "bestfit").peak + persistent
+
+
+def _above(what: str, value: int, limit: int, name: str) -> str:
+    over = value - limit
+    share = f", {100 * over / limit:.1f} %," if limit else ""
+    return f"{what} {format_bytes(value)} is {_exact(over)}{share} above {name}"
+
+
+def _exact(count: int) -> str:
+    return format_bytes(count) if count >= 1024 else f"{count} bytes"
+
+
+def _site(
+    source: Trace | Plan, stats: Stats | None, baseline: Trace | Plan | None
+) -> Site | None:
+    """Whom to name: what grew most since the baseline, or else what holds most."""
+    if isinstance(source, Plan) or stats is None or not stats.has_sites:
+        return None
+    if isinstance(baseline, Trace):
+        grown = [c for c in diff(baseline, source).sites if c.delta > 0]
+        if grown:
+            return grown[0].site
+    return stats.peak.by("line")[0].site
+
+
+def _where(site: Site | None, against_base: bool) -> str:
+    if site is None or not site.file:
+        return ""
+    return f"; {'most of it' if against_base else 'most'} at {described(site)}"
+
+
+def described(site: Site) -> str:
+    """ "file:line in function (module, operator)", as far as it is known."""
+    more = ", ".join(filter(None, (site.module, site.operator)))
+    text = site.place + (f" in {site.function}" if site.function else "")
+    return f"{text} ({more})" if more else text
+
+
+def _leaks(stats: Stats, value: int, limit: int | None) -> Verdict:
+    leak = stats.leak
+    assert leak is not None
+    message = (
+        f"memory grows by {_exact(round(leak.bytes_per_step))} a step, over "
+        f"{leak.steps} steps"
+    )
+    if leak.site.file:
+        message += f"; most of it made at {described(leak.site)}"
+    return Verdict(False, message, value, limit, leak.site)

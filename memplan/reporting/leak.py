@@ -1,0 +1,149 @@
+"""Whether a program's memory grows from step to step, and which line makes it grow.
+
+What counts at the end of a step is what has outlived the step after the one that made
+it, as gradients, the last batch and its losses do not; and what one line makes anew,
+larger in every step. Warm-up is left out. A growth that has stopped, or that goes to
+and fro, is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memplan.arrays import Int64Array
+from memplan.reporting.attribution import Buffers, Site
+
+LEAST_STEPS = 6  # after the warm-up: with fewer, chance rises as steadily
+_LEAST_TREND = 0.7  # Kendall's tau of the level over steps
+_LEAST_RISES = 3
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Memory that grows by `bytes_per_step`, over the `steps` that were looked at.
+
+    site: whose buffers make up most of the growth.
+    """
+
+    bytes_per_step: float
+    site: Site
+    steps: int
+
+
+def told(buffers: Buffers) -> bool:
+    """Whether there are steps enough to tell."""
+    return len(buffers.bounds) - _warm_up(buffers) >= LEAST_STEPS
+
+
+def _warm_up(buffers: Buffers) -> int:
+    return max(2, len(buffers.bounds) // 4)
+
+
+def find_leak(buffers: Buffers) -> Leak | None:
+    """The growth over steps, or None: there is none, or there are too few steps."""
+    if not told(buffers):
+        return None
+    return _kept(buffers) or _made_anew(buffers)
+
+
+def _kept(buffers: Buffers) -> Leak | None:
+    """A growth of what is kept: of a list, of graphs, of a cache."""
+    level, begin = outliving(buffers), _warm_up(buffers)
+    slope = _growth(level[begin:])
+    last = len(level) - 1
+    row = int(buffers.bounds[last])
+    made = (buffers.step >= begin - 1) & (buffers.step <= last - 2)
+    grown = np.flatnonzero(made & (buffers.row <= row) & (buffers.end > row))
+    if slope <= 0 or not len(grown):
+        return None
+    sums = np.zeros(len(buffers.sites), dtype=np.int64)
+    np.add.at(sums, buffers.site[grown], buffers.size[grown])
+    return Leak(slope, buffers.sites[int(np.argmax(sums))], last - begin)
+
+
+def _made_anew(buffers: Buffers) -> Leak | None:
+    """A growth of one site's buffer that is made anew, larger each time: a history that
+    is joined with what is new.
+
+    None where what the steps ask for grows as well: sentences in the order of length.
+    """
+    begin, last = _warm_up(buffers), len(buffers.bounds) - 1
+    row = int(buffers.bounds[last])
+    live = (buffers.row <= row) & (buffers.end > row)
+    young = np.unique(buffers.site[live & (buffers.step >= last)])
+    asked = _asked(buffers, buffers.size)
+    found = None
+    for site in young.tolist():
+        own = np.where(buffers.site == site, buffers.size, 0)
+        slope = _growth(_level(buffers, own, 0)[begin:])
+        others = asked - _asked(buffers, own)
+        if slope > 0 and _trend(others[begin:]) < _LEAST_TREND:
+            leak = Leak(slope, buffers.sites[site], last - begin)
+            found = max(found or leak, leak, key=lambda each: each.bytes_per_step)
+    return found
+
+
+def outliving(buffers: Buffers) -> Int64Array:
+    """At the end of each step the bytes that were made two steps before, or earlier.
+
+    Shape (b,), one for each boundary; all that is persistent is in it.
+    """
+    return _level(buffers, buffers.size, 2)
+
+
+def _level(buffers: Buffers, size: Int64Array, age: int) -> Int64Array:
+    """At each boundary the live bytes that were made `age` steps before, or earlier."""
+    count = len(buffers.bounds)
+    first = buffers.step + age
+    until = np.searchsorted(buffers.bounds, buffers.end, side="left")
+    counted = (first < count) & (until > first)
+    change = np.zeros(count + 1, dtype=np.int64)
+    np.add.at(change, first[counted], size[counted])
+    np.add.at(change, until[counted], -size[counted])
+    level: Int64Array = np.cumsum(change[:-1])
+    return level
+
+
+def _asked(buffers: Buffers, size: Int64Array) -> Int64Array:
+    """Bytes asked for in each step that came to its end, shape (b,)."""
+    sums = np.zeros(len(buffers.bounds) + 1, dtype=np.int64)
+    np.add.at(sums, buffers.step, size)
+    return sums[:-1]
+
+
+def _growth(level: Int64Array) -> float:
+    """Bytes a step by which it grows; 0 if it does not, on the whole and to the end."""
+    return _median_slope(level) if _grows(level) else 0.0
+
+
+def _grows(level: Int64Array) -> bool:
+    """Whether it rises again and again, to the end, and hardly ever falls."""
+    highest = np.maximum.accumulate(level)
+    rises = np.flatnonzero(level[1:] > highest[:-1]) + 1
+    if len(rises) < max(_LEAST_RISES, len(level) // 8):
+        return False
+    goes_on = int(rises[-1]) >= len(level) - 1 - max(1, len(level) // 4)
+    return goes_on and _trend(level) >= _LEAST_TREND
+
+
+def _trend(level: Int64Array) -> float:
+    """Kendall's tau of a level over steps; pairs that are equal do not count."""
+    level = _thinned(level)
+    later = np.sign(level[np.newaxis, :] - level[:, np.newaxis])
+    pairs = np.triu(later, 1)
+    counted = np.count_nonzero(pairs)
+    return float(pairs.sum()) / counted if counted else 0.0
+
+
+def _median_slope(level: Int64Array) -> float:
+    """Bytes a step: of long distances, so that steps that add nothing count, too."""
+    half = len(level) // 2
+    return float(np.median((level[half:] - level[: len(level) - half]) / half))
+
+
+def _thinned(level: Int64Array) -> Int64Array:
+    """At most a thousand of the values, evenly."""
+    stride = -(-len(level) // 1000)
+    return level[::stride]
