@@ -160,13 +160,6 @@ def json_(function: F) -> F:
     )(function)
 
 
-def quiet(function: F) -> F:
-    """`-q`, as `quiet`: only what goes wrong is said, and what `--json` prints."""
-    return click.option(
-        "-q", "--quiet", is_flag=True, help="Say nothing when all goes well."
-    )(function)
-
-
 def threads(help_text: str, metavar: str | None = None) -> Callable[[F], F]:
     """`--threads`, 1 or more; None where it is not given."""
     kind = click.IntRange(min=1)

@@ -42,9 +42,9 @@ _ENDS = {
     "run.",
 )
 @arguments.force("OUTPUT if it exists")
-@arguments.quiet
+@arguments.json_
 def command(
-    source: Path, output: Path, form: str | None, step: str, force: bool, quiet: bool
+    source: Path, output: Path, form: str | None, step: str, force: bool, json_: bool
 ) -> None:
     """Write a TRACE in another form, for another program.
 
@@ -72,8 +72,7 @@ def command(
         words = (
             _csv(file, output, step) if form == "csv" else _other(file, output, form)
         )
-    if not quiet:
-        show.note(f"wrote {words} to {output}")
+    show.written(output, form, f"wrote {words} to {output}", json_)
 
 
 def _form_of(output: Path) -> str:

@@ -24,14 +24,14 @@ from memplan.trace.trace import Trace
     "--no-folders", is_flag=True, help="Leave out the folders of source files."
 )
 @arguments.force("the page if it exists")
-@arguments.quiet
+@arguments.json_
 def command(
     trace: Path,
     plan: Path | None,
     output: Path | None,
     no_folders: bool,
     force: bool,
-    quiet: bool,
+    json_: bool,
 ) -> None:
     """Make a page of TRACE that a browser shows: what was alive when, and who asked.
 
@@ -48,8 +48,8 @@ def command(
     planned = None if plan is None else arguments.read_plan(plan)
     page = report(given, planned, paths=not no_folders)
     write_bytes(path, page.encode("utf-8", "backslashreplace"))
-    if not quiet:
-        show.note(f"wrote {path}: {show.size_of(len(page))}; open it in a browser")
+    words = f"wrote {path}: {show.size_of(len(page))}; open it in a browser"
+    show.written(path, "html", words, json_)
 
 
 def _default(trace: Path) -> Path:
