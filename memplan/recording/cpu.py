@@ -38,6 +38,11 @@ class CpuEvents:
         depth = {"none": None, "site": SITE, "python": ALL}[options.stacks]
         self._sites = None if depth is None else Sites(depth)
 
+    def prepare(self) -> None:
+        """To be called before anything else hooks optimizers; `close` undoes it."""
+        if self._sites is not None:
+            self._sites.prepare()
+
     def start(self) -> None:
         """Begin. Raises EnvironmentUnfitError where recording is not possible."""
         from memplan.native import _alloc

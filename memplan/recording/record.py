@@ -84,12 +84,16 @@ class Recording:
         check_suffix(self.path)
         refuse_overwrite(self.path, self._options.force)
         torch = require_gpu() if self._cpu is None else require_torch("recording")
-        self._boundaries.start()
         try:
+            if self._cpu is not None:
+                self._cpu.prepare()
+            self._boundaries.start()
             if self._cpu is not None:
                 self._cpu.start()
         except BaseException:
             self._boundaries.stop()
+            if self._cpu is not None:
+                self._cpu.close()
             raise
         if self._history is not None and torch.version.cuda:
             self._history.arm(torch)

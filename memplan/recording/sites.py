@@ -35,11 +35,21 @@ class Sites:
         """depth: SITE, to note the one line that asks, or ALL, for all its calls."""
         self._depth = depth
         self._handles: list[Any] = []
+        self._after: Any = None
         self._numbers: dict[
             int, int
         ] = {}  # of modules, by id, as the recorder has them
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def prepare(self) -> None:
+        """Hook what comes after an optimizer's step.
+
+        Whoever may take its own hook off while it runs must hook after this.
+        """
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._after = register_optimizer_step_post_hook(self._stepped)
 
     def start(self) -> None:
         """Hook modules and optimizers."""
@@ -62,7 +72,6 @@ class Sites:
             module.register_module_forward_pre_hook(self._entered),
             module.register_module_forward_hook(self._left, always_call=True),
             optimizer.register_optimizer_step_pre_hook(self._stepping),
-            optimizer.register_optimizer_step_post_hook(self._stepped),
         ]
         Sites._active = self
 
@@ -83,15 +92,15 @@ class Sites:
     def let_go(self) -> None:
         """Take the hooks off again, but for one that may be running: see `close`."""
         Sites._active = None
-        for handle in self._handles[:-1]:
-            handle.remove()
-        self._handles = self._handles[-1:]
-
-    def close(self) -> None:
-        """Take the last hook off; not to be called while an optimizer's hooks run."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def close(self) -> None:
+        """Take the last hook off; not to be called while an optimizer's hooks run."""
+        if self._after is not None:
+            self._after.remove()
+            self._after = None
 
     def _entered(self, module: Any, arguments: tuple[Any, ...]) -> None:
         import torch
