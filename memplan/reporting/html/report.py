@@ -21,8 +21,8 @@ _SCRIPTS = (
     *("liveset", "flame", "tooltip", "planned", "main"),
 )
 _NO_STACKS = (
-    "The trace holds no stacks, so that there is nobody to name; record it with "
-    "--stacks python."
+    "The trace does not say who asked. Record it again: sites are noted by default, and "
+    "whole stacks with --stacks python."
 )
 
 
