@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memplan.core.verify import verify as verify
     from memplan.fusing.fuse import fuse as fuse
     from memplan.fusing.options import FuseOptions as FuseOptions
+    from memplan.plotting.plot import plot as plot
     from memplan.recording.boundary import step as step
     from memplan.recording.interruption import interrupt as interrupt
     from memplan.recording.interruption import resume as resume
@@ -45,6 +46,7 @@ _HOMES = {
     "chunk": "memplan.chunking.chunk",
     "fuse": "memplan.fusing.fuse",
     "interrupt": "memplan.recording.interruption",
+    "plot": "memplan.plotting.plot",
     "read_chunk_plan": "memplan.chunking.planfile",
     "read_plan": "memplan.core.planfile",
     "read_trace": "memplan.trace.read",
@@ -72,6 +74,7 @@ __all__ = [
     "chunk",
     "fuse",
     "interrupt",
+    "plot",
     "read_chunk_plan",
     "read_plan",
     "read_trace",

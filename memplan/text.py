@@ -1,8 +1,10 @@
-"""Text from files and file names, made fit for a terminal or a picture."""
+"""Text from files and file names, made fit for a terminal, a picture or a page."""
 
 from __future__ import annotations
 
+import html
 import os
+from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
@@ -22,3 +24,15 @@ def printable(text: str) -> str:
 def name_as_text(name: str) -> str:
     r"""A file's name as UTF-8 can hold it: bytes that are none stand as ``\xff``."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def facts_html(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """A table for a notebook: a title, names and values; all of it is text."""
+    left = "<td style='text-align:left'>"
+    cells = "".join(
+        f"<tr>{left}{html.escape(printable(name))}</td>"
+        f"{left}{html.escape(printable(value))}</td></tr>"
+        for name, value in rows
+    )
+    caption = f"<b>{html.escape(printable(title))}</b>"
+    return f"<div>{caption}<table>{cells}</table></div>"

@@ -74,6 +74,8 @@ HOMES = {
     "rich": {"cli"},
     "torch": {"recording", "applying", "graph", "chunking", "fusing", "blocking"},
     "matplotlib": {"plotting"},
+    "jinja2": {"reporting"},
+    "markupsafe": {"reporting"},
     "pandas": {"trace", "reporting"},
     "pyarrow": {"trace", "reporting", "core/planparquet.py"},
     "pulp": {"solving/cbc.py"},
@@ -258,7 +260,7 @@ def test_files_alone_opens_files_for_writing() -> None:
     assert not found
 
 
-HEAVY = ("torch", "pandas", "pyarrow", "matplotlib", "pulp", "numpy", "rich")
+HEAVY = ("torch", "pandas", "pyarrow", "matplotlib", "pulp", "numpy", "rich", "jinja2")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""docs/formats.md cannot rot: its tables are those of files and outputs as they are."""
+"""docs/formats.md and docs/json.md cannot rot: they hold what files and outputs do."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ import pytest
 import memplan
 from memplan.trace import journal
 from tests.conftest import ROOT, TRAINING
+from tests.trace.trace_samples import journal_blocks, sample, write_journal
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-PAGE = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
+PAGE = "\n".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("formats.md", "json.md")
+)
 SAMPLE = ROOT / "traces/train_resnet50.parquet"
 LAYER = "--layer 4,8,8,8,3,3"
 NEST = f"{LAYER} --string 'Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8'"
@@ -42,6 +46,12 @@ DOCUMENTS = {
         "solve p.csv -o p.plan.json --json",
         "solve p.csv --capacity 9 -o no.plan.json --json",
     ),
+    "report --json": (
+        f"report '{SAMPLE}' -o r.html --json",
+        f"convert '{SAMPLE}' r.pickle -q --json",
+        "plot p.plan.json -o p.png --json",
+    ),
+    "recover --json": ("recover r.journal -o recovered.parquet --json",),
     "Plan": ("t.plan.json", "p.plan.json"),
     "verify --json": (
         "verify p.plan.json --json",
@@ -137,6 +147,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     (folder / "all.toml").write_text(example("Memory hierarchy"))
     (folder / "m.py").write_text(MODEL)
     memplan.write_trace(memplan.read_trace(SAMPLE), folder / "t.json")
+    write_journal(folder / "r.journal", journal_blocks(sample()))
 
     @functools.cache
     def read(source: str) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 
 import click
+from click.shell_completion import shell_complete
 
 from memplan.cli import show
 from memplan.cli.group import LazyGroup
+from memplan.cli.manners import VARIABLE
 from memplan.errors import (
     EXIT_INTERRUPTED,
     EnvironmentUnfitError,
@@ -20,6 +23,7 @@ from memplan.streams import open_missing_streams, silence
 from memplan.text import printable
 from memplan.version import __version__
 
+WIDEST = 100  # columns of help; as wide as the terminal, but no wider
 _COMMANDS = {
     "record": "Run a program and write down what it allocates.",
     "recover": "Make the trace of a recording that was cut off.",
@@ -27,20 +31,25 @@ _COMMANDS = {
     "check": "Fail where a recording needs more than a limit, or than an earlier one.",
     "diff": "Compare the peaks of two recordings, line by line.",
     "solve": "Plan the memory of a recorded program.",
-    "convert": "Write a trace, a problem or a plan as MiniMalloc's CSV.",
+    "report": "Make a page of a trace, and of a plan, for a browser.",
+    "convert": "Write a trace in another form, for another program.",
     "verify": "Check a plan, against its trace if one is given.",
     "plot": "Draw a plan's packing, or a trace's memory over time.",
     "apply": "Run a program under a plan.",
     "chunk": "Run a model in chunks, so that its activations fit a budget.",
     "fuse": "Run a model depth-first, so that its inference takes less time.",
     "blocking": "Block the loops of convolutions for a memory hierarchy.",
+    "completion": "Print what makes a shell complete commands and options.",
 }
 
 
 @click.group(
     cls=LazyGroup,
     commands_help=_COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": WIDEST,
+    },
     epilog="Start with: memplan record train.py",
 )
 @click.version_option(__version__, message="memplan %(version)s")
@@ -54,6 +63,8 @@ def main() -> None:
     debug = "--debug" in sys.argv
     open_missing_streams()
     try:
+        if (asked := os.environ.get(VARIABLE)) is not None:
+            sys.exit(shell_complete(cli, {}, "memplan", VARIABLE, asked))
         # Not cli.main: it would end with 1 when nobody reads what is printed.
         with cli.make_context("memplan", sys.argv[1:]) as context:
             code = cli.invoke(context)
@@ -74,7 +85,7 @@ def main() -> None:
         code = _silenced(0)
     except OSError as error:
         code = _silenced(EnvironmentUnfitError.exit_code)
-        show.note(f"cannot write the output: {error.strerror}; send it elsewhere")
+        show.complaint(f"cannot write the output: {error.strerror}; send it elsewhere")
     except ReaderGoneError as error:
         code = error.exit_code
     except Exception as error:
@@ -87,12 +98,14 @@ def main() -> None:
 def _told(error: Exception) -> int:
     """The exit code of `error`, said in one line."""
     if isinstance(error, MemplanError):
-        show.note(str(error))
+        show.complaint(str(error))
         return error.exit_code
     if isinstance(error, MemoryError):
-        show.note("too large for the memory there is; take a smaller file or problem")
+        show.complaint(
+            "too large for the memory there is; take a smaller file or problem"
+        )
         return InputError.exit_code
-    show.note(
+    show.complaint(
         f"internal error: {type(error).__name__}: {error}; "
         "please report it with the traceback that --debug shows"
     )

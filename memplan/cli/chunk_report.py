@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
 from memplan.chunking.plan import ChunkPlan
 from memplan.cli import show
 from memplan.units import format_bytes, format_seconds
@@ -20,7 +18,7 @@ def report(plan: ChunkPlan, name: str) -> None:
     title = "runs in chunks" if plan.status == "chunked" else stays
     show.facts(f"memplan: {name} {title}", _facts(plan))
     if plan.regions:
-        click.echo()
+        show.line("")
         rows = [_region(each) for each in plan.regions]
         show.table("Loops, those inside others indented", _COLUMNS, rows, err=False)
     if plan.reason and plan.status == "chunked":

@@ -11,44 +11,103 @@ from memplan.core.problem import Problem
 from memplan.errors import UsageError
 from memplan.files import STDOUT, refuse_overwrite
 from memplan.formats.sniff import Kind, Opened, sniff
-from memplan.trace.exporters.minimalloc import write_minimalloc
+from memplan.trace.trace import Trace
+
+# By form the ends of names that stand for it; those of two parts come first.
+_ENDS = {
+    "speedscope": (".speedscope.json",),
+    "perfetto": (".perfetto.json", ".chrome.json"),
+    "parquet": (".parquet",),
+    "json": (".json", ".json.gz"),
+    "csv": (".csv",),
+    "memory_viz": (".pickle", ".pkl"),
+}
 
 
 @click.command("convert")
-@arguments.existing("source", metavar="TRACE|PLAN|CSV")
+@arguments.existing("source", metavar="TRACE|SNAPSHOT|PLAN|CSV")
 @click.argument("output", type=arguments.OutputFile())
+@click.option(
+    "--to",
+    "form",
+    type=click.Choice(sorted(_ENDS)),
+    help="What to write.  [default: by OUTPUT's name; csv to standard output]",
+)
 @click.option(
     "--step",
     default="hot",
     show_default=True,
     metavar="N|hot|all",
-    help="Which step of a TRACE: a number, the one that repeats, or the whole run.",
+    help="To csv, which step of a TRACE: a number, the one that repeats, or the whole "
+    "run.",
 )
 @arguments.force("OUTPUT if it exists")
-def command(source: Path, output: Path, step: str, force: bool) -> None:
-    """Write the packing problem of a TRACE to OUTPUT, a MiniMalloc CSV file.
-
-    An OUTPUT of - is standard output.
-    Of a PLAN its offsets are written, too. Other solvers read that form, and so does
-    memplan.
+@arguments.json_
+def command(
+    source: Path, output: Path, form: str | None, step: str, force: bool, json_: bool
+) -> None:
+    """Write a TRACE in another form, for another program.
 
     \b
-    Example: memplan convert train.plan.json packing.csv
+    OUTPUT             what is written
+    .parquet           a trace of memplan's, the smallest
+    .json, .json.gz    the same as JSON
+    .csv               MiniMalloc's packing problem of one step; of a PLAN, with offsets
+    .pickle            a memory snapshot, for torch.cuda._memory_viz and its page
+    .perfetto.json     Chrome's trace events, for ui.perfetto.dev
+    .speedscope.json   who asked for it, for speedscope.app
+
+    An OUTPUT of - is standard output.
+
+    \b
+    Example: memplan convert snapshot.pickle train.parquet
     """
-    if output != STDOUT and output.suffix != ".csv":
-        raise UsageError(f"{output} is not a .csv file; that is what is written")
+    form = form or _form_of(output)
+    if form != "csv" and step != "hot":
+        raise UsageError(f"--step {step} is for csv only; {form} holds the whole run")
+    if form in ("parquet", "json"):
+        _check_name(form, output)
     refuse_overwrite(output, force)
-    offsets = None
     with sniff(source) as file:
-        if file.kind is not Kind.PLAN:
-            problem = _problem(file, step)
-        elif step == "hot":
-            plan = arguments.read_plan(file)
-            problem, offsets = plan.problem, plan.offsets
-        else:
-            raise UsageError(f"--step {step}: a plan has no steps to choose from")
+        words = (
+            _csv(file, output, step) if form == "csv" else _other(file, output, form)
+        )
+    show.written(output, form, f"wrote {words} to {output}", json_)
+
+
+def _form_of(output: Path) -> str:
+    if output == STDOUT:
+        return "csv"
+    for form, ends in _ENDS.items():
+        if output.name.endswith(ends):
+            return form
+    known = ", ".join(end for ends in _ENDS.values() for end in ends)
+    raise UsageError(
+        f"{output} is not a .csv file, nor of another form; end its name in one of "
+        f"{known}, or say --to FORM"
+    )
+
+
+def _check_name(form: str, output: Path) -> None:
+    """A trace's name says its form, and standard output has none."""
+    if not output.name.endswith(_ENDS[form]):
+        ends = " or ".join(_ENDS[form])
+        raise UsageError(f"{output}: name a file that ends in {ends} for {form}")
+
+
+def _csv(file: Opened, output: Path, step: str) -> str:
+    from memplan.trace.exporters.minimalloc import write_minimalloc
+
+    offsets = None
+    if file.kind is not Kind.PLAN:
+        problem = _problem(file, step)
+    elif step == "hot":
+        plan = arguments.read_plan(file)
+        problem, offsets = plan.problem, plan.offsets
+    else:
+        raise UsageError(f"--step {step}: a plan has no steps to choose from")
     write_minimalloc(problem, output, offsets)
-    show.note(f"wrote {len(problem):,} buffers to {output}")
+    return f"{len(problem):,} buffers"
 
 
 def _problem(source: Opened, step: str) -> Problem:
@@ -60,3 +119,36 @@ def _problem(source: Opened, step: str) -> Problem:
     from memplan.trace.liveness import step_problem
 
     return step_problem(given, step).problem
+
+
+def _other(file: Opened, output: Path, form: str) -> str:
+    trace = _trace(file, form)
+    if form in ("parquet", "json"):
+        from memplan.trace.write import write_trace
+
+        write_trace(trace, output)
+    elif form == "memory_viz":
+        from memplan.trace.exporters.memory_viz import write_memory_viz
+
+        write_memory_viz(trace, output)
+    elif form == "perfetto":
+        from memplan.trace.exporters.perfetto import write_perfetto
+
+        write_perfetto(trace, output)
+    else:
+        from memplan.trace.exporters.speedscope import write_speedscope
+
+        write_speedscope(trace, output)
+    return f"{len(trace):,} events"
+
+
+def _trace(file: Opened, form: str) -> Trace:
+    if file.kind in (Kind.PLAN, Kind.CSV):
+        what = "a plan" if file.kind is Kind.PLAN else "a bare problem"
+        raise UsageError(
+            f"{file.path} is {what}, in which nothing runs: there is no {form} of it; "
+            "name a trace, or write .csv"
+        )
+    from memplan.trace.read import read_trace
+
+    return read_trace(file)

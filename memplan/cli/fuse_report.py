@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-import click
-
 from memplan.cli import show
 from memplan.cli.chunk_report import place
 from memplan.fusing.collapse import pools_of, sizes
@@ -169,7 +167,7 @@ def _path(part: Part, layer: Fate) -> str:
 def layers(found: Examined) -> None:
     """Print of every layer what became of it."""
     for part in found.summary.parts:
-        click.echo()
+        show.line("")
         numbers = {run.name: at for at, run in enumerate(part.running, 1)}
         names = {layer.name: _path(part, layer) for layer in part.layers}
         shown = {name: place(path) for name, path in names.items()}
@@ -214,7 +212,7 @@ def stacks(found: Examined) -> None:
 def _listed(title: str, runs: Sequence[Run], part: Part, found: Examined) -> None:
     if not runs:
         return
-    click.echo()
+    show.line("")
     show.line(f"{title}: {len(runs):,} with {_inside(runs)}")
     names = {layer.name: _path(part, layer) for layer in part.layers}
     became = {layer.name: layer.became for layer in part.layers}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+
+from memplan.cli import manners
 
 
 class LazyGroup(click.Group):
     """Commands live in `<package>.<name>`, each as a function named `command`.
 
-    The help text lists them from `commands_help`, without importing any.
+    The help text and completion list them from `commands_help`, without importing any.
+    All have the options of `manners`.
     """
 
     def __init__(
@@ -31,10 +36,33 @@ class LazyGroup(click.Group):
         if cmd_name not in self._help:
             return None
         command: click.Command = import_module(f"{self._package}.{cmd_name}").command
+        if not isinstance(command, click.Group):
+            manners.teach(command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command named first; of one that is not there, what may be meant."""
+        if args and args[0] not in self._help and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], self._help, n=3, cutoff=0.55)
+            meant = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{meant}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(self._help.items()))
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[CompletionItem]:
+        """Commands and their help, and the group's own options."""
+        commands = [
+            CompletionItem(name, help=text)
+            for name, text in self._help.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("plot")
-@arguments.existing("source", metavar="TRACE|PLAN")
+@arguments.existing("source", metavar="TRACE|SNAPSHOT|PLAN")
 @click.option(
     "-o",
     "--output",
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     help="The picture: .png, .svg or .pdf.",
 )
 @arguments.force("the picture if it exists")
-def command(source: Path, output: Path, force: bool) -> None:
+@arguments.json_
+def command(source: Path, output: Path, force: bool, json_: bool) -> None:
     """Draw the packing of a PLAN, or the memory of a TRACE over time.
 
     Of a blocking plan: its energy by level and tensor, a single layer's loop nest,
@@ -41,7 +42,7 @@ def command(source: Path, output: Path, force: bool) -> None:
     with sniff(source) as file:
         figure = _drawn(file, source.name)
     save(figure, output, force=force)
-    show.note(f"drew {output}")
+    show.written(output, output.suffix[1:], f"drew {output}", json_)
 
 
 def _drawn(file: Opened, name: str) -> Figure:

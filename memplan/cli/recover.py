@@ -20,7 +20,8 @@ from memplan.units import format_bytes
     "The trace.  [default: the journal's name without .journal]", arguments.BY_SUFFIX
 )
 @arguments.force("the trace if it exists")
-def command(journal: Path, output: Path | None, force: bool) -> None:
+@arguments.json_
+def command(journal: Path, output: Path | None, force: bool, json_: bool) -> None:
     """Make a trace from the JOURNAL of a recording that was killed.
 
     Keeps every block up to the first that is not whole; what was lost is told, and the
@@ -39,4 +40,17 @@ def command(journal: Path, output: Path | None, force: bool) -> None:
     rows = [("events", f"{found.summary.events:,}"), ("state", state)]
     if found.bytes_lost:
         rows.append(("lost", f"{format_bytes(found.bytes_lost)}: {found.reason}"))
+    if json_:
+        show.as_json(
+            {
+                "schema": "memplan.recovered",
+                "version": 1,
+                "output": str(path),
+                "events": found.summary.events,
+                "complete": found.info.complete,
+                "bytes_lost": found.bytes_lost,
+                "reason": found.reason if found.bytes_lost else None,
+            }
+        )
+        return
     show.facts(f"memplan: recovered {path}", rows, err=True)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,9 +18,31 @@ import click
 
 from memplan.text import printable
 
+_hushed: list[bool] = []  # one for every command that runs and was told to be quiet
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """Until it ends only complaints and JSON are shown."""
+    _hushed.append(True)
+    try:
+        yield
+    finally:
+        _hushed.pop()
+
 
 def line(text: str, err: bool = False) -> None:
     """One line."""
+    if not _hushed:
+        _written(text, err)
+
+
+def complaint(text: str) -> None:
+    """One line on what went wrong, which everybody is told."""
+    _written(f"memplan: {text}", err=True)
+
+
+def _written(text: str, err: bool) -> None:
     with _unheard(err):
         click.echo(printable(text), err=err)
 
@@ -28,6 +50,8 @@ def line(text: str, err: bool = False) -> None:
 def facts(title: str, rows: Iterable[tuple[str, str]], err: bool = False) -> None:
     """A title line, and below it names and values in two columns."""
     listed = list(rows)
+    if _hushed:
+        return
     width = max((len(name) for name, _ in listed), default=0)
     lines = [title, *(f"  {name:<{width}}  {value}" for name, value in listed)]
     with _unheard(err):
@@ -44,6 +68,8 @@ def table(
     from rich.console import Console
     from rich.table import Table
 
+    if _hushed:
+        return
     stream = sys.stderr if err else sys.stdout
     drawn = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for i, column in enumerate(columns):
@@ -102,6 +128,16 @@ def as_json(entries: dict[str, object]) -> None:
     click.echo(json.dumps(entries, indent=2, sort_keys=True))
 
 
+def written(path: Path, what: str, words: str, json_: bool) -> None:
+    """That a file was written, as JSON or in `words`; what: the kind of file it is."""
+    if not json_:
+        note(words)
+        return
+    size = path.stat().st_size if path.is_file() else None  # of standard output, none
+    entries: dict[str, object] = {"schema": "memplan.written", "version": 1}
+    as_json({**entries, "output": str(path), "bytes": size, "kind": what})
+
+
 def note(text: str) -> None:
     """One line to the person, beside the program's own output."""
     line(f"memplan: {text}", err=True)
@@ -114,6 +150,11 @@ def _unheard(err: bool) -> contextlib.AbstractContextManager[None]:
 
 def file_size(path: Path) -> str:
     """The size of a file, for people."""
+    return size_of(path.stat().st_size)
+
+
+def size_of(count: int) -> str:
+    """So many bytes, for people."""
     from memplan.units import format_bytes
 
-    return format_bytes(path.stat().st_size)
+    return format_bytes(count)

@@ -9,6 +9,8 @@ from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
 from memplan.core.placement import Placement, StepKind, Warmup
 from memplan.core.problem import Problem
+from memplan.text import facts_html
+from memplan.units import format_bytes, format_gap
 
 UNMARKED = "sequence"  # in `Program.marks`
 
@@ -132,6 +134,25 @@ class Plan:
     def coming_from(self, **changes: Any) -> Plan:
         """The same plan, where `changes` say fields of its provenance anew."""
         return replace(self, provenance=replace(self.provenance, **changes))
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.provenance.method!r}, {len(self.problem):,} buffers, peak "
+            f"{format_bytes(self.peak)}, lower bound {format_bytes(self.lower_bound)})"
+        )
+
+    def _repr_html_(self) -> str:
+        proof = ", proved optimal" if self.proved_optimal else ""
+        rows = [
+            ("buffers", f"{len(self.problem):,}"),
+            ("peak", format_bytes(self.peak)),
+            ("lower bound", format_bytes(self.lower_bound)),
+            ("gap", format_gap(self.gap) + proof),
+            ("arena", format_bytes(self.arena_bytes)),
+            ("method", self.provenance.method),
+        ]
+        made = self.provenance
+        return facts_html(made.program.script or made.source.name or "plan", rows)
 
     @property
     def problem(self) -> Problem:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from memplan.arrays import Int64Array
 from memplan.core.plan import Program, RunStats
 from memplan.errors import InputError
+from memplan.text import facts_html, printable
 from memplan.trace.stacks import StackTable
 
 if TYPE_CHECKING:
@@ -160,6 +161,26 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.events)
+
+    def __repr__(self) -> str:
+        script = self.info.program.script
+        name = f"{printable(script)!r}, " if script else ""
+        counts = f"{len(self):,} events, {len(self.stacks):,} stacks"
+        return f"Trace({name}{counts}, {self.info.device})"
+
+    def _repr_html_(self) -> str:
+        steps = int((self.events.mark == self.events.mark.max(initial=0)).sum())
+        marked = bool(self.events.mark.any())
+        rows = [
+            ("events", f"{len(self):,}"),
+            ("steps begun", f"{steps:,}" if marked else "none marked"),
+            ("stacks", f"{len(self.stacks):,}"),
+            ("device", self.info.device),
+            ("recorded", self.info.started or "not known"),
+        ]
+        if self.info.dropped_events:
+            rows.append(("missing events", f"{self.info.dropped_events:,}"))
+        return facts_html(self.info.program.script or "trace", rows)
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per event, actions and marks by name."""

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan.plotting import style
 from memplan.plotting.style import byte_ticks, shortened, thinned, told_apart
 
 
@@ -77,3 +78,17 @@ def test_titles_are_one_line_of_drawable_characters() -> None:
     assert shortened("\u65e5 caf\u00e9") == "? caf\u00e9"
     long = shortened("x" * 50 + "y" * 50, limit=21)
     assert long == "x" * 10 + "\u2026" + "y" * 10
+
+
+def test_a_crest_is_above_the_curve_and_keeps_its_peak() -> None:
+    rng = np.random.default_rng(1)
+    times = np.sort(rng.uniform(0, 9, 50_000))
+    values = rng.uniform(0, 1, 50_000)
+    at, most = style.crest(times, values, 100)
+    assert len(at) == 101
+    assert most.max() == values.max()
+    held = most[np.searchsorted(at, times, side="right") - 1]
+    assert (held >= values).all()
+    few = np.arange(9.0)
+    assert style.crest(few, few, 100)[0] is few
+    assert style.crest(np.zeros(999), np.arange(999.0), 9)[1].max() == 998

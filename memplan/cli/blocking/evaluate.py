@@ -59,12 +59,12 @@ def command(
     found = evaluate(layer, nest, objective, as_paper=counting == "paper")
     rows = [*report.nest_rows(found, objective), ("counting", _COUNTING[counting])]
     show.facts(f"memplan: {layer.name}", rows + report.energy_rows(found))
-    click.echo()
+    show.line("")
     if counting == "both":
         _side_by_side(found, evaluate(layer, nest, objective, as_paper=True))
         return
     report.buffer_table(found, objective)
-    click.echo()
+    show.line("")
     report.energy_table(found)
 
 
@@ -84,7 +84,7 @@ def _side_by_side(exact: Evaluation, paper: Evaluation) -> None:
         rows.append([placed.name, elements, report.amount(real), *pair])
     columns = ["buffer", "elements", "exact", "paper", "paper/exact"]
     show.table("Accesses", columns, rows, err=False)
-    click.echo()
+    show.line("")
     totals = [
         (tensor.value, exact.pj(tensor=tensor), paper.pj(tensor=tensor))
         for tensor in exact.nest.layer.tensors

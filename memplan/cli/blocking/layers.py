@@ -42,18 +42,19 @@ def command(json_: bool) -> None:
     columns = ("layer", *DIMS, "stride", "MACs", "elements")
     rows = [_row(name, layer) for name, layer in PAPER_LAYERS.items()]
     show.table("Layers, the paper's Table 4", columns, rows, err=False)
-    click.echo()
+    show.line("")
     networks = []
     for name, network in NETWORKS.items():
         macs = report.amount(sum(layer.macs for layer in network))
         networks.append((name, f"{len(network)} layers, {macs} MACs"))
     show.facts("Networks", networks)
-    click.echo("\nHierarchies")
+    show.line("")
+    show.line("Hierarchies")
     for one in hierarchies:
-        click.echo(f"  {one.name}: {one.title}")
+        show.line(f"  {one.name}: {one.title}")
         for level in one.levels:
-            click.echo(f"    {report.level_text(level)}")
-        click.echo(f"    {MAIN}, {one.dram_pj:g} pJ for 16 bits")
+            show.line(f"    {report.level_text(level)}")
+        show.line(f"    {MAIN}, {one.dram_pj:g} pJ for 16 bits")
 
 
 def _row(name: str, layer: Layer) -> list[str]:

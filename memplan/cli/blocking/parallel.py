@@ -87,7 +87,7 @@ def command(
     rows += report.memory_rows(objective)
     show.facts(f"memplan: {layer.name}", rows)
     for way in splits:
-        click.echo()
+        show.line("")
         _table(layer, way, [one for one in found if one.split == way])
 
 

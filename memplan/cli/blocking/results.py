@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import click
-
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Objective
 from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
@@ -99,9 +97,9 @@ def _report(
     if isinstance(objective, Codesign):
         rows.append(("area", f"{_area(planned):.2f} mm², DianNao's is {DIANNAO_MM2:g}"))
     show.facts(f"memplan: {found.layer.name}", [*rows, *facts])
-    click.echo()
+    show.line("")
     report.buffer_table(found, objective)
-    click.echo()
+    show.line("")
     report.energy_table(found)
 
 
@@ -122,7 +120,7 @@ def _curve(plan: BlockingPlan) -> None:
         for point in plan.curve
     ]
     columns = ["budget", "used", "mm²", "energy", "pJ/MAC"]
-    click.echo()
+    show.line("")
     show.table("Least energy by area", columns, rows, err=False)
 
 
@@ -133,7 +131,7 @@ def _overview(
     energy = f"{report.energy(plan.total)}, {plan.total / plan.macs:.5g} pJ/MAC"
     rows = [*report.memory_rows(objective), ("energy", energy), *facts]
     show.facts(f"memplan: {len(plan.layers)} layers", rows)
-    click.echo()
+    show.line("")
     lines = []
     own = isinstance(objective, Codesign)  # else memories are the same for all
     for one in plan.layers:

@@ -75,7 +75,7 @@ def command(
         part = f"{report.layer_text(found.layer)}: {found.share:.1%} of the MACs"
         rows.insert(1, ("simulated", part.replace("%", " %")))
     show.facts(f"memplan: {layer.name}", rows)
-    click.echo()
+    show.line("")
     _table(found)
     for alias in found.aliasing:
         show.note(str(alias) + ("" if pad else " with --pad"))

@@ -1,0 +1,76 @@
+"""memplan report"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memplan.cli import arguments, show
+from memplan.errors import UsageError
+from memplan.files import refuse_overwrite, write_bytes
+from memplan.formats.sniff import Kind, sniff
+from memplan.reporting.html.report import report
+from memplan.trace.trace import Trace
+
+
+@click.command("report")
+@arguments.existing("trace", metavar="TRACE|SNAPSHOT")
+@arguments.existing("plan", required=False, metavar="[PLAN]")
+@arguments.output(
+    "The page; - is standard output.  [default: TRACE.html]", metavar="FILE"
+)
+@click.option(
+    "--no-folders", is_flag=True, help="Leave out the folders of source files."
+)
+@arguments.force("the page if it exists")
+@arguments.json_
+def command(
+    trace: Path,
+    plan: Path | None,
+    output: Path | None,
+    no_folders: bool,
+    force: bool,
+    json_: bool,
+) -> None:
+    """Make a page of TRACE that a browser shows: what was alive when, and who asked.
+
+    One HTML file, which asks nobody for anything: live bytes by category over the run,
+    every buffer at its address, the live set of any moment, the stacks that asked for
+    it. With a PLAN made from TRACE, where the plan puts the same buffers.
+
+    \b
+    Example: memplan report train.parquet train.plan.json -o train.html
+    """
+    path = output or _default(trace)
+    refuse_overwrite(path, force)
+    given = _trace(trace)
+    planned = None if plan is None else arguments.read_plan(plan)
+    page = report(given, planned, paths=not no_folders)
+    write_bytes(path, page.encode("utf-8", "backslashreplace"))
+    words = f"wrote {path}: {show.size_of(len(page))}; open it in a browser"
+    show.written(path, "html", words, json_)
+
+
+def _default(trace: Path) -> Path:
+    name = trace.name
+    for suffix in (".parquet", ".json.gz", ".json", ".pickle", ".pkl"):
+        name = name.removesuffix(suffix)
+    return Path(f"{name}.html")
+
+
+def _trace(path: Path) -> Trace:
+    from memplan.trace.read import read_trace
+
+    with sniff(path) as file:
+        if file.kind is Kind.PLAN:
+            raise UsageError(
+                f"{path} is a plan; name the trace that it was made from before it, or "
+                f"draw it alone: memplan plot {path} -o packing.png"
+            )
+        if file.kind is Kind.CSV:
+            raise UsageError(
+                f"{path} is a bare problem, in which nothing runs; solve it, and plot "
+                "its plan"
+            )
+        return read_trace(file)

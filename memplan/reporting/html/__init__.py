@@ -1,0 +1,1 @@
+"""The report: one HTML file that holds its data, its style and its script."""

@@ -1,0 +1,169 @@
+"""The report of a trace, and of a plan made from it: one HTML file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from memplan.core.plan import Plan
+from memplan.reporting.html.scene import SceneMaker, sites_of
+from memplan.text import printable
+from memplan.trace.trace import Action, Trace
+from memplan.units import format_bytes, format_gap, format_seconds
+from memplan.version import __version__
+
+_ASSETS = Path(__file__).parent / "assets"
+_SCRIPTS = (
+    *("decode", "words", "range", "canvas", "page", "timeline", "boxes"),
+    *("liveset", "flame", "tooltip", "planned", "main"),
+)
+_NO_STACKS = (
+    "The trace does not say who asked. Record it again: sites are noted by default, and "
+    "whole stacks with --stacks python."
+)
+
+
+def report(
+    trace: Trace, plan: Plan | None = None, title: str = "", *, paths: bool = True
+) -> str:
+    """The report as HTML: one page without any address in it, that a browser draws
+    from a file.
+
+    plan: one made from the trace, to be shown beside what was recorded. title: the
+    program's name unless given. paths: whether files keep their folders. Raises
+    InputError where the plan was made from another trace.
+    """
+    import jinja2
+
+    maker = SceneMaker(trace, paths)
+    empty = not len(maker.buffers)
+    scene = maker.made(plan) if not empty else None
+    style = (_ASSETS / "report.css").read_text(encoding="utf-8")
+    script = _script()
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_ASSETS),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("page.html.j2").render(
+        title=printable(title or trace.info.program.script or "a recorded run"),
+        policy=_policy(style, script),
+        style=_trusted(style),
+        script=_trusted(script),
+        scene=_trusted(_json(scene.entries)) if scene is not None else "",
+        columns=scene.columns.encoded() if scene is not None else "",
+        facts=[printable(fact) for fact in _facts(maker)],
+        figures=_figures(maker, plan),
+        warnings=_warnings(trace),
+        empty=empty,
+        flame_hint="" if sites_of(maker.buffers.sites) else _NO_STACKS,
+        producer=f"memplan {__version__}",
+        notes=_notes(trace),
+    )
+
+
+def _script() -> str:
+    """All of the page's script, as one function that leaves no names behind."""
+    files = [(_ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    return '"use strict";\n{\n' + "\n".join(files) + "}\n"
+
+
+def _policy(style: str, script: str) -> str:
+    """What the page may do: run this script, use this style, and reach nobody."""
+    return (
+        f"default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+
+
+def _json(entries: Mapping[str, object]) -> str:
+    """JSON that ends no element of HTML, whatever the names in it."""
+    text = json.dumps(entries, separators=(",", ":"))  # ASCII
+    for mark in "<>&":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return text
+
+
+def _trusted(text: str) -> object:
+    """Text of ours that stands in the page as it is."""
+    import markupsafe
+
+    return markupsafe.Markup(text)
+
+
+def _facts(maker: SceneMaker) -> list[str]:
+    info = maker.trace.info
+    facts = [
+        f"{len(maker.buffers):,} buffers",
+        f"{maker.lives.ticks:,} allocations and frees",
+    ]
+    if len(maker.buffers.bounds):
+        facts.append(f"{len(maker.buffers.bounds):,} steps begun")
+    if len(maker.buffers.time_s):
+        facts.append(format_seconds(float(maker.buffers.time_s[-1])))
+    facts.append(info.device)
+    if info.program.torch:
+        facts.append(f"PyTorch {info.program.torch}")
+    if info.ranks > 1:
+        facts.append(f"rank {info.rank} of {info.ranks}")
+    if info.started:
+        facts.append(info.started)
+    return facts
+
+
+def _figures(maker: SceneMaker, plan: Plan | None) -> list[dict[str, object]]:
+    lives, buffers = maker.lives, maker.buffers
+    found: list[dict[str, object]] = []
+
+    def add(name: str, value: str, note: str = "", strong: bool = False) -> None:
+        found.append({"name": name, "value": value, "note": note, "strong": strong})
+
+    if lives.ticks:
+        at = float(buffers.time_s[lives.rows[lives.peak]])
+        add("peak", format_bytes(maker.peak), f"at {format_seconds(at)}", True)
+        held = int(lives.live[-1])
+        add("held at the end", format_bytes(held))
+    if maker.trace.info.run.peak_rss_bytes:
+        add("process, resident", format_bytes(maker.trace.info.run.peak_rss_bytes))
+    if plan is not None:
+        add(
+            "plan's arena", format_bytes(plan.arena_bytes), "of transient tensors", True
+        )
+        proof = "proved optimal" if plan.proved_optimal else ""
+        gap = f"gap {format_gap(plan.gap)}"
+        add("lower bound", format_bytes(plan.lower_bound), proof or gap)
+    return found
+
+
+def _notes(trace: Trace) -> list[str]:
+    by = printable(trace.info.producer)
+    return [f"recorded by {by}"] if by else []
+
+
+def _warnings(trace: Trace) -> list[str]:
+    found = []
+    failed = trace.events.requested_size[trace.events.action == Action.OOM].tolist()
+    if failed:
+        sizes = ", ".join(format_bytes(size) for size in failed[:3])
+        more = f" and {len(failed) - 3:,} more" if len(failed) > 3 else ""
+        found.append(f"Out of memory: a request for {sizes}{more} failed.")
+    if not trace.info.complete:
+        found.append(
+            "The recording is not complete: it was cut off, or its oldest events were "
+            "pushed out."
+        )
+    if trace.info.dropped_events:
+        count = trace.info.dropped_events
+        found.append(
+            f"{count:,} events are missing from the trace: live bytes are understated."
+        )
+    return found

@@ -1,0 +1,214 @@
+"""What a page knows of a trace, as JSON and columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from memplan.arrays import Int64Array
+from memplan.core.plan import Plan
+from memplan.reporting.attribution import Buffers, Site, buffers_of
+from memplan.reporting.html.addresses import closed_up
+from memplan.reporting.html.columns import PackedColumns
+from memplan.reporting.html.lives import Lives
+from memplan.reporting.html.palette import Colouring, colouring
+from memplan.reporting.html.placements import NOWHERE, Placed, placements_of
+from memplan.reporting.html.stacktree import ROOT, StackTree
+from memplan.trace.stacks import Frame
+from memplan.trace.trace import Action, Trace
+from memplan.units import format_bytes
+
+_MOST_BOXES = 60_000  # of a placement
+_MOST_STEPS = 20_000
+_UNKNOWN_SITE = Site()
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """The page's data: `entries` for JSON, `columns` of numbers beside them."""
+
+    entries: dict[str, object]
+    columns: PackedColumns
+
+
+@dataclass(eq=False)
+class SceneMaker:
+    """A trace, and what was found in it. paths: whether files keep their folders."""
+
+    trace: Trace
+    paths: bool = True
+    columns: PackedColumns = field(default_factory=PackedColumns)
+
+    def __post_init__(self) -> None:
+        self.buffers: Buffers = buffers_of(self.trace)
+        self.lives: Lives = Lives.of(self.trace.events, self.buffers)
+        self.colouring: Colouring = colouring(self.buffers)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes alive at one moment."""
+        return int(self.lives.live.max(initial=0))
+
+    def made(self, plan: Plan | None) -> Scene:
+        """The page's data; with `plan`, its placements, too.
+
+        Raises InputError where the plan was not made from the trace.
+        """
+        failed = self._failed_requests()
+        shown = self.lives.most_telling()
+        self._add_curves(np.array([tick for tick, _, _ in failed], dtype=np.int64))
+        top = self._add_boxes(shown)
+        entries: dict[str, object] = {
+            "ticks": self.lives.ticks,
+            "peak": self.peak,
+            "peak_tick": self.lives.peak,
+            "categories": [
+                {"name": name, "colour": colour}
+                for name, colour in self.colouring.entries
+            ],
+            "sites": [self._site(site) for site in self.buffers.sites],
+            "ooms": [{"tick": t, "size": s, "site": site} for t, s, site in failed],
+            "address_top": top,
+            "traced": self._words(len(shown)),
+            "labels": self._add_stacks(shown),
+            "plan": None if plan is None else self._add_plan(plan),
+        }
+        return Scene({**entries, "columns": self.columns.listed()}, self.columns)
+
+    def _add_curves(self, always: Int64Array) -> None:
+        lives, buffers = self.lives, self.buffers
+        steps = lives.tick_of(buffers.bounds)[:_MOST_STEPS]
+        moments = lives.moments(np.concatenate([always, steps, steps - 1]))
+        seconds = buffers.time_s[lives.rows[moments]]
+        self.columns.add("moment", moments, "u4", delta=True)
+        self.columns.add("seconds", seconds - seconds[:1], "f8")
+        self.columns.add("steps", steps, "u4", delta=True)
+        for code in range(len(self.colouring.entries)):
+            live = lives.live_of(self.colouring.of_buffer == code)[moments]
+            self.columns.add(f"live{code}", live, "f8", delta=True)
+
+    def _add_boxes(self, shown: Int64Array) -> int:
+        """The buffers shown one by one; how high their addresses reach."""
+        events, row = self.trace.events, self.buffers.row
+        size = self.buffers.size
+        address = closed_up(events.device[row], events.address[row], size)
+        self.columns.add("lower", self.lives.lower[shown], "u4", delta=True)
+        self.columns.add("upper", self.lives.upper[shown], "u4")
+        self.columns.add("address", address[shown], "f8")
+        self.columns.add("size", size[shown], "f8")
+        self.columns.add("site", self.buffers.site[shown], "u4")
+        self.columns.add("category", self.colouring.of_buffer[shown], "u1")
+        return int((address + size).max(initial=1))
+
+    def _add_stacks(self, shown: Int64Array) -> list[list[object]]:
+        """The tree of stacks; its labels. Without stacks, modules and sites make it."""
+        tree = StackTree()
+        table = self.trace.stacks
+        stack = self.trace.events.stack[self.buffers.row[shown]]
+        nodes = np.full(len(table) + 1, ROOT, dtype=np.int64)  # -1 finds the last
+        for index in np.unique(stack[stack >= 0]).tolist():
+            nodes[index] = tree.node(self._calls(index))
+        self.columns.add("node", nodes[stack], "u4")
+        self.columns.add("node_parent", tree.parent, "u4")
+        self.columns.add("node_label", tree.label, "u4")
+        return [[self._path(file), line, name] for file, line, name in tree.labels]
+
+    def _calls(self, index: int) -> list[Frame]:
+        """The calls of a stack, outermost first, and last what PyTorch ran there."""
+        calls = list(reversed(self.trace.stacks[index]))
+        origin = self.trace.stacks.origin(index)
+        words = " · ".join(filter(None, (origin.module, origin.operator)))
+        return [*calls, Frame("", 0, words)] if words else calls
+
+    def _add_plan(self, plan: Plan) -> dict[str, object]:
+        found = placements_of(plan, self.trace)
+        return {
+            "placements": [
+                self._add_placement(k, placed, plan) for k, placed in enumerate(found)
+            ]
+        }
+
+    def _add_placement(self, k: int, placed: Placed, plan: Plan) -> dict[str, object]:
+        area = placed.size.astype(np.float64) * (placed.right - placed.left)
+        rows = np.sort(np.argsort(area, kind="stable")[::-1][:_MOST_BOXES])
+        owner = placed.rows[rows]
+        known = owner != NOWHERE
+        site = np.where(known, self.buffers.site[owner], len(self.buffers.sites))
+        other = len(self.colouring.entries) - 1
+        category = np.where(known, self.colouring.of_buffer[owner], other)
+        before, top = self._before(placed, rows)
+        for name, values, kind in (
+            ("left", placed.left[rows], "f8"),
+            ("right", placed.right[rows], "f8"),
+            ("bottom", placed.bottom[rows], "f8"),
+            ("size", placed.size[rows], "f8"),
+            ("site", site, "u4"),
+            ("category", category, "u1"),
+            ("node", np.zeros(len(rows)), "u4"),
+            ("before", before, "f8"),
+        ):
+            self.columns.add(f"plan{k}_{name}", values, kind)
+        return {
+            "name": placed.name,
+            "length": placed.length,
+            "peak": placed.peak,
+            "bound": plan.lower_bound if k == 0 else 0,
+            "before_top": top,
+            "note": _placement_words(placed, top, len(rows)),
+        }
+
+    def _before(self, placed: Placed, rows: Int64Array) -> tuple[Int64Array, int]:
+        """Where the boxes' buffers lay in the run, and how high; 0 if not known."""
+        owner = placed.rows
+        if not len(owner) or (owner == NOWHERE).any():
+            return np.zeros(len(rows), dtype=np.int64), 0
+        events, row = self.trace.events, self.buffers.row[owner]
+        lay = closed_up(events.device[row], events.address[row], placed.size)
+        return lay[rows], int((lay + placed.size).max())
+
+    def _failed_requests(self) -> list[tuple[int, int, int]]:
+        """Tick, bytes and site of every request that found no memory."""
+        events = self.trace.events
+        rows = np.flatnonzero(events.action == Action.OOM)
+        ticks = np.maximum(self.lives.tick_of(rows) - 1, 0)
+        sizes = events.requested_size[rows]
+        return [(int(t), int(s), -1) for t, s in zip(ticks, sizes, strict=True)]
+
+    def _site(self, site: Site) -> list[object]:
+        file = self._path(site.file)
+        return [file, site.line, site.function, site.module, site.operator]
+
+    def _path(self, file: str) -> str:
+        return file if self.paths else PurePosixPath(file.replace("\\", "/")).name
+
+    def _words(self, shown: int) -> str:
+        count = len(self.buffers)
+        if shown == count:
+            return ""
+        rest = self.buffers.size.sum()
+        return (
+            f"{shown:,} of {count:,} buffers are drawn one by one: those alive at the "
+            "peak, and those with most bytes for longest. The curve above counts all "
+            f"{format_bytes(int(rest))} that were asked for."
+        )
+
+
+def _placement_words(placed: Placed, before: int, shown: int) -> str:
+    words = f"{placed.name} in {format_bytes(placed.peak)}"
+    if before:
+        saved = 1 - placed.peak / before
+        words += (
+            f", where the default allocator spread the same buffers over "
+            f"{format_bytes(before)} of addresses ({saved:.1%} less)"
+        )
+    if shown < len(placed.size):
+        words += f"; {shown:,} of {len(placed.size):,} boxes are drawn, the largest"
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def sites_of(entries: Sequence[Site]) -> bool:
+    """Whether any site is known."""
+    return any(site != _UNKNOWN_SITE for site in entries)

@@ -1,0 +1,179 @@
+"""PyTorch's memory snapshot, written: what torch.cuda._memory_viz and its page read.
+
+Plain data only, in protocol 4: the page knows no later one. What a trace does not know
+is not made up: its segments are the stretches of addresses that blocks ever covered.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from memplan.arrays import Int64Array
+from memplan.errors import InputError
+from memplan.files import PathLike, atomic_write
+from memplan.trace.match import pairs
+from memplan.trace.stacks import NO_STACK, StackTable
+from memplan.trace.trace import Action, Mark, Trace
+
+PROTOCOL = 4
+LARGE = 1 << 20  # bytes; the allocator keeps larger segments apart
+_NAMES = {
+    Action.ALLOC: "alloc",
+    Action.FREE_REQUESTED: "free_requested",
+    Action.FREE_COMPLETED: "free_completed",
+    Action.OOM: "oom",
+}
+
+
+def write_memory_viz(trace: Trace, path: PathLike) -> None:
+    """Write `trace` to `path` as a pickled snapshot, atomically.
+
+    Steps become annotations. Raises InputError for a device that is negative.
+    """
+    with atomic_write(path) as stream:
+        pickle.dump(to_snapshot(trace), stream, protocol=PROTOCOL)
+
+
+def to_snapshot(trace: Trace) -> dict[str, Any]:
+    """The snapshot: dicts, lists, texts and numbers, as torch's own has them."""
+    events = trace.events
+    if len(events) and int(events.device.min()) < 0:
+        raise InputError(
+            "an event's device is negative; a snapshot has no place for it"
+        )
+    devices = int(events.device.max(initial=0)) + 1
+    histories: list[list[dict[str, Any]]] = [[] for _ in range(devices)]
+    frames = _Frames(trace.stacks)
+    announced = (events.action == Action.FREE_REQUESTED).any()
+    begun = _microseconds(trace)
+    columns = (events.action, events.device, events.address, events.size)
+    rows = zip(
+        *(column.tolist() for column in (*columns, events.stream, events.stack)),
+        begun.tolist(),
+        strict=True,
+    )
+    for action, device, address, size, cuda_stream, stack, time in rows:
+        name = _NAMES.get(action)
+        if name is None:
+            continue
+        entry = {"action": name, "addr": address, "size": size, "stream": cuda_stream}
+        entry |= {"time_us": time, "frames": frames.of(stack)}
+        if action == Action.OOM:
+            del entry["addr"]
+            entry["device_free"] = 0
+        elif action == Action.FREE_COMPLETED and not announced:
+            histories[device].append({**entry, "action": "free_requested"})
+        histories[device].append(entry)
+    return {
+        "segments": _segments(trace, frames),
+        "device_traces": histories,
+        "allocator_settings": {},
+        "external_annotations": _annotations(trace, begun),
+    }
+
+
+class _Frames:
+    """The frames of each stack, made once: what is shared is written once."""
+
+    def __init__(self, stacks: StackTable) -> None:
+        self._stacks = stacks
+        self._made: dict[int, list[dict[str, object]]] = {NO_STACK: []}
+        self._frames: dict[object, dict[str, object]] = {}
+
+    def of(self, stack: int) -> list[dict[str, object]]:
+        """A list of frames, innermost first."""
+        found = self._made.get(stack)
+        if found is None:
+            found = self._made[stack] = [self._frame(f) for f in self._stacks[stack]]
+        return found
+
+    def _frame(self, frame: Any) -> dict[str, object]:
+        found = self._frames.get(frame)
+        if found is None:
+            entries = {"filename": frame.filename, "line": frame.line}
+            found = self._frames[frame] = {**entries, "name": frame.name}
+        return found
+
+
+def _microseconds(trace: Trace) -> Int64Array:
+    times: Int64Array = np.maximum.accumulate(trace.events.time_ns) // 1000
+    return times
+
+
+def _annotations(trace: Trace, times: Int64Array) -> list[dict[str, object]]:
+    """One for the begin of every step."""
+    events = trace.events
+    steps = np.flatnonzero((events.action == Action.STEP) & (events.mark != Mark.NONE))
+    return [
+        {"stage": "START", "name": f"step {k}", "device": 0, "time_us": int(times[row])}
+        for k, row in enumerate(steps.tolist(), 1)
+    ]
+
+
+def _segments(trace: Trace, frames: _Frames) -> list[dict[str, Any]]:
+    """Stretches of addresses that blocks ever covered, and what was live at the end."""
+    events = trace.events
+    made = np.flatnonzero((events.action == Action.ALLOC) & (events.size > 0))
+    live = np.ones(len(events), dtype=np.bool_)
+    live[pairs(events)[0]] = False
+    found = []
+    for device in np.unique(events.device[made]).tolist():
+        rows = made[events.device[made] == device]
+        rows = rows[np.argsort(events.address[rows], kind="stable")]
+        begin = events.address[rows]
+        end = np.maximum.accumulate(begin + events.size[rows].astype(np.uint64))
+        apart = np.append(0, np.flatnonzero(begin[1:] > end[:-1]) + 1)
+        for first, last in zip(apart, np.append(apart[1:], len(rows)), strict=True):
+            inside = rows[first:last]
+            found.append(
+                _segment(
+                    trace, frames, inside, inside[live[inside]], int(end[last - 1])
+                )
+            )
+    return found
+
+
+def _segment(
+    trace: Trace, frames: _Frames, rows: Int64Array, live: Int64Array, end: int
+) -> dict[str, Any]:
+    """A segment that covers `rows`; of `live`, later blocks hide those beneath them."""
+    events = trace.events
+    base = at = int(events.address[rows[0]])
+    stack = frames.of(NO_STACK)
+    blocks: list[dict[str, object]] = []
+
+    def add(until: int, state: str, requested: int, called: list[Any]) -> None:
+        nonlocal at
+        if until > at:
+            block = {"address": at, "size": until - at, "requested_size": requested}
+            blocks.append({**block, "state": state, "frames": called})
+            at = until
+
+    allocated = 0
+    for row in live.tolist():
+        address, size = int(events.address[row]), int(events.size[row])
+        if address < at:
+            continue  # its free was missed, and something else lies there
+        add(address, "inactive", 0, stack)
+        requested = int(events.requested_size[row])
+        add(address + size, "active_allocated", requested, frames.of(events.stack[row]))
+        allocated += size
+    add(end, "inactive", 0, stack)
+    size = end - base
+    return {
+        "device": int(events.device[rows[0]]),
+        "address": base,
+        "total_size": size,
+        "allocated_size": allocated,
+        "active_size": allocated,
+        "requested_size": sum(int(str(b["requested_size"])) for b in blocks),
+        "stream": int(events.stream[rows[0]]),
+        "segment_type": "large" if size > LARGE else "small",
+        "segment_pool_id": [0, 0],
+        "is_expandable": False,
+        "frames": stack,
+        "blocks": blocks,
+    }

@@ -1,0 +1,132 @@
+"""Chrome's trace events as JSON, which Perfetto and chrome://tracing show.
+
+A counter of live bytes for each device, its steps as slices, and every buffer as an
+asynchronous slice from its allocation to its free.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from memplan.files import PathLike, atomic_write
+from memplan.trace.match import pairs
+from memplan.trace.stacks import StackTable
+from memplan.trace.steps import strongest_mark
+from memplan.trace.trace import Action, Columns, Mark, Trace
+from memplan.units import format_bytes
+
+_AT_A_TIME = 1 << 14  # events written together
+_STEPS, _BUFFERS = 1, 2  # threads, as the format calls its tracks
+
+
+def write_perfetto(trace: Trace, path: PathLike) -> None:
+    """Write `trace` to `path` as Chrome's JSON, atomically. Times are microseconds."""
+    with atomic_write(path) as stream:
+        stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        before = b""
+        for piece in _pieces(trace):
+            stream.write(before + ",\n".join(piece).encode("ascii"))
+            before = b",\n"
+        stream.write(b"\n]}\n")
+
+
+def _pieces(trace: Trace) -> Iterator[list[str]]:
+    piece: list[str] = []
+    for event in _events(trace):
+        piece.append(json.dumps(event, separators=(",", ":")))
+        if len(piece) == _AT_A_TIME:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
+
+
+def _events(trace: Trace) -> Iterator[dict[str, object]]:
+    events = trace.events
+    times = np.maximum.accumulate(events.time_ns) / 1000
+    name = trace.info.program.script or "memplan"
+    for device in np.unique(events.device).tolist() or [0]:
+        yield _named("process_name", device, 0, f"{name}, device {device}")
+        yield _named("thread_name", device, _STEPS, "steps")
+        yield _named("thread_name", device, _BUFFERS, "buffers")
+    yield from _steps(events, times)
+    yield from _buffers(trace, times)
+
+
+def _named(what: str, process: int, thread: int, name: str) -> dict[str, object]:
+    where = {"ph": "M", "pid": process, "tid": thread}
+    return {"name": what, **where, "args": {"name": name}}
+
+
+def _steps(
+    events: Columns, times: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> Iterator[dict[str, object]]:
+    mark = strongest_mark(events)
+    rows = np.flatnonzero((events.action == Action.STEP) & (events.mark == mark))
+    if mark is Mark.NONE or not len(rows):
+        return
+    ends = np.append(times[rows[1:]], times[-1])
+    for number, (row, end) in enumerate(zip(rows.tolist(), ends, strict=True), 1):
+        begin = float(times[row])
+        where = {"ph": "X", "pid": int(events.device[row]), "tid": _STEPS}
+        yield {
+            "name": f"step {number}",
+            "cat": "step",
+            **where,
+            "ts": begin,
+            "dur": float(end) - begin,
+        }
+
+
+def _buffers(
+    trace: Trace, times: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> Iterator[dict[str, object]]:
+    """Allocations, frees and failed requests; after each of the first what is live."""
+    events = trace.events
+    made, freed = pairs(events)
+    owner = np.full(len(events), -1, dtype=np.int64)
+    owner[freed] = made
+    live: dict[int, int] = {}
+    names = _Names(trace.stacks)
+    columns = (events.action, events.device, events.requested_size, events.stack)
+    rows = zip(*(c.tolist() for c in (*columns, owner)), times.tolist(), strict=True)
+    sizes = events.requested_size.tolist()
+    for row, (action, device, size, stack, block, time) in enumerate(rows):
+        where = {"pid": device, "tid": _BUFFERS, "ts": time}
+        if action == Action.OOM:
+            words = f"out of memory: {format_bytes(size)}"
+            yield {"name": words, "cat": "oom", "ph": "i", "s": "g", **where}
+            continue
+        if action == Action.ALLOC and size:
+            change, begins, number = size, "b", row
+        elif action == Action.FREE_COMPLETED and block >= 0 and sizes[block]:
+            change, begins, number = -sizes[block], "e", block
+        else:
+            continue
+        live[device] = live.get(device, 0) + change
+        slice_ = {"cat": "buffer", "ph": begins, "id": number, **where}
+        if change > 0:
+            site = names.of(stack)
+            yield {"name": format_bytes(size), **slice_, "args": {"bytes": size} | site}
+        else:
+            yield {"name": format_bytes(-change), **slice_}
+        counter = {"ph": "C", "pid": device, "ts": time}
+        yield {"name": "live bytes", **counter, "args": {"bytes": live[device]}}
+
+
+class _Names:
+    """The stack of each buffer in words, made once."""
+
+    def __init__(self, stacks: StackTable) -> None:
+        self._stacks = stacks
+        self._made: dict[int, dict[str, str]] = {}
+
+    def of(self, stack: int) -> dict[str, str]:
+        """`{"stack": ...}`, innermost call first, or nothing where it is not known."""
+        if stack not in self._made:
+            calls = [f"{f.name} ({f.filename}:{f.line})" for f in self._stacks[stack]]
+            self._made[stack] = {"stack": "\n".join(calls)} if calls else {}
+        return self._made[stack]
