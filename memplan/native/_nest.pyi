@@ -64,7 +64,8 @@ class CacheSim:
         """
 
 class Optimum:
-    """The best loop nest found, with X Y C K B and the whole window numbered from 0.
+    """The best loop nest found, with X Y C K B Fw Fh and the window, if it is in one
+    piece, numbered from 0.
 
     energy: pJ, infinite where there was no time for any nest; lower_bound: of all
     nests; labels: partial nests looked at.
@@ -105,11 +106,14 @@ def optimum(
     pools: Sequence[float],
     element_bytes: float,
     count_fills: bool,
+    whole: bool,
+    incumbent: float,
     seconds: float,
     threads: int,
 ) -> Optimum:
-    """The loop nest of least energy; see native/nest/optimum_problem.h.
+    """The loop nest of least energy; see native/nest/optimum.h.
 
+    whole: any extents, and the window's loops anywhere; then energies are lower bounds.
     extent and base: of X Y C K B; memories: of input, kernel and output, each (knots,
     largest, pool, levels, main_pj). Ctrl-C raises KeyboardInterrupt.
     """

@@ -76,6 +76,8 @@ def optimum(
             # Groups the datapath does at once make every tile larger.
             element_bytes=float(ELEMENT_BYTES * base["G"]),
             count_fills=objective.count_fills,
+            whole=False,
+            incumbent=math.inf,
             seconds=math.inf if options.time_limit is None else options.time_limit,
             threads=options.threads or _cores(),
         )

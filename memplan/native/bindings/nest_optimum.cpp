@@ -62,10 +62,11 @@ nest::Layer layer_from(const std::array<std::int64_t, 5>& extent,
                        const std::array<std::int64_t, 5>& base,
                        const std::array<std::int64_t, 2>& window,
                        const std::array<std::int64_t, 2>& base_window,
-                       const std::array<std::int64_t, 2>& stride, bool kernel) {
+                       const std::array<std::int64_t, 2>& stride, bool kernel,
+                       bool whole) {
   constexpr std::int64_t most = std::int64_t{1} << 40;
-  const auto covers = [](std::int64_t whole, std::int64_t part) {
-    return 0 < part && part <= whole && whole < most && whole % part == 0;
+  const auto covers = [&](std::int64_t all, std::int64_t part) {
+    return 0 < part && part <= all && all < most && (whole || all % part == 0);
   };
   for (int dim = 0; dim < nest::kDims; ++dim) {
     require(covers(extent[dim], base[dim]), "need extents that base divides");
@@ -84,9 +85,13 @@ nest::Optimum optimum(const std::array<std::int64_t, 5>& extent,
                       const std::array<std::int64_t, 2>& stride, bool kernel,
                       const std::array<MemoriesTuple, 3>& memories,
                       const std::vector<double>& pools, double element_bytes,
-                      bool count_fills, double seconds, int threads) {
+                      bool count_fills, bool whole, double incumbent, double seconds,
+                      int threads) {
   nest::Problem problem;
-  problem.layer = layer_from(extent, base, window, base_window, stride, kernel);
+  problem.layer =
+      layer_from(extent, base, window, base_window, stride, kernel, whole);
+  problem.space = whole ? nest::Space::kWhole : nest::Space::kDivisors;
+  require(incumbent > 0, "need incumbent > 0");
   for (const double bytes : pools) require(positive(bytes), "need pools above 0");
   for (int t = 0; t < nest::kTensors; ++t) {
     problem.memories[t] = memories_from(memories[t], pools.size());
@@ -107,7 +112,7 @@ nest::Optimum optimum(const std::array<std::int64_t, 5>& extent,
           interrupted = PyErr_CheckSignals() != 0;
           return interrupted;
         });
-    found = nest::find_optimum(problem, std::clamp(threads, 1, 1024),
+    found = nest::find_optimum(problem, incumbent, std::clamp(threads, 1, 1024),
                                [&] { return stop.up(); });
   }
   if (interrupted) throw nb::python_error();
@@ -139,5 +144,5 @@ void bind_optimum(nb::module_& m) {
       });
   m.def("optimum", &optimum, "extent"_a, "base"_a, "window"_a, "base_window"_a,
         "stride"_a, "kernel"_a, "memories"_a, "pools"_a, "element_bytes"_a,
-        "count_fills"_a, "seconds"_a, "threads"_a);
+        "count_fills"_a, "whole"_a, "incumbent"_a, "seconds"_a, "threads"_a);
 }

@@ -20,6 +20,8 @@ constexpr double kWide = 0.01;
 // Labels for each tile, pass by pass; all that there are only after the last round.
 constexpr std::size_t kWidths[] = {1, 8, 64};
 constexpr int kMostPoints = 48;
+// Tiles of the whole space: of given memories, whose prices are few, and of others.
+constexpr std::size_t kMostTiles = 400'000, kMostTilesMade = 60'000;
 // Labels in memory at a time, about 2 GiB.
 constexpr std::size_t kMostLabels = 40'000'000;
 
@@ -72,6 +74,17 @@ double energy_of(const Tiles& tiles, const std::vector<Move>& moves,
   return total;
 }
 
+// The same dimension where columns and rows change places.
+int other_axis(int dim) {
+  switch (dim) {
+    case kX: return kY;
+    case kY: return kX;
+    case kFw: return kFh;
+    case kFh: return kFw;
+    default: return dim;
+  }
+}
+
 // The loops that a pass's moves stand for, innermost first, and the tiles kept.
 void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
   const std::vector<KeptAt> kept = kept_tiles(tiles, pass.moves);
@@ -85,7 +98,7 @@ void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
     int dim = step.dim;
     const auto at = tiles.tiles()[step.from].at;
     const std::int64_t extent = dim == kF ? 0 : tiles.extent(dim, at[dim]);
-    if (mirrored && (dim == kX || dim == kY)) dim = dim == kX ? kY : kX;
+    if (mirrored) dim = other_axis(dim);
     mirrored ^= step.mirrored;
     // Loops of one dimension side by side are one loop.
     if (found.loops.empty() || found.loops.back().dim != dim) {
@@ -118,11 +131,12 @@ bool improve(const Tiles& tiles, const Search& search, std::size_t width,
 
 }  // namespace
 
-Optimum find_optimum(const Problem& problem, int threads,
+Optimum find_optimum(const Problem& problem, double incumbent, int threads,
                      const std::function<bool()>& stop) {
   Optimum found;
-  found.energy = std::numeric_limits<double>::infinity();
-  const Tiles tiles(problem);
+  found.energy = incumbent;
+  const bool made = !problem.memories[kInput].knots.empty();
+  const Tiles tiles(problem, made ? kMostTilesMade : kMostTiles);
   for (const std::size_t values : kValues) {
     const Grid grid = fitting_grid(tiles, values);
     const Bound bound(tiles, grid, threads, stop);
