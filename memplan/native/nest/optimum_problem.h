@@ -18,6 +18,19 @@ inline constexpr int kAxes = 7;  // with the window's columns and rows
 /// extents, and the window's loops anywhere.
 enum class Space { kDivisors, kWhole };
 
+/// Whether a loop is the window's, or one axis of it.
+inline bool is_window(int dim) { return dim >= kFw; }
+
+/// The tensors that a loop uses again, as a mask; of an absent kernel there is none.
+inline unsigned reused_along(int dim, bool kernel) {
+  if (is_window(dim)) return (1u << kInput) | (1u << kOutput);
+  switch (dim) {
+    case kC: return 1u << kOutput;
+    case kK: return 1u << kInput;
+    default: return kernel ? 1u << kKernel : 0u;
+  }
+}
+
 /// extent: sizes, of kDivisors multiples of `base`, which the datapath covers below all
 /// loops; window, base_window and stride: columns and rows. kernel: whether it has weights.
 struct Layer {

@@ -119,19 +119,6 @@ class Tiles {
   std::array<double, kTensors> demand_{};
 };
 
-/// Whether a loop is the window's, or one axis of it.
-inline bool is_window(int dim) { return dim >= kFw; }
-
-/// The tensors that a loop uses again, as a mask; of an absent kernel there is none.
-inline unsigned reused_along(int dim, bool kernel) {
-  if (is_window(dim)) return (1u << kInput) | (1u << kOutput);
-  switch (dim) {
-    case kC: return 1u << kOutput;
-    case kK: return 1u << kInput;
-    default: return kernel ? 1u << kKernel : 0u;
-  }
-}
-
 /// Which tensor's tile is kept already, so that keeping it again is of no use: none of
 /// them, or the input's, the kernel's, the output's. Never two: a loop that leaves one
 /// tensor's tile alone shrinks those of the others.
