@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.placement import BufferMemory
@@ -86,10 +86,11 @@ def base_of(layer: Layer, unroll: Mapping[str, int]) -> dict[str, int]:
 
 
 def problem_of(
-    layer: Layer, unroll: Mapping[str, int], objective: Objective
+    layer: Layer, unroll: Mapping[str, int], objective: Objective, shared: bool = True
 ) -> _nest.Problem:
     """One group of the layer, and the memories, for the kernels.
 
+    shared: otherwise, each tensor has all bytes that it would share with others.
     Raises UsageError where there are more than MAX_SHARED shared levels.
     """
     base = base_of(layer, unroll)
@@ -97,6 +98,8 @@ def problem_of(
         memories, pools = _levels(objective.hierarchy)
     else:
         memories, pools = _own(objective)
+    if not shared:
+        memories, pools = [_alone(one, pools) for one in memories], []
     return _nest.Problem(
         extent=[layer.size(dim) for dim in LOOPS],
         base=[base[dim] for dim in LOOPS],
@@ -139,6 +142,14 @@ def _own(machine: Codesign) -> tuple[list[_Memories], list[float]]:
         largest = 0.0 if nothing else float(curve.dram_above)
         memories.append((knots, largest, len(pools) - 1, [], curve.dram_pj))
     return memories, pools
+
+
+def _alone(memories: _Memories, pools: Sequence[float]) -> _Memories:
+    """The same without others that take bytes of them."""
+    knots, largest, pool, levels, main_pj = memories
+    if pool >= 0:
+        largest = min(largest, pools[pool])
+    return knots, largest, -1, [(nbytes, pj, -1) for nbytes, pj, _ in levels], main_pj
 
 
 def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:

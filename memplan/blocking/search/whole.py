@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from memplan.blocking.cost.best_memories import best_memories
-from memplan.blocking.cost.objective import Objective
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Nest, nest_of
@@ -35,8 +35,11 @@ from memplan.native import _nest
 
 _DIMS = (*LOOPS, *WINDOW)  # as the kernels number them
 _Loops = Sequence[tuple[int, int]]
-_START = 3.0  # seconds for the smaller space's optimum, and as many for the bound
-_ROUNDS = 3
+# Seconds, where there is no limit: for the smaller space's optimum, for the bound, and
+# for the search, which mostly ends before.
+_START, _BOUND, _CLIMB = 2.0, 4.0, 3.5
+_ROUNDS = 2
+_NEAR = 1e-3  # relative; a bound that is so close is worth no more time
 _LONG = 24  # loops that a start may have
 _SAME = 1e-9  # relative; a bound that is as close is reached
 
@@ -52,7 +55,6 @@ def search_whole(
     """
     clock = _Clock(options.time_limit)
     threads = options.threads or cores()
-    problem = problem_of(layer, unroll, objective)
     starts = [_one_loop_each(layer, unroll)]
     energy = math.inf
     part = Options("divisors", None, clock.share(0.4, _START), options.threads)
@@ -63,22 +65,14 @@ def search_whole(
         energy = _energy(start, objective)
     except (NoPlanError, UsageError):
         pass  # too little time, or too many divisors: there are other starts
-    relaxed = _nest.optimum(
-        problem,
-        whole=True,
-        incumbent=energy / layer.G,
-        seconds=clock.share(0.6, _START),
-        threads=threads,
-    )
-    bound = max(relaxed.lower_bound * layer.G, _compulsory(layer, objective))
-    if 0 < len(kept := _kept(relaxed.loops)) <= _LONG:
-        starts.append(kept)
+    bound, relaxed = _bound(layer, unroll, objective, energy, (clock, threads))
+    starts += relaxed
     _, loops, tried, complete = _nest.improved(
-        problem,
+        problem_of(layer, unroll, objective),
         starts,
         bound=bound / layer.G,
         rounds=_ROUNDS,
-        seconds=clock.share(1.0, math.inf),
+        seconds=clock.share(1.0, _CLIMB),
         threads=threads,
     )
     named = [(_DIMS[dim], extent) for dim, extent in loops]
@@ -100,6 +94,40 @@ def search_whole(
         memories,
         Space.WHOLE,
     )
+
+
+def _bound(
+    layer: Layer,
+    unroll: Mapping[str, int],
+    objective: Objective,
+    energy: float,
+    within: tuple[_Clock, int],
+) -> tuple[float, list[list[tuple[int, int]]]]:
+    """pJ that no nest takes less than, and the relaxation's nests.
+
+    energy: of a nest. The bytes that tensors share are first each tensor's alone, which
+    is bound from below as well, and soon done.
+    """
+    clock, threads = within
+    bound = _compulsory(layer, objective)
+    nests = []
+    private = isinstance(objective, Fixed) and objective.hierarchy.private
+    alone = private or (isinstance(objective, Codesign) and objective.budget is None)
+    for shared in (False,) if alone else (False, True):
+        if bound >= energy * (1 - _NEAR):
+            break
+        relaxed = _nest.optimum(
+            problem_of(layer, unroll, objective, shared),
+            whole=True,
+            incumbent=energy / layer.G,
+            seconds=clock.share(0.4, _BOUND if alone else _BOUND / 2),
+            threads=threads,
+        )
+        bound = max(bound, relaxed.lower_bound * layer.G)
+        kept = _kept(relaxed.loops)
+        if 0 < len(kept) <= _LONG:
+            nests.append(kept)
+    return bound, nests
 
 
 class _Clock:

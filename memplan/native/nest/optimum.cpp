@@ -21,7 +21,9 @@ constexpr double kWide = 0.01;
 constexpr std::size_t kWidths[] = {1, 8, 64};
 constexpr int kMostPoints = 48;
 // Tiles of the whole space: of given memories, whose prices are few, and of others.
-constexpr std::size_t kMostTiles = 400'000, kMostTilesMade = 60'000;
+constexpr std::size_t kMostTiles = 400'000, kMostTilesMade = 40'000;
+// Values of their bound, which only a fine one makes close: 128 MiB.
+constexpr std::size_t kWholeValues = 1u << 25;
 // Labels in memory at a time, about 2 GiB.
 constexpr std::size_t kMostLabels = 40'000'000;
 
@@ -74,17 +76,6 @@ double energy_of(const Tiles& tiles, const std::vector<Move>& moves,
   return total;
 }
 
-// The same dimension where columns and rows change places.
-int other_axis(int dim) {
-  switch (dim) {
-    case kX: return kY;
-    case kY: return kX;
-    case kFw: return kFh;
-    case kFh: return kFw;
-    default: return dim;
-  }
-}
-
 // The loops that a pass's moves stand for, innermost first, and the tiles kept.
 void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
   const std::vector<KeptAt> kept = kept_tiles(tiles, pass.moves);
@@ -98,7 +89,7 @@ void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
     int dim = step.dim;
     const auto at = tiles.tiles()[step.from].at;
     const std::int64_t extent = dim == kF ? 0 : tiles.extent(dim, at[dim]);
-    if (mirrored) dim = other_axis(dim);
+    if (mirrored) dim = mirror(dim);
     mirrored ^= step.mirrored;
     // Loops of one dimension side by side are one loop.
     if (found.loops.empty() || found.loops.back().dim != dim) {
@@ -135,15 +126,17 @@ Optimum find_optimum(const Problem& problem, double incumbent, int threads,
                      const std::function<bool()>& stop) {
   Optimum found;
   found.energy = incumbent;
+  const bool whole = problem.space == Space::kWhole;
   const bool made = !problem.memories[kInput].knots.empty();
   const Tiles tiles(problem, made ? kMostTilesMade : kMostTiles);
-  for (const std::size_t values : kValues) {
+  for (std::size_t values : kValues) {
+    if (whole) values = kWholeValues;
     const Grid grid = fitting_grid(tiles, values);
     const Bound bound(tiles, grid, threads, stop);
     if (!bound.complete()) return found;
     const Search search(tiles, bound, threads);
     found.lower_bound = std::max(found.lower_bound, search.root_bound());
-    const bool finest = grid.exact() || grid.most() == kMostPoints ||
+    const bool finest = whole || grid.exact() || grid.most() == kMostPoints ||
                         values == *std::rbegin(kValues);
     for (const std::size_t width : kWidths) {
       if (!improve(tiles, search, width, stop, found)) return found;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "nest/optimum_tiles.h"
@@ -72,37 +73,51 @@ void Tiles::list_extents() {
   }
 }
 
+// Takes neighbours among the extents of one dimension together, those that differ by
+// less than `ratio`. What the datapath covers and the whole stay as they are.
+void Tiles::take_together(int dim, double ratio) {
+  const auto extents = std::move(extents_[dim]);
+  const auto visits = std::move(visits_[dim]), overlap = std::move(overlap_[dim]);
+  extents_[dim].clear(), visits_[dim].clear(), overlap_[dim].clear();
+  const std::size_t last = extents.size() - 1;
+  for (std::size_t at = 0; at <= last;) {
+    const std::size_t first = at++;
+    double least = overlap[first];
+    const double most = ratio * static_cast<double>(extents[first]);
+    while (first > 0 && at < last && static_cast<double>(extents[at]) < most) {
+      least = std::min(least, overlap[at++]);
+    }
+    extents_[dim].push_back(extents[first]);
+    visits_[dim].push_back(visits[at - 1]);
+    overlap_[dim].push_back(least);
+  }
+}
+
 void Tiles::coarsen(std::size_t most) {
   std::array<double, kAxes> ratio;
   ratio.fill(1);
-  const auto all = extents_;
-  const auto visits = visits_;
-  const auto overlap = overlap_;
+  const auto extents = extents_;
+  const auto visits = visits_, overlap = overlap_;
   const auto tiles = [&] {
     double product = mirrors_ ? 0.5 : 1;
-    for (const auto& extents : extents_) product *= static_cast<double>(extents.size());
+    for (const auto& own : extents_) product *= static_cast<double>(own.size());
     return product;
   };
   while (tiles() > static_cast<double>(most)) {
     const auto widest = std::ranges::max_element(
-        extents_, {}, [](const auto& extents) { return extents.size(); });
-    const auto dim = static_cast<std::size_t>(widest - extents_.begin());
-    if (extents_[dim].size() <= 3) return;
+        extents_, {}, [](const auto& own) { return own.size(); });
+    const int dim = static_cast<int>(widest - extents_.begin());
+    if (widest->size() <= 3) return;
     ratio[dim] *= 1.05;
-    const std::size_t last = all[dim].size() - 1;
-    extents_[dim].clear(), visits_[dim].clear(), overlap_[dim].clear();
-    for (std::size_t at = 0; at <= last;) {
-      const std::size_t first = at++;
-      double least = overlap[dim][first];
-      while (first > 0 && at < last &&
-             static_cast<double>(all[dim][at]) <
-                 ratio[dim] * static_cast<double>(all[dim][first])) {
-        least = std::min(least, overlap[dim][at++]);
-      }
-      extents_[dim].push_back(all[dim][first]);
-      visits_[dim].push_back(visits[dim][at - 1]);
-      overlap_[dim].push_back(least);
+    // Columns and rows that are alike stay alike.
+    const bool pair = mirrors_ && mirror(dim) != dim;
+    for (const int one : {dim, pair ? mirror(dim) : dim}) {
+      extents_[one] = extents[one];
+      visits_[one] = visits[one];
+      overlap_[one] = overlap[one];
+      take_together(one, ratio[dim]);
     }
+    if (pair) ratio[mirror(dim)] = ratio[dim];
   }
 }
 

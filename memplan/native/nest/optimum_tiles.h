@@ -28,6 +28,17 @@ struct Tile {
   std::array<int, kTensors> cheapest{};
 };
 
+/// The same dimension where columns and rows change places.
+constexpr int mirror(int dim) {
+  switch (dim) {
+    case kX: return kY;
+    case kY: return kX;
+    case kFw: return kFh;
+    case kFh: return kFw;
+    default: return dim;
+  }
+}
+
 /// A loop peeled off: `from` is the tile it walks with, `to` the one inside it.
 struct Step {
   std::int32_t from, to;
@@ -89,6 +100,7 @@ class Tiles {
 
   void list_extents();
   void coarsen(std::size_t most);
+  void take_together(int dim, double ratio);
   void list_tiles();
   void list_steps();
   void list_prices();

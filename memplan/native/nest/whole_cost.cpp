@@ -100,7 +100,7 @@ Cost::Cost(const Problem& problem) : problem_(problem) {
   }
 }
 
-double Cost::operator()(std::span<const Loop> loops) const {
+double Cost::operator()(std::span<const Loop> loops, double limit) const {
   Walk walk;
   std::array<int, kAxes> depth{};
   for (const Loop& loop : loops) {
@@ -149,12 +149,15 @@ double Cost::operator()(std::span<const Loop> loops) const {
     ++walk.at[loop.dim];
   }
   close(open);
-  if (!problem_.pools.empty()) return combined(buffers);
-  double total = 0;
+  // As if no tensor competed with another for bytes.
+  Part alone{0, {}};
   for (int t = 0; t < kTensors; ++t) {
-    if (present >> t & 1) total += least(t, buffers[t]);
+    if (!(present >> t & 1)) continue;
+    const Part own = least(t, buffers[t]);
+    alone.pj += own.pj;
+    for (std::size_t p = 0; p < own.taken.size(); ++p) alone.taken[p] += own.taken[p];
   }
-  return total;
+  return alone.pj >= limit || fits(alone) ? alone.pj : combined(buffers);
 }
 
 double Cost::price(int tensor, double bytes) const {
@@ -168,35 +171,46 @@ double Cost::price(int tensor, double bytes) const {
   return std::exp(pj[i - 1] + part * (pj[i] - pj[i - 1]));
 }
 
-double Cost::cheapest(int tensor, double bytes) const {
+// The memory of least energy that holds so many bytes, and its pool.
+std::pair<double, int> Cost::cheapest(int tensor, double bytes) const {
   const Memories& memories = problem_.memories[tensor];
-  double least = std::numeric_limits<double>::infinity();
+  std::pair<double, int> least{std::numeric_limits<double>::infinity(), -1};
+  const auto offer = [&](double pj, int pool) {
+    if (pool >= 0 && bytes > problem_.pools[pool]) return;
+    if (pj < least.first) least = {pj, pool};
+  };
   if (!memories.knots.empty() && bytes <= memories.largest) {
-    least = price(tensor, bytes);
+    offer(price(tensor, bytes), memories.pool);
   }
   for (const auto& level : memories.levels) {
-    if (bytes <= level.bytes) least = std::min(least, level.pj);
+    if (bytes <= level.bytes) offer(level.pj, level.pool);
   }
   return least;
 }
 
-// Least energy of one tensor whose memories no other competes for.
-double Cost::least(int tensor, const Buffers& own) const {
+// Least energy of one tensor, as if no other competed for its memories.
+Cost::Part Cost::least(int tensor, const Buffers& own) const {
   const double main_pj = problem_.memories[tensor].main_pj;
-  std::array<double, kMostLoops> ends;  // pJ where this buffer is the last, but for
-                                        // what leaves it
-  double best = own.demand * main_pj;
+  std::array<Part, kMostLoops> ends;  // where this buffer is the last, but for what
+                                      // leaves it
+  Part best{own.demand * main_pj, {}};
   for (int i = 0; i < own.count; ++i) {
     const Buffer& buffer = own.rows[i];
-    const double pj = cheapest(tensor, buffer.elements * problem_.element_bytes);
-    ends[i] = std::numeric_limits<double>::infinity();
+    const double bytes = buffer.elements * problem_.element_bytes;
+    const auto [pj, pool] = cheapest(tensor, bytes);
+    ends[i].pj = std::numeric_limits<double>::infinity();
     if (!(pj < main_pj)) continue;
-    double inside = own.demand * pj;
+    Part here{own.demand * pj, {}};
     for (int j = 0; j < i; ++j) {
-      inside = std::min(inside, ends[j] + own.rows[j].outward * pj);
+      const double inside = ends[j].pj + own.rows[j].outward * pj;
+      if (inside < here.pj) here = {inside, ends[j].taken};
     }
-    ends[i] = inside + buffer.outward * problem_.filling(pj);
-    best = std::min(best, ends[i] + buffer.outward * main_pj);
+    here.pj += buffer.outward * problem_.filling(pj);
+    if (pool >= 0) here.taken[pool] += bytes;
+    ends[i] = here;
+    if (const double all = here.pj + buffer.outward * main_pj; all < best.pj) {
+      best = {all, here.taken};
+    }
   }
   return best;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "nest/optimum_problem.h"
@@ -29,8 +30,9 @@ class Cost {
 
   /// pJ of one group. loops: innermost first, of X Y C K B Fw Fh, at most kMostLoops;
   /// extents ascend within a dimension and end with its size, multiples of the
-  /// datapath's but for that.
-  double operator()(std::span<const Loop> loops) const;
+  /// datapath's but for that. Where it is more than `limit`, what comes back may be
+  /// less than it is, but not less than `limit`.
+  double operator()(std::span<const Loop> loops, double limit) const;
 
  private:
   // A buffer of one tensor: elements, and what passes between it and what is outside.
@@ -50,8 +52,8 @@ class Cost {
   };
 
   double price(int tensor, double bytes) const;
-  double cheapest(int tensor, double bytes) const;
-  double least(int tensor, const Buffers& own) const;
+  std::pair<double, int> cheapest(int tensor, double bytes) const;
+  Part least(int tensor, const Buffers& own) const;
   void parts(int tensor, const Buffers& own, std::vector<Part>& found) const;
   bool fits(const Part& part) const;
   void unbeaten(std::vector<Part>& parts) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <random>
 #include <stdexcept>
 #include <utility>
@@ -16,10 +17,11 @@ namespace {
 
 // Of one round of annealing: moves, and how much worse than it was a nest may get, in
 // the beginning and in the end.
-constexpr int kMoves = 120'000;
+constexpr int kMoves = 100'000;
 constexpr double kHot = 0.15, kCold = 0.0005;
 constexpr int kLook = 256;  // nests between two looks at the clock
 constexpr double kSame = 1e-12;
+constexpr double kAny = std::numeric_limits<double>::infinity();
 
 // One descent or one round.
 class Climb {
@@ -32,7 +34,7 @@ class Climb {
 
   void start(const Nest& nest) {
     found.loops = nest;
-    found.energy = cost_(nest);
+    found.energy = cost_(nest, kAny);
     ++found.tried;
   }
 
@@ -42,7 +44,7 @@ class Climb {
     while (better && !over()) {
       better = moves_.any(found.loops, [&](Nest& changed) {
         if (over()) return true;
-        const double energy = price(changed);
+        const double energy = price(changed, found.energy);
         if (energy >= found.energy * (1 - kSame)) return false;
         found.energy = energy;
         found.loops = changed;
@@ -59,9 +61,10 @@ class Climb {
     for (int i = 0; i < kMoves && !over(); ++i, heat *= cooling) {
       next = now;
       moves_.random(next, draw);
-      const double changed = price(next);
       const double luck = (static_cast<double>(draw() >> 11) + 1) * 0x1p-53;
-      if (changed > energy * (1 - heat * std::log(luck))) continue;
+      const double most = energy * (1 - heat * std::log(luck));
+      const double changed = price(next, most);
+      if (changed >= most) continue;
       std::swap(now, next);
       energy = changed;
       if (energy >= found.energy * (1 - kSame)) continue;
@@ -71,9 +74,9 @@ class Climb {
   }
 
  private:
-  double price(const Nest& nest) {
+  double price(const Nest& nest, double limit) {
     ++found.tried;
-    return cost_(nest);
+    return cost_(nest, limit);
   }
 
   bool over() {
@@ -90,7 +93,7 @@ class Climb {
 void check(const Cost& cost, const Nest& nest) {
   std::array<std::int64_t, kAxes> reached;
   for (int dim = 0; dim < kAxes; ++dim) reached[dim] = cost.base(dim);
-  bool right = nest.size() <= kMostLoops / 2;
+  bool right = nest.size() <= kMostLoops;
   for (const Loop& loop : nest) {
     right = right && 0 <= loop.dim && loop.dim < kAxes &&
             loop.extent > reached[loop.dim] && loop.extent <= cost.size(loop.dim);
