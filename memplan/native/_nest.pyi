@@ -64,7 +64,8 @@ class CacheSim:
         """
 
 class Optimum:
-    """The best loop nest found, with X Y C K B and the whole window numbered from 0.
+    """The best loop nest found, with X Y C K B Fw Fh and the window, if it is in one
+    piece, numbered from 0.
 
     energy: pJ, infinite where there was no time for any nest; lower_bound: of all
     nests; labels: partial nests looked at.
@@ -86,30 +87,56 @@ class Optimum:
     def kept(self) -> list[tuple[int, int, float, float]]:
         """(tensor, index of the loop it is used again in, elements, pJ), inside out."""
 
-def optimum(
-    extent: Sequence[int],
-    base: Sequence[int],
-    window: Sequence[int],
-    base_window: Sequence[int],
-    stride: Sequence[int],
-    kernel: bool,
-    memories: Sequence[
-        tuple[
-            Sequence[tuple[float, float]],
-            float,
-            int,
-            Sequence[tuple[float, float, int]],
-            float,
-        ]
-    ],
-    pools: Sequence[float],
-    element_bytes: float,
-    count_fills: bool,
-    seconds: float,
-    threads: int,
-) -> Optimum:
-    """The loop nest of least energy; see native/nest/optimum_problem.h.
+class Problem:
+    """A layer and its memories; see native/nest/optimum_problem.h.
 
     extent and base: of X Y C K B; memories: of input, kernel and output, each (knots,
-    largest, pool, levels, main_pj). Ctrl-C raises KeyboardInterrupt.
+    largest, pool, levels, main_pj).
+    """
+
+    def __init__(
+        self,
+        extent: Sequence[int],
+        base: Sequence[int],
+        window: Sequence[int],
+        base_window: Sequence[int],
+        stride: Sequence[int],
+        kernel: bool,
+        memories: Sequence[
+            tuple[
+                Sequence[tuple[float, float]],
+                float,
+                int,
+                Sequence[tuple[float, float, int]],
+                float,
+            ]
+        ],
+        pools: Sequence[float],
+        element_bytes: float,
+        count_fills: bool,
+    ) -> None: ...
+
+def optimum(
+    problem: Problem, whole: bool, incumbent: float, seconds: float, threads: int
+) -> Optimum:
+    """The loop nest of least energy; see native/nest/optimum.h.
+
+    whole: any extents, and the window's loops anywhere; then energies are lower bounds.
+    Ctrl-C raises KeyboardInterrupt.
+    """
+
+def improved(
+    problem: Problem,
+    starts: Sequence[Sequence[tuple[int, int]]],
+    bound: float,
+    rounds: int,
+    seconds: float,
+    threads: int,
+) -> tuple[float, list[tuple[int, int]], int, bool]:
+    """The best nest of the whole space that a search from `starts` comes to; see
+    native/nest/whole_search.h.
+
+    starts: (dimension, extent), innermost first, of X Y C K B Fw Fh. Returns pJ, the
+    loops, how many nests were tried, and whether the search came to its end. Ctrl-C
+    raises KeyboardInterrupt.
     """

@@ -1,7 +1,8 @@
 """Energies of many nests of one loop order at once.
 
 The same numbers as `Objective.evaluate` gives, for nests whose extents divide each
-other. Loops are walked inner to outer with one state a row, so that loops of a single
+other, and the sizes of the layer, which are rounded up to what the datapath does at
+once. Loops are walked inner to outer with one state a row, so that loops of a single
 trip may be left in: they neither open a run nor end it.
 """
 
@@ -58,7 +59,7 @@ class BatchEvaluator:
         self, layer: Layer, unroll: Mapping[str, int], objective: Objective
     ) -> None:
         self.layer = layer.padded(unroll)
-        self.base = {dim: unroll.get(dim, 1) for dim in DIMS}
+        self.base = {dim: min(unroll.get(dim, 1), layer.size(dim)) for dim in DIMS}
         self._pricing = pricing(objective)
         self._below: dict[Tensor, float] = {}
         self._alpha: dict[Tensor, float] = {}

@@ -104,7 +104,7 @@ def _check(nest: Nest, cores: int, split: str) -> None:
         raise UsageError(f"{cores} cores: there must be at least one")
     tiles = 1
     for dim in split.upper():
-        tiles *= nest.layer.size(dim) // nest.unroll.get(dim, 1)
+        tiles *= -(-nest.layer.size(dim) // nest.base(dim))
     if tiles % cores:
         raise UsageError(
             f"{nest.layer.name}: {cores} cores cannot share {tiles} tiles of "

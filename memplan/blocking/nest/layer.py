@@ -85,8 +85,13 @@ class Layer:
         return tuple(t for t in Tensor if self.kernel or t is not Tensor.KERNEL)
 
     def padded(self, unroll: Mapping[str, int]) -> Layer:
-        """The layer with sizes rounded up to what the datapath does at once."""
-        sizes = {d: -(-self.size(d) // n) * n for d, n in unroll.items()}
+        """The layer with sizes rounded up to what the datapath does at once, where they
+        are more than that."""
+        sizes = {
+            dim: -(-self.size(dim) // n) * n
+            for dim, n in unroll.items()
+            if self.size(dim) > n
+        }
         return replace(self, **sizes)  # type: ignore[arg-type]
 
 

@@ -29,10 +29,11 @@ class Loop:
 
 @dataclass(frozen=True)
 class Nest:
-    """Loops, innermost first, over a layer whose sizes the datapath divides.
+    """Loops, innermost first, over a layer.
 
-    unroll: what the datapath does at once, by dimension; the extents below all loops.
-    Extents are cumulative: a loop's `outer` is what it and those inside it cover. They
+    unroll: what the datapath does at once, by dimension. Below all loops lies as much
+    of it as the layer has; where it does not divide a size, lanes idle at the edge, and
+    nothing is fetched for them. Extents are cumulative: a loop's `outer` is what it and those inside it cover. They
     need not divide each other: the last tile of a loop is then smaller.
     """
 
@@ -43,9 +44,22 @@ class Nest:
     def __str__(self) -> str:
         return " ".join(map(str, self.loops))
 
+    def base(self, dim: str) -> int:
+        """What the datapath covers of `dim`, below all loops."""
+        return min(self.unroll.get(dim, 1), self.layer.size(dim))
+
+    @property
+    def utilisation(self) -> float:
+        """The part of the datapath's multipliers that works, in (0, 1]."""
+        used = 1.0
+        for dim, lanes in self.unroll.items():
+            size = self.layer.size(dim)
+            used *= size / (-(-size // lanes) * lanes)
+        return used
+
     def extents(self, position: int) -> dict[str, int]:
         """Of the tile that the loops before `position` cover."""
-        found = {dim: self.unroll.get(dim, 1) for dim in DIMS}
+        found = {dim: self.base(dim) for dim in DIMS}
         for loop in self.loops[:position]:
             found[loop.dim] = loop.outer
         return found
@@ -55,7 +69,7 @@ class Nest:
         """Sizes of all tiles of each dimension and extent, and how many there are."""
         found: dict[tuple[str, int], Counter[int]] = {}
         for dim in DIMS:
-            chain = [self.unroll.get(dim, 1)]
+            chain = [self.base(dim)]
             chain += [loop.outer for loop in self.loops if loop.dim == dim]
             tiles = Counter({chain[-1]: 1})
             for extent in reversed(chain):
@@ -126,15 +140,15 @@ def parse_nest(
 ) -> Nest:
     """The nest that a string like ``Fw3 Fh3 X4 C2 K4 X8`` describes.
 
-    Loops of a single trip are dropped. Sizes are rounded up to the unrolled extents.
+    Loops of a single trip are dropped. An extent is a multiple of what the datapath
+    does at once, or the whole size; the size rounded up to that stands for it.
     Raises UsageError naming the token that is wrong, or the dimension left uncovered.
     """
     unroll = {dim: n for dim, n in (unroll or {}).items() if n != 1}
-    sized = layer.padded(unroll)
-    reached = {dim: unroll.get(dim, 1) for dim in DIMS}
     tokens = text.split()
     if len(tokens) > MAX_LOOPS:
         raise UsageError(f"the string has {len(tokens)} loops, more than {MAX_LOOPS}")
+    found = _Chains(layer, unroll)
     loops: list[Loop] = []
     for number, token in enumerate(tokens, 1):
         match = _TOKEN.match(token)
@@ -143,38 +157,57 @@ def parse_nest(
             raise UsageError(
                 f"{where}: a loop is one of {', '.join(DIMS)} with its extent: Fw3, X8"
             )
-        dim, extent = match[1], int(match[2])
-        if extent > sized.size(dim):
+        inner = found.reached[match[1]]
+        outer = found.extended(match[1], int(match[2]), where)
+        if outer > inner:
+            loops.append(Loop(match[1], inner, outer))
+    for dim in DIMS:
+        if found.reached[dim] < layer.size(dim):
             raise UsageError(
-                f"{where}: {layer.name} has {dim} = {sized.size(dim)}, and no more"
+                f"the string does not cover {layer.name}: {dim} ends at "
+                f"{found.reached[dim]} of {layer.size(dim)}"
+            )
+    return Nest(layer, tuple(loops), unroll)
+
+
+class _Chains:
+    """How far the loops that were read reach, by dimension."""
+
+    def __init__(self, layer: Layer, unroll: Mapping[str, int]) -> None:
+        self._layer, self._unroll = layer, unroll
+        self.reached = {dim: min(unroll.get(dim, 1), layer.size(dim)) for dim in DIMS}
+
+    def extended(self, dim: str, extent: int, where: str) -> int:
+        """Reach `extent`, or the size that it stands for, which is returned.
+
+        Raises UsageError, which begins with `where`.
+        """
+        size, lanes = self._layer.size(dim), self._unroll.get(dim, 1)
+        rounded = -(-size // lanes) * lanes
+        if extent > rounded:
+            raise UsageError(
+                f"{where}: {self._layer.name} has {dim} = {size}, and no more"
             )
         if extent < 1:
             raise UsageError(f"{where}: an extent is at least 1")
-        if extent < reached[dim]:
+        extent = min(extent, size)
+        if extent < self.reached[dim]:
             inside = (
                 "the loops inside it cover"
-                if reached[dim] != unroll.get(dim, 1)
+                if self.reached[dim] != min(lanes, size)
                 else "the datapath's unrolling covers"
             )
             raise UsageError(
-                f"{where}: {inside} {reached[dim]} of {dim} already; extents are "
+                f"{where}: {inside} {self.reached[dim]} of {dim} already; extents are "
                 "cumulative, and must not fall"
             )
-        if extent % unroll.get(dim, 1):
+        if extent < size and extent % lanes:
             raise UsageError(
-                f"{where}: the datapath does {unroll[dim]} of {dim} at once, and "
+                f"{where}: the datapath does {lanes} of {dim} at once, and "
                 f"{extent} is no multiple of it"
             )
-        if extent > reached[dim]:
-            loops.append(Loop(dim, reached[dim], extent))
-            reached[dim] = extent
-    for dim in DIMS:
-        if reached[dim] < sized.size(dim):
-            raise UsageError(
-                f"the string does not cover {layer.name}: {dim} ends at {reached[dim]} "
-                f"of {sized.size(dim)}"
-            )
-    return Nest(sized, tuple(loops), unroll)
+        self.reached[dim] = extent
+        return extent
 
 
 def nest_of(

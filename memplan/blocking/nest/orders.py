@@ -28,6 +28,8 @@ _ALONG_OUTPUT = "XYB"  # no tensor but the kernel is used again along these
 class Blocking:
     """What there is to block in a layer: its dimensions, above what the datapath does.
 
+    Sizes are rounded up to what that is, so that extents can divide each other.
+
     dims: those of X, Y, B, C and K that need a loop; window: those of Fw and Fh;
     groups: ("G",) if there are any.
     """
@@ -36,7 +38,7 @@ class Blocking:
         self.layer, self.unroll = layer, dict(unroll)
         padded = layer.padded(unroll)
         self.size = {dim: padded.size(dim) for dim in ("Fw", "Fh", "G", *"XYBCK")}
-        self.base = {dim: unroll.get(dim, 1) for dim in self.size}
+        self.base = {dim: min(unroll.get(dim, 1), n) for dim, n in self.size.items()}
         long = [dim for dim, size in self.size.items() if size > self.base[dim]]
         self.dims: Order = tuple(dim for dim in "XYBCK" if dim in long)
         self.window: Order = tuple(dim for dim in ("Fw", "Fh") if dim in long)
@@ -82,7 +84,7 @@ class Blocking:
         return tuple(dim for dim, _ in loops), tuple(extent for _, extent in loops)
 
     def nest(self, order: Order, extents: Extents) -> Nest:
-        """The nest of these loops."""
+        """The nest of these loops, over the layer as it was given."""
         loops = [(d, int(n)) for d, n in zip(order, extents, strict=True)]
         return nest_of(self.layer, loops, self.unroll)
 

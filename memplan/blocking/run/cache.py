@@ -124,7 +124,7 @@ def register_tiled(layer: Layer, nest: Nest) -> Nest:
     """
     if not layer.kernel:
         raise UsageError(f"{layer.name} has no weights, so it is no convolution")
-    if nest.layer != replace(layer.padded(nest.unroll), name=nest.layer.name):
+    if replace(nest.layer, name=layer.name) != layer:
         raise UsageError(f"the nest is one of {nest.layer.name}, not of {layer.name}")
     tile = {"X": min(TILE_X, layer.X), "K": min(TILE_K, layer.K)}
     sized = layer.padded(tile)

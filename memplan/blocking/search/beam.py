@@ -18,7 +18,6 @@ from memplan.arrays import Float64Array, Int64Array
 from memplan.blocking.cost.many import BatchEvaluator
 from memplan.blocking.cost.objective import Objective
 from memplan.blocking.nest.layer import Layer
-from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.orders import (
     WINDOW,
     Blocking,
@@ -45,32 +44,25 @@ def beam_search(
     unroll: Mapping[str, int],
     objective: Objective,
     options: Options = BEAM,
-    *,
-    starts: Sequence[Nest] = (),
     progress: Callable[[SearchProgress], None] | None = None,
 ) -> Result:
     """A good nest, for any layer and objective; the same one for the same seed.
 
     options: levels are loops of one dimension that are built up, at most; improvement
-    may add more. starts: nests of this layer and datapath to begin with, in addition to
-    all of one level. Of the method "split" nothing is built up: the starts are improved
-    with the window's block taken apart, into loops of Fw and Fh anywhere; tiles may
-    coincide then, so that the energy is an upper bound, and still often less than that
-    of any nest with a block. Ctrl-C, or the end of the time, returns the best so far.
+    may add more. Ctrl-C, or the end of the time, returns the best so far.
     Raises UsageError where there are too many levels.
     """
-    split_window = options.method == "split"
-    levels = 1 if split_window else options.levels_within(4, MAX_LEVELS)
+    levels = options.levels_within(4, MAX_LEVELS)
     blocking = Blocking(layer, unroll)
     incumbent = Incumbent(options.time_limit, progress)
     beam = _Beam(blocking, objective, incumbent, np.random.default_rng(options.seed))
 
     def search() -> None:
-        beam.start(starts)
+        beam.start()
         for _ in range(1, levels):
             beam.widen()
         for order, extents in list(beam.kept)[:IMPROVED]:
-            improve(beam.evaluate, blocking, incumbent, order, extents, split_window)
+            improve(beam.evaluate, blocking, incumbent, order, extents)
 
     return found_by(options.method, blocking, incumbent, search)
 
@@ -90,8 +82,8 @@ class _Beam:
         self._found: list[tuple[float, Order, Int64Array]] = []
         self.kept: dict[tuple[Order, Extents], float] = {}
 
-    def start(self, starts: Sequence[Nest]) -> None:
-        """All nests of one loop a dimension, and those given."""
+    def start(self) -> None:
+        """All nests of one loop a dimension."""
         blocking = self._blocking
         for short in level_orders(blocking.dims):
             for place in range(len(short) + 1) if blocking.window else (0,):
@@ -99,10 +91,6 @@ class _Beam:
                 order = blocking.spelled((*short[:place], *block, *short[place:]))
                 sizes = [[blocking.size[dim]] for dim in order]
                 self._try(order, np.array(sizes, dtype=np.int64).reshape(-1, 1))
-        for nest in starts:
-            order = tuple(loop.dim for loop in nest.loops)
-            given = [[loop.outer] for loop in nest.loops]
-            self._try(order, np.array(given, dtype=np.int64).reshape(-1, 1))
         self._rank()
 
     def widen(self) -> None:

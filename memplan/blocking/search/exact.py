@@ -1,6 +1,6 @@
-"""The loop nest of least energy, with a proof.
+"""The loop nest of least energy among those whose extents divide each other.
 
-All nests are searched: any depth, every chain of divisors of each size, any order, the
+All of these are searched: any depth, every chain of divisors of each size, any order, the
 window as one block anywhere, and every choice of the buffers that are worth having. A
 dynamic programme goes from the outermost loop inwards, over the tiles that are still to
 be walked through. What the rest costs at least is known beforehand for every tile, as a
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.placement import BufferMemory
@@ -25,10 +25,10 @@ from memplan.blocking.search.result import Options, Result
 from memplan.errors import NoPlanError, UsageError
 from memplan.native import _nest
 
-EXACT = Options("exact")
+DIVISORS = Options("divisors")
 MAX_SHARED = 4  # levels that several tensors share
-_LOOPS = ("X", "Y", "C", "K", "B")
-_WINDOW = ("Fw", "Fh")
+LOOPS = ("X", "Y", "C", "K", "B")
+WINDOW = ("Fw", "Fh")
 # (knots, largest, pool, levels, pJ of main memory), as the kernel takes them.
 _Memories = tuple[
     list[tuple[float, float]], float, int, list[tuple[float, float, int]], float
@@ -39,9 +39,10 @@ def optimum(
     layer: Layer,
     unroll: Mapping[str, int] | None = None,
     objective: Objective | None = None,
-    options: Options = EXACT,
+    options: Options = DIVISORS,
 ) -> Result:
-    """The best nest for `layer`, with sizes rounded up to what `unroll` does at once.
+    """The best nest for `layer`, with sizes rounded up to what `unroll` does at once,
+    among those whose extents divide each other, the window's loops side by side.
 
     objective: memories of the buffers' own (the default, without a budget) or a given
     hierarchy. Buffers are a choice: one that does not pay is left out. Under a budget,
@@ -56,28 +57,15 @@ def optimum(
     start = time.perf_counter()
     unroll = unroll or {}
     _check(unroll)
-    objective = objective or Codesign()
     sized = layer.padded(unroll)
-    base = {dim: unroll.get(dim, 1) for dim in DIMS}
-    if isinstance(objective, Fixed):
-        memories, pools = _levels(objective.hierarchy)
-    else:
-        memories, pools = _own(objective)
+    base = base_of(sized, unroll)
     try:
         found = _nest.optimum(
-            extent=[sized.size(dim) for dim in _LOOPS],
-            base=[base[dim] for dim in _LOOPS],
-            window=[sized.Fw, sized.Fh],
-            base_window=[base["Fw"], base["Fh"]],
-            stride=layer.stride,
-            kernel=layer.kernel,
-            memories=memories,
-            pools=pools,
-            # Groups the datapath does at once make every tile larger.
-            element_bytes=float(ELEMENT_BYTES * base["G"]),
-            count_fills=objective.count_fills,
+            problem_of(sized, unroll, objective or Codesign()),
+            whole=False,
+            incumbent=math.inf,
             seconds=math.inf if options.time_limit is None else options.time_limit,
-            threads=options.threads or _cores(),
+            threads=options.threads or cores(),
         )
     except OverflowError:
         raise UsageError(
@@ -92,6 +80,41 @@ def optimum(
     return _read(found, sized, base, time.perf_counter() - start)
 
 
+def base_of(layer: Layer, unroll: Mapping[str, int]) -> dict[str, int]:
+    """What the datapath covers of each dimension, below all loops."""
+    return {dim: min(unroll.get(dim, 1), layer.size(dim)) for dim in DIMS}
+
+
+def problem_of(
+    layer: Layer, unroll: Mapping[str, int], objective: Objective, shared: bool = True
+) -> _nest.Problem:
+    """One group of the layer, and the memories, for the kernels.
+
+    shared: otherwise, each tensor has all bytes that it would share with others.
+    Raises UsageError where there are more than MAX_SHARED shared levels.
+    """
+    base = base_of(layer, unroll)
+    if isinstance(objective, Fixed):
+        memories, pools = _levels(objective.hierarchy)
+    else:
+        memories, pools = _own(objective)
+    if not shared:
+        memories, pools = [_alone(one, pools) for one in memories], []
+    return _nest.Problem(
+        extent=[layer.size(dim) for dim in LOOPS],
+        base=[base[dim] for dim in LOOPS],
+        window=[layer.Fw, layer.Fh],
+        base_window=[base["Fw"], base["Fh"]],
+        stride=layer.stride,
+        kernel=layer.kernel,
+        memories=memories,
+        pools=pools,
+        # Groups the datapath does at once make every tile larger.
+        element_bytes=float(ELEMENT_BYTES * base["G"]),
+        count_fills=objective.count_fills,
+    )
+
+
 def _check(unroll: Mapping[str, int]) -> None:
     for dim, extent in unroll.items():
         if dim not in DIMS or extent < 1:
@@ -101,7 +124,8 @@ def _check(unroll: Mapping[str, int]) -> None:
             )
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -118,6 +142,14 @@ def _own(machine: Codesign) -> tuple[list[_Memories], list[float]]:
         largest = 0.0 if nothing else float(curve.dram_above)
         memories.append((knots, largest, len(pools) - 1, [], curve.dram_pj))
     return memories, pools
+
+
+def _alone(memories: _Memories, pools: Sequence[float]) -> _Memories:
+    """The same without others that take bytes of them."""
+    knots, largest, pool, levels, main_pj = memories
+    if pool >= 0:
+        largest = min(largest, pools[pool])
+    return knots, largest, -1, [(nbytes, pj, -1) for nbytes, pj, _ in levels], main_pj
 
 
 def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:
@@ -151,12 +183,10 @@ def _read(
     first: list[int] = []  # token of each loop
     for dim, extent in found.loops:
         first.append(len(tokens))
-        if dim < len(_LOOPS):
-            tokens.append(f"{_LOOPS[dim]}{extent}")
+        if dim < len(LOOPS):
+            tokens.append(f"{LOOPS[dim]}{extent}")
         else:
-            tokens += [
-                f"{d}{sized.size(d)}" for d in _WINDOW if sized.size(d) > base[d]
-            ]
+            tokens += [f"{d}{sized.size(d)}" for d in WINDOW if sized.size(d) > base[d]]
     if base["G"] < sized.G:
         tokens.append(f"G{sized.G}")
     tensors, element_bytes = tuple(Tensor), ELEMENT_BYTES * base["G"]
@@ -167,7 +197,7 @@ def _read(
     unroll = {dim: n for dim, n in base.items() if n > 1}
     return Result(
         parse_nest(" ".join(tokens), sized, unroll),
-        "exact",
+        "divisors",
         found.energy * sized.G,
         seconds,
         found.labels,

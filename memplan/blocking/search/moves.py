@@ -22,22 +22,20 @@ def improve(
     incumbent: Incumbent,
     order: Order,
     extents: Extents,
-    split_window: bool = False,
 ) -> tuple[Order, Extents]:
     """The nest after moves that each help, offered to the incumbent on the way.
 
     A move takes out all loops of one dimension, or the window's block, and puts loops
     of it wherever, in whatever number and extents, they serve best. The end is where
-    no move helps. split_window: the window is no block, but two dimensions like others.
+    no move helps.
     """
     energy = float(evaluate(order, np.array(extents, dtype=np.int64)[:, None])[0])
-    window = blocking.window if split_window else (WINDOW,) * bool(blocking.window)
-    moves = [*blocking.dims, *window]
+    moves = [*blocking.dims, *(WINDOW,) * bool(blocking.window)]
     failed = 0
     while moves and failed < len(moves):
         dim = moves[0]
         moves = [*moves[1:], dim]
-        template, rows = _moved(blocking, dim, order, extents, split_window)
+        template, rows = _moved(blocking, dim, order, extents)
         energies = evaluate(template, rows)
         incumbent.offer(energies, template, rows)
         best = int(np.argmin(energies))
@@ -49,7 +47,7 @@ def improve(
 
 
 def _moved(
-    blocking: Blocking, dim: str, order: Order, extents: Extents, split_window: bool
+    blocking: Blocking, dim: str, order: Order, extents: Extents
 ) -> tuple[Order, Int64Array]:
     """An order with a place for `dim` in every gap between the other loops, and the
     extents of all ways to fill them; an empty place is a loop of one trip."""
@@ -60,11 +58,7 @@ def _moved(
         if d not in taken and d != "G"
     ]
     # Nothing goes between the loops of the window's block.
-    closed = {
-        i
-        for i in range(1, len(others))
-        if not split_window and _inside(blocking, others, i)
-    }
+    closed = {i for i in range(1, len(others)) if _inside(blocking, others, i)}
     gaps = len(others) + 1 - len(closed)
     slots = (
         _block_slots(gaps)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Objective
+from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Layer
+from memplan.blocking.nest.nest import nest_of
 from memplan.blocking.search.beam import beam_search
 from memplan.blocking.search.enumerate_nests import enumerate_nests
 from memplan.blocking.search.exact import optimum
 from memplan.blocking.search.incumbent import SearchProgress
 from memplan.blocking.search.result import Options, Result
+from memplan.blocking.search.whole import search_whole
 from memplan.errors import MemplanError
 
 _SAME = 1e-9  # relative; energies that differ by more are not of the same nest
@@ -31,39 +35,56 @@ def optimize(
     """The nest of least energy that the method of `options` finds.
 
     Raises UsageError where levels or unrolling make no sense, and NoPlanError where the
-    exact method has no time for any nest.
+    method "divisors" has no time for any nest.
     """
     begin = time.monotonic()
-    if options.method == "beam":
+    if options.method == "whole":
+        result = search_whole(layer, unroll, objective, options)
+    elif options.method == "beam":
         result = beam_search(layer, unroll, objective, options, progress=progress)
     elif options.method == "enumerate":
         result = enumerate_nests(layer, unroll, objective, options, progress)
     else:
         result = optimum(layer, unroll, objective, options)
-    if options.method == "split":
-        limit = options.time_limit
-        left = None if limit is None else max(limit - result.seconds, 0.0)
-        apart = beam_search(
-            layer,
-            unroll,
-            objective,
-            replace(options, time_limit=left),
-            starts=[result.nest],
-            progress=progress,
-        )
-        result = replace(result, method="split", lower_bound=None, proved=False)
-        if apart.energy < result.energy:
-            result = apart
-    return _verified(result, objective, time.monotonic() - begin)
+    if options.method != "whole":
+        result = _settled(result, layer, unroll, objective)
+    return replace(result, seconds=time.monotonic() - begin)
 
 
-def _verified(result: Result, objective: Objective, seconds: float) -> Result:
-    """The result, after counting its nest anew came to the same energy."""
-    energy = objective.evaluate(result.nest, result.memories)
+def _settled(
+    result: Result, layer: Layer, unroll: Mapping[str, int], objective: Objective
+) -> Result:
+    """The result over the layer as it is, with the memories that take the least.
+
+    The other methods round sizes up to what the datapath does at once. Where that
+    changes the layer, what they proved is not about it. Raises MemplanError where their
+    nest, counted anew, does not come to the same energy.
+    """
+    loops = [(loop.dim, loop.outer) for loop in result.nest.loops]
+    sized = layer.padded(unroll)
+    searched = nest_of(sized, _rounded(loops, layer, sized), unroll)
+    energy = objective.evaluate(searched, result.memories)
     if abs(energy - result.energy) > _SAME * energy:
         raise MemplanError(
-            f"{result.nest.layer.name}: the {result.method} search says "
-            f"{result.energy:.12g} pJ, and its nest has {energy:.12g} pJ; this is a "
-            f"mistake of memplan's. The nest: {result.nest}"
+            f"{layer.name}: the {result.method} search says {result.energy:.12g} pJ, "
+            f"and its nest has {energy:.12g} pJ; this is a mistake of memplan's. The "
+            f"nest: {result.nest}"
         )
-    return replace(result, energy=energy, seconds=seconds)
+    nest = nest_of(layer, loops, unroll)
+    memories = best_memories(count(nest), objective)
+    result = replace(
+        result,
+        nest=nest,
+        memories=memories,
+        energy=objective.evaluate(nest, memories),
+    )
+    if sized == layer:
+        return result
+    return replace(result, lower_bound=None, proved=False)
+
+
+def _rounded(
+    loops: Sequence[tuple[str, int]], layer: Layer, sized: Layer
+) -> list[tuple[str, int]]:
+    """The loops that cover `layer`, covering `sized`."""
+    return [(d, sized.size(d) if n == layer.size(d) else n) for d, n in loops]

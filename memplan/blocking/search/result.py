@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.nest.nest import Nest
 from memplan.errors import UsageError
 
-METHODS = ("exact", "split", "beam", "enumerate")
+METHODS = ("whole", "divisors", "beam", "enumerate")
+
+
+class Space(str, Enum):
+    """The nests that a bound or a proof is about."""
+
+    WHOLE = "whole"
+    DIVISORS = "divisors, window in one piece"
 
 
 @dataclass(frozen=True)
 class Options:
     """How to search.
 
-    method: "exact": over all depths and extents, and all choices of buffers. "split":
-    from there on, loops of Fw and Fh are moved apart as long as that helps; nothing is
-    proved then, for the exact search keeps them together. "beam": the paper's
-    heuristic, up to `levels` loops a dimension (4). "enumerate": all of up to `levels`
-    loops a dimension (2). time_limit: seconds, after which the best so far is
-    returned, as after Ctrl-C; threads: of the exact method, None for all; seed: of the
-    beam.
+    method: "whole": over all nests, any extents and the window's loops anywhere; the
+    result has a bound, and is proved where it reaches that. "divisors": over those
+    whose extents divide each other, with the window in one piece, all choices of
+    buffers; proved. "beam": the paper's heuristic, up to `levels` loops a dimension
+    (4). "enumerate": all of up to `levels` loops a dimension (2).
+    time_limit: seconds, after which the best so far is
+    returned, as after Ctrl-C; threads: of the first two, None for all; seed: of the beam.
     Raises UsageError where these make no sense.
     """
 
@@ -38,7 +46,7 @@ class Options:
             raise UsageError(
                 f"there is no method {self.method!r}: take {', '.join(METHODS)}"
             )
-        if self.levels is not None and self.method in ("exact", "split"):
+        if self.levels is not None and self.method in METHODS[:2]:
             raise UsageError(
                 f"the {self.method} method takes any number of levels: give none"
             )
@@ -64,12 +72,12 @@ def check_time_limit(time_limit: float | None) -> None:
 class Result:
     """The best nest found, and pJ of all its accesses.
 
-    lower_bound: pJ that no nest with an unsplit window can do with less than; None if
-    the method knows none. proved: whether the nest is known to be optimal among these.
+    lower_bound: pJ that no nest of `space` can do with less than; None if the method
+    knows none. proved: whether the nest is known to be optimal in that space.
     complete: whether the search came to its end; it did not where time ran out, or
-    Ctrl-C was pressed. tried: nests evaluated, of the exact method partial ones.
-    memories: of the buffers that have one, innermost first, as the exact method chose;
-    None where the objective's own rule did, as other methods have it.
+    Ctrl-C was pressed. tried: nests evaluated, of the method "divisors" partial ones.
+    memories: of the buffers that have one, innermost first, those that take the least;
+    None where the objective's own rule says.
     """
 
     nest: Nest
@@ -81,6 +89,7 @@ class Result:
     lower_bound: float | None = None
     proved: bool = False
     memories: tuple[BufferMemory, ...] | None = None
+    space: Space = Space.DIVISORS
 
     @property
     def gap(self) -> float | None:

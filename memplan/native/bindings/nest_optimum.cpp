@@ -1,4 +1,4 @@
-// The search for the least-energy loop nest, as Python sees it.
+// The searches for the least-energy loop nest, as Python sees them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
@@ -9,16 +9,20 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "nest/optimum.h"
+#include "nest/optimum_search.h"
+#include "nest/whole_search.h"
 #include "stop_sign.h"
 
 namespace nb = nanobind;
 namespace nest = memplan::nest::optimum;
+namespace whole = memplan::nest::whole;
 using memplan::StopSign;
 using nb::literals::operator""_a;
 
@@ -64,29 +68,30 @@ nest::Layer layer_from(const std::array<std::int64_t, 5>& extent,
                        const std::array<std::int64_t, 2>& base_window,
                        const std::array<std::int64_t, 2>& stride, bool kernel) {
   constexpr std::int64_t most = std::int64_t{1} << 40;
-  const auto covers = [](std::int64_t whole, std::int64_t part) {
-    return 0 < part && part <= whole && whole < most && whole % part == 0;
+  const auto covers = [](std::int64_t all, std::int64_t part) {
+    return 0 < part && part <= all && all < most;
   };
   for (int dim = 0; dim < nest::kDims; ++dim) {
-    require(covers(extent[dim], base[dim]), "need extents that base divides");
+    require(covers(extent[dim], base[dim]), "need extents that hold base");
   }
   for (int i = 0; i < 2; ++i) {
-    require(covers(window[i], base_window[i]), "need windows that base_window divides");
+    require(covers(window[i], base_window[i]), "need windows that hold base_window");
     require(stride[i] > 0, "need stride > 0");
   }
   return {extent, base, window, base_window, stride, kernel};
 }
 
-nest::Optimum optimum(const std::array<std::int64_t, 5>& extent,
-                      const std::array<std::int64_t, 5>& base,
-                      const std::array<std::int64_t, 2>& window,
-                      const std::array<std::int64_t, 2>& base_window,
-                      const std::array<std::int64_t, 2>& stride, bool kernel,
-                      const std::array<MemoriesTuple, 3>& memories,
-                      const std::vector<double>& pools, double element_bytes,
-                      bool count_fills, double seconds, int threads) {
+nest::Problem problem_from(const std::array<std::int64_t, 5>& extent,
+                           const std::array<std::int64_t, 5>& base,
+                           const std::array<std::int64_t, 2>& window,
+                           const std::array<std::int64_t, 2>& base_window,
+                           const std::array<std::int64_t, 2>& stride, bool kernel,
+                           const std::array<MemoriesTuple, 3>& memories,
+                           const std::vector<double>& pools, double element_bytes,
+                           bool count_fills) {
   nest::Problem problem;
   problem.layer = layer_from(extent, base, window, base_window, stride, kernel);
+  require(pools.size() <= nest::kMostPools, "need fewer pools");
   for (const double bytes : pools) require(positive(bytes), "need pools above 0");
   for (int t = 0; t < nest::kTensors; ++t) {
     problem.memories[t] = memories_from(memories[t], pools.size());
@@ -95,10 +100,16 @@ nest::Optimum optimum(const std::array<std::int64_t, 5>& extent,
   require(positive(element_bytes), "need element_bytes > 0");
   problem.element_bytes = element_bytes;
   problem.count_fills = count_fills;
+  return problem;
+}
+
+// Calls search(stop) without the interpreter; Ctrl-C raises KeyboardInterrupt.
+template <class Search>
+auto until(double seconds, const Search& search) {
   using Clock = StopSign::Clock;
   const std::chrono::duration<double> wait(std::clamp(seconds, 0.0, 1e9));
   bool interrupted = false;
-  nest::Optimum found;
+  decltype(search(std::function<bool()>())) found;
   {
     nb::gil_scoped_release released;
     const StopSign stop(
@@ -107,29 +118,75 @@ nest::Optimum optimum(const std::array<std::int64_t, 5>& extent,
           interrupted = PyErr_CheckSignals() != 0;
           return interrupted;
         });
-    found = nest::find_optimum(problem, std::clamp(threads, 1, 1024),
-                               [&] { return stop.up(); });
+    found = search([&] { return stop.up(); });
   }
   if (interrupted) throw nb::python_error();
   return found;
 }
 
+nest::Optimum optimum(nest::Problem problem, bool whole, double incumbent,
+                      double seconds, int threads) {
+  problem.space = whole ? nest::Space::kWhole : nest::Space::kDivisors;
+  require(incumbent > 0, "need incumbent > 0");
+  for (int dim = 0; dim < nest::kDims; ++dim) {
+    require(whole || problem.layer.extent[dim] % problem.layer.base[dim] == 0,
+            "need extents that base divides");
+  }
+  return until(seconds, [&](const std::function<bool()>& stop) {
+    return nest::find_optimum(problem, incumbent, std::clamp(threads, 1, 1024), stop);
+  });
+}
+
+using LoopTuples = std::vector<std::pair<int, std::int64_t>>;
+
+LoopTuples tuples(const std::vector<nest::Loop>& loops) {
+  LoopTuples found;
+  for (const auto& [dim, extent] : loops) found.emplace_back(dim, extent);
+  return found;
+}
+
+// (pJ of one group, loops, nests tried, whether it came to its end).
+std::tuple<double, LoopTuples, std::int64_t, bool> improved(
+    const nest::Problem& problem, const std::vector<LoopTuples>& given, double bound,
+    int rounds, double seconds, int threads) {
+  std::vector<whole::Nest> starts;
+  for (const LoopTuples& loops : given) {
+    whole::Nest& start = starts.emplace_back();
+    for (const auto& [dim, extent] : loops) start.push_back({dim, extent});
+  }
+  const whole::Found found = until(seconds, [&](const std::function<bool()>& stop) {
+    return whole::find_nest(problem, starts, bound, rounds, std::clamp(threads, 1, 1024),
+                            stop);
+  });
+  return {found.energy, tuples(found.loops), found.tried, found.complete};
+}
+
 }  // namespace
 
 void bind_optimum(nb::module_& m) {
+  nb::class_<nest::Problem>(m, "Problem")
+      .def("__init__",
+           [](nest::Problem* self, const std::array<std::int64_t, 5>& extent,
+              const std::array<std::int64_t, 5>& base,
+              const std::array<std::int64_t, 2>& window,
+              const std::array<std::int64_t, 2>& base_window,
+              const std::array<std::int64_t, 2>& stride, bool kernel,
+              const std::array<MemoriesTuple, 3>& memories,
+              const std::vector<double>& pools, double element_bytes,
+              bool count_fills) {
+             new (self) nest::Problem(problem_from(extent, base, window, base_window,
+                                                   stride, kernel, memories, pools,
+                                                   element_bytes, count_fills));
+           },
+           "extent"_a, "base"_a, "window"_a, "base_window"_a, "stride"_a, "kernel"_a,
+           "memories"_a, "pools"_a, "element_bytes"_a, "count_fills"_a);
   nb::class_<nest::Optimum>(m, "Optimum")
       .def_ro("energy", &nest::Optimum::energy)
       .def_ro("lower_bound", &nest::Optimum::lower_bound)
       .def_ro("proved", &nest::Optimum::proved)
       .def_ro("labels", &nest::Optimum::labels)
       .def_prop_ro("loops",
-                   [](const nest::Optimum& found) {
-                     std::vector<std::pair<int, std::int64_t>> loops;
-                     for (const auto& [dim, extent] : found.loops) {
-                       loops.emplace_back(dim, extent);
-                     }
-                     return loops;
-                   })
+                   [](const nest::Optimum& found) { return tuples(found.loops); })
       .def_prop_ro("kept", [](const nest::Optimum& found) {
         std::vector<std::tuple<int, int, double, double>> kept;
         for (const auto& [tensor, loop, elements, pj] : found.kept) {
@@ -137,7 +194,8 @@ void bind_optimum(nb::module_& m) {
         }
         return kept;
       });
-  m.def("optimum", &optimum, "extent"_a, "base"_a, "window"_a, "base_window"_a,
-        "stride"_a, "kernel"_a, "memories"_a, "pools"_a, "element_bytes"_a,
-        "count_fills"_a, "seconds"_a, "threads"_a);
+  m.def("optimum", &optimum, "problem"_a, "whole"_a, "incumbent"_a, "seconds"_a,
+        "threads"_a);
+  m.def("improved", &improved, "problem"_a, "starts"_a, "bound"_a, "rounds"_a,
+        "seconds"_a, "threads"_a);
 }

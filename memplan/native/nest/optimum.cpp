@@ -20,6 +20,10 @@ constexpr double kWide = 0.01;
 // Labels for each tile, pass by pass; all that there are only after the last round.
 constexpr std::size_t kWidths[] = {1, 8, 64};
 constexpr int kMostPoints = 48;
+// Tiles of the whole space: of given memories, whose prices are few, and of others.
+constexpr std::size_t kMostTiles = 400'000, kMostTilesMade = 40'000;
+// Values of their bound, which only a fine one makes close: 128 MiB.
+constexpr std::size_t kWholeValues = 1u << 25;
 // Labels in memory at a time, about 2 GiB.
 constexpr std::size_t kMostLabels = 40'000'000;
 
@@ -85,7 +89,7 @@ void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
     int dim = step.dim;
     const auto at = tiles.tiles()[step.from].at;
     const std::int64_t extent = dim == kF ? 0 : tiles.extent(dim, at[dim]);
-    if (mirrored && (dim == kX || dim == kY)) dim = dim == kX ? kY : kX;
+    if (mirrored) dim = mirror(dim);
     mirrored ^= step.mirrored;
     // Loops of one dimension side by side are one loop.
     if (found.loops.empty() || found.loops.back().dim != dim) {
@@ -118,18 +122,21 @@ bool improve(const Tiles& tiles, const Search& search, std::size_t width,
 
 }  // namespace
 
-Optimum find_optimum(const Problem& problem, int threads,
+Optimum find_optimum(const Problem& problem, double incumbent, int threads,
                      const std::function<bool()>& stop) {
   Optimum found;
-  found.energy = std::numeric_limits<double>::infinity();
-  const Tiles tiles(problem);
-  for (const std::size_t values : kValues) {
+  found.energy = incumbent;
+  const bool whole = problem.space == Space::kWhole;
+  const bool made = !problem.memories[kInput].knots.empty();
+  const Tiles tiles(problem, made ? kMostTilesMade : kMostTiles);
+  for (std::size_t values : kValues) {
+    if (whole) values = kWholeValues;
     const Grid grid = fitting_grid(tiles, values);
     const Bound bound(tiles, grid, threads, stop);
     if (!bound.complete()) return found;
     const Search search(tiles, bound, threads);
     found.lower_bound = std::max(found.lower_bound, search.root_bound());
-    const bool finest = grid.exact() || grid.most() == kMostPoints ||
+    const bool finest = whole || grid.exact() || grid.most() == kMostPoints ||
                         values == *std::rbegin(kValues);
     for (const std::size_t width : kWidths) {
       if (!improve(tiles, search, width, stop, found)) return found;

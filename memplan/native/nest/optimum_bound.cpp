@@ -79,9 +79,9 @@ class Bound::Filler {
     const Tile& tile = tiles_.tiles()[index];
     for (const Step& step : steps) {
       const Box& inner = bound_.boxes_[step.to];
-      if (step.dim == kF) {
+      if (is_window(step.dim)) {
         for (int kind = 0; kind < kKinds; ++kind) {
-          peel(box, tile, inner, kF, kind, best_[kind].data());
+          peel(box, tile, inner, step.dim, kind, best_[kind].data());
         }
         continue;
       }

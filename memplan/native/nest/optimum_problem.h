@@ -9,11 +9,30 @@ namespace memplan::nest::optimum {
 
 /// The tensors of a layer, and the dimensions of its loops; kF is the whole window.
 enum Tensor : int { kInput, kKernel, kOutput, kTensors };
-enum Dim : int { kX, kY, kC, kK, kB, kF };
-inline constexpr int kDims = 5;  // without the window, whose loops are never split
+enum Dim : int { kX, kY, kC, kK, kB, kFw, kFh, kF };
+inline constexpr int kDims = 5;  // without the window's
+inline constexpr int kAxes = 7;  // with the window's columns and rows
 
-/// extent: sizes, multiples of `base`, which the datapath covers below all loops;
-/// window, base_window and stride: columns and rows. kernel: whether it has weights.
+/// The nests that are meant. kDivisors: extents divide each other, and the window's
+/// loops stay together, innermost to outermost, as one that is not split. kWhole: any
+/// extents, and the window's loops anywhere.
+enum class Space { kDivisors, kWhole };
+
+/// Whether a loop is the window's, or one axis of it.
+inline bool is_window(int dim) { return dim >= kFw; }
+
+/// The tensors that a loop uses again, as a mask; of an absent kernel there is none.
+inline unsigned reused_along(int dim, bool kernel) {
+  if (is_window(dim)) return (1u << kInput) | (1u << kOutput);
+  switch (dim) {
+    case kC: return 1u << kOutput;
+    case kK: return 1u << kInput;
+    default: return kernel ? 1u << kKernel : 0u;
+  }
+}
+
+/// extent: sizes, of kDivisors multiples of `base`, which the datapath covers below all
+/// loops; window, base_window and stride: columns and rows. kernel: whether it has weights.
 struct Layer {
   std::array<std::int64_t, kDims> extent{}, base{};
   std::array<std::int64_t, 2> window{}, base_window{}, stride{};
@@ -48,6 +67,7 @@ struct Memories {
 /// outside is also charged where it is written to.
 struct Problem {
   Layer layer;
+  Space space = Space::kDivisors;
   std::array<Memories, kTensors> memories;
   std::vector<double> pools;
   double element_bytes = 0;

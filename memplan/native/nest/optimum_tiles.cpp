@@ -17,74 +17,82 @@ int prime_factors(std::int64_t n) {
   return count + (n > 1);
 }
 
-std::vector<std::int64_t> divisors_of(std::int64_t n) {
-  std::vector<std::int64_t> found;
-  for (std::int64_t i = 1; i * i <= n; ++i) {
-    if (n % i) continue;
-    found.push_back(i);
-    if (i * i != n) found.push_back(n / i);
-  }
-  std::ranges::sort(found);
-  return found;
-}
-
-double columns(double count, double window, double stride) {
-  return window >= stride ? (count - 1) * stride + window : count * window;
-}
-
 }  // namespace
 
-Tiles::Tiles(const Problem& problem) : problem_(problem) {
+Tiles::Tiles(const Problem& problem, std::size_t most)
+    : problem_(problem), whole_(problem.space == Space::kWhole) {
   const Layer& layer = problem_.layer;
-  has_window_ = layer.window != layer.base_window;
-  mirrors_ = layer.extent[kX] == layer.extent[kY] &&
-             layer.base[kX] == layer.base[kY] && layer.window[0] == layer.window[1] &&
-             layer.base_window[0] == layer.base_window[1] &&
-             layer.stride[0] == layer.stride[1];
   for (int dim = 0; dim < kDims; ++dim) {
-    const std::int64_t most = layer.extent[dim] / layer.base[dim];
-    divisors_[dim] = divisors_of(most);
-    trips_ *= static_cast<double>(most);
+    size_[dim] = layer.extent[dim];
+    base_[dim] = layer.base[dim];
   }
   for (int i = 0; i < 2; ++i) {
-    trips_ *= static_cast<double>(layer.window[i] / layer.base_window[i]);
+    size_[kFw + i] = layer.window[i];
+    base_[kFw + i] = layer.base_window[i];
   }
+  const auto alike = [&](int a, int b) {
+    return size_[a] == size_[b] && base_[a] == base_[b];
+  };
+  mirrors_ = alike(kX, kY) && alike(kFw, kFh) && layer.stride[0] == layer.stride[1];
+  list_extents();
+  if (whole_) coarsen(most);
   list_tiles();
   list_prices();
   list_steps();
 }
 
-std::int32_t Tiles::index(Position at, bool window) const {
-  if (mirrors_ && at[kX] < at[kY]) std::swap(at[kX], at[kY]);
-  std::size_t key = window;
-  for (int dim = 0; dim < kDims; ++dim) key = key * divisors_[dim].size() + at[dim];
-  return index_[key];
+bool Tiles::flipped(const Position& at) const {
+  return mirrors_ &&
+         std::pair(at[kX], at[kFw]) < std::pair(at[kY], at[kFh]);
+}
+
+bool Tiles::symmetric(const Position& at) const {
+  return mirrors_ && at[kX] == at[kY] && at[kFw] == at[kFh];
+}
+
+std::size_t Tiles::key(const Position& at) const {
+  std::size_t key = 0;
+  for (int dim = 0; dim < kAxes; ++dim) key = key * extents_[dim].size() + at[dim];
+  return key;
+}
+
+// How many steps at most each extent is from the datapath's.
+Tiles::Heights Tiles::heights() const {
+  Heights found;
+  for (int dim = 0; dim < kAxes; ++dim) {
+    for (std::size_t at = 0; at < extents_[dim].size(); ++at) {
+      const std::int64_t trips = extents_[dim][at] / base_[dim];
+      const bool counted = whole_ || is_window(dim);
+      found[dim].push_back(counted ? static_cast<int>(at) : prime_factors(trips));
+    }
+  }
+  return found;
 }
 
 void Tiles::list_tiles() {
-  std::size_t most = 2;
-  std::array<std::vector<int>, kDims> factors;
-  for (int dim = 0; dim < kDims; ++dim) {
-    most *= divisors_[dim].size();
-    if (divisors_[dim].size() > 255 || most > kMost) {
+  std::size_t most = 1;
+  for (int dim = 0; dim < kAxes; ++dim) {
+    most *= extents_[dim].size();
+    if (extents_[dim].size() > 65535 || most > 4 * kMost) {
       throw std::overflow_error("the layer has too many tiles");
     }
-    for (const auto n : divisors_[dim]) factors[dim].push_back(prime_factors(n));
   }
+  const Heights height = heights();
   std::vector<std::pair<int, Tile>> found;
   Tile tile;
-  for (std::size_t key = 0; key < most; ++key) {
-    std::size_t rest = key;
-    int height = 0;
-    for (int dim = kDims - 1; dim >= 0; --dim) {
-      tile.at[dim] = static_cast<std::uint8_t>(rest % divisors_[dim].size());
-      rest /= divisors_[dim].size();
-      height += factors[dim][tile.at[dim]];
+  for (std::size_t number = 0; number < most; ++number) {
+    std::size_t rest = number;
+    int high = 0;
+    for (int dim = kAxes - 1; dim >= 0; --dim) {
+      tile.at[dim] = static_cast<std::uint16_t>(rest % extents_[dim].size());
+      rest /= extents_[dim].size();
+      high += height[dim][tile.at[dim]];
     }
-    tile.window = rest;
-    if (tile.window && !has_window_) continue;
-    if (mirrors_ && tile.at[kX] < tile.at[kY]) continue;
-    found.emplace_back(height + tile.window, tile);
+    // The window in one piece is inside or outside.
+    const bool split = extents_[kFw].size() == 2 && extents_[kFh].size() == 2 &&
+                       tile.at[kFw] != tile.at[kFh];
+    if ((!whole_ && split) || flipped(tile.at)) continue;
+    found.emplace_back(high, tile);
   }
   std::ranges::stable_sort(
       found, [](const auto& a, const auto& b) { return a.first > b.first; });
@@ -95,54 +103,43 @@ void Tiles::list_tiles() {
       layers_.push_back(static_cast<std::int32_t>(i));
     }
     tiles_.push_back(found[i].second);
-    std::size_t key = found[i].second.window;
-    for (int dim = 0; dim < kDims; ++dim) {
-      key = key * divisors_[dim].size() + found[i].second.at[dim];
-    }
-    index_[key] = static_cast<std::int32_t>(i);
+    index_[key(found[i].second.at)] = static_cast<std::int32_t>(i);
   }
   layers_.push_back(static_cast<std::int32_t>(tiles_.size()));
   for (Tile& listed : tiles_) fill_in(listed);
-  const Tile& base = tiles_.back();
-  const double whole = tiles_.front().elements[kOutput];
-  for (int t = 0; t < kTensors; ++t) demand_[t] = trips_ * base.elements[t];
-  demand_[kOutput] = 2 * demand_[kOutput] - whole;
-}
-
-double Tiles::input_elements(const Tile& tile) const {
-  const Layer& layer = problem_.layer;
-  double total = static_cast<double>(extent(kC, tile.at[kC]) * extent(kB, tile.at[kB]));
-  for (int i = 0; i < 2; ++i) {
-    const auto window = tile.window ? layer.window[i] : layer.base_window[i];
-    total *= columns(static_cast<double>(extent(kX + i, tile.at[kX + i])),
-                     static_cast<double>(window), static_cast<double>(layer.stride[i]));
-  }
-  return total;
+  for (int t = 0; t < kTensors; ++t) demand_[t] = tiles_.back().fill[t];
 }
 
 void Tiles::fill_in(Tile& tile) const {
   const Layer& layer = problem_.layer;
-  double volume = 1;
-  std::array<double, kDims> size;
-  for (int dim = 0; dim < kDims; ++dim) {
-    volume *= static_cast<double>(divisors_[dim][tile.at[dim]]);
-    size[dim] = static_cast<double>(extent(dim, tile.at[dim]));
+  std::array<double, kAxes> all, own, visits;
+  for (int dim = 0; dim < kAxes; ++dim) {
+    all[dim] = static_cast<double>(size_[dim]);
+    own[dim] = static_cast<double>(extents_[dim][tile.at[dim]]);
+    visits[dim] = visits_[dim][tile.at[dim]];
   }
-  double window = 1;
+  double input = own[kC] * own[kB], fetched = all[kC] * all[kB] * visits[kK];
   for (int i = 0; i < 2; ++i) {
-    const auto inside = tile.window ? layer.window[i] : layer.base_window[i];
-    volume *= static_cast<double>(inside / layer.base_window[i]);
-    window *= static_cast<double>(inside);
+    const int along = kX + i, window = kFw + i;
+    const double stride = static_cast<double>(layer.stride[i]);
+    input *= (own[along] - 1) * std::min(stride, own[window]) + own[window];
+    // Of each tile the window's parts, and what every further column adds to them.
+    fetched *= visits[along] * all[window] +
+               (all[along] - visits[along]) * overlap_[window][tile.at[window]];
   }
-  tile.outside = trips_ / volume;
-  tile.elements[kInput] = input_elements(tile);
-  tile.elements[kKernel] = layer.kernel ? size[kC] * size[kK] * window : 0;
-  tile.elements[kOutput] = size[kX] * size[kY] * size[kK] * size[kB];
-  for (int t = 0; t < kTensors; ++t) tile.fill[t] = tile.outside * tile.elements[t];
+  const double window = all[kFw] * all[kFh];
+  tile.elements[kInput] = input;
+  tile.fill[kInput] = fetched;
+  tile.elements[kKernel] = tile.fill[kKernel] = 0;
+  if (layer.kernel) {
+    tile.elements[kKernel] = own[kC] * own[kK] * own[kFw] * own[kFh];
+    tile.fill[kKernel] = all[kC] * all[kK] * window * visits[kX] * visits[kY] *
+                         visits[kB];
+  }
+  tile.elements[kOutput] = own[kX] * own[kY] * own[kK] * own[kB];
   // Every partial sum but the first is also read back.
-  const double whole = static_cast<double>(layer.extent[kX] * layer.extent[kY]) *
-                       static_cast<double>(layer.extent[kK] * layer.extent[kB]);
-  tile.fill[kOutput] = 2 * tile.fill[kOutput] - whole;
+  tile.fill[kOutput] = all[kX] * all[kY] * all[kK] * all[kB] *
+                       (2 * visits[kC] * visits[kFw] * visits[kFh] - 1);
 }
 
 double Tiles::curve(int tensor, double bytes) const {
@@ -206,23 +203,44 @@ void Tiles::list_prices() {
   }
 }
 
+void Tiles::add_step(std::int32_t from, Position inner, int dim) {
+  const bool mirrored = flipped(inner);
+  if (mirrored) {
+    std::swap(inner[kX], inner[kY]);
+    std::swap(inner[kFw], inner[kFh]);
+  }
+  out_.push_back({from, index_[key(inner)], static_cast<std::int8_t>(dim), mirrored});
+}
+
+void Tiles::add_steps(std::int32_t from, int dim) {
+  const Position& at = tiles_[from].at;
+  Position inner = at;
+  if (whole_) {
+    // Two steps along one dimension are as good as one over both.
+    if (at[dim] == 0) return;
+    --inner[dim];
+    add_step(from, inner, dim);
+    return;
+  }
+  for (inner[dim] = 0; inner[dim] < at[dim]; ++inner[dim]) {
+    if (extents_[dim][at[dim]] % extents_[dim][inner[dim]]) continue;
+    add_step(from, inner, dim);
+  }
+}
+
 void Tiles::list_steps() {
   out_begin_.push_back(0);
   for (std::int32_t from = 0; from < static_cast<std::int32_t>(tiles_.size()); ++from) {
-    const Tile& tile = tiles_[from];
-    for (int dim = 0; dim < kDims; ++dim) {
-      if (mirrors_ && dim == kY && tile.at[kX] == tile.at[kY]) continue;
-      const std::int64_t size = divisors_[dim][tile.at[dim]];
-      for (std::uint8_t at = 0; at < tile.at[dim]; ++at) {
-        if (size % divisors_[dim][at]) continue;
-        Position inner = tile.at;
-        inner[dim] = at;
-        const bool mirrored = mirrors_ && inner[kX] < inner[kY];
-        out_.push_back({from, index(inner, tile.window), static_cast<std::int8_t>(dim),
-                        mirrored});
-      }
+    const Position& at = tiles_[from].at;
+    for (int dim = 0; dim < (whole_ ? kAxes : kDims); ++dim) {
+      if (symmetric(at) && (dim == kY || dim == kFh)) continue;
+      add_steps(from, dim);
     }
-    if (tile.window) out_.push_back({from, index(tile.at, false), kF, false});
+    if (!whole_ && (at[kFw] || at[kFh])) {
+      Position inner = at;
+      inner[kFw] = inner[kFh] = 0;
+      add_step(from, inner, kF);
+    }
     out_begin_.push_back(static_cast<std::int32_t>(out_.size()));
   }
   in_begin_.assign(tiles_.size() + 1, 0);

@@ -18,18 +18,26 @@ struct Option {
 
 /// A tile, and the loops outside it.
 ///
-/// at: index of each dimension's divisor; window: whether all of it is inside. outside:
-/// how often the tile is visited. elements: each tensor's; fill: elements that pass its
-/// boundary if it is kept, over all visits. options: memories it may be kept in.
+/// at: index of each dimension's extent. elements: each tensor's; fill: elements that
+/// pass its boundary if it is kept, over all visits. options: memories it may be kept in.
 /// cheapest: code below which nothing that holds this tile or a larger one costs.
 struct Tile {
-  std::array<std::uint8_t, kDims> at{};
-  bool window = false;
-  double outside = 1;
+  std::array<std::uint16_t, kAxes> at{};
   std::array<double, kTensors> elements{}, fill{};
   std::array<std::span<const Option>, kTensors> options;
   std::array<int, kTensors> cheapest{};
 };
+
+/// The same dimension where columns and rows change places.
+constexpr int mirror(int dim) {
+  switch (dim) {
+    case kX: return kY;
+    case kY: return kX;
+    case kFw: return kFh;
+    case kFh: return kFw;
+    default: return dim;
+  }
+}
 
 /// A loop peeled off: `from` is the tile it walks with, `to` the one inside it.
 struct Step {
@@ -38,16 +46,25 @@ struct Step {
   bool mirrored;  // columns and rows change places in `to`
 };
 
-/// All tiles whose extents divide each other down to the datapath's.
+/// All tiles between the layer and what the datapath does at once.
 ///
-/// Tiles are ordered by the number of prime factors of their volume, largest first, in
+/// In the space of divisors a tile's extents divide those of tiles outside it, and its
+/// counts are exact. In the whole space how often a tile is visited depends on the
+/// tiles around it; here it is as often as it must be at least, n / t rounded up, so
+/// what a nest takes here is no more than what it takes. Of the extents with the same
+/// n / t only the smallest is listed; where these are too many tiles, several are taken
+/// together, as large as the smallest and visited as often as the largest of them.
+///
+/// Tiles are ordered by how many steps they are from the datapath's, farthest first, in
 /// layers: no step leads from a tile to one of the same layer. Tile 0 is the whole
 /// layer, the last one the datapath's. Where columns and rows are alike, only tiles
 /// that are no higher than wide are listed.
 class Tiles {
  public:
-  /// Throws std::overflow_error if there are more than kMost.
-  explicit Tiles(const Problem& problem);
+  /// Throws std::overflow_error if there are more than kMost divisors.
+  ///
+  /// most: tiles of the whole space, as far as there is a coarser choice.
+  Tiles(const Problem& problem, std::size_t most);
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
@@ -74,27 +91,37 @@ class Tiles {
   }
   /// Elements that the datapath moves in all.
   double demand(int tensor) const { return demand_[tensor]; }
-  std::int64_t extent(int dim, int at) const {
-    return divisors_[dim][at] * problem_.layer.base[dim];
-  }
-  bool has_window() const { return has_window_; }
+  std::int64_t extent(int dim, int at) const { return extents_[dim][at]; }
   const Problem& problem() const { return problem_; }
 
  private:
-  using Position = std::array<std::uint8_t, kDims>;
+  using Position = std::array<std::uint16_t, kAxes>;
+  using Heights = std::array<std::vector<int>, kAxes>;
 
+  void list_extents();
+  void coarsen(std::size_t most);
+  void take_together(int dim, double ratio);
   void list_tiles();
   void list_steps();
   void list_prices();
   void fill_in(Tile& tile) const;
-  double input_elements(const Tile& tile) const;
-  std::int32_t index(Position at, bool window) const;
+  Heights heights() const;
+  void add_steps(std::int32_t from, int dim);
+  void add_step(std::int32_t from, Position inner, int dim);
+  bool flipped(const Position& at) const;
+  bool symmetric(const Position& at) const;
+  std::size_t key(const Position& at) const;
   double curve(int tensor, double bytes) const;
 
   Problem problem_;
-  bool has_window_, mirrors_;
-  double trips_ = 1;
-  std::array<std::vector<std::int64_t>, kDims> divisors_;
+  bool mirrors_, whole_;
+  // Sizes and the datapath's; of all axes.
+  std::array<std::int64_t, kAxes> size_{}, base_{};
+  // By axis: extents, how often they come at least, and of the window's what a column
+  // more adds to an input tile's, over all of its parts.
+  std::array<std::vector<std::int64_t>, kAxes> extents_;
+  std::array<std::vector<double>, kAxes> visits_;
+  std::array<std::vector<double>, kAxes> overlap_;
   std::vector<Tile> tiles_;
   std::vector<std::int32_t> layers_, index_;
   std::vector<Step> out_;
@@ -103,16 +130,6 @@ class Tiles {
   std::array<std::vector<Option>, kTensors> options_;
   std::array<double, kTensors> demand_{};
 };
-
-/// The tensors that a loop uses again, as a mask; of an absent kernel there is none.
-inline unsigned reused_along(int dim, bool kernel) {
-  switch (dim) {
-    case kC: return 1u << kOutput;
-    case kK: return 1u << kInput;
-    case kF: return (1u << kInput) | (1u << kOutput);
-    default: return kernel ? 1u << kKernel : 0u;
-  }
-}
 
 /// Which tensor's tile is kept already, so that keeping it again is of no use: none of
 /// them, or the input's, the kernel's, the output's. Never two: a loop that leaves one
@@ -129,7 +146,7 @@ inline unsigned worth_keeping(int dim, int kind, bool kernel) {
 inline int kind_inside(int dim, int kind, unsigned keep, bool kernel) {
   if (kind != kFresh) keep |= reused_along(dim, kernel) & (1u << (kind - 1));
   // With the window the input's halo goes, so that its tile shrinks all the same.
-  if (dim == kF) keep &= ~(1u << kInput);
+  if (is_window(dim)) keep &= ~(1u << kInput);
   return keep ? std::countr_zero(keep) + 1 : kFresh;
 }
 

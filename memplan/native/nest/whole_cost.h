@@ -1,0 +1,67 @@
+// What one loop nest takes, of any extents and with the window's loops anywhere.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "nest/optimum_problem.h"
+
+namespace memplan::nest::whole {
+
+using optimum::kAxes;
+using optimum::kTensors;
+using optimum::Loop;
+using optimum::Problem;
+
+inline constexpr int kMostLoops = 32;
+
+/// Energies of the nests of one problem, by the counts of memplan/blocking/nest, with
+/// the memories that take the least.
+class Cost {
+ public:
+  /// Keeps the problem, whose space does not matter.
+  explicit Cost(const Problem& problem);
+
+  std::int64_t size(int dim) const { return size_[dim]; }
+  std::int64_t base(int dim) const { return base_[dim]; }
+
+  /// pJ of one group. loops: innermost first, of X Y C K B Fw Fh, at most kMostLoops;
+  /// extents ascend within a dimension and end with its size, multiples of the
+  /// datapath's but for that. Where it is more than `limit`, what comes back may be
+  /// less than it is, but not less than `limit`.
+  double operator()(std::span<const Loop> loops, double limit) const;
+
+ private:
+  // A buffer of one tensor: elements, and what passes between it and what is outside.
+  struct Buffer {
+    double elements, outward;
+  };
+  struct Buffers {
+    std::array<Buffer, kMostLoops> rows;
+    int count = 0;
+    double demand = 0;
+  };
+  struct Walk;
+  // Energy, and bytes of each pool.
+  struct Part {
+    double pj;
+    std::array<double, 4> taken;
+  };
+
+  double price(int tensor, double bytes) const;
+  std::pair<double, int> cheapest(int tensor, double bytes) const;
+  Part least(int tensor, const Buffers& own) const;
+  void parts(int tensor, const Buffers& own, std::vector<Part>& found) const;
+  bool fits(const Part& part) const;
+  void unbeaten(std::vector<Part>& parts) const;
+  double combined(const std::array<Buffers, kTensors>& buffers) const;
+
+  Problem problem_;
+  std::array<std::int64_t, kAxes> size_{}, base_{};
+  std::array<std::vector<double>, kTensors> log_bytes_, log_pj_;
+};
+
+}  // namespace memplan::nest::whole

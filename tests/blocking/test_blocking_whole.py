@@ -1,0 +1,197 @@
+"""The search over the whole space: against all nests, its bound, and bad luck."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_choices import least_energy
+from nest_strategies import nests
+
+from memplan.blocking.cost.best_memories import best_memories
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.counts import count
+from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor, parse_layer
+from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Options, Result, Space
+from tests.blocking.test_blocking_exact import _random_objective
+
+CORE = {"C": 16, "K": 16}
+DIANNAO = Fixed(load_hierarchy("diannao"))
+LAYERS = 64
+MOST = 500  # nests of a tiny layer
+
+
+def all_nests(
+    layer: Layer, unroll: Mapping[str, int]
+) -> Iterator[list[tuple[str, int]]]:
+    """Any extents in any order; two loops of one dimension side by side are one."""
+    base = {dim: min(unroll.get(dim, 1), layer.size(dim)) for dim in DIMS}
+
+    def extended(
+        reached: Mapping[str, int], last: str
+    ) -> Iterator[list[tuple[str, int]]]:
+        open_ = [dim for dim in DIMS if reached[dim] < layer.size(dim)]
+        if not open_:
+            yield []
+        for dim in open_:
+            if dim == last:
+                continue
+            step, size = unroll.get(dim, 1), layer.size(dim)
+            extents = {n for n in range(step, size, step) if n > reached[dim]} | {size}
+            for extent in sorted(extents):
+                for rest in extended({**reached, dim: extent}, dim):
+                    yield [(dim, extent), *rest]
+
+    return extended(base, "")
+
+
+def tiny(rng: random.Random) -> tuple[Layer, dict[str, int]]:
+    """A layer of few enough nests, mostly of sizes that nothing divides."""
+    while True:
+        sizes = {dim: rng.choice((1, 1, 1, 2, 3, 4)) for dim in DIMS}
+        sizes[rng.choice("XYCK")] = rng.choice((3, 5, 5, 7))
+        stride = (rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 2)))
+        layer = Layer("tiny", **sizes, stride=stride, kernel=rng.random() < 0.85)
+        unroll = {dim: rng.choice((2, 3, 4)) for dim in "XCK" if rng.random() < 0.25}
+        number = len(list(itertools.islice(all_nests(layer, unroll), MOST + 1)))
+        if 20 < number <= MOST:
+            return layer, unroll
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_optima_of_all_nests(part: int) -> None:
+    proved = 0
+    for seed in range(part, LAYERS, 4):
+        rng = random.Random(seed)
+        layer, unroll = tiny(rng)
+        objective = _random_objective(rng)
+        found = optimize(layer, unroll, objective, Options(threads=1))
+        least = min(
+            least_energy(count(nest_of(layer, loops, unroll)), objective)
+            for loops in all_nests(layer, unroll)
+        )
+        where = f"seed {seed}: {layer}, {unroll}, {objective}"
+        assert found.energy == pytest.approx(least, rel=1e-9), where
+        assert found.lower_bound is not None
+        assert found.lower_bound <= least * (1 + 1e-9), where
+        assert found.space is Space.WHOLE
+        proved += found.proved
+    assert proved > 4
+
+
+# What a hill climb over such nests had found, in pJ per multiplication.
+@pytest.mark.parametrize(
+    ("text", "better"),
+    [
+        ("conv1", 10.31),
+        ("conv2", 5.95),
+        ("conv3", 6.70),
+        ("conv4", 6.38501),
+        ("conv5", 6.8951),
+        ("64,192,71,71,3,3", 8.00),
+        ("512,512,7,7,3,3", 13.32),
+    ],
+)
+def test_nests_that_do_not_divide(text: str, better: float) -> None:
+    layer = parse_layer(text)
+    found = optimize(layer, CORE, DIANNAO)
+    assert found.energy / layer.macs <= better
+    assert found.lower_bound is not None
+    assert found.lower_bound >= 0.98 * found.energy
+    given_nest = parse_nest(str(found.nest), layer, CORE)
+    assert DIANNAO.evaluate(
+        given_nest, best_memories(count(given_nest), DIANNAO)
+    ) == pytest.approx(found.energy, rel=1e-12)
+
+
+def test_a_window_taken_apart() -> None:
+    registers = dict(zip(Tensor, (32, 512, 32), strict=True))
+    sizes = dict(zip(Tensor, (2048, 32768, 2048), strict=True))
+    levels = (
+        Level("registers", None, registers, dict.fromkeys(Tensor, 1e-9)),
+        Level("L0", None, sizes, {}),
+    )
+    objective = Fixed(
+        Hierarchy("m", "", "", levels, Codesign().curves, 320.0, 1.0, True)
+    )
+    layer = parse_layer("16,64,112,112,7,7,S2")
+    found = optimize(layer, CORE, objective)
+    apart = optimize(layer, CORE, objective, Options("divisors"))
+    assert apart.proved
+    assert apart.space is Space.DIVISORS
+    assert found.energy < 0.35 * apart.energy
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    nests(window_innermost=False, divisors=False, macs=3000),
+    st.sampled_from(
+        [Codesign(), Codesign(budget=300), DIANNAO, Fixed(load_hierarchy("zen4"))]
+    ),
+)
+def test_no_nest_takes_less_than_the_bound(nest: Nest, objective: Objective) -> None:
+    found = optimize(
+        nest.layer, nest.unroll, objective, Options(threads=1, time_limit=0.5)
+    )
+    energy = objective.evaluate(nest, best_memories(count(nest), objective))
+    assert found.lower_bound is not None
+    assert found.lower_bound <= energy * (1 + 1e-9)
+    assert found.energy <= energy * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_nest_of_a_large_layer_takes_less_than_the_bound(seed: int) -> None:
+    """Where extents are taken together, and where columns and rows are alike."""
+    rng = random.Random(seed)
+    side = rng.choice((53, 97, 200))
+    layer = Layer("large", side, side, 300, 500, 11, 11, B=rng.choice((1, 7)))
+    objective: Objective = DIANNAO if seed % 2 else Codesign()
+    found = optimize(layer, CORE, objective)
+    assert found.lower_bound is not None
+    assert found.lower_bound <= found.energy * (1 + 1e-12)
+    apart = optimize(layer, {}, objective, Options("beam", levels=1))
+    assert found.lower_bound <= apart.energy
+
+
+def test_the_best_memories_are_those_of_all_choices() -> None:
+    for seed in range(60):
+        rng = random.Random(seed)
+        layer, unroll = tiny(rng)
+        objective = _random_objective(rng)
+        loops = rng.choice(list(itertools.islice(all_nests(layer, unroll), MOST)))
+        traffic = count(nest_of(layer, loops, unroll))
+        chosen = best_memories(traffic, objective)
+        energy = objective.evaluate(nest_of(layer, loops, unroll), chosen)
+        assert energy == pytest.approx(least_energy(traffic, objective), rel=1e-9)
+
+
+def test_no_time_leaves_a_nest_and_a_bound() -> None:
+    layer = PAPER_LAYERS["conv1"]
+    found = optimize(layer, CORE, DIANNAO, Options(time_limit=0))
+    assert found.lower_bound is not None
+    assert 0 < found.lower_bound <= found.energy
+    assert not found.proved
+    assert found.gap == found.energy / found.lower_bound - 1
+
+
+def test_the_same_nest_on_any_number_of_threads() -> None:
+    results: list[Result] = [
+        optimize(Layer("some", 13, 11, 24, 40, 3, 3), {}, DIANNAO, Options(threads=n))
+        for n in (1, 3)
+    ]
+    assert str(results[0].nest) == str(results[1].nest)
+
+
+def test_sizes_with_too_many_divisors_have_a_nest_all_the_same() -> None:
+    layer = Layer("many", 720720, 720720, 720720, 1)
+    found = optimize(layer, CORE, DIANNAO, Options(time_limit=3))
+    assert found.lower_bound is not None
+    assert found.energy >= found.lower_bound > 0
