@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.applying.cuda_clock import DeviceClock
-from memplan.applying.cuda_library import Library, Place
+from memplan.applying.cuda_library import COUNTERS, Library, Place
 from memplan.applying.cuda_replay import CudaReplay, CudaTable
 from memplan.applying.cuda_sharing import share_outside
 from memplan.applying.cuda_slots import (
@@ -157,16 +157,14 @@ class CudaLoader:
         total: Counter[str] = Counter()
         for each in devices.values():
             total.update(each)
-        prefix = "hot_"
-        names = [name.removeprefix(prefix) for name in total if name.startswith(prefix)]
-        hot = {name: total[prefix + name] for name in names}
-        warmup = {name: total[name] - hot[name] for name in names}
+        hot = {name: total[f"hot_{name}"] for name in COUNTERS}
+        warmup = {name: total[name] - hot[name] for name in COUNTERS}
         torch = require_torch("applying a plan to CUDA")
         seconds = self._device_clock.seconds() if self._device_clock else []
         return make_report(
             self.plan,
-            Counter(hot),
-            Counter(warmup),
+            hot,
+            warmup,
             total["arena_bytes_peak"],
             self._clock,
             devices=devices,

@@ -13,7 +13,7 @@ from memplan.errors import EnvironmentUnfitError
 _PREFIX = "memplan_cuda_"
 _U64 = ctypes.c_uint64
 _I64S = ctypes.POINTER(ctypes.c_int64)
-_COUNTERS = (
+COUNTERS = (
     *("requests", "planned", "unplanned", "conflicts", "online", "fallback"),
     *("online_bytes", "fallback_bytes"),
 )
@@ -206,12 +206,12 @@ class Library:
 
     def take_steps(self, place: Place) -> list[tuple[int, dict[str, int]]]:
         """The repeated steps that ended since the last call: number and counts."""
-        width = len(_COUNTERS) + 2
+        width = len(COUNTERS) + 2
         values = (_U64 * (width * _MOST_STEPS))()
         take = self._function("take_steps")
         count = take(place.device, place.rank, values, _MOST_STEPS)
         rows = [values[i * width : (i + 1) * width] for i in range(count)]
-        names = (*_COUNTERS, "outgrown")
+        names = (*COUNTERS, "outgrown")
         return [(row[0], dict(zip(names, row[1:], strict=True))) for row in rows]
 
     def largest(self, place: Place) -> list[int]:
