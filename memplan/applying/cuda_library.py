@@ -53,6 +53,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "stop_watching": (_U64, ()),
     "take_slot": (ctypes.c_bool, (ctypes.c_int, _U64)),
     "install": (_MESSAGE, ()),
+    "installed": (ctypes.c_bool, ()),
     "load_plan": (_MESSAGE, (*_PLACE, ctypes.c_bool, ctypes.POINTER(_PlanArrays))),
     "serve": (None, (ctypes.c_bool,)),
     "retire": (None, ()),
@@ -138,6 +139,11 @@ class Library:
     def install(self) -> str:
         """Have requests come to us. "" or why that cannot be."""
         return _text(self._function("install")())
+
+    @property
+    def installed(self) -> bool:
+        """Whether they do."""
+        return bool(self._function("installed")())
 
     # ---- plans
 

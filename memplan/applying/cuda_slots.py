@@ -48,6 +48,8 @@ def take_slots(library: Library, torch: Any) -> None:
     Raises EnvironmentUnfitError saying what is not as expected; then torch's own
     functions are all called as before.
     """
+    if library.installed:
+        return
     fault = library.prepare(torchs_library(torch)) or _find(library, torch)
     fault = fault or library.install()
     if fault:

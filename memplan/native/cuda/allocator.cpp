@@ -32,7 +32,7 @@ struct State {
   // torch's own functions in the slots that we took, by role.
   std::array<std::array<void*, kMostOfARole>, static_cast<int>(Role::kRoles)> native = {};
   std::array<std::size_t, static_cast<int>(Role::kRoles)> taken = {};
-  bool installed = false;
+  std::atomic<bool> installed = false;
 
   std::array<std::atomic<Arenas*>, kMaxDevices> devices = {};
   std::atomic<bool> serving = false;
@@ -338,6 +338,8 @@ bool take_slot(Role role, std::size_t slot) {
   s.slots.load()->exchange(slot, hooks(kAll)[of][which]);
   return true;
 }
+
+bool installed() { return state().installed; }
 
 std::string install() {
   State& s = state();

@@ -36,6 +36,7 @@ std::size_t stop_watching();
 bool take_slot(Role role, std::size_t slot);
 // From now on requests come to us. Needs a slot of every role; returns "" or which lacks.
 std::string install();
+bool installed();
 
 // The device's arenas, made when first asked for; null for a device that cannot be.
 Arenas* arenas_of(int device);

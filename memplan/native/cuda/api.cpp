@@ -78,6 +78,7 @@ MEMPLAN_API bool memplan_cuda_take_slot(int role, std::uint64_t slot) {
   return role >= 0 && role < static_cast<int>(Role::kRoles) &&
          take_slot(static_cast<Role>(role), slot);
 }
+MEMPLAN_API bool memplan_cuda_installed() { return installed(); }
 MEMPLAN_API const char* memplan_cuda_install() { return told(install()); }
 
 // ---- plans. For `rank` see Arenas::load.
