@@ -44,6 +44,20 @@ class _PlanArrays(ctypes.Structure):
     )
 
 
+def plan_arrays(plan: ReplayArrays, arena: int) -> ctypes.Structure:
+    """The plan as the native code takes it: pointers to its arrays, which must live on
+    until it was taken."""
+    sizes, offsets, starts = (
+        array.ctypes.data_as(_I64S)
+        for array in (plan.sizes, plan.offsets, plan.starts)
+    )
+    return _PlanArrays(
+        *(sizes, offsets, len(plan.sizes), starts),
+        *((ctypes.c_bool * len(plan.elastic))(*plan.elastic), len(plan.starts)),
+        *(plan.loop_begin, plan.loop_end, arena, plan.unmarked),
+    )
+
+
 _MESSAGE, _PLACE = ctypes.c_char_p, (ctypes.c_int, ctypes.c_uint)
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "check": (_MESSAGE, (ctypes.c_char_p,)),
@@ -156,15 +170,7 @@ class Library:
         later: from the next step on, instead of the plan that is there.
         Raises EnvironmentUnfitError for a device that cannot be.
         """
-        sizes, offsets, starts = (
-            array.ctypes.data_as(_I64S)
-            for array in (plan.sizes, plan.offsets, plan.starts)
-        )
-        arrays = _PlanArrays(
-            *(sizes, offsets, len(plan.sizes), starts),
-            *((ctypes.c_bool * len(plan.elastic))(*plan.elastic), len(plan.starts)),
-            *(plan.loop_begin, plan.loop_end, arena, plan.unmarked),
-        )
+        arrays = plan_arrays(plan, arena)
         load = self._function("load_plan")
         fault = load(place.device, place.rank, later, ctypes.byref(arrays))
         if fault is not None:

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "alloc/eventlog.h"
+#include "alloc/recorder.h"
 #include "cuda/slots.h"
 
 namespace memplan::cuda {
@@ -41,10 +42,6 @@ struct State {
   // torch's deleter of its own blocks, once it is known.
   std::atomic<c10::Deleter> native_delete = nullptr;
 
-  std::atomic<bool> recording = false;
-  std::atomic<Journal*> journal = nullptr;
-  StackCapture capture = nullptr;
-  std::uint64_t limit = 0;
   EventLog log;
   std::atomic<int> log_device = -1;
   std::atomic<unsigned> log_rank = 0;
@@ -78,35 +75,12 @@ bool out_of_memory() {
 
 // ---- what is written down
 
-std::uint16_t origin(int device, unsigned rank) {
-  const unsigned most = (1u << kStreamBits) - 1;
-  return static_cast<std::uint16_t>(static_cast<unsigned>(device) << kStreamBits |
-                                    std::min(rank, most));
-}
-
 bool logged(const State& s, int device, unsigned rank) {
-  return s.log.is_open() && s.log_device == device && s.log_rank == rank;
+  return s.log_device == device && s.log_rank == rank;
 }
 
-void note_request(State& s, const void* address, std::size_t requested, int device,
-                  unsigned rank) {
-  const std::uint64_t bytes = round_up(requested, kGranularity);  // as torch has it
-  if (logged(s, device, rank)) s.log.append(event_of(kAlloc, address, bytes));
-  if (!s.recording.load(std::memory_order_relaxed)) return;
-  Journal* journal = s.journal.load(std::memory_order_acquire);
-  if (journal == nullptr || (s.limit != 0 && journal->seen() >= s.limit)) return;
-  memplan::note_request(bytes);
-  memplan::Event event = event_of(kAlloc, address, bytes);
-  event.padding = origin(device, rank);
-  if (s.capture != nullptr) event.stack = s.capture(*journal);
-  journal->append(event);
-}
-
-void note_free(State& s, const void* address) {
-  if (s.log.is_open()) s.log.append(event_of(kFree, address, 0));
-  if (!s.recording.load(std::memory_order_relaxed)) return;
-  Journal* journal = s.journal.load(std::memory_order_acquire);
-  if (journal != nullptr) journal->append(event_of(kFree, address, 0));
+void note_request(State& s, const void* address, std::size_t bytes) {
+  s.log.append(event_of(kAlloc, address, round_up(bytes, kGranularity)));
 }
 
 // A block of torch's own whose end is to be seen: it gets our deleter, unless somebody
@@ -163,47 +137,39 @@ void* in_new_arena(State& s, void* self, Arenas& arenas, Arenas::Arena* wanted,
 
 c10::DataPtr on_allocate(void* self, std::size_t bytes) {
   State& s = state();
-  const bool serving = s.serving.load(std::memory_order_acquire);
-  const bool recording = s.recording.load(std::memory_order_relaxed);
   std::int8_t device = 0;
-  if ((!serving && !recording) || bytes == 0 || s.torch.get_device(&device) != kSuccess) {
+  if (!s.serving.load(std::memory_order_acquire) || bytes == 0 ||
+      s.torch.get_device(&device) != kSuccess) {
     return s.allocate(self, bytes);
   }
   Arenas* arenas = existing(device);
-  if (arenas == nullptr && recording) arenas = arenas_of(device);
   if (arenas == nullptr) return s.allocate(self, bytes);
   if (arenas->pool_open() || interrupted(s)) {
     arenas->note(arenas->pool_open() ? kInPools : kInterrupted);
     return s.allocate(self, bytes);
   }
   const std::int64_t stream = s.torch.current_stream(device).id;
-  if (serving) {
-    auto [address, wanted] = arenas->allocate(bytes, stream);
-    if (wanted != nullptr) {
-      address = in_new_arena(s, self, *arenas, wanted, bytes, stream);
-    }
-    if (address != nullptr) {
-      if (s.log.is_open()) {
-        note_request(s, address, bytes, device, arenas->rank_of(stream));
-      }
-      return ours(address, device);
-    }
+  auto [address, wanted] = arenas->allocate(bytes, stream);
+  if (wanted != nullptr) {
+    address = in_new_arena(s, self, *arenas, wanted, bytes, stream);
+  }
+  const bool log = s.log.is_open() && logged(s, device, arenas->rank_of(stream));
+  if (address != nullptr) {
+    if (log) note_request(s, address, bytes);
+    return ours(address, device);
   }
   c10::DataPtr block = from_torch(s, self, bytes, arenas, stream, device);
-  const bool log = s.log.is_open();
-  if (recording || log) {
-    const unsigned rank = arenas->rank_of(stream);
-    if (recording || logged(s, device, rank)) {
-      note_request(s, block.data, bytes, device, rank);
-      follow(s, block);
-    }
+  if (log) {
+    note_request(s, block.data, bytes);
+    follow(s, block);
   }
   return block;
 }
 
 void on_delete(void* address) {
   State& s = state();
-  if (s.log.is_open() || s.recording.load(std::memory_order_relaxed)) note_free(s, address);
+  // Before it is free, or another thread's reuse of the address would come first.
+  if (s.log.is_open()) s.log.append(event_of(kFree, address, 0));
   Arenas::Blocks returned;
   for (const auto& entry : s.devices) {
     Arenas* arenas = entry.load(std::memory_order_acquire);
@@ -292,8 +258,6 @@ void in_parent() {
 void in_child() {
   State& s = state();
   s.serving.store(false);
-  s.recording.store(false);
-  s.journal.store(nullptr);
   in_parent();
   s.log.take();
 }
@@ -390,36 +354,9 @@ bool resume() {
   return now > 0;
 }
 
-void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit) {
-  State& s = state();
-  s.capture = capture;
-  s.limit = limit;
-  s.journal.store(journal);
-  s.recording.store(true);
-}
-
-RecordingEnd stop_recording(const std::string& end) {
-  State& s = state();
-  s.recording.store(false);
-  Journal* journal = s.journal.exchange(nullptr);
-  if (journal == nullptr) return {0, 0, 0};
-  const int error = journal->close(end);
-  return {error, journal->seen(), journal->written()};
-}
-
-std::uint64_t recorded_events() {
-  const Journal* journal = state().journal.load();
-  return journal == nullptr ? 0 : journal->seen();
-}
-
 void next_step(std::uint8_t mark) {
   State& s = state();
   if (s.log.is_open()) s.log.append(event_of(kStep, nullptr, 0, mark));
-  if (s.recording.load()) {
-    if (Journal* journal = s.journal.load()) {
-      journal->append(event_of(kStep, nullptr, 0, mark));
-    }
-  }
   for (Arenas* arenas : all_arenas()) {
     const Arenas::Blocks returned = arenas->next_step();  // goes back to torch here
   }

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "alloc/journal.h"
-#include "alloc/recorder.h"
 #include "cuda/arenas.h"
 
 namespace memplan::cuda {
@@ -50,20 +49,11 @@ bool resume();
 // Heed these interruptions, too, which are counted elsewhere, for ever.
 void heed(const std::atomic<int>* elsewhere);
 
-// From now on, records every request into `journal`, which lives for ever; see
-// alloc/recorder.h. Events have the device and the stream in their padding.
-void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit);
-RecordingEnd stop_recording(const std::string& end);
-std::uint64_t recorded_events();
-
 // The program begins its next step.
 void next_step(std::uint8_t mark);
 
 // Keeps the events to come of the stream that is `rank` on `device`, and hands them over.
 void open_log(int device, unsigned rank);
 std::vector<memplan::Event> take_log();
-
-// Of an event's padding.
-constexpr unsigned kStreamBits = 10;
 
 }  // namespace memplan::cuda

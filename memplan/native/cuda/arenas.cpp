@@ -10,6 +10,7 @@ namespace {
 constexpr std::size_t kMostSteps = 4096;
 // So often memory for an arena is asked for, at the beginning of a step each.
 constexpr unsigned kAttempts = 3;
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;  // no device has them
 
 }  // namespace
 
@@ -103,7 +104,7 @@ unsigned Arenas::rank_of(std::int64_t stream) {
 Arenas::Arena* Arenas::serving(std::int64_t stream) { return of_rank(ranked(stream)); }
 
 Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
-  if (requested > (std::uint64_t{1} << 62)) return {};
+  if (requested > kMostBytes) return {};
   const std::uint64_t bytes = round_up(requested, kGranularity);
   Lock lock(mutex_);
   collect();
@@ -161,6 +162,7 @@ void Arenas::made(Arena* arena, c10::DataPtr block) {
 }
 
 void* Arenas::last_resort(std::uint64_t requested, std::int64_t stream) {
+  if (requested > kMostBytes) return nullptr;
   const std::uint64_t bytes = round_up(requested, kGranularity);
   Lock lock(mutex_);
   Arena* arena = serving(stream);
