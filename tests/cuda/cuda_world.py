@@ -236,13 +236,12 @@ class World:
 
     def assert_no_leak(self) -> None:
         """All can be given back, and is."""
-        self.run_all()
-        self.native.next_step()
         self.native.retire()
-        self.take(512)
-        self.native.next_step()
+        for _ in range(2):  # events that failed are recorded the first time
+            self.run_all()
+            self.native.next_step()
         assert self.native.blocks() == 0
-        assert self.torch_counts()["live"] == 1
+        assert self.torch_counts()["live"] == 0
         self.assert_sound()
 
     def soak(self, requests: int, threads: int, seed: int) -> dict[str, int]:

@@ -46,6 +46,7 @@ bool Arenas::adopt(unsigned rank, Table&& table) {
 
 Arenas::Blocks Arenas::retire() {
   Lock lock(mutex_);
+  collect();
   for (Arena& arena : all_) arena.retired = true;
   by_rank_.clear();
   Blocks returned;
@@ -55,6 +56,7 @@ Arenas::Blocks Arenas::retire() {
 
 Arenas::Blocks Arenas::next_step() {
   Lock lock(mutex_);
+  collect();
   Blocks returned;
   for (auto& [rank, place] : by_rank_) {
     if (!place->server.table().unmarked) end_step(*place);
@@ -259,7 +261,10 @@ bool Arenas::release(void* address, Blocks& returned) noexcept {
       }
     }
     finish(*arena, static_cast<std::uint64_t>(static_cast<char*>(address) - arena->base));
-    if (arena->retired || arena->aside) sweep(returned);
+    if (arena->retired || arena->aside) {
+      collect();
+      sweep(returned);
+    }
   } catch (...) {
     // No memory for our own books: the block stays as it is, and nobody gets it.
     ++stats_[kStranded];
