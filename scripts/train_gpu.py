@@ -1,96 +1,118 @@
 """Train a network on a GPU with random data: an ordinary program, unaware of memplan.
 
 python scripts/train_gpu.py resnet50 --batch-size 64 --steps 20
+
+The last line, `cuda {...}`, is what torch.cuda says of its memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Iterator
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA is used
 
 import torch
 from models.gpt2 import GPT2
 from models.resnet import RESNET50, ResNet
+from models.translator import Translator
 from models.unet import UNet
 from program import prepare, program_arguments
 from step_log import StepLog
 from torch import Tensor, nn
 from torch.nn import functional
 
+WARMUP = 4  # steps before the allocator's calls are counted
 VOCABULARY = 50257
-SHAPES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16)}  # layers, width, heads
-Made = tuple[nn.Module, Iterator[tuple[Tensor, Tensor]]]
+TEXTS = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16)}  # layers, width, heads
+NETWORKS = (*TEXTS, "resnet50", "unet", "seq2seq")
+CALLS = ("num_device_alloc", "num_device_free", "num_sync_all_streams")
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = program_arguments(__doc__ or "", batch_size=8, steps=20)
-    parser.add_argument("network", choices=[*SHAPES, "resnet50", "unet", "seq2seq"])
-    parser.add_argument("--length", type=int, default=512, help="of a text")
+    summary = (__doc__ or "").splitlines()[0]
+    parser = program_arguments(summary, batch_size=8, steps=20)
+    parser.add_argument("network", choices=NETWORKS)
+    parser.add_argument("--length", type=int, default=512, help="longest text")
     parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--side-stream", type=int, default=0, metavar="MIB",
-                        help="ask for so much on another stream in every step")
+    parser.add_argument(
+        "--side-stream",
+        type=int,
+        default=0,
+        metavar="MIB",
+        help="also ask for so much on another stream in every step",
+    )
     return parser.parse_args()
 
 
-def texts(args: argparse.Namespace, seed: Tensor | None = None) -> Made:
-    layers, width, heads = SHAPES[args.network]
-    model = GPT2(VOCABULARY, max(args.length, 1024), layers, width, heads).cuda()
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        while True:
-            text = torch.randint(VOCABULARY, (args.batch_size, args.length + 1))
-            text = text.cuda()
-            yield text[:, :-1], text[:, 1:]
-
-    return model, batches()
+def network(args: argparse.Namespace) -> nn.Module:
+    if args.network in TEXTS:
+        layers, width, heads = TEXTS[args.network]
+        return GPT2(VOCABULARY, max(args.length, 1024), layers, width, heads)
+    if args.network == "seq2seq":
+        return Translator(8000, 512, 6, 8)
+    return UNet() if args.network == "unet" else ResNet(RESNET50, 64, 1000)
 
 
-def images(args: argparse.Namespace) -> Made:
-    size = args.image_size
-    if args.network == "unet":
-        model: nn.Module = UNet().cuda()
-        shape: tuple[int, ...] = (args.batch_size, size, size)
-        classes = 2
-    else:
-        model = ResNet(RESNET50, 64, 1000).cuda()
-        shape, classes = (args.batch_size,), 1000
+def loss_of(model: nn.Module, args: argparse.Namespace) -> Tensor:
+    """Of one batch, made on the host and sent over."""
+    count, size = args.batch_size, args.image_size
+    if args.network in TEXTS:
+        text = torch.randint(VOCABULARY, (count, args.length + 1)).cuda()
+        logits, target = model(text[:, :-1]), text[:, 1:]
+        return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+    if args.network == "seq2seq":  # of lengths that differ from step to step
+        lengths = torch.randint(args.length // 8, args.length // 4, (2,)).tolist()
+        source, text = (torch.randint(1, 8000, (count, n)).cuda() for n in lengths)
+        with torch.device("cuda"):  # where it makes its masks
+            logits = model(source, text[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+    images = torch.randn(count, 3, size, size).cuda()
+    shape = (count, size, size) if args.network == "unet" else (count,)
+    classes = 2 if args.network == "unet" else 1000
+    target = torch.randint(classes, shape).cuda()
+    return functional.cross_entropy(model(images), target)
 
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        while True:
-            x = torch.randn(args.batch_size, 3, size, size).cuda()
-            yield x, torch.randint(classes, shape).cuda()
 
-    return model, batches()
+def on_another_stream(stream: torch.cuda.Stream, mib: int) -> None:
+    with torch.cuda.stream(stream):
+        torch.empty(mib << 20, dtype=torch.uint8, device="cuda").fill_(1)
 
 
 def main() -> None:
     args = parse_arguments()
     prepare(args)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    model, batches = texts(args) if args.network in SHAPES else images(args)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    side = torch.cuda.Stream() if args.side_stream else None
+    model = network(args).cuda()
+    parameters = model.parameters()
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    if args.network == "resnet50":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    side = torch.cuda.Stream()
     log = StepLog()
-    for _, (x, target) in zip(range(args.steps), batches, strict=False):
+    before = dict.fromkeys(CALLS, 0)
+    for number in range(args.steps):
         optimizer.zero_grad()
-        logits = model(x)
-        loss = functional.cross_entropy(
-            logits.flatten(0, 1) if args.network in SHAPES else logits,
-            target.flatten() if args.network in SHAPES else target,
-        )
-        if side is not None:
-            with torch.cuda.stream(side):
-                block = torch.empty(args.side_stream << 20, dtype=torch.uint8, device="cuda")
-                block.fill_(1)
-            del block
+        loss = loss_of(model, args)
+        if args.side_stream:
+            on_another_stream(side, args.side_stream)
         loss.backward()
         optimizer.step()
-        log.step(loss.item())
+        log.step(loss.item())  # which waits for the device
+        if number == WARMUP - 1:
+            stats = torch.cuda.memory_stats()
+            before = {name: stats.get(name, 0) for name in CALLS}
     log.finish()
-    print(f"cuda-reserved {torch.cuda.max_memory_reserved()}")
+    free, whole = torch.cuda.mem_get_info()
+    stats = torch.cuda.memory_stats()
+    said = {
+        "reserved": stats["reserved_bytes.all.peak"],
+        "allocated": stats["allocated_bytes.all.peak"],
+        "driver": whole - free,
+        **{name: stats.get(name, 0) - before[name] for name in CALLS},
+    }
+    print(f"cuda {json.dumps(said)}")
 
 
 if __name__ == "__main__":
