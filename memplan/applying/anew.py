@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from memplan.applying.sparse import METHOD, solved_apart
+from memplan.applying.suitability import ALIGNMENT
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.placement import Placement
 from memplan.core.plan import UNMARKED, Plan
@@ -51,9 +52,9 @@ def from_log(plan: Plan, log: bytes) -> Plan:
         raise NoPlanError("no step ended before the log was full")
     columns = {name: rows[name] for name in ROW.names or () if name != "stack"}
     events = Columns.of(**columns, requested_size=rows["size"])
-    found = solve_trace(
-        Trace(events, info=TraceInfo(program=plan.provenance.program)), METHOD
-    )
+    program, device = plan.provenance.program, plan.provenance.device
+    info = TraceInfo(program=program, device=device, alignment=ALIGNMENT[device])
+    found = solve_trace(Trace(events, info=info), METHOD)
     if found.lanes or found.provenance.program.marks == UNMARKED:
         raise NoPlanError("threads make steps side by side, or only requests repeat")
     return replace(found, warmup=None)

@@ -1,35 +1,46 @@
-"""Applying a plan to CUDA memory, through torch's pluggable allocator. Experimental.
+"""Applying a plan to CUDA memory, inside torch's own allocator.
 
-The allocator has to be in place before CUDA is first used, and stays to the end of
-the process. torch loses its own statistics by it; `stats` has what takes their place.
+One function of that allocator is exchanged: the one that tensors are made with. It
+serves planned requests from an arena, which is one block of the same allocator, and
+leaves all others to it, so whatever else a program asks of torch.cuda goes on working.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from memplan.applying.cuda_library import Library
-from memplan.applying.report import Report, make_report
+from memplan.applying.cuda_clock import DeviceClock
+from memplan.applying.cuda_library import COUNTERS, Library, Place
+from memplan.applying.cuda_replay import CudaReplay, CudaTable
+from memplan.applying.cuda_sharing import share_outside
+from memplan.applying.cuda_slots import (
+    is_known,
+    library_path,
+    take_slots,
+    torchs_library,
+    try_elsewhere,
+)
+from memplan.applying.replan import Replanner
+from memplan.applying.report import DeviceMemory, Report, make_report
 from memplan.applying.suitability import check_plan, step_marks
 from memplan.applying.tables import replay_arrays
 from memplan.core.plan import Plan
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.recording.boundary import Boundaries
 from memplan.recording.shim import require_torch
+from memplan.recording.stats import Spread
 from memplan.recording.step_clock import StepClock
 from memplan.trace.trace import Mark
 
-CACHE_LIMIT = 256 << 20  # bytes of freed blocks kept outside the arenas
 MAX_DEVICES = 64
-_MAPS = Path("/proc/self/maps")
 
-_library: Library | None = None  # once it is torch's allocator
+_library: Library | None = None  # once it was loaded
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +61,7 @@ class CudaLoader:
 
     Each planned stream has an arena of its own, and no block in it is reused before
     every stream that used it is done. Requests that depart from their plan, or come on
-    another stream, are served all the same, and counted. Requests under CUDA graph
-    capture are refused with a RuntimeError.
+    another stream, in a memory pool or under graph capture, are torch's to serve.
     """
 
     def __init__(
@@ -61,184 +71,200 @@ class CudaLoader:
         *,
         device: int = 0,
         others: Sequence[StreamPlan] = (),
-        cache_limit: int = CACHE_LIMIT,
+        replan: bool = True,
     ) -> None:
         """Check `plan`, of the default stream of `device`, and those of `others`.
 
-        name: stands for the plan in messages. cache_limit: bytes of freed blocks kept
-        outside the arenas, for each device. Raises InputError if a plan does not
+        name: stands for the plan in messages. replan: make plans anew, while the
+        program runs, where they do not fit. Raises InputError if a plan does not
         verify, has no program to replay, or was made for another device.
         """
         self.plan = plan
         self._plans = (StreamPlan(plan, device), *others)
         for each in self._plans:
             check_plan(each.plan, name, "cuda")
-        self._cache_limit = cache_limit
+        self._replan = replan
+        self._replanners: list[Replanner] = []
         self._boundaries = Boundaries(self._step, step_marks(plan))
         self._clock = StepClock()
-        self._running: Library | None = None
+        self._device_clock: DeviceClock | None = None
+        self._watching = threading.Lock()
+        self._started = self._running = False
+        self.fault = ""  # why nothing is planned, if that showed only at CUDA's first use
 
     def start(self) -> None:
-        """Become torch's CUDA allocator, for good.
+        """Begin to serve: now if CUDA is in use, or as soon as it is.
 
-        Raises EnvironmentUnfitError, with the reason, where that is not possible: torch
-        has no CUDA or has begun to use it, or is to use what only its own allocator
-        does. Raises UsageError if a plan was applied before in this process.
+        Raises EnvironmentUnfitError, with the reason, where that is not possible, and
+        UsageError where another plan is in force.
         """
-        global _library  # noqa: PLW0603 - as there is one allocator for a process
-        if _library is not None:
-            raise UsageError(
-                "a CUDA plan was applied in this process already; torch's allocator is "
-                "chosen once: start another process"
-            )
         torch = require_torch("applying a plan to CUDA")
-        refuse_unfit(torch, os.environ)
-        library = Library(library_path())
-        library.load_runtime(loaded_cudart())
-        library.set_cache_limit(self._cache_limit)
+        library = usable_library(torch)
         self._boundaries.start()
+        self._started = self._running = True
         try:
-            for each in self._plans:
-                arrays = replay_arrays(each.plan)
-                library.load_plan(
-                    each.device, each.stream, arrays, each.plan.arena_bytes
-                )
-            _install(torch, library)
+            if torch.cuda.is_initialized():
+                self._begin(torch, library)
+            else:
+                torch.cuda._lazy_call(lambda: self._begin_late(torch, library))
         except BaseException:
-            self._boundaries.stop()
+            self.stop()
+            self._started = False
             raise
-        _library = self._running = library
+
+    def _begin_late(self, torch: Any, library: Library) -> None:
+        """At the program's first use of CUDA: it goes on whatever comes of this."""
+        if not self._running:
+            return
+        try:
+            self._begin(torch, library)
+        except EnvironmentUnfitError as failure:
+            self.fault = str(failure)
+            print(f"memplan: {failure}; the program runs without", file=sys.stderr)
+
+    def _begin(self, torch: Any, library: Library) -> None:
+        take_slots(library, torch)
+        share_outside(torch, library)
+        library.retire()
+        for each in self._plans:
+            place = Place(each.device, each.stream)
+            library.load_plan(place, replay_arrays(each.plan), each.plan.arena_bytes)
+            if self._replan and step_marks(each.plan):
+                replay = CudaReplay(library, place)
+                self._replanners.append(Replanner(each.plan, replay, CudaTable.of))
+        self._device_clock = DeviceClock(torch)
+        library.serve(True)
 
     def stop(self) -> None:
-        """Serve no more from the arenas; blocks still alive stay where they are."""
-        if self._running is not None:
-            self._running.pass_through(True)
-            self._boundaries.stop()
+        """Serve no more; blocks still alive stay where they are, and valid. Arenas go
+        back to torch as they get empty."""
+        if not self._running:
+            return
+        self._running = False
+        self._boundaries.stop()
+        if _library is not None:
+            _library.serve(False)
+            self._stats = _stats_of(_library)
+            _library.retire()
+        for replanner in self._replanners:
+            replanner.finish()
 
     def report(self) -> Report:
         """How it went so far, on all devices. Raises UsageError before `start`."""
-        if self._running is None:
+        if not self._started or _library is None:
             raise UsageError("nothing to report: the loader was not started")
-        devices = stats()
+        devices = _stats_of(_library) if self._running else self._stats
         total: Counter[str] = Counter()
         for each in devices.values():
             total.update(each)
-        prefix = "hot_"
-        names = [name.removeprefix(prefix) for name in total if name.startswith(prefix)]
-        hot = {name: total[prefix + name] for name in names}
-        warmup = {name: total[name] - hot[name] for name in names}
-        arena = total["arena_bytes"]
-        return make_report(self.plan, hot, warmup, arena, self._clock, devices=devices)
+        hot = {name: total[f"hot_{name}"] for name in COUNTERS}
+        warmup = {name: total[name] - hot[name] for name in COUNTERS}
+        torch = require_torch("applying a plan to CUDA")
+        seconds = self._device_clock.seconds() if self._device_clock else []
+        return make_report(
+            self.plan,
+            hot,
+            warmup,
+            total["arena_bytes_peak"],
+            self._clock,
+            devices=devices,
+            device_memory={device: _memory_of(torch, device) for device in devices},
+            device_seconds=Spread.of(seconds[len(seconds) // 2 :]),
+            interrupted_requests=total["interrupted"],
+            replans=tuple(one for each in self._replanners for one in each.replans),
+            given_up=tuple(one for each in self._replanners for one in each.given_up),
+            fault=self.fault,
+        )
 
     def _step(self, mark: Mark) -> None:
-        if self._running is not None:
-            self._running.next_step()
         self._clock.note(mark)
+        if _library is None or self._device_clock is None:
+            return
+        self._device_clock.note()
+        if not self._watching.acquire(blocking=False):
+            _library.next_step(mark)
+            return
+        try:
+            for replanner in self._replanners:
+                replanner.adopt_ready()
+            _library.next_step(mark)
+            for replanner in self._replanners:
+                replanner.step_ended()
+        finally:
+            self._watching.release()
 
 
 def stats() -> dict[int, dict[str, int]]:
-    """Bytes and counts of each CUDA device in use, by its index.
+    """Bytes and counts of each CUDA device for which there is a plan, by its index.
 
-    `allocated_bytes`, `active_bytes` (freed, but a stream may still be using them,
-    included) and `reserved_bytes` (taken from CUDA) each have a `..._peak`; they are
-    what `torch.cuda.memory_stats` cannot tell under a plan. Raises UsageError where no
-    CUDA plan is applied.
+    Of its arenas, beside what `torch.cuda.memory_stats` tells of all its memory, whose
+    largest blocks they are. Raises UsageError where no CUDA plan was applied.
     """
     if _library is None:
-        raise UsageError("no CUDA plan is applied in this process; ask torch.cuda")
-    every = {device: _library.stats(device) for device in range(MAX_DEVICES)}
+        raise UsageError("no CUDA plan was applied in this process; ask torch.cuda")
+    return _stats_of(_library)
+
+
+def usable_library(torch: Any) -> Library:
+    """Our library, when torch's allocator is one that it can stand in.
+
+    Raises EnvironmentUnfitError with the reason if not. Uses no CUDA here: a release of
+    torch that was not looked at is tried in a process of its own.
+    """
+    global _library  # noqa: PLW0603 - as there is one allocator for a process
+    from memplan.native import _alloc
+
+    if not getattr(torch.version, "cuda", None):
+        raise EnvironmentUnfitError(
+            f"a plan cannot be applied to CUDA: torch {torch.__version__} was built "
+            "without it; install one with"
+        )
+    if not _finds_gpu(torch):
+        raise EnvironmentUnfitError(
+            "a plan cannot be applied to CUDA: torch finds no GPU it can use; check "
+            "the driver with nvidia-smi"
+        )
+    library = _library or Library(library_path())
+    fault = library.check(torchs_library(torch))
+    if not fault and not is_known(torch.__version__):
+        fault = try_elsewhere()
+    if fault:
+        raise EnvironmentUnfitError(
+            f"torch {torch.__version__} has a CUDA allocator that memplan does not "
+            f"know: {fault}; nothing was changed"
+        )
+    library.heed(_alloc.interruptions_address())
+    _library = library
+    return library
+
+
+def _finds_gpu(torch: Any) -> bool:
+    """Asked of NVML where there is one: a program may fork before it uses CUDA."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        return bool(torch.cuda.is_available())
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _stats_of(library: Library) -> dict[int, dict[str, int]]:
+    every = {device: library.stats(device) for device in range(MAX_DEVICES)}
     return {device: found for device, found in every.items() if found}
 
 
-def library_path() -> Path:
-    """The allocator's library, beside the other native code."""
-    from memplan.native import _alloc
-
-    return Path(_alloc.__file__).with_name("libmemplan_cuda.so")
-
-
-def loaded_cudart() -> str:
-    """The path of the CUDA runtime that this process has loaded.
-
-    Raises EnvironmentUnfitError if there is none: it may be part of torch itself.
-    """
-    with _MAPS.open(encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            path = line.rstrip("\n").partition("/")[2]
-            if Path(path).name.startswith("libcudart"):
-                return f"/{path}"
-    raise EnvironmentUnfitError(
-        "torch has loaded no libcudart.so; install a build of torch that uses one, as "
-        "those on PyPI do"
-    )
-
-
-def refuse_unfit(torch: Any, environment: Mapping[str, str]) -> None:
-    """Raise EnvironmentUnfitError if this torch cannot have another CUDA allocator.
-
-    environment: the variables that configure torch's own one.
-    """
-    if not getattr(torch.version, "cuda", None):
-        _unfit(f"torch {torch.__version__} was built without it", "install one with")
-    if torch.cuda.is_initialized():
-        _unfit(
-            "CUDA is in use already, and torch's allocator with it",
-            "start before the first CUDA tensor is made",
-        )
-    if not torch.cuda.is_available():
-        _unfit("torch finds no GPU it can use", "check the driver with nvidia-smi")
-    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        settings = environment.get(variable, "").replace(" ", "").lower().split(",")
-        for setting in ("expandable_segments:true", "backend:cudamallocasync"):
-            if setting in settings:
-                _unfit(
-                    f"{variable} has {setting}, which only torch's own allocator does",
-                    "take it out",
-                )
-    inductor = sys.modules.get("torch._inductor.config")
-    triton = getattr(inductor, "triton", None)
-    if environment.get("TORCHINDUCTOR_CUDAGRAPHS") == "1" or getattr(
-        triton, "cudagraphs", False
-    ):
-        _unfit(
-            "CUDA graph trees save and restore the state of torch's own allocator",
-            "turn torch._inductor.config.triton.cudagraphs off",
-        )
-
-
-def _unfit(reason: str, remedy: str) -> NoReturn:
-    raise EnvironmentUnfitError(f"a plan cannot be applied to CUDA: {reason}; {remedy}")
-
-
-def _install(torch: Any, library: Library) -> None:
-    """Make `library` torch's allocator; EnvironmentUnfitError if torch refuses."""
-    memory = torch.cuda.memory
-    try:
-        allocator = memory.CUDAPluggableAllocator(
-            str(library.path), "memplan_cuda_alloc", "memplan_cuda_free"
-        )
-        inner = allocator.allocator()
-        # Without it, a block that another stream uses would be reused too early.
-        inner.set_record_stream_fn(library.address("record_stream"))
-        for setter, function in (
-            ("set_reset_fn", "empty_cache"),
-            ("set_begin_allocate_to_pool", "begin_pool"),
-            ("set_end_allocate_to_pool_fn", "end_pool"),
-        ):
-            if hasattr(inner, setter):
-                getattr(inner, setter)(library.address(function))
-        memory.change_current_allocator(allocator)
-    except (AttributeError, RuntimeError, TypeError) as error:
-        _unfit(
-            f"torch {torch.__version__} does not take the allocator ({error})",
-            "use torch 2.6 or later, and start before CUDA is first used",
-        )
-    # torch's own refusal names neither the plan nor a way out.
-    torch.UntypedStorage._share_cuda_ = _refuse_sharing
-
-
-def _refuse_sharing(*_: object, **__: object) -> NoReturn:
-    raise EnvironmentUnfitError(
-        "CUDA tensors cannot be sent to another process under a plan (IPC); send them "
-        "as CPU tensors, or run without the plan"
+def _memory_of(torch: Any, device: int) -> DeviceMemory:
+    """By torch's own account, and the driver's."""
+    stats = torch.cuda.memory_stats(device)
+    free, whole = torch.cuda.mem_get_info(device)
+    return DeviceMemory(
+        stats.get("reserved_bytes.all.peak", 0),
+        stats.get("allocated_bytes.all.peak", 0),
+        whole - free,
+        stats.get("num_device_alloc", 0),
+        stats.get("num_device_free", 0),
     )

@@ -1,8 +1,10 @@
-"""The CUDA allocator's library, as Python calls it: by ctypes, plain data only."""
+"""The library that stands in torch's CUDA allocator, as Python calls it: plain data."""
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 from memplan.applying.tables import ReplayArrays
@@ -11,24 +13,90 @@ from memplan.errors import EnvironmentUnfitError
 _PREFIX = "memplan_cuda_"
 _U64 = ctypes.c_uint64
 _I64S = ctypes.POINTER(ctypes.c_int64)
+COUNTERS = (
+    *("requests", "planned", "unplanned", "conflicts", "online", "fallback"),
+    *("online_bytes", "fallback_bytes"),
+)
+_MOST_STEPS = 4096  # as the native code keeps
+_EVENT_BYTES = 40
+
+
+class Role(IntEnum):
+    """What a slot of the allocator is for, beside the first."""
+
+    RECORD_STREAM = 0
+    BEGIN_POOL = 1
+    END_POOL = 2
+
+
+class _PlanArrays(ctypes.Structure):
+    _fields_ = (
+        ("sizes", _I64S),
+        ("offsets", _I64S),
+        ("count", ctypes.c_size_t),
+        ("starts", _I64S),
+        ("elastic", ctypes.POINTER(ctypes.c_bool)),
+        ("steps", ctypes.c_size_t),
+        ("loop_begin", ctypes.c_size_t),
+        ("loop_end", ctypes.c_size_t),
+        ("arena_bytes", _U64),
+        ("unmarked", ctypes.c_bool),
+    )
+
+
+def plan_arrays(plan: ReplayArrays, arena: int) -> ctypes.Structure:
+    """The plan as the native code takes it: pointers to its arrays, which must live on
+    until it was taken."""
+    sizes, offsets, starts = (
+        array.ctypes.data_as(_I64S)
+        for array in (plan.sizes, plan.offsets, plan.starts)
+    )
+    return _PlanArrays(
+        *(sizes, offsets, len(plan.sizes), starts),
+        *((ctypes.c_bool * len(plan.elastic))(*plan.elastic), len(plan.starts)),
+        *(plan.loop_begin, plan.loop_end, arena, plan.unmarked),
+    )
+
+
+_MESSAGE, _PLACE = ctypes.c_char_p, (ctypes.c_int, ctypes.c_uint)
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
-    "load_runtime": (ctypes.c_char_p, (ctypes.c_char_p,)),
-    "load_plan": (
-        ctypes.c_char_p,
-        (
-            *(ctypes.c_int, ctypes.c_uint, _I64S, _I64S, ctypes.c_size_t),
-            *(_I64S, ctypes.POINTER(ctypes.c_bool), ctypes.c_size_t),
-            *(ctypes.c_size_t, ctypes.c_size_t, _U64),
-        ),
-    ),
-    "next_step": (None, ()),
-    "pass_through": (None, (ctypes.c_int,)),
-    "set_cache_limit": (None, (_U64,)),
-    "empty_cache": (None, ()),
+    "check": (_MESSAGE, (ctypes.c_char_p,)),
+    "prepare": (_MESSAGE, (ctypes.c_char_p,)),
+    "slots": (_U64, ()),
+    "watch": (None, (_U64,)),
+    "stop_watching": (_U64, ()),
+    "take_slot": (ctypes.c_bool, (ctypes.c_int, _U64)),
+    "install": (_MESSAGE, ()),
+    "installed": (ctypes.c_bool, ()),
+    "load_plan": (_MESSAGE, (*_PLACE, ctypes.c_bool, ctypes.POINTER(_PlanArrays))),
+    "serve": (None, (ctypes.c_bool,)),
+    "retire": (None, ()),
+    "next_step": (None, (ctypes.c_uint8,)),
+    "interrupt": (None, ()),
+    "resume": (ctypes.c_bool, ()),
+    "heed": (None, (ctypes.c_void_p,)),
+    "stand_aside": (None, (*_PLACE, ctypes.c_bool)),
+    "aside": (ctypes.c_bool, _PLACE),
+    "place_departures": (None, (*_PLACE, ctypes.c_bool)),
+    "planned_bytes": (_U64, _PLACE),
+    "take_steps": (_U64, (*_PLACE, ctypes.POINTER(_U64), _U64)),
+    "largest": (_U64, (*_PLACE, ctypes.POINTER(_U64), _U64)),
+    "open_log": (None, _PLACE),
+    "take_log": (_U64, (ctypes.POINTER(ctypes.c_void_p),)),
     "stat_names": (ctypes.c_char_p, ()),
     "stats": (ctypes.c_bool, (ctypes.c_int, ctypes.POINTER(_U64))),
-    "shut_down": (_U64, ()),
+    "blocks": (_U64, ()),
+    "holds": (ctypes.c_bool, (ctypes.c_void_p,)),
 }
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, by its index, and a stream of it: 0 for the default one, n for the n-th
+    other one that asks for memory there."""
+
+    device: int = 0
+    rank: int = 0
 
 
 class Library:
@@ -47,75 +115,158 @@ class Library:
                 function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             raise EnvironmentUnfitError(
-                f"the CUDA allocator cannot be loaded ({error}); install memplan again"
+                f"memplan's library for CUDA cannot be loaded ({error}); install "
+                "memplan again"
             ) from None
         names: bytes = self._function("stat_names")()
         self._names = names.decode("ascii").split(",")
 
-    def address(self, name: str) -> int:
-        """The address of the function `memplan_cuda_<name>`."""
-        pointer = ctypes.cast(self._function(name), ctypes.c_void_p)
-        return int(pointer.value or 0)
+    # ---- torch's allocator
 
-    def load_runtime(self, path: str) -> None:
-        """Find the CUDA runtime's functions in the library torch loaded from `path`.
+    def check(self, torchs: Path) -> str:
+        """Whether torch's allocator is one that is known, by its libc10_cuda.so; changes
+        nothing. "" or why not."""
+        return _text(self._function("check")(str(torchs).encode()))
 
-        Raises EnvironmentUnfitError if it is not loaded, or lacks a function.
-        """
-        self._check(self._function("load_runtime")(path.encode()))
+    def prepare(self, torchs: Path) -> str:
+        """Put a copy of its virtual table in place, which calls what the table called.
+        "" or why not."""
+        return _text(self._function("prepare")(str(torchs).encode()))
+
+    @property
+    def slots(self) -> int:
+        """Functions in the table."""
+        return int(self._function("slots")())
+
+    def watch(self, slot: int) -> None:
+        """Count the calls that pass through a slot, until `stop_watching`."""
+        self._function("watch")(slot)
+
+    def stop_watching(self) -> int:
+        """How many there were."""
+        return int(self._function("stop_watching")())
+
+    def take_slot(self, role: Role, slot: int) -> bool:
+        """Have our function called there; False if there are too many of the role."""
+        return bool(self._function("take_slot")(int(role), slot))
+
+    def install(self) -> str:
+        """Have requests come to us. "" or why that cannot be."""
+        return _text(self._function("install")())
+
+    @property
+    def installed(self) -> bool:
+        """Whether they do."""
+        return bool(self._function("installed")())
+
+    # ---- plans
 
     def load_plan(
-        self, device: int, rank: int, plan: ReplayArrays, arena_bytes: int
+        self, place: Place, plan: ReplayArrays, arena: int, *, later: bool = False
     ) -> None:
-        """Serve one stream from a plan, in an arena of so many bytes.
+        """Serve one stream from a plan, in an arena of so many bytes; an offset of -1
+        leaves a request to torch.
 
-        An offset of -1 leaves a request to cudaMalloc. rank: 0 for the default stream,
-        n for the n-th other one to ask for memory.
-        Raises EnvironmentUnfitError if that stream has a plan already.
+        later: from the next step on, instead of the plan that is there.
+        Raises EnvironmentUnfitError for a device that cannot be.
         """
-        columns = plan.sizes, plan.offsets, plan.starts
-        pointers = [array.ctypes.data_as(_I64S) for array in columns]
-        elastic = (ctypes.c_bool * len(plan.elastic))(*plan.elastic)
-        self._check(
-            self._function("load_plan")(
-                *(device, rank, pointers[0], pointers[1], len(plan.sizes)),
-                *(pointers[2], elastic, len(plan.starts)),
-                *(plan.loop_begin, plan.loop_end, arena_bytes),
-            )
-        )
+        arrays = plan_arrays(plan, arena)
+        load = self._function("load_plan")
+        fault = load(place.device, place.rank, later, ctypes.byref(arrays))
+        if fault is not None:
+            raise EnvironmentUnfitError(f"the plan cannot be applied: {_text(fault)}")
 
-    def next_step(self) -> None:
+    def serve(self, on: bool) -> None:
+        """Serve requests from the arenas from now on, or leave all of them to torch."""
+        self._function("serve")(on)
+
+    def retire(self) -> None:
+        """Forget all plans; arenas go back to torch as they get empty."""
+        self._function("retire")()
+
+    def next_step(self, mark: int = 0) -> None:
         """The program begins its next step, on all devices."""
-        self._function("next_step")()
+        self._function("next_step")(mark)
 
-    def pass_through(self, on: bool) -> None:
-        """Serve all requests outside the arenas from now on, or as planned again."""
-        self._function("pass_through")(int(on))
+    def interrupt(self) -> None:
+        """Leave all to torch until as many calls of `resume`."""
+        self._function("interrupt")()
 
-    def set_cache_limit(self, limit: int) -> None:
-        """Bytes of freed blocks to keep outside the arenas, for each device."""
-        self._function("set_cache_limit")(limit)
+    def resume(self) -> bool:
+        """False if there was nothing to resume from."""
+        return bool(self._function("resume")())
 
-    def empty_cache(self) -> None:
-        """Give freed blocks outside the arenas back to CUDA."""
-        self._function("empty_cache")()
+    def heed(self, interruptions: int) -> None:
+        """Heed those of the CPU's allocator, too, by the address of their count."""
+        self._function("heed")(interruptions)
+
+    def stand_aside(self, place: Place, aside: bool) -> None:
+        """Leave a stream to torch until its plan is exchanged, or no longer."""
+        self._function("stand_aside")(place.device, place.rank, aside)
+
+    def aside(self, place: Place) -> bool:
+        """Whether it is left to torch."""
+        return bool(self._function("aside")(place.device, place.rank))
+
+    def place_departures(self, place: Place, placed: bool) -> None:
+        """Whether requests that depart from the plan go to the arena's free space."""
+        self._function("place_departures")(place.device, place.rank, placed)
+
+    def planned_bytes(self, place: Place) -> int:
+        """Of the arena of the plan that is there."""
+        return int(self._function("planned_bytes")(place.device, place.rank))
+
+    def take_steps(self, place: Place) -> list[tuple[int, dict[str, int]]]:
+        """The repeated steps that ended since the last call: number and counts."""
+        width = len(COUNTERS) + 2
+        values = (_U64 * (width * _MOST_STEPS))()
+        take = self._function("take_steps")
+        count = take(place.device, place.rank, values, _MOST_STEPS)
+        rows = [values[i * width : (i + 1) * width] for i in range(count)]
+        names = (*COUNTERS, "outgrown")
+        return [(row[0], dict(zip(names, row[1:], strict=True))) for row in rows]
+
+    def largest(self, place: Place) -> list[int]:
+        """Per request of the plan that is there, the most bytes asked for."""
+        largest = self._function("largest")
+        count = largest(place.device, place.rank, None, 0)
+        values = (_U64 * count)()
+        largest(place.device, place.rank, values, count)
+        return list(values)
+
+    # ---- events
+
+    def open_log(self, place: Place) -> None:
+        """Keep the events to come of a stream."""
+        self._function("open_log")(place.device, place.rank)
+
+    def take_log(self) -> bytes:
+        """The events since, as in a journal; no more are kept."""
+        events = ctypes.c_void_p()
+        count = self._function("take_log")(ctypes.byref(events))
+        return ctypes.string_at(events, count * _EVENT_BYTES) if count else b""
+
+    # ---- what came of it
 
     def stats(self, device: int) -> dict[str, int]:
-        """Bytes and counts of one device; {} if nothing was asked of it."""
+        """Bytes and counts of one device; {} if no plan was for it."""
         values = (_U64 * len(self._names))()
         if not self._function("stats")(device, values):
             return {}
         return dict(zip(self._names, values, strict=True))
 
-    def shut_down(self) -> int:
-        """Give back all that is free; the number of blocks that are still in use."""
-        return int(self._function("shut_down")())
+    def blocks(self) -> int:
+        """Blocks alive in arenas, or waited for."""
+        return int(self._function("blocks")())
+
+    def holds(self, address: int) -> bool:
+        """Whether it lies in an arena."""
+        return bool(self._function("holds")(address))
 
     def _function(self, name: str) -> ctypes._NamedFuncPointer:
         function: ctypes._NamedFuncPointer = getattr(self._library, _PREFIX + name)
         return function
 
-    def _check(self, message: bytes | None) -> None:
-        if message is not None:
-            text = message.decode("utf-8", "replace")
-            raise EnvironmentUnfitError(f"the CUDA allocator cannot be used: {text}")
+
+def _text(message: bytes | None) -> str:
+    return "" if message is None else message.decode("utf-8", "replace")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from memplan.core.plan import RunStats
 
 if TYPE_CHECKING:
+    from memplan.applying.cuda_replay import CudaReplay
     from memplan.native._alloc import Replay
 
 PAGE = 4096
@@ -47,7 +48,7 @@ class Payoff:
     arenas have theirs.
     """
 
-    def __init__(self, replay: Replay, recorded: RunStats, share: float = 1.0) -> None:
+    def __init__(self, replay: Replay | CudaReplay, recorded: RunStats, share: float = 1.0) -> None:
         self._replay = replay
         self._share = share
         self._default = recorded.page_faults_per_step

@@ -11,8 +11,9 @@ default allocator does, in memory or in time (`memplan.applying.payoff`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from memplan.arrays import BoolArray, Int64Array
 from memplan.core.plan import Plan
 
 if TYPE_CHECKING:
+    from memplan.applying.cuda_replay import CudaReplay
     from memplan.native._alloc import Replay
 
 PATIENCE = 3  # steps that do not fit, in a row, before others are recorded
@@ -65,8 +67,15 @@ class Replanner:
     far, in order.
     """
 
-    def __init__(self, plan: Plan, replay: Replay) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        replay: Replay | CudaReplay,
+        table: Callable[[ReplayArrays, int, int], Any] = ReplayArrays.table,
+    ) -> None:
+        """table: makes what `replay` adopts of a plan's arrays."""
         self.plan = plan
+        self._table = table
         self.replans: list[Replan] = []
         self.given_up: list[GivenUp] = []
         self._replay = replay
@@ -117,7 +126,7 @@ class Replanner:
         self.plan, self._arrays, self._first = plan, arrays, 0
         self._watch(self._sparse)
         online = self._replay.reserved_bytes if plan.elastic else arena
-        self._replay.adopt(arrays.table(arena, online))
+        self._replay.adopt(self._table(arrays, arena, online))
         self._note(made, adopted=True, arena=arena)
 
     def step_ended(self) -> None:
@@ -190,7 +199,7 @@ class Replanner:
     def finish(self) -> None:
         """Wait for a plan in the making, which comes too late; harmless again."""
         if self._recorded is not None:
-            _take_log()
+            self._replay.take_log()
             self._recorded = None
         self._work.join()
         made = self._work.take()
@@ -241,13 +250,11 @@ class Replanner:
             self._replay.unsettle(False)
 
     def _begin_log(self) -> None:
-        from memplan.native import _alloc
-
         self._recorded = 0
-        _alloc.open_log()
+        self._replay.open_log()
 
     def _learn(self) -> None:
-        log, plan = _take_log(), self.plan
+        log, plan = self._replay.take_log(), self.plan
         self._recorded = None
         self._departed = 0
         # A program that never settles is not to be planned over and over.
@@ -259,10 +266,3 @@ class Replanner:
         self.replans.append(
             Replan(self._steps, made.reason, made.seconds, arena, adopted)
         )
-
-
-def _take_log() -> bytes:
-    """The events logged since the log was opened, as in a journal; it is closed."""
-    from memplan.native import _alloc
-
-    return _alloc.take_log()

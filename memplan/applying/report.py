@@ -12,11 +12,27 @@ from memplan.applying.replan import Replan
 from memplan.applying.residency import Memory
 from memplan.core.plan import Plan, RunStats
 from memplan.recording.ranks import rank
-from memplan.recording.stats import StepSpreads, run_stats, step_spreads
+from memplan.recording.stats import Spread, StepSpreads, run_stats, step_spreads
 from memplan.recording.step_clock import StepClock
 
 SCHEMA = "memplan.apply-report"
 VERSION = 1
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of a CUDA device, as this process has used it so far.
+
+    reserved_peak, allocated_peak: of torch's allocator, arenas and all; driver_used: of
+    the whole device, now, other processes' too. mallocs, frees: calls of cudaMalloc and
+    cudaFree by torch's allocator.
+    """
+
+    reserved_peak: int
+    allocated_peak: int
+    driver_used: int
+    mallocs: int
+    frees: int
 
 
 @dataclass(frozen=True)
@@ -36,9 +52,11 @@ class Report:
     replans: each time the plan was made anew; given_up: each time it did not pay, and
     all requests went to the default allocator, until it was made anew. memory: where
     it lived, on the CPU. malloc: what `apply --malloc` served, None without it.
-    device: "cpu" or "cuda", where the default allocator is cudaMalloc, and what it gave
-    is kept for reuse; devices: `memplan.applying.cuda.stats` of each. rank: this
-    process's among those that a launcher started; None if it was launched alone.
+    device: "cpu" or "cuda"; devices: `memplan.applying.cuda.stats` of each CUDA device;
+    device_memory: what torch and the driver say of each; device_seconds: over the later
+    half of the steps, by the device's own clock. fault: why nothing was planned though
+    the program ran. rank: this process's among those that a launcher started; None if
+    it was launched alone.
     """
 
     requests: int
@@ -65,6 +83,9 @@ class Report:
     malloc: LargeRequests | None = None
     device: str = "cpu"
     devices: dict[int, dict[str, int]] = field(default_factory=dict)
+    device_memory: dict[int, DeviceMemory] = field(default_factory=dict)
+    device_seconds: Spread = field(default_factory=Spread)
+    fault: str = ""
     rank: int | None = field(default_factory=rank)
 
     def to_json(self) -> dict[str, object]:

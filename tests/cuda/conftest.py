@@ -1,4 +1,4 @@
-"""The fake CUDA runtime, compiled once, and an allocator on it for each test."""
+"""The fake torch on the fake runtime, compiled once, and a world of it for each test."""
 
 from __future__ import annotations
 
@@ -9,34 +9,47 @@ from pathlib import Path
 
 import pytest
 
-from memplan.applying.cuda import library_path
+from memplan.applying.cuda_slots import library_path, take_slots
 from tests.compiled import compiled
-from tests.cuda.cuda_world import World
+from tests.cuda.cuda_world import FakeTorch, World
 
 HERE = Path(__file__).parent
+SOURCES = [HERE / name for name in ("fake_torch.cpp", "fake_cudart.cpp", "soak.cpp")]
 
 
 @pytest.fixture(scope="session")
-def fake_runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that stands for libcudart; skips where there is no compiler."""
-    library = tmp_path_factory.mktemp("cudart") / "libcudart.so"
-    return compiled(library, HERE / "fake_cudart.cpp", HERE / "soak.cpp")
+def fake_torchs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The library that stands for libc10_cuda, by its flags; skips where there is no
+    compiler."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def library(*flags: str) -> Path:
+        if flags not in made:
+            folder = tmp_path_factory.mktemp("torch")
+            made[flags] = compiled(folder / "libc10_cuda.so", *flags, *SOURCES)
+        return made[flags]
+
+    return library
 
 
 @pytest.fixture
-def world_of(fake_runtime: Path, tmp_path: Path) -> Callable[..., World]:
+def world_of(fake_torchs: Callable[..., Path], tmp_path: Path) -> Callable[..., World]:
     """Makes a World; copies of the libraries have a state of their own each."""
 
-    def make(load: bool = True) -> World:
-        folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        allocator = shutil.copy(library_path(), folder / "libmemplan_cuda.so")
-        runtime = shutil.copy(fake_runtime, folder / "libcudart.so.12")
-        return World(Path(allocator), Path(runtime), load)
+    def make(*flags: str, taken: bool = True) -> World:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path)) / "lib"
+        folder.mkdir()
+        own = shutil.copy(library_path(), folder / "libmemplan_cuda.so")
+        torchs = shutil.copy(fake_torchs(*flags), folder / "libc10_cuda.so")
+        world = World(Path(own), Path(torchs))
+        if taken:
+            take_slots(world.native, FakeTorch(world))
+        return world
 
     return make
 
 
 @pytest.fixture
 def world(world_of: Callable[..., World]) -> World:
-    """An allocator on a fake runtime that it has found."""
+    """A fake torch in which memplan's library stands."""
     return world_of()

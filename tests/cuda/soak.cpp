@@ -3,12 +3,9 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <exception>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <random>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,27 +14,28 @@
 
 namespace {
 
-// The allocator's functions, as torch calls them.
+// What the program may call, and what goes on behind its back.
 struct Allocator {
-  void* (*allocate)(long, int, void*);
-  void (*release)(void*, std::size_t, int, void*);
+  void* (*allocate)(std::uint64_t, int, void*, const char**);
+  void (*release)(void*);
   void (*record_stream)(void*, void*);
-  void (*empty_cache)();
-  void (*next_step)();
-  void (*begin_pool)(int, std::pair<unsigned long long, unsigned long long>,
-                     std::function<bool(void*)>);
-  void (*end_pool)(int, std::pair<unsigned long long, unsigned long long>);
+  void (*empty)();
+  int (*begin_pool)(int, std::uint64_t);
+  void (*end_pool)(int, std::uint64_t);
+  void (*next_step)(unsigned char);
+  const char* (*load_plan)(int, unsigned, bool, const void*);
+  void (*stand_aside)(int, unsigned, bool);
+  void (*retire)();
 };
 
 struct Outcome {
   std::uint64_t requests;
   std::uint64_t served;
-  std::uint64_t out_of_memory;  // raised, in torch's words
-  std::uint64_t other_errors;   // raised, in CUDA's
-  std::uint64_t captured;       // refused under capture
-  std::uint64_t unexpected;     // raised, in other words, or not raised where due
-  std::uint64_t recorded;       // uses by another stream
-  std::uint64_t overlaps;       // of blocks alive at the same time
+  std::uint64_t out_of_memory;
+  std::uint64_t unexpected;  // raised, and not for want of memory
+  std::uint64_t recorded;    // uses by another stream
+  std::uint64_t exchanged;   // plans
+  std::uint64_t overlaps;    // of blocks alive at the same time
 };
 
 struct Live {
@@ -73,9 +71,14 @@ std::atomic<std::uint32_t> next_token{0};
 
 class Program {
  public:
-  Program(const Allocator& allocator, const std::vector<void*>& streams, Ledger& ledger,
-          unsigned seed, bool alone)
-      : use_(allocator), streams_(streams), ledger_(ledger), random_(seed), alone_(alone) {}
+  Program(const Allocator& allocator, const std::vector<void*>& streams,
+          const std::vector<const void*>& plans, Ledger& ledger, unsigned seed, bool alone)
+      : use_(allocator),
+        streams_(streams),
+        plans_(plans),
+        ledger_(ledger),
+        random_(seed),
+        alone_(alone) {}
 
   void run(std::uint64_t requests) {
     for (std::uint64_t i = 0; i < requests; ++i) {
@@ -83,8 +86,9 @@ class Program {
       if (chance(0.5)) fake_advance(quick_stream(), below(30));
       if (chance(0.01)) slow_ = any_stream();
       while (live_.size() > 120 || (!live_.empty() && chance(0.49))) release();
-      if (chance(0.003)) use_.next_step();
-      if (chance(0.0005)) use_.empty_cache();
+      if (chance(0.003)) use_.next_step(1);
+      if (chance(0.002)) exchange();
+      if (alone_ && chance(0.0005)) use_.empty();
       if (chance(0.01)) inject();
       if (alone_ && chance(0.001)) capture();
     }
@@ -108,18 +112,11 @@ class Program {
         8, 512, 1000, 4096, 5000, 65536, 300000, 1 << 20};
     const std::uint64_t size = kSizes[below(chance(0.1) ? 8 : 6)];
     ++outcome.requests;
-    void* address = nullptr;
-    try {
-      address = use_.allocate(static_cast<long>(size), 0, stream);
-    } catch (const std::exception& failure) {
-      const std::string words = failure.what();
-      if (words.rfind("CUDA out of memory. Tried to allocate", 0) == 0) {
-        ++outcome.out_of_memory;
-      } else if (words.rfind("CUDA error: ", 0) == 0) {
-        ++outcome.other_errors;
-      } else {
-        ++outcome.unexpected;
-      }
+    const char* message = nullptr;
+    void* address = use_.allocate(size, 0, stream, &message);
+    if (message != nullptr) {
+      const bool memory = std::strstr(message, "out of memory") != nullptr;
+      ++(memory ? outcome.out_of_memory : outcome.unexpected);
       return;
     }
     ++outcome.served;
@@ -142,39 +139,41 @@ class Program {
     live_.pop_back();
     fake_check(block.stream, block.address, block.size, block.token);
     ledger_.remove(block);
-    use_.release(block.address, block.size, 0, block.stream);
+    use_.release(block.address);
   }
 
   void inject() {
     static constexpr std::array<int, 6> kFunctions = {
-        kMalloc, kEventCreate, kEventRecord, kEventQuery, kEventSynchronize,
-        kDeviceSynchronize};
+        kMalloc, kEventCreate, kEventRecord, kEventQuery, kMalloc, kEventRecord};
     const int function = kFunctions[below(kFunctions.size())];
     const int code = function == kMalloc && chance(0.8) ? 2 : 719;
     fake_fail(function, static_cast<long>(below(4)), 1 + static_cast<long>(below(3)), code);
   }
 
-  // A capture in the midst: nothing is served on its stream, and nothing breaks it.
+  // Another plan, now or from the next step on, or none for a while.
+  void exchange() {
+    const auto rank = static_cast<unsigned>(below(2));
+    if (chance(0.1)) use_.retire();
+    if (chance(0.2)) use_.stand_aside(0, rank, chance(0.5));
+    const char* fault =
+        use_.load_plan(0, rank, chance(0.5), plans_[below(plans_.size())]);
+    if (fault == nullptr) ++outcome.exchanged;
+  }
+
+  // A capture in the midst, in a pool as always: blocks die, and nothing breaks it.
   void capture() {
     void* stream = streams_.back();
-    const bool told = chance(0.5);
-    if (told) use_.begin_pool(0, {0, 1}, [](void*) { return true; });
+    use_.begin_pool(0, 1);
+    request(stream);
     fake_capture(stream, 1);
-    try {
-      use_.allocate(4096, 0, stream);
-      ++outcome.unexpected;
-    } catch (const std::exception& failure) {
-      const bool clear = std::strstr(failure.what(), "graph capture") != nullptr;
-      ++(clear ? outcome.captured : outcome.unexpected);
-    }
     for (int i = 0; i < 5 && !live_.empty(); ++i) release();
-    use_.empty_cache();
     fake_capture(stream, 0);
-    if (told) use_.end_pool(0, {0, 1});
+    use_.end_pool(0, 1);
   }
 
   const Allocator& use_;
   const std::vector<void*>& streams_;
+  const std::vector<const void*>& plans_;
   Ledger& ledger_;
   std::mt19937_64 random_;
   const bool alone_;
@@ -186,15 +185,17 @@ class Program {
 
 }  // namespace
 
-// Runs `requests` in all, on `threads` threads and the `count` streams given. Ends
-// with every block freed and no failure left to be injected.
+// Runs `requests` in all, on `threads` threads and the `count` streams given, under the
+// plans given in turn. Ends with every block freed and no failure left to be injected.
 API void soak(const Allocator* allocator, void** streams, std::size_t count,
-              std::uint64_t requests, unsigned threads, unsigned seed, Outcome* total) {
+              const void** plans, std::size_t planned, std::uint64_t requests,
+              unsigned threads, unsigned seed, Outcome* total) {
   const std::vector<void*> all(streams, streams + count);
+  const std::vector<const void*> exchanged(plans, plans + planned);
   Ledger ledger;
   std::vector<Program> programs;
   for (unsigned i = 0; i < threads; ++i) {
-    programs.emplace_back(*allocator, all, ledger, seed + i, threads == 1);
+    programs.emplace_back(*allocator, all, exchanged, ledger, seed + i, threads == 1);
   }
   std::vector<std::thread> running;
   for (Program& program : programs) {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
+import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +15,16 @@ import numpy as np
 import pytest
 
 from memplan.applying import cuda as cuda_room
-from memplan.applying.cuda import CudaLoader, StreamPlan, loaded_cudart, refuse_unfit
+from memplan.applying.cuda import CudaLoader, StreamPlan
 from memplan.applying.cuda_library import Library
+from memplan.applying.report import DeviceMemory
 from memplan.core.plan import Plan
 from memplan.errors import EnvironmentUnfitError, InputError, UsageError
 from memplan.recording.boundary import step as mark_step
 from memplan.solving.solve import solve
 from memplan.trace.importers.snapshot import HistoryMark, from_snapshot
 from memplan.trace.trace import Mark
-from tests.cuda.cuda_world import World
+from tests.cuda.cuda_world import FakeTorch, World
 from tests.plans import changed
 from tests.snapshot_samples import Device, snapshot, step
 
@@ -31,58 +34,82 @@ STEPS = 5
 WEIGHT = 100_000
 
 
-class FakeTorch:
-    """As much of torch as the loader touches; it calls what it is given, by address."""
+@pytest.fixture
+def fake_torch(world_of: Callable[..., World]) -> LoaderTorch:
+    return LoaderTorch(world_of(taken=False))
 
-    __version__ = "2.13.0+cu130"
+
+class LoaderTorch(FakeTorch):
+    """With what the loader asks of torch.cuda beside the slots."""
 
     class UntypedStorage:
-        def _share_cuda_(self) -> None: ...
+        """A storage in the world's memory."""
 
-    def __init__(self) -> None:
-        self.version = SimpleNamespace(cuda="13.0")
-        self.current: object = None
-        self.hooks: dict[str, int] = {}
-        memory = SimpleNamespace(
-            CUDAPluggableAllocator=self._make,
-            change_current_allocator=lambda made: setattr(self, "current", made),
-        )
-        self.cuda = SimpleNamespace(
-            memory=memory, is_initialized=lambda: False, is_available=lambda: True
-        )
+        def __init__(self, world: World, size: int) -> None:
+            self._world, self._size = world, size
+            self.address = world.take(size)
 
-    def _make(self, path: str, allocate: str, free: str) -> SimpleNamespace:
-        library = ctypes.CDLL(path)
-        assert getattr(library, allocate)
-        assert getattr(library, free)
-        names = ("set_record_stream_fn", "set_reset_fn", "set_begin_allocate_to_pool")
-        hooks = SimpleNamespace(
-            **{
-                name: lambda at, name=name: self.hooks.update({name: at})
-                for name in names
-            }
+        def nbytes(self) -> int:
+            return self._size
+
+        def data_ptr(self) -> int:
+            return self.address
+
+        def resize_(self, size: int) -> None:
+            self._world.release(self.address)
+            self._size, self.address = size, self._world.take(size)
+
+        def _share_cuda_(self) -> int:
+            return self.address
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.world = world
+        self.lazily: list[Callable[[], None]] = []
+        self.initialized = self.available = True
+        self.UntypedStorage = type("UntypedStorage", (self.UntypedStorage,), {})
+        self.events = 0
+
+    def get_num_threads(self) -> int:
+        return 1
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def is_available(self) -> bool:
+        return self.available
+
+    def _lazy_call(self, function: Callable[[], None]) -> None:
+        self.lazily.append(function)
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def memory_stats(self, device: int) -> dict[str, int]:
+        return {"reserved_bytes.all.peak": 4096 + device, "num_device_alloc": 3}
+
+    def mem_get_info(self, device: int) -> tuple[int, int]:
+        return 1000, 9000 + device
+
+    def Event(self, enable_timing: bool) -> SimpleNamespace:  # noqa: N802
+        assert enable_timing
+        self.events += 1
+        at = self.events
+        return SimpleNamespace(
+            record=lambda: None,
+            synchronize=lambda: None,
+            at=at,
+            elapsed_time=lambda after: 1000.0 * (after.at - at),
         )
-        return SimpleNamespace(allocator=lambda: hooks)
 
 
 @pytest.fixture
-def fake_torch() -> FakeTorch:
-    return FakeTorch()
-
-
-@pytest.fixture
-def ready(
-    world_of: Callable[..., World],
-    fake_torch: FakeTorch,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[World]:
+def ready(fake_torch: LoaderTorch, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A process in which a CUDA plan can be applied."""
-    world = world_of(load=False)
+    world = fake_torch.world
     monkeypatch.setattr(cuda_room, "_library", None)
     monkeypatch.setattr(cuda_room, "require_torch", lambda purpose: fake_torch)
     monkeypatch.setattr(cuda_room, "library_path", lambda: world.native.path)
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     yield world
     world.assert_sound()
 
@@ -111,17 +138,14 @@ def run(world: World, steps: int = STEPS, stream: int | None = None) -> int:
     return weight
 
 
-def test_a_program_under_its_own_plan_is_planned_throughout(
-    ready: World, fake_torch: FakeTorch
-) -> None:
+def test_a_program_under_its_own_plan_is_planned_throughout(ready: World) -> None:
     plan = make_plan()
     loader = CudaLoader(plan)
     loader.start()
     weight = run(ready)
+    report = loader.report()
     loader.stop()
     mark_step()  # which nobody listens to any more
-    report = loader.report()
-    assert fake_torch.current is not None
     assert report.requests == report.planned_requests
     assert report.requests >= 3 * (STEPS - 1)
     assert report.conflicts == report.online_requests == report.fallback_requests == 0
@@ -129,28 +153,89 @@ def test_a_program_under_its_own_plan_is_planned_throughout(
     assert report.lower_bound_bytes == plan.lower_bound
     assert report.steps == STEPS
     assert report.warmup["unplanned"] == report.warmup["requests"] == 1
-    assert report.device == "cuda"
-    assert report.devices == cuda_room.stats()
-    stats = cuda_room.stats()
-    assert list(stats) == [0]
-    weight_bytes = 100_352
-    assert stats[0]["reserved_bytes"] == plan.peak + weight_bytes
-    assert stats[0]["allocated_bytes"] == weight_bytes
+    assert (report.device, report.fault) == ("cuda", "")
+    assert report.devices[0]["arena_bytes"] == plan.peak
+    assert report.device_memory == {0: DeviceMemory(4096, 0, 8000, 3, 0)}
+    assert report.device_seconds.mean == 1.0
+    assert json.loads(json.dumps(report.to_json()))["devices"]["0"]["planned"] > 0
+    after = loader.report()
+    assert (after.requests, after.arena_bytes) == (report.requests, plan.peak)
+    assert cuda_room.stats()[0]["arena_bytes"] == 0  # given back: it was empty
     ready.release(weight)
     ready.assert_no_leak()
 
 
-def test_torch_is_given_the_librarys_functions(
-    ready: World, fake_torch: FakeTorch
+def test_it_begins_when_the_program_begins_to_use_cuda(
+    ready: World, fake_torch: LoaderTorch
 ) -> None:
-    CudaLoader(make_plan()).start()
-    assert fake_torch.hooks == {
-        "set_record_stream_fn": ready.native.address("record_stream"),
-        "set_reset_fn": ready.native.address("empty_cache"),
-        "set_begin_allocate_to_pool": ready.native.address("begin_pool"),
-    }
-    with pytest.raises(EnvironmentUnfitError, match=r"another process .*IPC"):
-        fake_torch.UntypedStorage()._share_cuda_()
+    fake_torch.initialized = False
+    loader = CudaLoader(make_plan())
+    loader.start()
+    assert not ready.native.installed
+    mark_step()
+    assert loader.report().requests == 0
+    for function in fake_torch.lazily:
+        function()
+    weight = run(ready)
+    assert loader.report().planned_requests > 0
+    loader.stop()
+    ready.release(weight)
+
+
+def test_if_it_cannot_begin_then_the_program_runs_without(
+    ready: World, fake_torch: LoaderTorch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_torch.initialized = False
+    loader = CudaLoader(make_plan())
+    loader.start()
+    fake_torch._C = SimpleNamespace()
+    for function in fake_torch.lazily:
+        function()
+    assert "has no functions for memory pools" in loader.report().fault
+    assert "the program runs without" in capsys.readouterr().err
+    ready.release(run(ready))
+    assert loader.report().requests == 0
+    loader.stop()
+    for function in fake_torch.lazily:  # too late
+        function()
+
+
+def test_a_planned_tensor_leaves_the_arena_to_be_shared(
+    ready: World, fake_torch: LoaderTorch
+) -> None:
+    ready.release(ready.take(1))
+    loader = CudaLoader(make_plan())
+    loader.start()
+    ready.release(ready.take(WEIGHT))
+    mark_step()
+    storage = fake_torch.UntypedStorage(ready, 1000)
+    assert ready.native.holds(storage.address)
+    assert storage._share_cuda_() == storage.address
+    assert not ready.native.holds(storage.address)
+    assert storage.nbytes() == 1000
+    before = storage.address
+    assert storage._share_cuda_() == before  # it is there already
+    loader.stop()
+    ready.release(before)
+
+
+def test_steps_that_differ_are_planned_anew(ready: World) -> None:
+    loader = CudaLoader(make_plan())
+    loader.start()
+    weight = ready.take(WEIGHT)
+    for _ in range(40):
+        mark_step()
+        blocks = [ready.take(70_000 + 9_000 * i) for i in range(12)]
+        for block in blocks:
+            ready.release(block)
+        time.sleep(0.005)  # in which another plan is made
+    report = loader.report()
+    loader.stop()
+    assert [each.reason for each in report.given_up] == ["different"]
+    assert any(each.adopted for each in report.replans)
+    assert report.planned_requests > 12
+    ready.release(weight)
+    ready.assert_no_leak()
 
 
 @pytest.fixture(autouse=True)
@@ -196,12 +281,14 @@ def test_after_the_end_requests_are_served_outside_the_arena(ready: World) -> No
     ready.assert_no_leak()
 
 
-def test_there_is_one_plan_in_a_process(ready: World) -> None:
-    loader = CudaLoader(make_plan())
-    loader.start()
-    loader.stop()
-    with pytest.raises(UsageError, match="start another process"):
-        CudaLoader(make_plan()).start()
+def test_a_process_can_have_one_plan_after_another(ready: World) -> None:
+    for _ in range(3):
+        loader = CudaLoader(make_plan())
+        loader.start()
+        ready.release(run(ready))
+        assert loader.report().planned_requests > 0
+        loader.stop()
+    ready.assert_no_leak()
 
 
 def test_before_the_start_there_is_nothing_to_tell(
@@ -212,20 +299,20 @@ def test_before_the_start_there_is_nothing_to_tell(
     loader.stop()
     with pytest.raises(UsageError, match="was not started"):
         loader.report()
-    with pytest.raises(UsageError, match="no CUDA plan is applied"):
+    with pytest.raises(UsageError, match="no CUDA plan was applied"):
         cuda_room.stats()
 
 
-def test_torchs_refusal_is_told_and_leaves_no_trace(
-    ready: World, fake_torch: FakeTorch
+def test_an_allocator_that_is_not_known_is_refused(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: object) -> None:
-        raise RuntimeError("Can't swap an already initialized allocator")
-
-    fake_torch.cuda.memory.change_current_allocator = refuse
-    with pytest.raises(EnvironmentUnfitError, match="already initialized allocator"):
+    torch = LoaderTorch(world_of("-DANOTHER", taken=False))
+    monkeypatch.setattr(cuda_room, "_library", None)
+    monkeypatch.setattr(cuda_room, "require_torch", lambda purpose: torch)
+    monkeypatch.setattr(cuda_room, "library_path", lambda: torch.world.native.path)
+    with pytest.raises(EnvironmentUnfitError, match=r"AnotherAllocator.*nothing was"):
         CudaLoader(make_plan()).start()
-    with pytest.raises(UsageError, match="no CUDA plan is applied"):
+    with pytest.raises(UsageError, match="no CUDA plan was applied"):
         cuda_room.stats()
     mark_step()
 
@@ -260,62 +347,40 @@ def solve_aligned(alignment: int) -> Plan:
     return changed(plan, problem=problem)
 
 
-def no_cuda(torch: FakeTorch) -> None:
+def no_cuda(torch: LoaderTorch) -> None:
     torch.version.cuda = None
 
 
-def in_use(torch: FakeTorch) -> None:
-    torch.cuda.is_initialized = lambda: True
+def no_gpu(torch: LoaderTorch) -> None:
+    torch.available = False
 
 
-def no_gpu(torch: FakeTorch) -> None:
-    torch.cuda.is_available = lambda: False
+def not_tried(torch: LoaderTorch) -> None:
+    torch.__version__ = "2.99.0"
 
 
 @pytest.mark.parametrize(
-    ("change", "environment", "message"),
+    ("change", "message"),
     [
-        (no_cuda, {}, "was built without it"),
-        (in_use, {}, "in use already.*start before the first CUDA tensor"),
-        (no_gpu, {}, "finds no GPU"),
-        (
-            None,
-            {
-                "PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.8, "
-                "expandable_segments:True"
-            },
-            "PYTORCH_CUDA_ALLOC_CONF has expandable_segments:true",
-        ),
-        (
-            None,
-            {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
-            "PYTORCH_ALLOC_CONF",
-        ),
-        (
-            None,
-            {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
-            "backend:cudamallocasync",
-        ),
-        (None, {"TORCHINDUCTOR_CUDAGRAPHS": "1"}, "CUDA graph trees"),
+        (no_cuda, "was built without it"),
+        (no_gpu, "finds no GPU"),
+        (not_tried, "does not know: a trial of it failed"),
     ],
 )
 def test_where_torch_cannot_have_it_the_reason_is_told(
-    fake_torch: FakeTorch,
-    change: Callable[[FakeTorch], None] | None,
-    environment: dict[str, str],
+    ready: World,
+    fake_torch: LoaderTorch,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[LoaderTorch], None],
     message: str,
 ) -> None:
-    if change is not None:
-        change(fake_torch)
+    monkeypatch.setattr(cuda_room, "try_elsewhere", lambda: "a trial of it failed")
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
+    change(fake_torch)
     with pytest.raises(EnvironmentUnfitError, match=message):
-        refuse_unfit(fake_torch, environment)
-
-
-def test_settings_that_do_no_harm_are_accepted(fake_torch: FakeTorch) -> None:
-    refuse_unfit(
-        fake_torch,
-        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False,max_split_size_mb:64"},
-    )
+        CudaLoader(make_plan()).start()
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "0"
+    assert not ready.native.installed
 
 
 def test_todays_torch_is_judged_by_itself() -> None:
@@ -325,18 +390,6 @@ def test_todays_torch_is_judged_by_itself() -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(EnvironmentUnfitError, match="a plan cannot be applied to CUDA"):
         CudaLoader(make_plan()).start()
-
-
-def test_the_loaded_runtime_is_found_among_the_mappings(
-    ready: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert Path(loaded_cudart()).name.startswith("libcudart.so")
-    (tmp_path / "maps").write_text(
-        "7f00-7f01 r--p 00000000 08:01 1 /usr/lib/libc.so.6\n"
-    )
-    monkeypatch.setattr(cuda_room, "_MAPS", tmp_path / "maps")
-    with pytest.raises(EnvironmentUnfitError, match="no libcudart"):
-        loaded_cudart()
 
 
 def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memplan.applying.cuda_library import Place
 from memplan.errors import EnvironmentUnfitError
-from tests.cuda.cuda_world import MIB, World
+from memplan.trace.journal import ROW
+from memplan.trace.trace import Action
+from tests.cuda.cuda_world import World
 
 UNIT = 512
 
@@ -31,15 +36,9 @@ def test_planned_requests_get_their_offsets_again_and_again(world: World) -> Non
     stats = world.stats()
     assert (stats["hot_requests"], stats["hot_planned"]) == (9, 9)
     assert stats["fallback"] == stats["conflicts"] == 0
-    assert stats["reserved_bytes"] == stats["arena_bytes"] == 8192
-    assert world.counts()["cudaMalloc"] == 1
+    assert stats["arena_bytes"] == stats["arena_bytes_peak"] == 8192
+    assert world.torch_counts()["live"] == 1
     world.assert_no_leak()
-
-
-def test_a_request_of_no_bytes_gets_null_and_is_not_counted(world: World) -> None:
-    assert world.allocate(0) == 0
-    assert world.stats().get("requests", 0) == 0
-    world.release(0)
 
 
 def test_sizes_match_as_rounded_to_512(world: World) -> None:
@@ -81,12 +80,12 @@ def test_in_the_warm_up_departures_stay_out_of_the_arena(world: World) -> None:
     world.assert_no_leak()
 
 
-def test_an_unplanned_entry_is_left_to_cuda(world: World) -> None:
+def test_an_unplanned_entry_is_left_to_torch(world: World) -> None:
     world.plan([(512, -1), (512, 0)], 512)
     weight, block = world.take(512), world.take(512)
     stats = world.stats()
     assert (stats["unplanned"], stats["planned"]) == (1, 1)
-    assert stats["reserved_bytes"] == 1024
+    assert world.torch_counts()["live"] == 2
     world.release(weight)
     world.release(block)
     world.assert_no_leak()
@@ -140,17 +139,6 @@ def test_each_stream_and_device_has_an_arena_of_its_own(world: World) -> None:
     world.assert_no_leak()
 
 
-def test_freed_blocks_outside_the_arenas_serve_their_own_stream_again(
-    world: World,
-) -> None:
-    side = world.stream()
-    block = world.take(5000, side)
-    world.release(block)
-    assert world.take(5000) != block
-    assert world.take(4700, side) == block
-    assert world.counts()["cudaMalloc"] == 2
-
-
 def test_a_step_of_another_kind_is_recognised(world: World) -> None:
     requests = [(1024, 0), (512, 1024), (1024, 512), (2048, 2048)]
     world.plan(requests, 4096, starts=(0, 2), kinds=1)
@@ -185,88 +173,167 @@ def test_elastic_steps_go_by_position(world: World) -> None:
     world.assert_no_leak()
 
 
-def test_a_cached_block_is_not_wasted_on_a_much_smaller_request(world: World) -> None:
-    block = world.take(64 * UNIT)
-    world.release(block)
-    assert world.take(32 * UNIT) != block
-    assert world.take(55 * UNIT) != block
-    assert world.take(56 * UNIT) == block
+def test_a_request_of_no_bytes_is_torchs_and_not_counted(world: World) -> None:
+    world.plan([(512, 0)], 512)
+    assert world.allocate(0) == 0
+    assert world.stats()["requests"] == 0
 
 
-def test_the_cache_is_bounded_and_can_be_emptied(world: World) -> None:
-    world.native.set_cache_limit(4 * MIB)
-    blocks = [world.take(MIB) for _ in range(10)]
-    for block in blocks:
-        world.release(block)
-    assert world.stats()["cached_bytes"] == 4 * MIB
-    assert world.counts()["live_bytes"] == world.stats()["reserved_bytes"] == 4 * MIB
-    world.native.empty_cache()
-    assert world.stats()["cached_bytes"] == world.counts()["live_bytes"] == 0
+def test_the_arena_is_one_block_of_torchs(world: World) -> None:
+    world.plan([(512, 0), (4096, 512)], 8192)
+    first, second = world.take(512), world.take(4096)
+    assert world.torch_counts()["live"] == 1
+    assert second - first == 512
+    world.release(first)
+    stats = world.stats()
+    assert (stats["in_use_bytes"], stats["in_use_bytes_peak"]) == (4096, 4608)
+    world.release(second)
+    assert world.torch_counts()["live"] == 1
     world.assert_no_leak()
 
 
-def test_blocks_evicted_from_the_cache_are_no_longer_in_use(world: World) -> None:
-    world.native.set_cache_limit(0)
-    block = world.take(MIB)
-    world.fill(None, block, MIB, 1)
-    world.check(None, block, MIB, 1)
-    world.release(block)
-    assert world.counts()["live_bytes"] == 0
-    world.assert_sound()
-
-
-def test_passing_through_leaves_the_arenas_alone(world: World) -> None:
-    world.plan([(512, 0)], 512)
-    block = world.take(512)
-    world.native.pass_through(True)
-    world.native.next_step()
+def test_when_plans_end_arenas_go_as_they_get_empty(world: World) -> None:
+    world.plan([(512, 0), (512, 512)], 1024)
+    first, second = world.take(512), world.take(512)
+    world.native.serve(False)
+    world.native.retire()
     outside = world.take(512)
-    assert world.stats()["requests"] == world.stats()["planned"] == 1
-    world.native.pass_through(False)
-    world.release(block)
-    world.native.next_step()
-    assert world.take(512) == block
-    world.release(block)
+    assert world.stats()["arena_bytes"] == 1024
+    world.release(first)
+    assert world.native.blocks() == 1
+    world.release(second)
+    assert world.stats()["arena_bytes"] == world.native.blocks() == 0
+    assert world.torch_counts()["live"] == 1
+    assert world.stats()["planned"] == 2  # which is remembered
     world.release(outside)
     world.assert_no_leak()
 
 
-def test_statistics_follow_blocks_and_reservations(world: World) -> None:
-    first, second = world.take(1000), world.take(3 * MIB)
-    stats = world.stats()
-    assert stats["allocated_bytes"] == stats["active_bytes"] == 1024 + 3 * MIB
-    world.release(second)
-    world.release(first)
-    stats = world.stats()
-    assert stats["allocated_bytes"] == stats["active_bytes"] == 0
-    assert stats["allocated_bytes_peak"] == 1024 + 3 * MIB
-    assert stats["reserved_bytes"] == stats["cached_bytes"] == 1024 + 3 * MIB
-    assert stats["frees"] == stats["requests"] == 2
-    assert world.stats(5) == {}
-
-
-def test_a_free_of_an_unknown_address_is_counted_and_harmless(world: World) -> None:
-    block = world.take(512)
-    world.release(block + 512)
-    world.release(block)
-    world.release(block)
-    assert world.stats()["unknown_frees"] == 2
-    world.assert_no_leak()
-
-
-def test_a_free_finds_its_device_whatever_is_passed(world: World) -> None:
-    block = world.take(512, device=1)
-    world.release(block, device=0)
-    assert world.stats(1)["frees"] == 1
-    world.assert_no_leak()
-
-
-def test_shutting_down_tells_of_blocks_still_in_use(world: World) -> None:
+def test_a_plan_can_be_exchanged_while_blocks_are_alive(world: World) -> None:
     world.plan([(512, 0)], 512)
+    old = world.take(512)
+    world.plan([(512, 512)], 1024)
+    new = world.take(512)
+    assert new != old
+    assert world.stats()["arena_bytes"] == 512 + 1024
+    world.release(old)
+    assert world.stats()["arena_bytes"] == 1024
+    world.release(new)
+    world.assert_no_leak()
+
+
+@pytest.mark.parametrize("arena", [1024, 8192])
+def test_a_plan_that_comes_later_holds_from_the_next_step(
+    world: World, arena: int
+) -> None:
+    world.plan([(512, 0)], 2048)
+    first = world.take(512)
+    world.plan([(512, 512), (512, arena - 512)], arena, later=True)
+    world.release(first)
+    assert world.stats()["planned"] == 1
+    world.native.next_step()
     block = world.take(512)
-    assert world.native.shut_down() == 1
-    assert world.counts()["live_bytes"] == 512
+    assert (block == first + 512) == (arena <= 2048)
+    assert world.stats()["planned"] == 2
+    assert world.stats()["arena_bytes"] == max(2048, arena)
     world.release(block)
+    world.assert_no_leak()
+
+
+def test_a_plan_for_a_stream_without_one_cannot_come_later(world: World) -> None:
+    with pytest.raises(EnvironmentUnfitError, match="no plan to be exchanged"):
+        world.plan([(512, 0)], 512, rank=3, later=True)
+    with pytest.raises(EnvironmentUnfitError, match="no such GPU: 64"):
+        world.plan([(512, 0)], 512, device=64)
+
+
+def test_what_stands_aside_gives_its_arena_back(world: World) -> None:
+    place = Place()
+    world.plan([(512, 0)], 4096)
+    block = world.take(512)
+    world.native.stand_aside(place, True)
+    assert world.native.aside(place)
+    outside = world.take(512)
+    assert world.stats()["arena_bytes"] == 4096
+    world.release(block)
+    assert world.stats()["arena_bytes"] == 0
+    world.native.stand_aside(place, False)
+    world.native.next_step()
+    again = world.take(512)
+    stats = world.stats()
+    assert (stats["planned"], stats["fallback"]) == (2, 1)
+    for each in (outside, again):
+        world.release(each)
+    world.assert_no_leak()
+
+
+def test_interruptions_are_left_to_torch(world: World) -> None:
+    world.plan([(512, 0)], 512)
+    elsewhere = ctypes.c_int(1)  # as the CPU's allocator counts them
+    world.native.heed(ctypes.addressof(elsewhere))
+    world.native.interrupt()
+    blocks = [world.take(512)]
+    assert world.native.resume()
+    assert not world.native.resume()
+    blocks.append(world.take(512))
+    elsewhere.value = 0
+    blocks.append(world.take(512))
+    stats = world.stats()
+    assert (stats["interrupted"], stats["requests"], stats["planned"]) == (2, 1, 1)
+    assert [world.native.holds(block) for block in blocks] == [False, False, True]
+    for block in blocks:
+        world.release(block)
+    world.assert_no_leak()
+
+
+def test_steps_without_marks_are_told_by_their_requests(world: World) -> None:
+    sizes = [512 * (i + 1) for i in range(10)]
+    places = [sum(sizes[:i]) for i in range(10)]
+    world.plan(list(zip(sizes, places, strict=True)), sum(sizes), unmarked=True)
+    for _ in range(4):
+        blocks = [world.take(size) for size in sizes]
+        for block in blocks:
+            world.release(block)
+    # The first eight show that it is the loop.
+    assert world.stats()["planned"] == 40 - 7
+    world.assert_no_leak()
+
+
+def test_steps_are_told_one_by_one(world: World) -> None:
+    place = Place()
+    world.plan([(512, 0)], 4096, elastic=True)
+    for size in (512, 300, 2048):
+        world.release(world.take(size))
+        world.native.next_step()
+    steps = world.native.take_steps(place)
+    assert [number for number, _ in steps] == [0, 0, 0]
+    assert [counts["planned"] for _, counts in steps] == [1, 1, 0]
+    assert [counts["outgrown"] for _, counts in steps] == [0, 0, 1]
+    assert world.native.take_steps(place) == []
+    assert world.native.largest(place) == [2048]
+    assert world.native.planned_bytes(place) == 4096
+    world.native.place_departures(place, False)
+    world.release(world.take(2048))
+    assert world.stats()["fallback"] == 1
+
+
+def test_the_log_has_a_streams_events_alone(world: World) -> None:
+    world.plan([(512, 0)], 512)
+    side = world.stream()
+    world.release(world.take(512))
+    world.native.open_log(Place())
+    planned, outside, other = world.take(512), world.take(3000), world.take(512, side)
+    world.native.next_step(3)
+    for block in (planned, outside, other):
+        world.release(block)
+    rows = np.frombuffer(world.native.take_log(), dtype=ROW)
+    assert rows["action"].tolist()[:3] == [Action.ALLOC, Action.ALLOC, Action.STEP]
+    assert rows["address"].tolist()[:2] == [planned, outside]
+    assert rows["size"].tolist()[:2] == [512, 3072]
+    assert rows["mark"][2] == 3
+    assert rows["address"].tolist()[3:] == [planned, outside]
+    world.release(world.take(512))
+    assert world.native.take_log() == b""
     world.assert_no_leak()
 
 
@@ -289,32 +356,6 @@ def test_what_is_no_plan_is_refused(
 ) -> None:
     with pytest.raises(EnvironmentUnfitError, match=message):
         world.plan(requests, 1024, starts=starts, loop_start=loop_start)
-
-
-def test_a_stream_has_one_plan(world: World) -> None:
-    world.plan([(512, 0)], 512)
-    with pytest.raises(EnvironmentUnfitError, match="has a plan already"):
-        world.plan([(512, 0)], 512)
-
-
-def test_without_the_runtime_nothing_is_served(
-    world_of: Callable[..., World],
-) -> None:
-    world = world_of(load=False)
-    assert "was not found" in str(world.allocate(512))
-    with pytest.raises(EnvironmentUnfitError, match=r"nowhere\.so is not loaded"):
-        world.native.load_runtime("/nowhere.so")
-    world.native.load_runtime(str(world.runtime))
-    world.release(world.take(512))
-    world.assert_no_leak()
-
-
-def test_a_library_that_is_no_runtime_is_refused(
-    world_of: Callable[..., World],
-) -> None:
-    world = world_of(load=False)
-    with pytest.raises(EnvironmentUnfitError, match="has no cudaGetDevice"):
-        world.native.load_runtime(str(world.native.path))
 
 
 @st.composite

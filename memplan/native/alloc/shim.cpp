@@ -329,6 +329,8 @@ bool resume() {
   return now > 0;
 }
 
+const std::atomic<int>* interruptions() { return &state().interruptions; }
+
 std::uint64_t interrupted_requests() { return state().interrupted_requests.load(); }
 
 TensorBytes tensor_bytes() { return state().ledger.sums(); }

@@ -5,6 +5,7 @@
 // process. Nothing here is ever destroyed, for the same reason.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -48,6 +49,8 @@ void pass_through();
 void interrupt();
 // False if there was nothing to resume from.
 bool resume();
+// How many interruptions are in force, for what serves requests beside this.
+const std::atomic<int>* interruptions();
 // Requests that passed through for this reason since replay was started.
 std::uint64_t interrupted_requests();
 

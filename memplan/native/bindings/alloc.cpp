@@ -104,6 +104,9 @@ NB_MODULE(_alloc, m) {
 
   m.def("interrupt", &memplan::interrupt);
   m.def("resume", &memplan::resume);
+  m.def("interruptions_address", [] {
+    return reinterpret_cast<std::uintptr_t>(memplan::interruptions());
+  });
   m.def("interrupted_requests", &memplan::interrupted_requests);
   m.def("tensor_bytes", [] {
     const memplan::TensorBytes sums = memplan::tensor_bytes();
@@ -114,13 +117,6 @@ NB_MODULE(_alloc, m) {
     result["outside_at_most"] = sums.outside_at_most;
     return result;
   });
-  m.def("open_log", &memplan::open_log);
-  // As in a journal's blocks of events.
-  m.def("take_log", [] {
-    const std::vector<memplan::Event> events = memplan::take_log();
-    return nb::bytes(events.data(), events.size() * sizeof(memplan::Event));
-  });
-
   nb::class_<memplan::Table>(m, "Table");
   m.def(
       "table",
@@ -180,6 +176,14 @@ NB_MODULE(_alloc, m) {
              return result;
            })
       .def("largest", &Replay::largest)
+      // There is one log, of all that tensors ask for.
+      .def("open_log", [](Replay&) { memplan::open_log(); })
+      // As in a journal's blocks of events.
+      .def("take_log",
+           [](Replay&) {
+             const std::vector<memplan::Event> events = memplan::take_log();
+             return nb::bytes(events.data(), events.size() * sizeof(memplan::Event));
+           })
       .def("touched", &Replay::touched)
       .def_prop_ro("arena_bytes", &Replay::arena_bytes)
       .def_prop_ro("reserved_bytes", &Replay::reserved_bytes)

@@ -1,7 +1,6 @@
-// The CUDA runtime that torch has loaded, found by name: no toolkit at build time.
+// The CUDA runtime's functions that are needed, found by name: no toolkit at build time.
 #pragma once
 
-#include <cstddef>
 #include <string>
 
 namespace memplan::cuda {
@@ -10,31 +9,24 @@ using Stream = void*;  // cudaStream_t; null is the default stream
 using Event = void*;   // cudaEvent_t
 using Error = int;     // cudaError_t
 
-// Codes of cudaError_t that are told apart; they are part of CUDA's interface.
-constexpr Error kSuccess = 0;
-constexpr Error kNoMemory = 2;
+constexpr Error kSuccess = 0;  // of cudaError_t; part of CUDA's interface
 
-// The functions used, as CUDA 11 to 13 declare them.
+// As CUDA 11 to 13 declare them.
 struct Runtime {
   Error (*get_device)(int*) = nullptr;
   Error (*set_device)(int) = nullptr;
-  Error (*malloc)(void**, std::size_t) = nullptr;
-  Error (*free)(void*) = nullptr;
-  Error (*memory_info)(std::size_t* available, std::size_t* total) = nullptr;
   Error (*event_create)(Event*, unsigned flags) = nullptr;
   Error (*event_destroy)(Event) = nullptr;
   Error (*event_record)(Event, Stream) = nullptr;
   Error (*event_query)(Event) = nullptr;
-  Error (*event_synchronize)(Event) = nullptr;
-  Error (*device_synchronize)() = nullptr;
   Error (*is_capturing)(Stream, int* status) = nullptr;
   Error (*last_error)() = nullptr;  // and clears it
-  const char* (*error_string)(Error) = nullptr;
 };
 
-// Fills `runtime` from the library at `path`, which must be loaded already: a second
-// copy would have streams and memory of its own. Returns "" or what is wrong.
-std::string find_runtime(const char* path, Runtime& runtime);
+// Fills `runtime` from what the loaded `library` (a handle of dlopen's) depends on: the
+// runtime that it calls itself, whatever others are loaded beside it. Returns "" or what
+// is missing.
+std::string find_runtime(void* library, Runtime& runtime);
 
 // Makes `device` the calling thread's current one, and the old one again at the end.
 class DeviceGuard {

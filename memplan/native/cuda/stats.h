@@ -1,4 +1,4 @@
-// What an allocator did on one device, in bytes and counts; what became of its requests,
+// What became of one device's arenas, in bytes and counts; what became of its requests,
 // PhaseCounts tells.
 #pragma once
 
@@ -9,32 +9,27 @@
 namespace memplan::cuda {
 
 enum Stat : std::size_t {
-  kAllocated,      // bytes of blocks that were not freed yet, rounded
-  kAllocatedPeak,
-  kActive,         // the same, and those whose memory a stream may still be using
-  kActivePeak,
-  kReserved,       // bytes taken from CUDA: arenas, other blocks, the cache
-  kReservedPeak,
-  kArenas,         // bytes of the arenas
-  kCached,         // bytes of freed blocks kept outside the arenas
-  kOtherStream,    // requests on a stream without an arena
-  kFrees,
-  kUnknownFrees,   // of addresses that were never handed out
-  kPending,        // blocks freed that wait for another stream
-  kEventFailures,  // event calls that failed; the block waited longer
-  kMallocFailures,
-  kRetries,        // requests served after memory was released for them
-  kOutOfMemory,    // requests that failed
-  kRefusedCaptures,
-  kStranded,       // blocks that CUDA would not take back
+  kArenas,          // bytes of the arenas that are there now
+  kArenasPeak,
+  kInUse,           // bytes of blocks in them: alive, or waited for
+  kInUsePeak,
+  kArenasRefused,   // times that torch had no memory for one
+  kArenasGivenBack, // times that an unused one was given back
+  kOtherStream,     // requests on a stream without an arena
+  kInPools,         // requests under capture or in a memory pool, left to torch
+  kInterrupted,     // requests between interrupt and resume
+  kPending,         // blocks freed that wait for another stream
+  kEventFailures,   // event calls that failed; the block waited longer
+  kLastResort,      // requests that torch had no memory for, placed in an arena
+  kOutOfMemory,     // requests that failed
+  kStranded,        // blocks lost to planning, for want of memory for our own books
   kStatCount,
 };
 
 constexpr const char* kStatNames =
-    "allocated_bytes,allocated_bytes_peak,active_bytes,active_bytes_peak,"
-    "reserved_bytes,reserved_bytes_peak,arena_bytes,cached_bytes,"
-    "other_stream,frees,unknown_frees,pending_blocks,event_failures,malloc_failures,"
-    "retries,out_of_memory,refused_captures,stranded_blocks";
+    "arena_bytes,arena_bytes_peak,in_use_bytes,in_use_bytes_peak,arenas_refused,"
+    "arenas_given_back,other_stream,in_pools,interrupted,pending_blocks,"
+    "event_failures,last_resort,out_of_memory,stranded_blocks";
 
 class Stats {
  public:

@@ -1,0 +1,354 @@
+#include "cuda/arenas.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace memplan::cuda {
+namespace {
+
+// Steps whose ends are kept for whoever asks; those after them are not.
+constexpr std::size_t kMostSteps = 4096;
+// So often memory for an arena is asked for, at the beginning of a step each.
+constexpr unsigned kAttempts = 3;
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;  // no device has them
+
+}  // namespace
+
+// ---- plans
+
+Arenas::Blocks Arenas::load(unsigned rank, Table&& table) {
+  Lock lock(mutex_);
+  return swap_in(rank, std::move(table));
+}
+
+Arenas::Blocks Arenas::swap_in(unsigned rank, Table&& table) {
+  Arena*& place = by_rank_[rank];
+  if (place != nullptr) place->retired = true;
+  const std::uint64_t bytes = table.arena_bytes;
+  place = &all_.emplace_back(std::move(table), bytes);
+  Blocks returned;
+  sweep(returned);
+  return returned;
+}
+
+bool Arenas::adopt(unsigned rank, Table&& table) {
+  Lock lock(mutex_);
+  Arena* arena = of_rank(rank);
+  if (arena == nullptr) return false;
+  if (table.arena_bytes <= arena->server.ranges().size()) {
+    arena->larger.reset();
+    arena->server.adopt(std::move(table));
+  } else {
+    arena->larger = std::move(table);
+  }
+  return true;
+}
+
+Arenas::Blocks Arenas::retire() {
+  Lock lock(mutex_);
+  collect();
+  for (Arena& arena : all_) arena.retired = true;
+  by_rank_.clear();
+  Blocks returned;
+  sweep(returned);
+  return returned;
+}
+
+Arenas::Blocks Arenas::next_step() {
+  Lock lock(mutex_);
+  collect();
+  Blocks returned;
+  for (auto& [rank, place] : by_rank_) {
+    if (!place->server.table().unmarked) end_step(*place);
+  }
+  // Those that go on in another arena do so from the first repeated step on.
+  for (auto& [rank, place] : by_rank_) {
+    if (!place->larger || !place->server.matcher().looped()) continue;
+    std::vector<StepEnd> ended = std::move(place->ended);
+    const bool placed = place->server.places_departures();
+    Blocks more = swap_in(rank, std::move(*place->larger));
+    place->ended = std::move(ended);
+    place->server.place_departures(placed);
+    for (c10::DataPtr& block : more) returned.push_back(std::move(block));
+  }
+  sweep(returned);
+  return returned;
+}
+
+void Arenas::end_step(Arena& arena) {
+  const StepEnd end = arena.server.next_step();
+  arena.tried = false;
+  if (end.hot && arena.ended.size() < kMostSteps) arena.ended.push_back(end);
+  if (end.adopted) arena.aside = false;
+}
+
+Arenas::Arena* Arenas::of_rank(unsigned rank) {
+  const auto found = by_rank_.find(rank);
+  return found == by_rank_.end() ? nullptr : found->second;
+}
+
+// ---- requests
+
+unsigned Arenas::ranked(std::int64_t stream) {
+  for (const auto& [known, rank] : ranks_) {
+    if (known == stream) return rank;
+  }
+  const auto rank = static_cast<unsigned>(ranks_.size());
+  ranks_.emplace_back(stream, rank);
+  return rank;
+}
+
+unsigned Arenas::rank_of(std::int64_t stream) {
+  Lock lock(mutex_);
+  return ranked(stream);
+}
+
+Arenas::Arena* Arenas::serving(std::int64_t stream) { return of_rank(ranked(stream)); }
+
+Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
+  if (requested > kMostBytes) return {};
+  const std::uint64_t bytes = round_up(requested, kGranularity);
+  Lock lock(mutex_);
+  collect();
+  Arena* arena = serving(stream);
+  if (arena == nullptr) {
+    ++stats_[kOtherStream];
+  } else if (arena->aside || arena->server.overdue()) {
+    arena->server.pass(bytes);
+    return {};
+  } else if (arena->memory == Arena::Memory::kThere || arena->server.ranges().size() == 0) {
+    if (arena->server.turns(bytes)) {
+      end_step(*arena);
+      turns_.note();
+    }
+    const std::int64_t offset = arena->server.serve(bytes).offset;
+    if (offset < 0) return {};
+    stats_.grow(kInUse, bytes);
+    return {arena->base + offset};
+  } else if (arena->memory == Arena::Memory::kNone && !arena->tried &&
+             arena->refusals < kAttempts) {
+    arena->memory = Arena::Memory::kInMaking;
+    arena->stream = stream;
+    arena->tried = true;
+    return {nullptr, arena};
+  } else if (arena->memory != Arena::Memory::kInMaking) {
+    arena->server.pass(bytes);
+    return {};
+  }
+  const bool looped = std::any_of(by_rank_.begin(), by_rank_.end(), [](const auto& entry) {
+    return entry.second->server.matcher().looped();
+  });
+  Counts& counts = without_arena_.of(looped);
+  ++counts.requests;
+  ++counts.fallback;
+  counts.fallback_bytes += bytes;
+  return {};
+}
+
+std::uint64_t Arenas::arena_bytes(const Arena* arena) const {
+  return arena->server.ranges().size();
+}
+
+void Arenas::made(Arena* arena, c10::DataPtr block) {
+  Lock lock(mutex_);
+  arena->base = static_cast<char*>(block.data);
+  arena->block = std::move(block);
+  if (arena->base == nullptr) {
+    arena->memory = Arena::Memory::kNone;
+    ++arena->refusals;
+    ++stats_[kArenasRefused];
+    return;
+  }
+  arena->memory = Arena::Memory::kThere;
+  stats_.grow(kArenas, arena->server.ranges().size());
+}
+
+void* Arenas::last_resort(std::uint64_t requested, std::int64_t stream) {
+  if (requested > kMostBytes) return nullptr;
+  const std::uint64_t bytes = round_up(requested, kGranularity);
+  Lock lock(mutex_);
+  Arena* arena = serving(stream);
+  if (arena == nullptr || arena->memory != Arena::Memory::kThere) return nullptr;
+  Ranges& ranges = arena->server.ranges();
+  const std::int64_t free = ranges.take_anywhere(bytes, ranges.size());
+  if (free < 0) return nullptr;
+  ++stats_[kLastResort];
+  stats_.grow(kInUse, bytes);
+  return arena->base + free;
+}
+
+void Arenas::place_departures(unsigned rank, bool placed) {
+  Lock lock(mutex_);
+  if (Arena* arena = of_rank(rank)) arena->server.place_departures(placed);
+}
+
+std::vector<StepEnd> Arenas::take_steps(unsigned rank) {
+  Lock lock(mutex_);
+  Arena* arena = of_rank(rank);
+  return arena == nullptr ? std::vector<StepEnd>{} : std::exchange(arena->ended, {});
+}
+
+std::vector<std::uint64_t> Arenas::largest(unsigned rank) {
+  Lock lock(mutex_);
+  Arena* arena = of_rank(rank);
+  return arena == nullptr ? std::vector<std::uint64_t>{}
+                          : arena->server.matcher().largest();
+}
+
+std::uint64_t Arenas::planned_bytes(unsigned rank) {
+  Lock lock(mutex_);
+  Arena* arena = of_rank(rank);
+  return arena == nullptr ? 0 : arena->server.table().arena_bytes;
+}
+
+bool Arenas::aside(unsigned rank) {
+  Lock lock(mutex_);
+  Arena* arena = of_rank(rank);
+  return arena != nullptr && arena->aside;
+}
+
+Stats Arenas::stats() {
+  Lock lock(mutex_);
+  Stats now = stats_;
+  now[kPending] = waiting_.blocks();
+  now[kEventFailures] = waiting_.failures();
+  return now;
+}
+
+PhaseCounts Arenas::counts() {
+  Lock lock(mutex_);
+  PhaseCounts sum = without_arena_;
+  sum += ended_;
+  for (const Arena& arena : all_) sum += arena.server.counts();
+  return sum;
+}
+
+std::uint64_t Arenas::blocks() {
+  Lock lock(mutex_);
+  std::uint64_t count = 0;
+  for (const Arena& arena : all_) count += arena.server.ranges().used().size();
+  return count;
+}
+
+// ---- frees
+
+Arenas::Arena* Arenas::holding(const void* address) {
+  for (Arena& arena : all_) {
+    if (arena.base == nullptr || address < arena.base) continue;
+    const auto offset =
+        static_cast<std::uint64_t>(static_cast<const char*>(address) - arena.base);
+    if (offset < arena.server.ranges().size()) return &arena;
+  }
+  return nullptr;
+}
+
+bool Arenas::holds(const void* address) {
+  Lock lock(mutex_);
+  return holding(address) != nullptr;
+}
+
+bool Arenas::release(void* address, Blocks& returned) noexcept {
+  Lock lock(mutex_);
+  Arena* arena = holding(address);
+  if (arena == nullptr) return false;
+  try {
+    if (!users_.empty()) {
+      if (const auto used = users_.find(address); used != users_.end()) {
+        DeviceGuard guard(runtime_, device_);
+        waiting_.add(address, std::move(used->second), !pool_open());
+        users_.erase(used);
+        return true;
+      }
+    }
+    finish(*arena, static_cast<std::uint64_t>(static_cast<char*>(address) - arena->base));
+    if (arena->retired || arena->aside) {
+      collect();
+      sweep(returned);
+    }
+  } catch (...) {
+    // No memory for our own books: the block stays as it is, and nobody gets it.
+    ++stats_[kStranded];
+  }
+  return true;
+}
+
+void Arenas::finish(Arena& arena, std::uint64_t offset) {
+  stats_.shrink(kInUse, arena.server.ranges().give_back(offset));
+}
+
+bool Arenas::record_stream(void* address, const StreamValue& stream, Stream handle) {
+  Lock lock(mutex_);
+  Arena* arena = holding(address);
+  if (arena == nullptr) return false;
+  if (stream.id == arena->stream) return true;
+  std::vector<Stream>& users = users_[address];
+  if (std::find(users.begin(), users.end(), handle) == users.end()) {
+    users.push_back(handle);
+  }
+  return true;
+}
+
+// Blocks whose streams are done with them are free from now on.
+void Arenas::collect() {
+  if (waiting_.blocks() == 0 || pool_open()) return;
+  DeviceGuard guard(runtime_, device_);
+  for (void* address : waiting_.collect()) {
+    Arena* arena = holding(address);
+    finish(*arena, static_cast<std::uint64_t>(static_cast<char*>(address) - arena->base));
+  }
+}
+
+// ---- arenas that go
+
+bool Arenas::empty(const Arena& arena) const {
+  return arena.server.ranges().used().empty();
+}
+
+void Arenas::take_back(Arena& arena, Blocks& returned) {
+  stats_.shrink(kArenas, arena.server.ranges().size());
+  returned.push_back(std::move(arena.block));
+  arena.block = {};
+  arena.base = nullptr;
+  arena.memory = Arena::Memory::kNone;
+}
+
+// Of arenas that serve no more, those without a block.
+void Arenas::sweep(Blocks& returned) {
+  for (auto at = all_.begin(); at != all_.end();) {
+    Arena& arena = *at;
+    const bool there = arena.memory == Arena::Memory::kThere;
+    if ((arena.retired || arena.aside) && there && empty(arena)) {
+      take_back(arena, returned);
+    }
+    if (arena.retired && arena.memory == Arena::Memory::kNone) {
+      ended_ += arena.server.counts();
+      at = all_.erase(at);
+    } else {
+      ++at;
+    }
+  }
+}
+
+Arenas::Blocks Arenas::give_back() {
+  Lock lock(mutex_);
+  collect();
+  Blocks returned;
+  for (Arena& arena : all_) {
+    if (arena.memory != Arena::Memory::kThere || !empty(arena)) continue;
+    take_back(arena, returned);
+    ++stats_[kArenasGivenBack];
+    ++arena.refusals;
+    arena.tried = true;  // not again before the next step
+  }
+  return returned;
+}
+
+Arenas::Blocks Arenas::stand_aside(unsigned rank, bool aside) {
+  Lock lock(mutex_);
+  Blocks returned;
+  if (Arena* arena = of_rank(rank)) arena->aside = aside;
+  sweep(returned);
+  return returned;
+}
+
+}  // namespace memplan::cuda

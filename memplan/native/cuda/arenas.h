@@ -1,0 +1,149 @@
+// The arenas of one device: one for each stream that has a plan.
+//
+// An arena is a block of torch's own allocator, taken when its stream first asks and
+// given back when the plan is given up, or memory runs out while it is empty. Memory in
+// it is reused on its stream as soon as it is freed, since a stream runs in order; a
+// block that other streams used waits for them. Whatever the plan says, a range is
+// handed out only when no block, alive or waiting, overlaps it.
+//
+// Nothing here calls torch's allocator: it may take the interpreter's lock, so no lock
+// of ours is held then. Who has to says so: see `Answer`, and what `release` returns.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "alloc/c10.h"
+#include "alloc/turns.h"
+#include "cuda/runtime.h"
+#include "cuda/stats.h"
+#include "cuda/torch.h"
+#include "cuda/waiting.h"
+#include "replay/serve.h"
+
+namespace memplan::cuda {
+
+constexpr std::uint64_t kGranularity = 512;  // as torch's own allocator
+
+class Arenas {
+ public:
+  struct Arena {
+    Arena(Table table, std::uint64_t bytes)
+        : server(std::move(table), bytes, kGranularity) {}
+
+    enum class Memory { kNone, kInMaking, kThere };
+
+    Server server;
+    c10::DataPtr block;
+    char* base = nullptr;
+    std::int64_t stream = 0;
+    Memory memory = Memory::kNone;
+    unsigned refusals = 0;
+    bool tried = false;    // in this step
+    bool aside = false;    // by Python's word
+    bool retired = false;  // another plan took over, or none
+    std::optional<Table> larger;  // adopted, and too large for this arena
+    std::vector<StepEnd> ended;
+  };
+  // Of a request: its address in an arena, or null, and then perhaps the arena that is to
+  // be made for it.
+  struct Answer {
+    void* address = nullptr;
+    Arena* wanted = nullptr;
+  };
+  using Blocks = std::vector<c10::DataPtr>;  // of torch's allocator: to be given back
+
+  Arenas(const Runtime& runtime, int device)
+      : runtime_(runtime), device_(device), waiting_(runtime) {}
+
+  // Serves one stream from a plan, in place of what served it before: 0 is the default
+  // stream, n the n-th other one that asks for memory.
+  Blocks load(unsigned rank, Table&& table);
+  // From the next step on, go by another table; in a new arena where the one that is
+  // there is too small. False if that stream has no plan.
+  bool adopt(unsigned rank, Table&& table);
+  // No request is served any more; arenas go as they get empty.
+  Blocks retire();
+
+  Answer allocate(std::uint64_t bytes, std::int64_t stream);
+  std::uint64_t arena_bytes(const Arena* arena) const;
+  // The arena that was wanted: `block` is its memory, or empty if there was none.
+  void made(Arena* arena, c10::DataPtr block);
+  // There is no other memory: somewhere in the stream's arena, or null.
+  void* last_resort(std::uint64_t bytes, std::int64_t stream);
+  // What lies empty in the device's arenas, when memory has run out.
+  Blocks give_back();
+
+  // False if no block of these arenas is there.
+  bool release(void* address, Blocks& returned) noexcept;
+  // `stream` uses the block that is at `address`, too.
+  bool holds(const void* address);
+  // Of a stream, in the order in which they asked for memory; 0 is the default one.
+  unsigned rank_of(std::int64_t stream);
+  bool record_stream(void* address, const StreamValue& stream, Stream handle);
+
+  Blocks next_step();
+  // While pools are open, torch may be capturing: nothing is served and no event touched.
+  void pool(bool open) { pools_.fetch_add(open ? 1 : -1); }
+  bool pool_open() const { return pools_.load(std::memory_order_relaxed) > 0; }
+  void note(Stat stat) {
+    std::lock_guard lock(mutex_);
+    ++stats_[stat];
+  }
+  // From now on all requests go to torch, until another table is adopted; or not any more.
+  Blocks stand_aside(unsigned rank, bool aside);
+  bool aside(unsigned rank);
+  void place_departures(unsigned rank, bool placed);
+  // The repeated steps that ended since the last call.
+  std::vector<StepEnd> take_steps(unsigned rank);
+  std::vector<std::uint64_t> largest(unsigned rank);
+  std::uint64_t planned_bytes(unsigned rank);
+  // Of plans without marks, the steps that requests showed.
+  Turns& turns() { return turns_; }
+
+  int device() const { return device_; }
+  Stats stats();
+  PhaseCounts counts();
+  // Blocks alive in the arenas, or waited for.
+  std::uint64_t blocks();
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  unsigned ranked(std::int64_t stream);
+  Arena* serving(std::int64_t stream);
+  Arena* of_rank(unsigned rank);
+  Arena* holding(const void* address);
+  void end_step(Arena& arena);
+  void finish(Arena& arena, std::uint64_t offset);
+  void collect();
+  bool empty(const Arena& arena) const;
+  void take_back(Arena& arena, Blocks& returned);
+  void sweep(Blocks& returned);
+  Blocks swap_in(unsigned rank, Table&& table);
+
+  const Runtime& runtime_;
+  const int device_;
+  std::mutex mutex_;  // never held across a call into torch's allocator
+  std::list<Arena> all_;
+  std::map<unsigned, Arena*> by_rank_;
+  std::vector<std::pair<std::int64_t, unsigned>> ranks_ = {{0, 0}};  // of each stream
+  // Blocks that other streams use: address -> those streams.
+  std::unordered_map<void*, std::vector<Stream>> users_;
+  Waiting waiting_;
+  std::atomic<int> pools_ = 0;
+  Turns turns_;
+  Stats stats_;
+  PhaseCounts ended_;          // of arenas that are gone
+  PhaseCounts without_arena_;  // requests that came while their stream had no arena
+};
+
+}  // namespace memplan::cuda

@@ -1,0 +1,119 @@
+"""Train a network on a GPU with random data: an ordinary program, unaware of memplan.
+
+python scripts/train_gpu.py resnet50 --batch-size 64 --steps 20
+
+The last line, `cuda {...}`, is what torch.cuda says of its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA is used
+
+import torch
+from models.gpt2 import GPT2
+from models.resnet import RESNET50, ResNet
+from models.translator import Translator
+from models.unet import UNet
+from program import prepare, program_arguments
+from step_log import StepLog
+from torch import Tensor, nn
+from torch.nn import functional
+
+WARMUP = 4  # steps before the allocator's calls are counted
+VOCABULARY = 50257
+TEXTS = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16)}  # layers, width, heads
+NETWORKS = (*TEXTS, "resnet50", "unet", "seq2seq")
+CALLS = ("num_device_alloc", "num_device_free", "num_sync_all_streams")
+
+
+def parse_arguments() -> argparse.Namespace:
+    summary = (__doc__ or "").splitlines()[0]
+    parser = program_arguments(summary, batch_size=8, steps=20)
+    parser.add_argument("network", choices=NETWORKS)
+    parser.add_argument("--length", type=int, default=512, help="longest text")
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument(
+        "--side-stream",
+        type=int,
+        default=0,
+        metavar="MIB",
+        help="also ask for so much on another stream in every step",
+    )
+    return parser.parse_args()
+
+
+def network(args: argparse.Namespace) -> nn.Module:
+    if args.network in TEXTS:
+        layers, width, heads = TEXTS[args.network]
+        return GPT2(VOCABULARY, max(args.length, 1024), layers, width, heads)
+    if args.network == "seq2seq":
+        return Translator(8000, 512, 6, 8)
+    return UNet() if args.network == "unet" else ResNet(RESNET50, 64, 1000)
+
+
+def loss_of(model: nn.Module, args: argparse.Namespace) -> Tensor:
+    """Of one batch, made on the host and sent over."""
+    count, size = args.batch_size, args.image_size
+    if args.network in TEXTS:
+        text = torch.randint(VOCABULARY, (count, args.length + 1)).cuda()
+        logits, target = model(text[:, :-1]), text[:, 1:]
+        return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+    if args.network == "seq2seq":  # of lengths that differ from step to step
+        lengths = torch.randint(args.length // 8, args.length // 4, (2,)).tolist()
+        source, text = (torch.randint(1, 8000, (count, n)).cuda() for n in lengths)
+        with torch.device("cuda"):  # where it makes its masks
+            logits = model(source, text[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+    images = torch.randn(count, 3, size, size).cuda()
+    shape = (count, size, size) if args.network == "unet" else (count,)
+    classes = 2 if args.network == "unet" else 1000
+    target = torch.randint(classes, shape).cuda()
+    return functional.cross_entropy(model(images), target)
+
+
+def on_another_stream(stream: torch.cuda.Stream, mib: int) -> None:
+    with torch.cuda.stream(stream):
+        torch.empty(mib << 20, dtype=torch.uint8, device="cuda").fill_(1)
+
+
+def main() -> None:
+    args = parse_arguments()
+    prepare(args)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    model = network(args).cuda()
+    parameters = model.parameters()
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    if args.network == "resnet50":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    side = torch.cuda.Stream()
+    log = StepLog()
+    before = dict.fromkeys(CALLS, 0)
+    for number in range(args.steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, args)
+        if args.side_stream:
+            on_another_stream(side, args.side_stream)
+        loss.backward()
+        optimizer.step()
+        log.step(loss.item())  # which waits for the device
+        if number == WARMUP - 1:
+            stats = torch.cuda.memory_stats()
+            before = {name: stats.get(name, 0) for name in CALLS}
+    log.finish()
+    free, whole = torch.cuda.mem_get_info()
+    stats = torch.cuda.memory_stats()
+    said = {
+        "reserved": stats["reserved_bytes.all.peak"],
+        "allocated": stats["allocated_bytes.all.peak"],
+        "driver": whole - free,
+        **{name: stats.get(name, 0) - before[name] for name in CALLS},
+    }
+    print(f"cuda {json.dumps(said)}")
+
+
+if __name__ == "__main__":
+    main()
