@@ -23,12 +23,20 @@ VERSION = 1
 
 
 class Action(enum.IntEnum):
-    """What happened. The names are those of PyTorch's own memory history."""
+    """What happened. The names are those of PyTorch's own memory history.
+
+    OOM: a request for that many bytes failed; `address` is what the device had free.
+    SEGMENT_ALLOC, SEGMENT_FREE: the allocator took memory from the device, or gave it
+    back: what is reserved, on CUDA. 4 is kept for what a block holds.
+    """
 
     ALLOC = 0
     FREE_COMPLETED = 1
     STEP = 2
     FREE_REQUESTED = 3
+    OOM = 5
+    SEGMENT_ALLOC = 6
+    SEGMENT_FREE = 7
 
 
 class Mark(enum.IntEnum):
