@@ -139,9 +139,7 @@ def command(
     sys.exit(code)
 
 
-def _words(
-    output: Path | None, device: str, steps: Steps, stacks: Stacks
-) -> list[str]:
+def _words(output: Path | None, device: str, steps: Steps, stacks: Stacks) -> list[str]:
     """These options as a command line has them."""
     named = [] if output is None else ["--output", str(output)]
     options = ["--device", device, "--steps", str(steps), "--stacks", stacks]

@@ -28,8 +28,8 @@ from memplan.recording.fake_values import KNOWN_NUMBERS, StandIns
 from memplan.recording.gpus import FakeDevice
 from memplan.recording.options import RecordOptions
 from memplan.recording.shim import require_torch
-from memplan.recording.step_clock import StepClock
 from memplan.recording.stats import run_stats
+from memplan.recording.step_clock import StepClock
 from memplan.trace.pieces import Summary
 from memplan.trace.recovery import Written
 from memplan.trace.stacks import NO_STACK, Frame, StackTable

@@ -63,7 +63,7 @@ class Devices:
     def _names_gpu(self, device: Any) -> bool:
         if isinstance(device, int):
             return True
-        return self.torch.device(device).type == "cuda"
+        return bool(self.torch.device(device).type == "cuda")
 
     def _on_gpu(self, tensor: Any) -> bool:
         with self.torch._C.DisableTorchFunction():
@@ -93,13 +93,12 @@ class Devices:
             there, rest, kwargs = self._destination(here, rest, dict(kwargs))
         else:
             return func(*args, **kwargs)
+        move = self.torch.Tensor.to
         if there == here:
-            return self.torch.Tensor.to(tensor, *rest, **kwargs) if rest or kwargs else (
-                tensor
-            )
+            return move(tensor, *rest, **kwargs) if rest or kwargs else tensor
         kwargs["copy"] = True
         with self._making(there):
-            return self.torch.Tensor.to(tensor, *(rest or [tensor.dtype]), **kwargs)
+            return move(tensor, *(rest or [tensor.dtype]), **kwargs)
 
     def _destination(
         self, here: bool, rest: list[Any], kwargs: dict[str, Any]
@@ -169,7 +168,7 @@ def patch_cuda(torch: Any, gpu: CachingAllocator, name: str) -> Iterator[Any]:
         "max_memory_reserved": lambda *_: gpu.most_reserved,
         "reset_peak_memory_stats": reset,
         "mem_get_info": free,
-        "empty_cache": lambda: gpu.empty_cache(),
+        "empty_cache": gpu.empty_cache,
         "current_stream": lambda *_: _Stream(),
         "default_stream": lambda *_: _Stream(),
         "stream": lambda *_: contextlib.nullcontext(),

@@ -50,7 +50,8 @@ class FakeLedger:
     def note(self, storage: Any, on_gpu: bool, given: bool = False) -> None:
         """An operator returned `storage`; harmless where it is known and unchanged.
 
-        given: it is not of the device's allocator: a file's, say. Raises DeviceFullError where the simulated device has no room for it.
+        given: it is not of the device's allocator: a file's, say. Raises
+        DeviceFullError where the simulated device has no room for it.
         """
         known = self._known.get(id(storage))
         size = storage.nbytes()
@@ -65,6 +66,14 @@ class FakeLedger:
         key = id(storage)
         gone = weakref.ref(storage, lambda _: self._forget(key))
         self._known[key] = gone, address, size, on_gpu
+
+    def scratch(self, sizes: tuple[int, ...]) -> None:
+        """A kernel of the CPU holds so many bytes each at once, and drops them."""
+        if self.gpu is not None:
+            return
+        held = [(self._allocate(size), size) for size in sizes if size > 0]
+        for address, size in reversed(held):
+            self._freed(address, size)
 
     def on_gpu(self, storage: Any) -> bool:
         """Whether `storage` is on the simulated GPU."""
@@ -125,6 +134,9 @@ class FakeLedger:
             return
         if self.gpu is not None:
             size = self.gpu.free(address)
+        self._freed(address, size)
+
+    def _freed(self, address: int, size: int) -> None:
         self.live -= size
         self._add(Action.FREE_COMPLETED, Mark.NONE, address, size, size, _NO_STACK)
 

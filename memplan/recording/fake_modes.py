@@ -17,6 +17,7 @@ from memplan.recording.fake_devices import Devices
 from memplan.recording.fake_ledger import FakeLedger
 from memplan.recording.fake_shapes import at_most
 from memplan.recording.fake_values import StandIns, unknown_in
+from memplan.recording.fake_workspaces import NONE, workspace
 
 _TRUE, _FALSE = ("isfinite", "isreal"), ("isnan", "isinf", "isneginf", "isposinf")
 _KEEPING = ("all", "any", "logical_and", "logical_or", "clone", "detach", "reshape")
@@ -46,7 +47,7 @@ class Watch:
             self.values.read.setdefault(self.values.here(), "taken as False")
             return False
         unknown = unknown_in(args) or (unknown_in(kwargs.values()) if kwargs else None)
-        if unknown is not None and name in _SIZED:
+        if unknown is not None and name in _SIZED.split():
             raise self.values.refuse(
                 f"{self.values.here()}: how large a tensor is there depends on a value "
                 f"read at {unknown.what}, which a fake tensor does not have; record "
@@ -122,9 +123,23 @@ class Watch:
             on_gpu = self.devices.place_of(any(map(self.ledger.on_gpu, storages)))
             # A view of a real tensor, say a file's, is nothing that was allocated.
             given = func.is_view and not all(map(self._is_fake, tensors))
-            for tensor in _tensors((result,), self.torch.Tensor):
-                self._note(_storage(tensor), on_gpu, given)
+            self._made(func, args, result, on_gpu, given)
             return result
+
+    def _made(
+        self, func: Any, args: Any, result: Any, on_gpu: bool, given: bool
+    ) -> None:
+        """Note the storages of an operator's results, and its own in between."""
+        held = NONE if on_gpu else workspace(self.torch, func, args, result)
+        results = result if isinstance(result, tuple | list) else (result,)
+        for i, one in enumerate(results):
+            made = list(_tensors((one,), self.torch.Tensor))
+            if made and i < len(held.before):
+                self.ledger.scratch(held.before[i])
+            for tensor in made:
+                self._note(_storage(tensor), on_gpu, given)
+            if made and i < len(held.after):
+                self.ledger.scratch(held.after[i])
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         from torch._subclasses.fake_tensor import (
@@ -160,11 +175,11 @@ class Watch:
 
 _READING = (*_NUMBERS, "tolist", "numpy", "__array__", "__format__")
 _TRUTHS = (*_TRUE, *_FALSE, *_KEEPING, *_NEGATING)
-_SIZED = frozenset(
-    "arange empty full linspace new_empty new_full new_ones new_zeros ones rand randint "
-    "randn randperm zeros expand narrow repeat repeat_interleave reshape resize_ split "
-    "tile unfold view __getitem__ pad interpolate one_hot topk eye broadcast_to chunk "
-    "normal tril_indices triu_indices".split()
+_SIZED = (
+    "arange empty full linspace new_empty new_full new_ones new_zeros ones rand "
+    "randint randn randperm zeros expand narrow repeat repeat_interleave reshape "
+    "resize_ split tile unfold view __getitem__ pad interpolate one_hot topk eye "
+    "broadcast_to chunk normal tril_indices triu_indices "
 )
 
 
@@ -172,7 +187,7 @@ def _storage(tensor: Any) -> Any:
     return tensor.untyped_storage()
 
 
-def _tensors(values: Any, kind: type) -> Iterator[Any]:
+def _tensors(values: Any, kind: Any) -> Iterator[Any]:
     """The tensors among an operator's arguments or results, in lists, too."""
     for value in values:
         if isinstance(value, kind):
@@ -189,16 +204,16 @@ def watched(watch: Watch) -> Iterator[None]:
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Fake(FakeTensorMode):
+    class Fake(FakeTensorMode):  # type: ignore[misc]
         avoid_device_init = True  # whatever the simulated device says
 
-    class Operators(TorchDispatchMode):
+    class Operators(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             return watch.dispatch(func, args, kwargs or {})
 
-    class Functions(TorchFunctionMode):
+    class Functions(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
