@@ -9,6 +9,7 @@ shapes in the place of contents.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,13 +17,14 @@ from memplan.recording.caching_allocator import DeviceFullError
 from memplan.recording.fake_devices import Devices
 from memplan.recording.fake_ledger import FakeLedger
 from memplan.recording.fake_shapes import at_most
-from memplan.recording.fake_values import StandIns, unknown_in
+from memplan.recording.fake_values import KNOWN_NUMBERS, StandIns, unknown_in
 from memplan.recording.fake_workspaces import NONE, workspace
 
 _TRUE, _FALSE = ("isfinite", "isreal"), ("isnan", "isinf", "isneginf", "isposinf")
 _KEEPING = ("all", "any", "logical_and", "logical_or", "clone", "detach", "reshape")
 _NEGATING = ("logical_not", "bitwise_not", "__invert__")
 _COMPARING = ("equal", "allclose", "is_nonzero")
+_DRAWN = ("randint", "randperm")
 _NUMBERS = ("item", "__float__", "__int__", "__index__", "__bool__", "__complex__")
 
 
@@ -53,6 +55,8 @@ class Watch:
                 f"read at {unknown.what}, which a fake tensor does not have; record "
                 "this program with --device cpu, or give it a fixed size"
             )
+        if name in _DRAWN and (known := self._drawn(func, args, kwargs)) is not None:
+            return known
         if self.devices.simulated:
             result = self.devices.call(func, name, args, kwargs)
         else:
@@ -73,6 +77,26 @@ class Watch:
     ) -> None:
         graph = retain_graph, create_graph
         self.torch.autograd.backward(tensor, gradient, *graph, inputs=inputs)
+
+    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A few random integers, such as the lengths of sentences, as they really come.
+
+        With their values known, so are the sizes that depend on them. None for many.
+        """
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        if kwargs.get("out") is not None or kwargs.get("device") is not None:
+            return None
+        shape = kwargs.get("size", args[-1] if args else ())
+        wanted = math.prod(shape) if isinstance(shape, tuple | list) else 0
+        if func is self.torch.randperm:
+            wanted = int(args[0]) if args else 0
+        if not 0 < wanted <= KNOWN_NUMBERS:
+            return None
+        with _disable_current_modes():
+            real = func(*args, **kwargs)
+            values, dtype = real.tolist(), real.dtype
+        return self.torch.tensor(values, dtype=dtype)
 
     def _is_fake(self, value: object) -> bool:
         return hasattr(value, "fake_mode")
