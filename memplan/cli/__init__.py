@@ -22,6 +22,7 @@ from memplan.version import __version__
 
 _COMMANDS = {
     "record": "Run a program and write down what it allocates.",
+    "fit": "Find the largest batch with which a program fits a device.",
     "recover": "Make the trace of a recording that was cut off.",
     "solve": "Plan the memory of a recorded program.",
     "convert": "Write a trace, a problem or a plan as MiniMalloc's CSV.",
