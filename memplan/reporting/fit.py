@@ -84,10 +84,7 @@ class Search:
             value = self._guess(fits, fails, limit, halve=abs(same_end) > 1)
             fitted = self._fits(value, limit)
             fits, fails = (value, fails) if fitted else (fits, value)
-            if fitted:
-                same_end = max(same_end, 0) + 1
-            else:
-                same_end = min(same_end, 0) - 1
+            same_end = max(same_end, 0) + 1 if fitted else min(same_end, 0) - 1
         return self._known[fits], self._known.get(fails)
 
     def run(self, limit: int) -> Fitted:
