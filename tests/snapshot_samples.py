@@ -58,7 +58,7 @@ def snapshot(*devices: Device) -> dict[str, Any]:
         **{"device": 0, "address": 1 << 40, "total_size": 2 << 20, "stream": 0},
         **{"segment_type": "small", "segment_pool_id": (0, 0), "is_expandable": False},
         "blocks": [
-            {"address": 1 << 40, "size": 512, "state": "active_allocated", "frames": []}
+            {"address": 1 << 40, "size": 512, "state": "inactive", "frames": []}
         ],
     }
     return {

@@ -26,6 +26,7 @@ from memplan.version import __version__
 WIDEST = 100  # columns of help; as wide as the terminal, but no wider
 _COMMANDS = {
     "record": "Run a program and write down what it allocates.",
+    "fit": "Find the largest batch with which a program fits a device.",
     "recover": "Make the trace of a recording that was cut off.",
     "stats": "Say which lines make the peak, and whether memory leaks.",
     "check": "Fail where a recording needs more than a limit, or than an earlier one.",

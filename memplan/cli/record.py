@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
@@ -14,7 +14,7 @@ from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
 from memplan.recording.cuda import path_of
 from memplan.recording.launchers import through_launcher
-from memplan.recording.options import Device, RecordOptions, Stacks, Steps
+from memplan.recording.options import RecordOptions, Stacks, Steps
 from memplan.recording.ranks import written_by_rank
 from memplan.recording.record import Recording
 from memplan.recording.target import run
@@ -53,11 +53,12 @@ class StepsType(click.ParamType[Any]):
 )
 @click.option(
     "--device",
-    type=click.Choice(get_args(Device)),
     default="auto",
     show_default=True,
-    help="Whose memory to record; auto: the GPU's if SCRIPT uses it. "
-    "CUDA is experimental.",
+    metavar="auto|cpu|cuda|fake[:cuda[:GPU]]",
+    help="Whose memory to record; auto: the GPU's if SCRIPT uses it. CUDA is "
+    "experimental. fake: without any memory, to see what would be needed; fake:cuda "
+    "as a GPU would hold it, fake:cuda:a100 or fake:cuda:24GiB one of that size.",
 )
 @click.option(
     "--steps",
@@ -84,7 +85,7 @@ class StepsType(click.ParamType[Any]):
 @arguments.program
 def command(
     output: Path | None,
-    device: Device,
+    device: str,
     steps: Steps,
     then_exit: bool,
     stacks: Stacks,
@@ -113,7 +114,8 @@ def command(
     options = RecordOptions(
         device=device,
         steps=steps,
-        then_exit=then_exit,
+        # No kernel runs: there is nothing to run on for.
+        then_exit=then_exit or (device.startswith("fake") and steps != "all"),
         stacks=stacks,
         force=force,
         program=target.identity(),
@@ -133,12 +135,12 @@ def command(
     if ours and not quiet and recording.written is not None:
         _summarise(path, recording, recording.written)
         _tell_of_cuda(path, recording)
+        for text in recording.notes:
+            show.note(text)
     sys.exit(code)
 
 
-def _words(
-    output: Path | None, device: Device, steps: Steps, stacks: Stacks
-) -> list[str]:
+def _words(output: Path | None, device: str, steps: Steps, stacks: Stacks) -> list[str]:
     """These options as a command line has them."""
     named = [] if output is None else ["--output", str(output)]
     options = ["--device", device, "--steps", str(steps), "--stacks", stacks]

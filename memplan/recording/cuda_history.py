@@ -11,7 +11,7 @@ from typing import Any
 from memplan.errors import RecordError
 from memplan.recording.options import MAX_ENTRIES, Stacks
 from memplan.recording.step_clock import StepClock
-from memplan.trace.importers.snapshot import MARK_TAG, HistoryMark
+from memplan.trace.importers.snapshot_marks import MARK_TAG, HistoryMark
 from memplan.trace.trace import Mark
 
 _SKIPPED = ["segment_alloc", "segment_free", "snapshot", "oom"]

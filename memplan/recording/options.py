@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from memplan.core.plan import Program
 from memplan.errors import UsageError
+from memplan.recording.gpus import FakeDevice, fake_device
 from memplan.recording.ranks import rank, ranks
 from memplan.trace.trace import TraceInfo
 from memplan.version import __version__
@@ -24,6 +25,8 @@ class RecordOptions:
     """Raises UsageError for values that make no sense.
 
     device: whose memory; "auto" is the GPU's if the program uses it, or else the CPU's.
+        "fake" records without any memory, see `memplan.recording.fake`; "fake:cuda" so
+        what a GPU would hold, "fake:cuda:a100" or "fake:cuda:24GiB" one of that size.
     steps: stop after this many steps; "auto" once they have repeated for long enough,
         see `memplan.recording.settling`; "all" or None for all. The program runs on.
     then_exit: end the program where the recording stops by itself.
@@ -36,7 +39,7 @@ class RecordOptions:
         marked as incomplete.
     """
 
-    device: Device = "auto"
+    device: Device | str = "auto"
     steps: Steps = "auto"
     stacks: Stacks = "site"
     force: bool = False
@@ -49,6 +52,8 @@ class RecordOptions:
     def __post_init__(self) -> None:
         for name, known in (("device", Device), ("stacks", Stacks)):
             value = getattr(self, name)
+            if name == "device" and fake_device(value) is not None:
+                continue
             if value not in get_args(known):
                 words = ", ".join(get_args(known))
                 raise UsageError(f"{name}={value!r}: write one of {words}")
@@ -69,6 +74,11 @@ class RecordOptions:
     def limit(self) -> int | None:
         """So many steps and no more, if it is a number."""
         return self.steps if isinstance(self.steps, int) else None
+
+    @property
+    def fake(self) -> FakeDevice | None:
+        """What is simulated, where nothing real is recorded."""
+        return fake_device(self.device)
 
     def about(self, torch: Any, info: TraceInfo) -> TraceInfo:
         """`info`, and what was recorded: by whom, when, and under which torch."""

@@ -13,8 +13,15 @@ from memplan.recording.boundary import Boundaries, StepCount
 from memplan.recording.cpu import CpuEvents
 from memplan.recording.cuda import require_gpu, traces_of, write_traces
 from memplan.recording.cuda_history import CudaHistory
+from memplan.recording.fake import FakeEvents
 from memplan.recording.options import DEFAULTS, Device, RecordOptions, Stacks, Steps
-from memplan.recording.settling import MOST_EVENTS, SETTLED_EVENTS, Settling
+from memplan.recording.settling import (
+    MOST_EVENTS,
+    SETTLED_EVENTS,
+    SETTLED_FAKE_STEPS,
+    SETTLED_STEPS,
+    Settling,
+)
 from memplan.recording.shim import require_torch
 from memplan.trace.importers.snapshot import devices_of
 from memplan.trace.pieces import Summary
@@ -46,16 +53,19 @@ class Recording:
         self.cpu_failure: MemplanError | None = None
         self._trace: Trace | None = None
         self._options = options
-        self._cpu = (
-            CpuEvents(self.path, options) if options.device in ("auto", "cpu") else None
-        )
+        self._cpu: CpuEvents | FakeEvents | None = None
+        if options.fake is not None:
+            self._cpu = FakeEvents(self.path, options, options.fake)
+        elif options.device in ("auto", "cpu"):
+            self._cpu = CpuEvents(self.path, options)
         self._history = (
             CudaHistory(options.stacks, options.max_entries)
             if options.device in ("auto", "cuda")
             else None
         )
         self._count = StepCount(options.limit)
-        self._settling = Settling() if options.steps == "auto" else None
+        alike = SETTLED_STEPS if options.fake is None else SETTLED_FAKE_STEPS
+        self._settling = Settling(alike) if options.steps == "auto" else None
         self._ending = False  # the program, at its next mark
         self.stopped = ""
         self._boundaries = Boundaries(
@@ -74,6 +84,11 @@ class Recording:
         if self._trace is None and self.written is not None:
             self._trace = read_trace(self.path)
         return self._trace
+
+    @property
+    def notes(self) -> list[str]:
+        """What a recording with fake tensors took for granted; [] for others."""
+        return self._cpu.notes() if isinstance(self._cpu, FakeEvents) else []
 
     def start(self) -> None:
         """Begin.
@@ -198,7 +213,9 @@ class Recording:
         try:
             self.finish()
         finally:
-            if self._cpu is not None:
+            if isinstance(self._cpu, FakeEvents):
+                self._cpu.leave()
+            elif self._cpu is not None:
                 self._cpu.close()
 
 
@@ -206,7 +223,7 @@ class Recording:
 def record(
     path: str | os.PathLike[str],
     *,
-    device: Device = "auto",
+    device: Device | str = "auto",
     steps: Steps = "auto",
     stacks: Stacks = "site",
     force: bool = False,

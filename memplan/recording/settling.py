@@ -8,6 +8,7 @@ from memplan.trace.steps import MAX_PERIOD
 from memplan.trace.trace import Mark
 
 SETTLED_STEPS = 32  # in a row, each with the requests of one before it
+SETTLED_FAKE_STEPS = 3  # likewise, where no kernel runs: what repeats, repeats
 SETTLED_EVENTS = 100_000  # a recording that is shorter is worth having whole
 MOST_EVENTS = 2_000_000  # and a longer one is not, settled or not: 80 MB of journal
 
@@ -15,7 +16,9 @@ MOST_EVENTS = 2_000_000  # and a longer one is not, settled or not: 80 MB of jou
 class Settling:
     """Follows the steps of a program by a digest of what each asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int = SETTLED_STEPS) -> None:
+        """steps: so many must be alike in a row."""
+        self._least = steps
         self._mark = Mark.NONE
         self._last: deque[int] = deque(maxlen=MAX_PERIOD)
         self._alike = [0] * MAX_PERIOD  # steps in a row, by period
@@ -39,5 +42,5 @@ class Settling:
 
     @property
     def settled(self) -> bool:
-        """Whether as many steps as SETTLED_STEPS were alike, with some period."""
-        return max(self._alike) >= SETTLED_STEPS
+        """Whether enough steps were alike, with some period."""
+        return max(self._alike) >= self._least

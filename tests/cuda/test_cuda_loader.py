@@ -22,7 +22,8 @@ from memplan.core.plan import Plan
 from memplan.errors import EnvironmentUnfitError, InputError, UsageError
 from memplan.recording.boundary import step as mark_step
 from memplan.solving.solve import solve
-from memplan.trace.importers.snapshot import HistoryMark, from_snapshot
+from memplan.trace.importers.snapshot import from_snapshot
+from memplan.trace.importers.snapshot_marks import HistoryMark
 from memplan.trace.trace import Mark
 from tests.cuda.cuda_world import FakeTorch, World
 from tests.plans import changed

@@ -1,0 +1,259 @@
+"""memplan fit"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import click
+
+from memplan.cli import arguments, show
+from memplan.errors import UsageError
+from memplan.recording.gpus import GPUS
+from memplan.recording.target import Target
+from memplan.recording.trial import Trial, trial
+from memplan.reporting.fit import MARGIN, Fitted, Search
+from memplan.units import format_bytes, parse_bytes
+
+_RANGE = re.compile(r"(-{0,2})([A-Za-z0-9][\w.-]*)=(\d{1,12})\.\.(\d{1,12})")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The program's flag that is varied, with its dashes, and from what to what."""
+
+    name: str
+    low: int
+    high: int
+
+    def of(self, target: Target, value: int) -> Target:
+        """The program with the flag at `value`: for {NAME} in its words, or last."""
+        place = "{" + self.name.lstrip("-") + "}"
+        words = target.arguments
+        if any(place in word for word in words):
+            words = tuple(word.replace(place, str(value)) for word in words)
+        else:
+            words = (*words, self.name, str(value))
+        return replace(target, arguments=words)
+
+
+class FlagType(click.ParamType[Any]):
+    """NAME=LOW..HIGH."""
+
+    name = "flag"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Flag:
+        """The flag. A name without dashes gets two, of one letter one."""
+        if isinstance(value, Flag):
+            return value
+        match = _RANGE.fullmatch(value)
+        if match is None:
+            raise UsageError(f"--vary {value}: write NAME=LOW..HIGH: batch-size=1..512")
+        dashes, name, low, high = match.groups()
+        dashes = dashes or ("-" if len(name) == 1 else "--")
+        return Flag(f"{dashes}{name}", int(low), int(high))
+
+
+class CapacityType(click.ParamType[Any]):
+    """Bytes, or the name of a GPU."""
+
+    name = "capacity"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Bytes."""
+        if isinstance(value, int):
+            return value
+        if value.lower() in GPUS:
+            return GPUS[value.lower()] << 30
+        return parse_bytes(value)
+
+
+@click.command("fit", cls=arguments.ProgramCommand)
+@click.option(
+    "--capacity",
+    type=CapacityType(),
+    required=True,
+    metavar="SIZE|GPU",
+    help=f"What it must fit into: 24GiB, or one of {', '.join(GPUS)}.",
+)
+@click.option(
+    "--vary",
+    type=FlagType(),
+    metavar="NAME=LOW..HIGH",
+    help="The flag of SCRIPT to vary; its value goes where {NAME} stands among ARGS, "
+    "or last. Without it: whether SCRIPT fits as it is.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="cpu: bytes of live tensors; cuda: what torch's allocator would reserve.",
+)
+@click.option(
+    "--beside",
+    default="0",
+    metavar="SIZE",
+    show_default=True,
+    help="What is to be left for all else: CUDA's context, say, or other processes.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Steps of each recording.",
+)
+@click.option(
+    "--confirm",
+    is_flag=True,
+    help="Run SCRIPT really at the answer and at the next value, on the CPU.",
+)
+@arguments.json_
+@click.option("-q", "--quiet", is_flag=True, help="Do not tell of each recording.")
+@arguments.program
+def command(
+    capacity: int,
+    vary: Flag | None,
+    device: Literal["cpu", "cuda"],
+    beside: str,
+    steps: int,
+    confirm: bool,
+    json_: bool,
+    quiet: bool,
+    module: str | None,
+    script: tuple[str, ...],
+) -> None:
+    """Find the largest batch, or the like, with which SCRIPT fits a device.
+
+    Nothing is allocated: SCRIPT is recorded under fake tensors at a few values of the
+    flag, at the answer and at the next one. Ends with 1 if nothing fits.
+
+    \b
+    Example: memplan fit --capacity 24GiB --vary batch-size=1..512 train.py --epochs 1
+    """
+    if confirm and device != "cpu":
+        raise UsageError("--confirm: only what the CPU holds can be run here")
+    limit = capacity - parse_bytes(beside)
+    if limit <= 0:
+        raise UsageError(f"--beside {beside} leaves nothing of the capacity")
+    runs = Runs(arguments.target(module, script), vary, device, steps, quiet)
+    flag = vary or Flag("", 0, 0)
+    found = Search(lambda value: runs.fake(value, limit), flag.low, flag.high).run(
+        limit
+    )
+    confirmed = runs.confirmed(found) if confirm else {}
+    if json_:
+        show.as_json(_entries(found, runs, limit, confirmed))
+    else:
+        _tell(found, runs, limit, confirmed)
+    sys.exit(0 if found.best is not None else 1)
+
+
+class Runs:
+    """The recordings of one search."""
+
+    def __init__(
+        self,
+        target: Target,
+        flag: Flag | None,
+        device: Literal["cpu", "cuda"],
+        steps: int,
+        quiet: bool,
+    ) -> None:
+        self.target, self.flag, self.device = target, flag, device
+        self.steps, self.quiet = steps, quiet
+        self.notes: dict[str, None] = {}
+
+    def label(self, value: int) -> str:
+        """ "--batch-size 8", or the program's name where nothing is varied."""
+        return f"{self.flag.name} {value}" if self.flag else self.target.name
+
+    def fake(self, value: int, limit: int) -> tuple[int, bool]:
+        """The bytes that `Search` asks for, and whether the device had them."""
+        of = "fake" if self.device == "cpu" else f"fake:cuda:{limit}"
+        found = self._trial(value, of)
+        self.notes.update(dict.fromkeys(found.notes))
+        size = found.live if self.device == "cpu" else found.reserved
+        fits = not found.out_of_memory
+        if not self.quiet:
+            told = format_bytes(size) if fits else "out of memory"
+            show.note(f"{self.label(value)}: {told}")
+        return size, fits
+
+    def confirmed(self, found: Fitted) -> dict[int, int]:
+        """By value the live bytes of real runs: of the answer's and the next one's."""
+        sizes = {}
+        for one in (found.best, found.beyond):
+            if one is not None:
+                sizes[one.value] = self._trial(one.value, "cpu").live
+                if not self.quiet:
+                    told = format_bytes(sizes[one.value])
+                    show.note(f"{self.label(one.value)}, really run: {told}")
+        return sizes
+
+    def _trial(self, value: int, device: str) -> Trial:
+        target = self.flag.of(self.target, value) if self.flag else self.target
+        return trial(target, device, self.steps)
+
+
+def _tell(found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]) -> None:
+    what = "live tensors" if runs.device == "cpu" else "reserved by torch's allocator"
+    rows = [("limit", f"{format_bytes(limit)} of {what}")]
+    for title, one in (("fits", found.best), ("does not", found.beyond)):
+        if one is not None:
+            size = format_bytes(one.bytes) if one.fits else "out of memory"
+            rows.append((title, f"{runs.label(one.value)}: {size}"))
+            if one.value in confirmed:
+                real = format_bytes(confirmed[one.value])
+                rows.append(("", f"really run: {real}, {confirmed[one.value]:,} bytes"))
+    percent = f"{float(MARGIN):.0%}".replace("%", " %")
+    if found.best is not None:
+        sure = "nothing" if found.sure is None else runs.label(found.sure.value)
+        rows.append((f"with {percent} to spare", sure))
+    if not found.steady:
+        rows.append(("unsteady", "a larger value took less memory: read the list"))
+    count = len(found.measured)
+    title = (
+        f"{runs.label(found.best.value)} fits"
+        if found.best is not None
+        else f"{runs.label(found.measured[0].value)} does not fit"
+    )
+    show.facts(f"{title} ({count} recording{'s' * (count > 1)}, no memory used)", rows)
+    show.line(
+        "  Kernels' workspaces are not seen"
+        + (" but for convolutions'" if runs.device == "cpu" else "")
+        + f": hence the {percent}."
+    )
+    for note in runs.notes:
+        show.note(note)
+
+
+def _entries(
+    found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]
+) -> dict[str, object]:
+    def entry(one: object) -> object:
+        return None if one is None else asdict(one)  # type: ignore[call-overload]
+
+    return {
+        "schema": "memplan.fit",
+        "version": 1,
+        "flag": runs.flag.name if runs.flag else None,
+        "device": runs.device,
+        "counts": "live" if runs.device == "cpu" else "reserved",
+        "limit_bytes": limit,
+        "best": entry(found.best),
+        "beyond": entry(found.beyond),
+        "sure": entry(found.sure),
+        "margin": float(MARGIN),
+        "steady": found.steady,
+        "measured": [asdict(one) for one in found.measured],
+        "confirmed": {str(value): size for value, size in confirmed.items()},
+        "notes": list(runs.notes),
+    }
