@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from memplan.recording.interruption import resume as resume
     from memplan.recording.interruption import unplanned as unplanned
     from memplan.recording.record import record as record
+    from memplan.reporting.attribution import buffers_of as buffers_of
+    from memplan.reporting.check import Limits as Limits
+    from memplan.reporting.check import check as check
+    from memplan.reporting.diff import diff as diff
+    from memplan.reporting.live import live_at as live_at
+    from memplan.reporting.stats import summarize as summarize
     from memplan.solving.solve import solve as solve
     from memplan.trace.read import read_trace as read_trace
     from memplan.trace.trace import Trace as Trace
@@ -38,13 +44,18 @@ _HOMES = {
     "ChunkOptions": "memplan.chunking.options",
     "ChunkPlan": "memplan.chunking.plan",
     "FuseOptions": "memplan.fusing.options",
+    "Limits": "memplan.reporting.check",
     "Plan": "memplan.core.plan",
     "Problem": "memplan.core.problem",
     "Trace": "memplan.trace.trace",
     "apply": "memplan.applying.session",
+    "buffers_of": "memplan.reporting.attribution",
+    "check": "memplan.reporting.check",
     "chunk": "memplan.chunking.chunk",
+    "diff": "memplan.reporting.diff",
     "fuse": "memplan.fusing.fuse",
     "interrupt": "memplan.recording.interruption",
+    "live_at": "memplan.reporting.live",
     "read_chunk_plan": "memplan.chunking.planfile",
     "read_plan": "memplan.core.planfile",
     "read_trace": "memplan.trace.read",
@@ -53,6 +64,7 @@ _HOMES = {
     "solve": "memplan.solving.solve",
     "stats": "memplan.applying.cuda",
     "step": "memplan.recording.boundary",
+    "summarize": "memplan.reporting.stats",
     "unplanned": "memplan.recording.interruption",
     "verify": "memplan.core.verify",
     "write_chunk_plan": "memplan.chunking.planfile",
@@ -64,14 +76,19 @@ __all__ = [
     "ChunkOptions",
     "ChunkPlan",
     "FuseOptions",
+    "Limits",
     "Plan",
     "Problem",
     "Trace",
     "__version__",
     "apply",
+    "buffers_of",
+    "check",
     "chunk",
+    "diff",
     "fuse",
     "interrupt",
+    "live_at",
     "read_chunk_plan",
     "read_plan",
     "read_trace",
@@ -80,6 +97,7 @@ __all__ = [
     "solve",
     "stats",
     "step",
+    "summarize",
     "unplanned",
     "verify",
     "write_chunk_plan",
