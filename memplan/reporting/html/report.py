@@ -21,7 +21,7 @@ _SCRIPTS = (
     *("liveset", "flame", "tooltip", "planned", "main"),
 )
 _NO_STACKS = (
-    "The trace does not say who asked. Record it again: sites are noted by default, and "
+    "The trace does not say who asked. Record it again: sites are noted by default, "
     "whole stacks with --stacks python."
 )
 
