@@ -52,8 +52,8 @@ def command(
     OUTPUT             what is written
     .parquet           a trace of memplan's, the smallest
     .json, .json.gz    the same as JSON
-    .csv               MiniMalloc's packing problem of one step; of a PLAN, with offsets
-    .pickle            a memory snapshot, for torch.cuda._memory_viz and its page
+    .csv               MiniMalloc's problem, of one step; of a PLAN with offsets
+    .pickle            a memory snapshot, for torch.cuda._memory_viz
     .perfetto.json     Chrome's trace events, for ui.perfetto.dev
     .speedscope.json   who asked for it, for speedscope.app
 

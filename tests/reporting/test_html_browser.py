@@ -12,7 +12,7 @@ from memplan.reporting.html.report import report
 from tests.conftest import ROOT
 from tests.reporting import browser
 from tests.reporting.browser import Browser
-from tests.reporting.pages import hostile, loop, many
+from tests.reporting.pages import hostile, loop, many, stacks, traced
 
 pytestmark = pytest.mark.skipif(
     not browser.there_is_one(), reason="needs chromium and chromedriver"
@@ -198,4 +198,15 @@ def test_hostile_names_are_only_text(chromium: Browser, tmp_path: Path) -> None:
     chromium.point("#flame", 40, 50)
     assert "onerror" in chromium.text("#tooltip")
     assert chromium.run("return document.querySelectorAll('img').length") == 0
+    quiet(chromium, page)
+
+
+def test_one_event_lasts_to_the_end(chromium: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "one.html"
+    page.write_text(report(traced([(0, 64, 64, 0, 1)], stacks())), encoding="utf-8")
+    chromium.open(page)
+    chromium.run("document.getElementById('by-seconds').click()")
+    chromium.settle()
+    chromium.point("#packing", 400, 200)
+    assert "never freed" in chromium.text("#tooltip")
     quiet(chromium, page)

@@ -21,7 +21,7 @@ _SCRIPTS = (
     *("liveset", "flame", "tooltip", "planned", "main"),
 )
 _NO_STACKS = (
-    "The trace does not say who asked. Record it again: sites are noted by default, and "
+    "The trace does not say who asked. Record it again: sites are noted by default, "
     "whole stacks with --stacks python."
 )
 
@@ -103,11 +103,11 @@ def _trusted(text: str) -> object:
 def _facts(maker: SceneMaker) -> list[str]:
     info = maker.trace.info
     facts = [
-        f"{len(maker.buffers):,} buffers",
+        f"{len(maker.buffers):,} buffer{'s' * (len(maker.buffers) != 1)}",
         f"{maker.lives.ticks:,} allocations and frees",
     ]
     if len(maker.buffers.bounds):
-        facts.append(f"{len(maker.buffers.bounds):,} steps begun")
+        facts.append(f"steps begun: {len(maker.buffers.bounds):,}")
     if len(maker.buffers.time_s):
         facts.append(format_seconds(float(maker.buffers.time_s[-1])))
     facts.append(info.device)

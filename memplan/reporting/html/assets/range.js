@@ -19,9 +19,11 @@ class Range {
     this.changed();
   }
 
-  // Where a tick lies on the axis; between moments, in proportion.
+  // Where a tick lies on the axis; between moments, in proportion. What was never freed
+  // lasts to the end, though no time passes after the last event.
   at(tick) {
     if (!this.inSeconds) return tick;
+    if (tick >= this.ticks) return this.whole[1];
     const i = lastUpTo(this.moments, tick);
     if (i < 0) return 0;
     if (i + 1 >= this.moments.length) return this.times[i];

@@ -100,7 +100,7 @@ class Timeline extends Chart {
     let last = -Infinity;
     for (let i = 0; i < steps.length; i++) {
       const x = this.place(steps[i]);
-      if (x < 0 || x > this.width || x - last < 3) continue;
+      if (x < 0 || x > this.width || x - last < 8) continue;
       last = x;
       for (let y = 0; y < this.height; y += 6) context.fillRect(Math.round(x), y, 1, 3);
     }
