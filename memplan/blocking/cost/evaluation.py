@@ -38,9 +38,10 @@ class Placed:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """shares: by level, innermost first and main memory last, and by tensor; compulsory:
-    pJ of each element's one access to main memory, however the loops are blocked;
-    sram_bytes: of all memories on the chip; mac_pj: of one multiplication.
+    """shares: by level, innermost first and main memory last, and by tensor.
+
+    compulsory: pJ of each element's one access to main memory, however the loops are
+    blocked; sram_bytes: of all memories on the chip; mac_pj: of one multiplication.
     """
 
     layer: Layer
