@@ -144,9 +144,9 @@ __all__ = [
     "benchmarks",
     "codesigned",
     "curve",
+    "of_divisors",
     "on_diannao",
     "per_mac",
     "scaling",
     "unroll_of",
-    "of_divisors",
 ]

@@ -69,7 +69,9 @@ def memory(default: str = "") -> Callable[[F], F]:
     return click.option(
         "--memory",
         metavar="NAME|FILE",
-        help="A hierarchy: one that memplan blocking layers lists, or a .toml file."
+        help="A hierarchy: one that memplan blocking layers lists, or a .toml file of "
+        "[[level]] tables, innermost first, each with a name and shared bytes or "
+        "private = {input, kernel, output}; docs/hierarchies.md has examples."
         + (f"  [default: {default}]" if default else ""),
     )
 
