@@ -26,8 +26,9 @@ def main() -> None:
     page.say(
         "What *A Systematic Approach to Blocking Convolutional Neural Networks* (Yang "
         "et al., 2016) reports, and what memplan's model gives for the same layers. "
-        "Every number here is written by `scripts/paper_blocking.py`. The nests are "
-        "optimal among those with an unsplit window. The model counts each level's own "
+        "Every number here is written by `scripts/paper_blocking.py`. Nests have "
+        "any extents, and the window's loops anywhere, where nothing else is said; "
+        "optimal means optimal among all of these. The model counts each level's own "
         "halo, 2n - 1 accesses for n updates of a sum, and the first fetch from main "
         "memory, none of which equation 1 does (`memplan blocking evaluate --counting "
         "paper` counts as the paper says). Energies are its Table 3, words 256, 512 "

@@ -9,13 +9,14 @@ from memplan.blocking.cost.evaluation import Evaluation
 
 @dataclass(frozen=True)
 class Search:
-    """How a nest was found: seconds; and pJ that no nest can do with less than, where
-    the method knows."""
+    """How a nest was found: seconds; and pJ that no nest of `space` can do with less
+    than, where the method knows. proved_optimal: in that space."""
 
     method: str
     seconds: float
     lower_bound: float | None
     proved_optimal: bool
+    space: str = "divisors, window in one piece"
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ _ENTRY = frozenset({"buffers", "compulsory_pJ", "count", "energy_pJ", "layer"})
 _ENTRY |= {"mac_pJ", "search", "shares", "sram_bytes", "string", "unroll"}
 _LAYER = frozenset({"kernel", "name", "stride", *DIMS})
 _SEARCH = frozenset({"lower_bound_pJ", "method", "proved_optimal", "seconds"})
+_SPACE = frozenset({"space"})  # which plans of old do not name
 _BUFFER = frozenset({"begin", "drains", "elements", "end", "fills", "level"})
 _BUFFER |= {"name", "reads", "tensor", "writes"}
 _SHARE = frozenset({"accesses", "level", "pJ", "tensor"})
@@ -115,6 +116,7 @@ def _entry(planned: PlannedLayer) -> dict[str, object]:
             "method": search.method,
             "proved_optimal": search.proved_optimal,
             "seconds": search.seconds,
+            "space": search.space,
         },
         "shares": [
             {
@@ -159,7 +161,7 @@ def _plan(value: object, name: str) -> BlockingPlan:
 def _planned(table: Table) -> PlannedLayer:
     layer = _layer(table.table("layer", _LAYER))
     nest = _nest(table, layer)
-    search = table.table("search", _SEARCH)
+    search = table.table("search", _SEARCH, _SPACE)
     found = Evaluation(
         layer,
         nest,
@@ -182,6 +184,7 @@ def _planned(table: Table) -> PlannedLayer:
             if search.fields["lower_bound_pJ"] is None
             else search.number("lower_bound_pJ"),
             search.flag("proved_optimal"),
+            **({"space": search.text("space")} if "space" in search.fields else {}),
         ),
         table.integer("count", 1),
     )

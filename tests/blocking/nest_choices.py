@@ -19,7 +19,7 @@ def all_loops(
     """All nests, with loops split into prime factors: a loop and its parts side by
     side have the same buffers. The window is one block; groups come outermost."""
     sized = layer.padded(unroll)
-    reached = {dim: unroll.get(dim, 1) for dim in DIMS}
+    reached = {dim: min(unroll.get(dim, 1), sized.size(dim)) for dim in DIMS}
     groups = [("G", sized.G)] if reached["G"] < sized.G else []
     for loops in _orders(sized, reached):
         yield loops + groups

@@ -34,10 +34,13 @@ def nests(
     """Nests of one to three loops a dimension, in any order; some are unrolled.
 
     window_innermost: window loops, perhaps several, come before all others.
-    divisors: every extent divides the next; otherwise the last tiles may be smaller.
+    divisors: every extent divides the next, and the datapath the sizes; otherwise the
+    last tiles may be smaller.
     """
     layer = draw(layers(macs))
     unroll = draw(st.just({}) | st.dictionaries(_DIM, st.integers(1, 3), max_size=3))
+    if divisors:
+        layer = layer.padded(unroll)
     chains = {}
     for dim in DIMS:
         unit = unroll.get(dim, 1)

@@ -145,29 +145,6 @@ def test_more_levels_are_never_worse() -> None:
     assert energies == sorted(energies, reverse=True)
 
 
-def test_a_start_is_never_lost() -> None:
-    best = optimum(SMALL, CORE)
-    start = best.nest
-    found = beam_search(
-        SMALL, CORE, Codesign(), Options("beam", levels=1), starts=[start]
-    )
-    assert found.energy <= Codesign().evaluate(start) * (1 + 1e-12)
-
-
-def test_a_window_taken_apart_is_another_chance() -> None:
-    """Rows of the window inside the tile's rows, and its columns outside."""
-    layer = Layer("wide", 32, 32, 16, 16, 9, 9)
-    best = optimum(layer, CORE)
-    start = [best.nest]
-    whole = beam_search(
-        layer, CORE, Codesign(), Options("beam", levels=1), starts=start
-    )
-    apart = beam_search(layer, CORE, Codesign(), Options("split"), starts=start)
-    assert whole.energy == pytest.approx(best.energy, rel=1e-9)
-    assert apart.energy < 0.99 * best.energy
-    assert apart.energy == pytest.approx(Codesign().evaluate(apart.nest), rel=1e-9)
-
-
 @pytest.mark.parametrize("method", ["beam", "enumerate"])
 def test_the_end_of_the_time_returns_the_best_so_far(method: str) -> None:
     found = optimize(SMALL, CORE, Codesign(), Options(method, time_limit=0))

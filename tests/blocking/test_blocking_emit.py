@@ -109,7 +109,7 @@ def test_a_wrong_result_is_found(wrong: str, tmp_path: Path) -> None:
 def test_loops_are_those_of_the_nest() -> None:
     layer = Layer("small", 10, 4, 6, 16, 3, 1)
     source = emit(layer, parse_nest("C2 Fw3 Y2 X8 K16 X10 C6 Y4", layer))
-    assert "// Loops, innermost first: C2 Fw3 Y2 X8 K16 X12 C6 Y4" in source
+    assert "// Loops, innermost first: C2 Fw3 Y2 X8 K16 X10 C6 Y4" in source
     blocked = source[source.index("void blocked(") :]
     heads = [
         line.strip()

@@ -30,7 +30,8 @@ def test_optima_of_the_enumeration() -> None:
     for seed in range(CASES):
         rng = random.Random(seed)
         layer, unroll = _random_layer(rng)
-        nests = [nest_of(layer, loops, unroll) for loops in all_loops(layer, unroll)]
+        sized = layer.padded(unroll)
+        nests = [nest_of(sized, loops, unroll) for loops in all_loops(layer, unroll)]
         objective = _random_objective(rng)
         least = min(least_energy(count(nest), objective) for nest in nests)
         found = optimum(layer, unroll, objective, Options(threads=1 + seed % 2))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nest_strategies import nests
 
+from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import DIMS, Layer
 from memplan.blocking.nest.nest import (
     MAX_LOOPS,
@@ -16,7 +17,7 @@ from memplan.blocking.nest.nest import (
     parse_nest,
     parse_unroll,
 )
-from memplan.errors import InputError, MemplanError, UsageError
+from memplan.errors import MemplanError, UsageError
 
 LAYER = Layer("small", X=8, Y=4, C=4, K=6, Fw=3, Fh=3)
 WHOLE = "Fw3 Fh3 X4 C2 K6 X8 Y4 C4"
@@ -39,8 +40,10 @@ def test_loops_of_a_single_trip_are_dropped() -> None:
 def test_the_datapath_is_below_all_loops() -> None:
     nest = parse_nest("Fw3 Fh3 C4 X8 Y4 K8", LAYER, {"C": 2, "K": 4, "Y": 1})
     assert nest.unroll == {"C": 2, "K": 4}
-    assert (nest.layer.C, nest.layer.K) == (4, 8)  # 6 is padded
+    assert nest.layer == LAYER  # 6 kernels: two lanes idle half of the time
+    assert str(nest) == "Fw3 Fh3 C4 X8 Y4 K6"
     assert nest.extents(0) == dict.fromkeys(DIMS, 1) | nest.unroll
+    assert nest.utilisation == 6 / 8
     assert nest.loops[2] == Loop("C", 2, 4)
 
 
@@ -108,9 +111,13 @@ def test_a_token_against_the_unrolling_is_named(text: str, said: str) -> None:
         parse_nest(text, LAYER, {"C": 2})
 
 
-def test_padding_may_not_exceed_what_a_layer_can_be() -> None:
-    with pytest.raises(InputError, match="X is 1048578"):
-        parse_nest("", Layer("wide", 1 << 20, 1, 1, 1), {"X": 3})
+def test_what_a_layer_has_not_of_the_datapath_idles() -> None:
+    few = Layer("few", 4, 4, 3, 200)
+    wide, narrow = ({"C": lanes, "K": 16} for lanes in (16, 3))
+    nests = [parse_nest("X4 Y4 K200", few, unroll) for unroll in (wide, narrow)]
+    assert count(nests[0]) == count(nests[1])
+    assert [nest.utilisation for nest in nests] == [3 / 16 * 200 / 208, 200 / 208]
+    assert str(parse_nest("X4 Y4 K208 C16", few, wide)) == "X4 Y4 K200"
 
 
 @given(st.text() | st.lists(st.sampled_from(WHOLE.split())).map(" ".join))

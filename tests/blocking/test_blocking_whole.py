@@ -130,7 +130,7 @@ def test_a_window_taken_apart() -> None:
     assert found.energy < 0.35 * apart.energy
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     nests(window_innermost=False, divisors=False, macs=3000),
     st.sampled_from(

@@ -35,7 +35,8 @@ def best_memories(
     them as its `choice`. No other choice takes less energy."""
     pools = _pools(objective)
     parts = [_of_tensor(own, objective, pools) for own in traffic.values()]
-    best, least = (), math.inf
+    best: tuple[BufferMemory, ...] = ()
+    least = math.inf
     for found in _combined(parts, pools):
         if found.pj < least:
             best, least = found.chosen, found.pj

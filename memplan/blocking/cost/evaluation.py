@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Choice, Codesign, Fixed, Objective
 from memplan.blocking.cost.paper_pricing import paper_shares, paper_traffic
 from memplan.blocking.cost.pricing import MAIN, Memory, Share
@@ -37,11 +38,10 @@ class Placed:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """layer: as it was given, without padding; nest: over it as the datapath pads it.
+    """shares: by level, innermost first and main memory last, and by tensor.
 
-    shares: by level, innermost first and main memory last, and by tensor; compulsory:
-    pJ of each element's one access to main memory, however the loops are blocked;
-    sram_bytes: of all memories on the chip; mac_pj: of one multiplication.
+    compulsory: pJ of each element's one access to main memory, however the loops are
+    blocked; sram_bytes: of all memories on the chip; mac_pj: of one multiplication.
     """
 
     layer: Layer
@@ -81,7 +81,7 @@ class Evaluation:
         )
 
     def per_mac(self, pj: float) -> float:
-        """`pj` by multiplication, of those that the layer needs: no padding."""
+        """`pj` by multiplication, of those that the layer needs."""
         return pj / self.layer.macs
 
 
@@ -121,6 +121,12 @@ def evaluate(
         objective.sram_bytes(placement),
         objective.mac_pj,
     )
+
+
+def best_evaluation(layer: Layer, nest: Nest, objective: Objective) -> Evaluation:
+    """The same with the buffers kept, and in the memories, that take the least."""
+    memories = best_memories(count(nest), objective)
+    return evaluate(layer, nest, objective, choice=memories)
 
 
 def _by_level(

@@ -152,7 +152,9 @@ class _Designer:
         self._counts = [count for _, count in layers]
         self._pools = [NestPool(self._curves, self._fills) for _ in layers]
         self._solved: dict[tuple[int, tuple[Sizes, ...]], Result] = {}
-        self._options = replace(options, time_limit=None)
+        # Hundreds of searches: each in the space that is soon done with.
+        method = "divisors" if options.method == "whole" else options.method
+        self._options = replace(options, method=method, time_limit=None)
         self._progress = progress
         limit = math.inf if options.time_limit is None else options.time_limit
         self.begin = time.monotonic()

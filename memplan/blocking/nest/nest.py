@@ -33,8 +33,9 @@ class Nest:
 
     unroll: what the datapath does at once, by dimension. Below all loops lies as much
     of it as the layer has; where it does not divide a size, lanes idle at the edge, and
-    nothing is fetched for them. Extents are cumulative: a loop's `outer` is what it and those inside it cover. They
-    need not divide each other: the last tile of a loop is then smaller.
+    nothing is fetched for them. Extents are cumulative: a loop's `outer` is what it and
+    those inside it cover. They need not divide each other: the last tile of a loop is
+    then smaller.
     """
 
     layer: Layer

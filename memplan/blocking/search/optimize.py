@@ -70,6 +70,8 @@ def _settled(
             f"and its nest has {energy:.12g} pJ; this is a mistake of memplan's. The "
             f"nest: {result.nest}"
         )
+    if sized == layer and result.memories is not None:
+        return replace(result, nest=searched)
     nest = nest_of(layer, loops, unroll)
     memories = best_memories(count(nest), objective)
     result = replace(

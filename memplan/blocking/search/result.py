@@ -29,8 +29,9 @@ class Options:
     whose extents divide each other, with the window in one piece, all choices of
     buffers; proved. "beam": the paper's heuristic, up to `levels` loops a dimension
     (4). "enumerate": all of up to `levels` loops a dimension (2).
-    time_limit: seconds, after which the best so far is
-    returned, as after Ctrl-C; threads: of the first two, None for all; seed: of the beam.
+
+    time_limit: seconds, after which the best so far is returned; threads: of the first
+    two, None for all; seed: of the beam.
     Raises UsageError where these make no sense.
     """
 

@@ -25,7 +25,7 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 @click.command("codesign")
 @options.layer
 @options.budget
-@options.paper_unroll
+@options.unroll
 @click.option(
     "--area-curve",
     is_flag=True,
@@ -37,7 +37,7 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 def command(
     layer_text: str,
     budget: str | None,
-    unroll: str | None,
+    unroll: str,
     area_curve: bool,
     time_limit: float | None,
     threads: int | None,
@@ -57,9 +57,9 @@ def command(
     objective = Codesign(budget=None if budget is None else parse_bytes(budget))
     if output is not None:
         refuse_overwrite(output, force)
-    datapath = options.datapath(unroll, layer)
+    datapath = options.datapath(unroll)
     how = Options(time_limit=time_limit, threads=threads)
-    with searching("exact") as progress:
+    with searching(how.method) as progress:
         found = optimize(layer, datapath, objective, how, progress)
     curve: tuple[CurvePoint, ...] = ()
     if area_curve:

@@ -9,7 +9,7 @@ import click
 
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import parse_layer
-from memplan.blocking.nest.nest import parse_nest, parse_unroll
+from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.run.emit import emit
 from memplan.blocking.run.layout import Layout, padded
 from memplan.cli import arguments, show
@@ -20,7 +20,7 @@ from memplan.files import STDOUT, refuse_overwrite, write_bytes
 @click.command("emit")
 @options.layer
 @options.string
-@options.unroll("nothing: loops over register tiles")
+@options.unroll
 @click.option(
     "--cache",
     default="xeon-e5645",
@@ -34,7 +34,7 @@ from memplan.files import STDOUT, refuse_overwrite, write_bytes
 def command(
     layer_text: str,
     string: str,
-    unroll: str | None,
+    unroll: str,
     cache: str,
     pad: bool,
     output: Path | None,
@@ -45,12 +45,14 @@ def command(
     Compiled and run, it compares its result with a direct convolution, ends with 1 if
     they differ, and prints how long it took beside im2col with a matrix product.
 
+    What the datapath does at once, --unroll, becomes the innermost loops.
+
     \b
-    Example: memplan blocking emit --layer conv5 -o conv5.cpp \\
+    Example: memplan blocking emit --layer conv5 --unroll none -o conv5.cpp \\
       --string "Fw3 Fh3 C32 K8 X28 Y4 K128 C256 Y28 K512"
     """
     layer = parse_layer(layer_text)
-    nest = parse_nest(string, layer, parse_unroll(unroll or ""))
+    nest = parse_nest(string, layer, options.datapath(unroll))
     hierarchy = load_hierarchy(cache)
     layout = padded(layer, Layout.dense(layer), hierarchy) if pad else None
     path = output or STDOUT

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.cost.evaluation import Evaluation, best_evaluation
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.paper_pricing import paper_energy
 from memplan.blocking.machine.energy import paper_curves
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import DIMS, Layer
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.paper_counts import PaperTraffic, count_as_paper
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
-
-_PAPER_CHIP = 8 << 20  # bytes: "the SRAM size is limited to 8MB", section 5.3
 
 
 def layer_entry(layer: Layer) -> dict[str, object]:
@@ -24,9 +21,10 @@ def layer_entry(layer: Layer) -> dict[str, object]:
 
 
 def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, object]:
-    """Both ways of counting, own memories, and the hierarchies of the paper;
+    """Both ways of counting, and own memories;
     `energy_pJ`, `buffers` and `pack` are for the memories and the budget given."""
-    given, free = evaluate(layer, nest, objective), evaluate(layer, nest)
+    given = best_evaluation(layer, nest, objective)
+    free = best_evaluation(layer, nest, Codesign())
     as_paper, free_pj = count_as_paper(nest), _of_all(free)
     own = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
     found: dict[str, object] = {
@@ -35,6 +33,7 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
         "layer": layer_entry(layer),
         "string": str(nest),
         "unroll": dict(nest.unroll),
+        "utilisation": nest.utilisation,
         "exact": {t.value: _exact(own) for t, own in count(nest).items()},
         "paper_literal": {t.value: _literal(own) for t, own in as_paper.items()},
         "energy_codesign_pJ": {
@@ -48,13 +47,8 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
         "energy_per_mac_pJ": given.per_mac(given.total),
         "sram_bytes": given.sram_bytes,
         "buffers": buffer_entries(given),
-        "energy_codesign_8MB_pJ": _of_all(
-            evaluate(layer, nest, Codesign(budget=_PAPER_CHIP))
-        ),
         "energy_codesign_paper_literal_pJ": paper_energy(nest, paper_curves()),
     }
-    for key, name in (("pack_diannao", "diannao"), ("pack_westmere", "xeon-e5645")):
-        found[key] = _packed(evaluate(layer, nest, Fixed(load_hierarchy(name))))
     if isinstance(objective, Fixed):
         found["memory"] = objective.hierarchy.name
         found["pack"] = _packed(given)
@@ -78,8 +72,10 @@ def planned_entries(planned: PlannedLayer) -> dict[str, object]:
         "count": planned.count,
         "string": str(found.nest),
         "unroll": dict(found.nest.unroll),
+        "utilisation": found.nest.utilisation,
         "method": search.method,
         "seconds": search.seconds,
+        "space": search.space,
         "proved_optimal": search.proved_optimal,
         "lower_bound_pJ": lower_bound,
         "gap": gap,
@@ -124,9 +120,15 @@ def all_entries(plan: BlockingPlan) -> dict[str, object]:
         "energy_pJ": plan.total,
         "energy_per_mac_pJ": plan.total / plan.macs,
         "seconds": sum(one.search.seconds for one in plan.layers),
+        "space": _spaces(plan),
         "proved_optimal": all(one.search.proved_optimal for one in plan.layers),
         "layers": [planned_entries(one) for one in plan.layers],
     }
+
+
+def _spaces(plan: BlockingPlan) -> str:
+    """Of every layer, if it is the same."""
+    return "; ".join(sorted({one.search.space for one in plan.layers}))
 
 
 def buffer_entries(found: Evaluation) -> list[dict[str, object]]:

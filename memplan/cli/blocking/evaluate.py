@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.cost.evaluation import Evaluation, best_evaluation, evaluate
 from memplan.blocking.nest.layer import parse_layer
-from memplan.blocking.nest.nest import parse_nest, parse_unroll
+from memplan.blocking.nest.nest import parse_nest
 from memplan.cli import show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import case_entries
@@ -22,7 +22,7 @@ _COUNTING = {
 @options.layer
 @options.string
 @options.memory(options.OWN)
-@options.unroll("nothing: one multiplication")
+@options.unroll
 @options.budget
 @click.option(
     "--counting",
@@ -36,27 +36,32 @@ def command(
     layer_text: str,
     string: str,
     memory: str | None,
-    unroll: str | None,
+    unroll: str,
     budget: str | None,
     counting: str,
     json_: bool,
 ) -> None:
     """Count the accesses of one loop nest, and the energy that they take.
 
-    Energy per MAC is over the multiplications that the layer needs, however many the
-    datapath's padding adds. JSON holds both ways of counting, and every preset.
+    Of the buffers those are kept, in the memories, that together take the least, as
+    optimize does; so a nest from there has the same energy here. Lanes of the datapath
+    that idle cost nothing. JSON holds both ways of counting.
 
     \b
-    Example: memplan blocking evaluate --layer conv5 --unroll C16,K16 \\
+    Example: memplan blocking evaluate --layer conv5 \\
       --string "X4 Y7 Fw3 Fh3 X28 K64 C128 Y28 C256 K512" --memory diannao
     """
     layer = parse_layer(layer_text)
-    nest = parse_nest(string, layer, parse_unroll(unroll or ""))
+    nest = parse_nest(string, layer, options.datapath(unroll))
     objective = options.machine(memory, budget)
     if json_:
         show.as_json(case_entries(layer, nest, objective))
         return
-    found = evaluate(layer, nest, objective, as_paper=counting == "paper")
+    if counting == "paper":
+        found = evaluate(layer, nest, objective, as_paper=True)
+    else:
+        found = best_evaluation(layer, nest, objective)
+    report.warn_of_idle(found)
     rows = [*report.nest_rows(found, objective), ("counting", _COUNTING[counting])]
     show.facts(f"memplan: {layer.name}", rows + report.energy_rows(found))
     show.line("")

@@ -41,7 +41,7 @@ _LEVELS = 2  # memories a tensor
     metavar="N",
     help=f"Memories a tensor at most, with --budget.  [default: {_LEVELS}]",
 )
-@options.paper_unroll
+@options.unroll
 @options.search
 @options.ray
 @options.output
@@ -51,7 +51,7 @@ def command(
     memory: str | None,
     budget: str | None,
     levels: int | None,
-    unroll: str | None,
+    unroll: str,
     time_limit: float | None,
     threads: int | None,
     ray: str | None,
@@ -104,7 +104,7 @@ def command(
 
 def _designed(
     layers: Sequence[ModelLayer],
-    unroll: str | None,
+    unroll: str,
     budget: int,
     levels: int,
     how: Options,
@@ -119,7 +119,7 @@ def _designed(
 
         return design_network(
             [one.layer for one in weighted],
-            partial(options.datapath, unroll),
+            options.datapath(unroll),
             budget,
             levels=levels,
             counts=[one.count for one in weighted],

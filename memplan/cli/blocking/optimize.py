@@ -18,19 +18,20 @@ from memplan.files import refuse_overwrite
 @options.layers
 @options.memory(options.OWN)
 @options.budget
-@options.paper_unroll
+@options.unroll
 @click.option(
     "--method",
     type=click.Choice(METHODS),
     default=METHODS[0],
     show_default=True,
-    help="A proof, the paper's heuristic, or all nests of few levels.",
+    help="All nests, with a bound; those whose extents divide each other, with a "
+    "proof; the paper's heuristic; all nests of few levels.",
 )
 @click.option(
     "--levels",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Loops a dimension, for beam (4) and enumerate (2); exact needs no limit.",
+    help="Loops a dimension, for beam (4) and enumerate (2); others need no limit.",
 )
 @options.search
 @options.seed
@@ -41,7 +42,7 @@ def command(
     layer_texts: tuple[str, ...],
     memory: str | None,
     budget: str | None,
-    unroll: str | None,
+    unroll: str,
     method: str,
     levels: int | None,
     time_limit: float | None,
@@ -55,10 +56,11 @@ def command(
     """Find the loop nest of least energy for a layer, or for several.
 
     Without --memory every buffer has a memory of its own size, all of them within
-    --budget. The exact method proves that no nest does better, or says how far one
-    could; it also chooses which buffers get the bytes there are, where evaluate
-    serves those used most. Ctrl-C keeps the best so
-    far of beam and enumerate, and ends the exact method without a result.
+    --budget. Loops may have any extents, and the window's may stand anywhere; the
+    result says how much less any nest could take at most, or that none does. The method
+    divisors proves its optimum among nests whose extents divide each other and whose
+    window is in one piece. Without --time-limit a layer takes ten seconds at most on
+    two cores. Ctrl-C keeps the best so far of beam and enumerate.
 
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao

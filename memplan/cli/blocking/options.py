@@ -10,7 +10,7 @@ import click
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.design.sweep import Task
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
-from memplan.blocking.nest.layer import Layer, parse_layer
+from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_unroll
 from memplan.blocking.run.models import ModelLayer, layers_of_model
 from memplan.blocking.search.result import Options
@@ -69,7 +69,9 @@ def memory(default: str = "") -> Callable[[F], F]:
     return click.option(
         "--memory",
         metavar="NAME|FILE",
-        help="A hierarchy: one that memplan blocking layers lists, or a .toml file."
+        help="A hierarchy: one that memplan blocking layers lists, or a .toml file of "
+        "[[level]] tables, innermost first, each with a name and shared bytes or "
+        "private = {input, kernel, output}; docs/hierarchies.md has examples."
         + (f"  [default: {default}]" if default else ""),
     )
 
@@ -84,20 +86,16 @@ def budget(function: F) -> F:
     )(function)
 
 
-def unroll(default: str) -> Callable[[F], F]:
-    """`--unroll`, the datapath; `default` says what is taken without it."""
+def unroll(function: F) -> F:
+    """`--unroll`, the datapath: the same of every command."""
     return click.option(
         "--unroll",
         metavar="DIMS",
-        help="What the datapath does at once, as in C16,K16; sizes are rounded up to "
-        f"it.  [default: {default}]",
-    )
-
-
-def paper_unroll(function: F) -> F:
-    """`--unroll` of commands that search."""
-    default = f"{PAPER_DATAPATH}, or all C or K of a layer that has fewer"
-    return unroll(default)(function)
+        default=PAPER_DATAPATH,
+        show_default=True,
+        help="What the datapath does at once, as in C16,K16; none: one multiplication. "
+        "Where it does not divide a size, lanes idle at the edge.",
+    )(function)
 
 
 def search(function: F) -> F:
@@ -189,18 +187,13 @@ def machine(memory: str | None, budget: str | None) -> Objective:
     return Fixed(load_hierarchy(memory))
 
 
-def datapath(text: str | None, layer: Layer) -> dict[str, int]:
-    """`text`, or the paper's, cut to the channels that the layer has."""
-    if text is not None:
-        return parse_unroll(text)
-    paper = parse_unroll(PAPER_DATAPATH)
-    return {dim: min(count, layer.size(dim)) for dim, count in paper.items()}
+def datapath(text: str) -> dict[str, int]:
+    """What `--unroll` says."""
+    return {} if text.strip().lower() == "none" else parse_unroll(text)
 
 
 def tasks(
-    layers: Sequence[ModelLayer], objective: Objective, unroll: str | None, how: Options
+    layers: Sequence[ModelLayer], objective: Objective, unroll: str, how: Options
 ) -> list[Task]:
-    """A search for each layer, on the datapath given or the paper's."""
-    return [
-        Task(one.layer, datapath(unroll, one.layer), objective, how) for one in layers
-    ]
+    """A search for each layer, on the datapath given."""
+    return [Task(one.layer, datapath(unroll), objective, how) for one in layers]

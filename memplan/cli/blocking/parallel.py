@@ -28,8 +28,7 @@ from memplan.units import parse_bytes
     help="How many cores, as in 1,2,4,8.",
 )
 @click.option(
-    "--unroll",
-    "split",
+    "--split",
     type=click.Choice(tuple(SHARED)),
     help="What cores split: the kernels (k), or the image (xy).  [default: each]",
 )
@@ -38,13 +37,7 @@ from memplan.units import parse_bytes
     metavar="LOOPS",
     help="The loop nest, innermost first.  [default: the best for one core]",
 )
-@click.option(
-    "--datapath",
-    "unroll",
-    metavar="DIMS",
-    help=f"What a core does at once.  [default: {options.PAPER_DATAPATH}, or all C or "
-    "K of a layer that has fewer]",
-)
+@options.unroll
 @options.budget
 @options.search
 @options.json_
@@ -53,7 +46,7 @@ def command(
     cores: str,
     split: str | None,
     string: str | None,
-    unroll: str | None,
+    unroll: str,
     budget: str | None,
     time_limit: float | None,
     threads: int | None,
@@ -66,17 +59,17 @@ def command(
     at once, over wires as long as all memories are wide.
 
     \b
-    Example: memplan blocking parallel --layer conv1 --cores 1,2,4,8 --unroll xy
+    Example: memplan blocking parallel --layer conv1 --cores 1,2,4,8 --split xy
     """
     layer = parse_layer(layer_text)
     numbers = _numbers(cores)
     objective = Codesign(budget=None if budget is None else parse_bytes(budget))
-    datapath = options.datapath(unroll, layer)
+    datapath = options.datapath(unroll)
     if string is not None:
         nest = parse_nest(string, layer, datapath)
     else:
-        with searching("exact") as progress:
-            how = Options(time_limit=time_limit, threads=threads)
+        how = Options(time_limit=time_limit, threads=threads)
+        with searching(how.method) as progress:
             nest = optimize(layer, datapath, objective, how, progress).nest
     splits = tuple(SHARED) if split is None else (split,)
     found = [cores_energy(nest, n, way, objective) for way in splits for n in numbers]
@@ -122,11 +115,11 @@ def _entries(layer: Layer, nest: Nest, found: list[CoresEnergy]) -> dict[str, ob
         "version": 1,
         "layer": layer_entry(layer),
         "string": str(nest),
-        "datapath": dict(nest.unroll),
+        "unroll": dict(nest.unroll),
         "cores": [
             {
                 "cores": one.cores,
-                "unroll": one.split,
+                "split": one.split,
                 "private_pJ": one.private,
                 "last_level_pJ": {t.value: pj for t, pj in one.last.items()},
                 "dram_pJ": one.main,

@@ -47,12 +47,14 @@ def _facts(plan: BlockingPlan) -> list[str]:
     if plan.budget is not None:
         memory += f", {format_bytes(plan.budget)} in all"
     facts = [memory, f"{report.energy(plan.total)}, {per_mac}"]
-    proof = "proved optimal"
+    spaces = sorted({one.search.space for one in plan.layers})
+    among = f"among {' and '.join(map(report.space_text, spaces))}"
+    proof = f"proved optimal {among}"
     if len(plan.layers) == 1:
         facts.insert(0, report.layer_text(plan.layers[0].evaluation.layer))
     else:
         facts.insert(0, f"{len(plan.layers)} layers")
-        proof = "every nest proved optimal"
+        proof = f"every nest proved optimal {among}"
     methods = ", ".join(sorted({one.search.method for one in plan.layers}))
     proved = all(one.search.proved_optimal for one in plan.layers)
     return [*facts, f"{methods}, {proof}" if proved else methods]

@@ -11,11 +11,13 @@ from memplan.blocking.cost.objective import Fixed, Objective
 from memplan.blocking.cost.pricing import MAIN
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.counts import ELEMENT_BYTES
-from memplan.blocking.nest.layer import DIMS, Layer, Tensor
+from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
+from memplan.blocking.plan import Search
 from memplan.cli import show
-from memplan.units import format_bytes
+from memplan.units import format_bytes, format_gap
 
+_LITTLE = 0.5  # of the datapath; less is warned of
 _SHORT = 76  # characters of a value that one line holds
 _NAMES = 16  # columns that names take, beside values
 _EXACT_UP_TO = 9_999_999
@@ -103,6 +105,20 @@ def memory_rows(objective: Objective) -> list[tuple[str, str]]:
     return [("memory", f"each buffer its own{within}")]
 
 
+def space_text(space: str) -> str:
+    """The nests of a space, in words."""
+    return "all nests" if space == "whole" else f"nests of {space}"
+
+
+def gap(search: Search, energy: float) -> str:
+    """How much less a nest of the search's space may take at most: "1.20 %"."""
+    if search.proved_optimal:
+        return "0 %"
+    if search.lower_bound is None:
+        return "unknown"
+    return format_gap(max(energy / search.lower_bound - 1, 0.0))
+
+
 def loop_rows(nest: Nest) -> list[tuple[str, str]]:
     """The nest's string, in as many lines as a terminal needs."""
     text = str(nest) or "none: the datapath does all at once"
@@ -123,13 +139,19 @@ def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
         *memory_rows(objective),
     ]
     if unroll := unroll_text(dict(nest.unroll)):
-        padded = ""
-        if larger := [d for d in DIMS if nest.layer.size(d) != layer.size(d)]:
-            sizes = ", ".join(str(nest.layer.size(dim)) for dim in larger)
-            verb = "is" if len(larger) == 1 else "are"
-            padded = f", so {', '.join(larger)} {verb} {sizes}"
-        rows.insert(2, ("datapath", f"{unroll} at once{padded}"))
+        used = f"{nest.utilisation:.1%}".replace("%", " %")
+        rows.insert(2, ("datapath", f"{unroll} at once, {used} of it used"))
     return rows
+
+
+def warn_of_idle(found: Evaluation) -> None:
+    """A note where most of the datapath has nothing to do."""
+    used = found.nest.utilisation
+    if used < _LITTLE:
+        show.note(
+            f"{found.layer.name} uses {100 * used:.3g} % of the datapath "
+            f"{unroll_text(dict(found.nest.unroll))}: the rest idles"
+        )
 
 
 def energy_rows(found: Evaluation) -> list[tuple[str, str]]:

@@ -30,7 +30,13 @@ def planned(
     rows = tuple(
         PlannedLayer(
             evaluate(one.layer, result.nest, objective, choice=result.memories),
-            Search(result.method, result.seconds, result.lower_bound, result.proved),
+            Search(
+                result.method,
+                result.seconds,
+                result.lower_bound,
+                result.proved,
+                result.space.value,
+            ),
             one.count,
         )
         for one, result in zip(layers, found, strict=True)
@@ -55,6 +61,9 @@ def hand_over(
     if output is not None:
         write_plan(plan, output, force=force)
     alone = plan.layers[0] if len(plan.layers) == 1 else None
+    if not json_:
+        for one in plan.layers:
+            report.warn_of_idle(one.evaluation)
     if json_:
         entries = all_entries(plan) if alone is None else planned_entries(alone)
         if plan.memory is None:
@@ -77,12 +86,14 @@ def hand_over(
 
 
 def proof(search: Search, energy: float) -> str:
-    """What is known about better nests: "proved optimal", "gap 1.20 %", or nothing."""
-    if search.proved_optimal:
-        return "proved optimal"
+    """What is known about better nests, and among which: "proved optimal among all
+    nests", "gap at most 1.20 % to all nests", "gap unknown"."""
     if search.lower_bound is None:
         return "gap unknown"
-    return f"gap at most {format_gap(max(energy / search.lower_bound - 1, 0.0))}"
+    if search.proved_optimal:
+        return f"proved optimal among {report.space_text(search.space)}"
+    gap = format_gap(max(energy / search.lower_bound - 1, 0.0))
+    return f"gap at most {gap} to {report.space_text(search.space)}"
 
 
 def _report(
@@ -129,18 +140,20 @@ def _overview(
 ) -> None:
     """A line for each layer, and one for all."""
     energy = f"{report.energy(plan.total)}, {plan.total / plan.macs:.5g} pJ/MAC"
-    rows = [*report.memory_rows(objective), ("energy", energy), *facts]
+    spaces = sorted({one.search.space for one in plan.layers})
+    gaps = " and of ".join(map(report.space_text, spaces))
+    rows = [*report.memory_rows(objective), ("energy", energy)]
+    rows += [("gaps", f"to the best of {gaps}"), *facts]
     show.facts(f"memplan: {len(plan.layers)} layers", rows)
     show.line("")
     lines = []
     own = isinstance(objective, Codesign)  # else memories are the same for all
     for one in plan.layers:
         found = one.evaluation
-        known = proof(one.search, found.total).removeprefix("gap ")
         row = [found.layer.name, str(one.count), report.amount(found.layer.macs)]
         row += [report.energy(found.total), f"{found.per_mac(found.total):.4f}"]
         row += [format_bytes(found.sram_bytes)] * own
-        known = "0 %" if one.search.proved_optimal else known.removeprefix("at most ")
+        known = report.gap(one.search, found.total)
         lines.append([*row, known, format_seconds(one.search.seconds)])
     seconds = sum(one.search.seconds for one in plan.layers)
     runs = str(sum(one.count for one in plan.layers))

@@ -6,7 +6,7 @@ import click
 
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import parse_layer
-from memplan.blocking.nest.nest import parse_nest, parse_unroll
+from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.run.cache import MAX_MACS, Simulation, simulate
 from memplan.cli import show
 from memplan.cli.blocking import options, report
@@ -24,7 +24,7 @@ from memplan.cli.progress import working
     metavar="NAME|FILE",
     help="A hierarchy of caches: with bytes, ways and line at every level.",
 )
-@options.unroll("nothing: loops over register tiles")
+@options.unroll
 @options.pad
 @click.option(
     "--max-macs",
@@ -39,7 +39,7 @@ def command(
     layer_text: str,
     string: str,
     cache: str,
-    unroll: str | None,
+    unroll: str,
     pad: bool,
     max_macs: int,
     json_: bool,
@@ -51,11 +51,11 @@ def command(
     planes lie so that they share sets, a note says so, and --pad moves them apart.
 
     \b
-    Example: memplan blocking simulate --layer conv5 --cache xeon-e5645 \\
+    Example: memplan blocking simulate --layer conv5 --unroll none \\
       --string "Fw3 Fh3 C32 K8 X28 Y4 K128 C256 Y28 K512"
     """
     layer = parse_layer(layer_text)
-    nest = parse_nest(string, layer, parse_unroll(unroll or ""))
+    nest = parse_nest(string, layer, options.datapath(unroll))
     hierarchy = load_hierarchy(cache)
     with working("simulating"):
         found = simulate(layer, nest, hierarchy, pad=pad, max_macs=max_macs)
