@@ -163,13 +163,13 @@ def run_on_cuda(
     """Add what torch reserves, with either kind of segments, and what a plan does."""
     planned = run_one(MEMPLAN, command, plan, options.warmup, options.timeout)
     assert planned.report is not None
-    devices = planned.report["devices"].values()
+    devices = planned.report["device_memory"].values()
     return replace(
         result,
         held={
             "default": reserved_bytes(command, False, options.timeout),
             "expandable": reserved_bytes(command, True, options.timeout),
-            "planned": max(device["reserved_bytes_peak"] for device in devices),
+            "planned": max(device["reserved_peak"] for device in devices),
         },
         runs={"planned": planned.to_json()},
     )

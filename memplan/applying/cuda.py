@@ -90,7 +90,9 @@ class CudaLoader:
         self._device_clock: DeviceClock | None = None
         self._watching = threading.Lock()
         self._started = self._running = False
-        self.fault = ""  # why nothing is planned, if that showed only at CUDA's first use
+        self.fault = (
+            ""  # why nothing is planned, if that showed only at CUDA's first use
+        )
 
     def start(self) -> None:
         """Begin to serve: now if CUDA is in use, or as soon as it is.

@@ -1,4 +1,4 @@
-"""How long steps take on a GPU, from events on its stream: the host only queues work."""
+"""How long steps take on a GPU, by events on its stream: the host only queues work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class DeviceClock:
         if len(self._events) < 2:
             return []
         times = []
-        with contextlib.suppress(RuntimeError):  # a device that has failed tells nothing
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a device that has failed tells nothing
             self._events[-1].synchronize()
             for before, after in zip(self._events, self._events[1:], strict=False):
                 times.append(before.elapsed_time(after) / 1e3)

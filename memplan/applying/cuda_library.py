@@ -48,8 +48,7 @@ def plan_arrays(plan: ReplayArrays, arena: int) -> ctypes.Structure:
     """The plan as the native code takes it: pointers to its arrays, which must live on
     until it was taken."""
     sizes, offsets, starts = (
-        array.ctypes.data_as(_I64S)
-        for array in (plan.sizes, plan.offsets, plan.starts)
+        array.ctypes.data_as(_I64S) for array in (plan.sizes, plan.offsets, plan.starts)
     )
     return _PlanArrays(
         *(sizes, offsets, len(plan.sizes), starts),
@@ -124,7 +123,7 @@ class Library:
     # ---- torch's allocator
 
     def check(self, torchs: Path) -> str:
-        """Whether torch's allocator is one that is known, by its libc10_cuda.so; changes
+        """Whether the allocator in torch's libc10_cuda.so is one that is known; changes
         nothing. "" or why not."""
         return _text(self._function("check")(str(torchs).encode()))
 

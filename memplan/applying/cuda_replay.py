@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from memplan.applying.cuda_library import Library, Place
 from memplan.applying.tables import ReplayArrays
 
-# An arena that is too small is exchanged for a larger one: nothing is set aside for it.
-NO_LIMIT = 1 << 60
-
 
 @dataclass(frozen=True, eq=False)
 class CudaTable:
@@ -32,11 +29,14 @@ class CudaReplay:
 
     refaulted_bytes = 0
     most_live = 0
-    reserved_bytes = NO_LIMIT
 
     def __init__(self, library: Library, place: Place) -> None:
+        """The plan must be loaded."""
         self._library = library
         self._place = place
+        # A second, larger arena would come beside the first, which torch then keeps:
+        # more than the program needs without a plan.
+        self.reserved_bytes = library.planned_bytes(place)
 
     @property
     def aside(self) -> bool:
@@ -58,8 +58,7 @@ class CudaReplay:
         self._library.stand_aside(self._place, aside)
 
     def place_departures(self, placed: bool) -> None:
-        """Whether departures go to the arena's free space."""
-        self._library.place_departures(self._place, placed)
+        """They always go to the arena's free space: it is the device's either way."""
 
     def take_steps(self) -> list[tuple[int, dict[str, int]]]:
         """The hot steps that ended since the last call."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def _find(library: Library, torch: Any) -> str:
     """Take the slots of every role. "" or what is not as expected."""
     begin = _first_of(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
     begin = begin or _first_of(torch._C, "_cuda_beginAllocateToPool")
-    end = _first_of(torch._C, "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
+    end = _first_of(
+        torch._C, "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"
+    )
     release = _first_of(torch._C, "_cuda_releasePool")
     if begin is None or end is None or release is None:
         return "torch._C has no functions for memory pools"
@@ -74,16 +77,16 @@ def _find(library: Library, torch: Any) -> str:
     requests = []
     for slot in range(FIRST, library.slots):
         pool = torch.cuda.graph_pool_handle()
-        calls = {
-            Role.RECORD_STREAM: lambda: block.record_stream(stream),
-            Role.BEGIN_POOL: lambda pool=pool: begin(device, pool),
-            Role.END_POOL: lambda pool=pool: end(device, pool),
+        calls: dict[Role, Callable[[], object]] = {
+            Role.RECORD_STREAM: partial(block.record_stream, stream),
+            Role.BEGIN_POOL: partial(begin, device, pool),
+            Role.END_POOL: partial(end, device, pool),
         }
         for role, call in calls.items():
             if _passes(library, slot, call):
                 found[role].append(slot)
         release(device, pool)
-        if _passes(library, slot, lambda: torch.empty(1, device="cuda")):
+        if _passes(library, slot, partial(torch.empty, 1, device="cuda")):
             requests.append(slot)
     taken = [slot for slots in found.values() for slot in slots]
     if ALLOCATE not in requests:
@@ -91,7 +94,7 @@ def _find(library: Library, torch: Any) -> str:
     if len(set(taken)) < len(taken) or ALLOCATE in taken:
         return f"what it does passes through the same functions ({found})"
     for role, slots in found.items():
-        if not all([library.take_slot(role, slot) for slot in slots]):
+        if not all(library.take_slot(role, slot) for slot in slots):
             return f"there are {len(slots)} functions of one name ({role.name})"
     return ""
 
@@ -106,7 +109,9 @@ def _passes(library: Library, slot: int, call: Callable[[], object]) -> bool:
 
 
 def _first_of(module: Any, *names: str) -> Callable[..., Any] | None:
-    return next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    return next(
+        (getattr(module, name) for name in names if hasattr(module, name)), None
+    )
 
 
 def try_elsewhere() -> str:

@@ -48,7 +48,9 @@ class Payoff:
     arenas have theirs.
     """
 
-    def __init__(self, replay: Replay | CudaReplay, recorded: RunStats, share: float = 1.0) -> None:
+    def __init__(
+        self, replay: Replay | CudaReplay, recorded: RunStats, share: float = 1.0
+    ) -> None:
         self._replay = replay
         self._share = share
         self._default = recorded.page_faults_per_step

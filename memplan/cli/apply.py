@@ -61,8 +61,8 @@ def command(
     computed before, and its exit code is passed through. Requests that depart from
     the plan are served all the same, and counted.
 
-    A plan made from a CUDA recording is applied to CUDA memory: experimental, it has
-    not run on a GPU yet.
+    A plan made from a CUDA recording is applied inside torch's own CUDA allocator:
+    experimental, it has not run on a GPU yet.
 
     \b
     Example: memplan apply train.plan.json train.py --epochs 90

@@ -40,6 +40,14 @@ def show_report(report: Report) -> None:
         rows.append(
             ("interrupted", f"{report.interrupted_requests:,} requests passed through")
         )
+    if report.fault:
+        rows.append(("not applied", report.fault))
+    refused = sum(each["arenas_refused"] for each in report.devices.values())
+    if refused:
+        rows.append(("no arena", f"torch had no memory for it, {refused} times"))
+    given = sum(each["arenas_given_back"] for each in report.devices.values())
+    if given:
+        rows.append(("arena", f"given back {given} times, when memory ran out"))
     if report.replans:
         rows += _replans(report.replans)
     if report.given_up:
@@ -53,7 +61,7 @@ def show_report(report: Report) -> None:
         title += f", rank {report.rank}"
     show.facts(title, rows, err=True)
     show.table("", ("", "while recorded", "under the plan"), _figures(report))
-    if report.recorded.peak_rss_bytes:
+    if report.recorded.peak_rss_bytes and report.device != "cuda":
         show.note(
             "what was recorded ran under the recorder, and is no measure of what the "
             "plan saves: for that, run the program without memplan, as long and as busy"
@@ -76,6 +84,8 @@ def _figures(report: Report) -> list[tuple[str, str, str]]:
     def both(title: str, shown: Callable[[RunStats], str]) -> tuple[str, str, str]:
         return title, shown(then), shown(now)
 
+    if report.device == "cuda":
+        return _device_figures(report)
     rows = [
         both("steps", lambda run: f"{run.steps:,}" if run.steps else "-"),
         ("threads", f"{report.recorded_threads or '-'}", f"{report.threads or '-'}"),
@@ -95,6 +105,32 @@ def _figures(report: Report) -> list[tuple[str, str, str]]:
     )
     if report.spread.counted > 1:
         rows.append(("  half of the steps within", "", _half(cpu)))
+    return rows
+
+
+def _device_figures(report: Report) -> list[tuple[str, str, str]]:
+    """Of the devices, this run alone: the host's figures say nothing of them."""
+    rows = [("steps", f"{report.recorded.steps or '-'}", f"{report.steps:,}")]
+    for device, memory in report.device_memory.items():
+        name = f"GPU {device}: " if len(report.device_memory) > 1 else ""
+        rows += [
+            (
+                f"{name}reserved by torch, at most",
+                "-",
+                format_bytes(memory.reserved_peak),
+            ),
+            (f"{name}allocated, at most", "-", format_bytes(memory.allocated_peak)),
+            (f"{name}used, says the driver", "-", format_bytes(memory.driver_used)),
+            (
+                f"{name}cudaMalloc, cudaFree",
+                "-",
+                f"{memory.mallocs:,}, {memory.frees:,}",
+            ),
+        ]
+    if report.device_seconds.mean:
+        seconds = report.device_seconds
+        rows.append(("time per step on it", "-", format_seconds(seconds.median)))
+        rows.append(("  half of the steps within", "", _half(seconds)))
     return rows
 
 

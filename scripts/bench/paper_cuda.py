@@ -2,14 +2,12 @@
 
     python scripts/bench/paper_cuda.py SCRIPT ARGUMENTS...
 
-At the end, standard output tells what torch's own allocator reserved at most; under a
-plan that allocator is not there, and the plan's report tells instead. This path has
-not run on a GPU yet.
+At the end, standard output tells what torch's allocator reserved at most. This path
+has not run on a GPU yet.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 import runpy
 import sys
@@ -54,9 +52,8 @@ def launch(script: str, arguments: Sequence[str], device: str = "cuda") -> None:
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     runpy.run_path(script, run_name="__main__")
-    with contextlib.suppress(RuntimeError):  # under a plan torch cannot tell
-        if device == "cuda":
-            print(f"cuda-reserved {torch.cuda.max_memory_reserved()}")
+    if device == "cuda":
+        print(f"cuda-reserved {torch.cuda.max_memory_reserved()}")
 
 
 if __name__ == "__main__":

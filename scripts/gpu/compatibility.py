@@ -145,7 +145,7 @@ def graph() -> None:
     x = torch.zeros(64, 512, device=CUDA)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        x + x  # noqa: B018
+        x + x
     graph.replay()
     training.step()
     graph.reset()
@@ -204,7 +204,7 @@ def record_stream() -> None:
         tensor = planned()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            tensor * 2  # noqa: B018
+            tensor * 2
         tensor.record_stream(stream)
 
 
@@ -352,7 +352,7 @@ def in_parallel_over_gloo() -> None:
 
 
 def _distributed(backend: str) -> None:
-    import torch.distributed as distributed
+    from torch import distributed
 
     with tempfile.TemporaryDirectory() as folder:
         at = f"file://{folder}/store"

@@ -61,8 +61,10 @@ def main() -> None:
         counts = loader.report()
         loader.stop()
     share = counts.planned_requests / counts.requests if counts else 0.0
-    print(f"native {min(native):.3f} us, planned {min(planned):.3f} us ({share:.1%} of "
-          f"requests at their offsets), ratio {min(planned) / min(native):.3f}")
+    print(
+        f"native {min(native):.3f} us, planned {min(planned):.3f} us ({share:.1%} of "
+        f"requests at their offsets), ratio {min(planned) / min(native):.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ def random_plan(rng: random.Random) -> tuple[ReplayArrays, int]:
     sizes = [rng.choice(SIZES) for _ in range(600)]
     places = [rng.randrange((arena - (1 << 20)) // 512) * 512 for _ in sizes]
     places = [-1 if rng.random() < 0.05 else place for place in places]
-    columns = [np.array(each, dtype=np.int64) for each in (sizes, places, [0, 200, 400])]
+    columns = [
+        np.array(each, dtype=np.int64) for each in (sizes, places, [0, 200, 400])
+    ]
     none = np.zeros(len(sizes), dtype=np.bool_)
     return ReplayArrays(*columns, 1, 3, [False] * 3, none), arena
 
@@ -113,10 +115,13 @@ def main() -> None:
     stats = cuda.stats()[0]
     left = library.blocks()
     torch.cuda.set_stream(torch.cuda.default_stream())
-    print(f"{requests:,} requests, {stats['planned']:,} planned, {stats['online']:,} "
-          f"placed in arenas, {stats['conflicts']:,} conflicts; {ledger.overlaps} overlaps, "
-          f"{left} blocks and {stats['arena_bytes']} bytes left in arenas, "
-          f"{torch.cuda.memory_allocated()} bytes allocated")
+    print(
+        f"{requests:,} requests, {stats['planned']:,} planned, {stats['online']:,} "
+        f"placed in arenas, {stats['conflicts']:,} conflicts; "
+        f"{ledger.overlaps} overlaps, {left} blocks and {stats['arena_bytes']} bytes "
+        "left in arenas, "
+        f"{torch.cuda.memory_allocated()} bytes allocated"
+    )
     sys.exit(bool(ledger.overlaps or left or stats["arena_bytes"]))
 
 

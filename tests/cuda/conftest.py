@@ -1,4 +1,4 @@
-"""The fake torch on the fake runtime, compiled once, and a world of it for each test."""
+"""The fake torch on the fake runtime, compiled once, and a world for each test."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_another_allocator_is_refused_by_its_name(
     fault = world.native.check(world.torchs)
     assert "not the native one but N3c10" in fault
     assert "AnotherAllocator" in fault
-    with pytest.raises(EnvironmentUnfitError, match="does not know: .*AnotherAlloc"):
+    with pytest.raises(EnvironmentUnfitError, match=r"does not know: .*AnotherAlloc"):
         take_slots(world.native, FakeTorch(world))
     world.release(world.take(100))
 
@@ -98,7 +98,9 @@ def test_functions_that_do_the_same_are_not_told_apart(
 ) -> None:
     world = world_of(taken=False)
     torch = FakeTorch(world)
-    monkeypatch.setattr(torch, "_cuda_endAllocateToPool", torch._cuda_beginAllocateToPool)
+    monkeypatch.setattr(
+        torch, "_cuda_endAllocateToPool", torch._cuda_beginAllocateToPool
+    )
     with pytest.raises(EnvironmentUnfitError, match="through the same functions"):
         take_slots(world.native, torch)
 

@@ -11,7 +11,7 @@ PLAN = [(512, 0), (512, 512), (512, 1024)]
 
 
 def used_by(world: World, *users: int | None, size: int = 512) -> int:
-    """A block of the default stream that `users` read, freed with those reads queued."""
+    """A block of the default stream, freed while `users` are still to read it."""
     block = world.take(size)
     world.fill(None, block, size, 7)
     for user in users:

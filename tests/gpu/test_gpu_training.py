@@ -6,7 +6,7 @@ import json
 
 import memplan
 from memplan.trace.liveness import step_problem
-from tests.gpu.conftest import Bench
+from tests.gpu.conftest import ROOT, Bench
 
 
 def test_a_recording_of_the_gpu_has_a_step_that_repeats(planned_bench: Bench) -> None:
@@ -42,7 +42,7 @@ def test_the_arena_is_no_larger_than_what_torch_reserves(planned_bench: Bench) -
     native = int(alone.stderr.split()[-1])
     _, report = planned_bench.planned("train.py")
     assert 0 < report["arena_bytes"] <= native
-    assert report["stats"]["reserved_bytes_peak"] <= 1.05 * native
+    assert report["device_memory"]["0"]["reserved_peak"] <= 1.05 * native
 
 
 def test_a_snapshot_that_torch_dumps_is_read(bench: Bench) -> None:
@@ -61,16 +61,25 @@ def test_a_snapshot_that_torch_dumps_is_read(bench: Bench) -> None:
     assert len(trace.stacks) > 0
 
 
-def test_out_of_memory_is_a_runtime_error_that_says_so(planned_bench: Bench) -> None:
+def test_out_of_memory_is_what_torch_raises(planned_bench: Bench) -> None:
     planned_bench.write(
         "greedy.py",
         "import torch\n"
         "try:\n"
         "    torch.empty(1 << 50, dtype=torch.uint8, device='cuda')\n"
-        "except RuntimeError as error:\n"
+        "except torch.OutOfMemoryError as error:\n"
         "    print('out of memory' in str(error))\n"
         "print(float(torch.ones(10, device='cuda').sum()))\n",
     )
     done, report = planned_bench.planned("greedy.py")
     assert done.stdout == "True\n10.0\n"
     assert report["stats"]["out_of_memory"] == 1
+
+
+def test_what_programs_ask_of_torch_ends_as_without_a_plan(bench: Bench) -> None:
+    script = str(ROOT / "scripts" / "gpu" / "compatibility.py")
+    record = ("record", "-q", "--device", "cuda", "-o", "t.parquet")
+    bench.memplan(*record, script, "--steps-only")
+    bench.memplan("solve", "t.parquet", "-o", "p.json")
+    alone = bench.python(script)
+    assert bench.memplan("apply", "-q", "p.json", script).stdout == alone.stdout

@@ -362,8 +362,8 @@ def test_on_cuda_a_case_has_what_torch_reserves_and_what_the_plan_does(
 ) -> None:
     from bench.paper import Case, Result
 
-    devices = {"0": {"reserved_bytes_peak": 141}, "1": {"reserved_bytes_peak": 7}}
-    monkeypatch.setattr(bench, "run_one", lambda *_: a_run(9, devices=devices))
+    devices = {"0": {"reserved_peak": 141}, "1": {"reserved_peak": 7}}
+    monkeypatch.setattr(bench, "run_one", lambda *_: a_run(9, device_memory=devices))
     monkeypatch.setattr(
         bench, "reserved_bytes", lambda _, expandable, __: 160 if expandable else 200
     )
