@@ -24,8 +24,11 @@ from memplan.trace.exporters.minimalloc import write_minimalloc
     metavar="N|hot|all",
     help="Which step of a TRACE: a number, the one that repeats, or the whole run.",
 )
+@arguments.device
 @arguments.force("OUTPUT if it exists")
-def command(source: Path, output: Path, step: str, force: bool) -> None:
+def command(
+    source: Path, output: Path, step: str, device: int | None, force: bool
+) -> None:
     """Write the packing problem of a TRACE to OUTPUT, a MiniMalloc CSV file.
 
     An OUTPUT of - is standard output.
@@ -41,7 +44,7 @@ def command(source: Path, output: Path, step: str, force: bool) -> None:
     offsets = None
     with sniff(source) as file:
         if file.kind is not Kind.PLAN:
-            problem = _problem(file, step)
+            problem = _problem(file, step, device)
         elif step == "hot":
             plan = arguments.read_plan(file)
             problem, offsets = plan.problem, plan.offsets
@@ -51,8 +54,8 @@ def command(source: Path, output: Path, step: str, force: bool) -> None:
     show.note(f"wrote {len(problem):,} buffers to {output}")
 
 
-def _problem(source: Opened, step: str) -> Problem:
-    given = arguments.read_input(source)
+def _problem(source: Opened, step: str, device: int | None) -> Problem:
+    given = arguments.read_input(source, device=device)
     if isinstance(given, Problem):
         if step != "hot":
             raise UsageError(f"--step {step}: a bare problem has no steps")

@@ -32,6 +32,7 @@ from memplan.recording.stats import run_stats
 from memplan.recording.step_clock import StepClock
 from memplan.trace.pieces import Summary
 from memplan.trace.recovery import Written
+from memplan.trace.reserved import ran_out
 from memplan.trace.stacks import NO_STACK, Frame, StackTable
 from memplan.trace.trace import Mark, Trace, TraceInfo
 from memplan.trace.write import write_trace
@@ -81,6 +82,10 @@ class FakeEvents:
             raise RecordError(self._values.refused.reason)
         columns = self._ledger.columns()
         gpu = self._ledger.gpu
+        if gpu is not None and not gpu.most_reserved and not ran_out(columns):
+            raise RecordError(
+                "the program put nothing on the GPU; record it with --device fake"
+            )
         info = TraceInfo(
             program=Program(marks=mark.name.lower()),
             run=run_stats(self._clock.boundaries(), self._clock.steps),

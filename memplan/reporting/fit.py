@@ -121,7 +121,7 @@ class Search:
         else:
             other, most = above, fails
         grown = other.bytes - below.bytes
-        if grown == 0 or (halve and above is not None):
+        if grown <= 0 or (halve and above is not None):
             return (fits + fails) // 2 if above is not None else min(fails - 1, most)
         slope = Fraction(grown, other.value - below.value)
         met = below.value + int((limit - below.bytes) / slope)
