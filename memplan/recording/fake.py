@@ -59,7 +59,7 @@ class FakeEvents:
         self._values.torch_folder = str(Path(torch.__file__).parent)
         devices = Devices(torch, self._ledger)
         watch = Watch(torch, self._ledger, self._values, devices)
-        for patch in self._patches(torch):
+        for patch in self._patches(torch, devices):
             self._context.enter_context(patch)
         self._context.enter_context(watched(watch))
 
@@ -115,7 +115,7 @@ class FakeEvents:
             )
         return notes
 
-    def _patches(self, torch: Any) -> Iterator[Any]:
+    def _patches(self, torch: Any, devices: Devices) -> Iterator[Any]:
         """What of torch must be otherwise for tensors without contents."""
         from torch._subclasses import fake_tensor
         from torch.utils.data import DataLoader
@@ -159,6 +159,8 @@ class FakeEvents:
             yield config.patch(disable=True)
         gpu = self._ledger.gpu
         if gpu is not None:
+            told = property(devices.told)
+            yield mock.patch.object(fake_tensor.FakeTensor, "device", told)
             yield from patch_cuda(torch, gpu, self._device.name)
 
 

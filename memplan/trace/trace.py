@@ -25,15 +25,17 @@ VERSION = 1
 class Action(enum.IntEnum):
     """What happened. The names are those of PyTorch's own memory history.
 
-    OOM: a request for that many bytes failed; `address` is what the device had free.
-    SEGMENT_ALLOC, SEGMENT_FREE: the allocator took memory from the device, or gave it
-    back: what is reserved, on CUDA. 4 is kept for what a block holds.
+    LABEL: what the block at `address` holds became known: `size` and `requested_size`
+    are the code of a Category. OOM: a request for that many bytes failed; `address` is
+    what the device had free. SEGMENT_ALLOC, SEGMENT_FREE: the allocator took memory
+    from the device, or gave it back: what is reserved, on CUDA.
     """
 
     ALLOC = 0
     FREE_COMPLETED = 1
     STEP = 2
     FREE_REQUESTED = 3
+    LABEL = 4
     OOM = 5
     SEGMENT_ALLOC = 6
     SEGMENT_FREE = 7

@@ -23,13 +23,13 @@ CONVOLUTIONS = """\
 import torch
 torch.set_num_threads(1)
 net = torch.nn.Sequential(
-    torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(),
-    torch.nn.Conv2d(32, 48, 3, stride=2, padding=1), torch.nn.BatchNorm2d(48),
-    torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(48 * 64, 10),
+    torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.ReLU(),
+    torch.nn.Conv2d(32, 48, 3, padding=1), torch.nn.BatchNorm2d(48),
+    torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(48 * 256, 10),
 )
 optimizer = torch.optim.AdamW(net.parameters())
 for step in range(5):
-    images = torch.randn(8, 3, 16, 16)
+    images = torch.randn(8, 32, 16, 16)
     loss = torch.nn.functional.cross_entropy(net(images), torch.arange(8))
     optimizer.zero_grad()
     loss.backward()
@@ -134,9 +134,9 @@ def test_values_that_are_not_there_are_stood_in_for_and_named(
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("done False\n")
     assert not (tmp_path / "checkpoint.pt").exists()
-    assert "train.py:18, taken as 1" in done.stderr
-    assert "train.py:20: how much is selected depends on values" in done.stderr
-    assert "train.py:22: nothing was saved" in done.stderr
+    assert "train.py:17, taken as 1" in done.stderr
+    assert "train.py:19: how much is selected depends on values" in done.stderr
+    assert "train.py:21: nothing was saved" in done.stderr
 
 
 def test_a_gpu_is_simulated_with_what_it_reserves(memplan: Run, tmp_path: Path) -> None:
@@ -213,8 +213,9 @@ def test_tensors_are_real_again_after_the_block(tmp_path: Path) -> None:
 def test_fit_finds_the_largest_and_a_real_run_agrees(
     memplan: Run, training: Path
 ) -> None:
-    options = ("--capacity", "600KiB", "--vary", "width=16..600", "--confirm")
-    done = memplan("fit", *options, "--json", "-q", training, "5", "{width}")
+    options = ("--capacity", "600KiB", "--vary", "width=300..400", "--confirm")
+    arguments = (*options, "--json", "-q", training, "5", "{width}")
+    done = memplan("fit", *arguments, timeout=900)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     best, beyond = found["best"], found["beyond"]
