@@ -52,17 +52,22 @@ class Device:
         self._note(action, 0, **more)
 
 
-def snapshot(*devices: Device) -> dict[str, Any]:
-    """What `_snapshot()` returns for these devices."""
-    segment = {
-        **{"device": 0, "address": 1 << 40, "total_size": 2 << 20, "stream": 0},
+def segment(address: int, total: int, *blocks: tuple[int, int, str]) -> dict[str, Any]:
+    """A segment of device 0; blocks: address, size and state of each."""
+    return {
+        **{"device": 0, "address": address, "total_size": total, "stream": 0},
         **{"segment_type": "small", "segment_pool_id": (0, 0), "is_expandable": False},
         "blocks": [
-            {"address": 1 << 40, "size": 512, "state": "inactive", "frames": []}
+            {"address": place, "size": size, "state": state, "frames": FRAMES}
+            for place, size, state in blocks
         ],
     }
+
+
+def snapshot(*devices: Device, segments: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """What `_snapshot()` returns for these devices."""
     return {
-        "segments": [segment],
+        "segments": list(segments),
         "device_traces": [device.entries for device in devices],
         "allocator_settings": {"max_split_size": -1, "expandable_segments": False},
         "external_annotations": [],

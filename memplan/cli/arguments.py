@@ -81,10 +81,23 @@ def target(module: str | None, script: tuple[str, ...]) -> Target:
     return found
 
 
-def read_input(source: Input, *columns: str) -> Trace | Problem:
+def device(function: F) -> F:
+    """`--device N`, of a memory snapshot; None where it is not given."""
+    return click.option(
+        "--device",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Which GPU of a memory snapshot, where several have a history in it.",
+    )(function)
+
+
+def read_input(
+    source: Input, *columns: str, device: int | None = None
+) -> Trace | Problem:
     """A trace, or the bare problem in a MiniMalloc CSV file.
 
-    Of a trace only the columns that planning needs, and `columns`.
+    Of a trace only the columns that planning needs, and `columns`; of a snapshot the
+    history of `device`.
     """
     with opened(source) as file:
         # A CSV file's first line may be what is wrong with it.
@@ -96,7 +109,7 @@ def read_input(source: Input, *columns: str) -> Trace | Problem:
         from memplan.trace.read import read_trace
         from memplan.trace.streams import NEEDED
 
-        return read_trace(file, {*NEEDED, *columns})
+        return read_trace(file, {*NEEDED, *columns}, device)
 
 
 def read_plan(source: Input) -> Plan:

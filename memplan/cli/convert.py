@@ -41,10 +41,17 @@ _ENDS = {
     help="To csv, which step of a TRACE: a number, the one that repeats, or the whole "
     "run.",
 )
+@arguments.device
 @arguments.force("OUTPUT if it exists")
 @arguments.json_
 def command(
-    source: Path, output: Path, form: str | None, step: str, force: bool, json_: bool
+    source: Path,
+    output: Path,
+    form: str | None,
+    step: str,
+    device: int | None,
+    force: bool,
+    json_: bool,
 ) -> None:
     """Write a TRACE in another form, for another program.
 
@@ -70,7 +77,9 @@ def command(
     refuse_overwrite(output, force)
     with sniff(source) as file:
         words = (
-            _csv(file, output, step) if form == "csv" else _other(file, output, form)
+            _csv(file, output, step, device)
+            if form == "csv"
+            else _other(file, output, form, device)
         )
     show.written(output, form, f"wrote {words} to {output}", json_)
 
@@ -95,12 +104,12 @@ def _check_name(form: str, output: Path) -> None:
         raise UsageError(f"{output}: name a file that ends in {ends} for {form}")
 
 
-def _csv(file: Opened, output: Path, step: str) -> str:
+def _csv(file: Opened, output: Path, step: str, device: int | None) -> str:
     from memplan.trace.exporters.minimalloc import write_minimalloc
 
     offsets = None
     if file.kind is not Kind.PLAN:
-        problem = _problem(file, step)
+        problem = _problem(file, step, device)
     elif step == "hot":
         plan = arguments.read_plan(file)
         problem, offsets = plan.problem, plan.offsets
@@ -110,8 +119,8 @@ def _csv(file: Opened, output: Path, step: str) -> str:
     return f"{len(problem):,} buffers"
 
 
-def _problem(source: Opened, step: str) -> Problem:
-    given = arguments.read_input(source)
+def _problem(source: Opened, step: str, device: int | None) -> Problem:
+    given = arguments.read_input(source, device=device)
     if isinstance(given, Problem):
         if step != "hot":
             raise UsageError(f"--step {step}: a bare problem has no steps")
@@ -121,8 +130,8 @@ def _problem(source: Opened, step: str) -> Problem:
     return step_problem(given, step).problem
 
 
-def _other(file: Opened, output: Path, form: str) -> str:
-    trace = _trace(file, form)
+def _other(file: Opened, output: Path, form: str, device: int | None) -> str:
+    trace = _trace(file, form, device)
     if form in ("parquet", "json"):
         from memplan.trace.write import write_trace
 
@@ -142,7 +151,7 @@ def _other(file: Opened, output: Path, form: str) -> str:
     return f"{len(trace):,} events"
 
 
-def _trace(file: Opened, form: str) -> Trace:
+def _trace(file: Opened, form: str, device: int | None) -> Trace:
     if file.kind in (Kind.PLAN, Kind.CSV):
         what = "a plan" if file.kind is Kind.PLAN else "a bare problem"
         raise UsageError(
@@ -151,4 +160,4 @@ def _trace(file: Opened, form: str) -> Trace:
         )
     from memplan.trace.read import read_trace
 
-    return read_trace(file)
+    return read_trace(file, device=device)

@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     required=True,
     help="The picture: .png, .svg or .pdf.",
 )
+@arguments.device
 @arguments.force("the picture if it exists")
 @arguments.json_
-def command(source: Path, output: Path, force: bool, json_: bool) -> None:
-    """Draw the packing of a PLAN, or the memory of a TRACE over time.
+def command(
+    source: Path, output: Path, device: int | None, force: bool, json_: bool
+) -> None:
+    """Draw the packing of a PLAN, or the memory of a TRACE over time; a memory
+    snapshot of torch.cuda will do for a TRACE.
 
     Of a blocking plan: its energy by level and tensor, a single layer's loop nest,
     and energy against area, where the plan holds that.
@@ -40,12 +44,12 @@ def command(source: Path, output: Path, force: bool, json_: bool) -> None:
 
     check_target(output, force=force)
     with sniff(source) as file:
-        figure = _drawn(file, source.name)
+        figure = _drawn(file, source.name, device)
     save(figure, output, force=force)
     show.written(output, output.suffix[1:], f"drew {output}", json_)
 
 
-def _drawn(file: Opened, name: str) -> Figure:
+def _drawn(file: Opened, name: str, device: int | None) -> Figure:
     if file.kind is Kind.PLAN:
         from memplan.plotting.packing import packing
 
@@ -56,7 +60,7 @@ def _drawn(file: Opened, name: str) -> Figure:
         return picture(file)
     from memplan.plotting.memory import memory
 
-    trace = arguments.read_input(file, "time_ns")
+    trace = arguments.read_input(file, "time_ns", device=device)
     if isinstance(trace, Problem):
         raise UsageError(f"{file.path} is a bare problem: solve it, and plot its plan")
     return memory(trace, name)

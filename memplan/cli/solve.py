@@ -95,6 +95,7 @@ MAX_ALIGNMENT = 1 << 40  # bytes
     "[default: TRACE.plan.json, or .plan.parquet for 100,000 buffers or more]"
 )
 @arguments.force("the plan if it exists")
+@arguments.device
 @arguments.json_
 def command(
     trace: Path,
@@ -109,13 +110,14 @@ def command(
     alignment: int | None,
     output: Path | None,
     force: bool,
+    device: int | None,
     json_: bool,
 ) -> None:
     """Plan the memory of TRACE: an offset for every buffer of its hot step.
 
-    TRACE is a recorded trace, or a MiniMalloc CSV file. The plan says how good it
-    is: its lower bound is what no plan can do with less than. Ctrl-C writes the best
-    plan so far, and that is a success.
+    TRACE is a recorded trace, a memory snapshot of torch.cuda, or a MiniMalloc CSV
+    file. The plan says how good it is: its lower bound is what no plan can do with
+    less than. Ctrl-C writes the best plan so far, and that is a success.
 
     \b
     Example: memplan solve train.parquet -o train.plan.json
@@ -135,7 +137,7 @@ def command(
     path = output or _default_output(trace)
     refuse_overwrite(path, force)
     with sniff(trace) as file:
-        given = arguments.read_input(file)
+        given = arguments.read_input(file, device=device)
         source = Source(name_as_text(trace.name), file.sha256(), step)
     if output is None and _is_large(given):
         path = path.with_suffix(PARQUET)

@@ -21,8 +21,9 @@ _SHOWN = 20
 @click.command("verify")
 @arguments.existing("plan")
 @arguments.existing("trace", required=False)
+@arguments.device
 @arguments.json_
-def command(plan: Path, trace: Path | None, json_: bool) -> None:
+def command(plan: Path, trace: Path | None, device: int | None, json_: bool) -> None:
     """Check that PLAN is safe, and that it was made for TRACE.
 
     The checker shares no code with the solvers. It names every failure it finds, and
@@ -34,7 +35,7 @@ def command(plan: Path, trace: Path | None, json_: bool) -> None:
     found = arguments.read_plan(plan)
     violations = verify(found)
     if trace is not None:
-        violations += _against(found, trace)
+        violations += _against(found, trace, device)
     if json_:
         show.as_json(
             {
@@ -62,9 +63,9 @@ def command(plan: Path, trace: Path | None, json_: bool) -> None:
     show.line(f"{plan}: valid: {buffers} in {format_bytes(found.peak)}, none overlap")
 
 
-def _against(plan: Plan, path: Path) -> list[Violation]:
+def _against(plan: Plan, path: Path, device: int | None) -> list[Violation]:
     """Whether `plan` solves the problem that the trace at `path` poses now."""
-    source = arguments.read_input(path)
+    source = arguments.read_input(path, device=device)
     try:
         if isinstance(source, Problem):
             problem = source

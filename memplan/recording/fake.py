@@ -32,6 +32,7 @@ from memplan.recording.stats import run_stats
 from memplan.recording.step_clock import StepClock
 from memplan.trace.pieces import Summary
 from memplan.trace.recovery import Written
+from memplan.trace.reserved import ran_out
 from memplan.trace.stacks import NO_STACK, Frame, StackTable
 from memplan.trace.trace import Mark, Trace, TraceInfo
 from memplan.trace.write import write_trace
@@ -58,7 +59,7 @@ class FakeEvents:
         self._values.torch_folder = str(Path(torch.__file__).parent)
         devices = Devices(torch, self._ledger)
         watch = Watch(torch, self._ledger, self._values, devices)
-        for patch in self._patches(torch):
+        for patch in self._patches(torch, devices):
             self._context.enter_context(patch)
         self._context.enter_context(watched(watch))
 
@@ -81,6 +82,10 @@ class FakeEvents:
             raise RecordError(self._values.refused.reason)
         columns = self._ledger.columns()
         gpu = self._ledger.gpu
+        if gpu is not None and not gpu.most_reserved and not ran_out(columns):
+            raise RecordError(
+                "the program put nothing on the GPU; record it with --device fake"
+            )
         info = TraceInfo(
             program=Program(marks=mark.name.lower()),
             run=run_stats(self._clock.boundaries(), self._clock.steps),
@@ -110,7 +115,7 @@ class FakeEvents:
             )
         return notes
 
-    def _patches(self, torch: Any) -> Iterator[Any]:
+    def _patches(self, torch: Any, devices: Devices) -> Iterator[Any]:
         """What of torch must be otherwise for tensors without contents."""
         from torch._subclasses import fake_tensor
         from torch.utils.data import DataLoader
@@ -154,6 +159,8 @@ class FakeEvents:
             yield config.patch(disable=True)
         gpu = self._ledger.gpu
         if gpu is not None:
+            told = property(devices.told)
+            yield mock.patch.object(fake_tensor.FakeTensor, "device", told)
             yield from patch_cuda(torch, gpu, self._device.name)
 
 

@@ -71,6 +71,18 @@ class Devices:
                 return False
             return self.ledger.on_gpu(tensor.untyped_storage())
 
+    def told(self, tensor: Any) -> Any:
+        """The device of a fake tensor, as the program is to see it: not torch itself,
+        while it computes."""
+        if tensor.fake_mode.in_kernel_invocation:
+            return self.torch.device("meta")
+        torch_c = self.torch._C
+        if torch_c._len_torch_function_stack() == 0 or (
+            not torch_c._is_torch_function_mode_enabled()
+        ):
+            return tensor.fake_device
+        return self._gpu if self._on_gpu(tensor) else tensor.fake_device
+
     def _property(self, func: Any, args: Any) -> Any:
         which = getattr(func, "__self__", None)
         tensor = self.torch.Tensor

@@ -120,9 +120,8 @@ class Search:
             other, most = self._known[max(lower)], 8 * fits
         else:
             other, most = above, fails
-        grown = other.bytes - below.bytes
-        if grown == 0 or (halve and above is not None):
+        slope = Fraction(other.bytes - below.bytes, other.value - below.value)
+        if slope <= 0 or (halve and above is not None):
             return (fits + fails) // 2 if above is not None else min(fails - 1, most)
-        slope = Fraction(grown, other.value - below.value)
         met = below.value + int((limit - below.bytes) / slope)
         return min(max(met, fits + 1), fails - 1, most)

@@ -1,0 +1,236 @@
+"""Recording without memory: what a program would ask for, and what cannot be told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import memplan as package
+from memplan.core.bounds import lower_bound
+from memplan.trace.liveness import step_problem
+from memplan.trace.pieces import Summary
+from memplan.trace.read import read_trace
+from memplan.trace.reserved import most_reserved, ran_out
+from memplan.trace.trace import Trace
+from tests.conftest import Run
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+CONVOLUTIONS = """\
+import torch
+torch.set_num_threads(1)
+net = torch.nn.Sequential(
+    torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.ReLU(),
+    torch.nn.Conv2d(32, 48, 3, padding=1), torch.nn.BatchNorm2d(48),
+    torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(48 * 256, 10),
+)
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(5):
+    images = torch.randn(8, 32, 16, 16)
+    loss = torch.nn.functional.cross_entropy(net(images), torch.arange(8))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if not torch.isfinite(loss):
+        raise SystemExit("diverged")
+    print(f"{loss:.3f}", loss.item())
+"""
+
+READING = """\
+import random
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(64, 8), torch.randint(0, 3, (64,)))
+loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=2)
+net = torch.nn.Linear(8, 3).to(torch.bfloat16)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+right, best = 0, 1e9
+for epoch in range(2):
+    for x, y in loader:
+        out = net(x.to(torch.bfloat16))
+        loss = torch.nn.functional.cross_entropy(out.float(), y)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        right += (out.argmax(1) == y).sum().item()
+        best = min(best, float(loss))
+        confident = out[out.abs() > 0.5]
+    print(right / 64, best, out.detach().float().numpy().shape, out.tolist()[0])
+torch.save(net.state_dict(), "checkpoint.pt")
+print("done", torch.cuda.is_available())
+"""
+
+ON_GPU = """\
+import torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+net = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 512))
+net.to(device)
+optimizer = torch.optim.Adam(net.parameters())
+assert next(net.parameters()).is_cuda and next(net.parameters()).device.index == 0
+for step in range(4):
+    x = torch.randn(256, 512).cuda(non_blocking=True)
+    y = torch.zeros(256, 512, device=x.device)
+    with torch.autocast(device_type=x.device.type, dtype=torch.bfloat16):
+        loss = torch.nn.functional.mse_loss(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    torch.cuda.synchronize()
+    print(loss.cpu().item(), torch.cuda.max_memory_allocated())
+"""
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+def recorded(memplan: Run, folder: Path, device: str, *options: str) -> Trace:
+    done = memplan(
+        "record", "--device", device, "-o", f"{device}.json", *options, "train.py"
+    )
+    assert done.returncode == 0, done.stderr
+    return read_trace(folder / f"{device}.json")
+
+
+def figures(trace: Trace) -> tuple[int, int]:
+    """The peak of the whole run, and of what is transient in its hot step."""
+    peak = Summary.of(trace.events).peak_live
+    return peak, lower_bound(step_problem(trace).problem)
+
+
+def test_a_training_needs_what_its_fake_recording_says(
+    memplan: Run, training: Path, tmp_path: Path
+) -> None:
+    training.rename(tmp_path / "train.py")
+    real = figures(recorded(memplan, tmp_path, "cpu"))
+    assert figures(recorded(memplan, tmp_path, "fake", "-q")) == pytest.approx(
+        real, rel=0.02
+    )
+
+
+def test_convolutions_are_followed_into_their_workspaces(
+    memplan: Run, tmp_path: Path
+) -> None:
+    script(tmp_path, CONVOLUTIONS)
+    real = figures(recorded(memplan, tmp_path, "cpu"))
+    fake = recorded(memplan, tmp_path, "fake", "--stacks", "python")
+    assert figures(fake) == pytest.approx(real, rel=0.02)
+    assert any(frame.filename.endswith("train.py") for frame in fake.stacks[0])
+    assert "of fake tensors" in fake.info.producer
+
+
+def test_values_that_are_not_there_are_stood_in_for_and_named(
+    memplan: Run, tmp_path: Path
+) -> None:
+    script(tmp_path, READING)
+    options = ("record", "--device", "fake", "--steps", "all", "-o", "t.json")
+    done = memplan(*options, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("done False\n")
+    assert not (tmp_path / "checkpoint.pt").exists()
+    assert "train.py:17, taken as 1" in done.stderr
+    assert "train.py:19: how much is selected depends on values" in done.stderr
+    assert "train.py:21: nothing was saved" in done.stderr
+
+
+def test_a_gpu_is_simulated_with_what_it_reserves(memplan: Run, tmp_path: Path) -> None:
+    script(tmp_path, ON_GPU)
+    trace = recorded(memplan, tmp_path, "fake:cuda")
+    assert trace.info.device == "cuda"
+    weights = 4 * (512 * 2048 * 2 + 2048 + 512)
+    peak, reserved = Summary.of(trace.events).peak_live, most_reserved(trace.events)
+    assert 4 * weights < peak <= reserved < 2 * peak
+    assert reserved % (2 << 20) == 0
+    assert (trace.events.size % 512 == 0).all()
+    small = memplan("record", "--device", "fake:cuda:16MiB", "-o", "s.json", "train.py")
+    assert small.returncode == 1
+    assert "OutOfMemoryError: CUDA out of memory (simulated)" in small.stderr
+    assert ran_out(read_trace(tmp_path / "s.json").events)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        (
+            "from torch._subclasses.fake_tensor import FakeTensorMode\n"
+            "mode = FakeTensorMode()\n",
+            3,
+            "uses FakeTensorMode itself",
+        ),
+        (
+            "x = torch.rand(10000)\nn = (x > 0.5).sum().item()\ny = torch.zeros(n + 1)",
+            4,
+            "how large a tensor is there depends on a value read at train.py:3",
+        ),
+        (
+            "x = torch.rand(10000)\ny = torch.repeat_interleave(x, (x > 0.5).long())\n",
+            3,
+            "the shape of what repeat_interleave",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_its_line(
+    memplan: Run, tmp_path: Path, text: str, line: int, reason: str
+) -> None:
+    script(tmp_path, f"import torch\n{text}\nprint('went on')\n")
+    done = memplan("record", "--device", "fake", "-o", "t.json", "train.py")
+    assert done.returncode == 125
+    assert done.stdout == ""
+    assert f"memplan: train.py:{line}" in done.stderr
+    assert reason in done.stderr
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_a_program_of_the_cpu_has_nothing_on_a_simulated_gpu(
+    memplan: Run, training: Path
+) -> None:
+    done = memplan("record", "--device", "fake:cuda", "-o", "t.json", training)
+    assert done.returncode == 125
+    assert "put nothing on the GPU" in done.stderr
+
+
+def test_a_device_that_nobody_knows_is_refused(memplan: Run, training: Path) -> None:
+    done = memplan("record", "--device", "fake:cuda:abacus", "-o", "t.json", training)
+    assert done.returncode == 2
+    assert "fake:cuda:SIZE (24GiB) or one of fake:cuda:t4" in done.stderr
+
+
+def test_tensors_are_real_again_after_the_block(tmp_path: Path) -> None:
+    with package.record(tmp_path / "t.json", device="fake") as recording:
+        large = torch.zeros(1 << 40)
+        del large
+    assert recording.trace is not None
+    assert Summary.of(recording.trace.events).peak_live == 4 << 40
+    assert torch.zeros(3).sum().item() == 0.0
+
+
+def test_fit_finds_the_largest_and_a_real_run_agrees(
+    memplan: Run, training: Path
+) -> None:
+    options = ("--capacity", "600KiB", "--vary", "width=300..400", "--confirm")
+    arguments = (*options, "--json", "-q", training, "5", "{width}")
+    done = memplan("fit", *arguments, timeout=900)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    best, beyond = found["best"], found["beyond"]
+    assert beyond["value"] == best["value"] + 1
+    assert best["bytes"] <= 600 << 10 < beyond["bytes"]
+    for one in (best, beyond):
+        real = found["confirmed"][str(one["value"])]
+        assert real == pytest.approx(one["bytes"], rel=0.02)
+    assert found["sure"]["value"] < best["value"]
+
+
+def test_fit_of_what_never_fits_ends_with_one(memplan: Run, tmp_path: Path) -> None:
+    script(tmp_path, ON_GPU)
+    options = ("--device", "cuda", "--capacity", "16MiB")
+    done = memplan("fit", *options, "train.py")
+    assert done.returncode == 1, done.stderr
+    assert "train.py does not fit (1 recording, no memory used)" in done.stdout
+    assert "out of memory" in done.stderr
