@@ -28,6 +28,7 @@ from memplan.recording.fake_values import KNOWN_NUMBERS, StandIns
 from memplan.recording.gpus import FakeDevice
 from memplan.recording.options import RecordOptions
 from memplan.recording.shim import require_torch
+from memplan.recording.sites import foreign_files
 from memplan.recording.stats import run_stats
 from memplan.recording.step_clock import StepClock
 from memplan.trace.pieces import Summary
@@ -41,22 +42,29 @@ _HERE = str(Path(__file__).parent / "fake")
 
 
 class FakeEvents:
-    """What this process would ask the device for, from `start` to `leave`."""
+    """What this process would ask the device for, from `start` to `close`."""
 
     def __init__(self, path: Path, options: RecordOptions, device: FakeDevice) -> None:
         self._path, self._options, self._device = path, options, device
         self._clock = StepClock()
         self._context = contextlib.ExitStack()
         gpu = CachingAllocator(device.capacity) if device.is_gpu else None
-        self._stacks = _Stacks() if options.stacks == "python" else None
+        whole = options.stacks == "python"
+        self._stacks = _Stacks(whole) if options.stacks != "none" else None
         where = self._stacks.here if self._stacks is not None else None
         self._ledger = FakeLedger(gpu, where)
         self._values = StandIns("")
 
+    def prepare(self) -> None:
+        """Nothing: modules and optimizers are not hooked."""
+
     def start(self) -> None:
         """Begin: from here on every tensor is fake. Raises EnvironmentUnfitError."""
         torch = require_torch("recording with fake tensors")
-        self._values.torch_folder = str(Path(torch.__file__).parent)
+        folder = Path(torch.__file__).parent
+        self._values.torch_folder = str(folder)
+        if self._stacks is not None:
+            self._stacks.foreign = (_HERE, *foreign_files(folder))
         devices = Devices(torch, self._ledger)
         watch = Watch(torch, self._ledger, self._values, devices)
         for patch in self._patches(torch, devices):
@@ -99,7 +107,7 @@ class FakeEvents:
         write_trace(Trace(columns, stacks, info), self._path)
         return Written(info, Summary.of(columns))
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Tensors are real again; harmless when nothing was started."""
         self._context.close()
 
@@ -165,18 +173,24 @@ class FakeEvents:
 
 
 class _Stacks:
-    """The Python stack of each allocation, interned."""
+    """The Python stack of each allocation, or its one line of the program, interned."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: bool) -> None:
+        """foreign: what the paths of files begin with that are not the program's."""
         self.table = StackTable()
+        self.foreign: tuple[str, ...] = (_HERE,)
+        self._whole = whole
 
     def here(self) -> int:
-        """The index of the stack that is running, without memplan's own frames."""
+        """The index of what is running, without memplan's own frames."""
         frames: list[Frame] = []
         frame: FrameType | None = sys._getframe(1)
+        passed_over = (_HERE,) if self._whole else self.foreign
         while frame is not None and frame.f_code.co_filename != target.__file__:
             file = frame.f_code.co_filename
-            if not file.startswith(_HERE):
+            if not file.startswith(passed_over):
                 frames.append(Frame(file, frame.f_lineno, frame.f_code.co_name))
+                if not self._whole:
+                    break
             frame = frame.f_back
         return self.table.intern(tuple(frames)) if frames else NO_STACK

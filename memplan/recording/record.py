@@ -213,9 +213,7 @@ class Recording:
         try:
             self.finish()
         finally:
-            if isinstance(self._cpu, FakeEvents):
-                self._cpu.leave()
-            elif self._cpu is not None:
+            if self._cpu is not None:
                 self._cpu.close()
 
 

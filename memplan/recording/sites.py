@@ -61,7 +61,7 @@ class Sites:
         _alloc.note_stacks(
             self._depth,
             runner=target.__file__,
-            foreign=_foreign(folder),
+            foreign=foreign_files(folder),
             library=str(folder / "lib" / "libtorch_cpu.so"),
             describe=operator_at,
             current_node=getattr(torch._C, "_current_autograd_node", None),
@@ -167,7 +167,7 @@ class Sites:
         _label(each, Category.OPTIMIZER_STATE)
 
 
-def _foreign(torch_folder: Path) -> list[str]:
+def foreign_files(torch_folder: Path) -> list[str]:
     """What the paths of files begin with that are not the program's own.
 
     Libraries count as its own, but PyTorch, Python's own modules and memplan do not.
