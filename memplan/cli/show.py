@@ -73,13 +73,16 @@ def listing(
     from rich.table import Table
 
     drawn = Table(box=None, pad_edge=False)
+    rows = [[printable(cell) for cell in row] for row in rows]
     for i, column in enumerate(columns):
         if i < texts:
-            drawn.add_column(column, overflow="fold")
+            longest = max([len(column), *(len(row[i]) for row in rows)])
+            least = min(longest, 34 if i == 0 else 12)
+            drawn.add_column(column, overflow="fold", min_width=least)
         else:
             drawn.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        drawn.add_row(*map(printable, row))
+        drawn.add_row(*row)
     console = Console(
         width=None if sys.stdout.isatty() else _piped_width(),
         highlight=False,
