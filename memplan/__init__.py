@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from memplan.recording.interruption import resume as resume
     from memplan.recording.interruption import unplanned as unplanned
     from memplan.recording.record import record as record
+    from memplan.reporting.attribution import buffers_of as buffers_of
+    from memplan.reporting.check import Limits as Limits
+    from memplan.reporting.check import check as check
+    from memplan.reporting.diff import diff as diff
+    from memplan.reporting.live import live_at as live_at
+    from memplan.reporting.stats import summarize as summarize
     from memplan.solving.solve import solve as solve
     from memplan.trace.read import read_trace as read_trace
     from memplan.trace.trace import Trace as Trace
@@ -39,13 +45,18 @@ _HOMES = {
     "ChunkOptions": "memplan.chunking.options",
     "ChunkPlan": "memplan.chunking.plan",
     "FuseOptions": "memplan.fusing.options",
+    "Limits": "memplan.reporting.check",
     "Plan": "memplan.core.plan",
     "Problem": "memplan.core.problem",
     "Trace": "memplan.trace.trace",
     "apply": "memplan.applying.session",
+    "buffers_of": "memplan.reporting.attribution",
+    "check": "memplan.reporting.check",
     "chunk": "memplan.chunking.chunk",
+    "diff": "memplan.reporting.diff",
     "fuse": "memplan.fusing.fuse",
     "interrupt": "memplan.recording.interruption",
+    "live_at": "memplan.reporting.live",
     "plot": "memplan.plotting.plot",
     "read_chunk_plan": "memplan.chunking.planfile",
     "read_plan": "memplan.core.planfile",
@@ -55,6 +66,7 @@ _HOMES = {
     "solve": "memplan.solving.solve",
     "stats": "memplan.applying.cuda",
     "step": "memplan.recording.boundary",
+    "summarize": "memplan.reporting.stats",
     "unplanned": "memplan.recording.interruption",
     "verify": "memplan.core.verify",
     "write_chunk_plan": "memplan.chunking.planfile",
@@ -66,14 +78,19 @@ __all__ = [
     "ChunkOptions",
     "ChunkPlan",
     "FuseOptions",
+    "Limits",
     "Plan",
     "Problem",
     "Trace",
     "__version__",
     "apply",
+    "buffers_of",
+    "check",
     "chunk",
+    "diff",
     "fuse",
     "interrupt",
+    "live_at",
     "plot",
     "read_chunk_plan",
     "read_plan",
@@ -83,6 +100,7 @@ __all__ = [
     "solve",
     "stats",
     "step",
+    "summarize",
     "unplanned",
     "verify",
     "write_chunk_plan",

@@ -1,26 +1,34 @@
-"""What recording costs: one allocation and its free, in turns, in one process.
+"""What recording costs: an allocation and its free, and a training step, in turns.
 
-Times `torch.empty(256)` on one thread: torch's own allocator, the shim passing
-through, and the shim recording without and with Python stacks. Each round runs all
-of them one after the other, so that the ratios hold when the machine's speed drifts.
+First `torch.empty(256)` on one thread: torch's own allocator, the shim passing through,
+and the shim recording, without sites, with them, and with all calls. Then steps of two
+models, a small one whose steps are little but overhead and a transformer, in seconds of
+CPU time, recorded in the same ways. Each round runs all of them one after the other, so
+that the ratios hold when the machine's speed drifts.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
+from models.gpt2 import GPT2
+from torch import nn
+from torch.nn import functional
 
+import memplan
 from memplan.native import _alloc
 
 LIBRARY = str(Path(torch.__file__).parent / "lib" / "libc10.so")
+Stacks = Literal["none", "site", "python"]
+Steps = Callable[[], None]
 
 
 def nanoseconds(pairs: int) -> float:
@@ -32,20 +40,76 @@ def nanoseconds(pairs: int) -> float:
     return (time.perf_counter_ns() - begin) / pairs
 
 
-def recording(pairs: int, stacks: bool) -> float:
-    """The same while the shim records into a temporary journal."""
-    with tempfile.TemporaryFile() as stream:
-        _alloc.start_recording(os.dup(stream.fileno()), "{}", stacks, __file__ + "-")
-        try:
-            return nanoseconds(pairs)
-        finally:
-            error, seen, written = _alloc.stop_recording("{}")
-            if error or seen != written:
-                sys.exit(f"recording failed: errno {error}, {written} of {seen} events")
+def cpu_seconds(steps: Steps, repeat: int) -> float:
+    """Of a step, averaged over `repeat` of them."""
+    begin = time.process_time()
+    for _ in range(repeat):
+        steps()
+    return (time.process_time() - begin) / repeat
+
+
+def recorded(measure: Callable[[], float], stacks: Stacks) -> float:
+    """What `measure` finds while it is recorded into a temporary file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.parquet"
+        with memplan.record(path, device="cpu", steps="all", stacks=stacks):
+            return measure()
+
+
+def small() -> Steps:
+    """A step of a perceptron: 30 µs of arithmetic, and what PyTorch adds."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs, labels = torch.randn(64, 64), torch.randint(0, 10, (64,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def transformer() -> Steps:
+    """A step of GPT-2 with 4 layers of 256, on 128 tokens."""
+    model = GPT2(2000, 128, 4, 256, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    text = torch.randint(2000, (1, 128))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        logits = model(text)
+        functional.cross_entropy(logits.flatten(0, 1), text.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+def rounds(measure: Callable[[], float], count: int) -> dict[str, list[float]]:
+    """Passing through, and recording in each way, in turns."""
+    kinds: dict[str, Callable[[], float]] = {"passing through": measure}
+    for stacks in get_args(Stacks):
+        kinds[f"recording, {stacks}"] = lambda way=stacks: recorded(measure, way)
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(count):
+        for name, each in kinds.items():
+            times[name].append(each())
+    return times
+
+
+def show(title: str, times: dict[str, list[float]], scale: float) -> None:
+    """One row per kind: least, median and most, and the median ratio to the first."""
+    print(f"{title:<34}{'min':>9}{'median':>9}{'max':>9}  ratio")
+    base = next(iter(times.values()))
+    for name, values in times.items():
+        scaled = [value * scale for value in values]
+        ratio = statistics.median(v / b for v, b in zip(values, base, strict=False))
+        row = f"{min(scaled):>9.4g}{statistics.median(scaled):>9.4g}{max(scaled):>9.4g}"
+        print(f"  {name:<32}{row}  {ratio:.3f}")
 
 
 def main() -> None:
-    """Print one row per kind: median, least and most, and the ratio to the first."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--pairs", type=int, default=200_000)
@@ -53,32 +117,16 @@ def main() -> None:
     torch.set_num_threads(1)
 
     nanoseconds(options.pairs)  # warm-up
-    # Before the shim is installed, and in alternation with what it does afterwards:
-    # torch's own allocator is what passing through costs less two calls, so both show.
     own = [nanoseconds(options.pairs) for _ in range(options.rounds)]
-    fault = _alloc.install(LIBRARY)
-    if fault:
+    if fault := _alloc.install(LIBRARY):
         sys.exit(fault)
-    kinds: dict[str, Callable[[], float]] = {
-        "passing through": lambda: nanoseconds(options.pairs),
-        "recording": lambda: recording(options.pairs, stacks=False),
-        "recording stacks": lambda: recording(options.pairs, stacks=True),
-    }
-    times: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(options.rounds):
-        for name, measure in kinds.items():
-            times[name].append(measure())
-
-    passing = times["passing through"]
-    print(f"{'ns per allocation and free':<28}{'min':>8}{'median':>8}{'max':>8}  ratio")
-    for name, values in {"torch's own": own, **times}.items():
-        base = own if name == "passing through" else passing
-        ratio = statistics.median(v / b for v, b in zip(values, base, strict=True))
-        row = f"{min(values):>8.0f}{statistics.median(values):>8.0f}{max(values):>8.0f}"
-        print(f"{name:<28}{row}  {ratio if name != 'torch' else 1:.2f}")
-    print(
-        "ratio: to passing through in the same round; passing through: to torch's own"
-    )
+    times = rounds(lambda: nanoseconds(options.pairs), options.rounds)
+    show("ns per allocation and free", {**times, "torch's own": own}, 1)
+    for name, make, repeat in (("small", small, 300), ("transformer", transformer, 5)):
+        step = make()
+        cpu_seconds(step, repeat)  # warm-up
+        found = rounds(lambda: cpu_seconds(step, repeat), options.rounds)  # noqa: B023
+        show(f"CPU ms per step, {name}", found, 1e3)
 
 
 if __name__ == "__main__":

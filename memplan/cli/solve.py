@@ -53,7 +53,9 @@ MAX_ALIGNMENT = 1 << 40  # bytes
 @click.option(
     "--capacity",
     metavar="BYTES",
-    help="Ask only whether a plan fits into this, as in 512MiB: 0 yes, 4 no.",
+    help="Ask only whether a plan fits into this, as in 512MiB: 0 yes, 4 no. It counts "
+    "the planned arena alone: neither what is persistent nor the rest of the process; "
+    "`memplan check --max` counts all that is live.",
 )
 @arguments.threads("How many.  [default: one a core]")
 @click.option(

@@ -74,6 +74,7 @@ std::atomic<std::int32_t> latest = -1;
 struct Doing {
   std::vector<int> modules;
   bool optimizer = false;
+  Place optimizer_place = {};  // the program's own call of it, if that is noted
   std::uint64_t generation = 0;
   // The stack of the request that first saw a sequence number: its node's successor.
   struct Seen {
@@ -135,8 +136,12 @@ struct Walk {
   bool below = false;       // or after
 };
 
-// Whether the walk goes on; `on`: though a call of the program's own was met.
-bool take_frame(Walk& walk, PyCodeObject* code, int offset, bool on) {
+// How far a walk goes, at the depth of sites: one call; to what runs backward passes or
+// the program's own; to the latter; or on, to see whether a backward pass runs.
+enum class Reach { kOne, kEngine, kUsers, kOn };
+
+// Whether the walk goes on.
+bool take_frame(Walk& walk, PyCodeObject* code, int offset, Reach reach) {
   const bool all = table().depth == Depth::kAll;
   const CodeKind kind = kind_of(code);
   if (kind == CodeKind::kRunner) return false;
@@ -144,10 +149,12 @@ bool take_frame(Walk& walk, PyCodeObject* code, int offset, bool on) {
   const bool first_users = kind == CodeKind::kUsers && !walk.users;
   if (all || walk.places.empty() || first_users) walk.places.emplace_back(code, offset);
   walk.users = walk.users || first_users;
-  return all || !walk.users || (on && !walk.below);
+  if (all) return true;
+  if (walk.users) return reach == Reach::kOn && !walk.below;
+  return reach != Reach::kOne && !(walk.backward && reach != Reach::kUsers);
 }
 
-Walk walk_frames(bool on) {
+Walk walk_frames(Reach reach) {
   Walk walk;
   PyFrameObject* frame = PyEval_GetFrame();
   Py_XINCREF(reinterpret_cast<PyObject*>(frame));
@@ -155,7 +162,7 @@ Walk walk_frames(bool on) {
   while (frame != nullptr) {
     PyCodeObject* code = PyFrame_GetCode(frame);
     const bool more =
-        take_frame(walk, code, offset_in(frame), on) && ++depth < kMaxDepth;
+        take_frame(walk, code, offset_in(frame), reach) && ++depth < kMaxDepth;
     Py_DECREF(reinterpret_cast<PyObject*>(code));  // `kinds` keeps it alive
     PyFrameObject* back = more ? PyFrame_GetBack(frame) : nullptr;
     Py_DECREF(reinterpret_cast<PyObject*>(frame));
@@ -203,7 +210,8 @@ PyObject* running_node() {
 std::int32_t forward_stack(PyObject* node) {
   const Doing& doing = now_doing();
   if (doing.forward.empty()) return -1;
-  PyObject* number = PyObject_CallMethod(node, "_sequence_nr", nullptr);
+  static PyObject* const name = PyUnicode_InternFromString("_sequence_nr");
+  PyObject* number = PyObject_CallMethodNoArgs(node, name);
   if (number == nullptr) PyErr_Clear();
   if (number == nullptr) return -1;
   const std::uint64_t sequence = PyLong_AsUnsignedLongLongMask(number);
@@ -216,16 +224,16 @@ std::int32_t forward_stack(PyObject* node) {
   return -1;
 }
 
-std::int32_t note_backward(Journal& journal, const Walk& walk) {
+std::int32_t note_backward(Journal& journal) {
   Table& t = table();
   PyObject* node = running_node();
   Key key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
   if (node != nullptr) key.origin = forward_stack(node);
-  if (key.origin < 0) key.places = walk.places;
+  if (key.origin < 0) key.places = walk_frames(Reach::kUsers).places;
   const auto known = t.index.find(key);
   std::int32_t result = known == t.index.end() ? -1 : known->second;
   if (result < 0) {
-    Noted noted{frames_json(walk.places), 0};
+    Noted noted{frames_json(key.places), 0};
     if (key.origin >= 0) noted = t.noted[static_cast<std::size_t>(key.origin)];
     const std::string operation = node == nullptr ? "" : type_name(node);
     if (node != nullptr) Py_INCREF(reinterpret_cast<PyObject*>(Py_TYPE(node)));
@@ -264,9 +272,13 @@ std::int32_t capture_with_gil(Journal& journal) {
   Doing& doing = now_doing();
   const std::uint64_t sequence = t.peek_sequence == nullptr ? 0 : t.peek_sequence();
   const bool outside = doing.modules.empty() && !doing.optimizer;
-  Walk walk = walk_frames(outside);
+  const bool known = doing.optimizer_place.first != nullptr;
+  Walk walk = walk_frames(known ? Reach::kOne : outside ? Reach::kOn : Reach::kEngine);
   if (walk.places.empty()) return -1;
-  if (walk.backward) return note_backward(journal, walk);
+  if (walk.backward) return note_backward(journal);
+  if (known && !walk.users && t.depth == Depth::kSite) {
+    walk.places.push_back(doing.optimizer_place);
+  }
   const bool made_node = sequence != doing.sequence;
   doing.sequence = sequence;
   int phase = doing.optimizer ? kOptimizer : kForward;
@@ -344,6 +356,14 @@ void leave_module() {
   if (!doing.modules.empty()) doing.modules.pop_back();
 }
 
-void set_optimizer(bool runs) { now_doing().optimizer = runs; }
+void set_optimizer(bool runs) {
+  Doing& doing = now_doing();
+  doing.optimizer = runs;
+  doing.optimizer_place = {};
+  if (!runs) return;
+  // Found once, and not for each of the many requests that an optimizer makes.
+  const Walk walk = walk_frames(Reach::kUsers);
+  if (walk.users) doing.optimizer_place = walk.places.back();
+}
 
 }  // namespace memplan

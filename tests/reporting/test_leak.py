@@ -1,0 +1,52 @@
+"""A leak is told with its site, and nothing is said where nothing grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+import memplan  # noqa: E402
+from memplan.reporting.attribution import buffers_of  # noqa: E402
+from memplan.reporting.leak import Leak, find_leak  # noqa: E402
+from tests.reporting import leak_programs  # noqa: E402
+
+
+def found_in(program: Callable[[], None], tmp_path: Path) -> Leak | None:
+    path = tmp_path / "t.parquet"
+    with memplan.record(path, device="cpu", steps="all"):
+        program()
+    return find_leak(buffers_of(memplan.read_trace(path)))
+
+
+@pytest.mark.parametrize(("program", "leaks"), list(leak_programs.programs()))
+def test_programs_that_leak_are_told_from_those_that_do_not(
+    program: Callable[[], None], leaks: bool, tmp_path: Path
+) -> None:
+    assert (found_in(program, tmp_path) is not None) == leaks
+
+
+@pytest.mark.parametrize(
+    ("program", "bytes_per_step", "function", "operator"),
+    [
+        (leak_programs.losses, 4, "losses", "clone"),
+        (leak_programs.hooks, 16 * 64 * 4, "<lambda>", "clone"),
+        (leak_programs.cache, 16 * 32 * 4, "cache", "mul"),
+        (leak_programs.loader, 16 * 32 * 4, "__getitem__", "randn"),
+    ],
+)
+def test_a_leak_is_told_by_its_slope_and_its_site(
+    program: Callable[[], None],
+    bytes_per_step: int,
+    function: str,
+    operator: str,
+    tmp_path: Path,
+) -> None:
+    leak = found_in(program, tmp_path)
+    assert leak is not None
+    assert leak.bytes_per_step == bytes_per_step
+    assert (leak.site.function, leak.site.operator) == (function, operator)
