@@ -19,6 +19,7 @@ import pytest
 import memplan
 from memplan.trace import journal
 from tests.conftest import ROOT, TRAINING
+from tests.reporting.asking import asking
 from tests.trace.trace_samples import journal_blocks, sample, write_journal
 
 if sys.version_info >= (3, 11):
@@ -53,6 +54,14 @@ DOCUMENTS = {
     ),
     "recover --json": ("recover r.journal -o recovered.parquet --json",),
     "Plan": ("t.plan.json", "p.plan.json"),
+    "stats --json": ("stats s.json --json", "stats grows.json --json"),
+    "stats --json, of a plan": ("stats p.plan.json --json",),
+    "stats --json, of many": ("stats s.json t.json --json",),
+    "check --json": (
+        "check s.json --max 1 --json",
+        "check s.json --max 1GiB --json",
+    ),
+    "diff --json": ("diff s.json grows.json --json",),
     "verify --json": (
         "verify p.plan.json --json",
         "verify p.plan.json other.csv --json",
@@ -148,6 +157,8 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     (folder / "m.py").write_text(MODEL)
     memplan.write_trace(memplan.read_trace(SAMPLE), folder / "t.json")
     write_journal(folder / "r.journal", journal_blocks(sample()))
+    memplan.write_trace(asking(steps=2), folder / "s.json")
+    memplan.write_trace(asking(steps=12), folder / "grows.json")
 
     @functools.cache
     def read(source: str) -> Any:

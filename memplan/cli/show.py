@@ -7,8 +7,9 @@ no markup gets through.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import click
 
 from memplan.text import printable
 
+_LEAST_FIRST, _LEAST_OTHER = 24, 12  # characters, of a column that is folded
 _hushed: list[bool] = []  # one for every command that runs and was told to be quiet
 
 
@@ -93,34 +95,32 @@ def listing(
 ) -> None:
     """A table on standard output whose first `texts` columns are text, to the left.
 
-    They are folded where it is too wide, so that no number is cut.
+    They are folded where it is too wide, the first one last; no number ever is.
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    drawn = Table(box=None, pad_edge=False)
-    for i, column in enumerate(columns):
-        if i < texts:
-            drawn.add_column(column, overflow="fold")
-        else:
-            drawn.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        drawn.add_row(*map(printable, row))
-    console = Console(
-        width=None if sys.stdout.isatty() else _piped_width(),
-        highlight=False,
-        markup=False,
-        emoji=False,
-        file=sys.stdout,
-    )
+    grid = [list(columns), *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    excess = sum(widths) + 2 * (len(widths) - 1) - _width()
+    for i in (*range(1, texts), 0):
+        cut = max(0, min(excess, widths[i] - (_LEAST_OTHER if i else _LEAST_FIRST)))
+        widths[i], excess = widths[i] - cut, excess - cut
     line(title)
-    console.print(drawn)
+    for row in grid:
+        folded = [
+            [cell[k : k + width] for k in range(0, len(cell), width)]
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for parts in itertools.zip_longest(*folded, fillvalue=""):
+            cells = [
+                f"{part:<{width}}" if i < texts else f"{part:>{width}}"
+                for i, (part, width) in enumerate(zip(parts, widths, strict=True))
+            ]
+            line("  ".join(cells).rstrip())
 
 
-def _piped_width() -> int:
-    """Where nothing says how wide it is."""
-    columns = os.environ.get("COLUMNS", "")
-    return int(columns) if columns.isascii() and columns.isdigit() else 120
+def _width() -> int:
+    """Columns of the terminal, or of COLUMNS, or 120; no less than numbers need."""
+    wide = 120 if not sys.stdout.isatty() else 80
+    return max(shutil.get_terminal_size((wide, 24)).columns, 80)
 
 
 def as_json(entries: dict[str, object]) -> None:

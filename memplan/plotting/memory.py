@@ -48,10 +48,15 @@ def _made(events: Columns) -> BoolArray:
 
 
 def _outlive(line: Timeline) -> BoolArray:
-    """Which blocks are never freed, or after more than one step."""
-    outlive: BoolArray = (line.freed == Timeline.NEVER) | (
-        line.step_of(line.freed) - line.step_of(line.lower) > 1
-    )
+    """Which blocks are freed after more than one step, or never.
+
+    Of those that are never freed the last ones need not be persistent: the gradients of
+    the last step, and what was made after it.
+    """
+    made = line.step_of(line.lower)
+    never = line.freed == Timeline.NEVER
+    kept = never & ((made < line.steps - 2) | (made == 0))
+    outlive: BoolArray = kept | (~never & (line.step_of(line.freed) - made > 1))
     return outlive
 
 

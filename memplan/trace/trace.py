@@ -14,7 +14,7 @@ from memplan.arrays import Int64Array
 from memplan.core.plan import Program, RunStats
 from memplan.errors import InputError
 from memplan.text import facts_html, printable
-from memplan.trace.stacks import StackTable
+from memplan.trace.stacks import NO_STACK, Frame, StackTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -187,12 +187,27 @@ class Trace:
         return facts_html(self.info.program.script or "trace", rows)
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per event, actions and marks by name."""
+        """One row per event, actions and marks by name, and who asked.
+
+        That is `file`, `line` and `function` of the stack's innermost call, and the
+        `module` and `operator` that ran; "" and 0 where there is none.
+        """
         import pandas as pd
 
         frame: pd.DataFrame = pd.DataFrame(
             {f.name: getattr(self.events, f.name) for f in fields(self.events)}
         )
+        table = [*range(len(self.stacks)), NO_STACK]  # -1 finds the last
+        calls = [(self.stacks[i] or (Frame("", 0, ""),))[0] for i in table]
+        origins = [self.stacks.origin(i) for i in table]
+        for name, values in (
+            ("file", [call.filename for call in calls]),
+            ("line", [call.line for call in calls]),
+            ("function", [call.name for call in calls]),
+            ("module", [origin.module for origin in origins]),
+            ("operator", [origin.operator for origin in origins]),
+        ):
+            frame[name] = np.array(values)[self.events.stack]
         for column, names in (("action", Action), ("mark", Mark)):
             frame[column] = frame[column].map({c.value: c.name.lower() for c in names})
         return frame

@@ -27,6 +27,7 @@ WRITING = {
     "solve": ["solve", "p.csv", "--force", "-o"],
     "convert": ["convert", "p.csv", "--force"],
     "plot": ["plot", "p.json", "--force", "-o"],
+    "report": ["report", "t.json", "--force", "-o"],
     "record": ["record", "--force", "-o"],
     "recover": ["recover", "t.journal", "--force", "-o"],
     "apply": ["apply", "p.json", "--force", "--report"],

@@ -1,0 +1,216 @@
+"""memplan stats, check and diff, as a user sees them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import memplan as package
+from memplan.cli.site_table import module_pattern, percentages
+from memplan.errors import UsageError
+from memplan.reporting.check import Limits, check
+from tests.conftest import Run
+from tests.reporting.asking import ASKED, FILE, asking
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """A folder with a trace that grows, one that does not, and a plan."""
+    package.write_trace(asking(steps=12), tmp_path / "grows.parquet")
+    package.write_trace(asking(steps=12, kept=0), tmp_path / "steady.parquet")
+    plan = package.solve(([0, 1], [2, 3], [64, 64]))
+    package.write_plan(plan, tmp_path / "p.plan.json")
+    return tmp_path
+
+
+def test_stats_tells_who_makes_the_peak(memplan: Run, traces: Path) -> None:
+    done = memplan("stats", "grows.parquet")
+    assert done.returncode == 0, done.stderr
+    assert "peak live      11.0 KiB at the peak" in done.stdout
+    assert "activations 4.0 KiB" in done.stdout
+    assert (
+        "grows by 512 B a step over 8 steps; most made at /work/train.py:20 in main"
+        in (done.stdout)
+    )
+    assert "1.0 TiB could not be had" in done.stdout
+    assert "/work/train.py:21 in main (empty)" in done.stdout
+    assert re.search(
+        r"/work/train.py:12 forward +blocks.0.fc +linear +4.0 KiB", done.stdout
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_tables_keep_to_the_width_and_cut_no_number(
+    width: int, memplan: Run, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = memplan("stats", "grows.parquet", "-n", "2")
+    table = done.stdout.split("by line\n")[1].splitlines()[:-1]
+    assert max(map(len, table)) <= max(width, 80)
+    shares = [float(x) for x in re.findall(r"(\d+\.\d) %", "\n".join(table))]
+    assert round(sum(shares), 1) == 100.0
+    assert "1 others" in done.stdout
+
+
+def test_stats_as_json_sums_to_the_peak(memplan: Run, traces: Path) -> None:
+    found = json.loads(memplan("stats", "grows.parquet", "--json").stdout)
+    assert sum(site["bytes"] for site in found["sites"]) == found["peak_bytes"]
+    assert sum(site["share"] for site in found["sites"]) == pytest.approx(1)
+    assert sum(found["categories"].values()) == found["peak_bytes"]
+    assert found["leak"]["bytes_per_step"] == 512
+    assert found["leak"]["site"]["line"] == 20
+    assert found["oom"]["requested_bytes"] == ASKED
+    early = json.loads(memplan("stats", "grows.parquet", "--at", "0", "--json").stdout)
+    assert early["at"] == {"bytes": 5608, "seconds": 0.003, "step": 0}
+    assert sum(site["bytes"] for site in early["sites"]) == 5608
+    steady = json.loads(memplan("stats", "steady.parquet", "--json").stdout)
+    assert steady["leak"] is None
+
+
+def test_stats_takes_plans_and_many_traces(memplan: Run, traces: Path) -> None:
+    assert "planned peak  128 B" in memplan("stats", "p.plan.json").stdout
+    for number in range(4):
+        package.write_trace(asking(3), traces / f"trace.{number}.parquet")
+    package.write_trace(asking(3, activation=1 << 20), traces / "trace.9.parquet")
+    done = memplan("stats", "trace.*.parquet", "-n", "2")
+    rows = done.stdout.splitlines()
+    assert rows[0].startswith("5 traces, median peak 6.5 KiB; the 2 that differ most")
+    assert rows[2].startswith("trace.9.parquet")
+    assert len(rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["stats", "none.*.parquet"], 3, "no file is named like this"),
+        (["stats", "grows.parquet", "p.plan.json"], 2, "name traces only"),
+        (["stats", "grows.parquet", "--at", "99"], 2, "steps 0 to 12 only"),
+        (["check", "grows.parquet"], 2, "nothing to check"),
+        (
+            ["check", "grows.parquet", "--max", "1", "--tolerance", "1%"],
+            2,
+            "--baseline",
+        ),
+        (["check", "p.plan.json", "--no-leak"], 2, "a plan has one step only"),
+        (["check", "grows.parquet", "--max", "x"], 2, "is not a size"),
+        (
+            [
+                "check",
+                "grows.parquet",
+                "--baseline",
+                "grows.parquet",
+                "--tolerance",
+                "x",
+            ],
+            2,
+            "is no share",
+        ),
+        (["diff", "grows.parquet", "p.plan.json"], 3, "not a trace"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    arguments: list[str], code: int, problem: str, memplan: Run, traces: Path
+) -> None:
+    done = memplan(*arguments)
+    assert done.returncode == code
+    assert problem in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["grows.parquet", "--max", "11KiB"], 0, "check passed: peak live 11.0 KiB"),
+        (
+            ["grows.parquet", "--max", "10KiB"],
+            1,
+            "peak live 11.0 KiB is 1000 bytes, 9.8 %, above 10.0 KiB; most at "
+            "/work/train.py:20 in main (clone)",
+        ),
+        (["steady.parquet", "--no-leak"], 0, "check passed"),
+        (["grows.parquet", "--no-leak"], 1, "grows by 512 bytes a step, over 8 steps"),
+        (
+            ["grows.parquet", "--baseline", "steady.parquet", "--tolerance", "2%"],
+            1,
+            "above the baseline's 5.0 KiB and 2 % of it; most of it at "
+            "/work/train.py:20",
+        ),
+        (["steady.parquet", "--baseline", "steady.parquet"], 0, "check passed"),
+        (["p.plan.json", "--max", "127"], 1, "planned peak 128 B is 1 bytes"),
+        (["p.plan.json", "--max", "128"], 0, "check passed"),
+        (["steady.parquet", "--max", "1", "--of", "planned"], 1, "planned and persist"),
+    ],
+)
+def test_check_is_a_gate(
+    arguments: list[str], code: int, said: str, memplan: Run, traces: Path
+) -> None:
+    done = memplan("check", *arguments)
+    assert done.returncode == code, done.stderr
+    assert said in (done.stderr if code else done.stdout)
+    assert not (done.stdout if code else done.stderr)
+
+
+def test_check_tells_github(
+    memplan: Run, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = traces / "summary.md"
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(Path(FILE).parent))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    for _ in range(2):
+        done = memplan("check", "grows.parquet", "--max=10KiB", "--format=github")
+    assert done.returncode == 1
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("::error file=train.py,line=20,title=memplan check::peak")
+    assert "9.8 %25," in line
+    text = summary.read_text()
+    assert text.count("### memplan check") == 2
+    assert "| grows.parquet | **failed** | 11.0 KiB | 10.0 KiB |" in text
+
+
+def test_check_as_json(memplan: Run, traces: Path) -> None:
+    done = memplan("check", "grows.parquet", "--max", "10KiB", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (found["passed"], found["value"], found["limit"]) == (False, 11240, 10240)
+    assert found["site"]["line"] == 20
+
+
+def test_diff_tells_what_changed(memplan: Run, traces: Path) -> None:
+    done = memplan("diff", "steady.parquet", "grows.parquet")
+    assert "peak live    5.0 KiB -> 11.0 KiB: +6.0 KiB (+120.57 %)" in done.stdout
+    assert re.search(r"train.py:20 main .*clone +0 B +6.0 KiB +\+6.0 KiB", done.stdout)
+    found = json.loads(
+        memplan("diff", "steady.parquet", "grows.parquet", "--json").stdout
+    )
+    assert sum(site["delta"] for site in found["sites"]) == found["delta_bytes"]
+    same = memplan("diff", "steady.parquet", "steady.parquet")
+    assert "no change" in same.stdout
+
+
+def test_python_has_the_same() -> None:
+    stats = package.summarize(asking(12))
+    assert repr(stats) == "Stats(peak=11,240 bytes, steps=12)"
+    assert "<table>" in stats._repr_html_()
+    verdict = package.check(asking(12), package.Limits(most=1 << 20, no_leak=True))
+    assert not verdict.passed
+    with pytest.raises(UsageError):
+        check(asking(2), Limits())
+    assert package.diff(asking(2), asking(2)).sites == ()
+
+
+def test_percentages_sum_to_a_hundred() -> None:
+    for parts in ([1, 1, 1], [1] * 7, [10**9, 1, 1], [5], list(range(1, 40))):
+        shown = [float(text.split()[0]) for text in percentages(parts)]
+        assert round(sum(shown), 1) == 100.0
+    assert percentages([0, 0]) == ["0.0 %", "0.0 %"]
+
+
+def test_modules_of_one_kind_are_one_pattern() -> None:
+    assert module_pattern(["h.0.fc", "h.11.fc"]) == "h.*.fc"
+    assert module_pattern(["h.0.fc"]) == "h.0.fc"
+    assert module_pattern(["", ""]) == ""
+    assert module_pattern(["h.0.fc", "h.1.out", ""]) == "h.*.fc +1"
+    assert module_pattern(["layer1.conv"]) == "layer1.conv"

@@ -1,0 +1,55 @@
+"""A trace as a training program leaves it, without running one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memplan.trace.category import Category
+from memplan.trace.stacks import Frame, Origin, Phase, StackTable
+from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+
+FILE = "/work/train.py"
+STACKS = StackTable(
+    [
+        (Frame(FILE, 3, "build"),),
+        (Frame(FILE, 12, "forward"),),
+        (Frame(FILE, 20, "main"),),
+        (Frame(FILE, 21, "main"),),
+    ],
+    [
+        Origin("", "empty", Phase.OUTSIDE),
+        Origin("blocks.0.fc", "linear", Phase.FORWARD),
+        Origin("", "clone", Phase.OUTSIDE),
+        Origin("", "empty", Phase.OUTSIDE),
+    ],
+)
+ASKED = 1 << 40  # bytes, of the request that fails
+
+
+def asking(steps: int, kept: int = 512, activation: int = 4096) -> Trace:
+    """Weights of 1000 bytes, and in every step an activation and a block that is kept.
+
+    kept, activation: bytes of each. At the end a request for ASKED bytes fails.
+    """
+    rows = [
+        (Action.ALLOC, 64, 1000, 0),
+        (Action.LABEL, 64, int(Category.PARAMETERS), -1),
+    ]
+    for step in range(steps):
+        rows.append((Action.ALLOC, 4096, activation, 1))
+        if kept:
+            rows.append((Action.ALLOC, 1 << 20 | step << 10, kept, 2))
+        rows.append((Action.FREE_COMPLETED, 4096, activation, -1))
+        rows.append((Action.STEP, 0, 0, -1))
+    rows.append((Action.OOM, 0, ASKED, 3))
+    action, address, size, stack = np.array(rows, dtype=np.int64).T
+    events = Columns.of(
+        time_ns=np.arange(len(rows)) * 1_000_000,
+        action=action,
+        mark=np.where(action == Action.STEP, Mark.OPTIMIZER, Mark.NONE),
+        address=address,
+        size=size,
+        requested_size=size,
+        stack=stack,
+    )
+    return Trace(events, STACKS, TraceInfo(stacks="site"))
