@@ -247,12 +247,16 @@ def main() -> None:
             batch = args.batch_size or BATCHES[case.name]
             try:
                 case.plan(batch)
-                for _ in range(args.rounds):
-                    for mode in args.modes:
-                        runs[mode].append(case.train(mode, batch))
             except BenchError as failure:
                 print(f"{case.name}: {failure}", file=sys.stderr)
                 failed = True
+                continue
+            for mode in args.modes * args.rounds:
+                try:
+                    runs[mode].append(case.train(mode, batch))
+                except BenchError as failure:
+                    print(f"{case.name}, {mode}: {failure}", file=sys.stderr)
+                    failed = True
             print(row(case, runs), flush=True)
         if args.largest:
             with ballast(int(args.largest * (1 << 30))):

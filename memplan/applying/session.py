@@ -186,7 +186,7 @@ def loader_of(plan: Plan, name: str, *, replan: bool = True) -> Loader | CudaLoa
         return Loader(plan, name, replan=replan)
     from memplan.applying.cuda import CudaLoader
 
-    return CudaLoader(plan, name)
+    return CudaLoader(plan, name, replan=replan)
 
 
 @contextlib.contextmanager
@@ -195,8 +195,7 @@ def apply(
 ) -> Iterator[Loader | CudaLoader]:
     """Serve the block's tensors from `plan`, a Plan or a plan file.
 
-    replan: as for Loader; a plan for CUDA (experimental) stays as it is, and is in
-    force until the process ends.
+    replan: as for Loader. CUDA is experimental.
 
     `with memplan.apply("plan.json") as loader: train()`; afterwards
     `loader.report()` tells how it went. Raises what Loader raises.

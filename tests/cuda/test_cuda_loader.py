@@ -220,21 +220,27 @@ def test_a_planned_tensor_leaves_the_arena_to_be_shared(
     ready.release(before)
 
 
-def test_steps_that_differ_are_planned_anew(ready: World) -> None:
-    loader = CudaLoader(make_plan())
+@pytest.mark.parametrize("size", [512, 70_000])
+def test_steps_that_differ_are_planned_anew_where_that_fits(
+    ready: World, size: int
+) -> None:
+    plan = make_plan()
+    loader = CudaLoader(plan)
     loader.start()
     weight = ready.take(WEIGHT)
     for _ in range(40):
         mark_step()
-        blocks = [ready.take(70_000 + 9_000 * i) for i in range(12)]
+        blocks = [ready.take(size) for _ in range(12)]
         for block in blocks:
             ready.release(block)
         time.sleep(0.005)  # in which another plan is made
     report = loader.report()
     loader.stop()
-    assert [each.reason for each in report.given_up] == ["different"]
-    assert any(each.adopted for each in report.replans)
-    assert report.planned_requests > 12
+    fits = 12 * size <= plan.peak
+    assert {each.reason for each in report.given_up} == {"different"}
+    assert any(each.adopted for each in report.replans) == fits
+    assert (report.planned_requests > 12) == fits
+    assert report.arena_bytes == plan.peak
     ready.release(weight)
     ready.assert_no_leak()
 
