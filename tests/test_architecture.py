@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "native": set(),
     "formats": set(GROUND),
     "core": BASE | {"native"},  # the checker's sweep
-    "trace": BASE | {"core"},
+    "trace": BASE | {"core", "native"},  # the reader of pickles
     "recording": CORRIDOR,
     "solving": CORRIDOR,
     "applying": CORRIDOR | {"recording", "solving"},

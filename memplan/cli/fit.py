@@ -136,7 +136,7 @@ def command(
     flag, at the answer and at the next one. Ends with 1 if nothing fits.
 
     \b
-    Example: memplan fit --capacity 24GiB --vary batch-size=1..512 train.py --epochs 1
+    Example: memplan fit --capacity 24GiB --vary batch-size=1..512 train.py
     """
     if confirm and device != "cpu":
         raise UsageError("--confirm: only what the CPU holds can be run here")

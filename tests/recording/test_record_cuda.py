@@ -184,7 +184,8 @@ def test_blocks_older_than_the_recording_are_no_loss(
     device.allocate(BASE, 1024)
     recording.finish()
     assert recording.trace is not None
-    assert recording.trace.events.size.tolist() == [1024]
+    assert recording.trace.events.size.tolist() == [512, 512, 512, 1024]
+    assert recording.trace.events.action[0] == Action.ALLOC
     assert recording.trace.info.dropped_events == 0
 
 
