@@ -44,11 +44,12 @@ def main() -> None:
     page.say("## What the whole space changed")
     page.say(
         "Until nests could have any extents and the window's loops stand anywhere, "
-        "Figure 5's optimal bars were 10.31, 25.60, 10.00, 6.94 and 7.44 pJ/MAC, proved "
-        "among nests whose extents divide each other with the window in one piece. "
-        "Conv3 is also no longer rounded up to the datapath's 112 x 208 channels. "
-        "DianNao's memories do better than they seemed to, so that Figure 6's ratio for "
-        "Conv2, optimal / this, which was 26.0, and Figure 7's savings are smaller."
+        "Figure 5's optimal bars were 10.31, 25.60, 10.00, 6.94 and 7.44 pJ/MAC, "
+        "proved among nests whose extents divide each other with the window in one "
+        "piece. Conv3 is also no longer rounded up to the datapath's 112 x 208 "
+        "channels. DianNao's memories do better than they seemed to, so that Figure "
+        "6's ratio for Conv2, optimal / this, which was 26.0, and Figure 7's savings "
+        "are smaller."
     )
     page.say("## Networks on one hierarchy (section 3.6)")
     page.say(
