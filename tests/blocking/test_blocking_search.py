@@ -75,8 +75,9 @@ def test_every_method_has_its_result_counted_anew(method: str) -> None:
     by_rule = Codesign().evaluate(result.nest)
     assert result.seconds > 0
     # A memory is left out that costs more than it saves.
-    assert result.energy <= by_rule
-    assert result.energy == Codesign().evaluate(result.nest, result.memories)
+    assert result.energy <= by_rule * (1 + 1e-12)
+    counted = Codesign().evaluate(result.nest, result.memories)
+    assert result.energy == pytest.approx(counted, rel=1e-12)
     if method in ("whole", "divisors"):
         assert result.lower_bound is not None
         assert result.proved == (result.gap == 0)

@@ -83,7 +83,7 @@ void Tiles::list_tiles() {
   for (std::size_t number = 0; number < most; ++number) {
     std::size_t rest = number;
     int high = 0;
-    for (int dim = kAxes - 1; dim >= 0; --dim) {
+    for (const int dim : {kB, kK, kC, kY, kX, kFh, kFw}) {
       tile.at[dim] = static_cast<std::uint16_t>(rest % extents_[dim].size());
       rest /= extents_[dim].size();
       high += height[dim][tile.at[dim]];
