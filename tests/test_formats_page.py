@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ DOCUMENTS = {
     "fuse --bench --json": (BENCH,),
     "blocking network --json": ("blocking network alexnet --budget 1MiB --json",),
     "blocking parallel --json": (
-        f"blocking parallel {NEST} --datapath C2,K2 --cores 1,2 --json",
+        f"blocking parallel {NEST} --unroll C2,K2 --cores 1,2 --json",
     ),
     "blocking simulate --json": (f"blocking simulate {NEST} --unroll X2 --json",),
     "blocking layers --json": ("blocking layers --json",),
@@ -169,7 +170,11 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
             return json.loads((folder / source).read_text())
         if source in (CHUNK, FUSE, BENCH):
             pytest.importorskip("torch")
-        command = [sys.executable, "-m", "memplan", *shlex.split(source)]
+        words = shlex.split(source)
+        for before, word in pairwise(words):
+            if word.endswith(".plan.json") and before != "-o":
+                read(word)  # which may take another command
+        command = [sys.executable, "-m", "memplan", *words]
         kernels = tmp_path_factory.getbasetemp() / "kernels"
         done = subprocess.run(
             command,

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.torch
 
 FEW, MANY = 40, 200
 BATCH = 20
+AGAIN = 2  # runs of a program that needed more
 MOST, SLACK = 1.02, 16 * MIB  # of the default's peak, and bytes
 
 
@@ -62,12 +63,22 @@ def harm(run: dict[str, Any]) -> str:
     return "; ".join(found)
 
 
+def always_harmed(seed: int) -> bool:
+    """Whether a program needs more under the plan in two more runs."""
+    return all(harm(attack(seed, 1)[0]) for _ in range(AGAIN))
+
+
 def check(first: int, count: int) -> None:
-    """Every one of these programs is unharmed; those that are not are named, all."""
+    """Every one of these programs is unharmed; those that are not are named, all.
+
+    How many heaps threads get of the C library, and so the peak alone, differs from run
+    to run: who needed more is asked again, and must need more each time.
+    """
     harmed = [
         f"{run['seed']} ({run['program']}) under {run['plan']}: {what}"
         for run in attack(first, count)
         if (what := harm(run))
+        and not (what.startswith("peak") and not always_harmed(run["seed"]))
     ]
     assert not harmed, f"{len(harmed)} of {count} harmed:\n" + "\n".join(harmed)
 

@@ -32,13 +32,13 @@ def test_stats_tells_who_makes_the_peak(memplan: Run, traces: Path) -> None:
     assert "peak live      11.0 KiB at the peak" in done.stdout
     assert "activations 4.0 KiB" in done.stdout
     assert (
-        "grows by 512 B a step over 8 steps; most made at /work/train.py:20 in main"
+        "grows by 512 B a step over 8 steps; most made at /code/train.py:20 in main"
         in (done.stdout)
     )
     assert "1.0 TiB could not be had" in done.stdout
-    assert "/work/train.py:21 in main (empty)" in done.stdout
+    assert "/code/train.py:21 in main (empty)" in done.stdout
     assert re.search(
-        r"/work/train.py:12 forward +blocks.0.fc +linear +4.0 KiB", done.stdout
+        r"/code/train.py:12 forward +blocks.0.fc +linear +4.0 KiB", done.stdout
     )
 
 
@@ -79,7 +79,7 @@ def test_stats_takes_plans_and_many_traces(memplan: Run, traces: Path) -> None:
     rows = done.stdout.splitlines()
     assert rows[0].startswith("5 traces, median peak 6.5 KiB; the 2 that differ most")
     assert rows[2].startswith("trace.9.parquet")
-    assert len(rows) == 4
+    assert sum(row.startswith("trace.") for row in rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_what_makes_no_sense_is_refused(
             ["grows.parquet", "--max", "10KiB"],
             1,
             "peak live 11.0 KiB is 1000 bytes, 9.8 %, above 10.0 KiB; most at "
-            "/work/train.py:20 in main (clone)",
+            "/code/train.py:20 in main (clone)",
         ),
         (["steady.parquet", "--no-leak"], 0, "check passed"),
         (["grows.parquet", "--no-leak"], 1, "grows by 512 bytes a step, over 8 steps"),
@@ -136,7 +136,7 @@ def test_what_makes_no_sense_is_refused(
             ["grows.parquet", "--baseline", "steady.parquet", "--tolerance", "2%"],
             1,
             "above the baseline's 5.0 KiB and 2 % of it; most of it at "
-            "/work/train.py:20",
+            "/code/train.py:20",
         ),
         (["steady.parquet", "--baseline", "steady.parquet"], 0, "check passed"),
         (["p.plan.json", "--max", "127"], 1, "planned peak 128 B is 1 bytes"),

@@ -8,7 +8,7 @@ from memplan.trace.category import Category
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
 
-FILE = "/work/train.py"
+FILE = "/code/train.py"
 STACKS = StackTable(
     [
         (Frame(FILE, 3, "build"),),

@@ -136,7 +136,7 @@ def unfit() -> list[tuple[Trace, str]]:
         return Trace(Columns.of(), info=TraceInfo(**values))
 
     return [
-        (events(action=[2, 6]), "row 1, column action: unknown action code 6"),
+        (events(action=[2, 8]), "row 1, column action: unknown action code 8"),
         (
             events(action=[4], requested_size=[7]),
             "row 0, column requested_size: unknown category code 7",
