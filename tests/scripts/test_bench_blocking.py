@@ -42,7 +42,7 @@ def test_without_zigzag_the_reason_is_told(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_against_zigzags_figures() -> None:
-    """What LOMA finds there is 8.02e9 pJ; among extents that divide, 4.545e9 is best."""
+    """LOMA finds 8.02e9 pJ there; the best with extents that divide is 4.545e9."""
     import bench_blocking
 
     hierarchy = bench_blocking.private(((2, 32, 2),))
