@@ -55,6 +55,10 @@ class FormatError(InputError):
         self.path, self.problem, self.remedy = path, problem, remedy
         super().__init__(f"{path}: {problem}" + (f"; {remedy}" if remedy else ""))
 
+    def __reduce__(self) -> tuple[type[FormatError], tuple[object, str, str]]:
+        """It travels from a worker to the process that tells of it."""
+        return type(self), (self.path, self.problem, self.remedy)
+
 
 class NoPlanError(MemplanError):
     """No plan exists, or none was found in the time given.

@@ -30,7 +30,7 @@ from memplan.units import parse_bytes
     "--baseline",
     type=click.Path(readable=False, path_type=Path),
     metavar="BASE",
-    help="An earlier trace or plan, that it may not exceed.",
+    help="An earlier trace, or a plan for a plan, that it may not exceed.",
 )
 @click.option(
     "--tolerance",

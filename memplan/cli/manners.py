@@ -51,6 +51,7 @@ _QUIET = click.Option(
 _VERBOSE = click.Option(
     ["-v", "--verbose"],
     is_flag=True,
+    is_eager=True,  # before -q, wherever that stands: it speaks when that has ended
     expose_value=False,
     callback=_measure,
     help="Say at the end what it took, in time and memory.",

@@ -64,6 +64,9 @@ def trial(target: Target, device: str, steps: int) -> Trial:
 
 
 def _failure(target: Target, said: list[str], code: int) -> str:
-    told = [line for line in said if not line.startswith(" ")]
+    own = ("memplan: recorded ", " ")  # of the recording, which is thrown away
+    told = [
+        line for line in said if not line.startswith(own) and " is empty: " not in line
+    ]
     last = told[-1].removeprefix("memplan: ") if told else "it said nothing"
     return f"{' '.join(target.command())} ended with {code}: {last}"

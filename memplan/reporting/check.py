@@ -15,8 +15,9 @@ from memplan.units import format_bytes
 
 @dataclass(frozen=True)
 class Limits:
-    """What must hold. most: bytes. baseline: an earlier trace or plan, whose peak may
-    be exceeded by `tolerance`, a share of it, and no more. no_leak: and nothing grows.
+    """What must hold. most: bytes. baseline: an earlier trace, or a plan for a plan,
+    whose peak may be exceeded by `tolerance`, a share of it, and no more. no_leak: and
+    nothing grows.
 
     planned: of a trace the bytes that a best-fit plan of its hot step needs, with what
     is persistent, instead of what is live at the peak. Of a plan: always its peak.
@@ -65,6 +66,7 @@ class Verdict:
 
 def check(source: Trace | Plan, limits: Limits) -> Verdict:
     """Hold a trace or a plan against limits; the first that it breaks is told."""
+    _alike(source, limits.baseline)
     stats = None if isinstance(source, Plan) else summarize(source)
     what, value = _value(source, stats, limits.planned)
     bounds = []
@@ -92,6 +94,16 @@ def check(source: Trace | Plan, limits: Limits) -> Verdict:
     if least is not None:
         text += f", limit {format_bytes(least)}"
     return Verdict(True, text, value, least, None)
+
+
+def _alike(source: Trace | Plan, baseline: Trace | Plan | None) -> None:
+    """A plan's peak lacks what is persistent, which a trace's has in it."""
+    if baseline is None or isinstance(source, Plan) == isinstance(baseline, Plan):
+        return
+    raise UsageError(
+        "a plan's peak is without what is persistent, a trace's is with it; give a "
+        "trace a trace as its baseline, and a plan a plan"
+    )
 
 
 def _value(source: Trace | Plan, stats: Stats | None, planned: bool) -> tuple[str, int]:

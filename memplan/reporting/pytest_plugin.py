@@ -39,6 +39,7 @@ class PeakRecorder:
         from memplan.trace.read import read_trace
         from memplan.units import parse_bytes
 
+        most = parse_bytes(limit) if isinstance(limit, str) else limit
         self._count += 1
         path = self._folder / f"memplan{self._count}.parquet"
         with record(path, device="cpu", steps="all"):
@@ -47,7 +48,6 @@ class PeakRecorder:
         self.stats = summarize(trace)
         if limit is None and not no_leak:
             return
-        most = parse_bytes(limit) if isinstance(limit, str) else limit
         verdict = check(trace, Limits(most=most, no_leak=no_leak))
         if not verdict.passed:
             pytest.fail(verdict.message, pytrace=False)

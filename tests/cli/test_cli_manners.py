@@ -70,6 +70,8 @@ def test_verbose_says_what_it_took(memplan: Run) -> None:
     assert "memplan: took " in done.stderr
     assert " of memory at its most" in done.stderr
     assert "memplan: took " in memplan("verify", "none.json", "-v").stderr
+    for both in (["-q", "-v"], ["-v", "-q"]):
+        assert "memplan: took " in memplan("stats", SAMPLE, *both).stderr
 
 
 @pytest.mark.parametrize(

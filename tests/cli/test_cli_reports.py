@@ -82,6 +82,16 @@ def test_stats_takes_plans_and_many_traces(memplan: Run, traces: Path) -> None:
     assert sum(row.startswith("trace.") for row in rows) == 2
 
 
+def test_a_damaged_one_of_many_is_named(memplan: Run, traces: Path) -> None:
+    for number in range(4):
+        package.write_trace(asking(3), traces / f"trace.{number}.parquet")
+    whole = (traces / "trace.2.parquet").read_bytes()
+    (traces / "trace.2.parquet").write_bytes(whole[:-100])
+    done = memplan("stats", "trace.*.parquet")
+    assert done.returncode == 3
+    assert "trace.2.parquet: damaged" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
@@ -95,6 +105,11 @@ def test_stats_takes_plans_and_many_traces(memplan: Run, traces: Path) -> None:
             "--baseline",
         ),
         (["check", "p.plan.json", "--no-leak"], 2, "a plan has one step only"),
+        (
+            ["check", "grows.parquet", "--baseline", "p.plan.json"],
+            2,
+            "without what is persistent",
+        ),
         (["check", "grows.parquet", "--max", "x"], 2, "is not a size"),
         (
             [
