@@ -20,7 +20,7 @@ import pytest
 import memplan
 from memplan.trace import journal
 from tests.conftest import ROOT, TRAINING
-from tests.reporting.asking import asking
+from tests.reporting.asking import ASKED, asking
 from tests.trace.trace_samples import journal_blocks, sample, write_journal
 
 if sys.version_info >= (3, 11):
@@ -60,7 +60,7 @@ DOCUMENTS = {
     "stats --json, of many": ("stats s.json t.json --json",),
     "check --json": (
         "check s.json --max 1 --json",
-        "check s.json --max 1GiB --json",
+        "check grows.json --max 1GiB --json",
     ),
     "diff --json": ("diff s.json grows.json --json",),
     "verify --json": (
@@ -158,7 +158,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     (folder / "m.py").write_text(MODEL)
     memplan.write_trace(memplan.read_trace(SAMPLE), folder / "t.json")
     write_journal(folder / "r.journal", journal_blocks(sample()))
-    memplan.write_trace(asking(steps=2), folder / "s.json")
+    memplan.write_trace(asking(steps=2, asked=ASKED), folder / "s.json")
     memplan.write_trace(asking(steps=12), folder / "grows.json")
 
     @functools.cache

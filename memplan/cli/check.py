@@ -23,8 +23,8 @@ from memplan.units import parse_bytes
     type=click.Choice(["live", "planned"]),
     default="live",
     show_default=True,
-    help="Of a trace: the bytes live at the peak, or what a best-fit plan of the hot "
-    "step needs, with what is persistent. Of a plan it is its peak.",
+    help="Of a trace: the bytes live at the peak, or the arena of a best-fit plan with "
+    "what is alive outside it. Of a plan it is its arena.",
 )
 @click.option(
     "--baseline",
@@ -61,7 +61,8 @@ def command(
 ) -> None:
     """Hold the peak of a recording against a limit, or against an earlier one.
 
-    Ends with 1, and one line that says by how much and where, if it does not pass.
+    Ends with 1, and one line that says by how much and where, if it does not pass. A
+    recording in which a request failed does not.
 
     \b
     Example: memplan check train.parquet --max 12GiB --no-leak

@@ -8,7 +8,7 @@ from memplan.core.plan import Plan
 from memplan.errors import UsageError
 from memplan.reporting.attribution import Site
 from memplan.reporting.diff import diff
-from memplan.reporting.stats import Stats, site_entries, summarize
+from memplan.reporting.stats import OutOfMemory, Stats, site_entries, summarize
 from memplan.trace.trace import Trace
 from memplan.units import format_bytes
 
@@ -19,8 +19,9 @@ class Limits:
     whose peak may be exceeded by `tolerance`, a share of it, and no more. no_leak: and
     nothing grows.
 
-    planned: of a trace the bytes that a best-fit plan of its hot step needs, with what
-    is persistent, instead of what is live at the peak. Of a plan: always its peak.
+    planned: of a trace the bytes of a best-fit plan's arena, all its lanes, with the
+    most that is alive outside it later on, instead of what is live at the peak. Of a
+    plan: always its arena.
     Raises UsageError where nothing is asked.
     """
 
@@ -65,7 +66,11 @@ class Verdict:
 
 
 def check(source: Trace | Plan, limits: Limits) -> Verdict:
-    """Hold a trace or a plan against limits; the first that it breaks is told."""
+    """Hold a trace or a plan against limits; the first that it breaks is told.
+
+    A trace in which a request failed does not pass: its program needed more than it
+    got, and how much is not known.
+    """
     _alike(source, limits.baseline)
     stats = None if isinstance(source, Plan) else summarize(source)
     what, value = _value(source, stats, limits.planned)
@@ -79,12 +84,15 @@ def check(source: Trace | Plan, limits: Limits) -> Verdict:
         if limits.tolerance:
             name += f" and {100 * limits.tolerance:.3g} % of it"
         bounds.append((allowed, name, True))
+    least = min((bound[0] for bound in bounds), default=None)
+    if stats is not None and stats.oom is not None:
+        return _failed(stats.oom, least)
     for limit, name, against_base in bounds:
         if value > limit:
             site = _site(source, stats, limits.baseline if against_base else None)
-            message = _above(what, value, limit, name) + _where(site, against_base)
+            most = "most of it" if against_base else "most"
+            message = _above(what, value, limit, name) + _where(most, site)
             return Verdict(False, message, value, limit, site)
-    least = min((bound[0] for bound in bounds), default=None)
     if limits.no_leak:
         if stats is None:
             raise UsageError("--no-leak needs a trace: a plan has one step only")
@@ -93,7 +101,22 @@ def check(source: Trace | Plan, limits: Limits) -> Verdict:
     text = f"{what} {format_bytes(value)}"
     if least is not None:
         text += f", limit {format_bytes(least)}"
+    if isinstance(source, Trace) and not _whole(source):
+        text += "; as far as it was recorded, which is not to the end"
     return Verdict(True, text, value, least, None)
+
+
+def _whole(trace: Trace) -> bool:
+    return trace.info.complete and not trace.info.dropped_events
+
+
+def _failed(oom: OutOfMemory, limit: int | None) -> Verdict:
+    live, asked = oom.live.bytes, oom.requested_bytes
+    message = (
+        f"a request for {format_bytes(asked)} failed while {format_bytes(live)} were "
+        f"live{_where('asked for', oom.site)}"
+    )
+    return Verdict(False, message, live + asked, limit, oom.site)
 
 
 def _alike(source: Trace | Plan, baseline: Trace | Plan | None) -> None:
@@ -108,24 +131,21 @@ def _alike(source: Trace | Plan, baseline: Trace | Plan | None) -> None:
 
 def _value(source: Trace | Plan, stats: Stats | None, planned: bool) -> tuple[str, int]:
     if isinstance(source, Plan):
-        return "planned peak", source.peak
+        return "planned peak", source.arena_bytes
     if not planned:
         return "peak live", (stats or summarize(source)).peak.bytes
+    from memplan.solving.outlook import unplanned_bytes
     from memplan.solving.solve import solve
-    from memplan.trace.liveness import step_problem
 
-    persistent = step_problem(source).persistent_bytes
-    return "planned and persistent", solve(source, "bestfit").peak + persistent
+    plan = solve(source, "bestfit")
+    outside = unplanned_bytes(source, plan.provenance.program.marks)
+    return "planned and persistent", plan.arena_bytes + outside
 
 
 def _above(what: str, value: int, limit: int, name: str) -> str:
     over = value - limit
     share = f", {100 * over / limit:.1f} %," if limit else ""
-    return f"{what} {format_bytes(value)} is {_exact(over)}{share} above {name}"
-
-
-def _exact(count: int) -> str:
-    return format_bytes(count) if count >= 1024 else f"{count} bytes"
+    return f"{what} {format_bytes(value)} is {format_bytes(over)}{share} above {name}"
 
 
 def _site(
@@ -141,10 +161,8 @@ def _site(
     return stats.peak.by("line")[0].site
 
 
-def _where(site: Site | None, against_base: bool) -> str:
-    if site is None or not site.file:
-        return ""
-    return f"; {'most of it' if against_base else 'most'} at {described(site)}"
+def _where(what: str, site: Site | None) -> str:
+    return f"; {what} at {described(site)}" if site is not None and site.file else ""
 
 
 def described(site: Site) -> str:
@@ -158,9 +176,7 @@ def _leaks(stats: Stats, value: int, limit: int | None) -> Verdict:
     leak = stats.leak
     assert leak is not None
     message = (
-        f"memory grows by {_exact(round(leak.bytes_per_step))} a step, over "
-        f"{leak.steps} steps"
+        f"memory grows by {format_bytes(round(leak.bytes_per_step))} a step, over "
+        f"{leak.steps} steps{_where('most of it made', leak.site)}"
     )
-    if leak.site.file:
-        message += f"; most of it made at {described(leak.site)}"
     return Verdict(False, message, value, limit, leak.site)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from tests.reporting.asking import ASKED, FILE, asking
 
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
-    """A folder with a trace that grows, one that does not, and a plan."""
+    """A folder with a trace that grows, and of when that fails, one that does not, and
+    a plan."""
     package.write_trace(asking(steps=12), tmp_path / "grows.parquet")
+    package.write_trace(asking(steps=12, asked=ASKED), tmp_path / "failed.parquet")
     package.write_trace(asking(steps=12, kept=0), tmp_path / "steady.parquet")
     plan = package.solve(([0, 1], [2, 3], [64, 64]))
     package.write_plan(plan, tmp_path / "p.plan.json")
@@ -27,7 +30,7 @@ def traces(tmp_path: Path) -> Path:
 
 
 def test_stats_tells_who_makes_the_peak(memplan: Run, traces: Path) -> None:
-    done = memplan("stats", "grows.parquet")
+    done = memplan("stats", "failed.parquet")
     assert done.returncode == 0, done.stderr
     assert "peak live      11.0 KiB at the peak" in done.stdout
     assert "activations 4.0 KiB" in done.stdout
@@ -56,7 +59,7 @@ def test_tables_keep_to_the_width_and_cut_no_number(
 
 
 def test_stats_as_json_sums_to_the_peak(memplan: Run, traces: Path) -> None:
-    found = json.loads(memplan("stats", "grows.parquet", "--json").stdout)
+    found = json.loads(memplan("stats", "failed.parquet", "--json").stdout)
     assert sum(site["bytes"] for site in found["sites"]) == found["peak_bytes"]
     assert sum(site["share"] for site in found["sites"]) == pytest.approx(1)
     assert sum(found["categories"].values()) == found["peak_bytes"]
@@ -142,11 +145,11 @@ def test_what_makes_no_sense_is_refused(
         (
             ["grows.parquet", "--max", "10KiB"],
             1,
-            "peak live 11.0 KiB is 1000 bytes, 9.8 %, above 10.0 KiB; most at "
+            "peak live 11.0 KiB is 1000 B, 9.8 %, above 10.0 KiB; most at "
             "/code/train.py:20 in main (clone)",
         ),
         (["steady.parquet", "--no-leak"], 0, "check passed"),
-        (["grows.parquet", "--no-leak"], 1, "grows by 512 bytes a step, over 8 steps"),
+        (["grows.parquet", "--no-leak"], 1, "grows by 512 B a step, over 8 steps"),
         (
             ["grows.parquet", "--baseline", "steady.parquet", "--tolerance", "2%"],
             1,
@@ -154,9 +157,24 @@ def test_what_makes_no_sense_is_refused(
             "/code/train.py:20",
         ),
         (["steady.parquet", "--baseline", "steady.parquet"], 0, "check passed"),
-        (["p.plan.json", "--max", "127"], 1, "planned peak 128 B is 1 bytes"),
+        (
+            ["p.plan.json", "--max", "127"],
+            1,
+            "peak 128 B is 1 B, 0.8 %, above 127 B",
+        ),
         (["p.plan.json", "--max", "128"], 0, "check passed"),
         (["steady.parquet", "--max", "1", "--of", "planned"], 1, "planned and persist"),
+        (
+            ["grows.parquet", "--max", "8KiB", "--of", "planned"],
+            1,
+            "planned and persistent 11.0 KiB",
+        ),
+        (
+            ["failed.parquet", "--max", "2TiB"],
+            1,
+            "a request for 1.0 TiB failed while 7.0 KiB were live; asked for at "
+            "/code/train.py:21 in main (empty)",
+        ),
     ],
 )
 def test_check_is_a_gate(
@@ -166,6 +184,21 @@ def test_check_is_a_gate(
     assert done.returncode == code, done.stderr
     assert said in (done.stderr if code else done.stdout)
     assert not (done.stdout if code else done.stderr)
+
+
+def test_check_says_when_a_recording_was_cut_off(tmp_path: Path) -> None:
+    whole = asking(12, kept=0)
+    cut = replace(whole, info=replace(whole.info, complete=False))
+    limits = Limits(most=1 << 20)
+    assert check(whole, limits).message.endswith("limit 1.0 MiB")
+    assert check(cut, limits).message.endswith("which is not to the end")
+
+
+def test_check_of_a_plan_counts_all_its_lanes() -> None:
+    plan = package.solve(([0, 1], [2, 3], [64, 64]))
+    both = replace(plan, lanes=2)
+    assert check(both, Limits(most=256)).passed
+    assert check(both, Limits(most=255)).value == 256
 
 
 def test_check_tells_github(

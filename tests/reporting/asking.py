@@ -26,10 +26,12 @@ STACKS = StackTable(
 ASKED = 1 << 40  # bytes, of the request that fails
 
 
-def asking(steps: int, kept: int = 512, activation: int = 4096) -> Trace:
+def asking(
+    steps: int, kept: int = 512, activation: int = 4096, asked: int = 0
+) -> Trace:
     """Weights of 1000 bytes, and in every step an activation and a block that is kept.
 
-    kept, activation: bytes of each. At the end a request for ASKED bytes fails.
+    kept, activation: bytes of each. asked: of one that fails at the end, or 0.
     """
     rows = [
         (Action.ALLOC, 64, 1000, 0),
@@ -41,7 +43,8 @@ def asking(steps: int, kept: int = 512, activation: int = 4096) -> Trace:
             rows.append((Action.ALLOC, 1 << 20 | step << 10, kept, 2))
         rows.append((Action.FREE_COMPLETED, 4096, activation, -1))
         rows.append((Action.STEP, 0, 0, -1))
-    rows.append((Action.OOM, 0, ASKED, 3))
+    if asked:
+        rows.append((Action.OOM, 0, asked, 3))
     action, address, size, stack = np.array(rows, dtype=np.int64).T
     events = Columns.of(
         time_ns=np.arange(len(rows)) * 1_000_000,
