@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from memplan.cli import manners
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class LazyGroup(click.Group):
@@ -45,6 +46,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command named first; of one that is not there, what may be meant."""
         if args and args[0] not in self._help and not args[0].startswith("-"):
+            import difflib
+
             near = difflib.get_close_matches(args[0], self._help, n=3, cutoff=0.55)
             meant = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{meant}")
@@ -60,6 +63,8 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, incomplete: str
     ) -> list[CompletionItem]:
         """Commands and their help, and the group's own options."""
+        from click.shell_completion import CompletionItem
+
         commands = [
             CompletionItem(name, help=text)
             for name, text in self._help.items()

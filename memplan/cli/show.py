@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -119,6 +118,8 @@ def listing(
 
 def _width() -> int:
     """Columns of the terminal, or of COLUMNS, or 120; no less than numbers need."""
+    import shutil
+
     wide = 120 if not sys.stdout.isatty() else 80
     return max(shutil.get_terminal_size((wide, 24)).columns, 80)
 
