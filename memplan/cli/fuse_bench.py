@@ -74,7 +74,7 @@ def run_bench(wanted: Bench, json_: bool) -> None:
             interrupted = True
     _print(records, wanted.contenders, json_)
     if interrupted:
-        show.note(f"interrupted after {len(records)} of {len(keys)}")
+        show.complaint(f"interrupted after {len(records)} of {len(keys)}")
         raise KeyboardInterrupt
 
 
@@ -90,7 +90,7 @@ def _print(records: list[Record], contenders: tuple[str, ...], json_: bool) -> N
         rows = zip(*(each.cells for each in columns), strict=True)
         show.table(title, [each.head for each in columns], list(rows), err=False)
     for line in dict.fromkeys(_failures(records)):
-        show.note(line)
+        show.complaint(line)
 
 
 @dataclass(frozen=True)

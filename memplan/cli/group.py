@@ -17,7 +17,7 @@ class LazyGroup(click.Group):
     """Commands live in `<package>.<name>`, each as a function named `command`.
 
     The help text and completion list them from `commands_help`, without importing any.
-    All have the options of `manners`.
+    It and they have the options of `manners`.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class LazyGroup(click.Group):
     ):
         super().__init__(*args, **kwargs)
         self._help, self._package = commands_help, package
+        manners.teach(self)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._help)
@@ -37,8 +38,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self._help:
             return None
         command: click.Command = import_module(f"{self._package}.{cmd_name}").command
-        if not isinstance(command, click.Group):
-            manners.teach(command)
+        manners.teach(command)
         return command
 
     def resolve_command(

@@ -24,12 +24,17 @@ _hushed: list[bool] = []  # one for every command that runs and was told to be q
 
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
-    """Until it ends only complaints and JSON are shown."""
+    """Until it ends only complaints, faults and JSON are shown."""
     _hushed.append(True)
     try:
         yield
     finally:
         _hushed.pop()
+
+
+def is_hushed() -> bool:
+    """Whether notes and results are not shown, and need not be made."""
+    return bool(_hushed)
 
 
 def line(text: str, err: bool = False) -> None:
@@ -39,8 +44,14 @@ def line(text: str, err: bool = False) -> None:
 
 
 def complaint(text: str) -> None:
-    """One line on what went wrong, which everybody is told."""
+    """One line that everybody is told: what went wrong, must be warned of, or was
+    asked for besides."""
     _written(f"memplan: {text}", err=True)
+
+
+def fault(text: str) -> None:
+    """One line of a check's result, which everybody is told."""
+    _written(text, err=False)
 
 
 def _written(text: str, err: bool) -> None:

@@ -145,10 +145,10 @@ def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
 
 
 def warn_of_idle(found: Evaluation) -> None:
-    """A note where most of the datapath has nothing to do."""
+    """A warning where most of the datapath has nothing to do."""
     used = found.nest.utilisation
     if used < _LITTLE:
-        show.note(
+        show.complaint(
             f"{found.layer.name} uses {100 * used:.3g} % of the datapath "
             f"{unroll_text(dict(found.nest.unroll))}: the rest idles"
         )
