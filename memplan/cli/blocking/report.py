@@ -186,7 +186,7 @@ def buffer_table(found: Evaluation, objective: Objective) -> None:
         ]
         for placed in found.buffers
     ]
-    show.table("Buffers, from the inside", columns, rows, err=False)
+    show.table("Buffers, from the inside", columns, rows)
 
 
 def energy_table(found: Evaluation) -> None:
@@ -207,4 +207,4 @@ def energy_table(found: Evaluation) -> None:
     columns = ("level", *(tensor.value for tensor in tensors), "all", "part")
     rows = [row(level, level) for level in found.levels]
     rows.append(row("all", None))
-    show.table("Energy, pJ per MAC", columns, rows, err=False)
+    show.table("Energy, pJ per MAC", columns, rows)
