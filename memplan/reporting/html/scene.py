@@ -14,7 +14,7 @@ from memplan.reporting.attribution import Buffers, Site, buffers_of
 from memplan.reporting.html.addresses import closed_up
 from memplan.reporting.html.columns import PackedColumns
 from memplan.reporting.html.lives import Lives
-from memplan.reporting.html.palette import Colouring, colouring
+from memplan.reporting.html.palette import NOBODYS, Colouring, colouring
 from memplan.reporting.html.placements import NOWHERE, Placed, placements_of
 from memplan.reporting.html.stacktree import ROOT, StackTree
 from memplan.trace.stacks import Frame
@@ -69,6 +69,7 @@ class SceneMaker:
                 {"name": name, "colour": colour}
                 for name, colour in self.colouring.entries
             ],
+            "nobodys": NOBODYS,
             "sites": [self._site(site) for site in self.buffers.sites],
             "ooms": [{"tick": t, "size": s, "site": site} for t, s, site in failed],
             "address_top": top,
@@ -126,9 +127,10 @@ class SceneMaker:
     def _add_plan(self, plan: Plan) -> dict[str, object]:
         found = placements_of(plan, self.trace)
         return {
+            "room": "lane" if plan.lanes else "arena",
             "placements": [
                 self._add_placement(k, placed, plan) for k, placed in enumerate(found)
-            ]
+            ],
         }
 
     def _add_placement(self, k: int, placed: Placed, plan: Plan) -> dict[str, object]:
@@ -137,8 +139,8 @@ class SceneMaker:
         owner = placed.rows[rows]
         known = owner != NOWHERE
         site = np.where(known, self.buffers.site[owner], len(self.buffers.sites))
-        other = len(self.colouring.entries) - 1
-        category = np.where(known, self.colouring.of_buffer[owner], other)
+        nobodys = len(self.colouring.entries)
+        category = np.where(known, self.colouring.of_buffer[owner], nobodys)
         before, top = self._before(placed, rows)
         for name, values, kind in (
             ("left", placed.left[rows], "f8"),
@@ -157,13 +159,13 @@ class SceneMaker:
             "peak": placed.peak,
             "bound": plan.lower_bound if k == 0 else 0,
             "before_top": top,
-            "note": _placement_words(placed, top, len(rows)),
+            "note": _placement_words(placed, top, len(rows), plan.lanes),
         }
 
     def _before(self, placed: Placed, rows: Int64Array) -> tuple[Int64Array, int]:
         """Where the boxes' buffers lay in the run, and how high; 0 if not known."""
         owner = placed.rows
-        if not len(owner) or (owner == NOWHERE).any():
+        if not len(owner) or not placed.compared:
             return np.zeros(len(rows), dtype=np.int64), 0
         events, row = self.trace.events, self.buffers.row[owner]
         lay = closed_up(events.device[row], events.address[row], placed.size)
@@ -196,8 +198,10 @@ class SceneMaker:
         )
 
 
-def _placement_words(placed: Placed, before: int, shown: int) -> str:
+def _placement_words(placed: Placed, before: int, shown: int, lanes: int) -> str:
     words = f"{placed.name} in {format_bytes(placed.peak)}"
+    if lanes:
+        words += f" of a lane; {lanes:,} threads at a time have one each"
     if before:
         saved = 1 - placed.peak / before
         words += (
