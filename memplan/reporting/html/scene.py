@@ -59,7 +59,7 @@ class SceneMaker:
         """
         failed = self._failed_requests()
         shown = self.lives.most_telling()
-        self._add_curves(np.array([tick for tick, _, _ in failed], dtype=np.int64))
+        self._add_curves(np.array([tick for tick, _ in failed], dtype=np.int64))
         top = self._add_boxes(shown)
         entries: dict[str, object] = {
             "ticks": self.lives.ticks,
@@ -71,7 +71,7 @@ class SceneMaker:
             ],
             "nobodys": NOBODYS,
             "sites": [self._site(site) for site in self.buffers.sites],
-            "ooms": [{"tick": t, "size": s, "site": site} for t, s, site in failed],
+            "ooms": [{"tick": tick, "size": size} for tick, size in failed],
             "address_top": top,
             "traced": self._words(len(shown)),
             "labels": self._add_stacks(shown),
@@ -149,7 +149,6 @@ class SceneMaker:
             ("size", placed.size[rows], "f8"),
             ("site", site, "u4"),
             ("category", category, "u1"),
-            ("node", np.zeros(len(rows)), "u4"),
             ("before", before, "f8"),
         ):
             self.columns.add(f"plan{k}_{name}", values, kind)
@@ -171,13 +170,13 @@ class SceneMaker:
         lay = closed_up(events.device[row], events.address[row], placed.size)
         return lay[rows], int((lay + placed.size).max())
 
-    def _failed_requests(self) -> list[tuple[int, int, int]]:
-        """Tick, bytes and site of every request that found no memory."""
+    def _failed_requests(self) -> list[tuple[int, int]]:
+        """Tick and bytes of every request that found no memory."""
         events = self.trace.events
         rows = np.flatnonzero(events.action == Action.OOM)
         ticks = np.maximum(self.lives.tick_of(rows) - 1, 0)
         sizes = events.requested_size[rows]
-        return [(int(t), int(s), -1) for t, s in zip(ticks, sizes, strict=True)]
+        return list(zip(ticks.tolist(), sizes.tolist(), strict=True))
 
     def _site(self, site: Site) -> list[object]:
         file = self._path(site.file)

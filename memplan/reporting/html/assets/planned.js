@@ -6,7 +6,7 @@ function planTabs(page, charts) {
     const column = (name) => columns[`plan${k}_${name}`];
     const base = {
       count: column("left").length, lower: column("left"), upper: column("right"), left: column("left"), right: column("right"),
-      size: column("size"), category: column("category"), site: column("site"), node: column("node"),
+      size: column("size"), category: column("category"), site: column("site"),
       life: (i) => `ticks ${countText(column("left")[i])} to ${countText(column("right")[i])} of ${countText(placed.length)}`,
     };
     const after = { ...base, bottom: column("bottom"), place: (i) => `offset ${countText(column("bottom")[i])} in the ${plan.room}` };
