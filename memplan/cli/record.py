@@ -131,7 +131,6 @@ def command(
         show.complaint(str(failure))
         sys.exit(code or failure.exit_code)
     if ours and recording.written is not None:
-        _warn_of_nothing(path, recording.written)
         if not show.is_hushed():
             _summarise(path, recording, recording.written)
         _tell_of_cuda(path, recording)
@@ -154,15 +153,6 @@ def _finish(recording: Recording) -> MemplanError | None:
     except MemplanError as failure:
         return failure
     return None
-
-
-def _warn_of_nothing(path: Path, written: Written) -> None:
-    if not written.summary.events:
-        show.complaint(
-            f"{path} is empty: this process asked for no memory on the CPU; if it "
-            "starts the program as another process, have that one run "
-            "python -m memplan record -o FILE SCRIPT"
-        )
 
 
 def _summarise(path: Path, recording: Recording, written: Written) -> None:
@@ -189,6 +179,12 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
                 ("hot step", _hot(found)),
                 ("persistent", format_bytes(found.persistent_bytes)),
             ]
+    if not summary.events:
+        show.note(
+            f"{path} is empty: this process asked for no memory on the CPU; if it "
+            "starts the program as another process, have that one run "
+            "python -m memplan record -o FILE SCRIPT"
+        )
     if written.info.dropped_events:
         rows.append(("dropped", f"{written.info.dropped_events:,} events"))
     if written.info.device != "cpu":
