@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Iterable
 
@@ -28,6 +27,8 @@ def name_as_text(name: str) -> str:
 
 def facts_html(title: str, rows: Iterable[tuple[str, str]]) -> str:
     """A table for a notebook: a title, names and values; all of it is text."""
+    import html
+
     left = "<td style='text-align:left'>"
     cells = "".join(
         f"<tr>{left}{html.escape(printable(name))}</td>"

@@ -260,7 +260,10 @@ def test_files_alone_opens_files_for_writing() -> None:
     assert not found
 
 
-HEAVY = ("torch", "pandas", "pyarrow", "matplotlib", "pulp", "numpy", "rich", "jinja2")
+HEAVY = (
+    *("torch", "pandas", "pyarrow", "matplotlib", "pulp", "numpy", "rich", "jinja2"),
+    *("difflib", "html", "click.shell_completion"),  # for what few commands do
+)
 
 
 @pytest.mark.parametrize(

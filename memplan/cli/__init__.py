@@ -7,7 +7,6 @@ import os
 import sys
 
 import click
-from click.shell_completion import shell_complete
 
 from memplan.cli import show
 from memplan.cli.group import LazyGroup
@@ -65,6 +64,8 @@ def main() -> None:
     open_missing_streams()
     try:
         if (asked := os.environ.get(VARIABLE)) is not None:
+            from click.shell_completion import shell_complete
+
             sys.exit(shell_complete(cli, {}, "memplan", VARIABLE, asked))
         # Not cli.main: it would end with 1 when nobody reads what is printed.
         with cli.make_context("memplan", sys.argv[1:]) as context:

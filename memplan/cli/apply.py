@@ -42,7 +42,6 @@ from memplan.recording.target import run
     help="Serve large requests that do not come from tensors, too: run the program "
     "with a library preloaded that stands before malloc.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print no report.")
 @arguments.existing("plan")
 @arguments.program
 def command(
@@ -50,7 +49,6 @@ def command(
     force: bool,
     replan: bool,
     malloc: bool,
-    quiet: bool,
     plan: Path,
     module: str | None,
     script: tuple[str, ...],
@@ -70,7 +68,7 @@ def command(
     target = arguments.target(module, script)
     words = ["apply", *(["--report", str(report)] if report is not None else [])]
     words.append("--replan" if replan else "--no-replan")
-    flags = ("--force" * force, "--quiet" * quiet, str(plan))
+    flags = ("--force" * force, "--quiet" * show.is_hushed(), str(plan))
     launcher = through_launcher(target, [*words, *filter(None, flags)])
     if launcher is not None:  # each of its children applies the plan
         sys.exit(run(launcher))
@@ -94,15 +92,17 @@ def command(
     if os.getpid() != process:  # a forked child got here: its parent reports
         sys.exit(code)
     result = loader.report()
-    if not quiet:
+    if not show.is_hushed():
         apply_report.show_report(result)
-        _compare_threads(found)
+    elif result.fault:
+        show.complaint(f"the plan was not applied: {result.fault}")
+    _compare_threads(found)
     if report is not None:
         text = json.dumps(result.to_json(), indent=2, sort_keys=True)
         try:
             write_bytes(report, text.encode() + b"\n")
         except MemplanError as failure:
-            show.note(str(failure))
+            show.complaint(str(failure))
             code = code or failure.exit_code
     sys.exit(code)
 
@@ -112,7 +112,7 @@ def _compare_environment(plan: Plan) -> None:
     planned = plan.provenance.program.torch
     running = str(require_torch("applying a plan").__version__)
     if planned and planned != running:
-        show.note(
+        show.complaint(
             f"the plan was recorded with torch {planned}, and this is {running}: "
             "requests that differ will be served outside it"
         )
@@ -123,7 +123,7 @@ def _compare_threads(plan: Plan) -> None:
     planned = plan.provenance.program.threads
     threads = require_torch("applying a plan").get_num_threads()
     if planned and planned != threads:
-        show.note(
+        show.complaint(
             f"the plan was recorded with {planned} threads, and this ran with "
             f"{threads}: record it with as many, to plan all requests"
         )

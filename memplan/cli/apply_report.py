@@ -60,7 +60,8 @@ def show_report(report: Report) -> None:
     if report.rank is not None:
         title += f", rank {report.rank}"
     show.facts(title, rows, err=True)
-    show.table("", ("", "while recorded", "under the plan"), _figures(report))
+    columns = ("", "while recorded", "under the plan")
+    show.table("", columns, _figures(report), err=True)
     if report.recorded.peak_rss_bytes and report.device != "cuda":
         show.note(
             "what was recorded ran under the recorder, and is no measure of what the "

@@ -84,14 +84,14 @@ def command(
     elif verdict.passed:
         show.line(f"memplan: check passed: {verdict.message}")
     if not verdict.passed and not json_:
-        show.note(f"check failed: {verdict.message}")
+        show.complaint(f"check failed: {verdict.message}")
     if not verdict.passed:
         click.get_current_context().exit(1)
 
 
 def _tell_github(verdict: Verdict, name: str) -> None:
     if line := github.annotation(verdict):
-        show.line(line)
+        show.fault(line)
     else:
         show.line(f"memplan: check passed: {verdict.message}")
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):

@@ -195,7 +195,7 @@ def _hand_over(
 
 def _emit(module: Any, path: Path) -> None:
     if module.memplan.status == "unchanged":
-        show.note(f"nothing runs in chunks, so {path} was not written")
+        show.complaint(f"nothing runs in chunks, so {path} was not written")
         return
     write_bytes(path, emitted(module, path.stem).encode())
     show.note(f"wrote {path}")
@@ -203,7 +203,7 @@ def _emit(module: Any, path: Path) -> None:
 
 def _draw(module: Any, path: Path, force: bool) -> None:
     if module.memplan.status == "unchanged":
-        show.note(f"nothing runs in chunks, so {path} was not drawn")
+        show.complaint(f"nothing runs in chunks, so {path} was not drawn")
         return
     from memplan.cli.chunk_picture import picture
     from memplan.plotting.save import save

@@ -20,7 +20,7 @@ def report(plan: ChunkPlan, name: str) -> None:
     if plan.regions:
         show.line("")
         rows = [_region(each) for each in plan.regions]
-        show.table("Loops, those inside others indented", _COLUMNS, rows, err=False)
+        show.table("Loops, those inside others indented", _COLUMNS, rows)
     if plan.reason and plan.status == "chunked":
         show.note(plan.reason)
 

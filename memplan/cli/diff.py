@@ -44,7 +44,7 @@ def command(before: Path, after: Path, most: int, json_: bool) -> None:
             delta = sum(change.delta for change in left)
             rows.append([f"{len(left):,} others", "", "", "", "", _signed(delta)])
         columns = ["where", "module", "operator", "before", "after", "change"]
-        show.listing("at the peak, by line", columns, rows, 3)
+        show.table("at the peak, by line", columns, rows, 3)
 
 
 def _rows(found: Diff) -> list[tuple[str, str]]:

@@ -216,7 +216,7 @@ def _hand_over(
     from memplan.cli import fuse_report
 
     for line in found.said:
-        show.note(line)
+        show.complaint(line)
     if json_:
         from memplan.cli.fuse_entries import entries
 
@@ -232,7 +232,7 @@ def _hand_over(
 
 def _draw(found: Examined, path: Path, force: bool) -> None:
     if not any(part.layers for part in found.summary.parts):
-        show.note(f"no layers of it are known, so {path} was not drawn")
+        show.complaint(f"no layers of it are known, so {path} was not drawn")
         return
     from memplan.cli.fuse_picture import picture
     from memplan.plotting.save import save

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ from memplan.recording.shim import require_torch
 
 USUAL_BATCH = 8
 _GAP = 2  # between columns
-_PIPED = 120  # columns, where nobody tells
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def run_bench(wanted: Bench, json_: bool) -> None:
             interrupted = True
     _print(records, wanted.contenders, json_)
     if interrupted:
-        show.note(f"interrupted after {len(records)} of {len(keys)}")
+        show.complaint(f"interrupted after {len(records)} of {len(keys)}")
         raise KeyboardInterrupt
 
 
@@ -86,11 +84,11 @@ def _print(records: list[Record], contenders: tuple[str, ...], json_: bool) -> N
         listed = [{**named, **record} for record in records]
         print(json.dumps(listed, indent=2, sort_keys=True))
         return
-    for title, columns in _tables(records, contenders, _room()):
+    for title, columns in _tables(records, contenders, show.width()):
         rows = zip(*(each.cells for each in columns), strict=True)
-        show.table(title, [each.head for each in columns], list(rows), err=False)
+        show.table(title, [each.head for each in columns], list(rows))
     for line in dict.fromkeys(_failures(records)):
-        show.note(line)
+        show.complaint(line)
 
 
 @dataclass(frozen=True)
@@ -213,9 +211,3 @@ def _failures(records: Iterable[Record]) -> Iterable[str]:
 
 def _width(columns: Sequence[_Column]) -> int:
     return sum(each.width for each in columns) + _GAP * (len(columns) - 1)
-
-
-def _room() -> int:
-    from rich.console import Console
-
-    return Console().width if sys.stdout.isatty() else _PIPED

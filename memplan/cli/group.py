@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from memplan.cli import manners
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class LazyGroup(click.Group):
     """Commands live in `<package>.<name>`, each as a function named `command`.
 
     The help text and completion list them from `commands_help`, without importing any.
-    All have the options of `manners`.
+    It and they have the options of `manners`.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class LazyGroup(click.Group):
     ):
         super().__init__(*args, **kwargs)
         self._help, self._package = commands_help, package
+        manners.teach(self)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._help)
@@ -36,8 +38,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self._help:
             return None
         command: click.Command = import_module(f"{self._package}.{cmd_name}").command
-        if not isinstance(command, click.Group):
-            manners.teach(command)
+        manners.teach(command)
         return command
 
     def resolve_command(
@@ -45,6 +46,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command named first; of one that is not there, what may be meant."""
         if args and args[0] not in self._help and not args[0].startswith("-"):
+            import difflib
+
             near = difflib.get_close_matches(args[0], self._help, n=3, cutoff=0.55)
             meant = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{meant}")
@@ -60,6 +63,8 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, incomplete: str
     ) -> list[CompletionItem]:
         """Commands and their help, and the group's own options."""
+        from click.shell_completion import CompletionItem
+
         commands = [
             CompletionItem(name, help=text)
             for name, text in self._help.items()

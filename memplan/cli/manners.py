@@ -1,4 +1,4 @@
-"""What every command understands: `-q` and `-v`."""
+"""What every command understands, after its name or before: `-q` and `-v`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _measure(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
         took = format_seconds(time.perf_counter() - begun)
         most = format_bytes(peak_resident_bytes())
-        show.note(f"took {took}, and {most} of memory at its most")
+        show.complaint(f"took {took}, and {most} of memory at its most")
 
     ctx.call_on_close(tell)
 
@@ -46,12 +46,11 @@ _QUIET = click.Option(
     is_flag=True,
     expose_value=False,
     callback=_hush,
-    help="Say nothing when all goes well; what --json prints is printed.",
+    help="Say nothing when all goes well, but for what --json prints.",
 )
 _VERBOSE = click.Option(
     ["-v", "--verbose"],
     is_flag=True,
-    is_eager=True,  # before -q, wherever that stands: it speaks when that has ended
     expose_value=False,
     callback=_measure,
     help="Say at the end what it took, in time and memory.",

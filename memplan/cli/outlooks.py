@@ -44,18 +44,18 @@ def warn(plan: Plan, found: Outlook) -> None:
     """Say so where the plan is of little, or of no use."""
     held = plan.lower_bound * max(plan.lanes, 1)
     if not len(plan.problem):
-        show.note(
+        show.complaint(
             "the hot step asks for nothing that it frees: the plan serves none of its "
             "requests; mark the top of the loop with memplan.step() and record again"
         )
     elif not found.pays:
-        show.note(
+        show.complaint(
             f"the plan does not pay in memory: it saves {found.saved_most:.1%} of the "
             "peak at most; it may still save page faults, and time"
         )
     in_steps = found.most_live - found.persistent
     if len(plan.problem) and held < COVERED * in_steps:
-        show.note(
+        show.complaint(
             f"the plan is for {format_bytes(held)} of the {format_bytes(in_steps)} of "
             "passing blocks at the trace's peak: most of it lies outside the hot step; "
             "if that is the loop's, mark its top with memplan.step()"

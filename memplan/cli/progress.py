@@ -54,7 +54,7 @@ def saying_if_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        show.note("interrupted, so there is no result")
+        show.complaint("interrupted, so there is no result")
         raise
 
 

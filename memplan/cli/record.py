@@ -81,7 +81,6 @@ class StepsType(click.ParamType[Any]):
     "it, too.",
 )
 @arguments.force("the trace if it exists")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing when all goes well.")
 @arguments.program
 def command(
     output: Path | None,
@@ -90,7 +89,6 @@ def command(
     then_exit: bool,
     stacks: Stacks,
     force: bool,
-    quiet: bool,
     module: str | None,
     script: tuple[str, ...],
 ) -> None:
@@ -104,7 +102,7 @@ def command(
     """
     target = arguments.target(module, script)
     words = _words(output, device, steps, stacks)
-    flags = ("--then-exit" * then_exit, "--force" * force, "--quiet" * quiet)
+    flags = ("--then-exit" * then_exit, "--force" * force, "--quiet" * show.is_hushed())
     launcher = through_launcher(target, [*words, *filter(None, flags)])
     if launcher is not None:  # each of its children records
         sys.exit(run(launcher))
@@ -130,10 +128,11 @@ def command(
         ours = os.getpid() == process
         failure = _finish(recording) if ours else None
     if failure is not None:
-        show.note(str(failure))
+        show.complaint(str(failure))
         sys.exit(code or failure.exit_code)
-    if ours and not quiet and recording.written is not None:
-        _summarise(path, recording, recording.written)
+    if ours and recording.written is not None:
+        if not show.is_hushed():
+            _summarise(path, recording, recording.written)
         _tell_of_cuda(path, recording)
         for text in recording.notes:
             show.note(text)
@@ -197,18 +196,18 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
 def _tell_of_cuda(first: Path, recording: Recording) -> None:
     """What a recording of CUDA memory has beside its first device's trace."""
     if recording.cpu_failure is not None:
-        show.note(f"of the CPU's memory: {recording.cpu_failure}")
+        show.complaint(f"of the CPU's memory: {recording.cpu_failure}")
     for i, (device, trace) in enumerate(recording.traces.items()):
         if i:
             path = path_of(first, device)
             show.note(f"device {device} is in {path}: {len(trace):,} events")
         if len(streams_of(trace)) > 1:
-            show.note(
+            show.complaint(
                 f"device {device} has {len(streams_of(trace))} streams; a plan serves "
                 "one stream, see memplan.trace.streams"
             )
         if not trace.info.complete:
-            show.note(
+            show.complaint(
                 f"the history of device {device} was full: its oldest events are "
                 "missing; record fewer steps with --steps"
             )

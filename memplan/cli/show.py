@@ -7,30 +7,33 @@ no markup gets through.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from memplan.text import printable
 
 _LEAST_FIRST, _LEAST_OTHER = 24, 12  # characters, of a column that is folded
+_ENDS = "/._ "  # a line of a folded text ends with one of these
 _hushed: list[bool] = []  # one for every command that runs and was told to be quiet
 
 
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
-    """Until it ends only complaints and JSON are shown."""
+    """Until it ends only complaints, faults and JSON are shown."""
     _hushed.append(True)
     try:
         yield
     finally:
         _hushed.pop()
+
+
+def is_hushed() -> bool:
+    """Whether notes and results are not shown, and need not be made."""
+    return bool(_hushed)
 
 
 def line(text: str, err: bool = False) -> None:
@@ -40,8 +43,14 @@ def line(text: str, err: bool = False) -> None:
 
 
 def complaint(text: str) -> None:
-    """One line on what went wrong, which everybody is told."""
+    """One line that everybody is told: what went wrong, must be warned of, or was
+    asked for besides."""
     _written(f"memplan: {text}", err=True)
+
+
+def fault(text: str) -> None:
+    """One line of a check's result, which everybody is told."""
+    _written(text, err=False)
 
 
 def _written(text: str, err: bool) -> None:
@@ -61,65 +70,71 @@ def facts(title: str, rows: Iterable[tuple[str, str]], err: bool = False) -> Non
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], err: bool = True
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    texts: int = 1,
+    err: bool = False,
 ) -> None:
-    """A table: the first column's text to the left, numbers to the right.
+    """A table: its first `texts` columns are text, to the left, numbers to the right.
 
-    Where it is too wide, the first column is folded, so that no number is cut.
+    Where it is too wide, the text is folded, that of the first column last; no number
+    ever is. A column's head may have several lines.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     if _hushed:
         return
-    stream = sys.stderr if err else sys.stdout
-    drawn = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for i, column in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if i else "left"
-        drawn.add_column(column, justify=justify, no_wrap=i > 0, overflow="fold")
-    for row in rows:
-        drawn.add_row(*map(printable, row))
-    console = Console(
-        file=stream,
-        width=None if stream.isatty() else 120,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-    with _unheard(err):
-        console.print(drawn)
-
-
-def listing(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int
-) -> None:
-    """A table on standard output whose first `texts` columns are text, to the left.
-
-    They are folded where it is too wide, the first one last; no number ever is.
-    """
     grid = [list(columns), *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    excess = sum(widths) + 2 * (len(widths) - 1) - _width()
+    widths = [max(map(_longest, column)) for column in zip(*grid, strict=True)]
+    excess = sum(widths) + 2 * (len(widths) - 1) - width(err)
     for i in (*range(1, texts), 0):
         cut = max(0, min(excess, widths[i] - (_LEAST_OTHER if i else _LEAST_FIRST)))
         widths[i], excess = widths[i] - cut, excess - cut
-    line(title)
-    for row in grid:
-        folded = [
-            [cell[k : k + width] for k in range(0, len(cell), width)]
-            for cell, width in zip(row, widths, strict=True)
-        ]
-        for parts in itertools.zip_longest(*folded, fillvalue=""):
-            cells = [
-                f"{part:<{width}}" if i < texts else f"{part:>{width}}"
-                for i, (part, width) in enumerate(zip(parts, widths, strict=True))
+    if title:
+        line(title, err)
+    for k, row in enumerate(grid):
+        cells = [_folded(cell, room) for cell, room in zip(row, widths, strict=True)]
+        high = max(map(len, cells))
+        for i, lines in enumerate(cells):
+            blank = [""] * (high - len(lines))
+            cells[i] = lines + blank if k else blank + lines  # heads stand below
+        for parts in zip(*cells, strict=True):
+            aligned = [
+                f"{part:<{room}}" if i < texts else f"{part:>{room}}"
+                for i, (part, room) in enumerate(zip(parts, widths, strict=True))
             ]
-            line("  ".join(cells).rstrip())
+            line("  ".join(aligned).rstrip(), err)
 
 
-def _width() -> int:
+def _longest(cell: str) -> int:
+    return max(map(len, cell.split("\n")))
+
+
+def _folded(text: str, room: int) -> list[str]:
+    """Its lines, none longer than `room`: cut behind the last separator that fits, and
+    within a word only where there is none."""
+    found = []
+    for rest in text.split("\n"):
+        while len(rest) > room:
+            at = _fold(rest, room)
+            found.append(rest[:at].rstrip())
+            rest = rest[at:].lstrip()  # noqa: PLW2901
+        found.append(rest)
+    return found
+
+
+def _fold(text: str, room: int) -> int:
+    """How much of it stands on the first line; a space does not count at its end."""
+    indent = len(text) - len(text.lstrip())
+    places = enumerate(text[: room + 1])
+    ends = (i + (mark != " ") for i, mark in places if mark in _ENDS)
+    return max((end for end in ends if indent < end <= room), default=room)
+
+
+def width(err: bool = False) -> int:
     """Columns of the terminal, or of COLUMNS, or 120; no less than numbers need."""
-    wide = 120 if not sys.stdout.isatty() else 80
+    import shutil
+
+    wide = 80 if (sys.stderr if err else sys.stdout).isatty() else 120
     return max(shutil.get_terminal_size((wide, 24)).columns, 80)
 
 

@@ -32,7 +32,7 @@ def shown(title: str, kind: str, shares: Sequence[Share], most: int) -> None:
         numbers = [format_bytes(size), f"{tenths / 10:.1f} %", f"{count:,}"]
         rows = [*rows[:most], [others, *blank, *numbers]]
     texts = ["where", "module", "operator"] if kind == "line" else [kind]
-    show.listing(title, [*texts, "bytes", "share", "buffers"], rows, len(texts))
+    show.table(title, [*texts, "bytes", "share", "buffers"], rows, len(texts))
 
 
 def percentages(parts: Sequence[int]) -> list[str]:

@@ -43,7 +43,7 @@ def command(paths: list[Path], most: int, json_: bool) -> None:
     columns = ["trace", "most at", "rank", "peak", "from median", "leak a step"]
     if len(rows) > max(most, 1):
         title += f"; the {most:,} that differ most (-n shows more)"
-    show.listing(title, columns, rows[:most], 2)
+    show.table(title, columns, rows[:most], 2)
 
 
 def _all_entries(paths: list[Path]) -> list[dict[str, Any]]:

@@ -54,9 +54,9 @@ def command(plan: Path, trace: Path | None, device: int | None, json_: bool) -> 
         )
         sys.exit(CheckFailed.exit_code if violations else 0)
     for violation in violations[:_SHOWN]:
-        show.line(f"{plan}: {violation.failure.value}: {violation.message}")
+        show.fault(f"{plan}: {violation.failure.value}: {violation.message}")
     if len(violations) > _SHOWN:
-        show.line(f"{plan}: and {len(violations) - _SHOWN:,} more")
+        show.fault(f"{plan}: and {len(violations) - _SHOWN:,} more")
     if violations:
         raise CheckFailed(f"{plan} is not safe to apply; solve the trace again")
     buffers = f"{len(found.problem):,} buffers"

@@ -65,6 +65,40 @@ def test_quiet_still_says_what_went_wrong(memplan: Run) -> None:
     assert done.stderr == "memplan: none.parquet: no such file; check the path\n"
 
 
+NO_GAIN = "memplan: the plan does not pay in memory: "
+
+
+@pytest.mark.parametrize("words", [("solve", "-q"), ("-q", "solve")])
+def test_quiet_still_warns(memplan: Run, words: tuple[str, str]) -> None:
+    """Of a plan that is of no use, and of nothing else; wherever -q stands."""
+    sample = ROOT / "traces/train_googlenet.parquet"
+    done = memplan(*words, sample, "--method", "skyline", "-o", "p.json")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith(NO_GAIN)
+    assert done.stderr.count("\n") == 1
+
+
+def test_quiet_still_says_what_a_check_found(memplan: Run) -> None:
+    done = memplan("check", SAMPLE, "--max", "1KiB", "-q")
+    assert done.returncode == 1
+    assert done.stderr.startswith("memplan: check failed: peak live ")
+    limit = ("--max", "1KiB", "--format", "github")
+    assert memplan("check", SAMPLE, *limit, "-q").stdout.startswith("::error ")
+    assert memplan("check", SAMPLE, "--max", "1TiB", "-q").stderr == ""
+    memplan("solve", SAMPLE, "-o", "p.json", "-q")
+    other = ROOT / "traces/train_googlenet.parquet"
+    assert "made for another trace" in memplan("verify", "p.json", other, "-q").stdout
+
+
+def test_options_of_all_commands_stand_before_them_too(memplan: Run) -> None:
+    done = memplan("-q", "-v", "convert", SAMPLE, "out.pickle")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("memplan: took ")
+    assert done.stderr.count("\n") == 1
+    assert memplan("blocking", "-q", "layers").stdout == ""
+    assert "memplan: took " in memplan("-q", "stats", SAMPLE, "-v").stderr
+
+
 def test_verbose_says_what_it_took(memplan: Run) -> None:
     done = memplan("convert", SAMPLE, "out.pickle", "-v")
     assert "memplan: took " in done.stderr

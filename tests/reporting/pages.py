@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -38,6 +40,45 @@ def loop(
     if oom:
         rows.append((Action.OOM, 0, oom, 0, 1))
     return traced(rows, stacks())
+
+
+def of_kinds() -> Trace:
+    """Steps of two blocks each, after one and around one of other sizes."""
+    rows: list[tuple[int, int, int, int, int]] = []
+    hot = (4096, 8192)
+    for sizes in ((512,), *[hot] * 4, (1024, 2048, 16384), *[hot] * 3):
+        rows.append((Action.STEP, 0, 0, Mark.OPTIMIZER, -1))
+        for k, size in enumerate(sizes):
+            rows.append((Action.ALLOC, 1 << 20 | k << 16, size, 0, k))
+            rows.append((Action.LABEL, 1 << 20 | k << 16, Category.INPUTS, 0, -1))
+        for k, size in enumerate(sizes):
+            rows.append((Action.FREE_COMPLETED, 1 << 20 | k << 16, size, 0, -1))
+    return traced(rows, stacks())
+
+
+def of_threads(threads: int = 2, steps: int = 6) -> Trace:
+    """Threads that take turns, all in the midst of a step when the next one goes on."""
+    rows: list[tuple[int, int, int, int, int]] = []
+    thread: list[int] = []
+
+    def add(at: int, *row: int) -> None:
+        action, address, size, mark, stack = row
+        rows.append((action, address, size, mark, stack))
+        thread.append(at + 1)
+
+    for _ in range(steps):
+        for at in range(threads):
+            add(at, Action.STEP, 0, 0, Mark.FORWARD, -1)
+            add(at, Action.ALLOC, 1 << 20 | at << 16, 4096, 0, 1)
+            add(at, Action.LABEL, 1 << 20 | at << 16, Category.ACTIVATIONS, 0, -1)
+        for at in range(threads):
+            add(at, Action.ALLOC, 2 << 20 | at << 16, 8192, 0, 2)
+            add(at, Action.LABEL, 2 << 20 | at << 16, Category.ACTIVATIONS, 0, -1)
+            add(at, Action.FREE_COMPLETED, 1 << 20 | at << 16, 4096, 0, -1)
+        for at in range(threads):
+            add(at, Action.FREE_COMPLETED, 2 << 20 | at << 16, 8192, 0, -1)
+    trace = traced(rows, stacks())
+    return replace(trace, events=replace(trace.events, thread=np.array(thread)))
 
 
 def stacks(name: str = "model.py") -> StackTable:

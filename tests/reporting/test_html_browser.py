@@ -9,10 +9,19 @@ import pytest
 
 import memplan
 from memplan.reporting.html.report import report
+from memplan.trace.trace import Trace
 from tests.conftest import ROOT
 from tests.reporting import browser
 from tests.reporting.browser import Browser
-from tests.reporting.pages import hostile, loop, many, stacks, traced
+from tests.reporting.pages import (
+    hostile,
+    loop,
+    many,
+    of_kinds,
+    of_threads,
+    stacks,
+    traced,
+)
 
 pytestmark = pytest.mark.skipif(
     not browser.there_is_one(), reason="needs chromium and chromedriver"
@@ -186,6 +195,31 @@ def test_a_plan_is_drawn_before_and_after(chromium: Browser, tmp_path: Path) -> 
     assert "offset" in chromium.text("#tooltip")
     chromium.point("#before", 200, 300)
     assert "addresses used" in chromium.text("#tooltip")
+    quiet(chromium, page)
+
+
+@pytest.mark.parametrize(
+    ("trace", "tabs", "offset"),
+    [(of_kinds(), 4, "in the arena"), (of_threads(), 2, "in the lane")],
+    ids=["kinds", "lanes"],
+)
+def test_plans_of_kinds_and_of_lanes_are_drawn(
+    chromium: Browser, tmp_path: Path, trace: Trace, tabs: int, offset: str
+) -> None:
+    page = tmp_path / "plan.html"
+    page.write_text(report(trace, memplan.solve(trace)), encoding="utf-8")
+    chromium.open(page)
+    buttons = "document.querySelectorAll('#tabs button')"
+    assert chromium.run(f"return {buttons}.length") == tabs
+    for k in range(1, tabs):
+        chromium.run(f"{buttons}[{k}].click()")
+        chromium.settle()
+        chromium.settle()
+        assert chromium.run(LIT, "#after") > 3
+        high = chromium.run("return document.getElementById('after').clientHeight")
+        chromium.point("#after", 100, high - 40)
+        assert offset in chromium.text("#tooltip")
+        assert "undefined" not in chromium.text("#tooltip")
     quiet(chromium, page)
 
 

@@ -23,9 +23,18 @@ from memplan.reporting.html.addresses import closed_up
 from memplan.reporting.html.lives import MOST_BUFFERS, MOST_MOMENTS, Lives
 from memplan.reporting.html.report import report
 from memplan.trace.stacks import StackTable
-from memplan.trace.trace import Action, Columns, Trace, TraceInfo
+from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
 from tests.conftest import ROOT
-from tests.reporting.pages import HOSTILE, hostile, loop, many, stacks, traced
+from tests.reporting.pages import (
+    HOSTILE,
+    hostile,
+    loop,
+    many,
+    of_kinds,
+    of_threads,
+    stacks,
+    traced,
+)
 
 SAMPLE = ROOT / "traces/train_resnet50.parquet"
 KINDS = {"u1": np.uint8, "u4": np.uint32, "f8": np.float64}
@@ -164,6 +173,59 @@ def test_before_a_plan_no_two_live_buffers_shared_an_address() -> None:
             together = left[i] < right[j] and left[j] < right[i]
             apart = bottom[i] >= bottom[j] + size[j] or bottom[j] >= bottom[i] + size[i]
             assert apart or not together
+
+
+def test_steps_of_other_kinds_have_their_own_sites_and_categories() -> None:
+    trace = of_kinds()
+    plan = memplan.solve(trace)
+    page = Page(report(trace, plan))
+    columns = page.columns()
+    hot, before, kind = page.scene["plan"]["placements"]
+    # The run's buffers: one before, two a hot step (two are planned), the odd one's.
+    for k, rows in ((0, [1, 2, 3, 4]), (1, [0]), (2, [9, 10, 11])):
+        for name in ("size", "site", "category"):
+            assert columns[f"plan{k}_{name}"].tolist() == columns[name][rows].tolist()
+    assert hot["before_top"] and not before["before_top"] and not kind["before_top"]
+    # The arena has room for all kinds; the bound is the hot steps' alone.
+    assert kind["peak"] == plan.arena_bytes > plan.peak
+    assert "hot step 12.0 KiB" in page.words
+    assert "the hot step: proved optimal" in page.words
+
+
+def test_of_threads_that_take_turns_a_lane_is_shown() -> None:
+    trace = of_threads(threads=2)
+    plan = memplan.solve(trace)
+    assert plan.lanes == 2
+    page = Page(report(trace, plan))
+    (lane,) = page.scene["plan"]["placements"]
+    assert lane["name"] == "a thread's step"
+    assert "2 threads at a time" in lane["note"]
+    assert "2 lanes of 12.0 KiB" in page.words
+    assert "a thread's step: proved optimal" in page.words
+    # Its buffers are nobody's in particular, and of no category.
+    assert set(page.columns()["plan0_category"]) == {len(page.scene["categories"])}
+
+
+def test_steps_that_the_trace_does_not_repeat_are_drawn_alone() -> None:
+    """Blocks that live for two steps: the plan repeats every three."""
+    rows = []
+    for step, size in enumerate((64, 128, 128, 128)):
+        rows.append((Action.STEP, 0, 0, Mark.EXPLICIT, -1))
+        rows.append((Action.ALLOC, 1 << 20 | step << 12, size, 0, 1))
+        if step:
+            rows.append((Action.FREE_COMPLETED, 1 << 20 | (step - 1) << 12, 0, 0, -1))
+    rows.append((Action.STEP, 0, 0, Mark.EXPLICIT, -1))
+    rows.append((Action.FREE_COMPLETED, 1 << 20 | 3 << 12, 0, 0, -1))
+    trace = traced(rows, stacks())
+    # After the first come larger ones; after the second two alike; then there are none.
+    for step, known in (("1", False), ("2", True), ("3", False)):
+        plan = memplan.solve(trace, step=step)
+        page = Page(report(trace, plan))
+        hot = page.scene["plan"]["placements"][0]
+        assert len(plan.problem) == 3
+        assert bool(hot["before_top"]) is known
+        nobodys = len(page.scene["categories"])
+        assert (set(page.columns()["plan0_category"]) == {nobodys}) is not known
 
 
 def test_a_plan_of_another_trace_is_refused() -> None:

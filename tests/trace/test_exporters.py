@@ -76,6 +76,9 @@ def test_a_snapshot_reads_back_as_the_same_run(name: str, tmp_path: Path) -> Non
     assert set(back.events.device.tolist()) <= {int(events.device.max())}
     rounded = -(-events.size[kept] // 512) * 512
     assert back.events.size[again].tolist() == rounded.tolist()
+    asked = back.events.requested_size[again].tolist()
+    assert asked == events.requested_size[kept].tolist()
+    assert live_of(back)[0] == live_of(trace)[0]
     made = events.action[kept] == Action.ALLOC
     told = [back.stacks[k] for k in back.events.stack[again][made].tolist()]
     assert told == [trace.stacks[k] for k in events.stack[kept][made].tolist()]

@@ -88,7 +88,7 @@ def _side_by_side(exact: Evaluation, paper: Evaluation) -> None:
         )
         rows.append([placed.name, elements, report.amount(real), *pair])
     columns = ["buffer", "elements", "exact", "paper", "paper/exact"]
-    show.table("Accesses", columns, rows, err=False)
+    show.table("Accesses", columns, rows)
     show.line("")
     totals = [
         (tensor.value, exact.pj(tensor=tensor), paper.pj(tensor=tensor))
@@ -108,5 +108,4 @@ def _side_by_side(exact: Evaluation, paper: Evaluation) -> None:
             ]
             for name, *pair in totals
         ],
-        err=False,
     )

@@ -41,7 +41,7 @@ def command(json_: bool) -> None:
         return
     columns = ("layer", *DIMS, "stride", "MACs", "elements")
     rows = [_row(name, layer) for name, layer in PAPER_LAYERS.items()]
-    show.table("Layers, the paper's Table 4", columns, rows, err=False)
+    show.table("Layers, the paper's Table 4", columns, rows)
     show.line("")
     networks = []
     for name, network in NETWORKS.items():

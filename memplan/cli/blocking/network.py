@@ -91,7 +91,7 @@ def command(
     nbytes = parse_bytes(budget)
     design = _designed(layers, unroll, nbytes, levels or _LEVELS, how)
     if not design.complete:
-        show.note("stopped before all memories were looked at")
+        show.complaint("stopped before all memories were looked at")
     chosen = Fixed(design.network.hierarchy)
     plan = results.planned(
         [ModelLayer(one.layer, one.count) for one in design.network.layers],

@@ -106,7 +106,7 @@ def _table(layer: Layer, way: str, found: list[CoresEnergy]) -> None:
     shared = SHARED[way].value
     what = "kernels" if way == "k" else "image"
     title = f"Energy, pJ per MAC: cores split the {what} and share the {shared}"
-    show.table(title, columns, rows, err=False)
+    show.table(title, columns, rows)
 
 
 def _entries(layer: Layer, nest: Nest, found: list[CoresEnergy]) -> dict[str, object]:

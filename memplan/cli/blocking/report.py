@@ -145,10 +145,10 @@ def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
 
 
 def warn_of_idle(found: Evaluation) -> None:
-    """A note where most of the datapath has nothing to do."""
+    """A warning where most of the datapath has nothing to do."""
     used = found.nest.utilisation
     if used < _LITTLE:
-        show.note(
+        show.complaint(
             f"{found.layer.name} uses {100 * used:.3g} % of the datapath "
             f"{unroll_text(dict(found.nest.unroll))}: the rest idles"
         )
@@ -186,7 +186,7 @@ def buffer_table(found: Evaluation, objective: Objective) -> None:
         ]
         for placed in found.buffers
     ]
-    show.table("Buffers, from the inside", columns, rows, err=False)
+    show.table("Buffers, from the inside", columns, rows)
 
 
 def energy_table(found: Evaluation) -> None:
@@ -207,4 +207,4 @@ def energy_table(found: Evaluation) -> None:
     columns = ("level", *(tensor.value for tensor in tensors), "all", "part")
     rows = [row(level, level) for level in found.levels]
     rows.append(row("all", None))
-    show.table("Energy, pJ per MAC", columns, rows, err=False)
+    show.table("Energy, pJ per MAC", columns, rows)

@@ -132,7 +132,7 @@ def _curve(plan: BlockingPlan) -> None:
     ]
     columns = ["budget", "used", "mm²", "energy", "pJ/MAC"]
     show.line("")
-    show.table("Least energy by area", columns, rows, err=False)
+    show.table("Least energy by area", columns, rows)
 
 
 def _overview(
@@ -162,4 +162,4 @@ def _overview(
     lines.append([*whole, format_seconds(seconds)])
     columns = ["layer", "runs", "MACs", "energy", "pJ/MAC"]
     columns += [*["on chip"] * own, "gap", "time"]
-    show.table("Each layer, run once", columns, lines, err=False)
+    show.table("Each layer, run once", columns, lines)

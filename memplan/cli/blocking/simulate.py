@@ -99,7 +99,7 @@ def _table(found: Simulation) -> None:
             ]
         )
     title = "References: elements at the innermost level, lines at the others"
-    show.table(title, columns, rows, err=False)
+    show.table(title, columns, rows)
 
 
 def _entries(found: Simulation) -> dict[str, object]:

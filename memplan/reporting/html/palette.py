@@ -21,6 +21,7 @@ _COLOURS = {
     Category.TEMPORARIES: "#d1537a",
     Category.UNKNOWN: "#98a1ab",
 }
+NOBODYS = "#98a1ab"  # of a plan's buffer that stands for none of the trace's
 _LIVES = (
     ("outlives steps", "#253494"),
     ("freed in the next step", "#e6750d"),

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.arrays import Int64Array
-from memplan.core.placement import Placement
+from memplan.core.placement import Placement, Requests
 from memplan.core.plan import Plan
 from memplan.errors import InputError, NoPlanError
-from memplan.trace.liveness import step_problem
-from memplan.trace.steps import timeline
+from memplan.trace.liveness import StepWorkload, step_problem
+from memplan.trace.steps import Timeline, timeline
 from memplan.trace.trace import Trace
+from memplan.trace.unmarked import unmarked_steps
 
 NOWHERE = -1  # a buffer of the plan that is none of the trace's
 
@@ -22,7 +23,8 @@ class Placed:
     """A placement as it is drawn; columns of shape (m,), a box each.
 
     A buffer that wraps around has two boxes. rows: the buffer of the trace that each
-    box stands for, or NOWHERE. length: of the clock, ticks.
+    box stands for, or NOWHERE. compared: whether where these lay is worth a picture.
+    length: of the clock, ticks.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Placed:
     size: Int64Array
     rows: Int64Array
     peak: int
+    compared: bool
 
 
 def placements_of(plan: Plan, trace: Trace) -> list[Placed]:
@@ -40,20 +43,29 @@ def placements_of(plan: Plan, trace: Trace) -> list[Placed]:
 
     Raises InputError where the plan was not made from `trace`.
     """
-    found = [_boxes("the hot step", plan.hot, _buffers_of(plan, trace))]
+    work = _workload_of(plan, trace)
+    line = _line_of(work, trace)
+    first = 0
+    if line is not None and work.hot is not None:
+        first = line.requests(work.hot.begin).start
+    own = _rows(work.requests, line, first, plan.elastic)
+    hot = "a thread's step" if plan.lanes else "the hot step"
+    found = [_boxes(hot, plan.hot, own, compared=own is not None)]
     if plan.warmup is not None and len(plan.warmup.problem):
-        found.append(_boxes("the steps before", plan.warmup, None))
+        rows = _rows(plan.warmup.requests, line, 0)
+        found.append(_boxes("the steps before", plan.warmup, rows))
+    firsts = [kind.steps[0] for kind in work.kinds]
+    alike = len(firsts) == len(plan.kinds)
     for i, kind in enumerate(plan.kinds):
         if len(kind.problem):
-            found.append(_boxes(f"another kind of step, {i + 1}", kind, None))
+            rows = None
+            if line is not None and alike:
+                rows = _rows(kind.requests, line, line.requests(firsts[i]).start)
+            found.append(_boxes(f"another kind of step, {i + 1}", kind, rows))
     return found
 
 
-def _buffers_of(plan: Plan, trace: Trace) -> Int64Array | None:
-    """The buffer of the trace that each buffer of the hot steps stands for.
-
-    None where they are nobody's in particular: those of threads that take turns.
-    """
+def _workload_of(plan: Plan, trace: Trace) -> StepWorkload:
     step = plan.provenance.source.step
     try:
         found = step_problem(trace, step)
@@ -65,15 +77,41 @@ def _buffers_of(plan: Plan, trace: Trace) -> Int64Array | None:
             f"{len(plan.problem):,} buffers, this trace's {len(found.problem):,} "
             "others; name the trace that it was made from"
         )
-    if found.together is not None or found.unmarked:
+    return found
+
+
+def _line_of(work: StepWorkload, trace: Trace) -> Timeline | None:
+    """The timeline on which the workload's steps are counted.
+
+    None where each buffer is nobody's in particular: those of threads that take turns.
+    """
+    if work.together is not None:
         return None
-    first = 0
-    if found.hot is not None:
-        first = timeline(trace).requests(found.hot.begin).start
-    return first + found.requests.by_buffer()
+    line = timeline(trace)
+    return unmarked_steps(line) if work.unmarked else line
 
 
-def _boxes(name: str, placed: Placement, rows: Int64Array | None) -> Placed:
+def _rows(
+    requests: Requests | None, line: Timeline | None, first: int, elastic: bool = False
+) -> Int64Array | None:
+    """The buffers of the trace that those of a placement stand for, in their order.
+
+    Its requests are the timeline's from `first` on; None where that is not known, or
+    the trace asked there for something else (but less, where the plan is elastic).
+    """
+    if requests is None or line is None:
+        return None
+    mine = requests.by_buffer()
+    rows = first + mine
+    if rows.max(initial=-1) >= len(line.size):
+        return None
+    same = line.size[rows] == requests.size[mine]
+    return rows if elastic or same.all() else None
+
+
+def _boxes(
+    name: str, placed: Placement, rows: Int64Array | None, compared: bool = False
+) -> Placed:
     problem = placed.problem
     length = problem.length
     end = int(problem.upper.max(initial=1)) if length is None else length
@@ -93,4 +131,5 @@ def _boxes(name: str, placed: Placement, rows: Int64Array | None) -> Placed:
         size=problem.size[owner],
         rows=rows[owner],
         peak=placed.peak,
+        compared=compared,
     )

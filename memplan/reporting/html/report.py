@@ -135,12 +135,18 @@ def _figures(maker: SceneMaker, plan: Plan | None) -> list[dict[str, object]]:
     if maker.trace.info.run.peak_rss_bytes:
         add("process, resident", format_bytes(maker.trace.info.run.peak_rss_bytes))
     if plan is not None:
-        add(
-            "plan's arena", format_bytes(plan.arena_bytes), "of transient tensors", True
-        )
+        hot = format_bytes(plan.peak)
+        if plan.lanes:
+            lane = format_bytes(plan.lane_bytes)
+            note, of = f"{plan.lanes:,} lanes of {lane}", "a thread's step: "
+        elif plan.arena_bytes > plan.peak:
+            note, of = f"of transient tensors, hot step {hot}", "the hot step: "
+        else:
+            note, of = "of transient tensors", ""
+        add("plan's arena", format_bytes(plan.arena_bytes), note, True)
         proof = "proved optimal" if plan.proved_optimal else ""
-        gap = f"gap {format_gap(plan.gap)}"
-        add("lower bound", format_bytes(plan.lower_bound), proof or gap)
+        found_gap = f"gap {format_gap(plan.gap)}"
+        add("lower bound", format_bytes(plan.lower_bound), of + (proof or found_gap))
     return found
 
 

@@ -14,7 +14,7 @@ from memplan.reporting.attribution import Buffers, Site, buffers_of
 from memplan.reporting.html.addresses import closed_up
 from memplan.reporting.html.columns import PackedColumns
 from memplan.reporting.html.lives import Lives
-from memplan.reporting.html.palette import Colouring, colouring
+from memplan.reporting.html.palette import NOBODYS, Colouring, colouring
 from memplan.reporting.html.placements import NOWHERE, Placed, placements_of
 from memplan.reporting.html.stacktree import ROOT, StackTree
 from memplan.trace.stacks import Frame
@@ -59,7 +59,7 @@ class SceneMaker:
         """
         failed = self._failed_requests()
         shown = self.lives.most_telling()
-        self._add_curves(np.array([tick for tick, _, _ in failed], dtype=np.int64))
+        self._add_curves(np.array([tick for tick, _ in failed], dtype=np.int64))
         top = self._add_boxes(shown)
         entries: dict[str, object] = {
             "ticks": self.lives.ticks,
@@ -69,8 +69,9 @@ class SceneMaker:
                 {"name": name, "colour": colour}
                 for name, colour in self.colouring.entries
             ],
+            "nobodys": NOBODYS,
             "sites": [self._site(site) for site in self.buffers.sites],
-            "ooms": [{"tick": t, "size": s, "site": site} for t, s, site in failed],
+            "ooms": [{"tick": tick, "size": size} for tick, size in failed],
             "address_top": top,
             "traced": self._words(len(shown)),
             "labels": self._add_stacks(shown),
@@ -126,9 +127,10 @@ class SceneMaker:
     def _add_plan(self, plan: Plan) -> dict[str, object]:
         found = placements_of(plan, self.trace)
         return {
+            "room": "lane" if plan.lanes else "arena",
             "placements": [
                 self._add_placement(k, placed, plan) for k, placed in enumerate(found)
-            ]
+            ],
         }
 
     def _add_placement(self, k: int, placed: Placed, plan: Plan) -> dict[str, object]:
@@ -137,8 +139,8 @@ class SceneMaker:
         owner = placed.rows[rows]
         known = owner != NOWHERE
         site = np.where(known, self.buffers.site[owner], len(self.buffers.sites))
-        other = len(self.colouring.entries) - 1
-        category = np.where(known, self.colouring.of_buffer[owner], other)
+        nobodys = len(self.colouring.entries)
+        category = np.where(known, self.colouring.of_buffer[owner], nobodys)
         before, top = self._before(placed, rows)
         for name, values, kind in (
             ("left", placed.left[rows], "f8"),
@@ -147,7 +149,6 @@ class SceneMaker:
             ("size", placed.size[rows], "f8"),
             ("site", site, "u4"),
             ("category", category, "u1"),
-            ("node", np.zeros(len(rows)), "u4"),
             ("before", before, "f8"),
         ):
             self.columns.add(f"plan{k}_{name}", values, kind)
@@ -157,25 +158,25 @@ class SceneMaker:
             "peak": placed.peak,
             "bound": plan.lower_bound if k == 0 else 0,
             "before_top": top,
-            "note": _placement_words(placed, top, len(rows)),
+            "note": _placement_words(placed, top, len(rows), plan.lanes),
         }
 
     def _before(self, placed: Placed, rows: Int64Array) -> tuple[Int64Array, int]:
         """Where the boxes' buffers lay in the run, and how high; 0 if not known."""
         owner = placed.rows
-        if not len(owner) or (owner == NOWHERE).any():
+        if not len(owner) or not placed.compared:
             return np.zeros(len(rows), dtype=np.int64), 0
         events, row = self.trace.events, self.buffers.row[owner]
         lay = closed_up(events.device[row], events.address[row], placed.size)
         return lay[rows], int((lay + placed.size).max())
 
-    def _failed_requests(self) -> list[tuple[int, int, int]]:
-        """Tick, bytes and site of every request that found no memory."""
+    def _failed_requests(self) -> list[tuple[int, int]]:
+        """Tick and bytes of every request that found no memory."""
         events = self.trace.events
         rows = np.flatnonzero(events.action == Action.OOM)
         ticks = np.maximum(self.lives.tick_of(rows) - 1, 0)
         sizes = events.requested_size[rows]
-        return [(int(t), int(s), -1) for t, s in zip(ticks, sizes, strict=True)]
+        return list(zip(ticks.tolist(), sizes.tolist(), strict=True))
 
     def _site(self, site: Site) -> list[object]:
         file = self._path(site.file)
@@ -196,8 +197,10 @@ class SceneMaker:
         )
 
 
-def _placement_words(placed: Placed, before: int, shown: int) -> str:
+def _placement_words(placed: Placed, before: int, shown: int, lanes: int) -> str:
     words = f"{placed.name} in {format_bytes(placed.peak)}"
+    if lanes:
+        words += f" of a lane; {lanes:,} threads at a time have one each"
     if before:
         saved = 1 - placed.peak / before
         words += (

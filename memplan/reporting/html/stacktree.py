@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-import numpy as np
-
-from memplan.arrays import Int64Array
 from memplan.trace.stacks import Frame
 
 ROOT = 0
@@ -38,11 +35,6 @@ class StackTree:
                 self.label.append(number)
             at = found
         return at
-
-    def nodes(self, stacks: Sequence[Sequence[Frame]]) -> Int64Array:
-        """The node of each stack, innermost call first as in a StackTable."""
-        found = [self.node(reversed(stack)) for stack in stacks]
-        return np.array(found, dtype=np.int64)
 
     def _number(self, frame: Frame) -> int:
         entry = (frame.filename, frame.line, frame.name)

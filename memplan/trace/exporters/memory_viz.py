@@ -14,6 +14,7 @@ import numpy as np
 from memplan.arrays import Int64Array
 from memplan.errors import InputError
 from memplan.files import PathLike, atomic_write
+from memplan.trace.importers.snapshot_history import REQUESTED
 from memplan.trace.match import pairs
 from memplan.trace.stacks import NO_STACK, StackTable
 from memplan.trace.trace import Action, Mark, Trace
@@ -49,19 +50,20 @@ def to_snapshot(trace: Trace) -> dict[str, Any]:
     frames = _Frames(trace.stacks)
     announced = (events.action == Action.FREE_REQUESTED).any()
     begun = _microseconds(trace)
-    columns = (events.action, events.device, events.address, events.size)
-    rows = zip(
-        *(column.tolist() for column in (*columns, events.stream, events.stack)),
-        begun.tolist(),
-        strict=True,
+    columns = (
+        *(events.action, events.device, events.address, events.size),
+        *(events.requested_size, events.stream, events.stack, begun),
     )
-    for action, device, address, size, cuda_stream, stack, time in rows:
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for action, device, address, size, requested, cuda_stream, stack, time in rows:
         name = _NAMES.get(action)
         if name is None:
             continue
         entry = {"action": name, "addr": address, "size": size, "stream": cuda_stream}
         entry |= {"time_us": time, "frames": frames.of(stack)}
-        if action == Action.OOM:
+        if action == Action.ALLOC:
+            entry[REQUESTED] = requested  # torch leaves it out, and rounds it
+        elif action == Action.OOM:
             del entry["addr"]
             entry["device_free"] = 0
         elif action == Action.FREE_COMPLETED and not announced:

@@ -113,7 +113,8 @@ def from_snapshot(
     device: its index; None where only one has a history. marks: in the order they
     were seen; each comes after the entries up to its time, and where entries are tagged
     with the number of marks so far, the tags settle what is close. Sizes are rounded up
-    to GRANULARITY, in both columns; streams are kept. Raises FormatError naming the
+    to GRANULARITY, in both columns but where what was asked for is told; streams are
+    kept. Raises FormatError naming the
     entry and field, UsageError for a device that is not there.
     """
     histories = _histories(snapshot, path)
@@ -173,12 +174,14 @@ def _imported(
         "mark": np.zeros(len(history.action), dtype=np.uint8),
         "address": history.address,
         "size": history.size,
+        "requested_size": history.requested,
         "stream": history.stream,
         "stack": stacks.of_history(history),
     }
     rows = {name: np.concatenate([begun[name], rows[name]]) for name in rows}
     free = np.isin(rows["action"], (Action.FREE_COMPLETED, Action.FREE_REQUESTED))
-    known = match(rows["action"], rows["address"], rows["size"], rows["stream"])
+    taken = (rows["size"], rows["requested_size"], rows["stream"])
+    known = match(rows["action"], rows["address"], *taken)
     kept = (rows["action"] != OTHER) & (~free | known)
     if marks:
         rows, kept = with_marks(rows, kept, older, reader, marks)
@@ -200,7 +203,6 @@ def _columns(rows: Rows, kept: BoolArray, device: int) -> Columns:
     times = np.maximum.accumulate(rows.pop("time"))
     return Columns.of(
         time_ns=(times - times[:1]) * 1000,
-        requested_size=rows["size"],
         device=np.full(len(times), device),
         **rows,
     )

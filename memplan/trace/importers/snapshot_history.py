@@ -17,6 +17,7 @@ from memplan.trace.importers.snapshot_entries import Entries, UInt64Array
 from memplan.trace.trace import Action
 
 GRANULARITY = 512  # bytes; PyTorch's allocator rounds every request up to this
+REQUESTED = "requested_size"  # of an allocation that memplan wrote; torch tells of none
 REMEDY = "make it with torch.cuda.memory._dump_snapshot, after _record_memory_history"
 
 MAX_INT64 = (1 << 63) - 1
@@ -38,13 +39,15 @@ OTHER = 255  # an entry that is no event of a trace
 class History:
     """The entries of a history, shape (m,); `action` is 255 for those left out.
 
-    size: rounded, bytes; frees have their block's. matched: of frees, whether the block
-    is known from an earlier entry.
+    size: rounded, bytes; frees have their block's. requested: likewise, what was asked
+    for where the history tells, or else the size; torch's own does not tell.
+    matched: of frees, whether the block is known from an earlier entry.
     """
 
     action: npt.NDArray[np.uint8]
     address: UInt64Array
     size: Int64Array
+    requested: Int64Array
     stream: Int64Array
     time_us: Int64Array
     matched: BoolArray
@@ -74,8 +77,10 @@ class Reader:
         stream = self._integers("stream", made, MAX_INT64).astype(np.int64)
         free = self._oom_free(action)
         address = np.where(action == Action.OOM, free, address)
-        matched = match(action, address, size, stream)
-        return History(action, address, size, stream, self.times(), matched)
+        requested = self._requested(made, size)
+        matched = match(action, address, size, requested, stream)
+        times = self.times()
+        return History(action, address, size, requested, stream, times, matched)
 
     def times(self) -> Int64Array:
         """When each entry was made, µs; in files without times its place."""
@@ -112,6 +117,12 @@ class Reader:
             problem = f"{shown(entry.get(name))} is not an integer from 0 to {most}"
             self.fail(i, name, problem)
 
+    def _requested(self, made: BoolArray, size: Int64Array) -> Int64Array:
+        """What was asked for; the size where that is not told, or cannot be."""
+        values, good, _ = self.entries.integers(REQUESTED)
+        good &= made & (values > 0) & (values <= size.astype(np.uint64))
+        return np.where(good, values, size).astype(np.int64)
+
     def _oom_free(self, action: npt.NDArray[np.uint8]) -> UInt64Array:
         """What the device had free at each failed request, 0 where that is not told."""
         if not (action == Action.OOM).any():
@@ -123,10 +134,9 @@ class Reader:
 def match(
     action: npt.NDArray[np.uint8],
     address: UInt64Array,
-    size: Int64Array,
-    stream: Int64Array,
+    *columns: Int64Array,
 ) -> BoolArray:
-    """Which frees are of a block known: they take on its size and stream."""
+    """Which frees are of a block known: in `columns` they take on what it has."""
     rows = np.flatnonzero(action <= Action.FREE_REQUESTED)
     rows = rows[np.argsort(address[rows], kind="stable")]
     ends = action[rows] != Action.FREE_REQUESTED
@@ -137,8 +147,8 @@ def match(
     known &= address[rows[before]] == address[rows]
     known &= action[rows[before]] == Action.ALLOC
     freed = known & (action[rows] != Action.ALLOC)
-    size[rows[freed]] = size[rows[before[freed]]]
-    stream[rows[freed]] = stream[rows[before[freed]]]
+    for column in columns:
+        column[rows[freed]] = column[rows[before[freed]]]
     matched = np.zeros(len(action), dtype=np.bool_)
     matched[rows[freed]] = True
     return matched

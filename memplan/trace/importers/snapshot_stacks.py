@@ -81,6 +81,7 @@ def first_rows(
     count = len(blocks) + len(reserved)
     segment = [0] * len(reserved)
     first = int(history.time_us[0]) if len(history.time_us) else 0
+    sizes = np.array([*reserved, *(b.size for b in blocks)], dtype=np.int64)
     rows: dict[str, npt.NDArray[Any]] = {
         "time": np.full(count, first, dtype=np.int64),
         "action": np.array(
@@ -89,7 +90,8 @@ def first_rows(
         ),
         "mark": np.zeros(count, dtype=np.uint8),
         "address": np.array([*segment, *(b.address for b in blocks)], dtype=np.uint64),
-        "size": np.array([*reserved, *(b.size for b in blocks)], dtype=np.int64),
+        "size": sizes,
+        "requested_size": sizes,
         "stream": np.array([*segment, *(b.stream for b in blocks)], dtype=np.int64),
         "stack": np.array(
             [NO_STACK] * len(reserved) + [stacks.of_block(b.frames) for b in blocks],

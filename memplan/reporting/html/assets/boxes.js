@@ -1,7 +1,7 @@
 // Boxes: buffers with a life across and bytes up. What is smaller than a pixel is not
 // drawn on top of all else, but adds to its pixels as much as it covers of them.
 class Boxes extends Chart {
-  // set: columns lower, upper, bottom, size, category, site, node; number of each.
+  // set: columns lower, upper, left, right, bottom, size, category, site; count of each.
   constructor(canvas, page, set, range, bytes, options = {}) {
     super(canvas);
     Object.assign(this, { page, set, range, bytes, options });

@@ -41,7 +41,6 @@ class Flame {
     for (let i = 0; i < set.count && set.lower[i] <= tick; i++) {
       if (tick < set.upper[i]) this.bytes[set.node[i]] += set.size[i];
     }
-    this.own = this.bytes.slice();
     for (let i = this.bytes.length - 1; i > 0; i--) this.bytes[page.nodeParent[i]] += this.bytes[i];
     while (this.root && !this.bytes[this.root]) this.root = page.nodeParent[this.root];
     this.draw();

@@ -62,10 +62,9 @@ function controls(page) {
     range.toggle(inSeconds);
     byId("by-events").setAttribute("aria-pressed", String(!inSeconds));
     byId("by-seconds").setAttribute("aria-pressed", String(inSeconds));
-    for (const [set, low, high] of [[page.set, page.set.lower, page.set.upper]]) {
-      set.left = inSeconds ? Float64Array.from(low, (tick) => range.at(tick)) : low;
-      set.right = inSeconds ? Float64Array.from(high, (tick) => range.at(tick)) : high;
-    }
+    const { set } = page;
+    const placed = (ticks) => (inSeconds ? Float64Array.from(ticks, (tick) => range.at(tick)) : ticks);
+    [set.left, set.right] = [placed(set.lower), placed(set.upper)];
     range.changed();
   };
   byId("by-events").onclick = () => unit(false);

@@ -27,7 +27,8 @@ class Page {
       plan: scene.plan, addressTop: scene.address_top, traced: scene.traced,
     });
     this.categories = scene.categories.map(({ name }) => name);
-    this.colours = scene.categories.map(({ colour }) => colour);
+    // The last is of a plan's buffers that are none of the trace's, and of no category.
+    this.colours = [...scene.categories.map(({ colour }) => colour), scene.nobodys];
     this.rgb = this.colours.map(rgbOf);
     this.onColour = this.rgb.map(([r, g, b]) => (r * 0.299 + g * 0.587 + b * 0.114 > 140 ? "#15181c" : "#ffffff"));
     this.hidden = new Set();

@@ -6,10 +6,10 @@ function planTabs(page, charts) {
     const column = (name) => columns[`plan${k}_${name}`];
     const base = {
       count: column("left").length, lower: column("left"), upper: column("right"), left: column("left"), right: column("right"),
-      size: column("size"), category: column("category"), site: column("site"), node: column("node"),
-      life: (i) => `ticks ${countText(column("left")[i])} to ${countText(column("right")[i])} of the step's ${countText(placed.length)}`,
+      size: column("size"), category: column("category"), site: column("site"),
+      life: (i) => `ticks ${countText(column("left")[i])} to ${countText(column("right")[i])} of ${countText(placed.length)}`,
     };
-    const after = { ...base, bottom: column("bottom"), place: (i) => `offset ${countText(column("bottom")[i])} in the arena` };
+    const after = { ...base, bottom: column("bottom"), place: (i) => `offset ${countText(column("bottom")[i])} in the ${plan.room}` };
     const before = placed.before_top ? { ...base, bottom: column("before"), place: (i) => `${bytesText(column("before")[i])} up the addresses used` } : null;
     return { placed, before, after };
   });
@@ -27,12 +27,12 @@ function planTabs(page, charts) {
     for (const chart of Object.values(shown)) if (charts.includes(chart)) charts.splice(charts.indexOf(chart), 1);
     shown.range = new Range(placed.length, [0], [0]);
     const top = Math.max(placed.peak, placed.before_top, placed.bound) * 1.05;
-    const afterLevels = [[placed.peak, INK.strong, `arena ${bytesText(placed.peak)}`]];
+    const afterLevels = [[placed.peak, INK.strong, `peak ${bytesText(placed.peak)}`]];
     if (placed.bound && placed.bound < placed.peak) afterLevels.push([placed.bound, INK.peak, `lower bound ${bytesText(placed.bound)}`]);
     byId("plan-charts").classList.toggle("single", !before);
     byId("before").parentElement.hidden = !before;
     shown.before = before ? chartOf("before", before, placed, top, [[placed.before_top, INK.oom, `spread over ${bytesText(placed.before_top)}`]], "addresses, gaps closed") : null;
-    shown.after = chartOf("after", after, placed, top, afterLevels, "offset in the arena");
+    shown.after = chartOf("after", after, placed, top, afterLevels, `offset in the ${plan.room}`);
     byId("after").previousElementSibling.hidden = !before;
     return placed.note;
   };

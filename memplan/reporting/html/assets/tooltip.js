@@ -28,7 +28,7 @@ class Tooltip {
     const { page } = this;
     const where = page.siteFull(set.site[i]);
     const rows = [
-      this.head(page.colours[set.category[i]], bytesText(set.size[i]), page.categories[set.category[i]]),
+      this.head(page.colours[set.category[i]], bytesText(set.size[i]), page.categories[set.category[i]] ?? ""),
       element("div", {}, page.lifeText(set, i)),
     ];
     if (where) rows.push(element("div", { class: "code" }, where));
