@@ -128,9 +128,6 @@ MEMPLAN_API bool memplan_cuda_aside(int device, unsigned rank) {
   Arenas* arenas = arenas_of(device);
   return arenas != nullptr && arenas->aside(rank);
 }
-MEMPLAN_API void memplan_cuda_place_departures(int device, unsigned rank, bool placed) {
-  if (Arenas* arenas = arenas_of(device)) arenas->place_departures(rank, placed);
-}
 MEMPLAN_API std::uint64_t memplan_cuda_planned_bytes(int device, unsigned rank) {
   Arenas* arenas = arenas_of(device);
   return arenas == nullptr ? 0 : arenas->planned_bytes(rank);

@@ -65,10 +65,8 @@ Arenas::Blocks Arenas::next_step() {
   for (auto& [rank, place] : by_rank_) {
     if (!place->larger || !place->server.matcher().looped()) continue;
     std::vector<StepEnd> ended = std::move(place->ended);
-    const bool placed = place->server.places_departures();
     Blocks more = swap_in(rank, std::move(*place->larger));
     place->ended = std::move(ended);
-    place->server.place_departures(placed);
     for (c10::DataPtr& block : more) returned.push_back(std::move(block));
   }
   sweep(returned);
@@ -114,6 +112,9 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
   if (arena == nullptr) {
     ++stats_[kOtherStream];
   } else if (arena->aside || arena->server.overdue()) {
+    // While older blocks keep the arena, more memory beside it would be too much.
+    const bool there = arena->memory == Arena::Memory::kThere;
+    if (there) return {address_in(*arena, arena->server.serve_anywhere(bytes), bytes)};
     arena->server.pass(bytes);
     return {};
   } else if (arena->memory == Arena::Memory::kThere || arena->server.ranges().size() == 0) {
@@ -121,10 +122,7 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
       end_step(*arena);
       turns_.note();
     }
-    const std::int64_t offset = arena->server.serve(bytes).offset;
-    if (offset < 0) return {};
-    stats_.grow(kInUse, bytes);
-    return {arena->base + offset};
+    return {address_in(*arena, arena->server.serve(bytes).offset, bytes)};
   } else if (arena->memory == Arena::Memory::kNone && !arena->tried &&
              arena->refusals < kAttempts) {
     arena->memory = Arena::Memory::kInMaking;
@@ -143,6 +141,13 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
   ++counts.fallback;
   counts.fallback_bytes += bytes;
   return {};
+}
+
+// Of a range that was taken there, or null for -1.
+void* Arenas::address_in(const Arena& arena, std::int64_t offset, std::uint64_t bytes) {
+  if (offset < 0) return nullptr;
+  stats_.grow(kInUse, bytes);
+  return arena.base + offset;
 }
 
 std::uint64_t Arenas::arena_bytes(const Arena* arena) const {
@@ -171,15 +176,8 @@ void* Arenas::last_resort(std::uint64_t requested, std::int64_t stream) {
   if (arena == nullptr || arena->memory != Arena::Memory::kThere) return nullptr;
   Ranges& ranges = arena->server.ranges();
   const std::int64_t free = ranges.take_anywhere(bytes, ranges.size());
-  if (free < 0) return nullptr;
-  ++stats_[kLastResort];
-  stats_.grow(kInUse, bytes);
-  return arena->base + free;
-}
-
-void Arenas::place_departures(unsigned rank, bool placed) {
-  Lock lock(mutex_);
-  if (Arena* arena = of_rank(rank)) arena->server.place_departures(placed);
+  if (free >= 0) ++stats_[kLastResort];
+  return address_in(*arena, free, bytes);
 }
 
 std::vector<StepEnd> Arenas::take_steps(unsigned rank) {
