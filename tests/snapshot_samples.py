@@ -19,11 +19,12 @@ class Device:
         self.metadata: str | None = None
         self.now = 1_700_000_000_000_000
         self.recording = True
+        self.skipped: frozenset[str] = frozenset()  # actions not to be kept
         self._sizes: dict[int, tuple[int, int]] = {}
 
     def _note(self, action: str, address: int, **more: Any) -> None:
         self.now += 50
-        if not self.recording:
+        if not self.recording or action in self.skipped:
             return
         size, stream = self._sizes.get(address, (0, 0))
         entry = {

@@ -76,7 +76,6 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "heed": (None, (ctypes.c_void_p,)),
     "stand_aside": (None, (*_PLACE, ctypes.c_bool)),
     "aside": (ctypes.c_bool, _PLACE),
-    "place_departures": (None, (*_PLACE, ctypes.c_bool)),
     "planned_bytes": (_U64, _PLACE),
     "take_steps": (_U64, (*_PLACE, ctypes.POINTER(_U64), _U64)),
     "largest": (_U64, (*_PLACE, ctypes.POINTER(_U64), _U64)),
@@ -200,16 +199,15 @@ class Library:
         self._function("heed")(interruptions)
 
     def stand_aside(self, place: Place, aside: bool) -> None:
-        """Leave a stream to torch until its plan is exchanged, or no longer."""
+        """Follow no plan on a stream until its plan is exchanged, or no longer.
+
+        Requests are torch's then; but while older blocks keep the arena, they go to its
+        free space first."""
         self._function("stand_aside")(place.device, place.rank, aside)
 
     def aside(self, place: Place) -> bool:
         """Whether it is left to torch."""
         return bool(self._function("aside")(place.device, place.rank))
-
-    def place_departures(self, place: Place, placed: bool) -> None:
-        """Whether requests that depart from the plan go to the arena's free space."""
-        self._function("place_departures")(place.device, place.rank, placed)
 
     def planned_bytes(self, place: Place) -> int:
         """Of the arena of the plan that is there."""

@@ -40,7 +40,7 @@ class CudaReplay:
 
     @property
     def aside(self) -> bool:
-        """Whether all requests are left to torch."""
+        """Whether no plan is followed."""
         return self._library.aside(self._place)
 
     @property
@@ -54,7 +54,7 @@ class CudaReplay:
         self._library.load_plan(self._place, table.arrays, arena, later=True)
 
     def stand_aside(self, aside: bool) -> None:
-        """Leave all to torch, and give it the arena back, or no longer."""
+        """Follow no plan, and give the arena back once it is empty, or no longer."""
         self._library.stand_aside(self._place, aside)
 
     def place_departures(self, placed: bool) -> None:

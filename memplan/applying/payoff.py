@@ -30,7 +30,8 @@ UNPROVEN = 2  # lost steps before a plan is given up that never fitted any
 
 @dataclass(frozen=True)
 class GivenUp:
-    """One time the plan was given up; requests went to the default allocator from then.
+    """One time the plan was given up; from then on requests were the default
+    allocator's, on CUDA but for those that an arena still kept had room for.
 
     step: hot steps before; reason: "different" (the program asks for something else)
     or "faults" (returning pages cost more than the default allocator does).

@@ -205,17 +205,21 @@ class Runs:
 
 def _tell(found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]) -> None:
     what = "live tensors" if runs.device == "cpu" else "reserved by torch's allocator"
-    rows = [("limit", f"{format_bytes(limit)} of {what}")]
+    exact = _look_alike(found, limit)
+    rows = [("limit", f"{_size(limit, exact)} of {what}")]
     for title, one in (("fits", found.best), ("does not", found.beyond)):
         if one is not None:
-            size = format_bytes(one.bytes) if one.fits else "out of memory"
+            size = _size(one.bytes, exact) if one.fits else "out of memory"
             rows.append((title, f"{runs.label(one.value)}: {size}"))
             if one.value in confirmed:
-                real = format_bytes(confirmed[one.value])
-                rows.append(("", f"really run: {real}, {confirmed[one.value]:,} bytes"))
+                real = _size(confirmed[one.value], exact=True)
+                rows.append(("", f"really run: {real}"))
     percent = f"{float(MARGIN):.0%}".replace("%", " %")
     if found.best is not None:
-        sure = "nothing" if found.sure is None else runs.label(found.sure.value)
+        if runs.flag is None:
+            sure = "no" if found.sure is None else "yes"
+        else:
+            sure = "nothing" if found.sure is None else runs.label(found.sure.value)
         rows.append((f"with {percent} to spare", sure))
     if not found.steady:
         rows.append(("unsteady", "a larger value took less memory: read the list"))
@@ -233,6 +237,18 @@ def _tell(found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]) -> N
     )
     for note in runs.notes:
         show.note(note)
+
+
+def _look_alike(found: Fitted, limit: int) -> bool:
+    """Whether two sizes that differ, of those compared, are rounded to one text."""
+    ends = (found.best, found.beyond)
+    sizes = {limit, *(one.bytes for one in ends if one is not None and one.fits)}
+    return len(set(map(format_bytes, sizes))) < len(sizes)
+
+
+def _size(size: int, exact: bool) -> str:
+    rounded = format_bytes(size)
+    return f"{rounded}, {size:,} bytes" if exact else rounded
 
 
 def _entries(

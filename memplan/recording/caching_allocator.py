@@ -103,7 +103,7 @@ class CachingAllocator:
                     pool.remove((size, address))
                     del self._segments[address], self._blocks[address]
                     self.reserved -= size
-                self._changes.append((False, address, size))
+                    self._changes.append((False, address, size))
 
     def take_changes(self) -> list[tuple[bool, int, int]]:
         """Segments made (True) and given back since the last call: address, bytes."""

@@ -14,7 +14,7 @@ from memplan.recording.step_clock import StepClock
 from memplan.trace.importers.snapshot_marks import MARK_TAG, HistoryMark
 from memplan.trace.trace import Mark
 
-_SKIPPED = ["segment_alloc", "segment_free", "snapshot", "oom"]
+_SKIPPED = ["snapshot"]  # of which a trace says nothing
 
 
 class CudaHistory:

@@ -253,16 +253,38 @@ def test_what_stands_aside_gives_its_arena_back(world: World) -> None:
     block = world.take(512)
     world.native.stand_aside(place, True)
     assert world.native.aside(place)
-    outside = world.take(512)
-    assert world.stats()["arena_bytes"] == 4096
+    # What keeps the arena has it used, before more memory is taken.
+    inside, outside = world.take(3584), world.take(512)
+    assert (world.native.holds(inside), world.native.holds(outside)) == (True, False)
+    stats = world.stats()
+    assert (stats["arena_bytes"], stats["in_use_bytes"]) == (4096, 4096)
+    assert (stats["planned"], stats["online"], stats["fallback"]) == (1, 1, 1)
     world.release(block)
+    assert world.stats()["arena_bytes"] == 4096
+    world.release(inside)
     assert world.stats()["arena_bytes"] == 0
+    other = world.take(512)
+    assert not world.native.holds(other)
     world.native.stand_aside(place, False)
     world.native.next_step()
     again = world.take(512)
     stats = world.stats()
-    assert (stats["planned"], stats["fallback"]) == (2, 1)
-    for each in (outside, again):
+    assert (stats["planned"], stats["online"], stats["fallback"]) == (2, 1, 2)
+    for each in (outside, other, again):
+        world.release(each)
+    world.assert_no_leak()
+
+
+def test_a_warm_up_without_end_has_the_arena_used(world: World) -> None:
+    world.plan([(512, 0), (512, 512)], 4096, starts=(0, 1), loop_start=1)
+    block = world.take(512)
+    for _ in range(1024 + 2 * 2):  # by then it is another program's
+        world.release(world.take(1024))
+    assert world.stats()["online"] == 0
+    inside, outside = world.take(2048), world.take(4096)
+    assert (world.native.holds(inside), world.native.holds(outside)) == (True, False)
+    assert world.stats()["online"] == 1
+    for each in (block, inside, outside):
         world.release(each)
     world.assert_no_leak()
 
@@ -312,8 +334,7 @@ def test_steps_are_told_one_by_one(world: World) -> None:
     assert world.native.take_steps(place) == []
     assert world.native.largest(place) == [2048]
     assert world.native.planned_bytes(place) == 4096
-    world.native.place_departures(place, False)
-    world.release(world.take(2048))
+    world.release(world.take(5000))
     assert world.stats()["fallback"] == 1
 
 

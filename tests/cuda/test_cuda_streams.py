@@ -161,10 +161,10 @@ def test_an_unused_arena_is_given_back_first(world: World) -> None:
 
 
 def test_an_arena_in_use_takes_in_what_torch_cannot(world: World) -> None:
-    world.plan([(512, 0)], 4 * MIB, starts=(0,))
+    # In the warm-up, what is not planned is asked of torch first.
+    world.plan([(512, 0), (512, 0)], 4 * MIB, starts=(0, 1), loop_start=1)
     world.cap(5 * MIB)
     block = world.take(512)
-    world.native.place_departures(Place(), False)
     other = world.take(2 * MIB)
     assert world.native.holds(other)
     assert world.stats()["last_resort"] == 1

@@ -80,6 +80,19 @@ def test_a_full_device_gives_back_what_is_free_before_it_fails() -> None:
     assert full.value.requested == 11 * MIB
 
 
+def test_a_segment_that_is_used_in_part_is_not_given_back() -> None:
+    gpu = CachingAllocator()
+    gpu.allocate(5 * MIB)
+    whole, _ = gpu.allocate(12 * MIB)
+    large, _ = gpu.allocate(30 * MIB)
+    gpu.free(whole)
+    gpu.free(large)
+    gpu.take_changes()
+    gpu.empty_cache()
+    assert gpu.take_changes() == [(False, large, 30 * MIB)]
+    assert gpu.reserved == 20 * MIB
+
+
 @given(
     st.lists(
         st.tuples(st.booleans(), st.integers(1, 40 * MIB), st.integers(0, 50)),

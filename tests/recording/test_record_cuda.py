@@ -33,9 +33,10 @@ from memplan.recording.options import RecordOptions
 from memplan.recording.record import Recording
 from memplan.trace.liveness import step_problem
 from memplan.trace.read import read_trace
+from memplan.trace.reserved import most_reserved, ran_out
 from memplan.trace.trace import Action
 from tests.conftest import Run
-from tests.snapshot_samples import Device, snapshot, step
+from tests.snapshot_samples import FRAMES, Device, snapshot, step
 
 torch = pytest.importorskip("torch")
 
@@ -62,6 +63,7 @@ class FakeMemory:
         stacks: str = "all",
         max_entries: int = 1 << 62,
         clear_history: bool = False,
+        skip_actions: tuple[str, ...] | list[str] = (),
     ) -> None:
         if self.refuses:
             raise RuntimeError(self.refuses)
@@ -69,6 +71,7 @@ class FakeMemory:
         for device in self.devices:
             device.recording = enabled is not None
             device.limit = max_entries if enabled else device.limit
+            device.skipped = frozenset(skip_actions)
             if clear_history:
                 device.entries = []
 
@@ -169,6 +172,43 @@ def test_a_program_is_recorded_from_its_first_use_of_cuda(
     assert set(found.problem.size.tolist()) == {1024, 2048, 3072}
     if tags:
         assert device.metadata == ""
+
+
+def test_what_was_reserved_and_what_failed_is_recorded(
+    fake: Callable[..., FakeTorch], tmp_path: Path
+) -> None:
+    device = Device()
+    fake_torch = fake(device)
+    recording = Recording(tmp_path / "t.parquet", cuda(stacks="python"))
+    recording.start()
+    fake_torch.use()
+    device.other("segment_alloc", addr=BASE, size=2 << 20)
+    device.allocate(BASE, 512)
+    device.other("segment_alloc", addr=BASE + (4 << 20), size=20 << 20)
+    device.other("segment_free", addr=BASE + (4 << 20), size=20 << 20)
+    device.other("oom", size=1 << 40, device_free=7 << 20, frames=FRAMES)
+    device.other("snapshot", size=512)
+    device.free(BASE)
+    recording.finish()
+    trace = read_trace(recording.path)
+    events = trace.events
+    assert [
+        (Action(action), size)
+        for action, size in zip(
+            events.action.tolist(), events.size.tolist(), strict=True
+        )
+    ] == [
+        (Action.SEGMENT_ALLOC, 2 << 20),
+        (Action.ALLOC, 512),
+        (Action.SEGMENT_ALLOC, 20 << 20),
+        (Action.SEGMENT_FREE, 20 << 20),
+        (Action.OOM, 1 << 40),
+        (Action.FREE_REQUESTED, 512),
+        (Action.FREE_COMPLETED, 512),
+    ]
+    assert (most_reserved(events), ran_out(events)) == (22 << 20, True)
+    assert int(events.address[4]) == 7 << 20  # what was free then
+    assert len(trace.stacks[int(events.stack[4])]) == len(FRAMES)
 
 
 def test_blocks_older_than_the_recording_are_no_loss(

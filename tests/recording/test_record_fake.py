@@ -227,6 +227,38 @@ def test_fit_finds_the_largest_and_a_real_run_agrees(
     assert found["sure"]["value"] < best["value"]
 
 
+ONE_TENSOR = """
+import sys
+import torch
+x = torch.zeros(int(sys.argv[1]), dtype=torch.uint8)
+"""
+
+
+def test_fit_tells_neighbours_apart_by_their_bytes(
+    memplan: Run, tmp_path: Path
+) -> None:
+    script(tmp_path, ONE_TENSOR)
+    options = ("-q", "--capacity", "4MiB", "--vary", "n=4194300..4194310")
+    done = memplan("fit", *options, "train.py", "{n}")
+    assert done.returncode == 0, done.stderr
+    assert "limit              4.0 MiB, 4,194,304 bytes of live tensors" in done.stdout
+    assert "-n 4194304: 4.0 MiB, 4,194,304 bytes\n" in done.stdout
+    assert "-n 4194305: 4.0 MiB, 4,194,305 bytes\n" in done.stdout
+
+
+@pytest.mark.parametrize(("capacity", "spare"), [("5MiB", "yes"), ("4MiB", "no")])
+def test_fit_of_one_program_says_yes_or_no(
+    memplan: Run, tmp_path: Path, capacity: str, spare: str
+) -> None:
+    script(tmp_path, ONE_TENSOR)
+    done = memplan("fit", "-q", "--capacity", capacity, "train.py", "4000000")
+    assert done.returncode == 0, done.stderr
+    assert "train.py fits (1 recording, no memory used)" in done.stdout
+    assert f"{capacity[0]}.0 MiB of live tensors" in done.stdout
+    assert "train.py: 3.8 MiB\n" in done.stdout
+    assert f"with 8 % to spare  {spare}\n" in done.stdout
+
+
 def test_fit_of_what_never_fits_ends_with_one(memplan: Run, tmp_path: Path) -> None:
     script(tmp_path, ON_GPU)
     options = ("--device", "cuda", "--capacity", "16MiB")

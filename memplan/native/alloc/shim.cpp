@@ -10,6 +10,7 @@
 
 #include "alloc/c10.h"
 #include "alloc/eventlog.h"
+#include "alloc/interruptions.h"
 #include "alloc/lanes.h"
 #include "alloc/ledger.h"
 #include "alloc/recorder.h"
@@ -27,7 +28,7 @@ struct State {
   c10::Deleter base_delete = nullptr;
   std::atomic<Mode> mode = Mode::kPass;
   // Interruptions in force; while there are any, requests pass through.
-  std::atomic<int> interruptions = 0;
+  Interruptions interruptions;
   std::atomic<std::uint64_t> interrupted_requests = 0;
 
   Recorder recorder;
@@ -111,7 +112,7 @@ class Shim final : public c10::Allocator {
     State& s = state();
     const Mode mode = s.mode.load(std::memory_order_acquire);
     if (mode == Mode::kPass || bytes == 0) return s.base->allocate(bytes);
-    if (s.interruptions.load(std::memory_order_relaxed) > 0) {
+    if (s.interruptions.any()) {
       s.interrupted_requests.fetch_add(1, std::memory_order_relaxed);
       return s.base->allocate(bytes);
     }
@@ -319,17 +320,11 @@ Counts outside_lanes() {
 
 void pass_through() { state().mode.store(Mode::kPass); }
 
-void interrupt() { state().interruptions.fetch_add(1); }
+void interrupt() { state().interruptions.add(); }
 
-bool resume() {
-  std::atomic<int>& interruptions = state().interruptions;
-  int now = interruptions.load();
-  while (now > 0 && !interruptions.compare_exchange_weak(now, now - 1)) {
-  }
-  return now > 0;
-}
+bool resume() { return state().interruptions.remove(); }
 
-const std::atomic<int>* interruptions() { return &state().interruptions; }
+const std::atomic<int>* interruptions() { return state().interruptions.count(); }
 
 std::uint64_t interrupted_requests() { return state().interrupted_requests.load(); }
 

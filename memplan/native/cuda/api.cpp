@@ -60,6 +60,13 @@ Table table_from(const PlanArrays& plan) {
                   kGranularity, kGranularity);
 }
 
+// What the arenas of a device answer; of one that cannot be, nothing.
+template <typename Ask>
+auto asked(int device, Ask ask) -> decltype(ask(std::declval<Arenas&>())) {
+  if (Arenas* arenas = arenas_of(device)) return ask(*arenas);
+  return {};
+}
+
 }  // namespace
 }  // namespace memplan::cuda
 
@@ -120,20 +127,14 @@ MEMPLAN_API void memplan_cuda_heed(const std::atomic<int>* elsewhere) {
 }
 
 MEMPLAN_API void memplan_cuda_stand_aside(int device, unsigned rank, bool aside) {
-  if (Arenas* arenas = arenas_of(device)) {
-    const Arenas::Blocks returned = arenas->stand_aside(rank, aside);
-  }
+  const Arenas::Blocks returned =
+      asked(device, [&](Arenas& arenas) { return arenas.stand_aside(rank, aside); });
 }
 MEMPLAN_API bool memplan_cuda_aside(int device, unsigned rank) {
-  Arenas* arenas = arenas_of(device);
-  return arenas != nullptr && arenas->aside(rank);
-}
-MEMPLAN_API void memplan_cuda_place_departures(int device, unsigned rank, bool placed) {
-  if (Arenas* arenas = arenas_of(device)) arenas->place_departures(rank, placed);
+  return asked(device, [&](Arenas& arenas) { return arenas.aside(rank); });
 }
 MEMPLAN_API std::uint64_t memplan_cuda_planned_bytes(int device, unsigned rank) {
-  Arenas* arenas = arenas_of(device);
-  return arenas == nullptr ? 0 : arenas->planned_bytes(rank);
+  return asked(device, [&](Arenas& arenas) { return arenas.planned_bytes(rank); });
 }
 
 // Up to `capacity` of the repeated steps that ended since the last call; of each the
@@ -142,9 +143,8 @@ MEMPLAN_API std::uint64_t memplan_cuda_planned_bytes(int device, unsigned rank) 
 MEMPLAN_API std::uint64_t memplan_cuda_take_steps(int device, unsigned rank,
                                                   std::uint64_t* values,
                                                   std::uint64_t capacity) {
-  Arenas* arenas = arenas_of(device);
-  if (arenas == nullptr) return 0;
-  const std::vector<memplan::StepEnd> ended = arenas->take_steps(rank);
+  const std::vector<memplan::StepEnd> ended =
+      asked(device, [&](Arenas& arenas) { return arenas.take_steps(rank); });
   const std::size_t count = std::min<std::size_t>(ended.size(), capacity);
   for (std::size_t i = 0; i < count; ++i) {
     *values++ = ended[i].step;
@@ -160,9 +160,8 @@ MEMPLAN_API std::uint64_t memplan_cuda_take_steps(int device, unsigned rank,
 MEMPLAN_API std::uint64_t memplan_cuda_largest(int device, unsigned rank,
                                                std::uint64_t* values,
                                                std::uint64_t capacity) {
-  Arenas* arenas = arenas_of(device);
-  if (arenas == nullptr) return 0;
-  const std::vector<std::uint64_t> found = arenas->largest(rank);
+  const std::vector<std::uint64_t> found =
+      asked(device, [&](Arenas& arenas) { return arenas.largest(rank); });
   std::copy_n(found.begin(), std::min<std::size_t>(found.size(), capacity), values);
   return found.size();
 }

@@ -65,10 +65,8 @@ Arenas::Blocks Arenas::next_step() {
   for (auto& [rank, place] : by_rank_) {
     if (!place->larger || !place->server.matcher().looped()) continue;
     std::vector<StepEnd> ended = std::move(place->ended);
-    const bool placed = place->server.places_departures();
     Blocks more = swap_in(rank, std::move(*place->larger));
     place->ended = std::move(ended);
-    place->server.place_departures(placed);
     for (c10::DataPtr& block : more) returned.push_back(std::move(block));
   }
   sweep(returned);
@@ -114,6 +112,9 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
   if (arena == nullptr) {
     ++stats_[kOtherStream];
   } else if (arena->aside || arena->server.overdue()) {
+    // While older blocks keep the arena, more memory beside it would be too much.
+    const bool there = arena->memory == Arena::Memory::kThere;
+    if (there) return {address_in(*arena, arena->server.serve_anywhere(bytes), bytes)};
     arena->server.pass(bytes);
     return {};
   } else if (arena->memory == Arena::Memory::kThere || arena->server.ranges().size() == 0) {
@@ -121,10 +122,7 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
       end_step(*arena);
       turns_.note();
     }
-    const std::int64_t offset = arena->server.serve(bytes).offset;
-    if (offset < 0) return {};
-    stats_.grow(kInUse, bytes);
-    return {arena->base + offset};
+    return {address_in(*arena, arena->server.serve(bytes).offset, bytes)};
   } else if (arena->memory == Arena::Memory::kNone && !arena->tried &&
              arena->refusals < kAttempts) {
     arena->memory = Arena::Memory::kInMaking;
@@ -143,6 +141,13 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
   ++counts.fallback;
   counts.fallback_bytes += bytes;
   return {};
+}
+
+// Of a range that was taken there, or null for -1.
+void* Arenas::address_in(const Arena& arena, std::int64_t offset, std::uint64_t bytes) {
+  if (offset < 0) return nullptr;
+  stats_.grow(kInUse, bytes);
+  return arena.base + offset;
 }
 
 std::uint64_t Arenas::arena_bytes(const Arena* arena) const {
@@ -171,15 +176,8 @@ void* Arenas::last_resort(std::uint64_t requested, std::int64_t stream) {
   if (arena == nullptr || arena->memory != Arena::Memory::kThere) return nullptr;
   Ranges& ranges = arena->server.ranges();
   const std::int64_t free = ranges.take_anywhere(bytes, ranges.size());
-  if (free < 0) return nullptr;
-  ++stats_[kLastResort];
-  stats_.grow(kInUse, bytes);
-  return arena->base + free;
-}
-
-void Arenas::place_departures(unsigned rank, bool placed) {
-  Lock lock(mutex_);
-  if (Arena* arena = of_rank(rank)) arena->server.place_departures(placed);
+  if (free >= 0) ++stats_[kLastResort];
+  return address_in(*arena, free, bytes);
 }
 
 std::vector<StepEnd> Arenas::take_steps(unsigned rank) {
@@ -228,127 +226,6 @@ std::uint64_t Arenas::blocks() {
   std::uint64_t count = 0;
   for (const Arena& arena : all_) count += arena.server.ranges().used().size();
   return count;
-}
-
-// ---- frees
-
-Arenas::Arena* Arenas::holding(const void* address) {
-  for (Arena& arena : all_) {
-    if (arena.base == nullptr || address < arena.base) continue;
-    const auto offset =
-        static_cast<std::uint64_t>(static_cast<const char*>(address) - arena.base);
-    if (offset < arena.server.ranges().size()) return &arena;
-  }
-  return nullptr;
-}
-
-bool Arenas::holds(const void* address) {
-  Lock lock(mutex_);
-  return holding(address) != nullptr;
-}
-
-bool Arenas::release(void* address, Blocks& returned) noexcept {
-  Lock lock(mutex_);
-  Arena* arena = holding(address);
-  if (arena == nullptr) return false;
-  try {
-    if (!users_.empty()) {
-      if (const auto used = users_.find(address); used != users_.end()) {
-        DeviceGuard guard(runtime_, device_);
-        waiting_.add(address, std::move(used->second), !pool_open());
-        users_.erase(used);
-        return true;
-      }
-    }
-    finish(*arena, static_cast<std::uint64_t>(static_cast<char*>(address) - arena->base));
-    if (arena->retired || arena->aside) {
-      collect();
-      sweep(returned);
-    }
-  } catch (...) {
-    // No memory for our own books: the block stays as it is, and nobody gets it.
-    ++stats_[kStranded];
-  }
-  return true;
-}
-
-void Arenas::finish(Arena& arena, std::uint64_t offset) {
-  stats_.shrink(kInUse, arena.server.ranges().give_back(offset));
-}
-
-bool Arenas::record_stream(void* address, const StreamValue& stream, Stream handle) {
-  Lock lock(mutex_);
-  Arena* arena = holding(address);
-  if (arena == nullptr) return false;
-  if (stream.id == arena->stream) return true;
-  std::vector<Stream>& users = users_[address];
-  if (std::find(users.begin(), users.end(), handle) == users.end()) {
-    users.push_back(handle);
-  }
-  return true;
-}
-
-// Blocks whose streams are done with them are free from now on.
-void Arenas::collect() {
-  if (waiting_.blocks() == 0 || pool_open()) return;
-  DeviceGuard guard(runtime_, device_);
-  for (void* address : waiting_.collect()) {
-    Arena* arena = holding(address);
-    finish(*arena, static_cast<std::uint64_t>(static_cast<char*>(address) - arena->base));
-  }
-}
-
-// ---- arenas that go
-
-bool Arenas::empty(const Arena& arena) const {
-  return arena.server.ranges().used().empty();
-}
-
-void Arenas::take_back(Arena& arena, Blocks& returned) {
-  stats_.shrink(kArenas, arena.server.ranges().size());
-  returned.push_back(std::move(arena.block));
-  arena.block = {};
-  arena.base = nullptr;
-  arena.memory = Arena::Memory::kNone;
-}
-
-// Of arenas that serve no more, those without a block.
-void Arenas::sweep(Blocks& returned) {
-  for (auto at = all_.begin(); at != all_.end();) {
-    Arena& arena = *at;
-    const bool there = arena.memory == Arena::Memory::kThere;
-    if ((arena.retired || arena.aside) && there && empty(arena)) {
-      take_back(arena, returned);
-    }
-    if (arena.retired && arena.memory == Arena::Memory::kNone) {
-      ended_ += arena.server.counts();
-      at = all_.erase(at);
-    } else {
-      ++at;
-    }
-  }
-}
-
-Arenas::Blocks Arenas::give_back() {
-  Lock lock(mutex_);
-  collect();
-  Blocks returned;
-  for (Arena& arena : all_) {
-    if (arena.memory != Arena::Memory::kThere || !empty(arena)) continue;
-    take_back(arena, returned);
-    ++stats_[kArenasGivenBack];
-    ++arena.refusals;
-    arena.tried = true;  // not again before the next step
-  }
-  return returned;
-}
-
-Arenas::Blocks Arenas::stand_aside(unsigned rank, bool aside) {
-  Lock lock(mutex_);
-  Blocks returned;
-  if (Arena* arena = of_rank(rank)) arena->aside = aside;
-  sweep(returned);
-  return returned;
 }
 
 }  // namespace memplan::cuda

@@ -96,10 +96,10 @@ class Arenas {
     std::lock_guard lock(mutex_);
     ++stats_[stat];
   }
-  // From now on all requests go to torch, until another table is adopted; or not any more.
+  // Until another table is adopted, no plan is followed: requests go to the arena's free
+  // space while older blocks keep it, and to torch; or not any more.
   Blocks stand_aside(unsigned rank, bool aside);
   bool aside(unsigned rank);
-  void place_departures(unsigned rank, bool placed);
   // The repeated steps that ended since the last call.
   std::vector<StepEnd> take_steps(unsigned rank);
   std::vector<std::uint64_t> largest(unsigned rank);
@@ -122,6 +122,7 @@ class Arenas {
   Arena* serving(std::int64_t stream);
   Arena* of_rank(unsigned rank);
   Arena* holding(const void* address);
+  void* address_in(const Arena& arena, std::int64_t offset, std::uint64_t bytes);
   void end_step(Arena& arena);
   void finish(Arena& arena, std::uint64_t offset);
   void collect();

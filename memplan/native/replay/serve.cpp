@@ -27,9 +27,7 @@ Place Server::serve(std::uint64_t bytes) {
   const bool placed = matcher_.looped() && departures_placed_;
   const std::int64_t offset =
       placed ? ranges_.take_anywhere(bytes, table().online_bytes) : -1;
-  ++(offset < 0 ? step_.fallback : step_.online);
-  (offset < 0 ? step_.fallback_bytes : step_.online_bytes) += bytes;
-  return {offset, Matcher::kNoMatch};
+  return {depart(bytes, offset), Matcher::kNoMatch};
 }
 
 bool Server::turns(std::uint64_t bytes) {

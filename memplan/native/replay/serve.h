@@ -43,8 +43,13 @@ class Server {
   // A request that is the default allocator's without a look at the plan.
   void pass(std::uint64_t bytes) {
     ++step_.requests;
-    ++step_.fallback;
-    step_.fallback_bytes += bytes;
+    depart(bytes, -1);
+  }
+  // Without a look at the plan, but in the arena's free space where that holds it:
+  // returns the offset, or -1.
+  std::int64_t serve_anywhere(std::uint64_t bytes) {
+    ++step_.requests;
+    return depart(bytes, ranges_.take_anywhere(bytes, ranges_.size()));
   }
   // Whether requests that depart from the plan are placed in the arena's free space; they
   // are at first. Else the default allocator serves them.
@@ -74,6 +79,13 @@ class Server {
 
  private:
   static constexpr std::uint64_t kOverdue = 1024;
+
+  // Counts a request that lies at `offset` against the plan, or, if -1, elsewhere.
+  std::int64_t depart(std::uint64_t bytes, std::int64_t offset) {
+    ++(offset < 0 ? step_.fallback : step_.online);
+    (offset < 0 ? step_.fallback_bytes : step_.online_bytes) += bytes;
+    return offset;
+  }
 
   Matcher matcher_;
   Ranges ranges_;

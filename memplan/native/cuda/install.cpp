@@ -1,0 +1,90 @@
+// Putting our functions into the slots, and a forked child's going without.
+#include <pthread.h>
+
+#include "cuda/state.h"
+
+namespace memplan::cuda {
+namespace {
+
+// It shares the parent's tensors' addresses, and no device: whatever it asks torch for,
+// torch answers, and what it frees it frees in its own copy only.
+void before_fork() {
+  State& s = state();
+  s.mutex.lock();
+  s.log.lock();
+  for (Arenas* arenas : all_arenas()) arenas->lock();
+}
+
+void in_parent() {
+  State& s = state();
+  for (Arenas* arenas : all_arenas()) arenas->unlock();
+  s.log.unlock();
+  s.mutex.unlock();
+}
+
+void in_child() {
+  State& s = state();
+  s.serving.store(false);
+  in_parent();
+  s.log.take();
+}
+
+}  // namespace
+
+std::string check(const char* path) {
+  Torch torch;
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  return s.slots == nullptr ? find_torch(path, torch) : std::string();
+}
+
+std::string prepare(const char* path) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  if (s.slots != nullptr) return {};
+  if (std::string fault = find_torch(path, s.torch); !fault.empty()) return fault;
+  s.allocate = reinterpret_cast<Allocate>(s.torch.table[kAllocateSlot]);
+  s.slots = new Slots(s.torch);
+  pthread_atfork(&before_fork, &in_parent, &in_child);
+  return {};
+}
+
+std::size_t slot_count() {
+  const Slots* slots = state().slots;
+  return slots == nullptr ? 0 : slots->count();
+}
+
+void watch(std::size_t slot) { state().slots.load()->watch(slot); }
+
+std::size_t stop_watching() { return state().slots.load()->stop_watching(); }
+
+bool take_slot(Role role, std::size_t slot) {
+  State& s = state();
+  const auto of = static_cast<std::size_t>(role);
+  const std::size_t which = s.taken[of];
+  if (s.installed || which == kMostOfARole || slot >= slot_count()) return false;
+  s.native[of][which] = s.slots.load()->native(slot);
+  ++s.taken[of];
+  s.slots.load()->exchange(slot, hook_of(role, which));
+  return true;
+}
+
+bool installed() { return state().installed; }
+
+std::string install() {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  if (s.slots == nullptr) return "its allocator was not looked for yet";
+  static constexpr std::array<const char*, static_cast<int>(Role::kRoles)> kNames = {
+      "recordStream", "beginAllocateToPool", "endAllocateToPool"};
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (s.taken[i] == 0) return std::string("its ") + kNames[i] + " was not found";
+  }
+  if (!s.installed) {
+    s.slots.load()->exchange(kAllocateSlot, allocate_hook());
+  }
+  s.installed = true;
+  return {};
+}
+
+}  // namespace memplan::cuda
