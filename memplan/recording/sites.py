@@ -36,9 +36,8 @@ class Sites:
         self._depth = depth
         self._handles: list[Any] = []
         self._after: Any = None
-        self._numbers: dict[
-            int, int
-        ] = {}  # of modules, by id, as the recorder has them
+        # Of modules and parameters, by id, as the recorder has them.
+        self._numbers: dict[int, int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -62,7 +61,7 @@ class Sites:
             self._depth,
             runner=target.__file__,
             foreign=foreign_files(folder),
-            library=str(folder / "lib" / "libtorch_cpu.so"),
+            torch_library=str(folder / "lib" / "libtorch_cpu.so"),
             describe=operator_at,
             current_node=getattr(torch._C, "_current_autograd_node", None),
         )
