@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -23,6 +24,10 @@ _STRONGEST_FIRST = (
     Category.GRADIENTS,
     Category.INPUTS,
 )
+
+
+# What torch.compile writes into its cache, wherever it is: ab/cab….py, by a hash.
+_GENERATED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py\Z")
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,8 @@ def first_of_user(stack: Stack) -> Frame:
 def _is_users(file: str) -> bool:
     parts = file.replace("\\", "/").split("/")
     if not file or file.startswith(("<frozen", "??")) or parts[-1].endswith(".so"):
+        return False
+    if _GENERATED.search(file):
         return False
     for folder in ("site-packages", "dist-packages"):
         if folder in parts[:-1]:

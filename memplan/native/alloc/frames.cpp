@@ -2,6 +2,8 @@
 
 #include <frameobject.h>
 
+#include <string_view>
+
 #include "alloc/stack_text.h"
 
 namespace memplan {
@@ -17,11 +19,25 @@ int offset_in(PyFrameObject* frame) {
 #endif
 }
 
+// Whether torch.compile wrote the file: CACHE/ab/cab….py, whose name is "c" and 51 digits
+// of a hash in base 32, wherever the cache is. As `_GENERATED` of memplan.reporting.
+bool is_generated(std::string_view file) {
+  constexpr std::size_t kDigits = 51;
+  constexpr std::size_t kLength = sizeof("/ab/c.py") - 1 + kDigits;
+  if (file.size() < kLength || !file.ends_with(".py")) return false;
+  const std::string_view tail = file.substr(file.size() - kLength);
+  const std::string_view digits = tail.substr(5, kDigits);
+  return tail[0] == '/' && tail.substr(3, 2) == "/c" &&
+         tail.substr(1, 2) == digits.substr(0, 2) &&
+         digits.find_first_not_of("abcdefghijklmnopqrstuvwxyz234567") == digits.npos;
+}
+
 }  // namespace
 
 Frames::Kind Frames::kind_of_file(PyObject* code) const {
   const std::string file = text_of(code, "co_filename");
   if (file == runner_) return Kind::kRunner;
+  if (is_generated(file)) return Kind::kForeign;
   for (const std::string& prefix : foreign_) {
     if (!file.starts_with(prefix)) continue;
     const bool engine = text_of(code, "co_name") == "_engine_run_backward";
