@@ -126,13 +126,16 @@ class Sites:
         """Name the parts of an outermost module."""
         _alloc.leave_module()
         self._roots[id(root)] = weakref.ref(root)
+        owners: dict[int, int] = {}  # of parameters: the first of those that share one
         for name, part in root.named_modules():
             own = name or type(root).__name__
             self._numbers[id(part)] = number = _alloc.name_module(own)
             for each in itertools.chain(
                 part.parameters(recurse=False), part.buffers(recurse=False)
             ):
-                self._numbers.setdefault(id(each), number)
+                owners.setdefault(id(each), number)
+        # An id may have been that of a parameter that is gone.
+        self._numbers.update(owners)
         _alloc.enter_module(self._numbers[id(root)])
         self._label_parameters(itertools.chain(root.parameters(), root.buffers()))
 

@@ -236,6 +236,19 @@ def test_what_the_compiler_wrote_is_not_the_programs_own(
     assert share.site.function == ("program" if folder == "ab" else "call")
 
 
+def test_weights_are_the_modules_that_has_them_now(tmp_path: Path) -> None:
+    def program() -> None:
+        for name in "abcdef":  # ids come again
+            model = nn.Sequential(collections.OrderedDict({name: nn.Linear(10, 10)}))
+            model(torch.zeros(1, 10))
+            del model
+
+    buffers = buffers_of(recorded(tmp_path, program))
+    weights = buffers.site[buffers.category == Category.PARAMETERS]
+    found = [buffers.sites[i].module for i in weights]
+    assert found == [name for name in "abcdef" for _ in ("weight", "bias")]
+
+
 def test_recordings_are_the_same_three_times(tmp_path: Path) -> None:
     runs = [summarize(recorded(tmp_path, whole)) for _ in range(3)]
     assert len({stats.peak.bytes for stats in runs}) == 1
