@@ -91,6 +91,19 @@ def device(function: F) -> F:
     )(function)
 
 
+def rows(function: F) -> F:
+    """`-n N`, `most`: of a table so many rows, at least 1."""
+    return click.option(
+        "-n",
+        "most",
+        type=click.IntRange(min=1),
+        default=10,
+        show_default=True,
+        metavar="N",
+        help="Rows to show.",
+    )(function)
+
+
 def read_input(
     source: Input, *columns: str, device: int | None = None
 ) -> Trace | Problem:

@@ -14,15 +14,7 @@ from memplan.units import format_bytes
 @click.command("diff")
 @arguments.existing("before", metavar="BEFORE")
 @arguments.existing("after", metavar="AFTER")
-@click.option(
-    "-n",
-    "most",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Rows to show.",
-)
+@arguments.rows
 @arguments.json_
 def command(before: Path, after: Path, most: int, json_: bool) -> None:
     """Compare the peaks of two recordings, line by line.
@@ -44,7 +36,7 @@ def command(before: Path, after: Path, most: int, json_: bool) -> None:
             delta = sum(change.delta for change in left)
             rows.append([f"{len(left):,} others", "", "", "", "", _signed(delta)])
         columns = ["where", "module", "operator", "before", "after", "change"]
-        show.table("at the peak, by line", columns, rows, 3)
+        show.table("at the peak, by line, module and operator", columns, rows, 3)
 
 
 def _rows(found: Diff) -> list[tuple[str, str]]:

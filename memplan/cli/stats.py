@@ -39,15 +39,7 @@ _UNKNOWN_SITES = (
     show_default=True,
     help="What to sum up by.",
 )
-@click.option(
-    "-n",
-    "most",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Rows to show.",
-)
+@arguments.rows
 @arguments.json_
 def command(source: tuple[str, ...], at: str, kind: By, most: int, json_: bool) -> None:
     """Say which lines, modules and operators make the peak, and whether memory leaks.
@@ -92,7 +84,7 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
         rows.append(("of it", ", ".join(known)))
     rows.append(("events", f"{len(found.trace):,}, {found.steps:,} steps"))
     if found.steps > 2:
-        rows.append(("persistent", format_bytes(found.persistent_bytes)))
+        rows.append(("kept at end", format_bytes(found.kept_at_end_bytes)))
         rows.append(("leak", _leak(found)))
     if found.oom is not None:
         rows += _oom(found)
@@ -145,7 +137,7 @@ def _of_plan(plan: Plan, path: Path, json_: bool) -> None:
     values: dict[str, Any] = {
         "schema": "memplan.stats",
         "version": 1,
-        "script": plan.program.script if hasattr(plan, "program") else "",
+        "script": plan.provenance.program.script,
         "peak_bytes": plan.peak,
         "lower_bound": plan.lower_bound,
         "buffers": len(plan.problem),
@@ -153,14 +145,11 @@ def _of_plan(plan: Plan, path: Path, json_: bool) -> None:
     if json_:
         show.as_json(values)
         return
+    bound = format_bytes(plan.lower_bound)
     rows = [
         ("planned peak", format_bytes(plan.peak)),
-        ("lower bound", f"{format_bytes(plan.lower_bound)}, gap {_gap(plan)}"),
+        ("lower bound", f"{bound}, gap {format_gap(plan.gap)}"),
         ("buffers", f"{len(plan.problem):,}"),
     ]
     show.facts(f"memplan: {path}", rows)
     show.line(f"  next: memplan plot {shlex.quote(str(path))} -o packing.png")
-
-
-def _gap(plan: Plan) -> str:
-    return format_gap(plan.gap)

@@ -41,7 +41,7 @@ def command(paths: list[Path], most: int, json_: bool) -> None:
     rows = [_row(path, each, middle) for path, each in order]
     title = f"{len(rows):,} traces, median peak {format_bytes(middle)}"
     columns = ["trace", "most at", "rank", "peak", "from median", "leak a step"]
-    if len(rows) > max(most, 1):
+    if len(rows) > most:
         title += f"; the {most:,} that differ most (-n shows more)"
     show.table(title, columns, rows[:most], 2)
 

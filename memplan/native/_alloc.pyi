@@ -10,7 +10,7 @@ def note_stacks(
     depth: int,
     runner: str = "",
     foreign: list[str] = ...,
-    library: str = "",
+    torch_library: str = "",
     describe: Callable[[CodeType, int], str] | None = None,
     current_node: Callable[[], object] | None = None,
 ) -> None: ...

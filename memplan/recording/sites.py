@@ -36,9 +36,8 @@ class Sites:
         self._depth = depth
         self._handles: list[Any] = []
         self._after: Any = None
-        self._numbers: dict[
-            int, int
-        ] = {}  # of modules, by id, as the recorder has them
+        # Of modules and parameters, by id, as the recorder has them.
+        self._numbers: dict[int, int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -62,7 +61,7 @@ class Sites:
             self._depth,
             runner=target.__file__,
             foreign=foreign_files(folder),
-            library=str(folder / "lib" / "libtorch_cpu.so"),
+            torch_library=str(folder / "lib" / "libtorch_cpu.so"),
             describe=operator_at,
             current_node=getattr(torch._C, "_current_autograd_node", None),
         )
@@ -127,13 +126,16 @@ class Sites:
         """Name the parts of an outermost module."""
         _alloc.leave_module()
         self._roots[id(root)] = weakref.ref(root)
+        owners: dict[int, int] = {}  # of parameters: the first of those that share one
         for name, part in root.named_modules():
             own = name or type(root).__name__
             self._numbers[id(part)] = number = _alloc.name_module(own)
             for each in itertools.chain(
                 part.parameters(recurse=False), part.buffers(recurse=False)
             ):
-                self._numbers.setdefault(id(each), number)
+                owners.setdefault(id(each), number)
+        # An id may have been that of a parameter that is gone.
+        self._numbers.update(owners)
         _alloc.enter_module(self._numbers[id(root)])
         self._label_parameters(itertools.chain(root.parameters(), root.buffers()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from memplan.arrays import Int64Array
 from memplan.trace.category import Category
-from memplan.trace.match import labelled, pairs
+from memplan.trace.match import labelled, lives
 from memplan.trace.stacks import Frame, Phase, Stack, StackTable
 from memplan.trace.steps import strongest_mark
 from memplan.trace.trace import Action, Mark, Trace
@@ -23,6 +24,10 @@ _STRONGEST_FIRST = (
     Category.GRADIENTS,
     Category.INPUTS,
 )
+
+
+# What torch.compile writes into its cache, wherever it is: ab/cab….py, by a hash.
+_GENERATED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py\Z")
 
 
 @dataclass(frozen=True)
@@ -114,13 +119,9 @@ def buffers_of(trace: Trace) -> Buffers:
     """What is known of each allocation of `trace`; any trace will do."""
     events = trace.events
     count = len(events)
-    row = np.flatnonzero((events.action == Action.ALLOC) & (events.requested_size > 0))
+    row, end = lives(events)
     index = np.full(count, -1, dtype=np.int64)
     index[row] = np.arange(len(row))
-    end = np.full(len(row), count, dtype=np.int64)
-    made, freed = pairs(events)
-    known = index[made] >= 0
-    end[index[made[known]]] = freed[known]
     mark = strongest_mark(events)
     bounds = np.flatnonzero((events.action == Action.STEP) & (events.mark == mark))
     bounds = bounds[:0] if mark is Mark.NONE else bounds
@@ -134,7 +135,7 @@ def buffers_of(trace: Trace) -> Buffers:
     table.put_modules(site, buffer[named], events.stack[told][named])
     time_ns = np.maximum.accumulate(events.time_ns) if count else events.time_ns
     return Buffers(
-        row=row.astype(np.int64),
+        row=row,
         end=end,
         size=events.requested_size[row],
         category=_categories(phase, row, end, (events.requested_size[told], buffer)),
@@ -174,6 +175,8 @@ def first_of_user(stack: Stack) -> Frame:
 def _is_users(file: str) -> bool:
     parts = file.replace("\\", "/").split("/")
     if not file or file.startswith(("<frozen", "??")) or parts[-1].endswith(".so"):
+        return False
+    if _GENERATED.search(file):
         return False
     for folder in ("site-packages", "dist-packages"):
         if folder in parts[:-1]:
@@ -224,7 +227,7 @@ class _SiteTable:
 
 def _categories(
     phase: npt.NDArray[np.uint8],
-    row: npt.NDArray[np.int64],
+    row: Int64Array,
     end: Int64Array,
     labels: tuple[Int64Array, Int64Array],
 ) -> npt.NDArray[np.uint8]:

@@ -32,8 +32,9 @@ class Stats:
     """A trace's peak and what it is made of.
 
     peak, at: what is live at the peak, and at the moment that was asked for. steps:
-    that were begun after the first boundary. persistent_bytes: alive at the end of the
-    last whole step and made two steps before, or earlier; 0 without steps.
+    that were begun after the first boundary. kept_at_end_bytes: alive at the end of the
+    last whole step and made two steps before, or earlier, what leaks with what is
+    persistent; 0 without steps.
     """
 
     trace: Trace
@@ -42,7 +43,7 @@ class Stats:
     at: Live
     leak: Leak | None
     oom: OutOfMemory | None
-    persistent_bytes: int
+    kept_at_end_bytes: int
 
     @property
     def steps(self) -> int:
@@ -83,7 +84,7 @@ def summarize(trace: Trace, at: str = "peak") -> Stats:
         at=live_at(buffers, at),
         leak=find_leak(buffers),
         oom=_out_of_memory(trace, buffers),
-        persistent_bytes=int(level[-1]) if len(level) else 0,
+        kept_at_end_bytes=int(level[-1]) if len(level) else 0,
     )
 
 
@@ -115,7 +116,7 @@ def entries(stats: Stats) -> dict[str, object]:
         "steps": stats.steps,
         "peak_bytes": stats.peak.bytes,
         "peak_time": stats.peak.seconds,
-        "persistent_bytes": stats.persistent_bytes,
+        "kept_at_end_bytes": stats.kept_at_end_bytes,
         "at": {"bytes": at.bytes, "seconds": at.seconds, "step": at.step},
         "sites": _site_entries(at),
         "categories": category_entries(at),

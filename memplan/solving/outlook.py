@@ -17,8 +17,8 @@ import numpy as np
 from memplan.arrays import Int64Array
 from memplan.core.plan import UNMARKED, Plan
 from memplan.trace.match import pairs
+from memplan.trace.persistent import outlive_steps, outlives
 from memplan.trace.steps import Timeline, timeline
-from memplan.trace.threads import steps_by_thread
 from memplan.trace.trace import Action, Columns, Trace
 from memplan.trace.unmarked import unmarked_steps
 
@@ -76,7 +76,8 @@ def outlook(trace: Trace, plan: Plan) -> Outlook | None:
     if trace.info.device != "cpu" or plan.hot.requests is None:
         return None
     heaps, most_live = default_heaps(trace.events)
-    left = unplanned_bytes(trace, plan.provenance.program.marks)
+    made = plan.provenance
+    left = unplanned_bytes(trace, made.program.marks, made.source.step)
     planned = left + plan.arena_bytes
     measured = trace.info.run.peak_rss_bytes
     # An estimate that is more than was measured is wrong, not the measurement.
@@ -88,17 +89,20 @@ def outlook(trace: Trace, plan: Plan) -> Outlook | None:
     )
 
 
-def unplanned_bytes(trace: Trace, marks: str = "") -> int:
+def unplanned_bytes(trace: Trace, marks: str = "", step: str = "hot") -> int:
     """The most bytes alive in the recording's second half of blocks that outlive their
-    step and the next: no plan holds them. marks: what cuts the plan's steps."""
-    threads = steps_by_thread(trace)
-    line = timeline(trace if threads is None else threads.trace)
-    if marks == UNMARKED:
-        line = unmarked_steps(line) or line
-    upper = line.step_of(line.upper)
-    stay = (line.upper == Timeline.NEVER) | (upper - line.step_of(line.lower) > 1)
-    if line.steps == 1:
-        stay = line.upper == Timeline.NEVER
+    step and the next: no plan holds them.
+
+    marks: what cuts the plan's steps. step: "all" where the plan is of the whole
+    recording: it holds all but what is never freed.
+    """
+    line = timeline(trace)
+    if step == "all":
+        stay = line.freed == Timeline.NEVER
+    elif marks == UNMARKED:
+        stay = outlive_steps(unmarked_steps(line) or line)
+    else:
+        stay = outlives(trace)
     half = line.ticks // 2  # what came with the program's start is over by then
     lower, end = line.lower[stay], np.minimum(line.upper[stay], line.ticks)
     moments = np.maximum(np.concatenate([lower, end]), half)

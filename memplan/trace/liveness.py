@@ -18,10 +18,12 @@ from memplan.arrays import BoolArray, Int64Array
 from memplan.core.placement import Requests, Workload
 from memplan.core.problem import Problem
 from memplan.errors import NoPlanError, UsageError
+from memplan.trace.match import lives
+from memplan.trace.persistent import persistent_bytes
 from memplan.trace.step_kinds import KindWorkload, other_kinds
 from memplan.trace.steps import HotSteps, Timeline, find_hot, timeline
 from memplan.trace.threads import ThreadSteps, Together, steps_by_thread, together
-from memplan.trace.trace import Action, Trace
+from memplan.trace.trace import Trace
 from memplan.trace.unmarked import unmarked_steps
 
 NEVER = Timeline.NEVER
@@ -76,7 +78,7 @@ def step_problem(
     unit = trace.info.alignment if alignment is None else alignment
     on_cpu = trace.info.device == "cpu"  # where the loader follows what is not marked
     if step == "hot" and on_cpu and (threads := _hot_first(trace)) is not None:
-        return _of_threads(threads, unit)
+        return _of_threads(trace, threads, unit)
     line = timeline(trace)
     if step == "hot":
         hot = find_hot(line)
@@ -119,30 +121,24 @@ def _hot_first(trace: Trace) -> ThreadSteps | None:
     hot = None if threads is None else find_hot(line := timeline(threads.trace))
     if threads is None or hot is None:
         return threads
-    row = _made(threads)[line.requests(hot.begin).start]
+    made, _ = lives(threads.trace.events)
+    row = made[line.requests(hot.begin).start]
     return steps_by_thread(trace, int(threads.thread[row]))
 
 
-def _made(threads: ThreadSteps) -> Int64Array:
-    """The rows of the allocations on the timeline."""
-    events = threads.trace.events
-    return np.flatnonzero(
-        (events.action == Action.ALLOC) & (events.requested_size > 0)
-    ).astype(np.int64)
-
-
-def _of_threads(threads: ThreadSteps, alignment: int) -> StepWorkload:
+def _of_threads(trace: Trace, threads: ThreadSteps, alignment: int) -> StepWorkload:
     """The steps of all threads as if one had made them, one after the other.
 
     Each thread begins where it pleases: there is no warm-up. A kind of step that came
     only once is none: the first of a thread, or one that was cut off.
     """
     line = timeline(threads.trace)
-    found = _cycle(line, _hot(line), alignment, least_seen=2)
-    made = _made(threads)
+    hot = _hot(line)
+    made, _ = lives(threads.trace.events)
     transient = made[_transient(line, line.lower, line.upper)]
     return replace(
-        found,
+        _cycle(line, hot, alignment, least_seen=2),
+        persistent_bytes=persistent_bytes(trace, threads, hot),
         warmup=None,
         together=together(threads, transient),
     )

@@ -24,6 +24,19 @@ def pairs(events: Columns) -> tuple[_Rows, _Rows]:
     return _Places(events.action, events.address, events.device).pairs()
 
 
+def lives(events: Columns) -> tuple[Int64Array, Int64Array]:
+    """The rows of all allocations of any bytes, ascending, and of their frees.
+
+    The number of events where there is no free; shape (n,) each.
+    """
+    made = (events.action == Action.ALLOC) & (events.requested_size > 0)
+    row = np.flatnonzero(made).astype(np.int64)
+    end = np.full(len(events), len(events), dtype=np.int64)
+    alloc, free = pairs(events)
+    end[alloc] = free
+    return row, end[row]
+
+
 def labelled(events: Columns) -> tuple[_Rows, _Rows]:
     """The rows of LABEL events, and of the allocations they tell of; shape (k,) each.
 

@@ -14,6 +14,7 @@ from memplan.cli.site_table import module_pattern, percentages
 from memplan.errors import UsageError
 from memplan.reporting.check import Limits, check
 from tests.conftest import Run
+from tests.programs import Made, trace_of
 from tests.reporting.asking import ASKED, FILE, asking
 
 
@@ -74,6 +75,10 @@ def test_stats_as_json_sums_to_the_peak(memplan: Run, traces: Path) -> None:
 
 
 def test_stats_takes_plans_and_many_traces(memplan: Run, traces: Path) -> None:
+    trace = trace_of([(Made(64, None), Made(64, 0)), *[(Made(64, 0),)] * 4])
+    package.write_plan(package.solve(trace), traces / "of.plan.json")
+    found = json.loads(memplan("stats", "of.plan.json", "--json").stdout)
+    assert found["script"] == "p.py"
     assert "planned peak  128 B" in memplan("stats", "p.plan.json").stdout
     for number in range(4):
         package.write_trace(asking(3), traces / f"trace.{number}.parquet")

@@ -215,6 +215,40 @@ def test_whole_stacks_have_the_same_sites(tmp_path: Path) -> None:
     assert live_at(buffers_of(long)).by("line")[0].bytes == short.by("line")[0].bytes
 
 
+@pytest.mark.parametrize("stacks", ["site", "python"])
+@pytest.mark.parametrize("folder", ["ab", "cd"])
+def test_what_the_compiler_wrote_is_not_the_programs_own(
+    folder: str, stacks: str, tmp_path: Path
+) -> None:
+    # As torch.compile names its files: by a hash, in the folder of its first digits.
+    path = tmp_path / "cache" / folder / f"cab{'q2' * 24}7.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("def call(torch):\n    return torch.empty(1000)\n")
+    space: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+
+    def program() -> None:
+        space["call"](torch)
+
+    (share,) = live_at(buffers_of(recorded(tmp_path, program, stacks))).by("line")
+    assert share.bytes == 4000
+    assert share.site.file == (__file__ if folder == "ab" else str(path))
+    assert share.site.function == ("program" if folder == "ab" else "call")
+
+
+def test_weights_are_the_modules_that_has_them_now(tmp_path: Path) -> None:
+    def program() -> None:
+        for name in "abcdef":  # ids come again
+            model = nn.Sequential(collections.OrderedDict({name: nn.Linear(10, 10)}))
+            model(torch.zeros(1, 10))
+            del model
+
+    buffers = buffers_of(recorded(tmp_path, program))
+    weights = buffers.site[buffers.category == Category.PARAMETERS]
+    found = [buffers.sites[i].module for i in weights]
+    assert found == [name for name in "abcdef" for _ in ("weight", "bias")]
+
+
 def test_recordings_are_the_same_three_times(tmp_path: Path) -> None:
     runs = [summarize(recorded(tmp_path, whole)) for _ in range(3)]
     assert len({stats.peak.bytes for stats in runs}) == 1

@@ -35,17 +35,23 @@ def test_only_measured(memplan_peak):
 """
 
 
-def test_a_test_fails_that_needs_more(tmp_path: Path) -> None:
-    (tmp_path / "test_program.py").write_text(PROGRAM)
+def failing(program: str, folder: Path) -> str:
+    """What pytest says of tests of which some fail."""
+    (folder / "test_program.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 1, done.stdout
-    assert "1 failed, 2 passed" in done.stdout
-    assert "peak live 3.9 KiB is 1 bytes, 0.0 %, above 3.9 KiB; most at" in done.stdout
+    return done.stdout
+
+
+def test_a_test_fails_that_needs_more(tmp_path: Path) -> None:
+    said = failing(PROGRAM, tmp_path)
+    assert "1 failed, 2 passed" in said
+    assert "peak live 3.9 KiB is 1 bytes, 0.0 %, above 3.9 KiB; most at" in said
 
 
 WRONG = """\
@@ -56,13 +62,6 @@ def test_wrong(memplan_peak):
 
 
 def test_a_limit_that_is_none_is_told_before_the_block_runs(tmp_path: Path) -> None:
-    (tmp_path / "test_program.py").write_text(WRONG)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1, done.stdout
-    assert "'5 foo' is not a size" in done.stdout
-    assert "Captured stdout" not in done.stdout
+    said = failing(WRONG, tmp_path)
+    assert "'5 foo' is not a size" in said
+    assert "Captured stdout" not in said

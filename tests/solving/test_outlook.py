@@ -37,6 +37,19 @@ def test_what_stays_is_out_of_reach() -> None:
     assert found.most_live <= default_heaps(trace.events)[0]
 
 
+def test_the_last_steps_gradients_are_planned() -> None:
+    step = (Made(1 << 20, 2), Made(1 << 21, 0))  # freed when the next one begins
+    trace = trace_of([(Made(1 << 24, None), *step), *[step] * 8])
+    assert unplanned_bytes(trace) == 1 << 24
+
+
+def test_of_a_whole_recording_only_what_is_never_freed_is_not_planned() -> None:
+    trace = trace_of([(Made(1 << 24, 12), Made(5000, None), *HOT), *[HOT] * 8])
+    found = outlook(trace, solve_trace(trace, step="all"))
+    assert found is not None
+    assert found.persistent == 5000
+
+
 @given(st.lists(st.integers(1, 2 * MAPPED), min_size=1, max_size=30))
 def test_heaps_hold_what_is_alive(sizes: list[int]) -> None:
     trace = trace_of([tuple(Made(size, 0) for size in sizes)] * 3)

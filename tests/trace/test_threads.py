@@ -16,7 +16,10 @@ from memplan.core.verify import verify
 from memplan.errors import FormatError
 from memplan.limits import MAX_LANES
 from memplan.solving.from_trace import solve_trace
+from memplan.solving.outlook import unplanned_bytes
 from memplan.trace.liveness import step_problem
+from memplan.trace.persistent import outlives
+from memplan.trace.steps import timeline
 from memplan.trace.threads import steps_by_thread
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
@@ -102,6 +105,34 @@ def test_in_lock_step_each_thread_has_a_lane() -> None:
     events = [event for turn in zip(*parts, strict=True) for event in turn]
     plan = solve_trace(trace_of(events))
     assert (plan.lanes, plan.arena_bytes) == (3, 3 * STEP_BYTES)
+
+
+def test_what_the_main_thread_made_outside_of_steps_is_persistent() -> None:
+    def made(address: int, size: int) -> Event:
+        return Action.ALLOC, Mark.NONE, address, size, 9
+
+    def freed(address: int) -> Event:
+        return Action.FREE_COMPLETED, Mark.NONE, address, 0, 9
+
+    weights, inputs, early, late = 9_000_000, 9_000_010, 9_000_020, 9_000_030
+    before = [made(weights, 1 << 20), made(inputs, 4000), made(early, 70)]
+    gone = [made(9_000_040, 50), freed(9_000_040), made(late, 90)]
+    parts = [steps_of(i, 8) for i in (1, 2)]
+    kept: Event = (Action.ALLOC, Mark.NONE, 9_000_050, 300, 2)
+    parts[1].insert(2, kept)  # by a worker, in its first step
+    parts.reverse()
+    turns = [list(turn) for turn in itertools.zip_longest(*parts)]
+    turns[10] = [freed(early), *turns[10]]  # in the second step: the first hot one
+    turns[40] = [freed(late), *turns[40]]  # in the sixth
+    events = [event for turn in turns for event in turn if event is not None]
+    trace = trace_of([*before, *gone, *events, made(9_000_060, 60), freed(weights)])
+    stay = (1 << 20) + 4000 + 90 + 300
+    line = timeline(trace)
+    assert line.size[outlives(trace)].sum() == stay + 60
+    found = step_problem(trace)
+    assert found.together is not None
+    assert found.persistent_bytes == stay
+    assert unplanned_bytes(trace) == stay
 
 
 def test_threads_that_never_meet_are_one_sequence() -> None:

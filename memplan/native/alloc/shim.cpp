@@ -4,7 +4,6 @@
 #include <malloc.h>
 #include <pthread.h>
 
-#include <array>
 #include <atomic>
 #include <mutex>
 
@@ -14,13 +13,12 @@
 #include "alloc/lanes.h"
 #include "alloc/ledger.h"
 #include "alloc/recorder.h"
+#include "alloc/replays.h"
 
 namespace memplan {
 namespace {
 
 enum class Mode : int { kPass, kRecord, kReplay };
-
-constexpr std::size_t kMaxReplays = 256;
 
 struct State {
   c10::Symbols symbols;
@@ -33,9 +31,7 @@ struct State {
 
   Recorder recorder;
 
-  // Replay. Arenas of earlier plans stay: their blocks may still be alive.
-  std::array<std::atomic<Replay*>, kMaxReplays> replays = {};
-  std::atomic<std::size_t> replay_count = 0;
+  Replays replays;
   std::atomic<Replay*> replay = nullptr;
   std::atomic<Lanes*> lanes = nullptr;  // in place of the one replay
   std::atomic<bool> scratch_kept = false;
@@ -77,21 +73,11 @@ void note_turn(Replay& replay) {
   keep_scratch_if(replay);
 }
 
-Replay* owner(const void* pointer) {
-  State& s = state();
-  const std::size_t count = s.replay_count.load(std::memory_order_acquire);
-  for (std::size_t i = count; i-- > 0;) {
-    Replay* replay = s.replays[i].load(std::memory_order_relaxed);
-    if (replay->contains(pointer)) return replay;
-  }
-  return nullptr;
-}
-
 void delete_block(void* pointer) {
   State& s = state();
   // Before the real free, or another thread's reuse of the address would come first.
   log_event(kFree, pointer, 0);
-  if (Replay* replay = owner(pointer)) {
+  if (Replay* replay = s.replays.owner(pointer)) {
     s.ledger.arena_block_died(replay->release(pointer));
     if (s.symbols.reporter != nullptr) {
       s.symbols.report_delete(s.symbols.reporter, pointer);
@@ -191,9 +177,8 @@ Shim& shim() {
   return *the_shim;
 }
 
-// What `before_fork` locked: the lanes, and how many replays.
+// What `before_fork` locked.
 Lanes* lanes_locked = nullptr;
-std::size_t replays_locked = 0;
 
 // A thread takes one of these locks while it holds another in this order only.
 void before_fork() {
@@ -203,13 +188,12 @@ void before_fork() {
   s.ledger.lock();
   lanes_locked = s.lanes.load();
   if (lanes_locked != nullptr) lanes_locked->lock();
-  replays_locked = s.replay_count.load();
-  for (std::size_t i = 0; i < replays_locked; ++i) s.replays[i].load()->lock();
+  s.replays.lock();
 }
 
 void in_parent() {
   State& s = state();
-  for (std::size_t i = replays_locked; i-- > 0;) s.replays[i].load()->unlock();
+  s.replays.unlock();
   if (lanes_locked != nullptr) lanes_locked->unlock();
   s.ledger.unlock();
   s.log.unlock();
@@ -230,13 +214,11 @@ void in_child() {
 // too many before them.
 bool know(const std::vector<Replay*>& replays) {
   State& s = state();
-  std::size_t count = s.replay_count.load();
-  if (replays.size() > kMaxReplays - count) return false;
+  if (!s.replays.has_room(replays.size())) return false;
   s.turns.clear();
   s.interrupted_requests.store(0);
   s.ledger.begin_maxima();
-  for (Replay* replay : replays) s.replays[count++].store(replay);
-  s.replay_count.store(count, std::memory_order_release);
+  s.replays.add(replays);
   return true;
 }
 

@@ -2,7 +2,6 @@
 
 #include <Python.h>
 #include <dlfcn.h>
-#include <frameobject.h>
 
 #include <atomic>
 #include <functional>
@@ -10,21 +9,17 @@
 #include <utility>
 #include <vector>
 
+#include "alloc/frames.h"
 #include "alloc/stack_text.h"
 
 namespace memplan {
 namespace {
 
-constexpr std::size_t kMaxDepth = 64;
 constexpr std::size_t kSequences = 1 << 16;  // of a thread, kept; a power of two
 constexpr std::uint64_t kReach = 256;  // nodes that ask for nothing lie between two
 
-enum class CodeKind : std::uint8_t { kUsers, kForeign, kEngine, kRunner };
-
-using Place = std::pair<PyCodeObject*, int>;  // code, and offset of the instruction
-
 // A stack is told apart by its places, or by that of the forward pass and a node's type.
-// Code objects and types are kept alive: an address stands for one of them only.
+// Types are kept alive, as code objects are: an address stands for one of them only.
 struct Key {
   std::vector<Place> places;
   const void* node = nullptr;
@@ -57,7 +52,7 @@ struct Table {
   Depth depth = Depth::kNone;
   StackRules rules;
   std::uint64_t (*peek_sequence)() = nullptr;
-  std::unordered_map<PyCodeObject*, CodeKind> kinds;
+  Frames frames;
   std::unordered_map<Key, std::int32_t, Hash> index;
   std::unordered_map<std::string, std::int32_t> written;  // what is in the journal
   std::vector<Noted> noted;  // of each index
@@ -94,81 +89,6 @@ Doing& now_doing() {
     own.generation = table().generation;
   }
   return own;
-}
-
-CodeKind kind_of(PyCodeObject* code) {
-  Table& t = table();
-  const auto known = t.kinds.find(code);
-  if (known != t.kinds.end()) return known->second;
-  auto* object = reinterpret_cast<PyObject*>(code);
-  const std::string file = text_of(object, "co_filename");
-  CodeKind kind = CodeKind::kUsers;
-  if (file == t.rules.runner) {
-    kind = CodeKind::kRunner;
-  } else {
-    for (const std::string& prefix : t.rules.foreign) {
-      if (file.starts_with(prefix)) kind = CodeKind::kForeign;
-    }
-    if (kind == CodeKind::kForeign &&
-        text_of(object, "co_name") == "_engine_run_backward") {
-      kind = CodeKind::kEngine;
-    }
-  }
-  Py_INCREF(object);
-  t.kinds.emplace(code, kind);
-  return kind;
-}
-
-int offset_in(PyFrameObject* frame) {
-#if PY_VERSION_HEX >= 0x030B0000
-  return PyFrame_GetLasti(frame);
-#else
-  return frame->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT));
-#endif
-}
-
-// The calls of this thread, innermost first; at the depth of sites the innermost one,
-// what ran there, and the program's own, which may be the same.
-struct Walk {
-  std::vector<Place> places;
-  bool users = false;       // one of the program's own was met
-  bool backward = false;    // the engine that runs backward passes was met before that
-  bool below = false;       // or after
-};
-
-// How far a walk goes, at the depth of sites: one call; to what runs backward passes or
-// the program's own; to the latter; or on, to see whether a backward pass runs.
-enum class Reach { kOne, kEngine, kUsers, kOn };
-
-// Whether the walk goes on.
-bool take_frame(Walk& walk, PyCodeObject* code, int offset, Reach reach) {
-  const bool all = table().depth == Depth::kAll;
-  const CodeKind kind = kind_of(code);
-  if (kind == CodeKind::kRunner) return false;
-  if (kind == CodeKind::kEngine) (walk.users ? walk.below : walk.backward) = true;
-  const bool first_users = kind == CodeKind::kUsers && !walk.users;
-  if (all || walk.places.empty() || first_users) walk.places.emplace_back(code, offset);
-  walk.users = walk.users || first_users;
-  if (all) return true;
-  if (walk.users) return reach == Reach::kOn && !walk.below;
-  return reach != Reach::kOne && !(walk.backward && reach != Reach::kUsers);
-}
-
-Walk walk_frames(Reach reach) {
-  Walk walk;
-  PyFrameObject* frame = PyEval_GetFrame();
-  Py_XINCREF(reinterpret_cast<PyObject*>(frame));
-  std::size_t depth = 0;
-  while (frame != nullptr) {
-    PyCodeObject* code = PyFrame_GetCode(frame);
-    const bool more =
-        take_frame(walk, code, offset_in(frame), reach) && ++depth < kMaxDepth;
-    Py_DECREF(reinterpret_cast<PyObject*>(code));  // `kinds` keeps it alive
-    PyFrameObject* back = more ? PyFrame_GetBack(frame) : nullptr;
-    Py_DECREF(reinterpret_cast<PyObject*>(frame));
-    frame = back;
-  }
-  return walk;
 }
 
 std::string frames_json(const std::vector<Place>& places) {
@@ -229,7 +149,7 @@ std::int32_t note_backward(Journal& journal) {
   PyObject* node = running_node();
   Key key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
   if (node != nullptr) key.origin = forward_stack(node);
-  if (key.origin < 0) key.places = walk_frames(Reach::kUsers).places;
+  if (key.origin < 0) key.places = t.frames.walk(Reach::kUsers).places;
   const auto known = t.index.find(key);
   std::int32_t result = known == t.index.end() ? -1 : known->second;
   if (result < 0) {
@@ -273,7 +193,9 @@ std::int32_t capture_with_gil(Journal& journal) {
   const std::uint64_t sequence = t.peek_sequence == nullptr ? 0 : t.peek_sequence();
   const bool outside = doing.modules.empty() && !doing.optimizer;
   const bool known = doing.optimizer_place.first != nullptr;
-  Walk walk = walk_frames(known ? Reach::kOne : outside ? Reach::kOn : Reach::kEngine);
+  const Reach reach =
+      known ? Reach::kOne : outside ? Reach::kOn : Reach::kEngine;
+  Walk walk = t.frames.walk(reach);
   if (walk.places.empty()) return -1;
   if (walk.backward) return note_backward(journal);
   if (known && !walk.users && t.depth == Depth::kSite) {
@@ -298,9 +220,7 @@ std::int32_t capture_with_gil(Journal& journal) {
 
 StackCapture begin_stacks(Depth depth, StackRules rules) {
   Table& t = table();
-  for (const auto& [code, kind] : t.kinds) {
-    Py_DECREF(reinterpret_cast<PyObject*>(code));
-  }
+  t.frames.let_go();
   for (const auto& [key, index] : t.index) {
     Py_XDECREF(static_cast<PyObject*>(const_cast<void*>(key.node)));
   }
@@ -312,10 +232,11 @@ StackCapture begin_stacks(Depth depth, StackRules rules) {
   t = Table{};
   t.depth = depth;
   t.generation = generation;
+  t.frames = Frames(depth == Depth::kAll, rules.runner, rules.foreign);
   t.rules = std::move(rules);
   latest.store(-1);
   if (depth == Depth::kNone) return nullptr;
-  if (void* library = dlopen(t.rules.library.c_str(), RTLD_LAZY | RTLD_NOLOAD)) {
+  if (void* library = dlopen(t.rules.torch_library.c_str(), RTLD_LAZY | RTLD_NOLOAD)) {
     void* symbol = dlsym(library, "_ZN2at15sequence_number4peekEv");
     t.peek_sequence = reinterpret_cast<std::uint64_t (*)()>(symbol);
   }
@@ -362,7 +283,7 @@ void set_optimizer(bool runs) {
   doing.optimizer_place = {};
   if (!runs) return;
   // Found once, and not for each of the many requests that an optimizer makes.
-  const Walk walk = walk_frames(Reach::kUsers);
+  const Walk walk = table().frames.walk(Reach::kUsers);
   if (walk.users) doing.optimizer_place = walk.places.back();
 }
 

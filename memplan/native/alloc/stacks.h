@@ -24,7 +24,7 @@ struct StackRules {
   // Files that begin with one of these are not the program's own.
   std::vector<std::string> foreign;
   // torch's library whose sequence numbers tie a backward pass to its forward pass.
-  std::string library;
+  std::string torch_library;
   // Called for each new place as (code, offset of the instruction): the operator's name.
   _object* describe = nullptr;
   // Called while a backward pass runs: torch's node that runs, or None.

@@ -48,17 +48,17 @@ NB_MODULE(_alloc, m) {
   m.def(
       "note_stacks",
       [](int depth, std::string runner, std::vector<std::string> foreign,
-         std::string library, nb::object describe, nb::object current_node) {
+         std::string torch_library, nb::object describe, nb::object current_node) {
         const auto object = [](const nb::object& o) {
           return o.is_none() ? nullptr : o.ptr();
         };
         capture = memplan::begin_stacks(
             memplan::Depth{depth},
-            {std::move(runner), std::move(foreign), std::move(library),
+            {std::move(runner), std::move(foreign), std::move(torch_library),
              object(describe), object(current_node)});
       },
       "depth"_a, "runner"_a = "", "foreign"_a = std::vector<std::string>{},
-      "library"_a = "", "describe"_a = nb::none(), "current_node"_a = nb::none());
+      "torch_library"_a = "", "describe"_a = nb::none(), "current_node"_a = nb::none());
   m.def(
       "start_recording",
       [](int descriptor, const std::string& info, std::uint64_t limit) {

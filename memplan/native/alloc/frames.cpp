@@ -1,0 +1,93 @@
+#include "alloc/frames.h"
+
+#include <frameobject.h>
+
+#include <string_view>
+
+#include "alloc/stack_text.h"
+
+namespace memplan {
+namespace {
+
+constexpr std::size_t kMaxDepth = 64;
+
+int offset_in(PyFrameObject* frame) {
+#if PY_VERSION_HEX >= 0x030B0000
+  return PyFrame_GetLasti(frame);
+#else
+  return frame->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT));
+#endif
+}
+
+// Whether torch.compile wrote the file: CACHE/ab/cab….py, whose name is "c" and 51 digits
+// of a hash in base 32, wherever the cache is. As `_GENERATED` of memplan.reporting.
+bool is_generated(std::string_view file) {
+  constexpr std::size_t kDigits = 51;
+  constexpr std::size_t kLength = sizeof("/ab/c.py") - 1 + kDigits;
+  if (file.size() < kLength || !file.ends_with(".py")) return false;
+  const std::string_view tail = file.substr(file.size() - kLength);
+  const std::string_view digits = tail.substr(5, kDigits);
+  return tail[0] == '/' && tail.substr(3, 2) == "/c" &&
+         tail.substr(1, 2) == digits.substr(0, 2) &&
+         digits.find_first_not_of("abcdefghijklmnopqrstuvwxyz234567") == digits.npos;
+}
+
+}  // namespace
+
+Frames::Kind Frames::kind_of_file(PyObject* code) const {
+  const std::string file = text_of(code, "co_filename");
+  if (file == runner_) return Kind::kRunner;
+  if (is_generated(file)) return Kind::kForeign;
+  for (const std::string& prefix : foreign_) {
+    if (!file.starts_with(prefix)) continue;
+    const bool engine = text_of(code, "co_name") == "_engine_run_backward";
+    return engine ? Kind::kEngine : Kind::kForeign;
+  }
+  return Kind::kUsers;
+}
+
+Frames::Kind Frames::kind_of(PyCodeObject* code) {
+  const auto known = kinds_.find(code);
+  if (known != kinds_.end()) return known->second;
+  auto* object = reinterpret_cast<PyObject*>(code);
+  const Kind kind = kind_of_file(object);
+  Py_INCREF(object);
+  kinds_.emplace(code, kind);
+  return kind;
+}
+
+// Whether the walk goes on.
+bool Frames::take(Walk& walk, PyCodeObject* code, int offset, Reach reach) {
+  const Kind kind = kind_of(code);
+  if (kind == Kind::kRunner) return false;
+  if (kind == Kind::kEngine) (walk.users ? walk.below : walk.backward) = true;
+  const bool first_users = kind == Kind::kUsers && !walk.users;
+  if (all_ || walk.places.empty() || first_users) walk.places.emplace_back(code, offset);
+  walk.users = walk.users || first_users;
+  if (all_) return true;
+  if (walk.users) return reach == Reach::kOn && !walk.below;
+  return reach != Reach::kOne && !(walk.backward && reach != Reach::kUsers);
+}
+
+Walk Frames::walk(Reach reach) {
+  Walk walk;
+  PyFrameObject* frame = PyEval_GetFrame();
+  Py_XINCREF(reinterpret_cast<PyObject*>(frame));
+  std::size_t depth = 0;
+  while (frame != nullptr) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    const bool more = take(walk, code, offset_in(frame), reach) && ++depth < kMaxDepth;
+    Py_DECREF(reinterpret_cast<PyObject*>(code));  // `kinds_` keeps it alive
+    PyFrameObject* back = more ? PyFrame_GetBack(frame) : nullptr;
+    Py_DECREF(reinterpret_cast<PyObject*>(frame));
+    frame = back;
+  }
+  return walk;
+}
+
+void Frames::let_go() {
+  for (const auto& [code, kind] : kinds_) Py_DECREF(reinterpret_cast<PyObject*>(code));
+  kinds_.clear();
+}
+
+}  // namespace memplan
