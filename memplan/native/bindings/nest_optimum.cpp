@@ -81,14 +81,14 @@ nest::Layer layer_from(const std::array<std::int64_t, 5>& extent,
   return {extent, base, window, base_window, stride, kernel};
 }
 
-nest::Problem problem_from(const std::array<std::int64_t, 5>& extent,
-                           const std::array<std::int64_t, 5>& base,
-                           const std::array<std::int64_t, 2>& window,
-                           const std::array<std::int64_t, 2>& base_window,
-                           const std::array<std::int64_t, 2>& stride, bool kernel,
-                           const std::array<MemoriesTuple, 3>& memories,
-                           const std::vector<double>& pools, double element_bytes,
-                           bool count_fills) {
+void make_problem(nest::Problem* self, const std::array<std::int64_t, 5>& extent,
+                  const std::array<std::int64_t, 5>& base,
+                  const std::array<std::int64_t, 2>& window,
+                  const std::array<std::int64_t, 2>& base_window,
+                  const std::array<std::int64_t, 2>& stride, bool kernel,
+                  const std::array<MemoriesTuple, 3>& memories,
+                  const std::vector<double>& pools, double element_bytes,
+                  bool count_fills) {
   nest::Problem problem;
   problem.layer = layer_from(extent, base, window, base_window, stride, kernel);
   require(pools.size() <= nest::kMostPools, "need fewer pools");
@@ -100,7 +100,7 @@ nest::Problem problem_from(const std::array<std::int64_t, 5>& extent,
   require(positive(element_bytes), "need element_bytes > 0");
   problem.element_bytes = element_bytes;
   problem.count_fills = count_fills;
-  return problem;
+  new (self) nest::Problem(std::move(problem));
 }
 
 // Calls search(stop) without the interpreter; Ctrl-C raises KeyboardInterrupt.
@@ -165,19 +165,7 @@ std::tuple<double, LoopTuples, std::int64_t, bool> improved(
 
 void bind_optimum(nb::module_& m) {
   nb::class_<nest::Problem>(m, "Problem")
-      .def("__init__",
-           [](nest::Problem* self, const std::array<std::int64_t, 5>& extent,
-              const std::array<std::int64_t, 5>& base,
-              const std::array<std::int64_t, 2>& window,
-              const std::array<std::int64_t, 2>& base_window,
-              const std::array<std::int64_t, 2>& stride, bool kernel,
-              const std::array<MemoriesTuple, 3>& memories,
-              const std::vector<double>& pools, double element_bytes,
-              bool count_fills) {
-             new (self) nest::Problem(problem_from(extent, base, window, base_window,
-                                                   stride, kernel, memories, pools,
-                                                   element_bytes, count_fills));
-           },
+      .def("__init__", &make_problem,
            "extent"_a, "base"_a, "window"_a, "base_window"_a, "stride"_a, "kernel"_a,
            "memories"_a, "pools"_a, "element_bytes"_a, "count_fills"_a);
   nb::class_<nest::Optimum>(m, "Optimum")

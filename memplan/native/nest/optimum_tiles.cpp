@@ -20,20 +20,13 @@ int prime_factors(std::int64_t n) {
 }  // namespace
 
 Tiles::Tiles(const Problem& problem, std::size_t most)
-    : problem_(problem), whole_(problem.space == Space::kWhole) {
-  const Layer& layer = problem_.layer;
-  for (int dim = 0; dim < kDims; ++dim) {
-    size_[dim] = layer.extent[dim];
-    base_[dim] = layer.base[dim];
-  }
-  for (int i = 0; i < 2; ++i) {
-    size_[kFw + i] = layer.window[i];
-    base_[kFw + i] = layer.base_window[i];
-  }
+    : problem_(problem), whole_(problem.space == Space::kWhole),
+      size_(problem.layer.sizes()), base_(problem.layer.bases()) {
+  const auto& stride = problem_.layer.stride;
   const auto alike = [&](int a, int b) {
     return size_[a] == size_[b] && base_[a] == base_[b];
   };
-  mirrors_ = alike(kX, kY) && alike(kFw, kFh) && layer.stride[0] == layer.stride[1];
+  mirrors_ = alike(kX, kY) && alike(kFw, kFh) && stride[0] == stride[1];
   list_extents();
   if (whole_) coarsen(most);
   list_tiles();
