@@ -49,14 +49,17 @@ std::size_t Tiles::key(const Position& at) const {
   return key;
 }
 
-// How many steps at most each extent is from the datapath's.
+// How many steps at most each extent is from the datapath's. The window in one piece is
+// one step, that of its columns where it has any.
 Tiles::Heights Tiles::heights() const {
   Heights found;
   for (int dim = 0; dim < kAxes; ++dim) {
+    const bool with_columns = !whole_ && dim == kFh && extents_[kFw].size() > 1;
     for (std::size_t at = 0; at < extents_[dim].size(); ++at) {
       const std::int64_t trips = extents_[dim][at] / base_[dim];
       const bool counted = whole_ || is_window(dim);
-      found[dim].push_back(counted ? static_cast<int>(at) : prime_factors(trips));
+      const int steps = counted ? static_cast<int>(at) : prime_factors(trips);
+      found[dim].push_back(with_columns ? 0 : steps);
     }
   }
   return found;
