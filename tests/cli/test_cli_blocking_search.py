@@ -9,11 +9,14 @@ import subprocess
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memplan.blocking.planfile import read_plan
 from memplan.blocking.search.incumbent import SearchProgress
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Result
 from memplan.cli.blocking import progress as progress_module
 from memplan.cli.blocking.progress import describe, searching, sweeping
 from tests.cli.conftest import Blocking, Command
@@ -375,6 +378,30 @@ def test_ctrl_c_without_a_result_is_told(
     done = blocking(name, "--layer", SMALL)
     assert done.code == 130
     assert (done.out, done.err) == ("", "memplan: interrupted, so there is no result\n")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [["optimize"], ["codesign", "--area-curve"], ["parallel", "--cores", "1,2"]],
+)
+def test_ctrl_c_with_a_result_keeps_it(
+    blocking: Blocking, monkeypatch: pytest.MonkeyPatch, call: list[str]
+) -> None:
+    def press(*arguments: Any) -> Result:
+        def stop(_: SearchProgress) -> None:
+            raise KeyboardInterrupt
+
+        return optimize(*arguments[:4], stop)
+
+    monkeypatch.setattr(f"memplan.cli.blocking.{call[0]}.optimize", press)
+    done = blocking(*call, "--layer", "conv1", "--json")
+    assert done.code == 0
+    said = json.loads(done.out)
+    assert "curve" not in said
+    if call[0] != "parallel":
+        assert 0 < said["lower_bound_pJ"] < said["energy_pJ"]
+    note = "memplan: interrupted: Conv1 has the best nest so far\n"
+    assert done.err == note
 
 
 def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:

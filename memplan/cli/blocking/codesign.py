@@ -62,7 +62,7 @@ def command(
     with searching(how.method) as progress:
         found = optimize(layer, datapath, objective, how, progress)
     curve: tuple[CurvePoint, ...] = ()
-    if area_curve:
+    if area_curve and not found.interrupted:
         most = _MOST if objective.budget is None else objective.budget
         curve = _curve(layer, datapath, most, how)
     plan = results.planned([ModelLayer(layer, 1)], [found], objective, curve)

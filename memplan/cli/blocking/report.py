@@ -14,6 +14,7 @@ from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.plan import Search
+from memplan.blocking.search.result import Result
 from memplan.cli import show
 from memplan.units import format_bytes, format_gap
 
@@ -142,6 +143,12 @@ def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
         used = f"{nest.utilisation:.1%}".replace("%", " %")
         rows.insert(2, ("datapath", f"{unroll} at once, {used} of it used"))
     return rows
+
+
+def note_if_interrupted(found: Result) -> None:
+    """That the search might have found better."""
+    if found.interrupted:
+        show.note(f"interrupted: {found.nest.layer.name} has the best nest so far")
 
 
 def warn_of_idle(found: Evaluation) -> None:

@@ -27,6 +27,8 @@ def planned(
     curve: tuple[CurvePoint, ...] = (),
 ) -> BlockingPlan:
     """The plan of all layers, each evaluated anew."""
+    for result in found:
+        report.note_if_interrupted(result)
     rows = tuple(
         PlannedLayer(
             evaluate(one.layer, result.nest, objective, choice=result.memories),
