@@ -87,6 +87,20 @@ def test_no_method_beats_the_whole_space(blocking: Blocking) -> None:
     assert energies["whole"] <= min(energies.values()) * (1 + 1e-9)
 
 
+def test_a_gap_that_is_unknown_says_why(blocking: Blocking) -> None:
+    why = "the datapath does not divide all sizes"
+    odd, even = ("--layer", "8,10,6,6,3,3"), ("--layer", "8,16,6,6,3,3")
+    on = ("--unroll", "C8,K8", "--method", "divisors")
+    alone = blocking("optimize", *odd, *on)
+    assert f"gap unknown: {why}" in " ".join(alone.out.split())
+    both = blocking("optimize", *odd, *even, *on, "--threads", "1").out
+    assert "  gaps     to the best of nests of divisors, window in one piece\n" in both
+    assert f"  unknown  {why}\n" in both
+    neither = blocking("optimize", *odd, *even, "--method", "beam", "--threads", "1")
+    assert "  unknown  beam has no bound\n" in neither.out
+    assert "gaps" not in neither.out
+
+
 def test_a_plan_is_written_read_and_drawn(blocking: Blocking, command: Command) -> None:
     how = ("--unroll", "C8,K16", "--method", "divisors")
     done = blocking("optimize", "--layer", SMALL, *how, "-o", "p.json")
@@ -165,7 +179,7 @@ def test_codesign_with_a_curve(blocking: Blocking) -> None:
         point["area_mm2"] for point in said["curve"]
     ]
     shown = blocking(*command)
-    assert "Least energy by area" in shown.out
+    assert "Least energy found, by area" in shown.out
     assert "mm², DianNao's is 1" in shown.out
 
 

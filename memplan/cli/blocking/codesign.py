@@ -29,7 +29,8 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 @click.option(
     "--area-curve",
     is_flag=True,
-    help="The least energy for budgets of 32KiB, 64KiB, ... up to --budget, or 16MiB.",
+    help="The least energy found for budgets of 32KiB, 64KiB, ... up to --budget, or "
+    "16MiB.",
 )
 @options.search
 @options.output

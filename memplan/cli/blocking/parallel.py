@@ -35,7 +35,7 @@ from memplan.units import parse_bytes
 @click.option(
     "--string",
     metavar="LOOPS",
-    help="The loop nest, innermost first.  [default: the best for one core]",
+    help="The loop nest, innermost first.  [default: the best found for one core]",
 )
 @options.unroll
 @options.budget

@@ -111,6 +111,13 @@ def space_text(space: str) -> str:
     return "all nests" if space == "whole" else f"nests of {space}"
 
 
+def no_bound(method: str) -> str:
+    """Why a search by this method says nothing of better nests."""
+    if method == "divisors":  # it bounds the rounded sizes, which take more
+        return "the datapath does not divide all sizes"
+    return f"{method} has no bound"
+
+
 def gap(search: Search, energy: float) -> str:
     """How much less a nest of the search's space may take at most: "1.20 %"."""
     if search.proved_optimal:
