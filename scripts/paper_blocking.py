@@ -57,7 +57,8 @@ def main() -> None:
         "memories common to them. The paper's method takes the 10 best designs of "
         "each layer and what these have in common; here it takes twice as many, "
         "and so on, where they have nothing. Ours starts from its result, and "
-        "from others. Each layer's nest is proved optimal on the memories among nests "
+        "from others. Each layer's nest, but the last one's, whose 1,000 channels the "
+        "datapath does not divide, is proved optimal on the memories among nests "
         "whose extents divide each other and whose window is in one piece; the "
         "memories' sizes are not proved."
     )

@@ -4,7 +4,7 @@ Dimensions are numbered X, Y, C, K, Fw, Fh, B, G from 0. Wrong arguments raise
 ValueError or TypeError: callers check what users give them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,10 @@ class Optimum:
     def kept(self) -> list[tuple[int, int, float, float]]:
         """(tensor, index of the loop it is used again in, elements, pJ), inside out."""
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search."""
+
 class Problem:
     """A layer and its memories; see native/nest/optimum_problem.h.
 
@@ -117,12 +121,18 @@ class Problem:
     ) -> None: ...
 
 def optimum(
-    problem: Problem, whole: bool, incumbent: float, seconds: float, threads: int
+    problem: Problem,
+    whole: bool,
+    incumbent: float,
+    seconds: float,
+    threads: int,
+    report: Callable[[], None] | None = None,
 ) -> Optimum:
     """The loop nest of least energy; see native/nest/optimum.h.
 
     whole: any extents, and the window's loops anywhere; then energies are lower bounds.
-    Ctrl-C raises KeyboardInterrupt.
+    report: called now and then. Ctrl-C, there as well, ends the search with what there
+    is so far.
     """
 
 def improved(
@@ -132,11 +142,12 @@ def improved(
     rounds: int,
     seconds: float,
     threads: int,
-) -> tuple[float, list[tuple[int, int]], int, bool]:
+    report: Callable[[], None] | None = None,
+) -> tuple[list[tuple[int, int]], int, bool, bool]:
     """The best nest of the whole space that a search from `starts` comes to; see
     native/nest/whole_search.h.
 
-    starts: (dimension, extent), innermost first, of X Y C K B Fw Fh. Returns pJ, the
-    loops, how many nests were tried, and whether the search came to its end. Ctrl-C
-    raises KeyboardInterrupt.
+    starts: (dimension, extent), innermost first, of X Y C K B Fw Fh. report: called now
+    and then. Returns the loops, how many nests were tried, whether the search came to
+    its end, and whether Ctrl-C ended it, which keeps the best so far.
     """

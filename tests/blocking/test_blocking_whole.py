@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +15,18 @@ from nest_strategies import nests
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.design.sweep import Task, sweep
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
+from memplan.blocking.search import optimize as search_module
+from memplan.blocking.search.exact import optimum
+from memplan.blocking.search.incumbent import SearchProgress
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result, Space
+from memplan.errors import UsageError
 from tests.blocking.test_blocking_exact import _random_objective
 
 CORE = {"C": 16, "K": 16}
@@ -195,3 +201,57 @@ def test_sizes_with_too_many_divisors_have_a_nest_all_the_same() -> None:
     found = optimize(layer, CORE, DIANNAO, Options(time_limit=3))
     assert found.lower_bound is not None
     assert found.energy >= found.lower_bound > 0
+
+
+def test_ctrl_c_keeps_the_best_so_far_and_its_bound() -> None:
+    seen: list[SearchProgress] = []
+
+    def press(progress: SearchProgress) -> None:
+        seen.append(progress)
+        if len(seen) == presses:
+            raise KeyboardInterrupt
+
+    energies = []
+    for presses in (1, 15):
+        seen.clear()
+        found = optimize(PAPER_LAYERS["conv1"], CORE, Codesign(), progress=press)
+        assert len(seen) == presses
+        assert (found.interrupted, found.complete) == (True, False)
+        memories = best_memories(count(found.nest), Codesign())
+        counted = Codesign().evaluate(found.nest, memories)
+        assert found.energy == pytest.approx(counted, rel=1e-12)
+        assert found.lower_bound is not None
+        assert 0 < found.lower_bound <= found.energy <= seen[-1].energy
+        energies.append(found.energy)
+    assert energies[1] <= energies[0]
+
+
+def test_what_a_signal_raises_is_not_lost() -> None:
+    class AlarmError(Exception):
+        pass
+
+    def raises(progress: SearchProgress) -> None:
+        raise AlarmError
+
+    with pytest.raises(AlarmError):
+        optimize(PAPER_LAYERS["conv1"], CORE, Codesign(), progress=raises)
+
+
+@pytest.mark.parametrize("unroll", [{"Z": 2}, {"X": 0}])
+def test_unrolling_that_makes_no_sense(unroll: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=r"unrolling '[XZ]' by"):
+        optimize(parse_layer("4,4,3,3"), unroll, Codesign())
+
+
+@pytest.mark.parametrize("method", ["whole", "beam"])
+def test_ctrl_c_ends_all_of_several_searches(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    tasks = [Task(PAPER_LAYERS["conv1"], CORE, Codesign(), Options(method))] * 2
+
+    def interrupted(*_: object) -> Result:
+        return replace(optimum(parse_layer("4,4,3,3")), interrupted=True)
+
+    monkeypatch.setattr(search_module, "optimize", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tasks, processes=1)

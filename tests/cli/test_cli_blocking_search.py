@@ -9,11 +9,14 @@ import subprocess
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memplan.blocking.planfile import read_plan
 from memplan.blocking.search.incumbent import SearchProgress
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Result
 from memplan.cli.blocking import progress as progress_module
 from memplan.cli.blocking.progress import describe, searching, sweeping
 from tests.cli.conftest import Blocking, Command
@@ -82,6 +85,20 @@ def test_no_method_beats_the_whole_space(blocking: Blocking) -> None:
         )
         energies[method] = json.loads(done.out)["energy_pJ"]
     assert energies["whole"] <= min(energies.values()) * (1 + 1e-9)
+
+
+def test_a_gap_that_is_unknown_says_why(blocking: Blocking) -> None:
+    why = "the datapath does not divide all sizes"
+    odd, even = ("--layer", "8,10,6,6,3,3"), ("--layer", "8,16,6,6,3,3")
+    on = ("--unroll", "C8,K8", "--method", "divisors")
+    alone = blocking("optimize", *odd, *on)
+    assert f"gap unknown: {why}" in " ".join(alone.out.split())
+    both = blocking("optimize", *odd, *even, *on, "--threads", "1").out
+    assert "  gaps     to the best of nests of divisors, window in one piece\n" in both
+    assert f"  unknown  {why}\n" in both
+    neither = blocking("optimize", *odd, *even, "--method", "beam", "--threads", "1")
+    assert "  unknown  beam has no bound\n" in neither.out
+    assert "gaps" not in neither.out
 
 
 def test_a_plan_is_written_read_and_drawn(blocking: Blocking, command: Command) -> None:
@@ -162,7 +179,7 @@ def test_codesign_with_a_curve(blocking: Blocking) -> None:
         point["area_mm2"] for point in said["curve"]
     ]
     shown = blocking(*command)
-    assert "Least energy by area" in shown.out
+    assert "Least energy found, by area" in shown.out
     assert "mm², DianNao's is 1" in shown.out
 
 
@@ -375,6 +392,30 @@ def test_ctrl_c_without_a_result_is_told(
     done = blocking(name, "--layer", SMALL)
     assert done.code == 130
     assert (done.out, done.err) == ("", "memplan: interrupted, so there is no result\n")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [["optimize"], ["codesign", "--area-curve"], ["parallel", "--cores", "1,2"]],
+)
+def test_ctrl_c_with_a_result_keeps_it(
+    blocking: Blocking, monkeypatch: pytest.MonkeyPatch, call: list[str]
+) -> None:
+    def press(*arguments: Any) -> Result:
+        def stop(_: SearchProgress) -> None:
+            raise KeyboardInterrupt
+
+        return optimize(*arguments[:4], stop)
+
+    monkeypatch.setattr(f"memplan.cli.blocking.{call[0]}.optimize", press)
+    done = blocking(*call, "--layer", "conv1", "--json")
+    assert done.code == 0
+    said = json.loads(done.out)
+    assert "curve" not in said
+    if call[0] != "parallel":
+        assert 0 < said["lower_bound_pJ"] < said["energy_pJ"]
+    note = "memplan: interrupted: Conv1 has the best nest so far\n"
+    assert done.err == note
 
 
 def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,10 @@ def _of_tensor(own: Traffic, objective: Objective, pools: Sequence[int]) -> list
             for outward, parts in ends:
                 cost = outward * pj + filled
                 found += [
-                    _extended(p, cost, own.tensor, buffer, pj, pool) for p in parts
+                    _extended(p, cost, own.tensor, buffer, pj, pool)
+                    for p in parts
+                    # One that is no cheaper than what is outside of it does not pay.
+                    if not p.chosen or p.chosen[-1].pj < pj
                 ]
         fitting = (p for p in found if _fits(p.taken, pools))
         ends.append((buffer.outward, _unbeaten(fitting)))

@@ -9,7 +9,7 @@ from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.machine.area import area_mm2
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.plan import CurvePoint
-from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.optimize import optimize_one_of
 from memplan.blocking.search.result import Options, Result
 
 _DEFAULT = Options()
@@ -30,7 +30,7 @@ def area_curve(
     points = []
     for budget in budgets:
         machine = Codesign(budget=budget)
-        result = optimize(layer, unroll, machine, options)
+        result = optimize_one_of(layer, unroll, machine, options)
         found = evaluate(layer, result.nest, machine, choice=result.memories)
         nbytes = found.sram_bytes
         points.append(CurvePoint(budget, nbytes, area_mm2(nbytes), result.energy))

@@ -21,7 +21,7 @@ from memplan.blocking.machine.energy import MAC_PJ, Curve
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.search.nest_pool import Design, NestPool, Sizes
-from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.optimize import optimize_one_of
 from memplan.blocking.search.result import Options, Result
 from memplan.errors import NoPlanError, UsageError
 
@@ -215,7 +215,7 @@ class _Designer:
         self._in_time()
         layer, _ = self._layers[number]
         own = Codesign(self._curves, self._budget, self._fills)
-        result = optimize(layer, self._unrolls[number], own, self._options)
+        result = optimize_one_of(layer, self._unrolls[number], own, self._options)
         self._pools[number].add(result.nest)
         held = result.memories or ()
         return {
@@ -279,7 +279,7 @@ class _Designer:
         self._in_time()
         layer, _ = self._layers[number]
         unroll, memories = self._unrolls[number], Fixed(self._hierarchy(design))
-        result = optimize(layer, unroll, memories, self._options)
+        result = optimize_one_of(layer, unroll, memories, self._options)
         self._pools[number].add(result.nest)
         self._solved[key] = result
         return result

@@ -15,7 +15,7 @@ from typing import Any
 
 from memplan.blocking.cost.objective import Objective
 from memplan.blocking.nest.layer import Layer
-from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.optimize import optimize_one_of
 from memplan.blocking.search.result import Options, Result
 from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
 
@@ -35,7 +35,7 @@ class Task:
     def run(self) -> Result:
         """The search's result, found on one thread."""
         options = replace(self.options, threads=1)
-        return optimize(self.layer, self.unroll, self.objective, options)
+        return optimize_one_of(self.layer, self.unroll, self.objective, options)
 
 
 def sweep(

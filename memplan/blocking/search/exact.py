@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.placement import BufferMemory
@@ -52,20 +52,35 @@ def optimum(
 
     Raises UsageError for unrolling that makes no sense, sizes with too many divisors
     and more than MAX_SHARED shared levels; NoPlanError where there was no time for any
-    nest.
+    nest; KeyboardInterrupt after Ctrl-C.
     """
+    found = optimum_so_far(layer, unroll or {}, objective or Codesign(), options)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
+
+
+def optimum_so_far(
+    layer: Layer,
+    unroll: Mapping[str, int],
+    objective: Objective,
+    options: Options,
+    report: Callable[[], None] | None = None,
+) -> Result:
+    """The same, but that after Ctrl-C the best nest so far is returned, if there is
+    one. report: called now and then."""
     start = time.perf_counter()
-    unroll = unroll or {}
-    _check(unroll)
+    check_unroll(unroll)
     sized = layer.padded(unroll)
     base = base_of(sized, unroll)
     try:
         found = _nest.optimum(
-            problem_of(sized, unroll, objective or Codesign()),
+            problem_of(sized, unroll, objective),
             whole=False,
             incumbent=math.inf,
             seconds=math.inf if options.time_limit is None else options.time_limit,
             threads=options.threads or cores(),
+            report=report,
         )
     except OverflowError:
         raise UsageError(
@@ -73,6 +88,8 @@ def optimum(
             "take another method, or unroll a dimension"
         ) from None
     if math.isinf(found.energy):
+        if found.interrupted:
+            raise KeyboardInterrupt
         raise NoPlanError(
             f"{options.time_limit} seconds are too few for a nest of {layer.name}: "
             "allow more"
@@ -115,7 +132,8 @@ def problem_of(
     )
 
 
-def _check(unroll: Mapping[str, int]) -> None:
+def check_unroll(unroll: Mapping[str, int]) -> None:
+    """Raises UsageError where it names no dimension, or a number below 1."""
     for dim, extent in unroll.items():
         if dim not in DIMS or extent < 1:
             raise UsageError(
@@ -205,4 +223,5 @@ def _read(
         found.lower_bound * sized.G,
         found.proved,
         memories,
+        interrupted=found.interrupted,
     )

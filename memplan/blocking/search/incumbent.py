@@ -26,6 +26,9 @@ class SearchProgress:
     seconds: float
 
 
+ProgressReport = Callable[[SearchProgress], None]
+
+
 class OutOfTime(Exception):  # noqa: N818 - ends a search; it is no error
     """The time limit is over; the incumbent is what was found."""
 
@@ -36,7 +39,7 @@ class Incumbent:
     def __init__(
         self,
         time_limit: float | None = None,
-        progress: Callable[[SearchProgress], None] | None = None,
+        progress: ProgressReport | None = None,
     ) -> None:
         self.order: Order | None = None
         self.extents: Extents = ()
@@ -76,13 +79,13 @@ def found_by(
 ) -> Result:
     """What `search`, which offers nests to the incumbent, finds until it ends, its time
     is over, or Ctrl-C. Raises these two again where there is no nest yet."""
-    complete = True
+    complete, interrupted = True, False
     try:
         search()
-    except (OutOfTime, KeyboardInterrupt):
+    except (OutOfTime, KeyboardInterrupt) as end:
         if incumbent.order is None:
             raise
-        complete = False
+        complete, interrupted = False, isinstance(end, KeyboardInterrupt)
     assert incumbent.order is not None
     order, extents = blocking.tidied(incumbent.order, incumbent.extents)
     return Result(
@@ -92,4 +95,5 @@ def found_by(
         incumbent.seconds,
         incumbent.evaluated,
         complete,
+        interrupted=interrupted,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from memplan.blocking.cost.best_memories import best_memories
@@ -14,15 +14,13 @@ from memplan.blocking.nest.nest import nest_of
 from memplan.blocking.search.beam import beam_search
 from memplan.blocking.search.enumerate_nests import enumerate_nests
 from memplan.blocking.search.exact import optimum
-from memplan.blocking.search.incumbent import SearchProgress
+from memplan.blocking.search.incumbent import ProgressReport
 from memplan.blocking.search.result import Options, Result
 from memplan.blocking.search.whole import search_whole
 from memplan.errors import MemplanError
 
 _SAME = 1e-9  # relative; energies that differ by more are not of the same nest
 _DEFAULT = Options()
-
-ProgressReport = Callable[[SearchProgress], None]
 
 
 def optimize(
@@ -34,12 +32,13 @@ def optimize(
 ) -> Result:
     """The nest of least energy that the method of `options` finds.
 
+    Ctrl-C ends every method but "divisors" with the best so far.
     Raises UsageError where levels or unrolling make no sense, and NoPlanError where the
     method "divisors" has no time for any nest.
     """
     begin = time.monotonic()
     if options.method == "whole":
-        result = search_whole(layer, unroll, objective, options)
+        result = search_whole(layer, unroll, objective, options, progress)
     elif options.method == "beam":
         result = beam_search(layer, unroll, objective, options, progress=progress)
     elif options.method == "enumerate":
@@ -49,6 +48,16 @@ def optimize(
     if options.method != "whole":
         result = _settled(result, layer, unroll, objective)
     return replace(result, seconds=time.monotonic() - begin)
+
+
+def optimize_one_of(
+    layer: Layer, unroll: Mapping[str, int], objective: Objective, options: Options
+) -> Result:
+    """The same for one of several searches, which Ctrl-C ends all."""
+    found = optimize(layer, unroll, objective, options)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
 
 
 def _settled(

@@ -76,9 +76,9 @@ class Result:
     lower_bound: pJ that no nest of `space` can do with less than; None if the method
     knows none. proved: whether the nest is known to be optimal in that space.
     complete: whether the search came to its end; it did not where time ran out, or
-    Ctrl-C was pressed. tried: nests evaluated, of the method "divisors" partial ones.
-    memories: of the buffers that have one, innermost first, those that take the least;
-    None where the objective's own rule says.
+    Ctrl-C was pressed, which `interrupted` says. tried: nests evaluated, of "whole" and
+    "divisors" partial ones, too. memories: of the buffers that have one, innermost
+    first, those that take the least; None where the objective's own rule says.
     """
 
     nest: Nest
@@ -91,6 +91,7 @@ class Result:
     proved: bool = False
     memories: tuple[BufferMemory, ...] | None = None
     space: Space = Space.DIVISORS
+    interrupted: bool = False
 
     @property
     def gap(self) -> float | None:

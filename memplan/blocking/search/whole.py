@@ -25,10 +25,12 @@ from memplan.blocking.search.exact import (
     LOOPS,
     WINDOW,
     base_of,
+    check_unroll,
     cores,
-    optimum,
+    optimum_so_far,
     problem_of,
 )
+from memplan.blocking.search.incumbent import ProgressReport, SearchProgress
 from memplan.blocking.search.result import Options, Result, Space
 from memplan.errors import NoPlanError, UsageError
 from memplan.native import _nest
@@ -45,89 +47,150 @@ _SAME = 1e-9  # relative; a bound that is as close is reached
 
 
 def search_whole(
-    layer: Layer, unroll: Mapping[str, int], objective: Objective, options: Options
+    layer: Layer,
+    unroll: Mapping[str, int],
+    objective: Objective,
+    options: Options,
+    progress: ProgressReport | None = None,
 ) -> Result:
     """The best nest found for `layer`, and what no nest takes less than.
 
     The time limit is shared out; without one the smaller space's optimum and the bound
-    have a few seconds each, and the local search comes to its end. Raises UsageError
-    as `optimum` does where levels or unrolling make no sense.
+    have a few seconds each, and the local search comes to its end. Ctrl-C ends it with
+    the best so far, and with the bound so far. Raises UsageError as `optimum` does
+    where levels or unrolling make no sense.
     """
-    clock = _Clock(options.time_limit)
-    threads = options.threads or cores()
-    starts = [_one_loop_each(layer, unroll)]
-    energy = math.inf
-    part = Options("divisors", None, clock.share(0.4, _START), options.threads)
+    check_unroll(unroll)
+    search = _Search(layer, unroll, objective, options, progress)
     try:
-        found = optimum(layer, unroll, objective, part)
-        start = nest_of(layer, _pairs(found.nest), unroll)
-        starts.append(_numbered(start))
-        energy = _energy(start, objective)
-    except (NoPlanError, UsageError):
-        pass  # too little time, or too many divisors: there are other starts
-    bound, relaxed = _bound(layer, unroll, objective, energy, (clock, threads))
-    starts += relaxed
-    _, loops, tried, complete = _nest.improved(
-        problem_of(layer, unroll, objective),
-        starts,
-        bound=bound / layer.G,
-        rounds=_ROUNDS,
-        seconds=clock.share(1.0, _CLIMB),
-        threads=threads,
-    )
-    named = [(_DIMS[dim], extent) for dim, extent in loops]
-    if base_of(layer, unroll)["G"] < layer.G:
-        named.append(("G", layer.G))
-    nest = nest_of(layer, named, unroll)
-    memories = best_memories(count(nest), objective)
-    energy = objective.evaluate(nest, memories)
-    proved = energy <= bound * (1 + _SAME)
-    return Result(
-        nest,
-        "whole",
-        energy,
-        clock.seconds,
-        tried,
-        complete,
-        energy if proved else bound,
-        proved,
-        memories,
-        Space.WHOLE,
-    )
+        search.run()
+    except KeyboardInterrupt:  # between two kernels, or in `progress`
+        search.interrupted = True
+    return search.result()
 
 
-def _bound(
-    layer: Layer,
-    unroll: Mapping[str, int],
-    objective: Objective,
-    energy: float,
-    within: tuple[_Clock, int],
-) -> tuple[float, list[list[tuple[int, int]]]]:
-    """pJ that no nest takes less than, and the relaxation's nests.
+class _Search:
+    """The starts, the best nest, and the bound."""
 
-    energy: of a nest. The bytes that tensors share are first each tensor's alone, which
-    is bound from below as well, and soon done.
-    """
-    clock, threads = within
-    bound = _compulsory(layer, objective)
-    nests = []
-    private = isinstance(objective, Fixed) and objective.hierarchy.private
-    alone = private or (isinstance(objective, Codesign) and objective.budget is None)
-    for shared in (False,) if alone else (False, True):
-        if bound >= energy * (1 - _NEAR):
-            break
-        relaxed = _nest.optimum(
-            problem_of(layer, unroll, objective, shared),
-            whole=True,
-            incumbent=energy / layer.G,
-            seconds=clock.share(0.4, _BOUND if alone else _BOUND / 2),
-            threads=threads,
+    def __init__(
+        self,
+        layer: Layer,
+        unroll: Mapping[str, int],
+        objective: Objective,
+        options: Options,
+        progress: ProgressReport | None,
+    ) -> None:
+        self._layer, self._unroll, self._objective = layer, unroll, objective
+        self._options, self._progress = options, progress
+        self._clock = _Clock(options.time_limit)
+        self._threads = options.threads or cores()
+        self._problem = problem_of(layer, unroll, objective)
+        self._starts = [_one_loop_each(layer, unroll)]
+        self._bound = _compulsory(layer, objective)
+        self._tried, self._complete = 0, False
+        self.interrupted = False
+        self._energy = math.inf
+        self._take(self._nest(self._starts[0]))
+
+    def run(self) -> None:
+        """All of it, until Ctrl-C, which `interrupted` says."""
+        for step in (self._start, self._relax, self._climb):
+            step()
+            if self.interrupted:
+                return
+
+    def result(self) -> Result:
+        """The best so far."""
+        proved = self._energy <= self._bound * (1 + _SAME)
+        return Result(
+            self._best,
+            "whole",
+            self._energy,
+            self._clock.seconds,
+            self._tried,
+            self._complete and not self.interrupted,
+            self._energy if proved else self._bound,
+            proved,
+            self._memories,
+            Space.WHOLE,
+            self.interrupted,
         )
-        bound = max(bound, relaxed.lower_bound * layer.G)
-        kept = _kept(relaxed.loops)
-        if 0 < len(kept) <= _LONG:
-            nests.append(kept)
-    return bound, nests
+
+    def _start(self) -> None:
+        """From the optimum of the smaller space."""
+        limit = self._clock.share(0.4, _START)
+        part = Options("divisors", None, limit, self._options.threads)
+        layer, unroll = self._layer, self._unroll
+        try:
+            found = optimum_so_far(layer, unroll, self._objective, part, self._report)
+        except (NoPlanError, UsageError):
+            return  # too little time, or too many divisors: there are other starts
+        self.interrupted = found.interrupted
+        self._tried += found.tried
+        start = nest_of(layer, _pairs(found.nest), unroll)
+        self._starts.append(_numbered(start))
+        self._take(start)
+
+    def _relax(self) -> None:
+        """Raises the bound, and adds the relaxation's nests to the starts.
+
+        The bytes that tensors share are first each tensor's alone, which is bound from
+        below as well, and soon done.
+        """
+        objective, groups = self._objective, self._layer.G
+        private = isinstance(objective, Fixed) and objective.hierarchy.private
+        alone = private or (
+            isinstance(objective, Codesign) and objective.budget is None
+        )
+        for shared in (False,) if alone else (False, True):
+            if self.interrupted or self._bound >= self._energy * (1 - _NEAR):
+                return
+            relaxed = _nest.optimum(
+                problem_of(self._layer, self._unroll, objective, shared),
+                whole=True,
+                incumbent=self._energy / groups,
+                seconds=self._clock.share(0.4, _BOUND if alone else _BOUND / 2),
+                threads=self._threads,
+                report=self._report,
+            )
+            self.interrupted = relaxed.interrupted
+            self._tried += relaxed.labels
+            self._bound = max(self._bound, relaxed.lower_bound * groups)
+            kept = _kept(relaxed.loops)
+            if 0 < len(kept) <= _LONG:
+                self._starts.append(kept)
+
+    def _climb(self) -> None:
+        """To the best nest that the local search comes to."""
+        loops, tried, self._complete, self.interrupted = _nest.improved(
+            self._problem,
+            self._starts,
+            bound=self._bound / self._layer.G,
+            rounds=_ROUNDS,
+            seconds=self._clock.share(1.0, _CLIMB),
+            threads=self._threads,
+            report=self._report,
+        )
+        self._tried += tried
+        self._take(self._nest(loops))
+
+    def _nest(self, loops: _Loops) -> Nest:
+        named = [(_DIMS[dim], extent) for dim, extent in loops]
+        if base_of(self._layer, self._unroll)["G"] < self._layer.G:
+            named.append(("G", self._layer.G))
+        return nest_of(self._layer, named, self._unroll)
+
+    def _take(self, nest: Nest) -> None:
+        """Keep the nest and its memories, unless there is a better one."""
+        memories = best_memories(count(nest), self._objective)
+        energy = self._objective.evaluate(nest, memories)
+        if energy < self._energy:
+            self._best, self._memories, self._energy = nest, memories, energy
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            done = SearchProgress(self._energy, self._tried, self._clock.seconds)
+            self._progress(done)
 
 
 class _Clock:
@@ -154,10 +217,6 @@ def _compulsory(layer: Layer, objective: Objective) -> float:
         own.compulsory * objective.main_pj(tensor)
         for tensor, own in count(nest).items()
     )
-
-
-def _energy(nest: Nest, objective: Objective) -> float:
-    return objective.evaluate(nest, best_memories(count(nest), objective))
 
 
 def _pairs(nest: Nest) -> list[tuple[str, int]]:

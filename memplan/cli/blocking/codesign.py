@@ -29,7 +29,8 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 @click.option(
     "--area-curve",
     is_flag=True,
-    help="The least energy for budgets of 32KiB, 64KiB, ... up to --budget, or 16MiB.",
+    help="The least energy found for budgets of 32KiB, 64KiB, ... up to --budget, or "
+    "16MiB.",
 )
 @options.search
 @options.output
@@ -62,7 +63,7 @@ def command(
     with searching(how.method) as progress:
         found = optimize(layer, datapath, objective, how, progress)
     curve: tuple[CurvePoint, ...] = ()
-    if area_curve:
+    if area_curve and not found.interrupted:
         most = _MOST if objective.budget is None else objective.budget
         curve = _curve(layer, datapath, most, how)
     plan = results.planned([ModelLayer(layer, 1)], [found], objective, curve)

@@ -60,7 +60,8 @@ def command(
     result says how much less any nest could take at most, or that none does. The method
     divisors proves its optimum among nests whose extents divide each other and whose
     window is in one piece. Without --time-limit a layer takes ten seconds at most on
-    two cores. Ctrl-C keeps the best so far of beam and enumerate.
+    two cores. Ctrl-C keeps the best nest so far, and what is known of its gap; it ends
+    divisors, and searches for several layers, without a result.
 
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao

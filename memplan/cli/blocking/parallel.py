@@ -35,7 +35,7 @@ from memplan.units import parse_bytes
 @click.option(
     "--string",
     metavar="LOOPS",
-    help="The loop nest, innermost first.  [default: the best for one core]",
+    help="The loop nest, innermost first.  [default: the best found for one core]",
 )
 @options.unroll
 @options.budget
@@ -70,7 +70,9 @@ def command(
     else:
         how = Options(time_limit=time_limit, threads=threads)
         with searching(how.method) as progress:
-            nest = optimize(layer, datapath, objective, how, progress).nest
+            best = optimize(layer, datapath, objective, how, progress)
+        report.note_if_interrupted(best)
+        nest = best.nest
     splits = tuple(SHARED) if split is None else (split,)
     found = [cores_energy(nest, n, way, objective) for way in splits for n in numbers]
     if json_:

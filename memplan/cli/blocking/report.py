@@ -14,6 +14,7 @@ from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.plan import Search
+from memplan.blocking.search.result import Result
 from memplan.cli import show
 from memplan.units import format_bytes, format_gap
 
@@ -110,6 +111,13 @@ def space_text(space: str) -> str:
     return "all nests" if space == "whole" else f"nests of {space}"
 
 
+def no_bound(method: str) -> str:
+    """Why a search by this method says nothing of better nests."""
+    if method == "divisors":  # it bounds the rounded sizes, which take more
+        return "the datapath does not divide all sizes"
+    return f"{method} has no bound"
+
+
 def gap(search: Search, energy: float) -> str:
     """How much less a nest of the search's space may take at most: "1.20 %"."""
     if search.proved_optimal:
@@ -142,6 +150,12 @@ def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
         used = f"{nest.utilisation:.1%}".replace("%", " %")
         rows.insert(2, ("datapath", f"{unroll} at once, {used} of it used"))
     return rows
+
+
+def note_if_interrupted(found: Result) -> None:
+    """That the search might have found better."""
+    if found.interrupted:
+        show.note(f"interrupted: {found.nest.layer.name} has the best nest so far")
 
 
 def warn_of_idle(found: Evaluation) -> None:

@@ -27,6 +27,8 @@ def planned(
     curve: tuple[CurvePoint, ...] = (),
 ) -> BlockingPlan:
     """The plan of all layers, each evaluated anew."""
+    for result in found:
+        report.note_if_interrupted(result)
     rows = tuple(
         PlannedLayer(
             evaluate(one.layer, result.nest, objective, choice=result.memories),
@@ -87,9 +89,9 @@ def hand_over(
 
 def proof(search: Search, energy: float) -> str:
     """What is known about better nests, and among which: "proved optimal among all
-    nests", "gap at most 1.20 % to all nests", "gap unknown"."""
+    nests", "gap at most 1.20 % to all nests", "gap unknown: beam has no bound"."""
     if search.lower_bound is None:
-        return "gap unknown"
+        return f"gap unknown: {report.no_bound(search.method)}"
     if search.proved_optimal:
         return f"proved optimal among {report.space_text(search.space)}"
     gap = format_gap(max(energy / search.lower_bound - 1, 0.0))
@@ -118,6 +120,19 @@ def _area(planned: PlannedLayer) -> float:
     return area_mm2(planned.evaluation.sram_bytes)
 
 
+def _gaps(searches: Sequence[Search]) -> list[tuple[str, str]]:
+    """What the gaps are to, and why some are unknown."""
+    known = {one.space for one in searches if one.lower_bound is not None}
+    unknown = {one.method for one in searches if one.lower_bound is None}
+    rows = []
+    if known:
+        spaces = " and of ".join(map(report.space_text, sorted(known)))
+        rows.append(("gaps", f"to the best of {spaces}"))
+    if unknown:
+        rows.append(("unknown", "; ".join(map(report.no_bound, sorted(unknown)))))
+    return rows
+
+
 def _curve(plan: BlockingPlan) -> None:
     """The least energy within each budget."""
     rows = [
@@ -132,7 +147,7 @@ def _curve(plan: BlockingPlan) -> None:
     ]
     columns = ["budget", "used", "mm²", "energy", "pJ/MAC"]
     show.line("")
-    show.table("Least energy by area", columns, rows)
+    show.table("Least energy found, by area", columns, rows)
 
 
 def _overview(
@@ -140,10 +155,8 @@ def _overview(
 ) -> None:
     """A line for each layer, and one for all."""
     energy = f"{report.energy(plan.total)}, {plan.total / plan.macs:.5g} pJ/MAC"
-    spaces = sorted({one.search.space for one in plan.layers})
-    gaps = " and of ".join(map(report.space_text, spaces))
     rows = [*report.memory_rows(objective), ("energy", energy)]
-    rows += [("gaps", f"to the best of {gaps}"), *facts]
+    rows += [*_gaps([one.search for one in plan.layers]), *facts]
     show.facts(f"memplan: {len(plan.layers)} layers", rows)
     show.line("")
     lines = []

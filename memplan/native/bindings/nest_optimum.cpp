@@ -81,14 +81,14 @@ nest::Layer layer_from(const std::array<std::int64_t, 5>& extent,
   return {extent, base, window, base_window, stride, kernel};
 }
 
-nest::Problem problem_from(const std::array<std::int64_t, 5>& extent,
-                           const std::array<std::int64_t, 5>& base,
-                           const std::array<std::int64_t, 2>& window,
-                           const std::array<std::int64_t, 2>& base_window,
-                           const std::array<std::int64_t, 2>& stride, bool kernel,
-                           const std::array<MemoriesTuple, 3>& memories,
-                           const std::vector<double>& pools, double element_bytes,
-                           bool count_fills) {
+void make_problem(nest::Problem* self, const std::array<std::int64_t, 5>& extent,
+                  const std::array<std::int64_t, 5>& base,
+                  const std::array<std::int64_t, 2>& window,
+                  const std::array<std::int64_t, 2>& base_window,
+                  const std::array<std::int64_t, 2>& stride, bool kernel,
+                  const std::array<MemoriesTuple, 3>& memories,
+                  const std::vector<double>& pools, double element_bytes,
+                  bool count_fills) {
   nest::Problem problem;
   problem.layer = layer_from(extent, base, window, base_window, stride, kernel);
   require(pools.size() <= nest::kMostPools, "need fewer pools");
@@ -100,39 +100,60 @@ nest::Problem problem_from(const std::array<std::int64_t, 5>& extent,
   require(positive(element_bytes), "need element_bytes > 0");
   problem.element_bytes = element_bytes;
   problem.count_fills = count_fills;
-  return problem;
+  new (self) nest::Problem(std::move(problem));
 }
 
-// Calls search(stop) without the interpreter; Ctrl-C raises KeyboardInterrupt.
+// What a search found, and whether Ctrl-C ended it.
+template <class Found>
+struct Ended {
+  Found found;
+  bool interrupted = false;
+};
+
+// Calls search(stop) without the interpreter, and `report`, if it is callable, now and
+// then. Ctrl-C ends the search; what else a signal's handler or `report` raises is
+// raised here.
 template <class Search>
-auto until(double seconds, const Search& search) {
+auto until(double seconds, const nb::object& report, const Search& search) {
   using Clock = StopSign::Clock;
   const std::chrono::duration<double> wait(std::clamp(seconds, 0.0, 1e9));
-  bool interrupted = false;
-  decltype(search(std::function<bool()>())) found;
+  const auto raises = [&] {
+    if (PyErr_CheckSignals() != 0) return true;
+    if (report.is_none()) return false;
+    PyObject* answer = PyObject_CallNoArgs(report.ptr());
+    Py_XDECREF(answer);
+    return answer == nullptr;
+  };
+  bool raised = false;
+  Ended<decltype(search(std::function<bool()>()))> ended;
   {
     nb::gil_scoped_release released;
     const StopSign stop(
         Clock::now() + std::chrono::duration_cast<Clock::duration>(wait), [&] {
           nb::gil_scoped_acquire held;
-          interrupted = PyErr_CheckSignals() != 0;
-          return interrupted;
+          return raised = raises();
         });
-    found = search([&] { return stop.up(); });
+    ended.found = search([&] { return stop.up(); });
   }
-  if (interrupted) throw nb::python_error();
-  return found;
+  if (raised) {
+    if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) throw nb::python_error();
+    PyErr_Clear();
+    ended.interrupted = true;
+  }
+  return ended;
 }
 
-nest::Optimum optimum(nest::Problem problem, bool whole, double incumbent,
-                      double seconds, int threads) {
+using EndedOptimum = Ended<nest::Optimum>;
+
+EndedOptimum optimum(nest::Problem problem, bool whole, double incumbent, double seconds,
+                     int threads, const nb::object& report) {
   problem.space = whole ? nest::Space::kWhole : nest::Space::kDivisors;
   require(incumbent > 0, "need incumbent > 0");
   for (int dim = 0; dim < nest::kDims; ++dim) {
     require(whole || problem.layer.extent[dim] % problem.layer.base[dim] == 0,
             "need extents that base divides");
   }
-  return until(seconds, [&](const std::function<bool()>& stop) {
+  return until(seconds, report, [&](const std::function<bool()>& stop) {
     return nest::find_optimum(problem, incumbent, std::clamp(threads, 1, 1024), stop);
   });
 }
@@ -145,57 +166,49 @@ LoopTuples tuples(const std::vector<nest::Loop>& loops) {
   return found;
 }
 
-// (pJ of one group, loops, nests tried, whether it came to its end).
-std::tuple<double, LoopTuples, std::int64_t, bool> improved(
+// (loops, nests tried, whether it came to its end, whether Ctrl-C ended it).
+std::tuple<LoopTuples, std::int64_t, bool, bool> improved(
     const nest::Problem& problem, const std::vector<LoopTuples>& given, double bound,
-    int rounds, double seconds, int threads) {
+    int rounds, double seconds, int threads, const nb::object& report) {
   std::vector<whole::Nest> starts;
   for (const LoopTuples& loops : given) {
     whole::Nest& start = starts.emplace_back();
     for (const auto& [dim, extent] : loops) start.push_back({dim, extent});
   }
-  const whole::Found found = until(seconds, [&](const std::function<bool()>& stop) {
+  const auto search = [&](const std::function<bool()>& stop) {
     return whole::find_nest(problem, starts, bound, rounds, std::clamp(threads, 1, 1024),
                             stop);
-  });
-  return {found.energy, tuples(found.loops), found.tried, found.complete};
+  };
+  const auto [found, interrupted] = until(seconds, report, search);
+  return {tuples(found.loops), found.tried, found.complete, interrupted};
 }
 
 }  // namespace
 
 void bind_optimum(nb::module_& m) {
   nb::class_<nest::Problem>(m, "Problem")
-      .def("__init__",
-           [](nest::Problem* self, const std::array<std::int64_t, 5>& extent,
-              const std::array<std::int64_t, 5>& base,
-              const std::array<std::int64_t, 2>& window,
-              const std::array<std::int64_t, 2>& base_window,
-              const std::array<std::int64_t, 2>& stride, bool kernel,
-              const std::array<MemoriesTuple, 3>& memories,
-              const std::vector<double>& pools, double element_bytes,
-              bool count_fills) {
-             new (self) nest::Problem(problem_from(extent, base, window, base_window,
-                                                   stride, kernel, memories, pools,
-                                                   element_bytes, count_fills));
-           },
+      .def("__init__", &make_problem,
            "extent"_a, "base"_a, "window"_a, "base_window"_a, "stride"_a, "kernel"_a,
            "memories"_a, "pools"_a, "element_bytes"_a, "count_fills"_a);
-  nb::class_<nest::Optimum>(m, "Optimum")
-      .def_ro("energy", &nest::Optimum::energy)
-      .def_ro("lower_bound", &nest::Optimum::lower_bound)
-      .def_ro("proved", &nest::Optimum::proved)
-      .def_ro("labels", &nest::Optimum::labels)
+  nb::class_<EndedOptimum>(m, "Optimum")
+      .def_prop_ro("energy", [](const EndedOptimum& self) { return self.found.energy; })
+      .def_prop_ro("lower_bound",
+                   [](const EndedOptimum& self) { return self.found.lower_bound; })
+      .def_prop_ro("proved", [](const EndedOptimum& self) { return self.found.proved; })
+      .def_prop_ro("labels", [](const EndedOptimum& self) { return self.found.labels; })
       .def_prop_ro("loops",
-                   [](const nest::Optimum& found) { return tuples(found.loops); })
-      .def_prop_ro("kept", [](const nest::Optimum& found) {
-        std::vector<std::tuple<int, int, double, double>> kept;
-        for (const auto& [tensor, loop, elements, pj] : found.kept) {
-          kept.emplace_back(tensor, loop, elements, pj);
-        }
-        return kept;
-      });
+                   [](const EndedOptimum& self) { return tuples(self.found.loops); })
+      .def_prop_ro("kept",
+                   [](const EndedOptimum& self) {
+                     std::vector<std::tuple<int, int, double, double>> kept;
+                     for (const auto& [tensor, loop, elements, pj] : self.found.kept) {
+                       kept.emplace_back(tensor, loop, elements, pj);
+                     }
+                     return kept;
+                   })
+      .def_ro("interrupted", &EndedOptimum::interrupted);
   m.def("optimum", &optimum, "problem"_a, "whole"_a, "incumbent"_a, "seconds"_a,
-        "threads"_a);
+        "threads"_a, "report"_a = nb::none());
   m.def("improved", &improved, "problem"_a, "starts"_a, "bound"_a, "rounds"_a,
-        "seconds"_a, "threads"_a);
+        "seconds"_a, "threads"_a, "report"_a = nb::none());
 }

@@ -37,6 +37,17 @@ struct Layer {
   std::array<std::int64_t, kDims> extent{}, base{};
   std::array<std::int64_t, 2> window{}, base_window{}, stride{};
   bool kernel = true;
+
+  /// Of all axes, in their order.
+  std::array<std::int64_t, kAxes> sizes() const { return axes(extent, window); }
+  std::array<std::int64_t, kAxes> bases() const { return axes(base, base_window); }
+
+ private:
+  static std::array<std::int64_t, kAxes> axes(
+      const std::array<std::int64_t, kDims>& dims,
+      const std::array<std::int64_t, 2>& windows) {
+    return {dims[kX], dims[kY], dims[kC], dims[kK], dims[kB], windows[0], windows[1]};
+  }
 };
 
 /// Energy of an access to a memory of `bytes`.

@@ -20,20 +20,13 @@ int prime_factors(std::int64_t n) {
 }  // namespace
 
 Tiles::Tiles(const Problem& problem, std::size_t most)
-    : problem_(problem), whole_(problem.space == Space::kWhole) {
-  const Layer& layer = problem_.layer;
-  for (int dim = 0; dim < kDims; ++dim) {
-    size_[dim] = layer.extent[dim];
-    base_[dim] = layer.base[dim];
-  }
-  for (int i = 0; i < 2; ++i) {
-    size_[kFw + i] = layer.window[i];
-    base_[kFw + i] = layer.base_window[i];
-  }
+    : problem_(problem), whole_(problem.space == Space::kWhole),
+      size_(problem.layer.sizes()), base_(problem.layer.bases()) {
+  const auto& stride = problem_.layer.stride;
   const auto alike = [&](int a, int b) {
     return size_[a] == size_[b] && base_[a] == base_[b];
   };
-  mirrors_ = alike(kX, kY) && alike(kFw, kFh) && layer.stride[0] == layer.stride[1];
+  mirrors_ = alike(kX, kY) && alike(kFw, kFh) && stride[0] == stride[1];
   list_extents();
   if (whole_) coarsen(most);
   list_tiles();
@@ -56,14 +49,17 @@ std::size_t Tiles::key(const Position& at) const {
   return key;
 }
 
-// How many steps at most each extent is from the datapath's.
+// How many steps at most each extent is from the datapath's. The window in one piece is
+// one step, that of its columns where it has any.
 Tiles::Heights Tiles::heights() const {
   Heights found;
   for (int dim = 0; dim < kAxes; ++dim) {
+    const bool with_columns = !whole_ && dim == kFh && extents_[kFw].size() > 1;
     for (std::size_t at = 0; at < extents_[dim].size(); ++at) {
       const std::int64_t trips = extents_[dim][at] / base_[dim];
       const bool counted = whole_ || is_window(dim);
-      found[dim].push_back(counted ? static_cast<int>(at) : prime_factors(trips));
+      const int steps = counted ? static_cast<int>(at) : prime_factors(trips);
+      found[dim].push_back(with_columns ? 0 : steps);
     }
   }
   return found;

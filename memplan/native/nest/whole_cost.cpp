@@ -82,16 +82,8 @@ struct Cost::Walk {
   }
 };
 
-Cost::Cost(const Problem& problem) : problem_(problem) {
-  const Layer& layer = problem_.layer;
-  for (int dim = 0; dim < kDims; ++dim) {
-    size_[dim] = layer.extent[dim];
-    base_[dim] = layer.base[dim];
-  }
-  for (int i = 0; i < 2; ++i) {
-    size_[kFw + i] = layer.window[i];
-    base_[kFw + i] = layer.base_window[i];
-  }
+Cost::Cost(const Problem& problem)
+    : problem_(problem), size_(problem.layer.sizes()), base_(problem.layer.bases()) {
   for (int t = 0; t < kTensors; ++t) {
     for (const Knot& knot : problem_.memories[t].knots) {
       log_bytes_[t].push_back(std::log(knot.bytes));
