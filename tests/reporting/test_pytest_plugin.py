@@ -51,7 +51,7 @@ def failing(program: str, folder: Path) -> str:
 def test_a_test_fails_that_needs_more(tmp_path: Path) -> None:
     said = failing(PROGRAM, tmp_path)
     assert "1 failed, 2 passed" in said
-    assert "peak live 3.9 KiB is 1 bytes, 0.0 %, above 3.9 KiB; most at" in said
+    assert "peak live 3.9 KiB is 1 B, 0.0 %, above 3.9 KiB; most at" in said
 
 
 WRONG = """\
