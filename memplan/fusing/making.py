@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 
 from memplan.errors import InputError, MemplanError
 from memplan.fusing.engine.build import Engine
-from memplan.fusing.engine.clock import seconds
+from memplan.fusing.engine.clock import CLEARLY, LONG, clock, seconds
 from memplan.fusing.engine.decide import Maker
 from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.front.exported import exported
@@ -21,12 +22,14 @@ from memplan.fusing.front.weights import Watch
 from memplan.fusing.join import join
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Called, Joining, tensors
+from memplan.fusing.noise import Noise, varied
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.prepared import LeftAlone, Prepared
-from memplan.graph.measure import other_inputs, relative_error
+from memplan.graph.measure import relative_error
 from memplan.graph.program import Program
 
 SLOWER = "fused, it would take longer"
+CLOSE = 1.05  # times: two single runs do not tell which is faster
 NO_GAIN = 1.02  # times the model's own time, above which it is not worth it
 SLACK = 1 << 20  # bytes more that are nothing to speak of
 COARSE = 2.0**-5  # what results in bfloat16 may differ by: a few of its roundings
@@ -35,6 +38,15 @@ COARSE = 2.0**-5  # what results in bfloat16 may differ by: a few of its roundin
 def run_model(model: Any, fixed: dict[str, Any], inputs: dict[str, Any]) -> Any:
     """What a model gives on these inputs and other arguments."""
     return model(**inputs, **fixed)
+
+
+@dataclass
+class Trial:
+    """An engine, or None; how its results differ; seconds of its fastest run so far."""
+
+    engine: Engine | None
+    error: float
+    seconds: float = float("inf")
 
 
 @dataclass
@@ -52,7 +64,8 @@ class Making:
     finish: Callable[[Any], Any] = field(default=lambda outputs: outputs)
     tolerance: float = 0.0
     peak: int = 0  # bytes that the model's values take
-    _tried: tuple[dict[str, Any], Any] | None = None
+    plain: float = float("inf")  # seconds of the model's fastest run so far
+    _tried: Noise | None = None
 
     def made(self, expected: Any) -> Prepared | LeftAlone:
         """The model made ready; expected: what it gives on the inputs."""
@@ -81,10 +94,11 @@ class Making:
         self, maker: Maker, network: Network, expected: Any
     ) -> Prepared | LeftAlone:
         """The fastest engine, if it gives what the model gives and is no slower."""
-        engine, error = self._engine(maker, expected)
+        trial = self._engine(maker, expected)
+        engine, error = trial.engine, trial.error
         if engine is None:
             return LeftAlone(f"its results would differ by {error:.1e}", network)
-        gain = self._gain(maker, engine)
+        gain = self._gain(maker, engine, trial.seconds)
         slower = gain is not None and gain < 1 / NO_GAIN
         if slower:
             maker.decisions.keep_plan((), 0)
@@ -102,14 +116,29 @@ class Making:
             return joining
         return replace(joining, epilogues=False, prologues=False, pools=False)
 
-    def _model(self, inputs: dict[str, Any]) -> Any:
-        return run_model(self.model, self.fixed, inputs)
+    def run(self, inputs: dict[str, Any]) -> Any:
+        """What the model gives; how long that takes is noted."""
+        return self._timed(partial(run_model, self.model, self.fixed, inputs))
+
+    def _timed(self, run: Callable[[], Any]) -> Any:
+        """What a run of the whole model gives, whose time is noted."""
+        now = self._clock()
+        start = now()
+        result = run()
+        self.plain = min(self.plain, now() - start)
+        return result
+
+    def _clock(self) -> Callable[[], float]:
+        on_cpu = all(value.device.type == "cpu" for value in self.inputs.values())
+        return clock() if on_cpu else time.perf_counter
 
     def _program(self, expected: Any) -> Program:
         """The model's program, by tracing or by torch.export, with its metas known."""
         try:
             program = trace(self.model, self.fixed)
-            found, self.peak = interpret(program, self.model, self.inputs)
+            found, self.peak = self._timed(
+                partial(interpret, program, self.model, self.inputs)
+            )
             self.finish = as_nested(expected)
             if self._off(expected, self.finish(found)) <= self.tolerance:
                 return program
@@ -129,109 +158,125 @@ class Making:
     def _off(self, expected: Any, found: Any) -> float:
         return relative_error(leaves_of(expected), leaves_of(found))
 
-    def _engine(self, maker: Maker, expected: Any) -> tuple[Engine | None, float]:
+    def _engine(self, maker: Maker, expected: Any) -> Trial:
         """The fastest engine whose results are the model's, and how they differ."""
         plan = maker.decisions.plan
         if plan is not None:
-            noise = not all(map(_varied, self.inputs.values()))  # it was tried on some
-            engine, error = self._exact(maker, plan[0], plan[1], expected, noise)
-            if engine is not None:
-                return engine, error
-        best, error = self._fastest(maker, expected)
-        if best is not None:
-            maker.keep(best, _used(best, self.options.kernels))
-        return best, error
+            tried = all(map(varied, self.inputs.values()))  # on noise, when it was made
+            noise = None if tried else self._noise(maker)
+            trial = self._exact(maker, plan, expected, noise)
+            if trial.engine is not None:
+                return trial
+        best = self._fastest(maker, expected)
+        if best.engine is not None:
+            maker.keep(best.engine, _used(best.engine, self.options.kernels))
+        return best
 
-    def _fastest(self, maker: Maker, expected: Any) -> tuple[Engine | None, float]:
+    def _fastest(self, maker: Maker, expected: Any) -> Trial:
         """Of engines for so many images at a time the fastest, and how it differs.
 
         Where fewer at a time take longer than all, other numbers are not tried. Raises
         InputError where all take more memory than the model.
         """
-        best: Engine | None = None
-        error, off, least = float("inf"), float("inf"), 0
+        best = Trial(None, float("inf"))
+        off, least = float("inf"), 0
         most = int(self.peak * NO_GAIN) + SLACK
+        noise = self._noise(maker)
         for batch in maker.batches():
-            engine, differs = self._exact(maker, self.options.kernels, batch, expected)
-            off = min(off, differs)
-            if engine is None:
+            plan = self.options.kernels, batch
+            trial = self._exact(maker, plan, expected, noise)
+            off = min(off, trial.error)
+            if trial.engine is None:
                 continue
             if self.options.measure:
-                peak = engine.peak(self.inputs)
+                peak = trial.engine.peak(self.inputs)
                 least = min(least or peak, peak)
                 if peak > most:
                     continue
-            if best is not None:
-                pair = [partial(each.run, self.inputs) for each in (best, engine)]
-                took = seconds(pair, maker.device, ready=True)
-                if took[0] <= took[1] and best.batch >= best.images:
+            if best.engine is not None and not self._faster(maker, trial, best):
+                if best.engine.batch >= best.engine.images:
                     break
-                if took[0] <= took[1]:
-                    continue
-            best, error = engine, differs
-        if best is None and least:
+                continue
+            best = trial
+        if best.engine is None and least:
             share = least / max(self.peak, 1)
             raise InputError(f"fused, it would take {share:.2f} times the memory")
-        return best, off if best is None else error
+        return Trial(None, off) if best.engine is None else best
+
+    def _faster(self, maker: Maker, trial: Trial, best: Trial) -> bool:
+        """Whether an engine is faster than the best; they take turns where what they
+        took so far does not tell."""
+        assert trial.engine is not None
+        assert best.engine is not None
+        low, high = sorted((trial.seconds, best.seconds))
+        if low < LONG or high < CLOSE * low:
+            pair = [
+                partial(engine.run, self.inputs)
+                for engine in (best.engine, trial.engine)
+            ]
+            best.seconds, trial.seconds = seconds(pair, maker.device, ready=True)
+        return trial.seconds < best.seconds
 
     def _exact(
         self,
         maker: Maker,
-        kernels: tuple[str, ...],
-        batch: int,
+        plan: tuple[tuple[str, ...], int],
         expected: Any,
-        noise: bool = True,
-    ) -> tuple[Engine | None, float]:
-        """An engine with the coarsest of `kernels` left out until results are right, on
-        `noise` too."""
-        error = float("inf")
+        noise: Noise | None,
+    ) -> Trial:
+        """An engine for a plan's images at a time, with the coarsest of its kernels
+        left out until results are right, on `noise` too."""
+        trial = Trial(None, float("inf"))
+        kernels, batch = plan
         for left in _ever_more_exact(kernels):
             engine = maker.engine(left, batch)
             engine.learn(expected, self.inputs)
-            error = self._error(engine, expected, noise)
-            if error <= self.tolerance:
-                return engine, error
-        return None, error
+            trial = self._tried_on(engine, expected, noise)
+            if trial.error <= self.tolerance:
+                return trial
+        return Trial(None, trial.error)
 
-    def _error(self, engine: Engine, expected: Any, noise: bool) -> float:
-        """The largest relative error on the inputs given and on others; infinite where
-        so many images at a time are not what the network can do."""
+    def _tried_on(self, engine: Engine, expected: Any, noise: Noise | None) -> Trial:
+        """An engine and its largest relative error, on the inputs given and on others;
+        infinite where so many images at a time are not what the network can do."""
+        trial = Trial(engine, float("inf"))
         try:
             found = self.finish(engine.run(self.inputs))
-            error = self._off(expected, found)
-            if error > self.tolerance or not noise:
-                return error
-            given, wanted = self._noise()
-            found = self.finish(engine.run(given))
+            trial.error = self._off(expected, found)
+            if trial.error > self.tolerance or noise is None:
+                return trial
+            now = self._clock()
+            start = now()
+            result = engine.run(noise.inputs)
+            trial.seconds = now() - start
+            found = self.finish(result)
         except (RuntimeError, ValueError, IndexError, MemplanError):
             if engine.batch >= engine.images:
                 raise
-            return float("inf")
-        return max(error, self._off(wanted, found))
+            return trial
+        trial.error = max(trial.error, noise.error(found, self.tolerance))
+        return trial
 
-    def _noise(self) -> tuple[dict[str, Any], Any]:
-        """Other inputs, and what the model makes of them, computed once."""
+    def _noise(self, maker: Maker) -> Noise:
         if self._tried is None:
-            values = other_inputs(list(self.inputs.values()), seed=1)
-            noise = dict(zip(self.inputs, values, strict=True))
-            self._tried = noise, self._model(noise)
+            images = maker.images if maker.separable() else 0
+            run = partial(run_model, self.model, self.fixed)
+            self._tried = Noise.like(self.inputs, run, images)
         return self._tried
 
-    def _gain(self, maker: Maker, engine: Engine) -> float | None:
-        """The model's time over the engine's; None if that is not asked for."""
+    def _gain(self, maker: Maker, engine: Engine, took: float) -> float | None:
+        """The model's time over the engine's, which `took` so long; None if that is not
+        asked for. They take turns only where the runs so far do not tell."""
         if not self.options.measure or maker.decisions.kept:
             return None
+        if took > LONG and self.plain > CLEARLY * took:
+            return self.plain / took
         fused, plain = seconds(
-            [partial(engine.run, self.inputs), partial(self._model, self.inputs)],
+            [partial(engine.run, self.inputs), partial(self.run, self.inputs)],
             maker.device,
             ready=True,
         )
         return plain / fused
-
-
-def _varied(value: Any) -> bool:
-    """Whether a tensor's elements differ: results on others tell little."""
-    return bool(value.numel() > 1 and (value != value.flatten()[0]).any())
 
 
 def _ever_more_exact(kernels: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,21 @@ def pack(
         laid = _packed(weight, algorithm, instructions, room)
         start = _padded(bias, instructions, room)
         return Packed(geometry, algorithm, instructions, laid, plain, start)
+
+
+def blank(geometry: Geometry, algorithm: str) -> Packed:
+    """Weights and a bias in their layout that are all the same: for timing alone."""
+    columns = padded_columns(geometry.channels_out, "native")
+    taps = math.prod(geometry.kernel)
+
+    def filled(count: int) -> torch.Tensor:
+        return Room().floats(columns * count).fill_(0.5)
+
+    plain = None
+    if algorithm != "direct":
+        plain = filled(geometry.channels_in * taps)
+    laid = filled(geometry.channels_in * _MATRICES.get(algorithm, taps))
+    return Packed(geometry, algorithm, "native", laid, plain, filled(1))
 
 
 def _plain_float(tensor: torch.Tensor) -> bool:

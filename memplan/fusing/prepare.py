@@ -43,12 +43,11 @@ def prepare(
         if reason:
             return LeftAlone(reason, watch=Watch(model, ()), every=1)
         own_inputs = {name: own(value) for name, value in inputs.items()}
-        run = partial(run_model, model, fixed)
+        work = Making(model, own_inputs, fixed, options, slabs or Slabs())
         try:
-            expected = without_effects(model, own_inputs, run)
+            expected = without_effects(model, own_inputs, work.run)
         except SideEffectsError as problem:
             return LeftAlone(str(problem))
-        work = Making(model, own_inputs, fixed, options, slabs or Slabs())
         try:
             made = work.made(expected)
         except MemplanError as problem:

@@ -119,6 +119,40 @@ def test_a_kept_decision_is_tried_on_noise_where_inputs_tell_nothing(
         assert len(runs) == count  # the check and the call itself
 
 
+def test_noise_is_compared_on_one_image_where_inputs_tell_the_rest(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    plain = preparing.run_model
+
+    def run(model: Any, fixed: dict[str, Any], inputs: dict[str, Any]) -> Any:
+        rows.extend(len(x) for x in inputs.values())
+        return plain(model, fixed, inputs)
+
+    monkeypatch.setattr(preparing, "run_model", run)
+    for x, expected in ((torch.randn(4, 3, 12, 12), 1), (torch.zeros(5, 3, 9, 9), 5)):
+        rows.clear()
+        called(model_of(), x)
+        assert rows == [len(x), expected]
+
+
+def test_a_long_run_tells_by_itself(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("they are far apart")
+
+    monkeypatch.setattr(preparing, "seconds", never)
+    monkeypatch.setattr(preparing, "LONG", 0.0)
+    monkeypatch.setattr(preparing, "CLOSE", 1.0)
+    monkeypatch.setattr(preparing, "CLEARLY", 0.0)
+    options = FuseOptions(tolerance=1.2e-5)
+    ready = called(model_of(), torch.randn(8, 3, 12, 12), options)
+    found = ready.programs()[0]
+    assert isinstance(found, Prepared)
+    assert found.gain is not None and found.gain > 0
+
+
 def test_networks_of_the_same_size_are_told_apart(no_decisions: Path) -> None:
     x = torch.randn(2, 3, 8, 8)
     for model in (nn.Sequential(nn.ReLU(), nn.Sigmoid()), nn.Sequential(nn.Tanh())):
@@ -294,13 +328,16 @@ def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         return body
 
     monkeypatch.setattr(clock, "clock", lambda: lambda: now)
-    runs = [run(0, 1.2), run(1, 1.0), run(2, 2.0)]
-    assert seconds(runs, enough=0.0) == pytest.approx([1.2, 1.0, 2.0])
+    runs = [run(0, 0.012), run(1, 0.01), run(2, 0.02)]
+    assert seconds(runs, enough=0.0) == pytest.approx([0.012, 0.01, 0.02])
     # Once to begin with, and once more until what takes far longer is out.
     assert order == [0, 1, 2] * 2 + [0, 1] * 2
     order.clear()
-    assert seconds(runs[::2], ready=True) == pytest.approx([1.2, 2.0])
+    assert seconds(runs[::2], ready=True) == pytest.approx([0.012, 0.02])
     assert order == [0, 2]
+    order.clear()  # long ones tell more by themselves
+    assert seconds([run(0, 1.2), run(1, 1.0)], enough=0.0) == pytest.approx([1.2, 1.0])
+    assert order == [0, 1] * 3
 
 
 def test_options_are_checked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -14,11 +15,13 @@ from memplan.fusing.front.weights import fetch
 from memplan.fusing.geometry import algorithms
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Joined
-from memplan.fusing.packing import pack
+from memplan.fusing.packing import blank
 
 ROUNDS = 3
 ASIDE = 1.08  # what leaving the tape and the arena costs beyond the time of the kernel
 ENOUGH_SECONDS = 0.15  # of timing one convolution
+ENOUGH_WORK = 1 << 30  # multiply-adds of a run that tells a kernel's time
+MOST_IMAGES = 4  # that a run is of
 
 
 def candidates(
@@ -49,6 +52,14 @@ def signature(node: Joined, network: Network, model: Any, images: int) -> str:
             torch.get_num_threads(),
         )
     )
+
+
+def few(node: Joined, network: Network, model: Any, batch: int) -> int:
+    """How many of a batch's images a convolution is timed on: more tell no more."""
+    weight: tuple[int, ...] = tuple(fetch(model, node.convolution.weight).shape)
+    *_, height, width = four(network.shapes[node.value])
+    work = math.prod(weight) * height * width
+    return max(1, min(batch, MOST_IMAGES, ENOUGH_WORK // max(work, 1)))
 
 
 def fastest(
@@ -93,10 +104,10 @@ def _run(
     """One run of a convolution by a kernel, without arguments."""
     import torch
 
-    weight = as_planes(fetch(model, node.convolution.weight)).detach()
-    bias = torch.zeros(weight.shape[0], dtype=x.dtype)
     ones = torch.ones(x.shape[1])
     if kernel == "onednn":
+        weight = as_planes(fetch(model, node.convolution.weight)).detach()
+        bias = torch.zeros(weight.shape[0], dtype=x.dtype)
         shape, dtype = tuple(x.shape), x.dtype
         packed = onednn.pack(weight, bias, node.convolution, shape)
 
@@ -108,7 +119,7 @@ def _run(
             onednn.run(y, packed, node.convolution, added, node.activation)
 
         return run
-    own = pack(weight, bias, geometry(node.convolution, model), kernel)
+    own = blank(geometry(node.convolution, model), kernel)
     prologue = Prologue(ones, ones, node.rectified) if node.before else Prologue()
     out = torch.empty(out_shape, memory_format=torch.channels_last)
     bound = bind(own, x, out, prologue, Epilogue(added, clamp=node.activation))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 LEAST, MOST = 3, 20  # rounds of timing
+LONG = 0.1  # seconds of a run that needs fewer: it tells more by itself
 CLEARLY = 1.5  # times the least: what takes longer is out of the running
 
 
@@ -36,7 +37,8 @@ def seconds(
     CLEARLY longer than the fastest has no further turn.
 
     device: what they run on; on a GPU, until it is done. enough: seconds after which no
-    further round begins, once there were LEAST. ready: each has run just before.
+    further round begins, once there were LEAST, or two of LONG ones. ready: each has
+    run just before.
     """
     if device != "cpu":
         runs = [partial(_to_the_end, run, device) for run in runs]
@@ -53,6 +55,7 @@ def seconds(
         left = [index for index in left if best[index] <= CLEARLY * min(best)]
         if len(left) == 1 and len(runs) > 1:
             break
-        if turn + 1 >= LEAST and time.perf_counter() - began > enough:
+        least = 2 if min(best) > LONG else LEAST
+        if turn + 1 >= least and time.perf_counter() - began > enough:
             break
     return best

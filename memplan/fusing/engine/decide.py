@@ -6,7 +6,7 @@ from typing import Any
 
 from memplan.errors import EnvironmentUnfitError
 from memplan.fusing.engine.build import Engine, images
-from memplan.fusing.engine.choose import candidates, fastest, signature
+from memplan.fusing.engine.choose import candidates, fastest, few, signature
 from memplan.fusing.engine.decisions import Decisions
 from memplan.fusing.engine.packs import Packs, Weights
 from memplan.fusing.engine.slabs import Slabs
@@ -19,7 +19,6 @@ from memplan.fusing.nodes import Called, Joined, Node, Stacked
 from memplan.fusing.options import FuseOptions
 from memplan.toolchain.cache import Cache
 
-FEW = 4  # images that convolutions are timed on, at most
 BATCHES = (2, 1, 4)  # images at a time that are tried
 
 
@@ -74,7 +73,7 @@ class Maker:
         names = candidates(node, self._network, self._model, wanted)
         if len(names) == 1:
             return names[0]
-        images = min(batch, FEW)
+        images = few(node, self._network, self._model, batch)
         key = signature(node, self._network, self._model, images)
         known = self.decisions.kernel(key, names)
         if known is None:
@@ -105,9 +104,9 @@ class Maker:
     def keep(self, engine: Engine, kernels: tuple[str, ...]) -> None:
         """Keep for the next time what an engine is: it was the best of `kernels`."""
         self.decisions.keep_plan(kernels, engine.batch)
-        images = min(engine.batch, FEW)
         for node in self._nodes:
             if isinstance(node, Joined) and self.own:
+                images = few(node, self._network, self._model, engine.batch)
                 names = candidates(node, self._network, self._model, kernels)
                 key = signature(node, self._network, self._model, images)
                 self.decisions.keep_kernel(key, names, engine.kernels[node.value])
@@ -118,11 +117,11 @@ class Maker:
         wanted = self._options.micro_batch
         if wanted is not None:
             return [min(wanted, self.images)]
-        if not self._separable():
+        if not self.separable():
             return [self.images]
         return [self.images, *(each for each in BATCHES if each < self.images)]
 
-    def _separable(self) -> bool:
+    def separable(self) -> bool:
         """Whether inputs and outputs have one row an image, as far as shapes tell."""
         from memplan.graph.program import refs
 
