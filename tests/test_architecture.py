@@ -29,6 +29,8 @@ GROUND: dict[str, set[str]] = {
     "streams": {"errors"},
     "files": {"errors", "limits", "streams"},
     "factory": {"errors"},
+    "cores": set(),
+    "sweep": {"errors", "cores"},
 }
 BASE = set(GROUND) | {"formats"}
 CORRIDOR = BASE | {"core", "trace", "native"}

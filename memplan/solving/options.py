@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memplan.cores import cores
 from memplan.errors import UsageError
 
 MIP_SOLVERS = ("cbc", "highs")
@@ -80,11 +80,7 @@ class Options:
 
     def workers(self) -> int:
         """How many threads to start."""
-        if self.threads is not None:
-            return self.threads
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
+        return cores() if self.threads is None else self.threads
 
     def report(self, progress: Progress) -> None:
         """Hand `progress` to whoever wants to know."""

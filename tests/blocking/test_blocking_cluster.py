@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from memplan.blocking.cost.objective import Codesign, Fixed
-from memplan.blocking.design.sweep import Task, sweep
+from memplan.blocking.design.task import Task
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer
 from memplan.blocking.search.result import Options
 from memplan.errors import EnvironmentUnfitError, NoPlanError, UsageError
+from memplan.sweep import sweep
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
 

@@ -17,7 +17,7 @@ from memplan.blocking.design.design_moves import descended, ranked_designs
 from memplan.blocking.design.network import LayerEnergy, NetworkEnergy, distinct
 from memplan.blocking.design.network_design import design_network, private_hierarchy
 from memplan.blocking.design.networks import NETWORKS
-from memplan.blocking.design.sweep import Task, sweep
+from memplan.blocking.design.task import Task
 from memplan.blocking.machine.energy import paper_curves
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
@@ -27,6 +27,7 @@ from memplan.blocking.search.nest_pool import NestPool
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options
 from memplan.errors import NoPlanError, UsageError
+from memplan.sweep import sweep
 
 CORE = {"C": 16, "K": 16}
 LAYERS = (

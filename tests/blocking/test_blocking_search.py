@@ -15,7 +15,7 @@ from nest_trace import trace
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.design.area_curve import area_curve
-from memplan.blocking.design.sweep import Task, sweep
+from memplan.blocking.design.task import Task
 from memplan.blocking.machine.area import area_mm2
 from memplan.blocking.machine.hierarchy import Level
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
@@ -27,6 +27,7 @@ from memplan.blocking.search.exact import optimum
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import METHODS, Options
 from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
+from memplan.sweep import sweep
 
 CORE = {"C": 16, "K": 16}
 SMALL = Layer("small", 14, 14, 32, 64, 3, 3)

@@ -15,7 +15,7 @@ from nest_strategies import nests
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.design.sweep import Task, sweep
+from memplan.blocking.design.task import Task
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.counts import count
@@ -27,6 +27,7 @@ from memplan.blocking.search.incumbent import SearchProgress
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result, Space
 from memplan.errors import UsageError
+from memplan.sweep import sweep
 from tests.blocking.test_blocking_exact import _random_objective
 
 CORE = {"C": 16, "K": 16}

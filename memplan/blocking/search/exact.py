@@ -11,7 +11,6 @@ that does not lead to the optimum. The kernel is compiled.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,6 +21,7 @@ from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.search.result import Options, Result
+from memplan.cores import cores
 from memplan.errors import NoPlanError, UsageError
 from memplan.native import _nest
 
@@ -140,13 +140,6 @@ def check_unroll(unroll: Mapping[str, int]) -> None:
                 f"unrolling {dim!r} by {extent}: give one of {', '.join(DIMS)} and a "
                 "number from 1 up"
             )
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _own(machine: Codesign) -> tuple[list[_Memories], list[float]]:

@@ -26,12 +26,12 @@ from memplan.blocking.search.exact import (
     WINDOW,
     base_of,
     check_unroll,
-    cores,
     optimum_so_far,
     problem_of,
 )
 from memplan.blocking.search.incumbent import ProgressReport, SearchProgress
 from memplan.blocking.search.result import Options, Result, Space
+from memplan.cores import cores
 from memplan.errors import NoPlanError, UsageError
 from memplan.native import _nest
 

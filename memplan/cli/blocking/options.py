@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.design.sweep import Task
+from memplan.blocking.design.task import Task
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_unroll

@@ -7,11 +7,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from memplan.blocking.design.sweep import Task, sweep
+from memplan.blocking.design.task import Task
 from memplan.blocking.search.incumbent import SearchProgress
 from memplan.blocking.search.result import Result
 from memplan.cli.blocking import report
 from memplan.cli.progress import saying_if_interrupted, working
+from memplan.sweep import sweep
 from memplan.units import format_seconds
 
 

@@ -1,50 +1,38 @@
-"""Many layers and objectives at once, on all cores or on a Ray cluster."""
+"""Many tasks at once, on all cores or on a Ray cluster."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import multiprocessing
-import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from memplan.blocking.cost.objective import Objective
-from memplan.blocking.nest.layer import Layer
-from memplan.blocking.search.optimize import optimize_one_of
-from memplan.blocking.search.result import Options, Result
+from memplan.cores import cores
 from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
 
-_DEFAULT = Options()
 _PATIENCE = 5.0  # seconds for a cluster to answer
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True)
-class Task:
-    """One search; what `optimize` takes."""
+class Task(Protocol[T_co]):
+    """Something that can be pickled, and run in another process."""
 
-    layer: Layer
-    unroll: Mapping[str, int]
-    objective: Objective
-    options: Options = _DEFAULT
-
-    def run(self) -> Result:
-        """The search's result, found on one thread."""
-        options = replace(self.options, threads=1)
-        return optimize_one_of(self.layer, self.unroll, self.objective, options)
+    def run(self) -> T_co:
+        """Its result, which can be pickled too."""
 
 
 def sweep(
-    tasks: Sequence[Task],
+    tasks: Sequence[Task[T]],
     *,
     processes: int | None = None,
     address: str | None = None,
-    progress: Callable[[int, Result], None] | None = None,
-) -> list[Result]:
+    progress: Callable[[int, T], None] | None = None,
+) -> list[T]:
     """Results of all tasks, in their order.
 
     processes: None for one a core; 1 runs them here. address: of a Ray cluster that
@@ -60,7 +48,7 @@ def sweep(
             raise UsageError("a cluster decides on processes itself: give no number")
         return _on_ray(tasks, address, progress)
     if processes is None:
-        processes = os.cpu_count() or 1
+        processes = cores()
     if min(processes, len(tasks)) <= 1:
         found = []
         for number, task in enumerate(tasks):
@@ -72,13 +60,13 @@ def sweep(
 
 
 def _on_processes(
-    tasks: Sequence[Task],
+    tasks: Sequence[Task[T]],
     processes: int,
-    progress: Callable[[int, Result], None] | None,
-) -> list[Result]:
+    progress: Callable[[int, T], None] | None,
+) -> list[T]:
     # Fresh interpreters: a fork would copy whatever threads hold at that moment.
     context = multiprocessing.get_context("spawn")
-    results: dict[int, Result] = {}
+    results: dict[int, T] = {}
     pool = ProcessPoolExecutor(processes, mp_context=context)
     try:
         numbers = {pool.submit(task.run): i for i, task in enumerate(tasks)}
@@ -93,10 +81,10 @@ def _on_processes(
 
 
 def _on_ray(
-    tasks: Sequence[Task],
+    tasks: Sequence[Task[T]],
     address: str,
-    progress: Callable[[int, Result], None] | None,
-) -> list[Result]:
+    progress: Callable[[int, T], None] | None,
+) -> list[T]:
     try:
         cluster: Any = importlib.import_module("ray")
     except ImportError:
@@ -132,12 +120,12 @@ def _reach(address: str) -> None:
 
 def _collected(
     cluster: Any,
-    tasks: Sequence[Task],
-    progress: Callable[[int, Result], None] | None,
-) -> list[Result]:
+    tasks: Sequence[Task[T]],
+    progress: Callable[[int, T], None] | None,
+) -> list[T]:
     remote = cluster.remote(_attempt)
     waiting = {remote.remote(task): i for i, task in enumerate(tasks)}
-    results: dict[int, Result] = {}
+    results: dict[int, T] = {}
     try:
         while waiting:
             done, _ = cluster.wait(list(waiting), num_returns=1)
@@ -154,7 +142,7 @@ def _collected(
     return [results[number] for number in range(len(tasks))]
 
 
-def _attempt(task: Task) -> Result | MemplanError:
+def _attempt(task: Task[T]) -> T | MemplanError:
     """The result or the error; one that is raised, Ray dresses up in its own."""
     try:
         return task.run()
