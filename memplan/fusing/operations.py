@@ -65,6 +65,21 @@ class Pool(NamedTuple):
             words.append("padding not counted")
         return " ".join(words)
 
+    def within(self, plane: tuple[int, int]) -> Pool:
+        """The same pooling of planes so large by a window no larger than a plane with
+        its padding: one that reaches beyond has a single place, and averages do not
+        count what lies there."""
+        pool = self
+        for axis, size in enumerate(plane):
+            room = size + 2 * pool.padding[axis]
+            if pool.reach(axis) > room:
+                most = (room - 1) // pool.dilation[axis] + 1
+                pool = pool._replace(
+                    kernel=_with(pool.kernel, axis, most),
+                    stride=_with(pool.stride, axis, room),
+                )
+        return pool
+
     def reach(self, axis: int) -> int:
         """Rows (axis 0) or columns (1) from a window's first to its last, both in."""
         return self.dilation[axis] * (self.kernel[axis] - 1) + 1
@@ -141,6 +156,10 @@ class Operation:
     def operands(self) -> tuple[str, ...]:
         """Kinds of what it takes beside the value, in order: see ELEMENTWISE."""
         return () if self.pool is not None else ELEMENTWISE[self.kind][1]
+
+
+def _with(pair: tuple[int, int], axis: int, number: int) -> tuple[int, int]:
+    return (number, pair[1]) if axis == 0 else (pair[0], number)
 
 
 def _by(pair: tuple[int, int]) -> str:

@@ -152,3 +152,29 @@ def test_kernels_write_results_where_they_stay(batch: int, last: bool) -> None:
     assert torch.equal(first, kept)
     assert first.data_ptr() != second.data_ptr()
     assert program(ready).engine.arena.bytes == 0
+
+
+@pytest.mark.parametrize("shape", [(2, 20, 4, 4), (1, 3, 7, 9), (2, 5, 3, 40)])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.AvgPool2d(1280, ceil_mode=True),
+        nn.AvgPool2d(50, ceil_mode=True, padding=3),
+        nn.AvgPool2d(50, ceil_mode=True, padding=3, count_include_pad=False),
+        nn.AvgPool2d((90, 2), ceil_mode=True, divisor_override=7),
+        nn.MaxPool2d(50, ceil_mode=True, padding=5),
+        nn.MaxPool2d(9, stride=70, dilation=6, ceil_mode=True),
+    ],
+    ids=repr,
+)
+def test_a_window_beyond_the_plane_is_no_larger_than_that(
+    pool: Any, shape: tuple[int, ...]
+) -> None:
+    model, x = nn.Sequential(nn.ReLU(), pool, nn.Sigmoid()).eval(), torch.randn(shape)
+    ready = fuse(model, FORCED)
+    with torch.no_grad():
+        torch.testing.assert_close(ready(x), model(x))
+    (made,) = ready.programs()
+    found = made.nodes[0].operations[1].pool
+    for axis in (0, 1):
+        assert found.reach(axis) <= shape[2 + axis] + 2 * found.padding[axis]

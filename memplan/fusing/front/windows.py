@@ -116,7 +116,7 @@ def max_pool2d(
 ) -> None:
     if return_indices:
         raise LeftAloneError("its indices are taken")
-    planes(context, x)
+    *_, height, width = planes(context, x)
     kernel = pair(kernel_size)
     pool = Pool(
         "max",
@@ -126,6 +126,7 @@ def max_pool2d(
         pair(dilation),
         bool(ceil_mode),
     )
+    pool = pool.within((height, width))
     made_of(layer, Operation("pool", pool=pool), x)
 
 
@@ -140,7 +141,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> None:
-    planes(context, x)
+    *_, height, width = planes(context, x)
     kernel = pair(kernel_size)
     pool = Pool(
         "average",
@@ -151,6 +152,7 @@ def avg_pool2d(
         count_padding=bool(count_include_pad),
         divisor=divisor_override,
     )
+    pool = pool.within((height, width))
     made_of(layer, Operation("pool", pool=pool), x)
 
 
