@@ -76,6 +76,7 @@ HOMES = {
     "matplotlib": {"plotting"},
     "jinja2": {"reporting"},
     "markupsafe": {"reporting"},
+    "onnx": {"blocking/run/onnx_models.py", "blocking/run/onnx_nodes.py"},
     "pandas": {"trace", "reporting"},
     "pyarrow": {"trace", "reporting", "core/planparquet.py"},
     "pulp": {"solving/cbc.py"},
