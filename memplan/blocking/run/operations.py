@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +18,7 @@ from memplan.blocking.run.products import (
     product,
     recurrent,
 )
+from memplan.errors import InputError
 
 _GATES = {2: 4, 3: 3}  # of ATen's modes of recurrent networks; of others 1
 # Words in the names of operations that multiply matrices, or may.
@@ -123,6 +126,22 @@ def _sum_of_products(
     return _one(product(rows, groups * inner, right.shape[2]))
 
 
+def _grouped(
+    left: Any, right: Any, offs: Any = None, *_: object, result: Any, **__: object
+) -> Reading:
+    """Rows of several experts, one below the other; offs: where each one's end."""
+    if left.dim() == right.dim() == 3:
+        return _products(left, right, result=result)
+    if (left.dim(), right.dim()) != (2, 3) or offs.device.type == "meta":
+        raise InputError(": groups whose sizes are not known")
+    ends = [0, *offs.tolist()]
+    rows = Counter(b - a for a, b in itertools.pairwise(ends) if b > a)
+    _, inner, columns = right.shape
+    return Reading(
+        tuple((product(n, inner, columns), count) for n, count in rows.items())
+    )
+
+
 def _by_vector(left: Any, right: Any, *_: object, result: Any, **__: object) -> Reading:
     return _one(product(left.shape[0], left.shape[1], 1))
 
@@ -197,6 +216,7 @@ _READERS: dict[str, Callable[..., Reading]] = {
     "bmm": _products,
     "baddbmm": _sum_and_products,
     "addbmm": _sum_of_products,
+    "_grouped_mm": _grouped,
     "mv": _by_vector,
     "addmv": _sum_and_by_vector,
     "dot": _dot,
