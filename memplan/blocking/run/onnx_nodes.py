@@ -140,6 +140,8 @@ def _matmul(node: Node, right: int = 1) -> Reading:
         ours[-2:] = ours[:-3:-1]
     if node.number("transB", 0):
         theirs[-2:] = theirs[:-3:-1]
+    if ours[-1] != theirs[-2]:
+        raise ValueError(f"{tuple(ours)} by {tuple(theirs)}")
     return _one(matrix_product(ours, theirs))
 
 
