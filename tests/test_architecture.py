@@ -76,7 +76,7 @@ HOMES = {
     "matplotlib": {"plotting"},
     "jinja2": {"reporting"},
     "markupsafe": {"reporting"},
-    "onnx": {"blocking/run/onnx_models.py", "blocking/run/onnx_nodes.py"},
+    "onnx": {f"blocking/run/onnx_{part}.py" for part in ("models", "nodes", "shapes")},
     "pandas": {"trace", "reporting"},
     "pyarrow": {"trace", "reporting", "core/planparquet.py"},
     "pulp": {"solving/cbc.py"},

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memplan.blocking.nest.layer import Layer
@@ -208,6 +209,49 @@ def test_sizes_left_open(tmp_path: Path) -> None:
 def test_sizes_that_make_no_sense(text: str) -> None:
     with pytest.raises(UsageError, match="is no size of a dimension"):
         parse_onnx_spec(text)
+
+
+def test_shapes_that_nodes_compute(tmp_path: Path) -> None:
+    """Two axes are joined by a reshape whose sizes come from the input's shape."""
+    from onnx import numpy_helper
+
+    sizes = {"zero": [0], "rest": [-1]}
+    constants = [
+        onnx.helper.make_node(
+            "Constant", [], [name], value=numpy_helper.from_array(np.array(value))
+        )
+        for name, value in sizes.items()
+    ]
+    nodes = [
+        *constants,
+        node("Shape", "x", "s"),
+        node("Gather", "s zero", "n"),
+        node("Mul", "n n", "squared"),
+        node("Sqrt", "squared_f", "root"),
+        node("Cast", "root", "back", to=7),
+        node("Concat", "back rest", "to", axis=0),
+        node("Reshape", "x to", "y"),
+        node("MatMul", "y w", "z"),
+    ]
+    nodes.insert(5, node("Cast", "squared", "squared_f", to=1))
+    weights = {"w": [24, 2000]}
+    file = saved(tmp_path / "m.onnx", nodes, {"x": ["batch", 4, 6]}, weights)
+    found = layers_of_onnx(f"{file}:batch=9")
+    assert layer_list(found) == [(Layer("n_MatMul", 1, 1, 24, 2000, B=9), 1)]
+
+
+def test_values_that_would_be_huge_are_not_made(tmp_path: Path) -> None:
+    from onnx import numpy_helper
+
+    size = numpy_helper.from_array(np.array([1 << 40]))
+    nodes = [
+        onnx.helper.make_node("Constant", [], ["n"], value=size),
+        node("ConstantOfShape", "n", "y"),
+        node("MatMul", "y y", "z"),
+    ]
+    file = saved(tmp_path / "m.onnx", nodes, {"x": [1]}, {})
+    (left,) = layers_of_onnx(str(file)).left_out
+    assert "C is 1099511627776" in left.reason
 
 
 def test_what_is_no_onnx_file(tmp_path: Path) -> None:

@@ -1,17 +1,18 @@
 """The layers of an ONNX file, by the shapes that it states or that follow from them.
 
-Nothing is run, and weights that are kept in other files are not read.
+No weights are read. Of the nodes only those are run that compute shapes.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from memplan.blocking.run.inventory import Inventory, ModelLayers
 from memplan.blocking.run.onnx_nodes import Node, UnknownShapeError, may_multiply, read
+from memplan.blocking.run.onnx_shapes import settled, shapes_of
 from memplan.errors import EnvironmentUnfitError, InputError, UsageError
 
 SUFFIX = ".onnx"
@@ -98,18 +99,16 @@ def _close(model: Any, sizes: Mapping[str, int], file: Path) -> tuple[str, ...]:
 
 def _inferred(model: Any, file: Path) -> Any:
     """The model with shapes of what its nodes make, as far as they follow."""
-    import onnx
-
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception as error:
+        return settled(model)
+    except Exception as error:  # the kinds that onnx raises are many, here, too
         raise InputError(
             f"{file}: its shapes do not fit together: {_line(error)}"
         ) from error
 
 
 def _walk(graph: Any, found: Inventory) -> None:
-    shapes = dict(_shapes(graph))
+    shapes = dict(shapes_of(graph))
     for proto in graph.node:
         node = Node(proto, shapes)
         reason = _enter(node, found)
@@ -141,18 +140,6 @@ def _multiplies(graph: Any) -> bool:
     return any(
         may_multiply(node) or any(map(_multiplies, node.graphs)) for node in nodes
     )
-
-
-def _shapes(graph: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Of values whose sizes are all known."""
-    for one in (*graph.value_info, *graph.output, *graph.input):
-        if not one.type.tensor_type.HasField("shape"):
-            continue
-        dims = one.type.tensor_type.shape.dim
-        if all(dim.HasField("dim_value") for dim in dims):
-            yield one.name, tuple(dim.dim_value for dim in dims)
-    for one in graph.initializer:
-        yield one.name, tuple(one.dims)
 
 
 def _line(error: BaseException) -> str:
