@@ -18,13 +18,12 @@ import argparse
 import itertools
 import json
 import os
-import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from bench.against_zigzag import LPF_LIMIT, UNROLL, ask_zigzag, private, stringed
+from bench.zigzag_tables import Record, line, read_records, tables
 
 from memplan.blocking.cost.evaluation import Evaluation, evaluate
 from memplan.blocking.cost.objective import Fixed
@@ -32,7 +31,6 @@ from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.layer import Layer, Tensor, elements, fully_connected
 from memplan.blocking.search.optimize import optimize
 
-Record = dict[str, Any]
 MEMORIES = {  # KiB of input, kernel and output, level by level
     "2/32/2": ((2, 32, 2),),
     "2/8/2 + 128/256/64": ((2, 8, 2), (128, 256, 64)),
@@ -109,7 +107,9 @@ def with_first_reads(found: Evaluation, hierarchy: Hierarchy) -> float:
     return pj
 
 
-def measured(python: str, lpf_limit: int, known: set[tuple[str, str, str]]) -> Any:
+def measured(
+    python: str, lpf_limit: int, known: set[tuple[str, str, str]]
+) -> Iterator[Record]:
     """Records of what is not known yet."""
     for memories, levels in MEMORIES.items():
         hierarchy = private(levels)
@@ -137,14 +137,6 @@ def measured(python: str, lpf_limit: int, known: set[tuple[str, str, str]]) -> A
             }
 
 
-def read_records(file: Path) -> list[Record]:
-    """Records of a file; a last line that was cut off is left out."""
-    if not file.exists():
-        return []
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def append(file: Path, record: Record) -> None:
     """Add a line, after taking away what an earlier run left of one."""
     with file.open("ab+") as stream:
@@ -156,50 +148,6 @@ def append(file: Path, record: Record) -> None:
         os.fsync(stream.fileno())
 
 
-def tables(records: Sequence[Record]) -> Iterator[str]:
-    """Markdown: a table for each of the memories, and what they come to."""
-    for memories in MEMORIES:
-        rows = [record for record in records if record["memories"] == memories]
-        if not rows:
-            continue
-        yield f"Memories of {memories} KiB for input / kernel / output:\n"
-        yield (
-            "| network | layer | memplan, pJ/MAC | gap | ZigZag | ratio | ratio, first "
-            "reads | memplan, s | ZigZag, s |"
-        )
-        yield "| --- | --- |" + " ---: |" * 7
-        yield from map(_row, rows)
-        yield ""
-        yield _summary(rows)
-        yield ""
-
-
-def _row(record: Record) -> str:
-    macs, pj, theirs = record["macs"], record["pj"], record["zigzag_pj"]
-    gap = max(pj / record["bound_pj"] - 1, 0.0)
-    cells = (
-        *(record["network"], record["layer"]),
-        *(f"{pj / macs:.3f}", f"{gap:.1%}", f"{theirs / macs:.3f}"),
-        *(f"{pj / theirs:.3f}", f"{record['pj_first_reads'] / theirs:.3f}"),
-        *(f"{record['seconds']:.1f}", f"{record['zigzag_seconds']:.1f}"),
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def _summary(rows: Sequence[Record]) -> str:
-    parts = []
-    for key, what in (("pj", "as counted"), ("pj_first_reads", "with first reads")):
-        ratios = [row[key] / row["zigzag_pj"] for row in rows]
-        mean = statistics.geometric_mean(ratios)
-        parts.append(f"{what}, geometric mean {mean:.3f}, worst {max(ratios):.3f}")
-    ours = sum(row["seconds"] for row in rows)
-    theirs = sum(row["zigzag_seconds"] for row in rows)
-    return (
-        f"Energy to ZigZag's, {len(rows)} layers: {'; '.join(parts)}. "
-        f"Seconds in all: {ours:.0f} and {theirs:.0f}."
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--zigzag", default=sys.executable, metavar="PYTHON")
@@ -208,16 +156,16 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, metavar="FILE", help="lay out records")
     args = parser.parse_args()
     if args.tables:
-        print("\n".join(tables(read_records(args.tables))))
+        print(tables(read_records(args.tables)))
         return
     records = read_records(args.json_lines) if args.json_lines else []
     known = {(one["memories"], one["network"], one["layer"]) for one in records}
     for record in measured(args.zigzag, args.lpf_limit, known):
-        print(_row(record), flush=True)
+        print(line(record), flush=True)
         if args.json_lines:
             append(args.json_lines, record)
         records.append(record)
-    print("\n".join(tables(records)))
+    print(tables(records))
 
 
 if __name__ == "__main__":
