@@ -99,6 +99,8 @@ def with_first_reads(found: Evaluation, hierarchy: Hierarchy) -> float:
     alpha = elements(found.layer, Tensor.OUTPUT)
     own = [s for s in found.shares if s.tensor is Tensor.OUTPUT and s.accesses]
     pj = found.total
+    if own[0].accesses > alpha and own[0].level in prices:
+        pj += alpha * prices[own[0].level]
     for inside, outside in itertools.pairwise(own):
         if outside.accesses > alpha:
             at_main = outside.level not in prices

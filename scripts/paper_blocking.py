@@ -100,10 +100,10 @@ def beside_zigzag(page: Page, records: Path) -> None:
     )
     page.say(
         "Two things are counted otherwise. ZigZag reads a partial sum before its first "
-        "write, memplan does not: the figures with first reads have these in memplan's, too. "
-        "And in memplan's model a tensor may pass a memory by that saves it nothing, "
-        "while ZigZag's goes through all of them; that is what is left where ratios "
-        "lie a little below 1."
+        "write, memplan does not: the figures with first reads have these in "
+        "memplan's, too. And in memplan's model a tensor may pass a memory by that "
+        "saves it nothing, while ZigZag's goes through all of them; that is what is "
+        "left where ratios lie a little below 1."
     )
     page.say(
         "Where memplan's is above 1 its search is not at fault, its model is: those "

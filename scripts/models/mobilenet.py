@@ -30,7 +30,7 @@ class Excitation(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        inner = max(8, (channels // 4 + 4) // 8 * 8)
+        inner = eights(channels // 4)
         self.scale = nn.Sequential(
             nn.AdaptiveAvgPool2d(1),
             nn.Conv2d(channels, inner, 1),
@@ -41,6 +41,12 @@ class Excitation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.scale(x)
+
+
+def eights(channels: int) -> int:
+    """The nearest multiple of 8, but not less than nine tenths."""
+    nearest = max(8, (channels + 4) // 8 * 8)
+    return nearest + 8 if 10 * nearest < 9 * channels else nearest
 
 
 def convolution(
