@@ -170,6 +170,34 @@ def test_what_torchs_counter_has_no_formula_for_is_named() -> None:
         assert found.reference.unknown == (("_grouped_mm", 1024),)
 
 
+def test_a_formula_of_torchs_that_fails_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.utils.flop_counter import flop_registry
+
+    def fails(*_: object, **__: object) -> int:
+        raise AssertionError("heads")
+
+    monkeypatch.setitem(flop_registry, torch.ops.aten.addmm, fails)
+    found = layers_of(nn.Linear(4, 3), (torch.randn(2, 4),))
+    assert found.reference is not None
+    assert (found.reference.macs, found.reference.unknown) == (0, (("addmm", 24),))
+    assert (found.counted, found.difference) == (24, 0)
+
+
+def test_a_count_that_is_not_torchs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.flop_counter import flop_registry
+
+    from memplan.cli.blocking.model_notes import check_text
+
+    monkeypatch.setitem(flop_registry, torch.ops.aten.addmm, lambda *_, **__: 32)
+    found = layers_of(nn.Linear(4, 3), (torch.randn(2, 4),))
+    assert found.difference == 8
+    assert check_text(found) == (
+        "torch's counter has 16; of what both count there are 33.33 % more here"
+    )
+
+
 def test_products_of_three_operands_are_left_out_without_a_share() -> None:
     def product(x: Any) -> Any:
         return torch.nn.functional.bilinear(x, x, torch.ones(4, 16, 16))

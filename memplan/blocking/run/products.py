@@ -80,7 +80,9 @@ def attention(
         rows *= size
     rows //= groups
     scores = product(rows, query[-1], key[-2], groups)
-    return Reading(((scores, 1), (product(rows, key[-2], value[-1], groups), 1)))
+    taken = product(rows, key[-2], value[-1], groups)
+    note = "attention, counted as two products: what lies between them is moved, too"
+    return Reading(((scores, 1), (taken, 1)), note)
 
 
 def recurrent(gates: int, steps: int, batch: int, inputs: int, hidden: int) -> Reading:
