@@ -10,30 +10,24 @@ interpreter that has zigzag-dse, if this one has not.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+
+from bench.against_zigzag import UNROLL, ask_zigzag, private
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.machine.energy import DRAM_PJ, MAC_PJ, paper_curves
-from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
-from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.nest.layer import PAPER_LAYERS
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result
 
-PEER = Path(__file__).parent / "bench" / "zigzag_peer.py"
-UNROLL = {"C": 16, "K": 16}
 EXACT = Options()
 CONVOLUTIONS = [PAPER_LAYERS[f"conv{i}"] for i in range(1, 6)]
-REGISTERS = {"input": 32, "kernel": 512, "output": 32}  # bytes; of the datapath
 # KiB of input, kernel and output, level by level.
 AGAINST_ZIGZAG = (((2, 32, 2),), ((2, 8, 2), (128, 256, 64)))
 PAPER_BASELINES = {  # DianNao's own schedule, x split once more (paper, section 5.2)
@@ -100,49 +94,6 @@ def baselines() -> None:
         )
 
 
-def private(levels: tuple[tuple[int, ...], ...]) -> Hierarchy:
-    """Free registers, and memories of so many KiB, priced by Table 3; filling costs."""
-    curves = paper_curves()
-    free = dict.fromkeys(Tensor, 1e-9)  # 0 is no price
-    made = [Level("registers", None, {t: REGISTERS[t.value] for t in Tensor}, free)]
-    for depth, sizes in enumerate(levels):
-        own = {t: kib << 10 for t, kib in zip(Tensor, sizes, strict=True)}
-        made.append(Level(f"L{depth}", None, own, {t: curves[t](own[t]) for t in own}))
-    return Hierarchy("bench", "", "", tuple(made), curves, DRAM_PJ, MAC_PJ, True)
-
-
-def ask_zigzag(python: str, layer: Layer, hierarchy: Hierarchy) -> dict[str, float]:
-    """Its least energy and its seconds. Raises RuntimeError where it does not run."""
-    sized = layer.padded(UNROLL)
-    question = {
-        "layer": {dim: sized.size(dim) for dim in DIMS},
-        "unroll": UNROLL,
-        "registers": REGISTERS,
-        "dram_pj": hierarchy.dram_pj,
-        "lpf_limit": 6,
-        "levels": [
-            {
-                t.value: {"bytes": level.capacity(t), "pj": hierarchy.price(depth, t)}
-                for t in Tensor
-            }
-            for depth, level in enumerate(hierarchy.levels)
-            if depth > 0
-        ],
-    }
-    done = subprocess.run(
-        [python, str(PEER)],
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise RuntimeError((done.stderr.strip() or "no answer").splitlines()[-1])
-    answer: dict[str, float] = json.loads(lines[-1])
-    return answer
-
-
 def zigzag(python: str, repeats: int) -> None:
     """Both, in turn, on the same memories."""
     print("\nZigZag (LOMA, lpf_limit 6) on the same memories, KiB of I/K/O")
@@ -157,12 +108,12 @@ def zigzag(python: str, repeats: int) -> None:
             ours, theirs, pj = [], [], 0.0
             for _ in range(repeats):
                 try:
-                    answer = ask_zigzag(python, layer, hierarchy)
+                    answer = ask_zigzag(python, layer, UNROLL, hierarchy)
                 except RuntimeError as reason:
                     print(f"ZigZag was left out: {reason}")
                     return
-                theirs.append(answer["seconds"])
-                pj = answer["pj"]
+                theirs.append(answer.seconds)
+                pj = answer.pj
                 found, seconds = timed(
                     partial(optimize, layer, UNROLL, Fixed(hierarchy)), 1
                 )

@@ -14,11 +14,18 @@ from bench import blocking_figures as figures
 from bench.blocking_claims import claims
 from bench.blocking_networks import network_rows
 from bench.blocking_page import Page
+from bench.zigzag_tables import read_records, tables
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("docs"))
+    parser.add_argument(
+        "--zigzag",
+        type=Path,
+        default=Path("docs/blocking-zigzag.jsonl"),
+        help="records of scripts/bench_zigzag.py",
+    )
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     page = Page(args.output)
@@ -66,10 +73,47 @@ def main() -> None:
         "network | budget | paper's method, mJ | memplan, mJ | ratio | seconds",
         network_rows(),
     )
+    beside_zigzag(page, args.zigzag)
     page.say("## Headlines")
     page.table("the paper | here | agrees", list(claims()))
     page.write()
     print(f"wrote {args.output / 'blocking.md'}")
+
+
+def beside_zigzag(page: Page, records: Path) -> None:
+    """Energies beside those of ZigZag's best mappings."""
+    page.say("## Beside ZigZag")
+    page.say(
+        "Layers of three networks on the same memories, in KiB for input / kernel / "
+        "output: `scripts/bench_zigzag.py` against ZigZag 3.9.1, whose own search of "
+        "loop orders (LOMA, its default of 6 prime factors) minimises energy; pJ/MAC "
+        "of memory, all tensors 16 bits, registers free, filling a memory as dear as "
+        "reading it, 16 x 16 channels at once, of depthwise layers 8, which divides "
+        "all their channels. Energies without a star are proved optimal among all "
+        "nests by memplan's model. ZigZag gives cycles as well, which are not compared "
+        "here."
+    )
+    page.say(tables(read_records(records)))
+    page.say(
+        "\\* best found, not proved optimal. Seconds are of one core of a machine that "
+        "was doing other work, too."
+    )
+    page.say(
+        "Two things are counted otherwise. ZigZag reads a partial sum before its first "
+        "write, memplan does not: the figures with first reads have these in "
+        "memplan's, too. And in memplan's model a tensor may pass a memory by that "
+        "saves it nothing, while ZigZag's goes through all of them; that is what is "
+        "left where ratios lie a little below 1."
+    )
+    page.say(
+        "Where memplan's is above 1 its search is not at fault, its model is: those "
+        "nests are its optimum. In a nest such as `Fw3 Fh3 Y14 X2 X14 G184` ZigZag "
+        "keeps sums in registers, and in the next memory the stripe of the input that "
+        "the window slides along. Here a buffer of the input begins only where a loop "
+        "over K or over the window does, so none lies between X2 and X14; with one "
+        "that nest would take 88.1 pJ/MAC on the larger memories, where memplan's "
+        "optimum takes 91.7 and ZigZag counts 89.4."
+    )
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ HOMES = {
     "matplotlib": {"plotting"},
     "jinja2": {"reporting"},
     "markupsafe": {"reporting"},
+    "onnx": {f"blocking/run/onnx_{part}.py" for part in ("models", "nodes", "shapes")},
     "pandas": {"trace", "reporting"},
     "pyarrow": {"trace", "reporting", "core/planparquet.py"},
     "pulp": {"solving/cbc.py"},

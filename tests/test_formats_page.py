@@ -37,6 +37,7 @@ LAYER = "--layer 4,8,8,8,3,3"
 NEST = f"{LAYER} --string 'Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8'"
 CHUNK = "chunk m.py:factory --budget 60% --max-slowdown 1e9 -o c.plan.json --json"
 FUSE = "fuse m.py:planes --rounds 1 --keep-slower --json"
+LAYERS = "blocking layers m.py:attending --json"
 BENCH = (
     "fuse --bench stack:1 --batch 1 --contenders eager,channels_last --rounds 1 --json"
 )
@@ -86,6 +87,7 @@ DOCUMENTS = {
     ),
     "blocking simulate --json": (f"blocking simulate {NEST} --unroll X2 --json",),
     "blocking layers --json": ("blocking layers --json",),
+    "blocking layers MODEL --json": (LAYERS,),
 }
 
 
@@ -97,6 +99,12 @@ def factory():
 def planes():
     layers = torch.nn.Conv2d(4, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
     return torch.nn.Sequential(*layers).eval(), torch.randn(1, 4, 16, 16)
+class Attending(torch.nn.Module):
+    def forward(self, x):
+        torch.nn.functional.bilinear(x, x, torch.ones(2, 8, 8))
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+def attending():
+    return Attending(), torch.randn(1, 2, 4, 8)
 """
 
 
@@ -168,7 +176,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
                 if f"-o {source}" in command:
                     read(command)
             return json.loads((folder / source).read_text())
-        if source in (CHUNK, FUSE, BENCH):
+        if source in (CHUNK, FUSE, BENCH, LAYERS):
             pytest.importorskip("torch")
         words = shlex.split(source)
         for before, word in pairwise(words):

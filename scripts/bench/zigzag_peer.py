@@ -2,10 +2,11 @@
 
     python scripts/bench/zigzag_peer.py < question.json
 
-It is given layer (sizes), unroll (of C and K), registers (bytes), levels (bytes and pJ
-per 16 bits, from the inside) and lpf_limit, and answers with pj and seconds. Registers
-are free, and every memory is wide enough for what the datapath does at once: ZigZag
-would shrink the datapath to a narrower one without a word.
+It is given layer (sizes and stride), unroll (of C, K or G, at most two), registers
+(bytes), levels (bytes and pJ per 16 bits, from the inside) and lpf_limit, and answers
+with pj, seconds, and the loops of its mapping, innermost first. Registers are free, and
+every memory is wide enough for what the datapath does at once: ZigZag would shrink the
+datapath to a narrower one without a word.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from typing import Any
 
 WIDE = 4096  # bits read or written at once
 OPERANDS = {"input": "I1", "kernel": "I2", "output": "O"}
+AXES = ("D1", "D2")
+# Of a layer's dimensions, as ZigZag calls them.
+NAMES = {"B": "B", "G": "G", "K": "K", "C": "C"}
+NAMES |= {"Y": "OY", "X": "OX", "Fh": "FY", "Fw": "FX"}
 PORTS = {
     "I1": [("read", "tl"), ("write", "fh")],
     "I2": [("read", "tl"), ("write", "fh")],
@@ -51,7 +56,7 @@ def memory(nbytes: int, pj: float, operands: list[str]) -> dict[str, Any]:
         "latency": 1,
         "operands": operands,
         "ports": ports,
-        "served_dimensions": ["D1", "D2"],
+        "served_dimensions": [],
     }
 
 
@@ -68,8 +73,11 @@ def accelerator(question: dict[str, Any]) -> dict[str, Any]:
             memories[f"level_{depth}_{tensor}"] = found
     main = memory(1 << 34, question["dram_pj"], list(OPERANDS.values()))
     memories["main"] = main
-    sizes = [question["unroll"]["K"], question["unroll"]["C"]]
-    array = {"unit_energy": 0.0, "unit_area": 0.0, "dimensions": ["D1", "D2"]}
+    sizes = list(question["unroll"].values())
+    axes = list(AXES[: len(sizes)])
+    array = {"unit_energy": 0.0, "unit_area": 0.0, "dimensions": axes}
+    for one in memories.values():
+        one["served_dimensions"] = axes
     return {
         "name": "private memories",
         "memories": memories,
@@ -77,24 +85,31 @@ def accelerator(question: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def workload(layer: dict[str, int]) -> list[dict[str, Any]]:
+def workload(layer: dict[str, int], stride: list[int]) -> list[dict[str, Any]]:
     """One convolution; its input is what the window slides over, padded."""
-    dims = {"B": 1, "K": "K", "C": "C", "OY": "Y", "OX": "X", "FY": "Fh", "FX": "Fw"}
+    x, y = stride
+    sizes = {NAMES[dim]: layer[dim] for dim in NAMES}
     return [
         {
             "id": 0,
             "name": "layer",
             "operator_type": "Conv",
-            "equation": "O[b][k][oy][ox]+=W[k][c][fy][fx]*I[b][c][iy][ix]",
-            "dimension_relations": ["ix=1*ox+1*fx", "iy=1*oy+1*fy"],
-            "loop_dims": list(dims),
-            "loop_sizes": [
-                layer[d] if isinstance(d, str) else d for d in dims.values()
-            ],
+            "equation": "O[b][g][k][oy][ox]+=W[g][k][c][fy][fx]*I[b][g][c][iy][ix]",
+            "dimension_relations": [f"ix={x}*ox+1*fx", f"iy={y}*oy+1*fy"],
+            "loop_dims": list(sizes),
+            "loop_sizes": list(sizes.values()),
             "operand_precision": {"W": 16, "I": 16, "O": 16, "O_final": 16},
             "operand_source": {"I": 0, "W": 0},
         }
     ]
+
+
+def loops_of(evaluation: Any) -> list[list[Any]]:
+    """Dimension and trips of every loop of its mapping, innermost first."""
+    ours = {name: dim for dim, name in NAMES.items()}
+    found = evaluation.temporal_mapping.mapping_dic_origin
+    levels = next(own for operand, own in found.items() if str(operand) == "O")
+    return [[ours[str(dim)], float(n)] for level in levels for dim, n in level]
 
 
 def main() -> None:
@@ -108,8 +123,8 @@ def main() -> None:
         {
             "name": "default",
             "spatial_mapping": {
-                "D1": [f"K, {unroll['K']}"],
-                "D2": [f"C, {unroll['C']}"],
+                axis: [f"{NAMES[dim]}, {n}"]
+                for axis, (dim, n) in zip(AXES, unroll.items(), strict=False)
             },
             "memory_operand_links": {"O": "O", "W": "I2", "I": "I1"},
         }
@@ -117,7 +132,7 @@ def main() -> None:
     parts = {
         "accelerator": accelerator(question),
         "mapping": mapping,
-        "workload": workload(question["layer"]),
+        "workload": workload(question["layer"], question["stride"]),
     }
     with tempfile.TemporaryDirectory() as folder:
         files = {}
@@ -126,7 +141,7 @@ def main() -> None:
             # The order of memories matters to ZigZag.
             Path(files[name]).write_text(yaml.safe_dump(part, sort_keys=False))
         begin = time.perf_counter()
-        energy, *_ = get_hardware_performance_zigzag(
+        energy, _, cmes = get_hardware_performance_zigzag(
             **files,
             opt="energy",
             dump_folder=folder,
@@ -134,7 +149,9 @@ def main() -> None:
             loma_show_progress_bar=False,
         )
         seconds = time.perf_counter() - begin
-    print(json.dumps({"pj": float(energy), "seconds": seconds}))
+        loops = loops_of(cmes[0][1][0][0])
+    answer = {"pj": float(energy), "seconds": seconds, "loops": loops}
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def test_convolutions_products_and_pooling(written: Written) -> None:
         Layer("3", 11, 4, 1, 1, 3, 3, B=2, G=32, kernel=False),
         Layer("6", 1, 1, 32, 10, B=2),
     ]
-    assert found.skipped == ()
+    assert found.left_out == () and found.notes == ()
 
 
 def test_layers_alike_are_counted(written: Written) -> None:
@@ -75,20 +75,30 @@ def test_functions_and_batched_products_are_seen(written: Written) -> None:
     ]
 
 
-def test_what_is_no_such_nest_is_named_with_the_reason(written: Written) -> None:
+def test_what_is_in_no_layer_is_named_with_its_share(written: Written) -> None:
     found = layers_of_model(
         written(
-            "m = nn.Sequential(nn.Conv2d(2, 2, 3, dilation=2),\n"
-            "    nn.ConvTranspose2d(2, 2, 3), nn.Flatten(2), nn.LSTM(64, 4))\n"
-            "return m, torch.randn(1, 2, 10, 10)"
+            "from torch.utils.flop_counter import register_flop_formula\n"
+            "@torch.library.custom_op('memplan_tests::twice', mutates_args=())\n"
+            "def twice(x: torch.Tensor) -> torch.Tensor:\n"
+            "    return 2 * x\n"
+            "@register_flop_formula(torch.ops.memplan_tests.twice)\n"
+            "def flops(shape, *_, out_shape=None, **__) -> int:\n"
+            "    return 2 * 300\n"
+            "class M(nn.Module):\n"
+            "    def forward(self, x):\n"
+            "        y = torch.fft.fft(x).real\n"
+            "        return twice(x @ x.T) + y.sum()\n"
+            "return M(), torch.randn(10, 7)"
         )
     )
-    assert found.layers == ()
-    assert found.skipped[:2] == (
-        "0: a dilated convolution",
-        "1: a transposed convolution",
-    )
-    assert "3: " in found.skipped[2]
+    own, other = found.left_out[::-1]
+    assert (own.where, own.macs) == ("M", 300)
+    assert "memplan_tests.twice" in own.reason
+    assert "fft" in other.reason and other.macs is None
+    assert (found.counted, found.macs) == (700, 1000)
+    assert found.share(300) == pytest.approx(0.3)
+    assert found.reference is not None and found.reference.macs == 1000
 
 
 @pytest.mark.parametrize(

@@ -3,34 +3,100 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Fixed
-from memplan.blocking.nest.layer import PAPER_LAYERS, Tensor
+from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.search.optimize import optimize
 
 
 def test_zigzag_is_asked_for_the_same_memories() -> None:
-    import bench_blocking
-    from bench import zigzag_peer
+    from bench import against_zigzag, zigzag_peer
 
-    hierarchy = bench_blocking.private(((2, 32, 2),))
+    hierarchy = against_zigzag.private(((2, 32, 2),))
     assert [level.capacity(Tensor.KERNEL) for level in hierarchy.levels] == [512, 32768]
-    question = {
-        "registers": bench_blocking.REGISTERS,
-        "levels": [{t.value: {"bytes": 2048, "pj": 0.5} for t in Tensor}],
-        "dram_pj": 320.0,
-        "unroll": {"C": 16, "K": 16},
-    }
+    layer = Layer("", 7, 7, 3, 40, 1, 1, stride=(2, 2))
+    unroll = against_zigzag.UNROLL
+    question = against_zigzag.question(layer, unroll, hierarchy, 6)
     made = zigzag_peer.accelerator(question)
     assert list(made["memories"])[-1] == "main"
     inner = made["memories"]["level_0_output"]
     assert (inner["size"], len(inner["ports"])) == (8 * 2048, 4)
     # ZigZag's costs are of what is moved at once.
-    assert inner["r_cost"] == 0.5 * zigzag_peer.WIDE / 16
+    price = hierarchy.price(1, Tensor.OUTPUT)
+    assert inner["r_cost"] == pytest.approx(price * zigzag_peer.WIDE / 16)
+    assert made["operational_array"]["sizes"] == [16, 16]
+    (work,) = zigzag_peer.workload(question["layer"], question["stride"])
+    sizes = dict(zip(work["loop_dims"], work["loop_sizes"], strict=True))
+    # Rounded up to the datapath; a window of one leaves no columns out.
+    assert (sizes["K"], sizes["C"], sizes["OX"]) == (48, 3, 7)
+    assert work["dimension_relations"][0] == "ix=1*ox+1*fx"
+
+
+def test_zigzags_loops_are_a_nest() -> None:
+    from bench import against_zigzag
+
+    loops = (("X", 7.0), ("K", 2.0), ("Fw", 3.0), ("K", 2.0))
+    text = against_zigzag.stringed(loops, against_zigzag.UNROLL)
+    assert text == "X7 K32 Fw3 K64"
+
+
+def test_the_layers_beside_zigzag() -> None:
+    import bench_zigzag
+
+    found = list(bench_zigzag.cases())
+    counts = Counter(network for network, _, _ in found)
+    assert counts == {"ResNet-50": 23, "MobileNetV3": 12, "GPT-2 MLP": 4}
+    assert len({layer for _, layer, _ in found}) == len(found)
+
+
+def test_partial_sums_read_before_they_are_written() -> None:
+    """Conv5 in ZigZag's own nest: its energy is memplan's with first reads."""
+    import bench_zigzag
+    from bench import against_zigzag
+
+    hierarchy = against_zigzag.private(((2, 32, 2),))
+    layer = PAPER_LAYERS["conv5"]
+    nest = parse_nest("Y28 Fh3 C256 X28 K512 Fw3", layer, against_zigzag.UNROLL)
+    found = evaluate(layer, nest, Fixed(hierarchy))
+    said = 8023312465.92  # ZigZag 3.9.1
+    assert found.total < said * 0.99
+    pj = bench_zigzag.with_first_reads(found, hierarchy)
+    assert pj == pytest.approx(said, rel=1e-5)
+
+
+def test_records_beside_zigzag_are_laid_out(tmp_path: Path) -> None:
+    import bench_zigzag
+
+    record = {
+        "memories": "2/32/2",
+        "network": "N",
+        "layer": "one",
+        "macs": 10,
+        "pj": 20.0,
+        "pj_first_reads": 22.0,
+        "bound_pj": 20.0,
+        "seconds": 1.0,
+        "zigzag_pj": 40.0,
+        "zigzag_seconds": 2.0,
+    }
+    file = tmp_path / "runs.jsonl"
+    bench_zigzag.append(file, record)
+    with file.open("a") as cut:
+        cut.write('{"memories": "2/')
+    bench_zigzag.append(file, record | {"layer": "two", "bound_pj": 19.0})
+    found = bench_zigzag.read_records(file)
+    assert [one["layer"] for one in found] == ["one", "two"]
+    text = bench_zigzag.tables(found)
+    assert "| N | one | 2.000 | 4.000 | 0.500 |" in text
+    assert "| N | two | 2.000 * | 4.000 | 0.500 |" in text
+    assert "2 layers" in text and "0.550 at worst" in text
 
 
 @pytest.mark.skipif(find_spec("zigzag") is not None, reason="zigzag is installed")

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from memplan.blocking.nest.layer import Layer, fully_connected, pooling
+from memplan.blocking.run.inventory import Inventory, ModelLayers, Reference
+from memplan.blocking.run.operations import READ, may_multiply, read
 from memplan.errors import EnvironmentUnfitError, InputError
 from memplan.factory import UserFile, blaming, parse_spec
 
-IMAGE_DIMS = 4  # N, C, H, W
-# Parts of names of operations that multiply matrices inside, out of sight.
-_HEAVY = ("rnn", "lstm", "gru", "scaled_dot_product")
-
-
-@dataclass(frozen=True)
-class ModelLayer:
-    """A layer, named after the first module that ran it, and how often it is run."""
-
-    layer: Layer
-    count: int
-
-
-@dataclass(frozen=True)
-class ModelLayers:
-    """layers: each once, in the order they first ran; skipped: operations that are no
-    loop nest of this kind, with the reason."""
-
-    layers: tuple[ModelLayer, ...]
-    skipped: tuple[str, ...]
+FLOPS_PER_MAC = 2  # torch counts an addition for each multiplication
 
 
 def layers_of_model(spec: str) -> ModelLayers:
@@ -50,9 +33,11 @@ def layers_of(
 ) -> ModelLayers:
     """The layers that `model`, a torch.nn.Module, runs on `inputs`.
 
-    Convolutions in one or two dimensions, matrix products and pooling, whether they
-    come from modules or from functions. Raises InputError where the model, called
-    `name`, fails.
+    Convolutions, matrix products, attention, recurrent layers and pooling, whether they
+    come from modules or from functions. Operations that torch composes of others are
+    taken apart, and transformer layers run without their fast path, which is one
+    operation. What may multiply and is in no layer is in `left_out`. Raises InputError
+    where the model, called `name`, fails.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,26 +45,43 @@ def layers_of(
     found = _Found()
 
     class Watch(TorchDispatchMode):  # type: ignore[misc]
+        supports_higher_order_operators = True
+
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            result = func(*args, **(kwargs or {}))
-            found.note(str(func.overloadpacket.__name__), args, kwargs or {}, result)
+            given = kwargs or {}
+            if not isinstance(func, torch._ops.OpOverload):
+                result = func(*args, **given)
+                found.note_other(func, args, given, result)
+                return result
+            composed = func.namespace != "prim"
+            if composed and func._overloadpacket.__name__ not in READ:
+                with self:
+                    result = func.decompose(*args, **given)
+                if result is not NotImplemented:
+                    return result
+            result = func(*args, **given)
+            found.note(func, args, given, result)
             return result
 
     failing = blaming(f"{name} failed on its inputs")
-    with failing, torch.no_grad(), found.following(model), Watch():
+    with failing, torch.no_grad(), found.following(model), _plainly(), Watch():
         model(*inputs)
     return found.all()
 
 
 class _Found:
-    """Collects layers; equal ones are counted."""
+    """What ran, in which module."""
 
     def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry
+
+        self._formulas = flop_registry
         self._module: list[str] = []
-        self._layers: dict[Layer, tuple[str, int]] = {}
-        self._skipped: dict[str, None] = {}
+        self._inventory = Inventory()
+        self._torchs = 0  # multiply-adds
+        self._unknown: Counter[str] = Counter()
 
     @contextmanager
     def following(self, model: Any) -> Iterator[None]:
@@ -95,124 +97,76 @@ class _Found:
                 self._module.pop()
 
             hooks.append(module.register_forward_pre_hook(enter))
-            hooks.append(module.register_forward_hook(leave))
+            hooks.append(module.register_forward_hook(leave, always_call=True))
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def note(self, operation: str, args: Any, kwargs: Any, result: Any) -> None:
-        """One operation that ran."""
-        where = self._module[-1] if self._module else operation
-        read = _READERS.get(operation)
-        if read is None:
-            if any(part in operation for part in _HEAVY):
-                self._skipped[f"{where}: {operation} is one operation to torch"] = None
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """One ATen operation, or one of others' own, that ran."""
+        operation = str(func._overloadpacket.__name__)
+        macs = self._by_torch(func._overloadpacket, args, kwargs, result)
+        if operation not in READ or func.namespace != "aten":
+            if macs is not None or may_multiply(func.namespace, operation):
+                self._leave_out(f"{func.namespace}.{operation}", macs)
             return
+        where = self._where(operation)
         try:
-            layer = read(*args, result=result, **kwargs)
-        except _NotALoopNestError as reason:
-            self._skipped[f"{where}: {reason}"] = None
-            return
+            reading = read(operation, args, kwargs, result)
         except InputError as error:
-            self._skipped[f"{where}: {error}"] = None
+            self._inventory.leave_out(where, f"{operation}{error}", macs)
             return
-        name, count = self._layers.get(layer, (where, 0))
-        self._layers[layer] = name, count + 1
+        self._inventory.take(where, reading)
+        if macs is None and reading.macs:
+            self._unknown[operation] += reading.macs
+
+    def note_other(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """A call of higher order, whose parts are out of sight."""
+        macs = self._by_torch(func, args, kwargs, result)
+        self._leave_out(str(func), macs)
 
     def all(self) -> ModelLayers:
         """Everything noted so far."""
-        layers = tuple(
-            ModelLayer(replace(layer, name=name), count)
-            for layer, (name, count) in self._layers.items()
-        )
-        return ModelLayers(layers, tuple(self._skipped))
+        reference = Reference(self._torchs, tuple(self._unknown.most_common()))
+        return self._inventory.all(reference)
+
+    def _by_torch(self, func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
+        """Multiply-adds by torch's own formula; None if it has none, or none for these
+        shapes: some assert that heads are alike."""
+        formula = self._formulas.get(func)
+        if formula is None:
+            return None
+        try:
+            macs = int(formula(*args, **kwargs, out_val=result)) // FLOPS_PER_MAC
+        except Exception:
+            return None
+        self._torchs += macs
+        return macs
+
+    def _leave_out(self, name: str, macs: int | None) -> None:
+        reason = f"{name} is one operation, whose products are not known"
+        self._inventory.leave_out(self._where(name), reason, macs)
+
+    def _where(self, otherwise: str) -> str:
+        return self._module[-1] if self._module else otherwise
 
 
-class _NotALoopNestError(Exception):
-    """Why an operation is left out."""
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """While this lasts, torch composes transformer layers of operations, and compiles
+    nothing."""
+    import torch
 
-
-def _convolution(  # noqa: PLR0913, PLR0917 - torch's own
-    image: Any,
-    weight: Any,
-    bias: Any,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    *,
-    result: Any,
-) -> Layer:
-    if transposed:
-        raise _NotALoopNestError("a transposed convolution")
-    if any(step != 1 for step in dilation):
-        raise _NotALoopNestError("a dilated convolution")
-    if image.dim() > IMAGE_DIMS:
-        raise _NotALoopNestError(f"a convolution in {image.dim() - 2} dimensions")
-    flat = image.dim() < IMAGE_DIMS
-    return Layer(
-        "",
-        X=result.shape[-1],
-        Y=1 if flat else result.shape[-2],
-        C=weight.shape[1],
-        K=weight.shape[0] // groups,
-        Fw=weight.shape[-1],
-        Fh=1 if flat else weight.shape[-2],
-        B=image.shape[0],
-        G=groups,
-        stride=(stride[-1], 1 if flat else stride[-2]),
-    )
-
-
-def _product(left: Any, right: Any, *, result: Any) -> Layer:
-    return fully_connected("", right.shape[0], right.shape[1], left.shape[0])
-
-
-def _sum_and_product(
-    added: Any, left: Any, right: Any, *, result: Any, **_: object
-) -> Layer:
-    return _product(left, right, result=result)
-
-
-def _products(left: Any, right: Any, *, result: Any) -> Layer:
-    groups, rows, inner = left.shape
-    return replace(fully_connected("", inner, right.shape[2], rows), G=groups)
-
-
-def _pooling(
-    image: Any,
-    window: list[int],
-    stride: list[int] | None = None,
-    *_: object,
-    result: Any,
-    **__: object,
-) -> Layer:
-    reduced = result[0] if isinstance(result, tuple) else result
-    steps = list(stride or window)
-    batch = image.shape[0] if image.dim() == IMAGE_DIMS else 1
-    layer = pooling(
-        "",
-        reduced.shape[-1],
-        reduced.shape[-2],
-        reduced.shape[-3],
-        (window[-1], window[0]),
-        1,
-    )
-    return replace(layer, B=batch, stride=(steps[-1], steps[0]))
-
-
-_READERS: dict[str, Callable[..., Layer]] = {
-    "convolution": _convolution,
-    "mm": _product,
-    "addmm": _sum_and_product,
-    "bmm": _products,
-    "max_pool2d_with_indices": _pooling,
-    "avg_pool2d": _pooling,
-}
+    backend = torch.backends.mha
+    before = backend.get_fastpath_enabled()
+    with ExitStack() as after:
+        after.callback(backend.set_fastpath_enabled, before)
+        backend.set_fastpath_enabled(False)
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled
+            after.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
 
 
 def _made(spec: str) -> tuple[Any, tuple[Any, ...]]:

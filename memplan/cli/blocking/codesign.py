@@ -10,7 +10,7 @@ from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.design.area_curve import area_curve as trace_curve
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.plan import CurvePoint
-from memplan.blocking.run.models import ModelLayer
+from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result
 from memplan.cli.blocking import options, report, results

@@ -9,19 +9,33 @@ from memplan.blocking.design.networks import NETWORKS
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
 from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, elements
+from memplan.blocking.run.inventory import ModelLayer, ModelLayers
+from memplan.blocking.run.sources import is_model, layers_of_source
 from memplan.cli import show
-from memplan.cli.blocking import options, report
+from memplan.cli.blocking import model_notes, options, report
 from memplan.cli.blocking.entries import layer_entry
+from memplan.cli.blocking.model_notes import share_text
+from memplan.errors import UsageError
+from memplan.units import format_gap
 
 
 @click.command("layers")
+@click.argument("model", required=False)
 @options.json_
-def command(json_: bool) -> None:
-    """List the layers of the paper's Table 4, networks and hierarchies.
+def command(model: str | None, json_: bool) -> None:
+    """List the layers of the paper's Table 4, networks and hierarchies, or a model's.
+
+    MODEL is model.py:factory, a PyTorch model and its inputs, or model.onnx, which
+    takes sizes of dimensions that it leaves open after it: model.onnx:batch=8. What of
+    its multiply-adds is in no layer is listed with its share, and all are compared with
+    those of torch's own counter.
 
     \b
-    Example: memplan blocking layers
+    Example: memplan blocking layers model.py:factory
     """
+    if model is not None:
+        _of_model(model, json_)
+        return
     hierarchies = [load_hierarchy(name) for name in presets()]
     if json_:
         show.as_json(
@@ -55,6 +69,48 @@ def command(json_: bool) -> None:
         for level in one.levels:
             show.line(f"    {report.level_text(level)}")
         show.line(f"    {MAIN}, {one.dram_pj:g} pJ for 16 bits")
+
+
+def _of_model(text: str, json_: bool) -> None:
+    """A model's layers, what is in none of them, and what torch counts."""
+    if not is_model(text):
+        raise UsageError(f"{text!r} is no model: give model.py:factory or model.onnx")
+    found = layers_of_source(text)
+    if json_:
+        schema = {"schema": "memplan.blocking-model", "version": 1}
+        layers = [
+            {**layer_entry(one.layer), "count": one.count} for one in found.layers
+        ]
+        show.as_json({**schema, **model_notes.entries(found), "layers": layers})
+        return
+    left_out = [
+        [f"{a.where}: {a.reason}", share_text(found, a)] for a in found.left_out
+    ]
+    facts = [
+        ("multiply-adds", f"{found.macs:,}"),
+        ("in layers", f"{found.counted:,}"),
+        ("checked", model_notes.check_text(found)),
+    ]
+    show.facts(f"memplan: {text}", facts)
+    for note in found.notes:
+        show.note(note)
+    show.line("")
+    columns = ["layer", *DIMS, "stride", "runs", "MACs", "share"]
+    show.table(
+        "Each layer, run once", columns, [_model_row(found, x) for x in found.layers]
+    )
+    if left_out:
+        show.line("")
+        show.table("In no layer", ["operation", "multiply-adds"], left_out)
+
+
+def _model_row(model: ModelLayers, one: ModelLayer) -> list[str]:
+    layer = one.layer
+    sizes = [f"{layer.size(dim):,}" for dim in DIMS]
+    stride = "x".join(map(str, dict.fromkeys(layer.stride)))
+    share = format_gap(model.share(one.count * layer.macs)) if layer.kernel else "none"
+    macs = report.amount(layer.macs)
+    return [layer.name, *sizes, stride, f"{one.count:,}", macs, share]
 
 
 def _row(name: str, layer: Layer) -> list[str]:

@@ -18,7 +18,8 @@ from memplan.blocking.design.network_design import (
 )
 from memplan.blocking.design.networks import NETWORKS
 from memplan.blocking.machine.area import DIANNAO_MM2
-from memplan.blocking.run.models import ModelLayer
+from memplan.blocking.run.inventory import ModelLayer
+from memplan.blocking.run.sources import is_model
 from memplan.blocking.search.result import Options
 from memplan.cli import show
 from memplan.cli.blocking import options, report, results
@@ -61,8 +62,8 @@ def command(
 ) -> None:
     """Block every layer of a network for one hierarchy that all share.
 
-    NETWORK is alexnet, vgg-b or vgg-d, or model.py:factory. With --memory the
-    hierarchy is given. With --budget one is looked for, whose memories take no more
+    NETWORK is alexnet, vgg-b or vgg-d, model.py:factory or model.onnx. With --memory
+    the hierarchy is given. With --budget one is looked for, whose memories take no more
     than these bytes; it needs at most the energy of the paper's, the best of those
     that are among the ten best designs of every layer. Layers without weights are
     then left out.
@@ -130,14 +131,14 @@ def _designed(
 
 def _layers(network: str) -> list[ModelLayer]:
     """Layers that differ, and how often each is run."""
-    if ":" in network:
+    if is_model(network):
         every = options.all_layers([network])
     elif network.lower() in NETWORKS:
         every = [ModelLayer(layer, 1) for layer in NETWORKS[network.lower()]]
     else:
         raise UsageError(
             f"{network!r} is no network: give one of {', '.join(NETWORKS)}, or "
-            "model.py:factory"
+            "model.py:factory, or model.onnx"
         )
     pairs = distinct([one.layer for one in every], [one.count for one in every])
     return [ModelLayer(layer, count) for layer, count in pairs]

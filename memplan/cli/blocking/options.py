@@ -12,9 +12,11 @@ from memplan.blocking.design.task import Task
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_unroll
-from memplan.blocking.run.models import ModelLayer, layers_of_model
+from memplan.blocking.run.inventory import ModelLayer
+from memplan.blocking.run.sources import is_model, layers_of_source
 from memplan.blocking.search.result import Options
-from memplan.cli import arguments, show
+from memplan.cli import arguments
+from memplan.cli.blocking import model_notes
 from memplan.errors import UsageError
 from memplan.units import parse_bytes
 
@@ -48,8 +50,8 @@ def layers(function: F) -> F:
         metavar="LAYER",
         help="A layer of the paper's Table 4, or C,K,X,Y,Fw,Fh (then ,B8 for a batch, "
         ",G2 for groups of C to K channels each, ,S2 for a stride), or "
-        "model.py:factory for every layer of a PyTorch model. May be given several "
-        "times.",
+        "model.py:factory for every layer of a PyTorch model, or model.onnx, with "
+        ":batch=8 after it where it leaves that open. May be given several times.",
     )(function)
 
 
@@ -159,16 +161,16 @@ def json_(function: F) -> F:
 def all_layers(texts: Iterable[str]) -> list[ModelLayer]:
     """Every layer that is meant, and how often it is run.
 
-    Says which operations of a model are no layers. Raises UsageError or InputError.
+    Says what of a model is in no layer, and where torch's own count differs. Raises
+    UsageError, InputError or EnvironmentUnfitError.
     """
     found: list[ModelLayer] = []
     for text in texts:
-        if ":" not in text:
+        if not is_model(text):
             found.append(ModelLayer(parse_layer(text), 1))
             continue
-        model = layers_of_model(text)
-        for reason in model.skipped:
-            show.note(f"left out {reason}")
+        model = layers_of_source(text)
+        model_notes.tell(model)
         if not model.layers:
             raise UsageError(f"{text} runs no convolution, product or pooling")
         found += model.layers

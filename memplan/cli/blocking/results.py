@@ -11,7 +11,7 @@ from memplan.blocking.cost.objective import Codesign, Objective
 from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import write_plan
-from memplan.blocking.run.models import ModelLayer
+from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.search.result import Result
 from memplan.cli import show
 from memplan.cli.blocking import report

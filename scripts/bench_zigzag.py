@@ -1,0 +1,174 @@
+"""Blocking beside ZigZag: the same layers on the same memories, energy and time.
+
+    python scripts/bench_zigzag.py --zigzag PYTHON --json-lines runs.jsonl
+    python scripts/bench_zigzag.py --tables runs.jsonl  # as docs/blocking.md has them
+
+PYTHON is an interpreter that has zigzag-dse 3.9.1. The layers: ResNet-50's convolutions
+that differ, the depthwise ones of MobileNetV3-Large, and GPT-2's two products behind
+attention, for 1,024 tokens and for one. Memories are private, of input, kernel and
+output, priced by Table 3 for 16 bits; filling costs as reading does. Where ZigZag reads
+a partial sum before its first write, its energy is above memplan's count of the same
+nest; ours is given both ways. With --json-lines, what is in the file is not measured
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.against_zigzag import LPF_LIMIT, UNROLL, ask_zigzag, private, stringed
+from bench.zigzag_tables import Record, line, read_records, tables
+
+from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.cost.objective import Fixed
+from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.nest.layer import Layer, Tensor, elements, fully_connected
+from memplan.blocking.search.optimize import optimize
+
+MEMORIES = {  # KiB of input, kernel and output, level by level
+    "2/32/2": ((2, 32, 2),),
+    "2/8/2 + 128/256/64": ((2, 8, 2), (128, 256, 64)),
+}
+_WIDTHS = (64, 128, 256, 512)  # of ResNet-50's stages
+# Channels, output columns, window, stride of MobileNetV3-Large's depthwise layers.
+_DEPTHWISE = (
+    *((16, 112, 3, 1), (64, 56, 3, 2), (72, 56, 3, 1), (72, 28, 5, 2)),
+    *((120, 28, 5, 1), (240, 14, 3, 2), (200, 14, 3, 1), (184, 14, 3, 1)),
+    *((480, 14, 3, 1), (672, 14, 3, 1), (672, 7, 5, 2), (960, 7, 5, 1)),
+)
+# Lanes of a depthwise layer: 8 channels, which divides all of them.
+_CHANNELS = {"G": 8}
+
+
+def resnet50() -> Iterator[Layer]:
+    """Its 23 convolutions that differ; the stride is on the 3x3."""
+    yield _conv(3, 64, 112, 7, 2)
+    inputs = 64
+    for stage, width in enumerate(_WIDTHS):
+        size, outputs = 56 >> stage, 4 * width
+        if stage:
+            yield _conv(inputs, width, 2 * size, 1)
+            yield _conv(width, width, size, 3, 2)
+            yield _conv(inputs, outputs, size, 1, 2)
+        else:
+            yield _conv(inputs, width, size, 1)
+        yield _conv(width, width, size, 3)
+        yield _conv(width, outputs, size, 1)
+        yield _conv(outputs, width, size, 1)
+        inputs = outputs
+
+
+def _conv(c: int, k: int, size: int, window: int, stride: int = 1) -> Layer:
+    name = f"{c}-{k}, {size}x{size}, {window}x{window}" + f" /{stride}" * (stride > 1)
+    return Layer(name, size, size, c, k, window, window, stride=(stride, stride))
+
+
+def _depthwise(channels: int, size: int, window: int, stride: int) -> Layer:
+    found = _conv(1, 1, size, window, stride)
+    name = found.name.replace("1-1", f"{channels} by itself")
+    return Layer(
+        name, size, size, 1, 1, window, window, G=channels, stride=found.stride
+    )
+
+
+def cases() -> Iterator[tuple[str, Layer, dict[str, int]]]:
+    """Network, layer and datapath."""
+    for layer in resnet50():
+        yield "ResNet-50", layer, UNROLL
+    for row in _DEPTHWISE:
+        yield "MobileNetV3", _depthwise(*row), _CHANNELS
+    for tokens in (1024, 1):
+        for c, k in ((768, 3072), (3072, 768)):
+            name = f"{c}-{k}, {tokens} token" + "s" * (tokens > 1)
+            yield "GPT-2 MLP", fully_connected(name, c, k, tokens), UNROLL
+
+
+def with_first_reads(found: Evaluation, hierarchy: Hierarchy) -> float:
+    """pJ if the first of several partial sums were read, too, from wherever the others
+    are: n updates take 2 n accesses."""
+    prices = {
+        level.name: hierarchy.price(depth, Tensor.OUTPUT)
+        for depth, level in enumerate(hierarchy.levels)
+    }
+    alpha = elements(found.layer, Tensor.OUTPUT)
+    own = [s for s in found.shares if s.tensor is Tensor.OUTPUT and s.accesses]
+    pj = found.total
+    if own[0].accesses > alpha and own[0].level in prices:
+        pj += alpha * prices[own[0].level]
+    for inside, outside in itertools.pairwise(own):
+        if outside.accesses > alpha:
+            at_main = outside.level not in prices
+            pj += alpha * prices[inside.level]
+            pj += alpha * (hierarchy.dram_pj if at_main else prices[outside.level])
+    return pj
+
+
+def measured(
+    python: str, lpf_limit: int, known: set[tuple[str, str, str]]
+) -> Iterator[Record]:
+    """Records of what is not known yet."""
+    for memories, levels in MEMORIES.items():
+        hierarchy = private(levels)
+        for network, layer, unroll in cases():
+            if (memories, network, layer.name) in known:
+                continue
+            theirs = ask_zigzag(python, layer, unroll, hierarchy, lpf_limit)
+            ours = optimize(layer, unroll, Fixed(hierarchy))
+            detail = evaluate(layer, ours.nest, Fixed(hierarchy), choice=ours.memories)
+            yield {
+                "memories": memories,
+                "network": network,
+                "layer": layer.name,
+                "macs": layer.macs,
+                "unroll": unroll,
+                "pj": ours.energy,
+                "pj_first_reads": with_first_reads(detail, hierarchy),
+                "bound_pj": ours.lower_bound,
+                "seconds": ours.seconds,
+                "nest": str(ours.nest),
+                "zigzag_pj": theirs.pj,
+                "zigzag_seconds": theirs.seconds,
+                "zigzag_nest": stringed(theirs.loops, unroll),
+                "zigzag_lpf_limit": lpf_limit,
+            }
+
+
+def append(file: Path, record: Record) -> None:
+    """Add a line, after taking away what an earlier run left of one."""
+    with file.open("ab+") as stream:
+        stream.seek(0)
+        text = stream.read()
+        stream.truncate(text.rfind(b"\n") + 1)
+        stream.write(json.dumps(record).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--zigzag", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--lpf-limit", type=int, default=LPF_LIMIT)
+    parser.add_argument("--json-lines", type=Path, metavar="FILE")
+    parser.add_argument("--tables", type=Path, metavar="FILE", help="lay out records")
+    args = parser.parse_args()
+    if args.tables:
+        print(tables(read_records(args.tables)))
+        return
+    records = read_records(args.json_lines) if args.json_lines else []
+    known = {(one["memories"], one["network"], one["layer"]) for one in records}
+    for record in measured(args.zigzag, args.lpf_limit, known):
+        print(line(record), flush=True)
+        if args.json_lines:
+            append(args.json_lines, record)
+        records.append(record)
+    print(tables(records))
+
+
+if __name__ == "__main__":
+    main()
