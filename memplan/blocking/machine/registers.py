@@ -21,24 +21,29 @@ from memplan.toolchain.instructions import supported
 class Target:
     """What code is written for: floats in a vector register, and how many of these.
 
-    spare: registers besides those for sums and weights. A processor is taken to load
-    two vectors and to do two multiplications with an addition in a cycle, and to wait
-    four cycles for their result.
+    fused: whether one instruction multiplies and adds; else there are two, and the
+    product takes a register. A processor is taken to load two vectors and to calculate
+    with two in a cycle, and to wait four cycles for their result.
     """
 
     name: str
     lanes: int
     registers: int
-    spare: int = 1
+    fused: bool = True
+
+    @property
+    def spare(self) -> int:
+        """Registers besides those for sums and weights."""
+        return 1 if self.fused else 2
 
 
-# Without multiply-add instructions the product takes another register.
 TARGETS: Mapping[str, Target] = {
     "avx512": Target("avx512", 16, 32),
     "avx2": Target("avx2", 8, 16),
-    "portable": Target("portable", 4, 16, spare=2),
+    "portable": Target("portable", 4, 16, fused=False),
 }
 _PER_CYCLE, _LATENCY = 2, 4
+_STEP = 0.5  # cycles that a step takes besides
 
 
 def target_of(name: str) -> Target:
@@ -87,14 +92,18 @@ class RegisterTile:
 def best_tile(layer: Layer, target: Target) -> RegisterTile:
     """The tile that the layer takes the fewest cycles in, estimated by `cycles`."""
     tiles = _tiles(layer, target)
-    return min(tiles, key=lambda tile: (cycles(layer, tile), -tile.x, tile.vectors))
+    return min(
+        tiles, key=lambda tile: (cycles(layer, tile, target), -tile.x, tile.vectors)
+    )
 
 
 def rows_for(layer: Layer, target: Target, vectors: int) -> int:
     """Positions in a tile for a product with all the layer's outputs in one row."""
-    flat = Layer(layer.name, layer.X * layer.Y, 1, layer.C * layer.Fw * layer.Fh, layer.K)
+    flat = Layer(
+        layer.name, layer.X * layer.Y, 1, layer.C * layer.Fw * layer.Fh, layer.K
+    )
     tiles = [tile for tile in _tiles(flat, target) if tile.vectors == vectors]
-    return min(tiles, key=lambda tile: (cycles(flat, tile), -tile.x)).x
+    return min(tiles, key=lambda tile: (cycles(flat, tile, target), -tile.x)).x
 
 
 def fits(tile: RegisterTile, target: Target) -> bool:
@@ -103,7 +112,7 @@ def fits(tile: RegisterTile, target: Target) -> bool:
     return tile.lanes == target.lanes and used <= target.registers
 
 
-def cycles(layer: Layer, tile: RegisterTile) -> float:
+def cycles(layer: Layer, tile: RegisterTile, target: Target) -> float:
     """An estimate for the whole layer, with smaller tiles at its edges.
 
     Sums are written as rows in planes, for which squares of lanes are transposed.
@@ -116,7 +125,9 @@ def cycles(layer: Layer, tile: RegisterTile) -> float:
     ):
         vectors = -(-k[0] // tile.lanes)
         rows = x[0] * y[0]
-        step = max(vectors * rows, vectors + rows, _LATENCY * _PER_CYCLE) / _PER_CYCLE
+        work = vectors * rows * (1 if target.fused else 2)
+        busy = max(work, vectors + rows, _LATENCY * _PER_CYCLE)
+        step = busy / _PER_CYCLE + _STEP
         squares = -(-x[0] // tile.lanes) * y[0] * vectors
         total += x[1] * y[1] * k[1] * (step * depth + squares * square)
     return total * layer.B * layer.G

@@ -45,7 +45,7 @@ register_tile(input + input_at({b}, {g}, 0, {y} * SY, {x} * SX),
               Part{{{c}, {c_to}, {fh}, {fh_to}, {fw}, {fw_to}}});"""
 
 
-def emit(  # noqa: PLR0913 - by name, but two
+def emit(
     layer: Layer,
     nest: Nest,
     *,
