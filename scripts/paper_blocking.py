@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bench import blocking_code as code
 from bench import blocking_figures as figures
 from bench.blocking_claims import claims
 from bench.blocking_networks import network_rows
@@ -66,6 +67,7 @@ def main() -> None:
         "network | budget | paper's method, mJ | memplan, mJ | ratio | seconds",
         network_rows(),
     )
+    code.section(page)
     page.say("## Headlines")
     page.table("the paper | here | agrees", list(claims()))
     page.write()

@@ -7,6 +7,7 @@ counts. Tensors are planar, the input holds its padding, and kernels are packed 
 from __future__ import annotations
 
 import re
+import statistics
 import subprocess
 import tempfile
 import time
@@ -15,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.blocking_page import Page
 from memplan.blocking.cost.objective import Fixed
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.registers import target_of
 from memplan.blocking.nest.layer import Layer, parse_layer
-from memplan.blocking.run.emit import emit
+from memplan.blocking.run.emit import compiler_flags, emit
 from memplan.blocking.run.layout import input_size
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result
 from memplan.toolchain.compiler import NoCompilerError, compile_source, find_compiler
-from memplan.toolchain.instructions import FLAGS
 
 # Every convolution of ResNet-50 once, C,K,X,Y and then window and stride.
 RESNET_50 = (
@@ -34,6 +36,18 @@ RESNET_50 = (
     *("1024,256,14,14", "256,256,14,14,3,3", "1024,512,14,14", "512,512,7,7,3,3,S2"),
     *("512,2048,7,7", "1024,2048,7,7,1,1,S2", "2048,512,7,7", "512,512,7,7,3,3"),
 )
+# What the tiles were not made for: other networks' layers, then sizes of no network.
+OTHERS = (
+    *("3,64,224,224,3,3", "3,96,55,55,11,11,S4", "48,128,27,27,5,5,G2"),
+    *("96,208,14,14,3,3", "80,192,71,71,3,3", "128,32,28,28,3,3", "960,160,7,7"),
+    *("40,240,19,19", "192,192,17,17,7,1", "1,1,56,56,3,3,G144", "512,1000,1,1,B8"),
+    *("50,75,33,17,3,3,B2,S3", "13,37,101,23,2,5", "300,20,9,9"),
+)
+COLUMNS = (
+    "layer | blocked | im2col+GEMM | ratio | unfold+@ | ratio | conv2d | ratio | "
+    "energy | nest, innermost first"
+)
+_OTHER_WAYS = ("im2col+GEMM", "unfold+@", "conv2d")
 _RUNS = 5  # of the program, a round
 _LINE = re.compile(r"(blocked|im2col\+GEMM) +error 0 +([0-9.]+) s", re.ASCII)
 
@@ -66,25 +80,58 @@ def measured(
     return [_row(parse_layer(text), caches, target, rounds) for text in layers]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """Lines of Markdown."""
-    lines = [
-        "| layer | nest, innermost first | energy | blocked | im2col+GEMM | ratio | "
-        "unfold+mm | ratio | conv2d | ratio |",
-        "| --- | --- " + "| ---: " * 8 + "|",
-    ]
-    for row in rows:
-        free = row.found.free_energy or row.found.energy
-        cells = [
-            row.layer.name,
-            f"`{row.found.nest}`",
-            f"+{100 * (row.found.energy / free - 1):.2f} %",
-            f"{row.speed('blocked'):.1f}",
-        ]
-        for way in ("im2col+GEMM", "unfold+mm", "conv2d"):
-            cells += [f"{row.speed(way):.1f}", f"{row.ratio(way):.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+def section(page: Page, caches: str = "xeon-e5645", rounds: int = 5) -> None:
+    """What `memplan blocking optimize --for-code` finds, emitted and run."""
+    page.say("## Nests that run: emitted code on one thread")
+    page.say(
+        "`memplan blocking optimize --for-code native` finds a nest around a register "
+        "tile, `memplan blocking emit` writes it as C++, together with im2col and a "
+        "matrix product on tiles of the same registers. GMAC/s of both, of torch's "
+        "im2col and matrix product (`unfold`, `@`) and of its own convolution "
+        f"(`conv2d`), {_machine()}; the least processor time of {rounds * _RUNS} runs "
+        "each, by turns. Ratios are that way's time over the nest's: above 1 the nest "
+        "is faster. All read and write planar tensors, and the input holds its "
+        "padding; the emitted programs have their kernels packed before, and every "
+        "result is compared with a direct convolution. A window of 1 x 1 with stride "
+        "1 has no im2col. Energy is what the nest takes more than the best of all "
+        f"nests on the same tile, with the caches of {caches}."
+    )
+    for title, layers in (
+        ("ResNet-50's convolutions:", RESNET_50),
+        ("Layers of other networks, and some of none:", OTHERS),
+    ):
+        rows = measured(layers, caches, rounds=rounds)
+        page.say(title)
+        page.table(COLUMNS, [cells(row) for row in rows])
+        page.say(" ".join(summary(way, rows) for way in _OTHER_WAYS))
+
+
+def cells(row: Row) -> list[str]:
+    """The row, as text, under COLUMNS."""
+    free = row.found.free_energy or row.found.energy
+    found = [row.layer.name.replace(",", " "), f"{row.speed('blocked'):.1f}"]
+    for way in _OTHER_WAYS:
+        found += [f"{row.speed(way):.1f}", f"{row.ratio(way):.2f}"]
+    energy = f"+{100 * (row.found.energy / free - 1):.2f} %"
+    return [*found, energy, f"`{row.found.nest}`"]
+
+
+def summary(way: str, rows: Sequence[Row]) -> str:
+    """One sentence on all ratios to a way."""
+    ratios = [row.ratio(way) for row in rows]
+    return (
+        f"{way}: geometric mean {statistics.geometric_mean(ratios):.2f}, least "
+        f"{min(ratios):.2f}, at least 0.9 on {sum(r >= 0.9 for r in ratios)} and at "
+        f"least 1 on {sum(r >= 1 for r in ratios)} of {len(ratios)}."
+    )
+
+
+def _machine() -> str:
+    """The processor's vectors, and the compiler."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise NoCompilerError
+    return f"{target_of('native').name}, {compiler.version.splitlines()[0]}"
 
 
 def _row(layer: Layer, caches: str, target: str, rounds: int) -> Row:
@@ -112,8 +159,8 @@ def _compiled(source: str, folder: Path, target: str) -> Path:
     if compiler is None:
         raise NoCompilerError
     (folder / "conv.cpp").write_text(source, encoding="utf-8")
-    flags = ("-std=c++20", "-O3", *FLAGS[target], "conv.cpp", "-o", "conv")
-    compile_source(compiler, flags, folder)
+    files = ("conv.cpp", "-o", "conv")
+    compile_source(compiler, (*compiler_flags(target), *files), folder)
     return folder / "conv"
 
 
@@ -165,6 +212,6 @@ def _torch_ways(layer: Layer) -> dict[str, Callable[[], Any]]:
             atol=1e-2,
         )
     return {
-        "unfold+mm": torch.inference_mode()(product),
+        "unfold+@": torch.inference_mode()(product),
         "conv2d": torch.inference_mode()(convolution),
     }

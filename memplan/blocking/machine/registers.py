@@ -92,9 +92,7 @@ class RegisterTile:
 def best_tile(layer: Layer, target: Target) -> RegisterTile:
     """The tile that the layer takes the fewest cycles in, estimated by `cycles`."""
     tiles = _tiles(layer, target)
-    return min(
-        tiles, key=lambda tile: (cycles(layer, tile, target), -tile.x, tile.vectors)
-    )
+    return min(tiles, key=lambda tile: (cycles(layer, tile, target), tile.y, tile.x))
 
 
 def rows_for(layer: Layer, target: Target, vectors: int) -> int:
@@ -103,7 +101,7 @@ def rows_for(layer: Layer, target: Target, vectors: int) -> int:
         layer.name, layer.X * layer.Y, 1, layer.C * layer.Fw * layer.Fh, layer.K
     )
     tiles = [tile for tile in _tiles(flat, target) if tile.vectors == vectors]
-    return min(tiles, key=lambda tile: (cycles(flat, tile, target), -tile.x)).x
+    return min(tiles, key=lambda tile: (cycles(flat, tile, target), tile.x)).x
 
 
 def fits(tile: RegisterTile, target: Target) -> bool:

@@ -79,7 +79,7 @@ def emit(
         "NAME": re.sub(r"[^\w.,:=() -]", "?", layer.name),  # it stands in a comment
         "NEST": str(tiled),
         "TILE": str(tile),
-        "FLAGS": " ".join(FLAGS[target]),
+        "FLAGS": " ".join(compiler_flags(target)),
         "SIZES": _constants(layer),
         "STRIDES": _strides(layer, layout or Layout.dense(layer)),
         "LANES": tile.lanes,
@@ -101,6 +101,11 @@ def emit(
         lambda match: str(parts[match[1]]),
         template.read_text(encoding="utf-8"),
     )
+
+
+def compiler_flags(target: str) -> tuple[str, ...]:
+    """What the compiler is told of such code."""
+    return ("-std=c++20", "-O3", *FLAGS[target])
 
 
 def register_tile_of(layer: Layer, nest: Nest, target: Target) -> RegisterTile:

@@ -10,12 +10,11 @@ import click
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_nest
-from memplan.blocking.run.emit import emit
+from memplan.blocking.run.emit import compiler_flags, emit
 from memplan.blocking.run.layout import Layout, padded
 from memplan.cli import arguments, show
 from memplan.cli.blocking import options
 from memplan.files import STDOUT, refuse_overwrite, write_bytes
-from memplan.toolchain.instructions import FLAGS
 
 
 @click.command("emit")
@@ -74,5 +73,5 @@ def command(
     show.note(f"wrote {path}")
     program = shlex.quote(str(path.with_suffix("")))
     source = shlex.quote(str(path))
-    flags = " ".join(("-std=c++20", "-O3", *FLAGS[target]))
+    flags = " ".join(compiler_flags(target))
     show.line(f"  next: c++ {flags} {source} -o {program}", err=True)
