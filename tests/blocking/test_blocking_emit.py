@@ -21,7 +21,12 @@ from hypothesis import HealthCheck, given, settings
 from nest_strategies import nests
 
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
-from memplan.blocking.machine.registers import Target, best_tile, target_of
+from memplan.blocking.machine.registers import (
+    RegisterTile,
+    Target,
+    best_tile,
+    target_of,
+)
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, fully_connected
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.run.emit import emit, register_tile_of
@@ -191,6 +196,20 @@ def test_a_datapath_that_fits_the_registers_is_the_tile(
     tile = register_tile_of(layer, nest, avx2)
     assert ({"Y": 1, **unroll} == tile.unroll) == own
     assert own or tile == best_tile(layer, avx2)
+
+
+def test_a_datapath_of_more_channels_than_there_are() -> None:
+    layer = Layer("few", 5, 6, 16, 17)
+    nest = parse_nest("C16 X5 Y6", layer, {"X": 5, "K": 64})
+    wide = target_of("avx512")
+    assert register_tile_of(layer, nest, wide) == RegisterTile(16, 2, 5)
+    assert "VECTORS = 2, TX = 5" in emit(layer, nest, target="avx512")
+
+
+def test_more_positions_than_a_dimension_may_have() -> None:
+    layer = Layer("large", 2048, 2048, 3, 8, 3, 3)
+    source = emit(layer, parse_nest("Fw3 Fh3 C3 X2048 Y2048 K8", layer))
+    assert "CHECK_EVERY = 1;" in source
 
 
 @settings(deadline=None, max_examples=60)

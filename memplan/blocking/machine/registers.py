@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memplan.blocking.nest.layer import Layer
 from memplan.errors import UsageError
@@ -44,6 +44,7 @@ TARGETS: Mapping[str, Target] = {
 }
 _PER_CYCLE, _LATENCY = 2, 4
 _STEP = 0.5  # cycles that a step takes besides
+_MANY = 1 << 16  # positions; of more it does not matter what is left at the end
 
 
 def target_of(name: str) -> Target:
@@ -96,10 +97,12 @@ def best_tile(layer: Layer, target: Target) -> RegisterTile:
 
 
 def rows_for(layer: Layer, target: Target, vectors: int) -> int:
-    """Positions in a tile for a product with all the layer's outputs in one row."""
-    flat = Layer(
-        layer.name, layer.X * layer.Y, 1, layer.C * layer.Fw * layer.Fh, layer.K
-    )
+    """Positions in a tile for a product with all the layer's outputs in one row.
+
+    vectors: of channels, no more than the layer has.
+    """
+    positions = min(layer.X * layer.Y, _MANY)
+    flat = replace(layer, X=positions, Y=1)
     tiles = [tile for tile in _tiles(flat, target) if tile.vectors == vectors]
     return min(tiles, key=lambda tile: (cycles(flat, tile, target), tile.x)).x
 

@@ -111,10 +111,11 @@ def compiler_flags(target: str) -> tuple[str, ...]:
 def register_tile_of(layer: Layer, nest: Nest, target: Target) -> RegisterTile:
     """The tile of a nest's code: its datapath, where that is one of the target's, of X,
     Y and whole vectors of K and no more; else the best one for the layer."""
-    lanes = nest.unroll.get("K", 1)
-    if lanes % target.lanes == 0 and nest.unroll.keys() <= {"X", "Y", "K"}:
+    channels = nest.unroll.get("K", 1)
+    if channels % target.lanes == 0 and nest.unroll.keys() <= {"X", "Y", "K"}:
         x, y = (min(nest.unroll.get(d, 1), layer.size(d)) for d in ("X", "Y"))
-        tile = RegisterTile(target.lanes, lanes // target.lanes, x, y)
+        vectors = min(channels, layer.K + target.lanes - 1) // target.lanes
+        tile = RegisterTile(target.lanes, vectors, x, y)
         if fits(tile, target):
             return tile
     return best_tile(layer, target)
