@@ -72,6 +72,9 @@ def command(
     two cores. Ctrl-C keeps the best nest so far, and what is known of its gap; it ends
     divisors, and searches for several layers, without a result.
 
+    --for-code searches three times at most: around a register tile with few channels,
+    with more of them, and among all nests on the same tile, which tell its price.
+
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao
     """
