@@ -1,10 +1,12 @@
 """Blocking: the optimum and its time, layer by layer, and ZigZag beside it.
 
     python scripts/bench_blocking.py [--repeats 5] [--zigzag PYTHON]
+    python scripts/bench_blocking.py --code [FILE.toml] [--repeats 5]
 
 Energies are of memory accesses, pJ; sizes are rounded up to a datapath of 16 x 16
 channels, and pJ per multiplication are of those the layer really has. --zigzag: an
-interpreter that has zigzag-dse, if this one has not.
+interpreter that has zigzag-dse, if this one has not. --code: instead, emitted code
+beside im2col with a matrix product and torch, on one thread; for the caches of a file.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 
 from bench.against_zigzag import UNROLL, ask_zigzag, private
+
+from bench import blocking_code
+from bench.blocking_page import Page
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
@@ -132,9 +138,23 @@ def main() -> None:
     parser.add_argument(
         "--budget", action="store_true", help="Conv1 in 8 MiB too: takes a minute"
     )
+    parser.add_argument(
+        "--code",
+        nargs="?",
+        const="xeon-e5645",
+        metavar="NAME|FILE",
+        help="emitted code beside im2col and torch, blocked for these caches",
+    )
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error("--repeats must be at least 1")
+    if args.code is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            page = Page(Path(folder))
+            blocking_code.section(page, args.code, args.repeats)
+            page.write()
+            print(Path(folder, "blocking.md").read_text("utf-8"))
+        return
     show("Own memory for each buffer, exact", Codesign(), args.repeats)
     show("The same, by the paper's beam", Codesign(), 1, Options("beam"))
     show("DianNao, exact", Fixed(load_hierarchy("diannao")), args.repeats)

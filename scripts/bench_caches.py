@@ -79,13 +79,13 @@ def caches(machine: Hierarchy, max_macs: int) -> None:
 
 def compiled(compiler: str, runs: int) -> None:
     """Builds and runs the emitted programs, which check their results."""
-    print(f"\n{compiler} -O3 -march=native, one thread, median of {runs}")
+    print(f"\n{compiler} -O3 -march=native, one thread, least of {runs}")
     for name in COMPILED:
         layer = PAPER_LAYERS[name]
         with tempfile.TemporaryDirectory() as folder:
             source, program = Path(folder, "conv.cpp"), Path(folder, "conv")
             source.write_text(emit(layer, parse_nest(NESTS[name], layer)), "utf-8")
-            flags = ["-std=c++17", "-O3", "-march=native"]
+            flags = ["-std=c++20", "-O3", "-march=native"]
             subprocess.run([compiler, *flags, source, "-o", program], check=True)
             print(f"{name}: {NESTS[name]}", flush=True)
             subprocess.run([program, str(runs)], check=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bench import blocking_code as code
 from bench import blocking_figures as figures
 from bench.blocking_claims import claims
 from bench.blocking_networks import network_rows
@@ -74,6 +75,7 @@ def main() -> None:
         network_rows(),
     )
     beside_zigzag(page, args.zigzag)
+    code.section(page)
     page.say("## Headlines")
     page.table("the paper | here | agrees", list(claims()))
     page.write()

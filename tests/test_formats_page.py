@@ -74,6 +74,7 @@ DOCUMENTS = {
     ),
     "blocking optimize --json": (
         f"blocking optimize {LAYER} -o b.plan.json --json",
+        f"blocking optimize {LAYER} --for-code portable --json",
         f"blocking codesign {LAYER} --json",
     ),
     "Blocking plan": ("b.plan.json",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import shutil
 import subprocess
 import time
@@ -282,6 +283,47 @@ def test_the_code_that_is_written_is_right(blocking: Blocking) -> None:
     assert subprocess.run(["./conv"], capture_output=True).returncode == 0
     assert blocking(*command, "-o", "conv.cpp").code == 2
     assert blocking(*command, "-o", "conv.cpp", "--force").code == 0
+
+
+def test_nests_for_code_say_what_they_cost(blocking: Blocking) -> None:
+    command = ("optimize", "--layer", SMALL, "--for-code", "portable")
+    quick = ("--time-limit", "0.3")
+    done = blocking(*command, *quick)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert any(line.startswith("  for code     portable, ") for line in lines)
+    assert "  tile         6 columns x 1 rows x 2 vectors of 4 channels" in lines
+    assert "  memory       xeon-e5645: " in done.out
+    said = json.loads(blocking(*command, *quick, "--json").out)
+    assert said["unroll"] == {"X": 6, "K": 8}
+    (entry,) = said["for_code"]
+    assert entry.pop("free_energy_pJ") <= said["energy_pJ"]
+    assert entry == {
+        "layer": SMALL,
+        "target": "portable",
+        "tile": {"X": 6, "Y": 1, "K": 8},
+    }
+    two = blocking(*command, "--layer", "4,4,5,5", *quick)
+    assert "nests on the same tiles" in two.out
+    assert "next:" not in two.err
+    given = blocking(*command, *quick, "--budget", "8KiB", "--json")
+    assert json.loads(given.out)["sram_bytes"] <= 8 << 10
+    pool = blocking("optimize", "--layer", "pool", "--for-code", "portable")
+    assert (pool.code, "no weights" in pool.err) == (2, True)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_a_nest_for_code_is_emitted_with_the_next_command(blocking: Blocking) -> None:
+    command = ("optimize", "--layer", "8,20,9,7,3,3,S2", "--for-code", "portable")
+    done = blocking(*command, "--time-limit", "0.3")
+    hint = done.err.splitlines()[-1].strip()
+    words = shlex.split(hint.removeprefix("next: memplan blocking "))
+    emitted = blocking(*words)
+    assert emitted.code == 0, emitted.err
+    build = emitted.err.splitlines()[-1].strip().removeprefix("next: ")
+    subprocess.run(build.split(), check=True)
+    ran = subprocess.run(["./conv", "1"], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.count("error 0 ")) == (0, 2)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ half of each capacity, with rows of 64 bytes and more, come within a few per cen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.blocking.cost.placement import in_levels
@@ -116,17 +116,21 @@ def simulator_of(hierarchy: Hierarchy) -> _nest.CacheSim:
         raise UsageError(f"{hierarchy.name}: {error}") from None
 
 
-def register_tiled(layer: Layer, nest: Nest) -> Nest:
-    """The nest over register tiles: extents along X and K rounded up to whole ones.
+def register_tiled(
+    layer: Layer, nest: Nest, unroll: Mapping[str, int] | None = None
+) -> Nest:
+    """The nest over register tiles: their extents rounded up to whole ones.
 
-    What the datapath of `nest` does at once becomes the innermost loops.
+    unroll: what a tile has along X, Y and K; that of the simulator if None. What the
+    datapath of `nest` does at once becomes the innermost loops.
     Raises UsageError if the layer has no weights, or the nest is that of another one.
     """
     if not layer.kernel:
         raise UsageError(f"{layer.name} has no weights, so it is no convolution")
     if replace(nest.layer, name=layer.name) != layer:
         raise UsageError(f"the nest is one of {nest.layer.name}, not of {layer.name}")
-    tile = {"X": min(TILE_X, layer.X), "K": min(TILE_K, layer.K)}
+    unroll = unroll or {"X": TILE_X, "K": TILE_K}
+    tile = {dim: min(extent, layer.size(dim)) for dim, extent in unroll.items()}
     sized = layer.padded(tile)
     loops = [*nest.unroll.items(), *((loop.dim, loop.outer) for loop in nest.loops)]
     whole = [

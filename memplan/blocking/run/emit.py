@@ -8,14 +8,24 @@ main. Whatever the layer, the loops run over tiles that may be smaller at the ed
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib import resources
 
-from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.machine.hierarchy import Cache, Hierarchy
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.registers import (
+    RegisterTile,
+    Target,
+    best_tile,
+    fits,
+    rows_for,
+    target_of,
+)
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Loop, Nest
-from memplan.blocking.run.cache import TILE_K, TILE_X, gemm_blocks, register_tiled
-from memplan.blocking.run.layout import Layout
+from memplan.blocking.run.cache import register_tiled
+from memplan.blocking.run.layout import FLOAT_BYTES, Layout
+from memplan.toolchain.instructions import FLAGS
 
 # Comparing all outputs of a larger layer with the direct convolution takes too long.
 _CHECKED_MACS = 4 * 10**9
@@ -23,15 +33,16 @@ _NAMES = {"X": "x", "Y": "y", "C": "c", "K": "k", "Fw": "fw", "Fh": "fh"}
 _NAMES |= {"B": "b", "G": "g"}
 _REDUCED = ("C", "Fh", "Fw")
 _STEP = """\
-const Vec weights =
-    *reinterpret_cast<const Vec*>(kernel + (({c} * FH + {fh}) * FW + {fw}) * TK);
-const float* from = input + {c} * IN_PLANE + {fh} * IN_ROW + {fw};
-for (Index x = 0; x < NX; ++x) sums[x] += from[x * SX] * weights;"""
+step<NX, NY, NV, SX, SY * IN_ROW>(
+    sums, input + {c} * IN_PLANE + {fh} * IN_ROW + {fw},
+    kernel + (({c} * FH + {fh}) * FW + {fw}) * TK);"""
 _TILE = """\
 register_tile(input + input_at({b}, {g}, 0, {y} * SY, {x} * SX),
               kernel + kernel_at({g}, {k}, 0, 0, 0),
+              partial + (PARTS ? sums_at({b}, {g}, {k}, {y}, {x}) : 0),
               output + output_at({b}, {g}, {k}, {y}, {x}), {x_to} - {x},
-              {k_to} - {k}, Part{{{c}, {c_to}, {fh}, {fh_to}, {fw}, {fw_to}}});"""
+              {y_to} - {y}, {k_to} - {k},
+              Part{{{c}, {c_to}, {fh}, {fh_to}, {fw}, {fw_to}}});"""
 
 
 def emit(
@@ -40,36 +51,48 @@ def emit(
     *,
     layout: Layout | None = None,
     hierarchy: Hierarchy | None = None,
+    target: str = "native",
 ) -> str:
-    """The source, C++17 with the vector extension that GCC and Clang share.
+    """The source, C++20 with the vector extension that GCC and Clang share.
 
-    nest: of this layer, with or without a datapath; extents along X and K are rounded
-    up to whole register tiles. layout: how rows and planes lie, one after the other if
-    None; the kernel is always packed. hierarchy: the caches that the matrix product's
-    blocks are made for, the Xeon E5645's if None. Compiled, the program exits with 1
-    if a result is wrong; of layers above 4e9 multiplications it compares a part. For
-    the columns of im2col it takes X Y C Fw Fh floats: 8 GB of Conv1.
-    Raises UsageError for a layer without weights, or a nest of another layer.
+    nest: of this layer, with or without a datapath; see `register_tile_of`. Extents
+    along X, Y and K are rounded up to whole register tiles. layout: how rows and planes
+    lie, one after the other if None; the kernel is always packed. hierarchy: the caches
+    that the matrix product's blocks are made for, the Xeon E5645's if None. target: the
+    vectors that the code is for, one of TARGETS or "native"; it is right on others too.
+    Compiled, the program exits with 1 if a result is wrong; of layers above 4e9
+    multiplications it compares a part. For the columns of im2col it takes X Y C Fw Fh
+    floats: 8 GB of Conv1.
+    Raises UsageError for a layer without weights, a nest of another layer, or another
+    target.
     """
-    tiled = register_tiled(layer, nest)
-    layout = layout or Layout.dense(layer)
-    depth, rows, columns = gemm_blocks(
-        layer, (hierarchy or load_hierarchy("xeon-e5645")).caches
-    )
+    machine = target_of(target)
+    tile = register_tile_of(layer, nest, machine)
+    tiled = register_tiled(layer, nest, tile.unroll)
     inner = [loop.dim in _REDUCED for loop in tiled.loops]
     kept = inner.index(False) if False in inner else len(inner)
+    outer = tiled.loops[kept:]
+    rows = rows_for(layer, machine, tile.vectors)
+    caches = (hierarchy or load_hierarchy("xeon-e5645")).caches
+    blocks = product_blocks(layer, caches, rows, tile.channels)
     parts = {
         "NAME": re.sub(r"[^\w.,:=() -]", "?", layer.name),  # it stands in a comment
         "NEST": str(tiled),
+        "TILE": str(tile),
+        "FLAGS": " ".join(compiler_flags(target)),
         "SIZES": _constants(layer),
-        "STRIDES": _strides(layer, layout),
-        "TX": TILE_X,
-        "TK": TILE_K,
+        "STRIDES": _strides(layer, layout or Layout.dense(layer)),
+        "LANES": tile.lanes,
+        "VECTORS": tile.vectors,
+        "TX": tile.x,
+        "TY": tile.y,
+        "PARTS": "true" if any(loop.dim in _REDUCED for loop in outer) else "false",
         "REGISTER_LOOPS": _register_loops(tiled.loops[:kept], layer),
-        "BLOCKED_LOOPS": _blocked_loops(tiled.loops[kept:]),
-        "DEPTH": depth,
-        "ROWS": rows,
-        "COLUMNS": columns,
+        "BLOCKED_LOOPS": _blocked_loops(outer),
+        "PANEL": rows,
+        "DEPTH": blocks[0],
+        "ROWS": blocks[1],
+        "COLUMNS": blocks[2],
         "CHECK_EVERY": -(-layer.macs // _CHECKED_MACS),
     }
     template = resources.files("memplan.blocking.run").joinpath("conv.cpp.in")
@@ -77,6 +100,45 @@ def emit(
         "@([A-Z_]+)@",
         lambda match: str(parts[match[1]]),
         template.read_text(encoding="utf-8"),
+    )
+
+
+def compiler_flags(target: str) -> tuple[str, ...]:
+    """What the compiler is told of such code."""
+    return ("-std=c++20", "-O3", *FLAGS[target])
+
+
+def register_tile_of(layer: Layer, nest: Nest, target: Target) -> RegisterTile:
+    """The tile of a nest's code: its datapath, where that is one of the target's, of X,
+    Y and whole vectors of K and no more; else the best one for the layer."""
+    channels = nest.unroll.get("K", 1)
+    if channels % target.lanes == 0 and nest.unroll.keys() <= {"X", "Y", "K"}:
+        x, y = (min(nest.unroll.get(d, 1), layer.size(d)) for d in ("X", "Y"))
+        vectors = min(channels, layer.K + target.lanes - 1) // target.lanes
+        tile = RegisterTile(target.lanes, vectors, x, y)
+        if fits(tile, target):
+            return tile
+    return best_tile(layer, target)
+
+
+def product_blocks(
+    layer: Layer, caches: Sequence[Cache], rows: int, channels: int
+) -> tuple[int, int, int]:
+    """Depth, positions and channels of the matrix product's packed blocks.
+
+    A panel of `rows` positions takes half of the first level, a block of such panels
+    half of the second, one of channels half of the third (the last ones, where there
+    are fewer levels), as in Goto's algorithm; the depth is then cut evenly.
+    """
+    level = [cache.nbytes // (2 * FLOAT_BYTES) for cache in caches]
+    total = layer.C * layer.Fw * layer.Fh
+    depth = max(1, level[0] // rows)
+    depth = -(-total // -(-total // depth))
+    second, third = level[min(1, len(level) - 1)], level[min(2, len(level) - 1)]
+    return (
+        depth,
+        max(1, second // depth // rows) * rows,
+        max(1, third // depth // channels) * channels,
     )
 
 

@@ -14,6 +14,7 @@ from memplan.blocking.nest.nest import nest_of
 from memplan.blocking.search.beam import beam_search
 from memplan.blocking.search.enumerate_nests import enumerate_nests
 from memplan.blocking.search.exact import optimum
+from memplan.blocking.search.for_code import best_for_code
 from memplan.blocking.search.incumbent import ProgressReport
 from memplan.blocking.search.result import Options, Result
 from memplan.blocking.search.whole import search_whole
@@ -32,11 +33,19 @@ def optimize(
 ) -> Result:
     """The nest of least energy that the method of `options` finds.
 
+    Where the options have a target for code, `unroll` is not used.
     Ctrl-C ends every method but "divisors" with the best so far.
     Raises UsageError where levels or unrolling make no sense, and NoPlanError where the
     method "divisors" has no time for any nest.
     """
     begin = time.monotonic()
+    if options.target is not None:
+
+        def find(datapath: Mapping[str, int], part: Options) -> Result:
+            return optimize(layer, datapath, objective, part, progress)
+
+        found = best_for_code(layer, objective, options, find)
+        return replace(found, seconds=time.monotonic() - begin)
     if options.method == "whole":
         result = search_whole(layer, unroll, objective, options, progress)
     elif options.method == "beam":

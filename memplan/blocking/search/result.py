@@ -31,7 +31,8 @@ class Options:
     (4). "enumerate": all of up to `levels` loops a dimension (2).
 
     time_limit: seconds, after which the best so far is returned; threads: of the first
-    two, None for all; seed: of the beam.
+    two, None for all; seed: of the beam. target: only nests that code for these vectors
+    runs well; the register tile is the datapath then (`best_for_code`).
     Raises UsageError where these make no sense.
     """
 
@@ -40,6 +41,7 @@ class Options:
     time_limit: float | None = None
     threads: int | None = None
     seed: int = 0
+    target: str | None = None
 
     def __post_init__(self) -> None:
         check_time_limit(self.time_limit)
@@ -79,6 +81,8 @@ class Result:
     Ctrl-C was pressed, which `interrupted` says. tried: nests evaluated, of "whole" and
     "divisors" partial ones, too. memories: of the buffers that have one, innermost
     first, those that take the least; None where the objective's own rule says.
+    free_energy: pJ of the best nest found on the same datapath, whether code runs it
+    well or not; None where that was not asked.
     """
 
     nest: Nest
@@ -92,6 +96,7 @@ class Result:
     memories: tuple[BufferMemory, ...] | None = None
     space: Space = Space.DIVISORS
     interrupted: bool = False
+    free_energy: float | None = None
 
     @property
     def gap(self) -> float | None:

@@ -10,7 +10,7 @@ import click
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_nest
-from memplan.blocking.run.emit import emit
+from memplan.blocking.run.emit import compiler_flags, emit
 from memplan.blocking.run.layout import Layout, padded
 from memplan.cli import arguments, show
 from memplan.cli.blocking import options
@@ -29,6 +29,11 @@ from memplan.files import STDOUT, refuse_overwrite, write_bytes
     help="The caches that the matrix product is blocked for, and --pad looks at.",
 )
 @options.pad
+@options.target(
+    "--target",
+    default="native",
+    said="The vectors the code is for; it is right on others, too.",
+)
 @arguments.output("The C++ file.  [default: standard output]")
 @arguments.force("the file if it exists")
 def command(
@@ -37,6 +42,7 @@ def command(
     unroll: str,
     cache: str,
     pad: bool,
+    target: str,
     output: Path | None,
     force: bool,
 ) -> None:
@@ -45,11 +51,14 @@ def command(
     Compiled and run, it compares its result with a direct convolution, ends with 1 if
     they differ, and prints how long it took beside im2col with a matrix product.
 
-    What the datapath does at once, --unroll, becomes the innermost loops.
+    Sums stay in vector registers over the innermost loops along C, Fw and Fh: --unroll,
+    where it is a tile of X, Y and whole vectors of K that fits them, as optimize
+    --for-code finds; else the best tile, and what the datapath does at once becomes the
+    innermost loops.
 
     \b
-    Example: memplan blocking emit --layer conv5 --unroll none -o conv5.cpp \\
-      --string "Fw3 Fh3 C32 K8 X28 Y4 K128 C256 Y28 K512"
+    Example: memplan blocking emit --layer conv5 --unroll X14,K32 -o conv5.cpp \\
+      --string "Fw3 Fh3 C8 X28 Y14 C256 K64 Y28 K512"
     """
     layer = parse_layer(layer_text)
     nest = parse_nest(string, layer, options.datapath(unroll))
@@ -57,13 +66,12 @@ def command(
     layout = padded(layer, Layout.dense(layer), hierarchy) if pad else None
     path = output or STDOUT
     refuse_overwrite(path, force)
-    text = emit(layer, nest, layout=layout, hierarchy=hierarchy)
+    text = emit(layer, nest, layout=layout, hierarchy=hierarchy, target=target)
     write_bytes(path, text.encode("utf-8"))
     if path == STDOUT:
         return
     show.note(f"wrote {path}")
     program = shlex.quote(str(path.with_suffix("")))
     source = shlex.quote(str(path))
-    show.line(
-        f"  next: c++ -std=c++17 -O3 -march=native {source} -o {program}", err=True
-    )
+    flags = " ".join(compiler_flags(target))
+    show.line(f"  next: c++ {flags} {source} -o {program}", err=True)

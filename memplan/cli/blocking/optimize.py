@@ -8,10 +8,12 @@ import click
 
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import METHODS, Options
-from memplan.cli.blocking import options, results
+from memplan.cli.blocking import code, options, results
 from memplan.cli.blocking.progress import searching, swept
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
+
+CACHES = "xeon-e5645"
 
 
 @click.command("optimize")
@@ -33,6 +35,12 @@ from memplan.files import refuse_overwrite
     metavar="N",
     help="Loops a dimension, for beam (4) and enumerate (2); others need no limit.",
 )
+@options.target(
+    "--for-code",
+    said="Only nests that code for these vectors runs well (memplan blocking emit): "
+    "the datapath is a tile of the output in vector registers, --unroll is not used. "
+    f"--memory is then {CACHES} if there is none.",
+)
 @options.search
 @options.seed
 @options.ray
@@ -45,6 +53,7 @@ def command(
     unroll: str,
     method: str,
     levels: int | None,
+    for_code: str | None,
     time_limit: float | None,
     threads: int | None,
     seed: int,
@@ -63,14 +72,19 @@ def command(
     two cores. Ctrl-C keeps the best nest so far, and what is known of its gap; it ends
     divisors, and searches for several layers, without a result.
 
+    --for-code searches three times at most: around a register tile with few channels,
+    with more of them, and among all nests on the same tile, which tell its price.
+
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao
     """
+    if for_code is not None and budget is None:
+        memory = memory or CACHES
     objective = options.machine(memory, budget)
     if output is not None:
         refuse_overwrite(output, force)
     given = options.all_layers(layer_texts)
-    how = Options(method, levels, time_limit, threads, seed)
+    how = Options(method, levels, time_limit, threads, seed, for_code)
     tasks = options.tasks(given, objective, unroll, how)
     if len(tasks) > 1:
         found = swept("optimize", tasks, threads, ray)
@@ -81,4 +95,14 @@ def command(
         with searching(method) as progress:
             found = [optimize(task.layer, task.unroll, objective, how, progress)]
     plan = results.planned(given, found, objective)
-    results.hand_over(plan, objective, output=output, force=force, json_=json_)
+    results.hand_over(
+        plan,
+        objective,
+        output=output,
+        force=force,
+        json_=json_,
+        more={"for_code": code.entries(found, for_code)} if for_code else None,
+        rows=code.rows(found, for_code) if for_code else (),
+    )
+    if for_code is not None and not json_:
+        code.say_next(found, layer_texts, memory, for_code)

@@ -10,6 +10,7 @@ import click
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.design.task import Task
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.registers import TARGETS
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_unroll
 from memplan.blocking.run.inventory import ModelLayer
@@ -151,6 +152,17 @@ def pad(function: F) -> F:
         is_flag=True,
         help="Move planes apart in memory where they would share cache sets.",
     )(function)
+
+
+def target(name: str, said: str, default: str | None = None) -> Callable[[F], F]:
+    """An option `name` for the vectors that code is written for."""
+    return click.option(
+        name,
+        type=click.Choice(["native", *TARGETS]),
+        default=default,
+        show_default=default is not None,
+        help=said,
+    )
 
 
 def json_(function: F) -> F:

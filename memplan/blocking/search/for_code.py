@@ -1,0 +1,105 @@
+"""The nest of least energy among those that emitted code runs well.
+
+The sums of a register tile stay in vector registers: whole vectors of channels, and as
+many columns and rows as leave room for a step's weights. Inside its loops over X, Y and
+K are the whole window and so many channels that reading and writing the sums costs
+little. Tiles go along a row first, so that whole cache lines of it are used, which the
+model does not know. What is outside of that, the search orders for the least energy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from memplan.blocking.cost.best_memories import best_memories
+from memplan.blocking.cost.objective import Objective
+from memplan.blocking.machine.registers import RegisterTile, best_tile, target_of
+from memplan.blocking.nest.counts import count
+from memplan.blocking.nest.layer import Layer
+from memplan.blocking.nest.nest import Nest, nest_of
+from memplan.blocking.search.result import Options, Result
+from memplan.errors import UsageError
+
+_STEPS = (64, 256)  # of a register tile at least, if the layer has as many
+_ROW = 64  # columns of the input that are read one after the other, at least
+_SAME = 1e-9  # relative
+_Find = Callable[[Mapping[str, int], Options], Result]
+
+
+def best_for_code(
+    layer: Layer, objective: Objective, options: Options, find: _Find
+) -> Result:
+    """The best nest for the target of `options`, whose datapath is the register tile.
+
+    find: the search over all nests on a datapath. It is asked for the loops around the
+    tile's, with these as its datapath, and for the best of all nests over the register
+    tile, whose energy becomes `free_energy`. Its bound is the result's, too. The
+    searches share the time.
+    Raises UsageError for a layer without weights, or another target.
+    """
+    if not layer.kernel:
+        raise UsageError(f"{layer.name} has no weights, so there is no code for it")
+    tile = best_tile(layer, target_of(options.target or "native"))
+    ways = inner_loops(layer, tile)
+    limit = options.time_limit
+    part = replace(options, target=None, time_limit=limit and limit / (len(ways) + 1))
+    free = find(tile.unroll, part)
+    searched = [free]
+    nests = [nest_of(layer, _over(inner, free.nest), tile.unroll) for inner in ways]
+    for inner in ways:
+        if not searched[-1].interrupted:
+            searched.append(find({**tile.unroll, **inner}, part))
+            around = _over(inner, searched[-1].nest)
+            nests.append(nest_of(layer, around, tile.unroll))
+    nest, energy = min(
+        ((one, _energy(one, objective)) for one in nests), key=lambda pair: pair[1]
+    )
+    bound = free.lower_bound
+    proved = bound is not None and energy <= bound * (1 + _SAME)
+    return replace(
+        free,
+        nest=nest,
+        energy=energy,
+        memories=best_memories(count(nest), objective),
+        tried=sum(found.tried for found in searched),
+        complete=all(found.complete for found in searched),
+        interrupted=searched[-1].interrupted,
+        proved=proved,
+        lower_bound=energy if proved else bound,
+        free_energy=min(free.energy, energy),
+    )
+
+
+def inner_loops(layer: Layer, tile: RegisterTile) -> list[dict[str, int]]:
+    """What the loops directly around a register tile may cover, innermost first: the
+    window, few channels or more of them, and part of a row."""
+    row = tile.x * math.ceil(_ROW / layer.stride[0] / tile.x)
+    if 2 * row > layer.X:
+        row = layer.X
+    found = []
+    for steps in _STEPS:
+        channels = _channels(layer, steps)
+        inner = {"Fw": layer.Fw, "Fh": layer.Fh, "C": channels, "X": row}
+        if inner not in found:
+            found.append(inner)
+    return found
+
+
+def _channels(layer: Layer, steps: int) -> int:
+    """So many that a tile has `steps`; a divisor of C, if one is below twice that."""
+    least = min(layer.C, math.ceil(steps / (layer.Fw * layer.Fh)))
+    divisors = (n for n in range(least, 2 * least) if layer.C % n == 0)
+    return next(divisors, least)
+
+
+def _over(inner: Mapping[str, int], around: Nest) -> list[tuple[str, int]]:
+    """The loops directly around a register tile, and those of a nest that reach
+    further."""
+    loops = [(loop.dim, loop.outer) for loop in around.loops]
+    return [*inner.items(), *((d, n) for d, n in loops if n > inner.get(d, 0))]
+
+
+def _energy(nest: Nest, objective: Objective) -> float:
+    return objective.evaluate(nest, best_memories(count(nest), objective))

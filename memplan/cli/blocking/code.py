@@ -1,0 +1,62 @@
+"""What `memplan blocking optimize --for-code` says beside what `optimize` says."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from memplan.blocking.machine.registers import RegisterTile, target_of
+from memplan.blocking.search.result import Result
+from memplan.cli import show
+from memplan.units import format_gap
+
+
+def tile_of(found: Result, target: str) -> RegisterTile:
+    """The register tile that is the datapath of a result."""
+    lanes, unroll = target_of(target).lanes, found.nest.unroll
+    x, y, k = (unroll.get(dim, 1) for dim in ("X", "Y", "K"))
+    return RegisterTile(lanes, k // lanes, x, y)
+
+
+def entries(found: Sequence[Result], target: str) -> list[dict[str, object]]:
+    """For each layer the tile, and the least energy that was found with it if code
+    does not matter."""
+    return [
+        {
+            "layer": one.nest.layer.name,
+            "target": target_of(target).name,
+            "tile": tile_of(one, target).unroll,
+            "free_energy_pJ": one.free_energy,
+        }
+        for one in found
+    ]
+
+
+def rows(found: Sequence[Result], target: str) -> list[tuple[str, str]]:
+    """The tile, of one layer, and what it costs that the nest is one for code."""
+    name = target_of(target).name
+    energy = sum(one.energy for one in found)
+    free = sum(one.free_energy or one.energy for one in found)
+    more = (energy - free) / sum(one.nest.layer.macs for one in found)
+    price = f"{format_gap(energy / free - 1)}, {more:.3g} pJ/MAC, more than the best"
+    if len(found) > 1:
+        return [("for code", f"{name}, {price} nests on the same tiles")]
+    return [
+        ("for code", f"{name}, {price} nest on the same tile"),
+        ("tile", str(tile_of(found[0], target))),
+    ]
+
+
+def say_next(
+    found: Sequence[Result], texts: Sequence[str], memory: str | None, target: str
+) -> None:
+    """The command that writes the code of a single layer, not one of a model."""
+    if len(found) > 1 or ":" in texts[0]:
+        return
+    nest = found[0].nest
+    datapath = ",".join(f"{dim}{n}" for dim, n in nest.unroll.items()) or "none"
+    parts = ["memplan", "blocking", "emit", "--layer", texts[0], "--unroll", datapath]
+    parts += ["--string", str(nest), "--target", target_of(target).name]
+    if memory is not None:
+        parts += ["--cache", memory]
+    show.line(f"  next: {shlex.join([*parts, '-o', 'conv.cpp'])}", err=True)
