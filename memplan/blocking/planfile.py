@@ -18,6 +18,7 @@ from memplan.blocking.cost.pricing import Share
 from memplan.blocking.nest.counts import Buffer
 from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.nest.precision import MAX_BITS, MULTIPLIERS, Precision
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.errors import FormatError, InputError, UsageError
 from memplan.files import atomic_write, refuse_overwrite
@@ -41,6 +42,9 @@ _ENTRY |= {"mac_pJ", "search", "shares", "sram_bytes", "string", "unroll"}
 _LAYER = frozenset({"kernel", "name", "stride", *DIMS})
 _SEARCH = frozenset({"lower_bound_pJ", "method", "proved_optimal", "seconds"})
 _SPACE = frozenset({"space"})  # which plans of old do not name
+_NEW = frozenset({"bits"})  # likewise, of an entry
+_BITS = frozenset({"input", "kernel", "multiplier", "output", "partial"})
+_COUNTS = ("begin", "end", "elements", "reads", "writes", "fills", "drains")
 _BUFFER = frozenset({"begin", "drains", "elements", "end", "fills", "level"})
 _BUFFER |= {"name", "reads", "tensor", "writes"}
 _SHARE = frozenset({"accesses", "level", "pJ", "tensor"})
@@ -92,12 +96,13 @@ def _entry(planned: PlannedLayer) -> dict[str, object]:
     found, search = planned.evaluation, planned.search
     layer = found.layer
     return {
+        "bits": dict(vars(found.precision)),
         "buffers": [
             {
                 "level": placed.level,
                 "name": placed.name,
                 "tensor": placed.tensor.value,
-                **vars(placed.buffer),
+                **{key: getattr(placed.buffer, key) for key in _COUNTS},
             }
             for placed in found.buffers
         ],
@@ -147,7 +152,7 @@ def _plan(value: object, name: str) -> BlockingPlan:
     check_version(name, value, VERSION, "blocking plan", _REMEDY)
     table = Table.of(value, name, _KEYS, remedy=_REMEDY)
     table.text("producer")
-    layers = _each(table, "layers", _ENTRY, _planned)
+    layers = _each(table, "layers", _ENTRY, _planned, _NEW)
     if not layers:
         raise table.error("layers", "is empty")
     return BlockingPlan(
@@ -162,14 +167,16 @@ def _planned(table: Table) -> PlannedLayer:
     layer = _layer(table.table("layer", _LAYER))
     nest = _nest(table, layer)
     search = table.table("search", _SEARCH, _SPACE)
+    bits = _precision(table)
     found = Evaluation(
         layer,
         nest,
-        _each(table, "buffers", _BUFFER, lambda row: _placed(row, len(nest.loops))),
+        _each(table, "buffers", _BUFFER, lambda row: _placed(row, nest, bits)),
         _each(table, "shares", _SHARE, _share),
         table.number("compulsory_pJ"),
         table.integer("sram_bytes"),
         table.number("mac_pJ"),
+        bits,
     )
     if not math.isclose(table.number("energy_pJ"), found.total, rel_tol=_SAME):
         problem = f"is not what the shares add up to, {found.total:.10g}"
@@ -231,7 +238,20 @@ def _nest(table: Table, layer: Layer) -> Nest:
         raise table.error("string", f"is no nest of the layer: {error}") from None
 
 
-def _placed(table: Table, loops: int) -> Placed:
+def _precision(table: Table) -> Precision:
+    if "bits" not in table.fields:
+        return Precision()
+    own = table.table("bits", _BITS)
+    multiplier = own.text("multiplier")
+    if multiplier not in MULTIPLIERS:
+        problem = f"is {shown(multiplier)}, and none of {', '.join(MULTIPLIERS)}"
+        raise own.error("multiplier", problem)
+    given = {key: own.integer(key, 1, MAX_BITS) for key in _BITS - {"multiplier"}}
+    return Precision(**given, multiplier=multiplier)
+
+
+def _placed(table: Table, nest: Nest, bits: Precision) -> Placed:
+    tensor, loops = _tensor(table), len(nest.loops)
     end = table.integer("end", 1, loops) if loops else 0
     counts = {key: table.integer(key) for key in ("reads", "writes", "fills", "drains")}
     buffer = Buffer(
@@ -239,8 +259,10 @@ def _placed(table: Table, loops: int) -> Placed:
         end,
         table.integer("elements", 1),
         **counts,
+        bits=bits.held(tensor),
+        last_bits=bits.last(tensor),
     )
-    return Placed(table.text("name"), _tensor(table), table.text("level"), buffer)
+    return Placed(table.text("name"), tensor, table.text("level"), buffer)
 
 
 def _share(table: Table) -> Share:
@@ -258,12 +280,18 @@ def _point(table: Table) -> CurvePoint:
 
 
 def _each(
-    table: Table, key: str, keys: frozenset[str], read: Callable[[Table], T]
+    table: Table,
+    key: str,
+    keys: frozenset[str],
+    read: Callable[[Table], T],
+    optional: frozenset[str] = frozenset(),
 ) -> tuple[T, ...]:
-    """Every row of a list of objects with exactly `keys`."""
+    """Every row of a list of objects with `keys`, and perhaps `optional` ones."""
     rows = enumerate(table.rows(key))
     name = table.name(key)
-    return tuple(read(table.inside(row, f"{name}[{i}]", keys)) for i, row in rows)
+    return tuple(
+        read(table.inside(row, f"{name}[{i}]", keys, optional)) for i, row in rows
+    )
 
 
 def _tensor(table: Table) -> Tensor:

@@ -18,14 +18,17 @@ from memplan.blocking.cost.placement import (
     own_memories,
 )
 from memplan.blocking.cost.pricing import Share, priced
-from memplan.blocking.machine.energy import MAC_PJ, Curve, paper_curves
+from memplan.blocking.machine.energy import Curve, paper_curves
 from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.machine.technology import FORTY_FIVE, Technology
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
+from memplan.blocking.nest.precision import Precision
 from memplan.errors import UsageError
 
 Choice: TypeAlias = Sequence[BufferMemory]
+_DEFAULT = Precision()
 
 
 class _Machine(ABC):
@@ -36,9 +39,18 @@ class _Machine(ABC):
     def count_fills(self) -> bool:
         """Whether writing what was fetched costs as reading does."""
 
+    @property
+    @abstractmethod
+    def precision(self) -> Precision:
+        """Bits of the elements."""
+
     @abstractmethod
     def main_pj(self, tensor: Tensor) -> float:
-        """pJ of an access to main memory."""
+        """pJ of an access to 16 bits of main memory."""
+
+    def traffic(self, nest: Nest) -> dict[Tensor, Traffic]:
+        """Accesses of the nest's tensors, of elements of so many bits."""
+        return count(nest, self.precision)
 
     @abstractmethod
     def place(
@@ -60,7 +72,7 @@ class _Machine(ABC):
 
     def evaluate(self, nest: Nest, choice: Choice | None = None) -> float:
         """pJ of all accesses of one nest; raises as `place` does."""
-        traffic = count(nest)
+        traffic = self.traffic(nest)
         shares = self.shares(traffic, self.place(traffic, choice))
         return sum(share.pj for share in shares)
 
@@ -70,13 +82,16 @@ class Codesign(_Machine):
     """Every buffer in a memory of its own size (paper, section 3.6).
 
     curves: energy by memory size for each tensor; budget: bytes on the chip, None for
-    as many as pay; count_fills: whether writing what was fetched costs as reading does.
+    as many as pay; count_fills: whether writing what was fetched costs as reading does;
+    precision: bits of the elements; technology: of multiplications, and areas.
     Raises UsageError where the budget is negative.
     """
 
     curves: Mapping[Tensor, Curve] = field(default_factory=paper_curves)
     budget: int | None = None
     count_fills: bool = False
+    precision: Precision = _DEFAULT
+    technology: Technology = FORTY_FIVE
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget < 0:
@@ -85,7 +100,7 @@ class Codesign(_Machine):
     @property
     def mac_pj(self) -> float:
         """pJ of one multiplication with its addition."""
-        return MAC_PJ
+        return self.technology.mac_pj(self.precision)
 
     def main_pj(self, tensor: Tensor) -> float:
         return self.curves[tensor].dram_pj
@@ -116,6 +131,15 @@ class Fixed(_Machine):
     @property
     def count_fills(self) -> bool:
         return self.hierarchy.count_fills
+
+    @property
+    def precision(self) -> Precision:
+        return self.hierarchy.precision
+
+    @property
+    def technology(self) -> Technology:
+        """Where energies are from that no level gives."""
+        return self.hierarchy.technology
 
     @property
     def mac_pj(self) -> float:

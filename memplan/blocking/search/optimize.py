@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Objective
-from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import nest_of
 from memplan.blocking.search.beam import beam_search
@@ -82,7 +81,7 @@ def _settled(
     if sized == layer and result.memories is not None:
         return replace(result, nest=searched)
     nest = nest_of(layer, loops, unroll)
-    memories = best_memories(count(nest), objective)
+    memories = best_memories(objective.traffic(nest), objective)
     result = replace(
         result,
         nest=nest,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memplan.blocking.cost.evaluation import Evaluation, best_evaluation
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.paper_pricing import paper_energy
-from memplan.blocking.machine.energy import paper_curves
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import DIMS, Layer
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.paper_counts import PaperTraffic, count_as_paper
+from memplan.blocking.nest.precision import Precision
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
 
 
@@ -20,13 +22,22 @@ def layer_entry(layer: Layer) -> dict[str, object]:
     return {"name": layer.name, **sizes, **rest}
 
 
+def bits_entry(precision: Precision) -> dict[str, object]:
+    """Bits of the elements, and what they are multiplied as."""
+    return dict(vars(precision))
+
+
 def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, object]:
     """Both ways of counting, and own memories;
     `energy_pJ`, `buffers` and `pack` are for the memories and the budget given."""
     given = best_evaluation(layer, nest, objective)
-    free = best_evaluation(layer, nest, Codesign())
+    precision = objective.precision
+    own = Codesign(objective.technology.curves(), precision=precision)
+    if isinstance(objective, Codesign):
+        own = replace(objective, budget=None)
+    free = best_evaluation(layer, nest, own)
     as_paper, free_pj = count_as_paper(nest), _of_all(free)
-    own = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
+    free_by_tensor = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
     found: dict[str, object] = {
         "schema": "memplan.blocking-evaluation",
         "version": 1,
@@ -34,11 +45,13 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
         "string": str(nest),
         "unroll": dict(nest.unroll),
         "utilisation": nest.utilisation,
+        "bits": bits_entry(precision),
+        "mac_pJ": given.mac_pj,
         "exact": {t.value: _exact(own) for t, own in count(nest).items()},
         "paper_literal": {t.value: _literal(own) for t, own in as_paper.items()},
         "energy_codesign_pJ": {
             "total": free_pj,
-            **own,
+            **free_by_tensor,
             "sram_bytes": free.sram_bytes,
         },
         "energy_codesign_per_mac_pJ": free_pj / layer.macs,
@@ -47,7 +60,7 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
         "energy_per_mac_pJ": given.per_mac(given.total),
         "sram_bytes": given.sram_bytes,
         "buffers": buffer_entries(given),
-        "energy_codesign_paper_literal_pJ": paper_energy(nest, paper_curves()),
+        "energy_codesign_paper_literal_pJ": paper_energy(nest, own.curves, precision),
     }
     if isinstance(objective, Fixed):
         found["memory"] = objective.hierarchy.name
@@ -73,6 +86,8 @@ def planned_entries(planned: PlannedLayer) -> dict[str, object]:
         "string": str(found.nest),
         "unroll": dict(found.nest.unroll),
         "utilisation": found.nest.utilisation,
+        "bits": bits_entry(found.precision),
+        "mac_pJ": found.mac_pj,
         "method": search.method,
         "seconds": search.seconds,
         "space": search.space,

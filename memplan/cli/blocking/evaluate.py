@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from memplan.blocking.cost.evaluation import Evaluation, best_evaluation, evaluate
@@ -24,6 +26,7 @@ _COUNTING = {
 @options.memory(options.OWN)
 @options.unroll
 @options.budget
+@options.precision
 @click.option(
     "--counting",
     type=click.Choice(("exact", "paper", "both")),
@@ -38,6 +41,8 @@ def command(
     memory: str | None,
     unroll: str,
     budget: str | None,
+    bits: str | None,
+    technology: Path | None,
     counting: str,
     json_: bool,
 ) -> None:
@@ -53,7 +58,7 @@ def command(
     """
     layer = parse_layer(layer_text)
     nest = parse_nest(string, layer, options.datapath(unroll))
-    objective = options.machine(memory, budget)
+    objective = options.machine(memory, budget, bits, technology)
     if json_:
         show.as_json(case_entries(layer, nest, objective))
         return

@@ -18,6 +18,7 @@ from memplan.files import refuse_overwrite
 @options.layers
 @options.memory(options.OWN)
 @options.budget
+@options.precision
 @options.unroll
 @click.option(
     "--method",
@@ -42,6 +43,8 @@ def command(
     layer_texts: tuple[str, ...],
     memory: str | None,
     budget: str | None,
+    bits: str | None,
+    technology: Path | None,
     unroll: str,
     method: str,
     levels: int | None,
@@ -66,7 +69,7 @@ def command(
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao
     """
-    objective = options.machine(memory, budget)
+    objective = options.machine(memory, budget, bits, technology)
     if output is not None:
         refuse_overwrite(output, force)
     given = options.all_layers(layer_texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -10,8 +11,11 @@ import click
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.design.sweep import Task
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.technology import FORTY_FIVE
+from memplan.blocking.machine.technology_file import load_technology
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_unroll
+from memplan.blocking.nest.precision import FORMATS, Precision, parse_precision
 from memplan.blocking.run.models import ModelLayer, layers_of_model
 from memplan.blocking.search.result import Options
 from memplan.cli import arguments, show
@@ -83,6 +87,26 @@ def budget(function: F) -> F:
         metavar="BYTES",
         help="Bytes of all memories on the chip: 8MiB is the paper's 8 MB, 8MB is "
         "8,000,000 bytes.",
+    )(function)
+
+
+def precision(function: F) -> F:
+    """`--bits`, the elements, and `--technology`, energies and areas."""
+    function = click.option(
+        "--technology",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="A .toml file with the energies of accesses by size, of multiplications "
+        "and of main memory, and areas, instead of 45 nm; docs/hierarchies.md.",
+    )(function)
+    return click.option(
+        "--bits",
+        metavar="BITS",
+        help="Bits of the elements: "
+        + ", ".join(FORMATS)
+        + ", or input=8,kernel=8,partial=32,output=8; after a name, what differs. "
+        "Partial sums are what memories of the output hold.  [default: the "
+        "hierarchy's, or int16, with partial sums of 16 bits]",
     )(function)
 
 
@@ -175,16 +199,37 @@ def all_layers(texts: Iterable[str]) -> list[ModelLayer]:
     return found
 
 
-def machine(memory: str | None, budget: str | None) -> Objective:
-    """What is to be minimised. Raises UsageError if both are given."""
+def machine(
+    memory: str | None,
+    budget: str | None,
+    bits: str | None = None,
+    technology: Path | None = None,
+) -> Objective:
+    """The memories and the elements. Raises UsageError for a hierarchy with a budget or
+    with a technology, which its file holds, and for bits that make no sense."""
     if memory is None:
-        return Codesign(budget=None if budget is None else parse_bytes(budget))
-    if budget is not None:
-        raise UsageError(
-            f"--memory {memory} has its own sizes, and --budget is for memories that "
-            "are yet to be chosen; leave one of them out"
-        )
-    return Fixed(load_hierarchy(memory))
+        return own_memories(budget, bits, technology)
+    for name, given, what in (
+        ("--budget", budget, "sizes, and --budget is for memories yet to be chosen"),
+        ("--technology", technology, "energies, in its file"),
+    ):
+        if given is not None:
+            raise UsageError(f"--memory {memory} has its own {what}; leave {name} out")
+    hierarchy = load_hierarchy(memory)
+    return Fixed(hierarchy if bits is None else hierarchy.at(parse_precision(bits)))
+
+
+def own_memories(
+    budget: str | None, bits: str | None, technology: Path | None
+) -> Codesign:
+    """A memory for each buffer, within a budget, of elements of so many bits."""
+    made = FORTY_FIVE if technology is None else load_technology(technology)
+    return Codesign(
+        curves=made.curves(),
+        budget=None if budget is None else parse_bytes(budget),
+        precision=Precision() if bits is None else parse_precision(bits),
+        technology=made,
+    )
 
 
 def datapath(text: str) -> dict[str, int]:
