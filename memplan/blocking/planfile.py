@@ -10,16 +10,27 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from memplan.blocking.cost.evaluation import Evaluation, Placed
+from memplan.blocking.cost.latency import Latency
 from memplan.blocking.cost.pricing import Share
+from memplan.blocking.cost.timed_memories import MINIMIZED
 from memplan.blocking.nest.counts import Buffer
 from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.nest.precision import MAX_BITS, MULTIPLIERS, Precision
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
+from memplan.blocking.plan_latency import (
+    FRONT,
+    LATENCY,
+    front_entries,
+    latency_entry,
+    read_front,
+    read_latency,
+)
 from memplan.errors import FormatError, InputError, UsageError
 from memplan.files import atomic_write, refuse_overwrite
 from memplan.formats.sniff import Input, opened
@@ -41,8 +52,9 @@ _ENTRY = frozenset({"buffers", "compulsory_pJ", "count", "energy_pJ", "layer"})
 _ENTRY |= {"mac_pJ", "search", "shares", "sram_bytes", "string", "unroll"}
 _LAYER = frozenset({"kernel", "name", "stride", *DIMS})
 _SEARCH = frozenset({"lower_bound_pJ", "method", "proved_optimal", "seconds"})
-_SPACE = frozenset({"space"})  # which plans of old do not name
-_NEW = frozenset({"bits"})  # likewise, of an entry
+# What plans of old do not name.
+_SPACE = frozenset({"front", "lower_bound", "minimized", "space"})
+_NEW = frozenset({"bits", "latency"})
 _BITS = frozenset({"input", "kernel", "multiplier", "output", "partial"})
 _COUNTS = ("begin", "end", "elements", "reads", "writes", "fills", "drains")
 _BUFFER = frozenset({"begin", "drains", "elements", "end", "fills", "level"})
@@ -115,10 +127,16 @@ def _entry(planned: PlannedLayer) -> dict[str, object]:
             "stride": list(layer.stride),
             **{dim: layer.size(dim) for dim in DIMS},
         },
+        "latency": None if found.latency is None else latency_entry(found.latency),
         "mac_pJ": found.mac_pj,
         "search": {
-            "lower_bound_pJ": search.lower_bound,
+            "front": front_entries(search.front),
+            "lower_bound": search.lower_bound,
+            "lower_bound_pJ": search.lower_bound
+            if search.minimized == "energy"
+            else None,
             "method": search.method,
+            "minimized": search.minimized,
             "proved_optimal": search.proved_optimal,
             "seconds": search.seconds,
             "space": search.space,
@@ -177,6 +195,7 @@ def _planned(table: Table) -> PlannedLayer:
         table.integer("sram_bytes"),
         table.number("mac_pJ"),
         bits,
+        _latency(table),
     )
     if not math.isclose(table.number("energy_pJ"), found.total, rel_tol=_SAME):
         problem = f"is not what the shares add up to, {found.total:.10g}"
@@ -184,17 +203,38 @@ def _planned(table: Table) -> PlannedLayer:
     _check_levels(table, found)
     return PlannedLayer(
         found,
-        Search(
-            search.text("method"),
-            search.number("seconds"),
-            None
-            if search.fields["lower_bound_pJ"] is None
-            else search.number("lower_bound_pJ"),
-            search.flag("proved_optimal"),
-            **({"space": search.text("space")} if "space" in search.fields else {}),
-        ),
+        _search(search),
         table.integer("count", 1),
     )
+
+
+def _search(table: Table) -> Search:
+    bound: float | None = None
+    if table.fields["lower_bound_pJ"] is not None:
+        bound = table.number("lower_bound_pJ")
+    found = Search(
+        table.text("method"),
+        table.number("seconds"),
+        bound,
+        table.flag("proved_optimal"),
+    )
+    if "space" in table.fields:
+        found = replace(found, space=table.text("space"))
+    if "minimized" in table.fields:
+        minimized = table.text("minimized")
+        if minimized not in MINIMIZED:
+            problem = f"is {shown(minimized)}, and none of {', '.join(MINIMIZED)}"
+            raise table.error("minimized", problem)
+        found = replace(found, minimized=minimized)
+    if "front" in table.fields:
+        found = replace(found, front=_each(table, "front", FRONT, read_front))
+    return found
+
+
+def _latency(table: Table) -> Latency | None:
+    if table.fields.get("latency") is None:
+        return None
+    return read_latency(table.table("latency", LATENCY))
 
 
 def _check_levels(table: Table, found: Evaluation) -> None:

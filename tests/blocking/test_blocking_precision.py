@@ -156,8 +156,9 @@ def test_half_the_bits_take_half() -> None:
     half = Fixed(
         replace(DIANNAO.hierarchy, levels=(narrow,), precision=Precision(8, 8, 8, 8))
     )
-    first, second = best_evaluation(layer, nest, full), best_evaluation(
-        layer, nest, half
+    first, second = (
+        best_evaluation(layer, nest, full),
+        best_evaluation(layer, nest, half),
     )
     assert second.total == first.total / 2
     assert [b.nbytes * 2 for b in second.buffers] == [b.nbytes for b in first.buffers]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.blocking.cost.best_memories import best_memories
+from memplan.blocking.cost.latency import Latency
 from memplan.blocking.cost.objective import Choice, Codesign, Fixed, Objective
 from memplan.blocking.cost.paper_pricing import paper_shares, paper_traffic
 from memplan.blocking.cost.pricing import MAIN, Memory, Share
@@ -44,7 +45,7 @@ class Evaluation:
 
     compulsory: pJ of each element's one access to main memory, however the loops are
     blocked; sram_bytes: of all memories on the chip; mac_pj: of one multiplication;
-    precision: bits of the elements.
+    precision: bits of the elements; latency: cycles, None where they were not counted.
     """
 
     layer: Layer
@@ -55,6 +56,7 @@ class Evaluation:
     sram_bytes: int
     mac_pj: float = MAC_PJ
     precision: Precision = _DEFAULT
+    latency: Latency | None = None
 
     @property
     def total(self) -> float:
@@ -83,6 +85,23 @@ class Evaluation:
             for share in self.shares
             if level in (None, share.level) and tensor in (None, share.tensor)
         )
+
+    @property
+    def busy(self) -> float | None:
+        """The part of all cycles' multiplications that is the layer's, in (0, 1]."""
+        if self.latency is None:
+            return None
+        lanes = 1
+        for count in self.nest.unroll.values():
+            lanes *= count
+        return self.layer.macs / (self.latency.cycles * lanes)
+
+    @property
+    def edp(self) -> float | None:
+        """pJ, with those of the multiplications, times cycles."""
+        if self.latency is None:
+            return None
+        return (self.total + self.layer.macs * self.mac_pj) * self.latency.cycles
 
     def per_mac(self, pj: float) -> float:
         """`pj` by multiplication, of those that the layer needs."""
@@ -129,6 +148,7 @@ def evaluate(
         objective.sram_bytes(placement),
         objective.mac_pj,
         objective.precision,
+        None if as_paper else objective.latency(nest, traffic, placement),
     )
 
 

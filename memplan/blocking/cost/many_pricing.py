@@ -226,7 +226,7 @@ class _Levels:
                 flow.into(begins, prices[level])
                 flow.through(used, one.outward)
                 depth = np.where(begins, level, depth)
-            flow.leave(hierarchy.dram_pj)
+            flow.leave(hierarchy.main_pj(tensor))
         return flow.pj
 
     def _assigned(

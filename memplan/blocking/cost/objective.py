@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from memplan.blocking.cost.latency import Latency, latency, untimed
 from memplan.blocking.cost.placement import (
     BufferMemory,
     Placement,
@@ -70,6 +71,12 @@ class _Machine(ABC):
             main_pj = self.main_pj(tensor)
             yield from priced(own, placement[tensor], main_pj, self.count_fills)
 
+    @abstractmethod
+    def latency(
+        self, nest: Nest, traffic: Mapping[Tensor, Traffic], placement: Placement
+    ) -> Latency:
+        """Cycles, which are the datapath's alone where no bandwidth is known."""
+
     def evaluate(self, nest: Nest, choice: Choice | None = None) -> float:
         """pJ of all accesses of one nest; raises as `place` does."""
         traffic = self.traffic(nest)
@@ -117,6 +124,11 @@ class Codesign(_Machine):
         """Names of the levels on the chip: how far out a tensor's memory is."""
         return [f"B{place}" for place in range(max(map(len, placement.values())))]
 
+    def latency(
+        self, nest: Nest, traffic: Mapping[Tensor, Traffic], placement: Placement
+    ) -> Latency:
+        return untimed(nest)
+
     def sram_bytes(self, placement: Placement) -> int:
         """Bytes of all memories on the chip."""
         return sum(one.nbytes for memories in placement.values() for one in memories)
@@ -147,7 +159,7 @@ class Fixed(_Machine):
         return self.hierarchy.mac_pj
 
     def main_pj(self, tensor: Tensor) -> float:
-        return self.hierarchy.dram_pj
+        return self.hierarchy.main_pj(tensor)
 
     def place(
         self, traffic: Mapping[Tensor, Traffic], choice: Choice | None = None
@@ -162,6 +174,11 @@ class Fixed(_Machine):
     def levels(self, placement: Placement) -> list[str]:
         """Names of the levels on the chip, used or not."""
         return [level.name for level in self.hierarchy.levels]
+
+    def latency(
+        self, nest: Nest, traffic: Mapping[Tensor, Traffic], placement: Placement
+    ) -> Latency:
+        return latency(nest, traffic, placement, self.hierarchy)
 
     def sram_bytes(self, placement: Placement) -> int:
         """Bytes of all memories on the chip, used or not."""

@@ -26,13 +26,15 @@ _SAME = 1e-9
 class BufferMemory:
     """A buffer of `nbytes` bytes, in a memory of `pj` an access, as a search chose.
 
-    loop: index, in the string, of a loop of the run in which it is used again.
+    loop: index, in the string, of a loop of the run in which it is used again; level:
+    the one it is in, None for the innermost that holds it at its price.
     """
 
     tensor: Tensor
     loop: int
     nbytes: int
     pj: float
+    level: str | None = None
 
 
 def own_memories(
@@ -192,6 +194,7 @@ def level_of(one: BufferMemory, hierarchy: Hierarchy) -> str:
     for depth, level in enumerate(hierarchy.levels):
         price = hierarchy.price(depth, one.tensor)
         fits = level.capacity(one.tensor) >= one.nbytes
+        fits &= one.level in (None, level.name)
         if fits and isclose(price, one.pj, rel_tol=_SAME):
             return level.name
     raise _wrong(one, "is in no level")

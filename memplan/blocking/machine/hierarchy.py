@@ -69,7 +69,7 @@ class Hierarchy:
     what was fetched into a level costs as much as reading it. precision: bits of the
     elements; technology: where energies are from that no level gives.
     dram_bandwidth: bytes a cycle of each of main memory's `dram_ports`, None where it
-    is not known.
+    is not known; dram_by_tensor: pJ of main memory where it differs by tensor.
     """
 
     name: str
@@ -84,6 +84,7 @@ class Hierarchy:
     technology: Technology = FORTY_FIVE
     dram_bandwidth: float | None = None
     dram_ports: int = 1
+    dram_by_tensor: Mapping[Tensor, float] = field(default_factory=dict)
 
     def at(self, precision: Precision) -> Hierarchy:
         """The same memories, with elements of other bits."""
@@ -95,6 +96,10 @@ class Hierarchy:
         """Whether it says a bandwidth anywhere."""
         known = any(level.bandwidth for level in self.levels)
         return known or self.dram_bandwidth is not None
+
+    def main_pj(self, tensor: Tensor) -> float:
+        """pJ per 16 bits of main memory."""
+        return self.dram_by_tensor.get(tensor, self.dram_pj)
 
     def price(self, depth: int, tensor: Tensor) -> float:
         """pJ per 16 bits of an access to level `depth`, from 0."""

@@ -215,7 +215,7 @@ def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:
             for depth, level in enumerate(hierarchy.levels)
             if level.capacity(tensor)
         ]
-        memories.append(([], 0.0, -1, levels, hierarchy.dram_pj))
+        memories.append(([], 0.0, -1, levels, hierarchy.main_pj(tensor)))
     return memories, pools
 
 

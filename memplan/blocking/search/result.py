@@ -31,7 +31,8 @@ class Options:
     (4). "enumerate": all of up to `levels` loops a dimension (2).
 
     time_limit: seconds, after which the best so far is returned; threads: of the first
-    two, None for all; seed: of the beam.
+    two, None for all; seed: of the beam. minimize: "energy", "cycles", or "edp", which
+    is energy times cycles; front: also keep what lies between the least of both.
     Raises UsageError where these make no sense.
     """
 
@@ -40,6 +41,8 @@ class Options:
     time_limit: float | None = None
     threads: int | None = None
     seed: int = 0
+    minimize: str = "energy"
+    front: bool = False
 
     def __post_init__(self) -> None:
         check_time_limit(self.time_limit)
@@ -70,10 +73,21 @@ def check_time_limit(time_limit: float | None) -> None:
 
 
 @dataclass(frozen=True)
+class FrontPoint:
+    """A nest that no other one found beats in energy (pJ) and cycles both."""
+
+    energy: float
+    cycles: float
+    string: str
+
+
+@dataclass(frozen=True)
 class Result:
     """The best nest found, and pJ of all its accesses.
 
-    lower_bound: pJ that no nest of `space` can do with less than; None if the method
+    minimized: "energy", "cycles" or "edp"; value: that of the nest, in pJ, cycles or pJ
+    times cycles, None for its energy; front: by cycles, where it was asked for.
+    lower_bound: what no nest of `space` can do with less than; None if the method
     knows none. proved: whether the nest is known to be optimal in that space.
     complete: whether the search came to its end; it did not where time ran out, or
     Ctrl-C was pressed, which `interrupted` says. tried: nests evaluated, of "whole" and
@@ -92,10 +106,14 @@ class Result:
     memories: tuple[BufferMemory, ...] | None = None
     space: Space = Space.DIVISORS
     interrupted: bool = False
+    minimized: str = "energy"
+    value: float | None = None
+    front: tuple[FrontPoint, ...] = ()
 
     @property
     def gap(self) -> float | None:
-        """How far above the lower bound the energy is, relative to it; 0 if proved."""
+        """How far above the lower bound the nest is, relative to it; 0 if proved."""
         if self.proved:
             return 0.0
-        return None if self.lower_bound is None else self.energy / self.lower_bound - 1
+        value = self.energy if self.value is None else self.value
+        return None if self.lower_bound is None else value / self.lower_bound - 1

@@ -13,6 +13,8 @@ from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.paper_counts import PaperTraffic, count_as_paper
 from memplan.blocking.nest.precision import Precision
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
+from memplan.blocking.plan_latency import front_entries, latency_entry
+from memplan.blocking.search.timed import evaluation_of
 
 
 def layer_entry(layer: Layer) -> dict[str, object]:
@@ -27,10 +29,12 @@ def bits_entry(precision: Precision) -> dict[str, object]:
     return dict(vars(precision))
 
 
-def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, object]:
+def case_entries(
+    layer: Layer, nest: Nest, objective: Objective, minimize: str = "energy"
+) -> dict[str, object]:
     """Both ways of counting, and own memories;
     `energy_pJ`, `buffers` and `pack` are for the memories and the budget given."""
-    given = best_evaluation(layer, nest, objective)
+    given = evaluation_of(layer, nest, objective, minimize)
     precision = objective.precision
     own = Codesign(objective.technology.curves(), precision=precision)
     if isinstance(objective, Codesign):
@@ -62,6 +66,7 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
         "buffers": buffer_entries(given),
         "energy_codesign_paper_literal_pJ": paper_energy(nest, own.curves, precision),
     }
+    found |= time_entries(given)
     if isinstance(objective, Fixed):
         found["memory"] = objective.hierarchy.name
         found["pack"] = _packed(given)
@@ -74,10 +79,6 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
 def planned_entries(planned: PlannedLayer) -> dict[str, object]:
     """One layer's nest, its energy, and how good it is."""
     found, search = planned.evaluation, planned.search
-    lower_bound = search.lower_bound
-    gap: float | None = 0.0
-    if not search.proved_optimal:
-        gap = None if lower_bound is None else max(found.total / lower_bound - 1, 0.0)
     return {
         "schema": "memplan.blocking-result",
         "version": 1,
@@ -92,8 +93,10 @@ def planned_entries(planned: PlannedLayer) -> dict[str, object]:
         "seconds": search.seconds,
         "space": search.space,
         "proved_optimal": search.proved_optimal,
-        "lower_bound_pJ": lower_bound,
-        "gap": gap,
+        "minimized": search.minimized,
+        "lower_bound": search.lower_bound,
+        "lower_bound_pJ": search.lower_bound if search.minimized == "energy" else None,
+        "gap": planned.gap,
         "energy_pJ": found.total,
         "energy_per_mac_pJ": found.per_mac(found.total),
         "compulsory_pJ": found.compulsory,
@@ -108,6 +111,19 @@ def planned_entries(planned: PlannedLayer) -> dict[str, object]:
             }
             for share in found.shares
         ],
+        **time_entries(found),
+        "front": front_entries(search.front),
+    }
+
+
+def time_entries(found: Evaluation) -> dict[str, object]:
+    """Cycles, where they were counted, and what takes them."""
+    if found.latency is None:
+        return {"latency": None, "edp_pJ_cycles": None, "utilisation_in_time": None}
+    return {
+        "latency": latency_entry(found.latency),
+        "edp_pJ_cycles": found.edp,
+        "utilisation_in_time": found.busy,
     }
 
 
@@ -134,6 +150,7 @@ def all_entries(plan: BlockingPlan) -> dict[str, object]:
         "budget": plan.budget,
         "energy_pJ": plan.total,
         "energy_per_mac_pJ": plan.total / plan.macs,
+        "cycles": plan.cycles,
         "seconds": sum(one.search.seconds for one in plan.layers),
         "space": _spaces(plan),
         "proved_optimal": all(one.search.proved_optimal for one in plan.layers),

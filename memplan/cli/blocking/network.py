@@ -43,6 +43,7 @@ _LEVELS = 2  # memories a tensor
     help=f"Memories a tensor at most, with --budget.  [default: {_LEVELS}]",
 )
 @options.unroll
+@options.minimize("For a given --memory.")
 @options.search
 @options.ray
 @options.output
@@ -55,6 +56,7 @@ def command(
     technology: Path | None,
     levels: int | None,
     unroll: str,
+    minimize: str,
     time_limit: float | None,
     threads: int | None,
     ray: str | None,
@@ -81,7 +83,9 @@ def command(
         raise UsageError("--ray is for a given --memory; leave it out")
     if output is not None:
         refuse_overwrite(output, force)
-    how = Options(time_limit=time_limit, threads=threads)
+    if memory is None and minimize != "energy":
+        raise UsageError("--minimize is for a given --memory; leave it out")
+    how = Options(time_limit=time_limit, threads=threads, minimize=minimize)
     layers = _layers(network)
     hand_over = partial(results.hand_over, output=output, force=force, json_=json_)
     if memory is not None:

@@ -34,6 +34,12 @@ from memplan.files import refuse_overwrite
     metavar="N",
     help="Loops a dimension, for beam (4) and enumerate (2); others need no limit.",
 )
+@options.minimize()
+@click.option(
+    "--front",
+    is_flag=True,
+    help="Also list the nests between least energy and fewest cycles that were found.",
+)
 @options.search
 @options.seed
 @options.ray
@@ -48,6 +54,8 @@ def command(
     unroll: str,
     method: str,
     levels: int | None,
+    minimize: str,
+    front: bool,
     time_limit: float | None,
     threads: int | None,
     seed: int,
@@ -66,6 +74,9 @@ def command(
     two cores. Ctrl-C keeps the best nest so far, and what is known of its gap; it ends
     divisors, and searches for several layers, without a result.
 
+    --minimize cycles and edp need bandwidths in the hierarchy's file; such searches
+    run several of the others, of four seconds each, and give a bound of their own.
+
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao
     """
@@ -73,7 +84,7 @@ def command(
     if output is not None:
         refuse_overwrite(output, force)
     given = options.all_layers(layer_texts)
-    how = Options(method, levels, time_limit, threads, seed)
+    how = Options(method, levels, time_limit, threads, seed, minimize, front)
     tasks = options.tasks(given, objective, unroll, how)
     if len(tasks) > 1:
         found = swept("optimize", tasks, threads, ray)

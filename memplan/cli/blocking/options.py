@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.timed_memories import MINIMIZED
 from memplan.blocking.design.sweep import Task
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.machine.technology import FORTY_FIVE
@@ -120,6 +121,18 @@ def unroll(function: F) -> F:
         help="What the datapath does at once, as in C16,K16; none: one multiplication. "
         "Where it does not divide a size, lanes idle at the edge.",
     )(function)
+
+
+def minimize(more: str = "") -> Callable[[F], F]:
+    """`--minimize`."""
+    return click.option(
+        "--minimize",
+        type=click.Choice(MINIMIZED),
+        default=MINIMIZED[0],
+        show_default=True,
+        help="Energy, cycles, or energy times cycles (edp); the last two need a "
+        f"hierarchy with bandwidths. {more}".rstrip(),
+    )
 
 
 def search(function: F) -> F:

@@ -13,7 +13,7 @@ from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.precision import Precision
-from memplan.blocking.plan import Search
+from memplan.blocking.plan import PlannedLayer
 from memplan.blocking.search.result import Result
 from memplan.cli import show
 from memplan.units import format_bytes, format_gap
@@ -124,13 +124,11 @@ def no_bound(method: str) -> str:
     return f"{method} has no bound"
 
 
-def gap(search: Search, energy: float) -> str:
+def gap(planned: PlannedLayer) -> str:
     """How much less a nest of the search's space may take at most: "1.20 %"."""
-    if search.proved_optimal:
+    if planned.search.proved_optimal:
         return "0 %"
-    if search.lower_bound is None:
-        return "unknown"
-    return format_gap(max(energy / search.lower_bound - 1, 0.0))
+    return "unknown" if planned.gap is None else format_gap(planned.gap)
 
 
 def loop_rows(nest: Nest) -> list[tuple[str, str]]:
