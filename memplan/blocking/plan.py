@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.blocking.cost.evaluation import Evaluation
-from memplan.blocking.search.result import FrontPoint
+from memplan.blocking.cost.timed_memories import FrontPoint
 
 
 @dataclass(frozen=True)

@@ -14,23 +14,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from memplan.blocking.cost.evaluation import Evaluation, Placed
-from memplan.blocking.cost.latency import Latency
-from memplan.blocking.cost.pricing import Share
+from memplan.blocking.cost.evaluation import Evaluation
+from memplan.blocking.cost.evaluation_file import (
+    BUFFER,
+    SHARE,
+    buffer_entry,
+    read_bits,
+    read_buffer,
+    read_share,
+    share_entry,
+)
 from memplan.blocking.cost.timed_memories import MINIMIZED
-from memplan.blocking.nest.counts import Buffer
-from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer, Tensor
-from memplan.blocking.nest.nest import Nest, parse_nest
-from memplan.blocking.nest.precision import MAX_BITS, MULTIPLIERS, Precision
-from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
-from memplan.blocking.plan_latency import (
+from memplan.blocking.cost.timing_file import (
     FRONT,
-    LATENCY,
     front_entries,
     latency_entry,
     read_front,
     read_latency,
 )
+from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer
+from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.errors import FormatError, InputError, UsageError
 from memplan.files import atomic_write, refuse_overwrite
 from memplan.formats.sniff import Input, opened
@@ -55,11 +59,6 @@ _SEARCH = frozenset({"lower_bound_pJ", "method", "proved_optimal", "seconds"})
 # What plans of old do not name.
 _SPACE = frozenset({"front", "lower_bound", "minimized", "space"})
 _NEW = frozenset({"bits", "latency"})
-_BITS = frozenset({"input", "kernel", "multiplier", "output", "partial"})
-_COUNTS = ("begin", "end", "elements", "reads", "writes", "fills", "drains")
-_BUFFER = frozenset({"begin", "drains", "elements", "end", "fills", "level"})
-_BUFFER |= {"name", "reads", "tensor", "writes"}
-_SHARE = frozenset({"accesses", "level", "pJ", "tensor"})
 _POINT = frozenset({"area_mm2", "budget", "energy_pJ", "sram_bytes"})
 
 
@@ -109,15 +108,7 @@ def _entry(planned: PlannedLayer) -> dict[str, object]:
     layer = found.layer
     return {
         "bits": dict(vars(found.precision)),
-        "buffers": [
-            {
-                "level": placed.level,
-                "name": placed.name,
-                "tensor": placed.tensor.value,
-                **{key: getattr(placed.buffer, key) for key in _COUNTS},
-            }
-            for placed in found.buffers
-        ],
+        "buffers": [buffer_entry(placed) for placed in found.buffers],
         "compulsory_pJ": found.compulsory,
         "count": planned.count,
         "energy_pJ": found.total,
@@ -141,15 +132,7 @@ def _entry(planned: PlannedLayer) -> dict[str, object]:
             "seconds": search.seconds,
             "space": search.space,
         },
-        "shares": [
-            {
-                "accesses": share.accesses,
-                "level": share.level,
-                "pJ": share.pj,
-                "tensor": share.tensor.value,
-            }
-            for share in found.shares
-        ],
+        "shares": [share_entry(share) for share in found.shares],
         "sram_bytes": found.sram_bytes,
         "string": str(found.nest),
         "unroll": dict(found.nest.unroll),
@@ -185,17 +168,17 @@ def _planned(table: Table) -> PlannedLayer:
     layer = _layer(table.table("layer", _LAYER))
     nest = _nest(table, layer)
     search = table.table("search", _SEARCH, _SPACE)
-    bits = _precision(table)
+    bits = read_bits(table)
     found = Evaluation(
         layer,
         nest,
-        _each(table, "buffers", _BUFFER, lambda row: _placed(row, nest, bits)),
-        _each(table, "shares", _SHARE, _share),
+        _each(table, "buffers", BUFFER, lambda row: read_buffer(row, nest, bits)),
+        _each(table, "shares", SHARE, read_share),
         table.number("compulsory_pJ"),
         table.integer("sram_bytes"),
         table.number("mac_pJ"),
         bits,
-        _latency(table),
+        read_latency(table),
     )
     if not math.isclose(table.number("energy_pJ"), found.total, rel_tol=_SAME):
         problem = f"is not what the shares add up to, {found.total:.10g}"
@@ -229,12 +212,6 @@ def _search(table: Table) -> Search:
     if "front" in table.fields:
         found = replace(found, front=_each(table, "front", FRONT, read_front))
     return found
-
-
-def _latency(table: Table) -> Latency | None:
-    if table.fields.get("latency") is None:
-        return None
-    return read_latency(table.table("latency", LATENCY))
 
 
 def _check_levels(table: Table, found: Evaluation) -> None:
@@ -278,38 +255,6 @@ def _nest(table: Table, layer: Layer) -> Nest:
         raise table.error("string", f"is no nest of the layer: {error}") from None
 
 
-def _precision(table: Table) -> Precision:
-    if "bits" not in table.fields:
-        return Precision()
-    own = table.table("bits", _BITS)
-    multiplier = own.text("multiplier")
-    if multiplier not in MULTIPLIERS:
-        problem = f"is {shown(multiplier)}, and none of {', '.join(MULTIPLIERS)}"
-        raise own.error("multiplier", problem)
-    given = {key: own.integer(key, 1, MAX_BITS) for key in _BITS - {"multiplier"}}
-    return Precision(**given, multiplier=multiplier)
-
-
-def _placed(table: Table, nest: Nest, bits: Precision) -> Placed:
-    tensor, loops = _tensor(table), len(nest.loops)
-    end = table.integer("end", 1, loops) if loops else 0
-    counts = {key: table.integer(key) for key in ("reads", "writes", "fills", "drains")}
-    buffer = Buffer(
-        table.integer("begin", 0, max(end - 1, 0)),
-        end,
-        table.integer("elements", 1),
-        **counts,
-        bits=bits.held(tensor),
-        last_bits=bits.last(tensor),
-    )
-    return Placed(table.text("name"), tensor, table.text("level"), buffer)
-
-
-def _share(table: Table) -> Share:
-    accesses = table.integer("accesses")
-    return Share(table.text("level"), _tensor(table), accesses, table.number("pJ"))
-
-
 def _point(table: Table) -> CurvePoint:
     return CurvePoint(
         table.integer("budget"),
@@ -332,12 +277,3 @@ def _each(
     return tuple(
         read(table.inside(row, f"{name}[{i}]", keys, optional)) for i, row in rows
     )
-
-
-def _tensor(table: Table) -> Tensor:
-    text = table.text("tensor")
-    try:
-        return Tensor(text)
-    except ValueError:
-        names = ", ".join(tensor.value for tensor in Tensor)
-        raise table.error("tensor", f"is {shown(text)}, and none of {names}") from None

@@ -43,7 +43,7 @@ def single(hierarchy: Hierarchy, fast: bool = True) -> Hierarchy:
     return replace(hierarchy, levels=tuple(levels))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     nests(window_innermost=False, divisors=False, macs=60),
     st.integers(0, 1000),
@@ -82,7 +82,7 @@ def one_each(nest: Nest, traffic: dict[Tensor, Traffic]) -> Placement:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     nests(window_innermost=False, divisors=False, macs=80),
     st.sampled_from((0.25, 1.0, 3.0, 8.0)),
@@ -184,19 +184,25 @@ def test_without_bandwidth_cycles_are_the_datapaths() -> None:
         optimize(layer, {}, machine, Options(minimize="area"))
 
 
-@pytest.mark.parametrize("part", range(3))
-def test_bounds_hold_for_all_nests_and_memories(part: int) -> None:
-    proved = equal = 0
-    for seed in range(part, 30, 3):
+def test_bounds_hold_for_all_nests_and_memories() -> None:
+    proved = equal = checked = 0
+    for seed in range(40):
         rng = random.Random(seed)
         layer, unroll = tiny(rng)
         machine = Fixed(timed_hierarchy(rng))
+        each = [nest_of(layer, loops, unroll) for loops in all_nests(layer, unroll)]
+        pairs = [
+            (nest, choice)
+            for nest in each
+            for choice in all_choices(machine.traffic(nest), machine.hierarchy)
+        ]
+        if len(pairs) > 600:
+            continue
+        checked += 1
         least = {"energy": 1e99, "cycles": 1e99, "edp": 1e99}
-        for loops in all_nests(layer, unroll):
-            nest = nest_of(layer, loops, unroll)
-            for choice in all_choices(machine.traffic(nest), machine.hierarchy):
-                one = timed(nest, machine, choice)
-                least = {k: min(v, one.value(k)) for k, v in least.items()}
+        for nest, choice in pairs:
+            one = timed(nest, machine, choice)
+            least = {k: min(v, one.value(k)) for k, v in least.items()}
         for what in ("cycles", "edp"):
             options = Options(minimize=what, threads=1, time_limit=20)
             found = optimize(layer, unroll, machine, options)
@@ -211,8 +217,9 @@ def test_bounds_hold_for_all_nests_and_memories(part: int) -> None:
             assert again.value(what) == found.value
             proved += found.proved
             equal += found.value <= least[what] * (1 + 1e-9)
+    assert checked > 5
     assert proved
-    assert equal >= 10
+    assert equal > checked
 
 
 def test_the_front_is_sorted_and_unbeaten() -> None:

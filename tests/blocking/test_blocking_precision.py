@@ -52,7 +52,7 @@ def some_bits(rng: random.Random) -> Precision:
     return Precision(*(rng.choice((2, 4, 8, 8, 16, 24, 32)) for _ in range(4)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(nests(window_innermost=False, divisors=False, macs=60), BITS)
 def test_bits_are_those_of_each_access(nest: Nest, bits: Precision) -> None:
     """Without memories every tile of the datapath comes from main memory."""
@@ -77,7 +77,7 @@ def test_bits_are_those_of_each_access(nest: Nest, bits: Precision) -> None:
     assert own.evaluate(nest) == pytest.approx(passed / 16 * pj, rel=1e-12)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     nests(window_innermost=False, divisors=True, macs=3000),
     BITS,
@@ -105,7 +105,7 @@ def test_many_nests_at_once(nest: Nest, bits: Precision, objective: Objective) -
 
 
 def test_optima_of_the_enumeration() -> None:
-    for seed in range(40):
+    for seed in range(30):
         rng = random.Random(seed)
         layer, unroll = _random_layer(rng)
         bits = some_bits(rng)
@@ -125,7 +125,7 @@ def test_optima_of_the_enumeration() -> None:
 
 def test_optima_of_all_nests() -> None:
     proved = 0
-    for seed in range(100, 124):
+    for seed in range(100, 116):
         rng = random.Random(seed)
         layer, unroll = tiny(rng)
         bits = some_bits(rng)

@@ -52,6 +52,15 @@ class Timed:
         return self.value(minimize), other
 
 
+@dataclass(frozen=True)
+class FrontPoint:
+    """A nest that no other one found beats in energy (pJ) and cycles both."""
+
+    energy: float
+    cycles: float
+    string: str
+
+
 def check_minimized(minimize: str, machine: object) -> None:
     """Raises UsageError where it is none of MINIMIZED, or needs bandwidths that there
     are none of: then cycles are the datapath's, and every nest has the same."""

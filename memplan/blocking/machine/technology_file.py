@@ -68,8 +68,9 @@ def positive(table: Table, key: str, most: float = _MOST_PJ) -> float:
     value = table.number(key)
     if not 0 < value < most:
         what = "pJ" if most == _MOST_PJ and "pj" in table.name(key) else "a number"
-        problem = f"is {value:g}, and must be {what}, above 0 and below {most:.0e}"
-        raise table.error(key, problem.replace("e+", "e"))
+        below = f"{most:.0e}".replace("e+", "e")
+        problem = f"is {value:g}, and must be {what}, above 0 and below {below}"
+        raise table.error(key, problem)
     return value
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from memplan.blocking.cost.placement import BufferMemory
+from memplan.blocking.cost.timed_memories import FrontPoint
 from memplan.blocking.nest.nest import Nest
 from memplan.errors import UsageError
 
@@ -70,15 +71,6 @@ def check_time_limit(time_limit: float | None) -> None:
     """Raises UsageError where it is negative or no number."""
     if time_limit is not None and not (math.isfinite(time_limit) and time_limit >= 0):
         raise UsageError(f"a time limit of {time_limit} seconds makes no sense")
-
-
-@dataclass(frozen=True)
-class FrontPoint:
-    """A nest that no other one found beats in energy (pJ) and cycles both."""
-
-    energy: float
-    cycles: float
-    string: str
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from memplan.blocking.cost.objective import Fixed, Objective
 from memplan.blocking.cost.placement import BufferMemory, level_of
 from memplan.blocking.cost.time_weights import Weights, weights_of
 from memplan.blocking.cost.timed_memories import (
+    FrontPoint,
     Timed,
     best_ways,
     check_minimized,
@@ -28,7 +29,7 @@ from memplan.blocking.cost.timed_memories import (
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.search.incumbent import ProgressReport, SearchProgress
-from memplan.blocking.search.result import FrontPoint, Options, Result
+from memplan.blocking.search.result import Options, Result
 from memplan.blocking.search.time_bounds import TimeBounds
 from memplan.errors import NoPlanError
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from memplan.blocking.cost.evaluation import Evaluation, best_evaluation
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.paper_pricing import paper_energy
+from memplan.blocking.cost.timing_file import front_entries, latency_entry
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import DIMS, Layer
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.paper_counts import PaperTraffic, count_as_paper
 from memplan.blocking.nest.precision import Precision
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
-from memplan.blocking.plan_latency import front_entries, latency_entry
 from memplan.blocking.search.timed import evaluation_of
 
 

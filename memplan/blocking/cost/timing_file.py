@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from memplan.blocking.cost.latency import Latency, Port
+from memplan.blocking.cost.timed_memories import FrontPoint
 from memplan.blocking.nest.layer import MAX_SIZE, Tensor
-from memplan.blocking.search.result import FrontPoint
 from memplan.formats.strictjson import shown
 from memplan.formats.table import Table
 
-LATENCY = frozenset({"bounded", "cycles", "edges", "ports", "stalls", "steps"})
+_LATENCY = frozenset({"bounded", "cycles", "edges", "ports", "stalls", "steps"})
 FRONT = frozenset({"cycles", "energy_pJ", "string"})
 _PORT = frozenset({"bandwidth", "bytes", "level", "tensor", "way"})
 _WAYS = ("both", "reads", "writes")
@@ -36,8 +36,11 @@ def latency_entry(found: Latency) -> dict[str, object]:
     }
 
 
-def read_latency(table: Table) -> Latency:
-    """The cycles. Raises FormatError where they cannot be."""
+def read_latency(file: Table) -> Latency | None:
+    """What `latency` says, if it is there. Raises FormatError where it cannot be."""
+    if file.fields.get("latency") is None:
+        return None
+    table = file.table("latency", _LATENCY)
     stalls = table.fields["stalls"]
     if not isinstance(stalls, dict) or len(stalls) > _MOST_STALLS:
         raise table.error("stalls", "must be an object of cycles by level")
