@@ -192,9 +192,8 @@ def _planned(table: Table) -> PlannedLayer:
 
 
 def _search(table: Table) -> Search:
-    bound: float | None = None
-    if table.fields["lower_bound_pJ"] is not None:
-        bound = table.number("lower_bound_pJ")
+    key = "lower_bound" if "lower_bound" in table.fields else "lower_bound_pJ"
+    bound = None if table.fields[key] is None else table.number(key)
     found = Search(
         table.text("method"),
         table.number("seconds"),

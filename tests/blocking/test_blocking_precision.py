@@ -38,7 +38,8 @@ from tests.blocking.test_blocking_exact import _random_layer, _random_objective
 from tests.blocking.test_blocking_whole import all_nests, tiny
 
 CORE = {"C": 16, "K": 16}
-BITS = st.builds(Precision, *(st.sampled_from((1, 3, 4, 8, 12, 16, 32)),) * 4)
+_SOME = st.sampled_from((1, 3, 4, 8, 12, 16, 32))
+BITS = st.builds(Precision, _SOME, _SOME, _SOME, _SOME)
 DIANNAO = Fixed(load_hierarchy("diannao"))
 
 
@@ -49,7 +50,8 @@ def with_bits(objective: Objective, precision: Precision) -> Objective:
 
 
 def some_bits(rng: random.Random) -> Precision:
-    return Precision(*(rng.choice((2, 4, 8, 8, 16, 24, 32)) for _ in range(4)))
+    drawn = rng.choices((2, 4, 8, 8, 16, 24, 32), k=4)
+    return Precision(drawn[0], drawn[1], drawn[2], drawn[3])
 
 
 @settings(max_examples=40, deadline=None)
