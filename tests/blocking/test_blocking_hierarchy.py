@@ -187,6 +187,10 @@ def test_a_level_above_16_mib_is_still_on_the_chip(path: Path) -> None:
             ONE + '[[level]]\nname = "two"\n' + PRIVATE,
             "level two is not larger than one inside it for the input",
         ),
+        (
+            ONE + '[[level]]\nname = "two"\nshared = "2KiB"\ndouble_buffered = true',
+            "half of level two is not larger than one inside it for the input",
+        ),
     ],
     ids=lambda value: value[:30],
 )

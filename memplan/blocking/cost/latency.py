@@ -87,6 +87,12 @@ def datapath_steps(nest: Nest) -> int:
     return math.prod(nest.visits(dim, nest.base(dim)) for dim in DIMS)
 
 
+def datapath_bytes(own: Traffic) -> tuple[float, float]:
+    """Bytes of a tensor that the datapath reads, and that it writes."""
+    found = _boundary(own, (-1, 0), _passing(own, None), (0.0, 0.0))
+    return found.inward, found.outward
+
+
 def untimed(nest: Nest) -> Latency:
     """Where no bandwidth is known: the datapath's steps alone."""
     steps = datapath_steps(nest)

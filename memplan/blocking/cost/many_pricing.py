@@ -243,7 +243,9 @@ class _Levels:
         self, tensor: Tensor, own: Iterator[_Buffers]
     ) -> Iterator[tuple[_Buffers, IndexArray]]:
         for one in own:
-            yield one, np.searchsorted(self._capacity[tensor], one.nbytes)
+            holds = self._capacity[tensor][:, None] >= one.nbytes
+            # The first that does; after the last, if there is none.
+            yield one, np.where(holds.any(axis=0), holds.argmax(axis=0), len(holds))
 
     def _shared(self, useful: _Useful, n: int) -> IndexArray:
         """Level of each buffer, shape (m, n), those with most accesses first."""

@@ -167,14 +167,15 @@ def _check_ascending(table: Table, levels: tuple[Level, ...]) -> None:
     if len(set(names)) < len(names) or "DRAM" in names:
         problem = "names two levels alike, or one DRAM, which comes after all"
         raise FormatError(table.path, problem)
-    for inner, outer in pairwise(levels):
-        for tensor in Tensor:
-            sizes = inner.capacity(tensor), outer.capacity(tensor)
-            if sizes[1] <= sizes[0] and any(sizes):
+    for tensor in Tensor:
+        own = [level for level in levels if level.capacity(tensor)]
+        for inner, outer in pairwise(own):
+            if outer.capacity(tensor) <= inner.capacity(tensor):
+                half = "half of " if outer.double_buffered else ""
                 raise FormatError(
                     table.path,
-                    f"level {outer.name} is not larger than {inner.name} inside it "
-                    f"for the {tensor.value}",
+                    f"{half}level {outer.name} is not larger than {inner.name} inside "
+                    f"it for the {tensor.value}",
                     "list levels from the innermost out",
                 )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from memplan.blocking.cost.latency import datapath_steps
+from memplan.blocking.cost.latency import datapath_bytes, datapath_steps
 from memplan.blocking.cost.objective import Fixed
 from memplan.blocking.cost.time_weights import NOTHING, Weights
 from memplan.blocking.nest.counts import Traffic
@@ -39,9 +39,26 @@ class TimeBounds:
 
     def __post_init__(self) -> None:
         self.steps = float(datapath_steps(self.nest))
-        self.cycles = self.steps
         self._traffic = self.machine.traffic(self.nest)
+        # Whichever memory serves the datapath has to pass all that it asks for.
+        served = (min(self._serving(own)) for own in self._traffic.values())
+        self.cycles = max(self.steps, *served)
         self._streaming = math.inf
+
+    def _serving(self, own: Traffic) -> Iterator[float]:
+        """Cycles of a port of each memory that may serve a tensor to the datapath."""
+        hierarchy, tensor = self.machine.hierarchy, own.tensor
+        inward, outward = datapath_bytes(own)
+        known = hierarchy.dram_bandwidth
+        rates = [(math.inf if known is None else known, hierarchy.dram_ports)]
+        rates += [
+            (level.bandwidth.get(tensor, math.inf), level.ports)
+            for level in hierarchy.levels
+            if level.capacity(tensor)
+        ]
+        for rate, ports in rates:
+            longer = inward + outward if ports == 1 else max(inward, outward)
+            yield longer / rate
 
     def bounded_by(self, weights: Weights, least: float) -> None:
         """The sum of `weights` over what passes is at least `least`."""
