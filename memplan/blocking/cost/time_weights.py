@@ -29,15 +29,24 @@ class Weights:
     adds: bool
 
     def combined(self, hierarchy: Hierarchy, worth: float) -> Hierarchy:
-        """The hierarchy with energies raised by `worth` pJ a cycle."""
-        return self._priced(hierarchy, worth, 1.0)
+        """The hierarchy with energies raised by `worth` pJ a cycle.
+
+        Where fills are charged, a level's price is paid for what is written into it,
+        too. That passes its port as well, but is not added to the steps once more; so
+        of what adds, only main memory's weights stay then.
+        """
+        if not (self.adds and hierarchy.count_fills):
+            return self._priced(hierarchy, worth, 1.0)
+        none = dict.fromkeys(Tensor, 0.0)
+        rows = (*(none for _ in hierarchy.levels), self.by_depth[-1])
+        return replace(self, by_depth=rows)._priced(hierarchy, worth, 1.0)
 
     def alone(self, hierarchy: Hierarchy) -> Hierarchy:
         """The hierarchy with cycles for energies, and next to nothing for none."""
         return self._priced(hierarchy, 1.0, 0.0)
 
     def _priced(self, hierarchy: Hierarchy, worth: float, energy: float) -> Hierarchy:
-        most = max(w for own in self.by_depth for w in own.values())
+        most = max(w for own in self.by_depth for w in own.values()) or 1.0
         levels: list[Level] = []
         for depth, level in enumerate(hierarchy.levels):
             least = NOTHING * most * (1 + depth / 16)
