@@ -18,10 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-
-from bench.against_zigzag import UNROLL, ask_zigzag, private
+from pathlib import Path
 
 from bench import blocking_code
+from bench.against_zigzag import UNROLL, ask_zigzag, private
 from bench.blocking_page import Page
 
 from memplan.blocking.cost.evaluation import evaluate

@@ -40,7 +40,9 @@ def main() -> None:
         "halo, 2n - 1 accesses for n updates of a sum, and the first fetch from main "
         "memory, none of which equation 1 does (`memplan blocking evaluate --counting "
         "paper` counts as the paper says). Energies are its Table 3, words 256, 512 "
-        "and 256 bits, a multiplication 1 pJ, the datapath 16 x 16 channels."
+        "and 256 bits, elements of 16 bits, a multiplication 1 pJ, the datapath 16 x "
+        "16 channels. Other bits and energies, and bandwidths, are in [hierarchies.md]"
+        "(hierarchies.md), cycles in [latency.md](latency.md)."
     )
     figures.figures_3_and_4(page)
     figures.figure_5(page)

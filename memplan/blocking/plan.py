@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.blocking.cost.evaluation import Evaluation
+from memplan.blocking.cost.timed_memories import FrontPoint
 
 
 @dataclass(frozen=True)
 class Search:
-    """How a nest was found: seconds; and pJ that no nest of `space` can do with less
-    than, where the method knows. proved_optimal: in that space."""
+    """How a nest was found: seconds; and what no nest of `space` can do with less
+    than, where the method knows: pJ, or cycles or pJ times cycles, if these were
+    minimized. proved_optimal: in that space. front: by cycles, if it was asked for."""
 
     method: str
     seconds: float
     lower_bound: float | None
     proved_optimal: bool
     space: str = "divisors, window in one piece"
+    minimized: str = "energy"
+    front: tuple[FrontPoint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,24 @@ class PlannedLayer:
     evaluation: Evaluation
     search: Search
     count: int = 1
+
+    @property
+    def value(self) -> float:
+        """What was minimized, of this nest."""
+        found = self.evaluation
+        if self.search.minimized == "cycles" and found.latency is not None:
+            return found.latency.cycles
+        if self.search.minimized == "edp" and found.edp is not None:
+            return found.edp
+        return found.total
+
+    @property
+    def gap(self) -> float | None:
+        """How far above the lower bound that is, relative to it; None without one."""
+        if self.search.proved_optimal:
+            return 0.0
+        bound = self.search.lower_bound
+        return None if bound is None else max(self.value / bound - 1, 0.0)
 
 
 @dataclass(frozen=True)
@@ -53,6 +75,16 @@ class BlockingPlan:
     def total(self) -> float:
         """pJ of all layers, each as often as it is run."""
         return sum(one.count * one.evaluation.total for one in self.layers)
+
+    @property
+    def cycles(self) -> float | None:
+        """Of all layers, likewise; None where they were not counted."""
+        total = 0.0
+        for one in self.layers:
+            if one.evaluation.latency is None:
+                return None
+            total += one.count * one.evaluation.latency.cycles
+        return total
 
     @property
     def macs(self) -> int:

@@ -10,13 +10,29 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from memplan.blocking.cost.evaluation import Evaluation, Placed
-from memplan.blocking.cost.pricing import Share
-from memplan.blocking.nest.counts import Buffer
-from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer, Tensor
+from memplan.blocking.cost.evaluation import Evaluation
+from memplan.blocking.cost.evaluation_file import (
+    BUFFER,
+    SHARE,
+    buffer_entry,
+    read_bits,
+    read_buffer,
+    read_share,
+    share_entry,
+)
+from memplan.blocking.cost.timed_memories import MINIMIZED
+from memplan.blocking.cost.timing_file import (
+    FRONT,
+    front_entries,
+    latency_entry,
+    read_front,
+    read_latency,
+)
+from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.errors import FormatError, InputError, UsageError
@@ -40,10 +56,9 @@ _ENTRY = frozenset({"buffers", "compulsory_pJ", "count", "energy_pJ", "layer"})
 _ENTRY |= {"mac_pJ", "search", "shares", "sram_bytes", "string", "unroll"}
 _LAYER = frozenset({"kernel", "name", "stride", *DIMS})
 _SEARCH = frozenset({"lower_bound_pJ", "method", "proved_optimal", "seconds"})
-_SPACE = frozenset({"space"})  # which plans of old do not name
-_BUFFER = frozenset({"begin", "drains", "elements", "end", "fills", "level"})
-_BUFFER |= {"name", "reads", "tensor", "writes"}
-_SHARE = frozenset({"accesses", "level", "pJ", "tensor"})
+# What plans of old do not name.
+_SPACE = frozenset({"front", "lower_bound", "minimized", "space"})
+_NEW = frozenset({"bits", "latency"})
 _POINT = frozenset({"area_mm2", "budget", "energy_pJ", "sram_bytes"})
 
 
@@ -92,15 +107,8 @@ def _entry(planned: PlannedLayer) -> dict[str, object]:
     found, search = planned.evaluation, planned.search
     layer = found.layer
     return {
-        "buffers": [
-            {
-                "level": placed.level,
-                "name": placed.name,
-                "tensor": placed.tensor.value,
-                **vars(placed.buffer),
-            }
-            for placed in found.buffers
-        ],
+        "bits": dict(vars(found.precision)),
+        "buffers": [buffer_entry(placed) for placed in found.buffers],
         "compulsory_pJ": found.compulsory,
         "count": planned.count,
         "energy_pJ": found.total,
@@ -110,23 +118,21 @@ def _entry(planned: PlannedLayer) -> dict[str, object]:
             "stride": list(layer.stride),
             **{dim: layer.size(dim) for dim in DIMS},
         },
+        "latency": None if found.latency is None else latency_entry(found.latency),
         "mac_pJ": found.mac_pj,
         "search": {
-            "lower_bound_pJ": search.lower_bound,
+            "front": front_entries(search.front),
+            "lower_bound": search.lower_bound,
+            "lower_bound_pJ": search.lower_bound
+            if search.minimized == "energy"
+            else None,
             "method": search.method,
+            "minimized": search.minimized,
             "proved_optimal": search.proved_optimal,
             "seconds": search.seconds,
             "space": search.space,
         },
-        "shares": [
-            {
-                "accesses": share.accesses,
-                "level": share.level,
-                "pJ": share.pj,
-                "tensor": share.tensor.value,
-            }
-            for share in found.shares
-        ],
+        "shares": [share_entry(share) for share in found.shares],
         "sram_bytes": found.sram_bytes,
         "string": str(found.nest),
         "unroll": dict(found.nest.unroll),
@@ -147,7 +153,7 @@ def _plan(value: object, name: str) -> BlockingPlan:
     check_version(name, value, VERSION, "blocking plan", _REMEDY)
     table = Table.of(value, name, _KEYS, remedy=_REMEDY)
     table.text("producer")
-    layers = _each(table, "layers", _ENTRY, _planned)
+    layers = _each(table, "layers", _ENTRY, _planned, _NEW)
     if not layers:
         raise table.error("layers", "is empty")
     return BlockingPlan(
@@ -162,14 +168,17 @@ def _planned(table: Table) -> PlannedLayer:
     layer = _layer(table.table("layer", _LAYER))
     nest = _nest(table, layer)
     search = table.table("search", _SEARCH, _SPACE)
+    bits = read_bits(table)
     found = Evaluation(
         layer,
         nest,
-        _each(table, "buffers", _BUFFER, lambda row: _placed(row, len(nest.loops))),
-        _each(table, "shares", _SHARE, _share),
+        _each(table, "buffers", BUFFER, lambda row: read_buffer(row, nest, bits)),
+        _each(table, "shares", SHARE, read_share),
         table.number("compulsory_pJ"),
         table.integer("sram_bytes"),
         table.number("mac_pJ"),
+        bits,
+        read_latency(table),
     )
     if not math.isclose(table.number("energy_pJ"), found.total, rel_tol=_SAME):
         problem = f"is not what the shares add up to, {found.total:.10g}"
@@ -177,17 +186,31 @@ def _planned(table: Table) -> PlannedLayer:
     _check_levels(table, found)
     return PlannedLayer(
         found,
-        Search(
-            search.text("method"),
-            search.number("seconds"),
-            None
-            if search.fields["lower_bound_pJ"] is None
-            else search.number("lower_bound_pJ"),
-            search.flag("proved_optimal"),
-            **({"space": search.text("space")} if "space" in search.fields else {}),
-        ),
+        _search(search),
         table.integer("count", 1),
     )
+
+
+def _search(table: Table) -> Search:
+    key = "lower_bound" if "lower_bound" in table.fields else "lower_bound_pJ"
+    bound = None if table.fields[key] is None else table.number(key)
+    found = Search(
+        table.text("method"),
+        table.number("seconds"),
+        bound,
+        table.flag("proved_optimal"),
+    )
+    if "space" in table.fields:
+        found = replace(found, space=table.text("space"))
+    if "minimized" in table.fields:
+        minimized = table.text("minimized")
+        if minimized not in MINIMIZED:
+            problem = f"is {shown(minimized)}, and none of {', '.join(MINIMIZED)}"
+            raise table.error("minimized", problem)
+        found = replace(found, minimized=minimized)
+    if "front" in table.fields:
+        found = replace(found, front=_each(table, "front", FRONT, read_front))
+    return found
 
 
 def _check_levels(table: Table, found: Evaluation) -> None:
@@ -231,23 +254,6 @@ def _nest(table: Table, layer: Layer) -> Nest:
         raise table.error("string", f"is no nest of the layer: {error}") from None
 
 
-def _placed(table: Table, loops: int) -> Placed:
-    end = table.integer("end", 1, loops) if loops else 0
-    counts = {key: table.integer(key) for key in ("reads", "writes", "fills", "drains")}
-    buffer = Buffer(
-        table.integer("begin", 0, max(end - 1, 0)),
-        end,
-        table.integer("elements", 1),
-        **counts,
-    )
-    return Placed(table.text("name"), _tensor(table), table.text("level"), buffer)
-
-
-def _share(table: Table) -> Share:
-    accesses = table.integer("accesses")
-    return Share(table.text("level"), _tensor(table), accesses, table.number("pJ"))
-
-
 def _point(table: Table) -> CurvePoint:
     return CurvePoint(
         table.integer("budget"),
@@ -258,18 +264,15 @@ def _point(table: Table) -> CurvePoint:
 
 
 def _each(
-    table: Table, key: str, keys: frozenset[str], read: Callable[[Table], T]
+    table: Table,
+    key: str,
+    keys: frozenset[str],
+    read: Callable[[Table], T],
+    optional: frozenset[str] = frozenset(),
 ) -> tuple[T, ...]:
-    """Every row of a list of objects with exactly `keys`."""
+    """Every row of a list of objects with `keys`, and perhaps `optional` ones."""
     rows = enumerate(table.rows(key))
     name = table.name(key)
-    return tuple(read(table.inside(row, f"{name}[{i}]", keys)) for i, row in rows)
-
-
-def _tensor(table: Table) -> Tensor:
-    text = table.text("tensor")
-    try:
-        return Tensor(text)
-    except ValueError:
-        names = ", ".join(tensor.value for tensor in Tensor)
-        raise table.error("tensor", f"is {shown(text)}, and none of {names}") from None
+    return tuple(
+        read(table.inside(row, f"{name}[{i}]", keys, optional)) for i, row in rows
+    )

@@ -95,7 +95,8 @@ class Problem:
     """A layer and its memories; see native/nest/optimum_problem.h.
 
     extent and base: of X Y C K B; memories: of input, kernel and output, each (knots,
-    largest, pool, levels, main_pj).
+    largest, pool, levels, main_pj), pJ an element, of the output's a partial sum;
+    last_write: of a result, in parts of that.
     """
 
     def __init__(
@@ -116,7 +117,8 @@ class Problem:
             ]
         ],
         pools: Sequence[float],
-        element_bytes: float,
+        element_bytes: Sequence[float],
+        last_write: float,
         count_fills: bool,
     ) -> None: ...
 

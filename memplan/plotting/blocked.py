@@ -19,6 +19,7 @@ from memplan.plotting.energybars import (
     room_for_names,
 )
 from memplan.plotting.loopnest import LoopNest, draw_nest
+from memplan.plotting.paretofront import TimedPoint, draw_front
 
 _WIDE = 12.0  # inches
 _HEAD, _FOOT = 0.95, 1.0  # inches above and below the bars
@@ -26,15 +27,18 @@ _CURVE = 3.4  # inches that the curve adds
 _ROW = 0.27  # inches of one loop
 
 
-def blocked(
+def blocked(  # noqa: PLR0913 - by name, but three
     layers: Sequence[EnergyBars],
     title: str,
     facts: Sequence[str],
     *,
     nest: LoopNest | None = None,
     curve: Sequence[AreaPoint] = (),
+    front: Sequence[TimedPoint] = (),
+    chosen: TimedPoint | None = None,
 ) -> Figure:
-    """Bars of all layers, and where they are given, a nest and a curve.
+    """Bars of all layers, and where they are given, a nest, a curve, and a front with
+    the point that was chosen.
 
     Raises InputError if there are no layers.
     """
@@ -42,7 +46,7 @@ def blocked(
         raise InputError("there are no layers, so there is nothing to draw")
     rows = len(nest.loops) + 2 if nest is not None else 0
     body = max(3.5, _ROW * rows)
-    extra = _CURVE if curve else 0.0
+    extra = _CURVE * (bool(curve) + bool(front))
     drawn = drawn_of(layers)
     foot = _FOOT + room_for_names(drawn)
     high = _HEAD + body + foot + extra
@@ -61,19 +65,26 @@ def blocked(
         line = "  ·  ".join(map(style.shortened, facts))
         style.set_title(figure, left, title, line)
         if curve:
-            _add_curve(figure, left, high, curve, layers[0].mac_pj)
+            bottom = _CURVE if front else 0.0
+            _add_curve(figure, (left, bottom), high, curve, layers[0].mac_pj)
+        if front:
+            at, height = (_FOOT + 0.15) / high, (_CURVE - 1.1) / high
+            draw_front(
+                style.bare_axes(figure, (left, at, 0.885, height)), front, chosen
+            )
         style.set_legend(figure, left, handles)
     return figure
 
 
 def _add_curve(
     figure: Figure,
-    left: float,
+    corner: tuple[float, float],
     high: float,
     curve: Sequence[AreaPoint],
     mac_pj: float,
 ) -> None:
-    bottom, height = (_FOOT + 0.15) / high, (_CURVE - 1.1) / high
+    left, above = corner
+    bottom, height = (_FOOT + 0.15 + above) / high, (_CURVE - 1.1) / high
 
     def half(at: float) -> Axes:
         return style.bare_axes(figure, (at, bottom, 0.39, height))

@@ -114,7 +114,7 @@ def curve(layer: Layer, budgets: tuple[int, ...]) -> list[AreaPoint]:
         points.append(point)
 
     within = Options(time_limit=TIME_LIMIT)
-    area_curve(layer, budgets, unroll_of(layer), within, note)
+    area_curve(layer, budgets, unroll_of(layer), options=within, progress=note)
     return points
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.nest.counts import ELEMENT_BYTES, Traffic
+from memplan.blocking.nest.counts import Traffic
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
 
 # Energy, and the bytes it takes of each shared memory.
@@ -83,14 +83,23 @@ def _choices(own: Traffic, objective: Objective) -> list[Choice]:
     found: list[Choice] = []
     for many in range(len(own.buffers) + 1):
         for chosen in itertools.combinations(own.buffers, many):
-            sizes = [ELEMENT_BYTES * buffer.elements for buffer in chosen]
+            sizes = [-(-own.bits * buffer.elements // 8) for buffer in chosen]
             for prices, taken in _memories(own.tensor, sizes, objective):
-                energy, flow = 0.0, own.demand
+                energy, flow = 0.0, _bits(own, own.demand) / 16
                 for buffer, pj in zip(chosen, prices, strict=True):
-                    energy += (flow + _fills(objective) * buffer.outward) * pj
-                    flow = buffer.outward
+                    outward = _bits(own, buffer.outward) / 16
+                    energy += (flow + _fills(objective) * outward) * pj
+                    flow = outward
                 found.append((energy + flow * _dram_pj(objective), taken))
     return found
+
+
+def _bits(own: Traffic, passed: int) -> int:
+    """Of elements that pass a boundary: an output's are partial sums but for one
+    write of each element."""
+    if own.tensor is not Tensor.OUTPUT:
+        return own.bits * passed
+    return own.bits * (passed - own.alpha) + own.last_bits * own.alpha
 
 
 def _memories(

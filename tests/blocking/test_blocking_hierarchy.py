@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def test_all_that_can_be_given(path: Path) -> None:
     assert machine.price(0, KERNEL) == 0.25
     assert machine.price(0, INPUT) == table_3(64)(512)
     assert [machine.price(1, t) for t in Tensor] == [7, 7, 7]
-    assert machine.curves[KERNEL] == table_3(512)
+    assert machine.curves[KERNEL] == replace(table_3(512), dram_pj=200)
 
 
 def test_a_level_above_16_mib_is_still_on_the_chip(path: Path) -> None:
@@ -131,14 +132,14 @@ def test_a_level_above_16_mib_is_still_on_the_chip(path: Path) -> None:
         ("words.input = 2.5\n" + ONE, "words.input is 2.5, and must be an integer"),
         (
             "energy = 1\n" + ONE,
-            "the file has .* 'energy'; known are count_fills, dram_pj",
+            "the file has .* 'energy'; known are area, bits, count_fills",
         ),
         ("dram_pj = 1", "the file lacks 'level'"),
         ("level = 3", "level is 3, and must be a list"),
         ("level = []", "level must be 1 to 8 levels"),
         (ONE * 9, "level must be 1 to 8 levels"),
         ("level = [3]", "level 1 is 3, and must be an object"),
-        (ONE + "size = 3", "level 1 has .* 'size'; known are line, name, pj"),
+        (ONE + "size = 3", "level 1 has .* 'size'; known are bandwidth, double_buff"),
         ("[[level]]\nshared = 64", "level 1 lacks 'name'"),
         ('[[level]]\nname = " "\nshared = 64', "level 1.name is empty"),
         ("[[level]]\nname = 1\nshared = 64", "level 1.name is 1, and must be text"),
@@ -162,8 +163,8 @@ def test_a_level_above_16_mib_is_still_on_the_chip(path: Path) -> None:
             "level 1.private lacks 'kernel'",
         ),
         (
-            '[[level]]\nname = "a"\n' + PRIVATE.replace("kernel = 64", "kernel = 0"),
-            "level 1.private.kernel is 0, and must be",
+            '[[level]]\nname = "a"\n' + PRIVATE.replace("kernel = 64", "kernel = -1"),
+            "level 1.private.kernel is -1, and must be",
         ),
         (ONE + "pj = 0", "level 1.pj is 0, and must be pJ"),
         (ONE + 'pj = "1"', "level 1.pj is '1', and must be"),
@@ -185,6 +186,10 @@ def test_a_level_above_16_mib_is_still_on_the_chip(path: Path) -> None:
         (
             ONE + '[[level]]\nname = "two"\n' + PRIVATE,
             "level two is not larger than one inside it for the input",
+        ),
+        (
+            ONE + '[[level]]\nname = "two"\nshared = "2KiB"\ndouble_buffered = true',
+            "half of level two is not larger than one inside it for the input",
         ),
     ],
     ids=lambda value: value[:30],

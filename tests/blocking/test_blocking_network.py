@@ -95,11 +95,11 @@ def test_a_pool_prices_nests_as_packing_does_or_less(
     half = len(sizes) // 2
     design = {tensor: tuple(sorted(sizes[:half])) for tensor in Tensor}
     design[Tensor.OUTPUT] = tuple(sorted(sizes[half : half + 1]))
-    hierarchy = private_hierarchy(design, paper_curves(), fills)
+    hierarchy = private_hierarchy(design, Codesign(count_fills=fills))
     one_level = replace(hierarchy, levels=hierarchy.levels[-1:])
     last = {tensor: own[-1:] for tensor, own in design.items()}
     for nest in some:
-        pool = NestPool(paper_curves(), fills)
+        pool = NestPool(Codesign(count_fills=fills))
         pool.add(nest)
         pool.add(nest)
         assert pool.nests == [nest]
@@ -117,9 +117,9 @@ def test_a_pool_agrees_with_the_exact_method() -> None:
         Tensor.OUTPUT: (64, 2048),
     }
     for fills in (False, True):
-        hierarchy = private_hierarchy(design, paper_curves(), fills)
+        hierarchy = private_hierarchy(design, Codesign(count_fills=fills))
         assert hierarchy.nbytes == 512 + 4096 + 8192 + 64 + 2048
-        pool = NestPool(paper_curves(), fills)
+        pool = NestPool(Codesign(count_fills=fills))
         result = optimize(LAYERS[1], CORE, Fixed(hierarchy))
         pool.add(result.nest)
         assert pool.best(design)[0] == pytest.approx(result.energy, rel=1e-9)
@@ -128,10 +128,10 @@ def test_a_pool_agrees_with_the_exact_method() -> None:
 def some_pools() -> list[NestPool]:
     pools = []
     for layer in (LAYERS[0], pooling("pool", 14, 14, 32, (2, 2), 2)):
-        pool = NestPool(paper_curves(), False)
+        pool = NestPool(Codesign())
         for kib in (1, 8, 64):
             design = dict.fromkeys(Tensor, (64, kib << 10))
-            hierarchy = private_hierarchy(design, paper_curves())
+            hierarchy = private_hierarchy(design, Codesign())
             pool.add(optimize(layer, {}, Fixed(hierarchy)).nest)
         pools.append(pool)
     return pools
@@ -184,7 +184,7 @@ def test_a_designed_network(levels: int) -> None:
     assert sum(map(sum, design.sizes.values())) <= budget
     assert all(len(own) <= levels for own in design.sizes.values())
     # The same again, from the sizes alone.
-    hierarchy = private_hierarchy(design.sizes, paper_curves())
+    hierarchy = private_hierarchy(design.sizes, Codesign())
     again = on(hierarchy)
     assert again.energy == pytest.approx(design.network.energy, rel=1e-9)
     # DianNao has less memory, in parts that are not made for these layers.
@@ -284,7 +284,7 @@ def test_curves_have_to_agree_on_main_memory() -> None:
     curves[Tensor.INPUT] = replace(curves[Tensor.INPUT], dram_pj=100.0)
     design = dict.fromkeys(Tensor, (64,))
     with pytest.raises(UsageError, match="several energies"):
-        private_hierarchy(design, curves)
+        private_hierarchy(design, Codesign(curves))
 
 
 def test_a_time_that_is_too_short_for_anything() -> None:

@@ -224,7 +224,7 @@ def test_area_of_nests_that_are_not_proved() -> None:
         layer,
         [4096],
         CORE,
-        Options("enumerate"),
+        options=Options("enumerate"),
         progress=lambda _, result: methods.append(result.method),
     )
     assert 0 < point.sram_bytes <= 4096

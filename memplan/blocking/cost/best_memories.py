@@ -48,7 +48,7 @@ def _pools(objective: Objective) -> tuple[int, ...]:
     if isinstance(objective, Codesign):
         return () if objective.budget is None else (objective.budget,)
     levels = objective.hierarchy.levels
-    return tuple(one.shared for one in levels if one.shared is not None)
+    return tuple(one.capacity(Tensor.INPUT) for one in levels if not one.private)
 
 
 def _options(
@@ -76,11 +76,11 @@ def _of_tensor(own: Traffic, objective: Objective, pools: Sequence[int]) -> list
     main_pj, fills = objective.main_pj(own.tensor), objective.count_fills
     nothing = _Part(0.0, (0,) * len(pools))
     # Of each buffer the choices that end with it, and what passes out of it.
-    ends: list[tuple[int, list[_Part]]] = [(own.demand, [nothing])]
+    ends: list[tuple[float, list[_Part]]] = [(own.demand_words, [nothing])]
     for buffer in own.buffers:
         found = []
         for pj, pool in _options(own.tensor, buffer.nbytes, objective):
-            filled = buffer.outward * pj if fills else 0.0
+            filled = buffer.outward_words * pj if fills else 0.0
             for outward, parts in ends:
                 cost = outward * pj + filled
                 found += [
@@ -90,7 +90,7 @@ def _of_tensor(own: Traffic, objective: Objective, pools: Sequence[int]) -> list
                     if not p.chosen or p.chosen[-1].pj < pj
                 ]
         fitting = (p for p in found if _fits(p.taken, pools))
-        ends.append((buffer.outward, _unbeaten(fitting)))
+        ends.append((buffer.outward_words, _unbeaten(fitting)))
     return _unbeaten(
         _Part(part.pj + outward * main_pj, part.taken, part.chosen)
         for outward, parts in ends

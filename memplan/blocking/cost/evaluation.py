@@ -6,14 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.blocking.cost.best_memories import best_memories
+from memplan.blocking.cost.latency import Latency
 from memplan.blocking.cost.objective import Choice, Codesign, Fixed, Objective
 from memplan.blocking.cost.paper_pricing import paper_shares, paper_traffic
 from memplan.blocking.cost.pricing import MAIN, Memory, Share
 from memplan.blocking.machine.energy import MAC_PJ
-from memplan.blocking.nest.counts import Buffer, Traffic, count
+from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
+from memplan.blocking.nest.precision import Precision
 
+_DEFAULT = Precision()
 _LETTER = {Tensor.INPUT: "I", Tensor.KERNEL: "K", Tensor.OUTPUT: "O"}
 
 
@@ -41,7 +44,8 @@ class Evaluation:
     """shares: by level, innermost first and main memory last, and by tensor.
 
     compulsory: pJ of each element's one access to main memory, however the loops are
-    blocked; sram_bytes: of all memories on the chip; mac_pj: of one multiplication.
+    blocked; sram_bytes: of all memories on the chip; mac_pj: of one multiplication;
+    precision: bits of the elements; latency: cycles, None where they were not counted.
     """
 
     layer: Layer
@@ -51,6 +55,8 @@ class Evaluation:
     compulsory: float
     sram_bytes: int
     mac_pj: float = MAC_PJ
+    precision: Precision = _DEFAULT
+    latency: Latency | None = None
 
     @property
     def total(self) -> float:
@@ -80,6 +86,23 @@ class Evaluation:
             if level in (None, share.level) and tensor in (None, share.tensor)
         )
 
+    @property
+    def busy(self) -> float | None:
+        """The part of all cycles' multiplications that is the layer's, in (0, 1]."""
+        if self.latency is None:
+            return None
+        lanes = 1
+        for count in self.nest.unroll.values():
+            lanes *= count
+        return self.layer.macs / (self.latency.cycles * lanes)
+
+    @property
+    def edp(self) -> float | None:
+        """pJ, with those of the multiplications, times cycles."""
+        if self.latency is None:
+            return None
+        return (self.total + self.layer.macs * self.mac_pj) * self.latency.cycles
+
     def per_mac(self, pj: float) -> float:
         """`pj` by multiplication, of those that the layer needs."""
         return pj / self.layer.macs
@@ -102,11 +125,15 @@ def evaluate(
     own have no budget.
     """
     objective = objective or Codesign()
-    traffic = paper_traffic(nest) if as_paper else count(nest)
+    traffic = (
+        paper_traffic(nest, objective.precision)
+        if as_paper
+        else objective.traffic(nest)
+    )
     if as_paper and isinstance(objective, Codesign):
         objective = replace(objective, budget=None)
         placement = objective.place(traffic)
-        found = paper_shares(nest, objective.curves)
+        found = paper_shares(nest, objective.curves, objective.precision)
     else:
         placement = objective.place(traffic, choice)
         found = objective.shares(traffic, placement)
@@ -117,15 +144,17 @@ def evaluate(
         tuple(one for t, own in traffic.items() for one in _placed(own, placement[t])),
         # A level that a machine was given is named though it may serve nothing.
         tuple(s for s in shares if s.accesses or isinstance(objective, Fixed)),
-        sum(own.compulsory * objective.main_pj(t) for t, own in traffic.items()),
+        sum(own.compulsory_words * objective.main_pj(t) for t, own in traffic.items()),
         objective.sram_bytes(placement),
         objective.mac_pj,
+        objective.precision,
+        None if as_paper else objective.latency(nest, traffic, placement),
     )
 
 
 def best_evaluation(layer: Layer, nest: Nest, objective: Objective) -> Evaluation:
     """The same with the buffers kept, and in the memories, that take the least."""
-    memories = best_memories(count(nest), objective)
+    memories = best_memories(objective.traffic(nest), objective)
     return evaluate(layer, nest, objective, choice=memories)
 
 

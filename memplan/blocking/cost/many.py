@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,9 +25,11 @@ from memplan.blocking.nest.layer import (
     elements,
     footprint,
 )
+from memplan.blocking.nest.precision import WORD_BITS
 
 _CHUNK = 4096  # rows at once: what fits a second-level cache
 _WINDOW = ("Fw", "Fh")
+_Passed = TypeVar("_Passed", float, Float64Array)
 _END = ""  # in place of a dimension, outside all loops
 
 
@@ -61,6 +64,7 @@ class BatchEvaluator:
         self.layer = layer.padded(unroll)
         self.base = {dim: min(unroll.get(dim, 1), layer.size(dim)) for dim in DIMS}
         self._pricing = pricing(objective)
+        self._precision = objective.precision
         self._below: dict[Tensor, float] = {}
         self._alpha: dict[Tensor, float] = {}
         tiles = 1
@@ -96,9 +100,17 @@ class BatchEvaluator:
         )
 
     def _demand(self, tensor: Tensor) -> float:
+        below = self._below[tensor]
         if tensor is Tensor.OUTPUT:
-            return 2 * self._below[tensor] - self._alpha[tensor]
-        return self._below[tensor]
+            return self._words(tensor, 2 * below - self._alpha[tensor])
+        return self._words(tensor, below)
+
+    def _words(self, tensor: Tensor, passed: _Passed) -> _Passed:
+        """The elements that pass a boundary in units of 16 bits."""
+        held, last = self._precision.held(tensor), self._precision.last(tensor)
+        if held == last == WORD_BITS:
+            return passed
+        return (held * passed - (held - last) * self._alpha[tensor]) / WORD_BITS
 
     def _steps(self, order: Sequence[str], extents: Int64Array) -> list[_Step]:
         """The loops, and one that ends them all."""
@@ -166,7 +178,7 @@ class BatchEvaluator:
         outward = size * step.visits
         if tensor is Tensor.OUTPUT:
             outward = 2 * outward - self._alpha[tensor]
-        return Closing(closes, size, outward)
+        return Closing(closes, size, self._words(tensor, outward))
 
 
 def _both(one: Rows, other: Rows) -> Rows:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from memplan.arrays import BoolArray, Float64Array
 from memplan.blocking.cost.objective import Codesign, Objective
 from memplan.blocking.machine.hierarchy import Hierarchy
-from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import Tensor
 
 IndexArray: TypeAlias = npt.NDArray[np.intp]
@@ -27,7 +26,8 @@ _LESS = 1 - 4e-15
 
 @dataclass(frozen=True)
 class Closing:
-    """Buffers that end at one loop: in which rows, and there elements and outward."""
+    """Buffers that end at one loop: in which rows, and there elements, and outward in
+    units of 16 bits, as demands and all that passes are here."""
 
     rows: Rows
     elements: Float64Array
@@ -97,13 +97,14 @@ _Useful: TypeAlias = Mapping[Tensor, Sequence[_Buffers]]
 
 
 def _useful(
-    demand: float, closings: Iterator[Closing], n: int, largest: float
+    demand: float, closings: Iterator[Closing], n: int, bits: int, largest: float
 ) -> Iterator[_Buffers]:
-    """One tensor's buffers, inner to outer; none of more than `largest` bytes."""
+    """One tensor's buffers, inner to outer; none of more than `largest` bytes. bits:
+    of an element in them."""
     flow = Flow(n, count_fills=False)
     flow.enter(demand)
     for closing in closings:
-        nbytes = ELEMENT_BYTES * closing.elements
+        nbytes = np.ceil(bits / 8 * closing.elements)
         used = flow.reduced_by(closing)
         if largest < np.inf:
             used &= nbytes <= largest
@@ -143,7 +144,7 @@ class _Own:
 
     def __init__(self, machine: Codesign) -> None:
         self._curves, self._budget = machine.curves, machine.budget
-        self._fills = machine.count_fills
+        self._fills, self._precision = machine.count_fills, machine.precision
 
     def __call__(
         self, demand: Mapping[Tensor, float], closings: Closings, n: int
@@ -163,7 +164,9 @@ class _Own:
     ) -> Mapping[Tensor, Iterable[_Buffers]]:
         """The buffers that have a memory, those with most accesses first."""
         found = {
-            t: _useful(demand[t], own, n, self._curves[t].dram_above)
+            t: _useful(
+                demand[t], own, n, self._precision.held(t), self._curves[t].dram_above
+            )
             for t, own in closings.items()
         }
         if self._budget is None:
@@ -209,7 +212,10 @@ class _Levels:
         self, demand: Mapping[Tensor, float], closings: Closings, n: int
     ) -> Float64Array:
         hierarchy, flow = self._hierarchy, Flow(n, self._hierarchy.count_fills)
-        useful = {t: _useful(demand[t], c, n, np.inf) for t, c in closings.items()}
+        useful = {
+            t: _useful(demand[t], own, n, hierarchy.precision.held(t), np.inf)
+            for t, own in closings.items()
+        }
         for tensor, own in self._assigned(useful, n).items():
             prices = self._prices[tensor]
             flow.enter(demand[tensor])
@@ -220,7 +226,7 @@ class _Levels:
                 flow.into(begins, prices[level])
                 flow.through(used, one.outward)
                 depth = np.where(begins, level, depth)
-            flow.leave(hierarchy.dram_pj)
+            flow.leave(hierarchy.main_pj(tensor))
         return flow.pj
 
     def _assigned(
@@ -237,7 +243,9 @@ class _Levels:
         self, tensor: Tensor, own: Iterator[_Buffers]
     ) -> Iterator[tuple[_Buffers, IndexArray]]:
         for one in own:
-            yield one, np.searchsorted(self._capacity[tensor], one.nbytes)
+            holds = self._capacity[tensor][:, None] >= one.nbytes
+            # The first that does; after the last, if there is none.
+            yield one, np.where(holds.any(axis=0), holds.argmax(axis=0), len(holds))
 
     def _shared(self, useful: _Useful, n: int) -> IndexArray:
         """Level of each buffer, shape (m, n), those with most accesses first."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from memplan.blocking.cost.latency import Latency, latency, untimed
 from memplan.blocking.cost.placement import (
     BufferMemory,
     Placement,
@@ -18,14 +19,17 @@ from memplan.blocking.cost.placement import (
     own_memories,
 )
 from memplan.blocking.cost.pricing import Share, priced
-from memplan.blocking.machine.energy import MAC_PJ, Curve, paper_curves
+from memplan.blocking.machine.energy import Curve, paper_curves
 from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.machine.technology import FORTY_FIVE, Technology
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
+from memplan.blocking.nest.precision import Precision
 from memplan.errors import UsageError
 
 Choice: TypeAlias = Sequence[BufferMemory]
+_DEFAULT = Precision()
 
 
 class _Machine(ABC):
@@ -36,9 +40,18 @@ class _Machine(ABC):
     def count_fills(self) -> bool:
         """Whether writing what was fetched costs as reading does."""
 
+    @property
+    @abstractmethod
+    def precision(self) -> Precision:
+        """Bits of the elements."""
+
     @abstractmethod
     def main_pj(self, tensor: Tensor) -> float:
-        """pJ of an access to main memory."""
+        """pJ of an access to 16 bits of main memory."""
+
+    def traffic(self, nest: Nest) -> dict[Tensor, Traffic]:
+        """Accesses of the nest's tensors, of elements of so many bits."""
+        return count(nest, self.precision)
 
     @abstractmethod
     def place(
@@ -58,9 +71,15 @@ class _Machine(ABC):
             main_pj = self.main_pj(tensor)
             yield from priced(own, placement[tensor], main_pj, self.count_fills)
 
+    @abstractmethod
+    def latency(
+        self, nest: Nest, traffic: Mapping[Tensor, Traffic], placement: Placement
+    ) -> Latency:
+        """Cycles, which are the datapath's alone where no bandwidth is known."""
+
     def evaluate(self, nest: Nest, choice: Choice | None = None) -> float:
         """pJ of all accesses of one nest; raises as `place` does."""
-        traffic = count(nest)
+        traffic = self.traffic(nest)
         shares = self.shares(traffic, self.place(traffic, choice))
         return sum(share.pj for share in shares)
 
@@ -70,13 +89,16 @@ class Codesign(_Machine):
     """Every buffer in a memory of its own size (paper, section 3.6).
 
     curves: energy by memory size for each tensor; budget: bytes on the chip, None for
-    as many as pay; count_fills: whether writing what was fetched costs as reading does.
+    as many as pay; count_fills: whether writing what was fetched costs as reading does;
+    precision: bits of the elements; technology: of multiplications, and areas.
     Raises UsageError where the budget is negative.
     """
 
     curves: Mapping[Tensor, Curve] = field(default_factory=paper_curves)
     budget: int | None = None
     count_fills: bool = False
+    precision: Precision = _DEFAULT
+    technology: Technology = FORTY_FIVE
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget < 0:
@@ -85,7 +107,7 @@ class Codesign(_Machine):
     @property
     def mac_pj(self) -> float:
         """pJ of one multiplication with its addition."""
-        return MAC_PJ
+        return self.technology.mac_pj(self.precision)
 
     def main_pj(self, tensor: Tensor) -> float:
         return self.curves[tensor].dram_pj
@@ -101,6 +123,11 @@ class Codesign(_Machine):
     def levels(self, placement: Placement) -> list[str]:
         """Names of the levels on the chip: how far out a tensor's memory is."""
         return [f"B{place}" for place in range(max(map(len, placement.values())))]
+
+    def latency(
+        self, nest: Nest, traffic: Mapping[Tensor, Traffic], placement: Placement
+    ) -> Latency:
+        return untimed(nest)
 
     def sram_bytes(self, placement: Placement) -> int:
         """Bytes of all memories on the chip."""
@@ -118,12 +145,21 @@ class Fixed(_Machine):
         return self.hierarchy.count_fills
 
     @property
+    def precision(self) -> Precision:
+        return self.hierarchy.precision
+
+    @property
+    def technology(self) -> Technology:
+        """Where energies are from that no level gives."""
+        return self.hierarchy.technology
+
+    @property
     def mac_pj(self) -> float:
         """pJ of one multiplication with its addition."""
         return self.hierarchy.mac_pj
 
     def main_pj(self, tensor: Tensor) -> float:
-        return self.hierarchy.dram_pj
+        return self.hierarchy.main_pj(tensor)
 
     def place(
         self, traffic: Mapping[Tensor, Traffic], choice: Choice | None = None
@@ -138,6 +174,11 @@ class Fixed(_Machine):
     def levels(self, placement: Placement) -> list[str]:
         """Names of the levels on the chip, used or not."""
         return [level.name for level in self.hierarchy.levels]
+
+    def latency(
+        self, nest: Nest, traffic: Mapping[Tensor, Traffic], placement: Placement
+    ) -> Latency:
+        return latency(nest, traffic, placement, self.hierarchy)
 
     def sram_bytes(self, placement: Placement) -> int:
         """Bytes of all memories on the chip, used or not."""

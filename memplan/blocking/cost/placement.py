@@ -26,13 +26,15 @@ _SAME = 1e-9
 class BufferMemory:
     """A buffer of `nbytes` bytes, in a memory of `pj` an access, as a search chose.
 
-    loop: index, in the string, of a loop of the run in which it is used again.
+    loop: index, in the string, of a loop of the run in which it is used again; level:
+    the one it is in, None for the innermost that holds it at its price.
     """
 
     tensor: Tensor
     loop: int
     nbytes: int
     pj: float
+    level: str | None = None
 
 
 def own_memories(
@@ -73,7 +75,9 @@ def _within(
     kept: dict[Tensor, tuple[Buffer, ...]] = dict.fromkeys(buffers, ())
     closed: set[Tensor] = set()
     left = budget
-    for tensor, buffer in _by_use(buffers, lambda one: one.inward + one.outward):
+    for tensor, buffer in _by_use(
+        buffers, lambda one: one.inward_words + one.outward_words
+    ):
         if tensor in closed:
             continue
         if buffer.nbytes > left:
@@ -97,7 +101,7 @@ def in_levels(traffic: Mapping[Tensor, Traffic], hierarchy: Hierarchy) -> Placem
     taken = [dict.fromkeys(traffic, 0) for _ in levels]
     held: dict[tuple[Tensor, int], list[Buffer]] = {}
     used = {tensor: own.used for tensor, own in traffic.items()}
-    for tensor, buffer in _by_use(used, lambda one: one.inward):
+    for tensor, buffer in _by_use(used, lambda one: one.inward_words):
         while depth[tensor] < len(levels):
             level, room = levels[depth[tensor]], taken[depth[tensor]]
             others = 0 if level.private else sum(room.values()) - room[tensor]
@@ -121,7 +125,7 @@ def in_levels(traffic: Mapping[Tensor, Traffic], hierarchy: Hierarchy) -> Placem
 
 
 def _by_use(
-    buffers: Mapping[Tensor, tuple[Buffer, ...]], use: Callable[[Buffer], int]
+    buffers: Mapping[Tensor, tuple[Buffer, ...]], use: Callable[[Buffer], float]
 ) -> Iterator[tuple[Tensor, Buffer]]:
     """All tensors' buffers, those used most first; of a tensor, inner ones first."""
     every = [(tensor, one) for tensor, own in buffers.items() for one in own]
@@ -177,7 +181,8 @@ def check_levels(choice: Sequence[BufferMemory], hierarchy: Hierarchy) -> None:
         room = taken[level_of(one, hierarchy)]
         room[one.tensor] = max(one.nbytes, room.get(one.tensor, 0))
     for level in hierarchy.levels:
-        if level.shared is not None and sum(taken[level.name].values()) > level.shared:
+        within = level.capacity(Tensor.INPUT)
+        if not level.private and sum(taken[level.name].values()) > within:
             raise MemplanError(f"level {level.name} holds more than it has room for")
 
 
@@ -189,6 +194,7 @@ def level_of(one: BufferMemory, hierarchy: Hierarchy) -> str:
     for depth, level in enumerate(hierarchy.levels):
         price = hierarchy.price(depth, one.tensor)
         fits = level.capacity(one.tensor) >= one.nbytes
+        fits &= one.level in (None, level.name)
         if fits and isclose(price, one.pj, rel_tol=_SAME):
             return level.name
     raise _wrong(one, "is in no level")

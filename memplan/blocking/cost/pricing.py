@@ -18,7 +18,8 @@ MAIN = "DRAM"
 
 @dataclass(frozen=True)
 class Memory:
-    """Some of one tensor's buffers, inside out, in a level; pj: of each access."""
+    """Some of one tensor's buffers, inside out, in a level; pj: of an access of 16
+    bits."""
 
     level: str
     pj: float
@@ -53,14 +54,15 @@ def priced(
     main_pj: of an access to main memory. count_fills: whether writing what was fetched
     into a memory costs as much as reading it.
     """
-    flow = own.demand
+    flow, words = own.demand, own.demand_words
     for memory in memories:
-        accesses = paid(flow, memory.outermost, count_fills)
+        accesses = paid(words, memory.outermost, count_fills)
         yield Share(memory.level, own.tensor, flow, accesses * memory.pj)
-        flow = memory.outermost.outward
-    yield Share(MAIN, own.tensor, flow, flow * main_pj)
+        flow, words = memory.outermost.outward, memory.outermost.outward_words
+    yield Share(MAIN, own.tensor, flow, words * main_pj)
 
 
-def paid(served: int, buffer: Buffer, count_fills: bool) -> int:
-    """Accesses to be paid for, of a memory whose outermost buffer this is."""
-    return served + buffer.outward if count_fills else served
+def paid(served: float, buffer: Buffer, count_fills: bool) -> float:
+    """Accesses of 16 bits to be paid for, of a memory that serves so many, and whose
+    outermost buffer this is."""
+    return served + buffer.outward_words if count_fills else served

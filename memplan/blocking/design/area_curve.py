@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign
@@ -19,21 +20,25 @@ def area_curve(
     layer: Layer,
     budgets: Sequence[int],
     unroll: Mapping[str, int],
+    *,
     options: Options = _DEFAULT,
+    objective: Codesign | None = None,
     progress: Callable[[CurvePoint, Result], None] | None = None,
 ) -> list[CurvePoint]:
     """The least energy within each budget of bytes, in the order given.
 
-    options: of each budget's search. progress: called after each, with its result.
+    options: of each budget's search. objective: curves and bits, its budget is not
+    used. progress: called after each, with its result.
     Raises as `optimize` does.
     """
     points = []
     for budget in budgets:
-        machine = Codesign(budget=budget)
+        machine = replace(objective or Codesign(), budget=budget)
         result = optimize_one_of(layer, unroll, machine, options)
         found = evaluate(layer, result.nest, machine, choice=result.memories)
         nbytes = found.sram_bytes
-        points.append(CurvePoint(budget, nbytes, area_mm2(nbytes), result.energy))
+        area = area_mm2(nbytes, machine.technology.area)
+        points.append(CurvePoint(budget, nbytes, area, result.energy))
         if progress is not None:
             progress(points[-1], result)
     return points

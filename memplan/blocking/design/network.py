@@ -56,8 +56,8 @@ class NetworkEnergy:
 
     @property
     def mm2(self) -> float:
-        """Chip area, 45 nm."""
-        return area_mm2(self.nbytes)
+        """Chip area."""
+        return area_mm2(self.nbytes, self.hierarchy.technology.area)
 
 
 def distinct(

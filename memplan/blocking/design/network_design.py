@@ -17,7 +17,6 @@ from itertools import combinations
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.design_moves import descended, ranked_designs
 from memplan.blocking.design.network import LayerEnergy, NetworkEnergy, distinct
-from memplan.blocking.machine.energy import MAC_PJ, Curve
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.search.nest_pool import Design, NestPool, Sizes
@@ -25,7 +24,6 @@ from memplan.blocking.search.optimize import optimize_one_of
 from memplan.blocking.search.result import Options, Result
 from memplan.errors import NoPlanError, UsageError
 
-_NONE = 1  # bytes
 BEST_DESIGNS = 10  # of a layer, in the paper
 MAX_LEVELS = 3
 _SMALLEST = 64  # bytes, of the sizes that designs are first made of
@@ -64,11 +62,11 @@ def design_network(  # noqa: PLR0913 - by name, but three
     """Sizes of up to `levels` memories a tensor, no more than `budget` bytes in all.
 
     unroll: what the datapath does at once, for all layers, or said of each. counts: how
-    often each layer is run; objective: curves and whether fills count, its
-    budget is not used. options: of the exact search, but that the time limit is for all
-    of it; after that, or Ctrl-C, the best so far is returned, once there is one.
-    progress: called with the least pJ so
-    far and the seconds. The network's energy is never above the common design's.
+    often each layer is run; objective: curves, bits and whether fills count,
+    its budget is not used. options: of the exact search, but that the time limit is for
+    all of it; after that, or Ctrl-C, the best so far is returned, once there is one.
+    progress: called with the least pJ so far and the seconds. The
+    network's energy is never above the common design's.
     Raises UsageError where budget, levels or counts make no sense, and NoPlanError
     where there was no time for any design.
     """
@@ -107,25 +105,33 @@ def design_network(  # noqa: PLR0913 - by name, but three
     )
 
 
-def private_hierarchy(
-    design: Design, curves: Mapping[Tensor, Curve], count_fills: bool = False
-) -> Hierarchy:
+def private_hierarchy(design: Design, objective: Codesign) -> Hierarchy:
     """Levels of memories that each tensor has for itself, innermost first.
 
-    A tensor with fewer memories than others has none in the inner levels, which is
-    written as a byte, less than an element.
+    A tensor with fewer memories than others has none in the inner levels, which are of
+    0 bytes.
     """
     depth = max(map(len, design.values()))
-    filled = {t: (*(_NONE,) * (depth - len(s)), *s) for t, s in design.items()}
+    filled = {t: (*(0,) * (depth - len(s)), *s) for t, s in design.items()}
     levels = tuple(
         Level(f"SRAM{i + 1}", None, {t: filled[t][i] for t in Tensor}, {})
         for i in range(depth)
     )
+    curves = objective.curves
     drams = {curves[tensor].dram_pj for tensor in Tensor}
     if len(drams) > 1:
         raise UsageError("the tensors' curves give main memory several energies")
     return Hierarchy(
-        "designed", "Designed", "", levels, curves, drams.pop(), MAC_PJ, count_fills
+        "designed",
+        "Designed",
+        "",
+        levels,
+        curves,
+        drams.pop(),
+        objective.mac_pj,
+        objective.count_fills,
+        objective.precision,
+        objective.technology,
     )
 
 
@@ -147,10 +153,9 @@ class _Designer:
             unroll(layer) if callable(unroll) else unroll for layer, _ in layers
         ]
         self._budget, self._levels = most
-        own = objective or Codesign()
-        self._curves, self._fills = own.curves, own.count_fills
+        self._objective = objective or Codesign()
         self._counts = [count for _, count in layers]
-        self._pools = [NestPool(self._curves, self._fills) for _ in layers]
+        self._pools = [NestPool(self._objective) for _ in layers]
         self._solved: dict[tuple[int, tuple[Sizes, ...]], Result] = {}
         # Hundreds of searches: each in the space that is soon done with.
         method = "divisors" if options.method == "whole" else options.method
@@ -214,7 +219,7 @@ class _Designer:
         """The memories that one layer would have if all the budget were its own."""
         self._in_time()
         layer, _ = self._layers[number]
-        own = Codesign(self._curves, self._budget, self._fills)
+        own = replace(self._objective, budget=self._budget)
         result = optimize_one_of(layer, self._unrolls[number], own, self._options)
         self._pools[number].add(result.nest)
         held = result.memories or ()
@@ -269,7 +274,7 @@ class _Designer:
         return network
 
     def _hierarchy(self, design: Design) -> Hierarchy:
-        return private_hierarchy(design, self._curves, self._fills)
+        return private_hierarchy(design, self._objective)
 
     def _optimum(self, number: int, design: Design) -> Result:
         key = number, tuple(design[tensor] for tensor in Tensor)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.cost.pricing import paid
-from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.errors import UsageError
@@ -55,7 +54,7 @@ def cores_energy(
     """
     _check(nest, cores, split)
     objective = objective or Codesign()
-    traffic = count(nest)
+    traffic = objective.traffic(nest)
     placement = objective.place(traffic)
     sram_bytes = objective.sram_bytes(placement)
     private: list[float] = []
@@ -68,7 +67,9 @@ def cores_energy(
             continue
         private += [share.pj for share in inner[:-1]]
         curve, outermost = objective.curves[tensor], placement[tensor][-1].outermost
-        accesses = paid(inner[-1].accesses, outermost, objective.count_fills)
+        within = placement[tensor][:-1]
+        served = within[-1].outermost.outward_words if within else own.demand_words
+        accesses = paid(served, outermost, objective.count_fills)
         if cores == 1:
             last[tensor] = inner[-1].pj
         elif tensor is SHARED[split]:
@@ -79,7 +80,9 @@ def cores_energy(
     shuffle = 0.0
     if split == "k" and cores > 1:
         outputs = traffic[Tensor.OUTPUT]
-        shuffle = outputs.alpha * objective.curves[Tensor.OUTPUT].on_chip(sram_bytes)
+        shuffle = outputs.compulsory_words * objective.curves[Tensor.OUTPUT].on_chip(
+            sram_bytes
+        )
     return CoresEnergy(cores, split, sum(private), last, sum(main), shuffle)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from memplan.blocking.machine.energy import Curve
-from memplan.blocking.nest.counts import ELEMENT_BYTES
+from memplan.blocking.machine.technology import FORTY_FIVE, Technology
 from memplan.blocking.nest.layer import Tensor
+from memplan.blocking.nest.precision import Precision
 from memplan.errors import UsageError
 
 
@@ -26,6 +27,11 @@ class Level:
 
     shared: bytes, or None; private: bytes by tensor, or None. pj: energy per 16 bits
     by tensor; where it is missing, Table 3 gives it for the memory's size.
+
+    bandwidth: bytes a cycle of each port, by tensor; of a shared level the same for
+    all; empty where it is not known. ports: 1, for reads and writes alike, or 2, one
+    for each. double_buffered: half of the bytes take the next tile in while the other
+    half is worked on, so that a tile is at most half of them.
     """
 
     name: str
@@ -33,6 +39,9 @@ class Level:
     private_bytes: Mapping[Tensor, int] | None
     pj: Mapping[Tensor, float]
     cache: Cache | None = None
+    bandwidth: Mapping[Tensor, float] = field(default_factory=dict)
+    ports: int = 1
+    double_buffered: bool = False
 
     @property
     def private(self) -> bool:
@@ -40,7 +49,11 @@ class Level:
         return self.private_bytes is not None
 
     def capacity(self, tensor: Tensor) -> int:
-        """Bytes that `tensor` may take up, perhaps shared with others."""
+        """Bytes that tiles of `tensor` may take up, perhaps shared with others."""
+        return self.nbytes(tensor) // (2 if self.double_buffered else 1)
+
+    def nbytes(self, tensor: Tensor) -> int:
+        """Bytes of the memory that `tensor` is in; 0 where there is none."""
         if self.private_bytes is not None:
             return self.private_bytes[tensor]
         assert self.shared is not None
@@ -53,7 +66,10 @@ class Hierarchy:
 
     curves: energy by memory size for each tensor's word; dram_pj: of main memory, and
     mac_pj: of a multiplication with its addition, pJ. count_fills: whether writing
-    what was fetched into a level costs as much as reading it.
+    what was fetched into a level costs as much as reading it. precision: bits of the
+    elements; technology: where energies are from that no level gives.
+    dram_bandwidth: bytes a cycle of each of main memory's `dram_ports`, None where it
+    is not known; dram_by_tensor: pJ of main memory where it differs by tensor.
     """
 
     name: str
@@ -64,6 +80,26 @@ class Hierarchy:
     dram_pj: float
     mac_pj: float
     count_fills: bool
+    precision: Precision = field(default_factory=Precision)
+    technology: Technology = FORTY_FIVE
+    dram_bandwidth: float | None = None
+    dram_ports: int = 1
+    dram_by_tensor: Mapping[Tensor, float] = field(default_factory=dict)
+
+    def at(self, precision: Precision) -> Hierarchy:
+        """The same memories, with elements of other bits."""
+        mac_pj = self.technology.mac_pj(precision)
+        return replace(self, precision=precision, mac_pj=mac_pj)
+
+    @property
+    def timed(self) -> bool:
+        """Whether it says a bandwidth anywhere."""
+        known = any(level.bandwidth for level in self.levels)
+        return known or self.dram_bandwidth is not None
+
+    def main_pj(self, tensor: Tensor) -> float:
+        """pJ per 16 bits of main memory."""
+        return self.dram_by_tensor.get(tensor, self.dram_pj)
 
     def price(self, depth: int, tensor: Tensor) -> float:
         """pJ per 16 bits of an access to level `depth`, from 0."""
@@ -71,18 +107,18 @@ class Hierarchy:
         given = level.pj.get(tensor)
         if given is not None:
             return given
-        return self.curves[tensor].on_chip(level.capacity(tensor))
+        return self.curves[tensor].on_chip(level.nbytes(tensor))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its memories that hold an element, or more."""
+        """Bytes of all its memories."""
         sizes: list[int] = []
         for level in self.levels:
             if level.private_bytes is not None:
                 sizes += level.private_bytes.values()
             else:
-                sizes.append(level.capacity(Tensor.INPUT))
-        return sum(nbytes for nbytes in sizes if nbytes >= ELEMENT_BYTES)
+                sizes.append(level.nbytes(Tensor.INPUT))
+        return sum(sizes)
 
     @property
     def private(self) -> bool:

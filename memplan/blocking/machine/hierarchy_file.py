@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 
-from memplan.blocking.machine.energy import DRAM_PJ, MAC_PJ, PAPER_WORDS, table_3
+from memplan.blocking.machine.energy import PAPER_WORDS
 from memplan.blocking.machine.hierarchy import Cache, Hierarchy, Level
+from memplan.blocking.machine.technology_file import (
+    TECHNOLOGY,
+    positive,
+    read_toml,
+    technology_of,
+)
 from memplan.blocking.nest.layer import Tensor
+from memplan.blocking.nest.precision import Precision, of_bits, parse_precision
 from memplan.errors import FormatError, UsageError
 from memplan.files import read_bytes
 from memplan.formats.strictjson import shown
 from memplan.formats.table import Table
 from memplan.units import parse_bytes
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _PRESETS = "hierarchies"
 _MAX_FILE = 1 << 14  # bytes; time and memory to parse long keys go with its square
-_MOST_PJ = 1e12
+_MOST_BANDWIDTH = 1e12  # bytes a cycle
 _MAX_LEVELS = 8
 _MAX_BYTES = 1 << 60
 _TENSORS = frozenset(tensor.value for tensor in Tensor)
-_TOP = frozenset({"title", "source", "dram_pj", "mac_pj", "count_fills", "words"})
+_TOP = frozenset({"title", "source", "count_fills", "words", "bits"}) | TECHNOLOGY
+_TOP |= {"dram_bandwidth", "dram_ports"}
 _LEVEL = frozenset({"shared", "private", "pj", "ways", "line"})
+_LEVEL |= {"bandwidth", "ports", "double_buffered"}
+_BITS = frozenset({"input", "kernel", "partial", "output"})
 
 
 def presets() -> list[str]:
@@ -53,12 +57,7 @@ def load_hierarchy(name: str) -> Hierarchy:
             f"{name!r} is no hierarchy: give a .toml file, or one of "
             + ", ".join(presets())
         )
-    try:
-        data = tomllib.loads(raw.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(name, f"is no TOML: {error}") from None
-    except ValueError:  # Python converts no integers of thousands of digits
-        raise FormatError(name, "holds a number that is far too long") from None
+    data = read_toml(raw, name)
     return _hierarchy(Table.of(data, name, frozenset({"level"}), optional=_TOP))
 
 
@@ -73,16 +72,39 @@ def _hierarchy(table: Table) -> Hierarchy:
     levels = tuple(_level(table, row, f"level {i}") for i, row in enumerate(rows, 1))
     _check_ascending(table, levels)
     given = table.fields
+    technology, precision = technology_of(table), _precision(table)
+    bandwidth = "dram_bandwidth" in given
     return Hierarchy(
         Path(str(table.path)).stem,
         table.text("title") if "title" in given else "",
         table.text("source") if "source" in given else "",
         levels,
-        {tensor: table_3(wide) for tensor, wide in words.items()},
-        _energy(table, "dram_pj") if "dram_pj" in given else DRAM_PJ,
-        _energy(table, "mac_pj") if "mac_pj" in given else MAC_PJ,
+        technology.curves(words),
+        technology.dram_pj,
+        technology.mac_pj(precision),
         "count_fills" in given and table.flag("count_fills"),
+        precision,
+        technology,
+        positive(table, "dram_bandwidth", _MOST_BANDWIDTH) if bandwidth else None,
+        _ports(table, "dram_ports"),
     )
+
+
+def _precision(table: Table) -> Precision:
+    """What `bits` says: a format's name, or the bits of some tensors."""
+    if "bits" not in table.fields:
+        return Precision()
+    try:
+        if isinstance(table.fields["bits"], str):
+            return parse_precision(table.text("bits"))
+        own = table.table("bits", optional=_BITS)
+        return of_bits({key: own.integer(key) for key in own.fields})
+    except UsageError as error:
+        raise table.error("bits", f"cannot be: {error}") from None
+
+
+def _ports(table: Table, key: str = "ports") -> int:
+    return table.integer(key, 1, 2) if key in table.fields else 1
 
 
 def _level(file: Table, row: object, where: str) -> Level:
@@ -97,14 +119,33 @@ def _level(file: Table, row: object, where: str) -> Level:
         shared = _bytes(table, "shared")
     else:
         own = table.table("private", _TENSORS)
-        private = {tensor: _bytes(own, tensor.value) for tensor in Tensor}
-    pj: dict[Tensor, float] = {}
-    if isinstance(table.fields.get("pj"), dict):
-        given = table.table("pj", optional=_TENSORS)
-        pj = {Tensor(key): _energy(given, key) for key in given.fields}
-    elif "pj" in table.fields:
-        pj = dict.fromkeys(Tensor, _energy(table, "pj"))
-    return Level(table.text("name"), shared, private, pj, _cache(table, shared))
+        private = {tensor: _bytes(own, tensor.value, 0) for tensor in Tensor}
+    level = Level(
+        table.text("name"),
+        shared,
+        private,
+        _by_tensor(table, "pj"),
+        _cache(table, shared),
+        _by_tensor(table, "bandwidth", _MOST_BANDWIDTH),
+        _ports(table),
+        "double_buffered" in table.fields and table.flag("double_buffered"),
+    )
+    if shared is not None and len(set(level.bandwidth.values())) > 1:
+        raise table.error("bandwidth", "is of one shared memory: give one number")
+    missing = [t.value for t in Tensor if t not in level.bandwidth]
+    if level.bandwidth and missing:
+        raise table.error("bandwidth", f"lacks {', '.join(missing)}")
+    return level
+
+
+def _by_tensor(table: Table, key: str, most: float = 1e12) -> dict[Tensor, float]:
+    """The field by tensor: one number for all, or some tensors' own."""
+    if key not in table.fields:
+        return {}
+    if not isinstance(table.fields[key], dict):
+        return dict.fromkeys(Tensor, positive(table, key, most))
+    own = table.table(key, optional=_TENSORS)
+    return {Tensor(name): positive(own, name, most) for name in own.fields}
 
 
 def _cache(table: Table, shared: int | None) -> Cache | None:
@@ -126,34 +167,29 @@ def _check_ascending(table: Table, levels: tuple[Level, ...]) -> None:
     if len(set(names)) < len(names) or "DRAM" in names:
         problem = "names two levels alike, or one DRAM, which comes after all"
         raise FormatError(table.path, problem)
-    for inner, outer in pairwise(levels):
-        for tensor in Tensor:
+    for tensor in Tensor:
+        own = [level for level in levels if level.capacity(tensor)]
+        for inner, outer in pairwise(own):
             if outer.capacity(tensor) <= inner.capacity(tensor):
+                half = "half of " if outer.double_buffered else ""
                 raise FormatError(
                     table.path,
-                    f"level {outer.name} is not larger than {inner.name} inside it "
-                    f"for the {tensor.value}",
+                    f"{half}level {outer.name} is not larger than {inner.name} inside "
+                    f"it for the {tensor.value}",
                     "list levels from the innermost out",
                 )
 
 
-def _bytes(table: Table, key: str) -> int:
+def _bytes(table: Table, key: str, least: int = 1) -> int:
     """The field as bytes: an integer, or text such as "32KiB"."""
     value = table.fields[key]
     if not isinstance(value, str):
-        return table.integer(key, 1, _MAX_BYTES)
+        return table.integer(key, least, _MAX_BYTES)
     try:
         size = parse_bytes(table.text(key))
     except UsageError as error:
         raise table.error(key, f"cannot be: {error}") from None
-    if not 1 <= size <= _MAX_BYTES:
-        raise table.error(key, f"is {shown(value)}, and must be 1 byte to 1 EiB")
+    if not least <= size <= _MAX_BYTES:
+        problem = f"is {shown(value)}, and must be {least} bytes to 1 EiB"
+        raise table.error(key, problem)
     return size
-
-
-def _energy(table: Table, key: str) -> float:
-    """The field as pJ."""
-    value = table.number(key)
-    if not 0 < value < _MOST_PJ:
-        raise table.error(key, f"is {value:g}, and must be pJ, above 0 and below 1e12")
-    return value

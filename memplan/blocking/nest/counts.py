@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from memplan.blocking.nest.layer import INDEXED_BY, Tensor, elements, footprint
 from memplan.blocking.nest.nest import Nest
+from memplan.blocking.nest.precision import WORD_BITS, Precision
 
-ELEMENT_BYTES = 2  # 16-bit words, throughout the paper
+_DEFAULT = Precision()
 _WINDOW = ("Fw", "Fh")
 
 
@@ -28,6 +29,7 @@ class Buffer:
 
     elements: its size; reads: those it serves to what is inside it, writes: those it
     takes from there; fills: those it takes from outside, drains: those it gives back.
+    bits: of an element in it; last_bits: of one that is written for the last time.
     """
 
     begin: int
@@ -37,11 +39,13 @@ class Buffer:
     writes: int
     fills: int
     drains: int
+    bits: int = WORD_BITS
+    last_bits: int = WORD_BITS
 
     @property
     def nbytes(self) -> int:
         """What it takes up."""
-        return ELEMENT_BYTES * self.elements
+        return -(-self.bits * self.elements // 8)
 
     @property
     def inward(self) -> int:
@@ -54,6 +58,16 @@ class Buffer:
         return self.fills + self.drains
 
     @property
+    def inward_words(self) -> float:
+        """The same, in units of 16 bits."""
+        return words(self.reads, self.writes, self.bits, self.last_bits)
+
+    @property
+    def outward_words(self) -> float:
+        """The same, in units of 16 bits."""
+        return words(self.fills, self.drains, self.bits, self.last_bits)
+
+    @property
     def reuses(self) -> bool:
         """Whether it takes any traffic off what lies outside it."""
         return self.outward < self.inward
@@ -63,13 +77,37 @@ class Buffer:
 class Traffic:
     """One tensor's buffers, innermost first. alpha: elements of the whole tensor;
     demand: elements that the datapath reads and writes; main: those that reach main
-    memory, of which `compulsory` must, however the loops are blocked."""
+    memory, of which `compulsory` must, however the loops are blocked; bits and
+    last_bits: as of its buffers."""
 
     tensor: Tensor
     alpha: int
     demand: int
     buffers: tuple[Buffer, ...]
     main: int
+    bits: int = WORD_BITS
+    last_bits: int = WORD_BITS
+
+    @property
+    def demand_words(self) -> float:
+        """The demand in units of 16 bits."""
+        return self._words(self.demand)
+
+    @property
+    def main_words(self) -> float:
+        """What reaches main memory, in units of 16 bits."""
+        return self._words(self.main)
+
+    @property
+    def compulsory_words(self) -> float:
+        """The compulsory accesses in units of 16 bits."""
+        return self._words(self.alpha)
+
+    def _words(self, passed: int) -> float:
+        """Of elements that pass a boundary: of the output all are partial sums, but for
+        one write of each element."""
+        narrower = (self.bits - self.last_bits) * self.alpha
+        return (self.bits * passed - narrower) / WORD_BITS
 
     @property
     def compulsory(self) -> int:
@@ -82,9 +120,16 @@ class Traffic:
         return tuple(buffer for buffer in self.buffers if buffer.reuses)
 
 
-def count(nest: Nest) -> dict[Tensor, Traffic]:
+def words(reads: int, writes: int, bits: int, last_bits: int) -> float:
+    """Units of 16 bits in so many accesses: what is written more often than read is
+    written for the last time."""
+    last = max(writes - reads, 0)
+    return (bits * (reads + writes - last) + last_bits * last) / WORD_BITS
+
+
+def count(nest: Nest, precision: Precision = _DEFAULT) -> dict[Tensor, Traffic]:
     """Accesses of each tensor of the nest's layer, with every buffer it can have."""
-    return {tensor: _traffic(nest, tensor) for tensor in nest.layer.tensors}
+    return {t: _traffic(nest, t, precision) for t in nest.layer.tensors}
 
 
 def runs(nest: Nest, tensor: Tensor) -> Iterator[tuple[int, int]]:
@@ -109,7 +154,8 @@ def runs(nest: Nest, tensor: Tensor) -> Iterator[tuple[int, int]]:
         yield begin, position
 
 
-def _traffic(nest: Nest, tensor: Tensor) -> Traffic:
+def _traffic(nest: Nest, tensor: Tensor, precision: Precision) -> Traffic:
+    wide = precision.held(tensor), precision.last(tensor)
     layer, base = nest.layer, nest.extents(0)
     alpha = elements(layer, tensor)
     written = tensor is Tensor.OUTPUT
@@ -123,6 +169,7 @@ def _traffic(nest: Nest, tensor: Tensor) -> Traffic:
         moved = nest.fetched(tensor, inner, outer)
         fills, drains = (moved - alpha, moved) if written else (moved, 0)
         size = footprint(layer, tensor, tile)
-        buffers.append(Buffer(begin, end, size, reads, writes, fills, drains))
+        counts = reads, writes, fills, drains
+        buffers.append(Buffer(begin, end, size, *counts, *wide))
         reads, writes = fills, drains
-    return Traffic(tensor, alpha, demand, tuple(buffers), reads + writes)
+    return Traffic(tensor, alpha, demand, tuple(buffers), reads + writes, *wide)

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 
 from memplan.blocking.cost.placement import in_levels
 from memplan.blocking.machine.hierarchy import Cache, Hierarchy
-from memplan.blocking.nest.counts import ELEMENT_BYTES, count
+from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, nest_of
+from memplan.blocking.nest.precision import FORMATS
 from memplan.blocking.run.layout import FLOAT_BYTES, Aliasing, Layout, aliasing, padded
 from memplan.errors import UsageError
 from memplan.native import _nest
@@ -171,12 +172,8 @@ def expected_misses(nest: Nest, hierarchy: Hierarchy) -> tuple[float, ...]:
     The outermost of a tensor's buffers in a level or inside it determines what passes
     the level; fills of the input and the kernel and drains of the output count.
     """
-    halved = tuple(
-        replace(level, shared=cache.nbytes * ELEMENT_BYTES // FLOAT_BYTES)
-        for level, cache in zip(hierarchy.levels, hierarchy.caches, strict=True)
-    )
-    traffic = count(nest)
-    placement = in_levels(traffic, replace(hierarchy, levels=halved))
+    traffic = count(nest, FORMATS["fp32"])
+    placement = in_levels(traffic, hierarchy)
     within: set[str] = set()
     found = []
     for level, cache in zip(hierarchy.levels, hierarchy.caches, strict=True):

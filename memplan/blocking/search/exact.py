@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.machine.hierarchy import Hierarchy
-from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
 from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.nest.precision import Precision
 from memplan.blocking.search.result import Options, Result
 from memplan.cores import cores
 from memplan.errors import NoPlanError, UsageError
@@ -94,7 +94,8 @@ def optimum_so_far(
             f"{options.time_limit} seconds are too few for a nest of {layer.name}: "
             "allow more"
         )
-    return _read(found, sized, base, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return _read(found, sized, base, objective.precision, seconds)
 
 
 def base_of(layer: Layer, unroll: Mapping[str, int]) -> dict[str, int]:
@@ -117,6 +118,11 @@ def problem_of(
         memories, pools = _own(objective)
     if not shared:
         memories, pools = [_alone(one, pools) for one in memories], []
+    precision = objective.precision
+    memories = [
+        _scaled(one, precision.scale(tensor))
+        for one, tensor in zip(memories, Tensor, strict=True)
+    ]
     return _nest.Problem(
         extent=[layer.size(dim) for dim in LOOPS],
         base=[base[dim] for dim in LOOPS],
@@ -127,7 +133,8 @@ def problem_of(
         memories=memories,
         pools=pools,
         # Groups the datapath does at once make every tile larger.
-        element_bytes=float(ELEMENT_BYTES * base["G"]),
+        element_bytes=[_element_bytes(t, base, precision) for t in Tensor],
+        last_write=precision.output / precision.partial,
         count_fills=objective.count_fills,
     )
 
@@ -163,6 +170,24 @@ def _alone(memories: _Memories, pools: Sequence[float]) -> _Memories:
     return knots, largest, -1, [(nbytes, pj, -1) for nbytes, pj, _ in levels], main_pj
 
 
+def _scaled(memories: _Memories, scale: float) -> _Memories:
+    """Energies of an element, where those given are of 16 bits."""
+    knots, largest, pool, levels, main_pj = memories
+    return (
+        [(nbytes, pj * scale) for nbytes, pj in knots],
+        largest,
+        pool,
+        [(nbytes, pj * scale, own) for nbytes, pj, own in levels],
+        main_pj * scale,
+    )
+
+
+def _element_bytes(
+    tensor: Tensor, base: Mapping[str, int], precision: Precision
+) -> float:
+    return precision.held(tensor) * base["G"] / 8
+
+
 def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:
     """The levels of a hierarchy; shared ones are pools."""
     shared = [depth for depth, at in enumerate(hierarchy.levels) if not at.private]
@@ -181,13 +206,18 @@ def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:
                 shared.index(depth) if depth in shared else -1,
             )
             for depth, level in enumerate(hierarchy.levels)
+            if level.capacity(tensor)
         ]
-        memories.append(([], 0.0, -1, levels, hierarchy.dram_pj))
+        memories.append(([], 0.0, -1, levels, hierarchy.main_pj(tensor)))
     return memories, pools
 
 
 def _read(
-    found: _nest.Optimum, sized: Layer, base: Mapping[str, int], seconds: float
+    found: _nest.Optimum,
+    sized: Layer,
+    base: Mapping[str, int],
+    precision: Precision,
+    seconds: float,
 ) -> Result:
     """What the kernel found for one group, for all of them, as a string."""
     tokens: list[str] = []
@@ -200,11 +230,12 @@ def _read(
             tokens += [f"{d}{sized.size(d)}" for d in WINDOW if sized.size(d) > base[d]]
     if base["G"] < sized.G:
         tokens.append(f"G{sized.G}")
-    tensors, element_bytes = tuple(Tensor), ELEMENT_BYTES * base["G"]
-    memories = tuple(
-        BufferMemory(tensors[t], first[loop], round(element_bytes * elements), pj)
-        for t, loop, elements, pj in found.kept
-    )
+    memories = []
+    for number, loop, elements, pj in found.kept:
+        tensor = tuple(Tensor)[number]
+        nbytes = math.ceil(_element_bytes(tensor, base, precision) * elements)
+        own_pj = pj / precision.scale(tensor)
+        memories.append(BufferMemory(tensor, first[loop], nbytes, own_pj))
     unroll = {dim: n for dim, n in base.items() if n > 1}
     return Result(
         parse_nest(" ".join(tokens), sized, unroll),
@@ -215,6 +246,6 @@ def _read(
         found.proved,
         found.lower_bound * sized.G,
         found.proved,
-        memories,
+        tuple(memories),
         interrupted=found.interrupted,
     )

@@ -10,8 +10,7 @@ import numpy as np
 
 from memplan.arrays import Float64Array
 from memplan.blocking.cost.many_pricing import Flow
-from memplan.blocking.machine.energy import Curve
-from memplan.blocking.nest.counts import count
+from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
 
@@ -22,14 +21,14 @@ Design: TypeAlias = Mapping[Tensor, Sizes]
 class NestPool:
     """Levels are each tensor's own, and used where that pays."""
 
-    def __init__(self, curves: Mapping[Tensor, Curve], count_fills: bool) -> None:
-        self._curves, self._fills = curves, count_fills
+    def __init__(self, objective: Codesign) -> None:
+        self._objective = objective
         self.nests: list[Nest] = []
         self._known: set[str] = set()
         # By tensor and nest: sizes of the buffers in bytes, and what passes out of
         # them, with the demand in front.
         self._nbytes: dict[Tensor, list[list[int]]] = {t: [] for t in Tensor}
-        self._flows: dict[Tensor, list[list[int]]] = {t: [] for t in Tensor}
+        self._flows: dict[Tensor, list[list[float]]] = {t: [] for t in Tensor}
         self._arrays: dict[Tensor, tuple[Float64Array, Float64Array]] = {}
         self._costs: dict[tuple[Tensor, Sizes], Float64Array] = {}
 
@@ -41,10 +40,12 @@ class NestPool:
         self.nests.append(nest)
         self._costs.clear()
         self._arrays.clear()
-        for tensor, traffic in count(nest).items():
+        for tensor, traffic in self._objective.traffic(nest).items():
             used = traffic.used
             self._nbytes[tensor].append([buffer.nbytes for buffer in used])
-            self._flows[tensor].append([traffic.demand, *(b.outward for b in used)])
+            self._flows[tensor].append(
+                [traffic.demand_words, *(b.outward_words for b in used)]
+            )
 
     def sizes(self, tensor: Tensor) -> set[int]:
         """Bytes of all buffers of `tensor` in all nests."""
@@ -71,8 +72,8 @@ class NestPool:
         return float(total[place]), self.nests[place]
 
     def _priced(self, tensor: Tensor, sizes: Sizes) -> Float64Array:
-        curve, flows = self._curves[tensor], self._flows[tensor]
-        flow = Flow(len(flows), self._fills)
+        curve, flows = self._objective.curves[tensor], self._flows[tensor]
+        flow = Flow(len(flows), self._objective.count_fills)
         flow.enter(self._passed(tensor, 0))
         for nbytes in sizes:
             outward = self._passed(tensor, nbytes)
@@ -95,7 +96,7 @@ class NestPool:
         return found
 
 
-def _padded(rows: Sequence[Sequence[int]], rest: float) -> Float64Array:
+def _padded(rows: Sequence[Sequence[float]], rest: float) -> Float64Array:
     """The rows as one array, shape (n, longest), filled up with `rest`."""
     found = np.full((len(rows), max(map(len, rows))), rest)
     for row, values in zip(found, rows, strict=True):

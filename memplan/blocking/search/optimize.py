@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from memplan.blocking.cost.best_memories import best_memories
-from memplan.blocking.cost.objective import Objective
-from memplan.blocking.nest.counts import count
+from memplan.blocking.cost.objective import Fixed, Objective
+from memplan.blocking.cost.timed_memories import check_minimized
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import nest_of
 from memplan.blocking.search.beam import beam_search
@@ -17,6 +17,7 @@ from memplan.blocking.search.exact import optimum
 from memplan.blocking.search.for_code import best_for_code
 from memplan.blocking.search.incumbent import ProgressReport
 from memplan.blocking.search.result import Options, Result
+from memplan.blocking.search.timed import search_timed
 from memplan.blocking.search.whole import search_whole
 from memplan.errors import MemplanError
 
@@ -31,21 +32,41 @@ def optimize(
     options: Options = _DEFAULT,
     progress: ProgressReport | None = None,
 ) -> Result:
-    """The nest of least energy that the method of `options` finds.
+    """The nest of least energy, or what else is to be least, that the options find.
 
     Where the options have a target for code, `unroll` is not used.
     Ctrl-C ends every method but "divisors" with the best so far.
     Raises UsageError where levels or unrolling make no sense, and NoPlanError where the
     method "divisors" has no time for any nest.
     """
+    check_minimized(options.minimize, objective)
     begin = time.monotonic()
     if options.target is not None:
 
         def find(datapath: Mapping[str, int], part: Options) -> Result:
-            return optimize(layer, datapath, objective, part, progress)
+            return _least_energy(layer, datapath, objective, part, progress)
 
-        found = best_for_code(layer, objective, options, find)
-        return replace(found, seconds=time.monotonic() - begin)
+        result = best_for_code(layer, objective, options, find)
+    elif isinstance(objective, Fixed) and (
+        options.minimize != "energy" or options.front
+    ):
+        check_minimized("cycles", objective)
+        result = search_timed(
+            layer, unroll, objective, options, _least_energy, progress
+        )
+    else:
+        result = _least_energy(layer, unroll, objective, options, progress)
+    return replace(result, seconds=time.monotonic() - begin)
+
+
+def _least_energy(
+    layer: Layer,
+    unroll: Mapping[str, int],
+    objective: Objective,
+    options: Options,
+    progress: ProgressReport | None = None,
+) -> Result:
+    """The nest of least energy, whatever else is asked for."""
     if options.method == "whole":
         result = search_whole(layer, unroll, objective, options, progress)
     elif options.method == "beam":
@@ -56,7 +77,7 @@ def optimize(
         result = optimum(layer, unroll, objective, options)
     if options.method != "whole":
         result = _settled(result, layer, unroll, objective)
-    return replace(result, seconds=time.monotonic() - begin)
+    return result
 
 
 def optimize_one_of(
@@ -91,7 +112,7 @@ def _settled(
     if sized == layer and result.memories is not None:
         return replace(result, nest=searched)
     nest = nest_of(layer, loops, unroll)
-    memories = best_memories(count(nest), objective)
+    memories = best_memories(objective.traffic(nest), objective)
     result = replace(
         result,
         nest=nest,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from memplan.blocking.cost.placement import BufferMemory
+from memplan.blocking.cost.timed_memories import FrontPoint
 from memplan.blocking.nest.nest import Nest
 from memplan.errors import UsageError
 
@@ -31,8 +32,10 @@ class Options:
     (4). "enumerate": all of up to `levels` loops a dimension (2).
 
     time_limit: seconds, after which the best so far is returned; threads: of the first
-    two, None for all; seed: of the beam. target: only nests that code for these vectors
-    runs well; the register tile is the datapath then (`best_for_code`).
+    two, None for all; seed: of the beam. minimize: "energy", "cycles", or "edp", which
+    is energy times cycles; front: also keep what lies between the least of both.
+    target: only nests that code for these vectors runs well, of least energy; the
+    register tile is the datapath then (`best_for_code`).
     Raises UsageError where these make no sense.
     """
 
@@ -41,6 +44,8 @@ class Options:
     time_limit: float | None = None
     threads: int | None = None
     seed: int = 0
+    minimize: str = "energy"
+    front: bool = False
     target: str | None = None
 
     def __post_init__(self) -> None:
@@ -55,6 +60,10 @@ class Options:
             )
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"threads is {self.threads}, and must be at least 1")
+        if self.target is not None and (self.minimize != "energy" or self.front):
+            raise UsageError(
+                "nests for code are those of least energy: no other counts"
+            )
 
     def levels_within(self, usual: int, most: int) -> int:
         """Loops a dimension, by default `usual`. Raises UsageError above `most`."""
@@ -75,7 +84,9 @@ def check_time_limit(time_limit: float | None) -> None:
 class Result:
     """The best nest found, and pJ of all its accesses.
 
-    lower_bound: pJ that no nest of `space` can do with less than; None if the method
+    minimized: "energy", "cycles" or "edp"; value: that of the nest, in pJ, cycles or pJ
+    times cycles, None for its energy; front: by cycles, where it was asked for.
+    lower_bound: what no nest of `space` can do with less than; None if the method
     knows none. proved: whether the nest is known to be optimal in that space.
     complete: whether the search came to its end; it did not where time ran out, or
     Ctrl-C was pressed, which `interrupted` says. tried: nests evaluated, of "whole" and
@@ -96,11 +107,15 @@ class Result:
     memories: tuple[BufferMemory, ...] | None = None
     space: Space = Space.DIVISORS
     interrupted: bool = False
+    minimized: str = "energy"
+    value: float | None = None
+    front: tuple[FrontPoint, ...] = ()
     free_energy: float | None = None
 
     @property
     def gap(self) -> float | None:
-        """How far above the lower bound the energy is, relative to it; 0 if proved."""
+        """How far above the lower bound the nest is, relative to it; 0 if proved."""
         if self.proved:
             return 0.0
-        return None if self.lower_bound is None else self.energy / self.lower_bound - 1
+        value = self.energy if self.value is None else self.value
+        return None if self.lower_bound is None else value / self.lower_bound - 1

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Nest, nest_of
 from memplan.blocking.search.exact import (
@@ -182,7 +181,7 @@ class _Search:
 
     def _take(self, nest: Nest) -> None:
         """Keep the nest and its memories, unless there is a better one."""
-        memories = best_memories(count(nest), self._objective)
+        memories = best_memories(self._objective.traffic(nest), self._objective)
         energy = self._objective.evaluate(nest, memories)
         if energy < self._energy:
             self._best, self._memories, self._energy = nest, memories, energy
@@ -214,8 +213,8 @@ def _compulsory(layer: Layer, objective: Objective) -> float:
     """pJ of each element's one access to main memory, which every nest takes."""
     nest = nest_of(layer, [(d, layer.size(d)) for d in (*_DIMS, "G")], {})
     return sum(
-        own.compulsory * objective.main_pj(tensor)
-        for tensor, own in count(nest).items()
+        own.compulsory_words * objective.main_pj(tensor)
+        for tensor, own in objective.traffic(nest).items()
     )
 
 

@@ -17,7 +17,7 @@ from memplan.cli.blocking import options, report, results
 from memplan.cli.blocking.progress import searching
 from memplan.cli.progress import working
 from memplan.files import refuse_overwrite
-from memplan.units import format_bytes, parse_bytes
+from memplan.units import format_bytes
 
 _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of two
 
@@ -25,6 +25,7 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 @click.command("codesign")
 @options.layer
 @options.budget
+@options.precision
 @options.unroll
 @click.option(
     "--area-curve",
@@ -38,6 +39,8 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 def command(
     layer_text: str,
     budget: str | None,
+    bits: str | None,
+    technology: Path | None,
     unroll: str,
     area_curve: bool,
     time_limit: float | None,
@@ -55,7 +58,7 @@ def command(
     Example: memplan blocking codesign --layer conv1 --budget 1MiB
     """
     layer = parse_layer(layer_text)
-    objective = Codesign(budget=None if budget is None else parse_bytes(budget))
+    objective = options.own_memories(budget, bits, technology)
     if output is not None:
         refuse_overwrite(output, force)
     datapath = options.datapath(unroll)
@@ -65,7 +68,7 @@ def command(
     curve: tuple[CurvePoint, ...] = ()
     if area_curve and not found.interrupted:
         most = _MOST if objective.budget is None else objective.budget
-        curve = _curve(layer, datapath, most, how)
+        curve = _curve(layer, datapath, most, how, objective)
     plan = results.planned([ModelLayer(layer, 1)], [found], objective, curve)
     results.hand_over(plan, objective, output=output, force=force, json_=json_)
 
@@ -75,6 +78,7 @@ def _curve(
     unroll: dict[str, int],
     most: int,
     how: Options,
+    objective: Codesign,
 ) -> tuple[CurvePoint, ...]:
     budgets = [_LEAST << i for i in range(64) if _LEAST << i < most] + [most]
     with working("area curve") as told:
@@ -84,4 +88,12 @@ def _curve(
                 energy = report.energy(result.energy)
                 told(f"{format_bytes(point.budget)}: {energy}")
 
-        return tuple(trace_curve(layer, budgets, unroll, how, progress))
+        curve = trace_curve(
+            layer,
+            budgets,
+            unroll,
+            options=how,
+            objective=objective,
+            progress=progress,
+        )
+        return tuple(curve)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memplan.blocking.cost.evaluation import Evaluation, best_evaluation
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.paper_pricing import paper_energy
-from memplan.blocking.machine.energy import paper_curves
+from memplan.blocking.cost.timing_file import front_entries, latency_entry
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import DIMS, Layer
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.paper_counts import PaperTraffic, count_as_paper
+from memplan.blocking.nest.precision import Precision
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
+from memplan.blocking.search.timed import evaluation_of
 
 
 def layer_entry(layer: Layer) -> dict[str, object]:
@@ -20,13 +24,24 @@ def layer_entry(layer: Layer) -> dict[str, object]:
     return {"name": layer.name, **sizes, **rest}
 
 
-def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, object]:
+def bits_entry(precision: Precision) -> dict[str, object]:
+    """Bits of the elements, and what they are multiplied as."""
+    return dict(vars(precision))
+
+
+def case_entries(
+    layer: Layer, nest: Nest, objective: Objective, minimize: str = "energy"
+) -> dict[str, object]:
     """Both ways of counting, and own memories;
     `energy_pJ`, `buffers` and `pack` are for the memories and the budget given."""
-    given = best_evaluation(layer, nest, objective)
-    free = best_evaluation(layer, nest, Codesign())
+    given = evaluation_of(layer, nest, objective, minimize)
+    precision = objective.precision
+    own = Codesign(objective.technology.curves(), precision=precision)
+    if isinstance(objective, Codesign):
+        own = replace(objective, budget=None)
+    free = best_evaluation(layer, nest, own)
     as_paper, free_pj = count_as_paper(nest), _of_all(free)
-    own = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
+    free_by_tensor = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
     found: dict[str, object] = {
         "schema": "memplan.blocking-evaluation",
         "version": 1,
@@ -34,11 +49,13 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
         "string": str(nest),
         "unroll": dict(nest.unroll),
         "utilisation": nest.utilisation,
+        "bits": bits_entry(precision),
+        "mac_pJ": given.mac_pj,
         "exact": {t.value: _exact(own) for t, own in count(nest).items()},
         "paper_literal": {t.value: _literal(own) for t, own in as_paper.items()},
         "energy_codesign_pJ": {
             "total": free_pj,
-            **own,
+            **free_by_tensor,
             "sram_bytes": free.sram_bytes,
         },
         "energy_codesign_per_mac_pJ": free_pj / layer.macs,
@@ -47,8 +64,9 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
         "energy_per_mac_pJ": given.per_mac(given.total),
         "sram_bytes": given.sram_bytes,
         "buffers": buffer_entries(given),
-        "energy_codesign_paper_literal_pJ": paper_energy(nest, paper_curves()),
+        "energy_codesign_paper_literal_pJ": paper_energy(nest, own.curves, precision),
     }
+    found |= time_entries(given)
     if isinstance(objective, Fixed):
         found["memory"] = objective.hierarchy.name
         found["pack"] = _packed(given)
@@ -61,10 +79,6 @@ def case_entries(layer: Layer, nest: Nest, objective: Objective) -> dict[str, ob
 def planned_entries(planned: PlannedLayer) -> dict[str, object]:
     """One layer's nest, its energy, and how good it is."""
     found, search = planned.evaluation, planned.search
-    lower_bound = search.lower_bound
-    gap: float | None = 0.0
-    if not search.proved_optimal:
-        gap = None if lower_bound is None else max(found.total / lower_bound - 1, 0.0)
     return {
         "schema": "memplan.blocking-result",
         "version": 1,
@@ -73,12 +87,16 @@ def planned_entries(planned: PlannedLayer) -> dict[str, object]:
         "string": str(found.nest),
         "unroll": dict(found.nest.unroll),
         "utilisation": found.nest.utilisation,
+        "bits": bits_entry(found.precision),
+        "mac_pJ": found.mac_pj,
         "method": search.method,
         "seconds": search.seconds,
         "space": search.space,
         "proved_optimal": search.proved_optimal,
-        "lower_bound_pJ": lower_bound,
-        "gap": gap,
+        "minimized": search.minimized,
+        "lower_bound": search.lower_bound,
+        "lower_bound_pJ": search.lower_bound if search.minimized == "energy" else None,
+        "gap": planned.gap,
         "energy_pJ": found.total,
         "energy_per_mac_pJ": found.per_mac(found.total),
         "compulsory_pJ": found.compulsory,
@@ -93,6 +111,19 @@ def planned_entries(planned: PlannedLayer) -> dict[str, object]:
             }
             for share in found.shares
         ],
+        **time_entries(found),
+        "front": front_entries(search.front),
+    }
+
+
+def time_entries(found: Evaluation) -> dict[str, object]:
+    """Cycles, where they were counted, and what takes them."""
+    if found.latency is None:
+        return {"latency": None, "edp_pJ_cycles": None, "utilisation_in_time": None}
+    return {
+        "latency": latency_entry(found.latency),
+        "edp_pJ_cycles": found.edp,
+        "utilisation_in_time": found.busy,
     }
 
 
@@ -119,6 +150,7 @@ def all_entries(plan: BlockingPlan) -> dict[str, object]:
         "budget": plan.budget,
         "energy_pJ": plan.total,
         "energy_per_mac_pJ": plan.total / plan.macs,
+        "cycles": plan.cycles,
         "seconds": sum(one.search.seconds for one in plan.layers),
         "space": _spaces(plan),
         "proved_optimal": all(one.search.proved_optimal for one in plan.layers),

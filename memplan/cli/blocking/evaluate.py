@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from memplan.blocking.cost.evaluation import Evaluation, best_evaluation, evaluate
+from memplan.blocking.cost.evaluation import Evaluation, evaluate
+from memplan.blocking.cost.timed_memories import check_minimized
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.search.timed import evaluation_of
 from memplan.cli import show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import case_entries
+from memplan.cli.blocking.timing import time_rows, time_table
 
 _COUNTING = {
     "exact": "exact",
@@ -24,6 +29,7 @@ _COUNTING = {
 @options.memory(options.OWN)
 @options.unroll
 @options.budget
+@options.precision
 @click.option(
     "--counting",
     type=click.Choice(("exact", "paper", "both")),
@@ -31,6 +37,7 @@ _COUNTING = {
     show_default=True,
     help="Exactly, as the paper's Table 2 and equation 1 do, or side by side.",
 )
+@options.minimize("Of the memories those are taken that need the least of it.")
 @options.json_
 def command(
     layer_text: str,
@@ -38,7 +45,10 @@ def command(
     memory: str | None,
     unroll: str,
     budget: str | None,
+    bits: str | None,
+    technology: Path | None,
     counting: str,
+    minimize: str,
     json_: bool,
 ) -> None:
     """Count the accesses of one loop nest, and the energy that they take.
@@ -53,17 +63,19 @@ def command(
     """
     layer = parse_layer(layer_text)
     nest = parse_nest(string, layer, options.datapath(unroll))
-    objective = options.machine(memory, budget)
+    objective = options.machine(memory, budget, bits, technology)
+    check_minimized(minimize, objective)
     if json_:
-        show.as_json(case_entries(layer, nest, objective))
+        show.as_json(case_entries(layer, nest, objective, minimize))
         return
     if counting == "paper":
         found = evaluate(layer, nest, objective, as_paper=True)
     else:
-        found = best_evaluation(layer, nest, objective)
+        found = evaluation_of(layer, nest, objective, minimize)
     report.warn_of_idle(found)
     rows = [*report.nest_rows(found, objective), ("counting", _COUNTING[counting])]
-    show.facts(f"memplan: {layer.name}", rows + report.energy_rows(found))
+    rows += [*report.energy_rows(found), *time_rows(found)]
+    show.facts(f"memplan: {layer.name}", rows)
     show.line("")
     if counting == "both":
         _side_by_side(found, evaluate(layer, nest, objective, as_paper=True))
@@ -71,6 +83,7 @@ def command(
     report.buffer_table(found, objective)
     show.line("")
     report.energy_table(found)
+    time_table(found)
 
 
 def _side_by_side(exact: Evaluation, paper: Evaluation) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.cost.objective import Fixed
+from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.network import distinct
 from memplan.blocking.design.network_design import (
     MAX_LEVELS,
@@ -27,7 +27,7 @@ from memplan.cli.blocking.progress import swept
 from memplan.cli.progress import working
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
-from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
+from memplan.units import format_bytes, format_gap, format_seconds
 
 _LEVELS = 2  # memories a tensor
 
@@ -36,6 +36,7 @@ _LEVELS = 2  # memories a tensor
 @click.argument("network", metavar="NETWORK")
 @options.memory()
 @options.budget
+@options.precision
 @click.option(
     "--levels",
     type=click.IntRange(1, MAX_LEVELS),
@@ -43,6 +44,7 @@ _LEVELS = 2  # memories a tensor
     help=f"Memories a tensor at most, with --budget.  [default: {_LEVELS}]",
 )
 @options.unroll
+@options.minimize("For a given --memory.")
 @options.search
 @options.ray
 @options.output
@@ -51,8 +53,11 @@ def command(
     network: str,
     memory: str | None,
     budget: str | None,
+    bits: str | None,
+    technology: Path | None,
     levels: int | None,
     unroll: str,
+    minimize: str,
     time_limit: float | None,
     threads: int | None,
     ray: str | None,
@@ -79,18 +84,20 @@ def command(
         raise UsageError("--ray is for a given --memory; leave it out")
     if output is not None:
         refuse_overwrite(output, force)
-    how = Options(time_limit=time_limit, threads=threads)
+    if memory is None and minimize != "energy":
+        raise UsageError("--minimize is for a given --memory; leave it out")
+    how = Options(time_limit=time_limit, threads=threads, minimize=minimize)
     layers = _layers(network)
     hand_over = partial(results.hand_over, output=output, force=force, json_=json_)
     if memory is not None:
-        objective = options.machine(memory, None)
+        objective = options.machine(memory, None, bits, technology)
         tasks = options.tasks(layers, objective, unroll, how)
         found = swept("layers", tasks, threads, ray)
         hand_over(results.planned(layers, found, objective), objective)
         return
     assert budget is not None
-    nbytes = parse_bytes(budget)
-    design = _designed(layers, unroll, nbytes, levels or _LEVELS, how)
+    own = options.own_memories(budget, bits, technology)
+    design = _designed(layers, unroll, own, levels or _LEVELS, how)
     if not design.complete:
         show.complaint("stopped before all memories were looked at")
     chosen = Fixed(design.network.hierarchy)
@@ -99,14 +106,14 @@ def command(
         [one.result for one in design.network.layers],
         chosen,
     )
-    plan = replace(plan, budget=nbytes)
+    plan = replace(plan, budget=own.budget)
     hand_over(plan, chosen, more=_entries(design), rows=_rows(design))
 
 
 def _designed(
     layers: Sequence[ModelLayer],
     unroll: str,
-    budget: int,
+    objective: Codesign,
     levels: int,
     how: Options,
 ) -> NetworkDesign:
@@ -121,9 +128,10 @@ def _designed(
         return design_network(
             [one.layer for one in weighted],
             options.datapath(unroll),
-            budget,
+            objective.budget or 0,
             levels=levels,
             counts=[one.count for one in weighted],
+            objective=objective,
             options=how,
             progress=progress,
         )

@@ -20,6 +20,7 @@ CACHES = "xeon-e5645"
 @options.layers
 @options.memory(options.OWN)
 @options.budget
+@options.precision
 @options.unroll
 @click.option(
     "--method",
@@ -34,6 +35,12 @@ CACHES = "xeon-e5645"
     type=click.IntRange(min=1),
     metavar="N",
     help="Loops a dimension, for beam (4) and enumerate (2); others need no limit.",
+)
+@options.minimize()
+@click.option(
+    "--front",
+    is_flag=True,
+    help="Also list the nests between least energy and fewest cycles that were found.",
 )
 @options.target(
     "--for-code",
@@ -50,9 +57,13 @@ def command(
     layer_texts: tuple[str, ...],
     memory: str | None,
     budget: str | None,
+    bits: str | None,
+    technology: Path | None,
     unroll: str,
     method: str,
     levels: int | None,
+    minimize: str,
+    front: bool,
     for_code: str | None,
     time_limit: float | None,
     threads: int | None,
@@ -72,6 +83,8 @@ def command(
     two cores. Ctrl-C keeps the best nest so far, and what is known of its gap; it ends
     divisors, and searches for several layers, without a result.
 
+    --minimize cycles and edp need bandwidths in the hierarchy's file; such searches
+    run several of the others, of four seconds each, and give a bound of their own.
     --for-code searches three times at most: around a register tile with few channels,
     with more of them, and among all nests on the same tile, which tell its price.
 
@@ -80,11 +93,11 @@ def command(
     """
     if for_code is not None and budget is None:
         memory = memory or CACHES
-    objective = options.machine(memory, budget)
+    objective = options.machine(memory, budget, bits, technology)
     if output is not None:
         refuse_overwrite(output, force)
     given = options.all_layers(layer_texts)
-    how = Options(method, levels, time_limit, threads, seed, for_code)
+    how = Options(method, levels, time_limit, threads, seed, minimize, front, for_code)
     tasks = options.tasks(given, objective, unroll, how)
     if len(tasks) > 1:
         found = swept("optimize", tasks, threads, ray)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.timed_memories import MINIMIZED
 from memplan.blocking.design.task import Task
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.machine.registers import TARGETS
+from memplan.blocking.machine.technology import FORTY_FIVE
+from memplan.blocking.machine.technology_file import load_technology
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_unroll
+from memplan.blocking.nest.precision import FORMATS, Precision, parse_precision
 from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.run.sources import is_model, layers_of_source
 from memplan.blocking.search.result import Options
@@ -89,6 +94,26 @@ def budget(function: F) -> F:
     )(function)
 
 
+def precision(function: F) -> F:
+    """`--bits`, the elements, and `--technology`, energies and areas."""
+    function = click.option(
+        "--technology",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="A .toml file with the energies of accesses by size, of multiplications "
+        "and of main memory, and areas, instead of 45 nm; docs/hierarchies.md.",
+    )(function)
+    return click.option(
+        "--bits",
+        metavar="BITS",
+        help="Bits of the elements: "
+        + ", ".join(FORMATS)
+        + ", or input=8,kernel=8,partial=32,output=8; after a name, what differs. "
+        "Partial sums are what memories of the output hold.  [default: the "
+        "hierarchy's, or int16, with partial sums of 16 bits]",
+    )(function)
+
+
 def unroll(function: F) -> F:
     """`--unroll`, the datapath: the same of every command."""
     return click.option(
@@ -99,6 +124,18 @@ def unroll(function: F) -> F:
         help="What the datapath does at once, as in C16,K16; none: one multiplication. "
         "Where it does not divide a size, lanes idle at the edge.",
     )(function)
+
+
+def minimize(more: str = "") -> Callable[[F], F]:
+    """`--minimize`."""
+    return click.option(
+        "--minimize",
+        type=click.Choice(MINIMIZED),
+        default=MINIMIZED[0],
+        show_default=True,
+        help="Energy, cycles, or energy times cycles (edp); the last two need a "
+        f"hierarchy with bandwidths. {more}".rstrip(),
+    )
 
 
 def search(function: F) -> F:
@@ -189,16 +226,37 @@ def all_layers(texts: Iterable[str]) -> list[ModelLayer]:
     return found
 
 
-def machine(memory: str | None, budget: str | None) -> Objective:
-    """What is to be minimised. Raises UsageError if both are given."""
+def machine(
+    memory: str | None,
+    budget: str | None,
+    bits: str | None = None,
+    technology: Path | None = None,
+) -> Objective:
+    """The memories and the elements. Raises UsageError for a hierarchy with a budget or
+    with a technology, which its file holds, and for bits that make no sense."""
     if memory is None:
-        return Codesign(budget=None if budget is None else parse_bytes(budget))
-    if budget is not None:
-        raise UsageError(
-            f"--memory {memory} has its own sizes, and --budget is for memories that "
-            "are yet to be chosen; leave one of them out"
-        )
-    return Fixed(load_hierarchy(memory))
+        return own_memories(budget, bits, technology)
+    for name, given, what in (
+        ("--budget", budget, "sizes, and --budget is for memories yet to be chosen"),
+        ("--technology", technology, "energies, in its file"),
+    ):
+        if given is not None:
+            raise UsageError(f"--memory {memory} has its own {what}; leave {name} out")
+    hierarchy = load_hierarchy(memory)
+    return Fixed(hierarchy if bits is None else hierarchy.at(parse_precision(bits)))
+
+
+def own_memories(
+    budget: str | None, bits: str | None, technology: Path | None
+) -> Codesign:
+    """A memory for each buffer, within a budget, of elements of so many bits."""
+    made = FORTY_FIVE if technology is None else load_technology(technology)
+    return Codesign(
+        curves=made.curves(),
+        budget=None if budget is None else parse_bytes(budget),
+        precision=Precision() if bits is None else parse_precision(bits),
+        technology=made,
+    )
 
 
 def datapath(text: str) -> dict[str, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.design.parallel import SHARED, CoresEnergy, cores_energy
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.nest.nest import Nest, parse_nest
@@ -15,7 +16,6 @@ from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import layer_entry
 from memplan.cli.blocking.progress import searching
 from memplan.errors import UsageError
-from memplan.units import parse_bytes
 
 
 @click.command("parallel")
@@ -39,6 +39,7 @@ from memplan.units import parse_bytes
 )
 @options.unroll
 @options.budget
+@options.precision
 @options.search
 @options.json_
 def command(
@@ -48,6 +49,8 @@ def command(
     string: str | None,
     unroll: str,
     budget: str | None,
+    bits: str | None,
+    technology: Path | None,
     time_limit: float | None,
     threads: int | None,
     json_: bool,
@@ -63,7 +66,7 @@ def command(
     """
     layer = parse_layer(layer_text)
     numbers = _numbers(cores)
-    objective = Codesign(budget=None if budget is None else parse_bytes(budget))
+    objective = options.own_memories(budget, bits, technology)
     datapath = options.datapath(unroll)
     if string is not None:
         nest = parse_nest(string, layer, datapath)
@@ -79,7 +82,7 @@ def command(
         show.as_json(_entries(layer, nest, found))
         return
     rows = [("layer", report.layer_text(layer)), *report.loop_rows(nest)]
-    rows += report.memory_rows(objective)
+    rows += [*report.bits_rows(objective), *report.memory_rows(objective)]
     show.facts(f"memplan: {layer.name}", rows)
     for way in splits:
         show.line("")

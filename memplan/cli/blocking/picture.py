@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.blocking.cost.evaluation import Evaluation
-from memplan.blocking.plan import BlockingPlan
+from memplan.blocking.plan import BlockingPlan, PlannedLayer
 from memplan.blocking.planfile import read_plan
 from memplan.cli.blocking import report
 from memplan.formats.sniff import Opened
@@ -14,6 +14,7 @@ from memplan.plotting.areacurve import AreaPoint
 from memplan.plotting.blocked import blocked
 from memplan.plotting.energybars import EnergyBars
 from memplan.plotting.loopnest import DrawnBuffer, LoopNest
+from memplan.plotting.paretofront import TimedPoint
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +39,23 @@ def picture(file: Opened) -> Figure:
             )
             for point in plan.curve
         ],
+        front=[] if single is None else _front(plan.layers[0]),
+        chosen=None if single is None else _chosen(single),
     )
+
+
+def _front(planned: PlannedLayer) -> list[TimedPoint]:
+    found = planned.evaluation
+    return [
+        TimedPoint(one.cycles, found.per_mac(one.energy))
+        for one in planned.search.front
+    ]
+
+
+def _chosen(found: Evaluation) -> TimedPoint | None:
+    if found.latency is None:
+        return None
+    return TimedPoint(found.latency.cycles, found.per_mac(found.total))
 
 
 def _facts(plan: BlockingPlan) -> list[str]:
@@ -47,14 +64,20 @@ def _facts(plan: BlockingPlan) -> list[str]:
     if plan.budget is not None:
         memory += f", {format_bytes(plan.budget)} in all"
     facts = [memory, f"{report.energy(plan.total)}, {per_mac}"]
+    if plan.cycles is not None and all(
+        one.evaluation.latency and one.evaluation.latency.bounded for one in plan.layers
+    ):
+        facts.append(f"{plan.cycles:,.0f} cycles")
     spaces = sorted({one.search.space for one in plan.layers})
     among = f"among {' and '.join(map(report.space_text, spaces))}"
-    proof = f"proved optimal {among}"
+    minimized = sorted({one.search.minimized for one in plan.layers} - {"energy"})
+    least = f" for {' and '.join(minimized)}" if minimized else ""
+    proof = f"proved optimal{least} {among}"
     if len(plan.layers) == 1:
         facts.insert(0, report.layer_text(plan.layers[0].evaluation.layer))
     else:
         facts.insert(0, f"{len(plan.layers)} layers")
-        proof = f"every nest proved optimal {among}"
+        proof = f"every nest proved optimal{least} {among}"
     methods = ", ".join(sorted({one.search.method for one in plan.layers}))
     proved = all(one.search.proved_optimal for one in plan.layers)
     return [*facts, f"{methods}, {proof}" if proved else methods]

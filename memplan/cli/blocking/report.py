@@ -10,10 +10,10 @@ from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.cost.objective import Fixed, Objective
 from memplan.blocking.cost.pricing import MAIN
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
-from memplan.blocking.nest.counts import ELEMENT_BYTES
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
-from memplan.blocking.plan import Search
+from memplan.blocking.nest.precision import Precision
+from memplan.blocking.plan import PlannedLayer
 from memplan.blocking.search.result import Result
 from memplan.cli import show
 from memplan.units import format_bytes, format_gap
@@ -78,13 +78,19 @@ def unroll_text(unroll: dict[str, int]) -> str:
 def level_text(level: Level) -> str:
     """A level's name and sizes: "L1 32.0 KiB"."""
     if level.private_bytes is None:
-        return f"{level.name} {format_bytes(level.capacity(Tensor.INPUT))}"
+        return (
+            f"{level.name} {format_bytes(level.nbytes(Tensor.INPUT))}{_timing(level)}"
+        )
     own = (
         f"{tensor.value} {format_bytes(size)}"
         for tensor, size in level.private_bytes.items()
-        if size >= ELEMENT_BYTES  # else there is none
+        if size  # else there is none
     )
-    return f"{level.name} ({', '.join(own)})"
+    return f"{level.name} ({', '.join(own)}){_timing(level)}"
+
+
+def _timing(level: Level) -> str:
+    return " in two halves" if level.double_buffered else ""
 
 
 def hierarchy_text(hierarchy: Hierarchy) -> str:
@@ -118,13 +124,11 @@ def no_bound(method: str) -> str:
     return f"{method} has no bound"
 
 
-def gap(search: Search, energy: float) -> str:
+def gap(planned: PlannedLayer) -> str:
     """How much less a nest of the search's space may take at most: "1.20 %"."""
-    if search.proved_optimal:
+    if planned.search.proved_optimal:
         return "0 %"
-    if search.lower_bound is None:
-        return "unknown"
-    return format_gap(max(energy / search.lower_bound - 1, 0.0))
+    return "unknown" if planned.gap is None else format_gap(planned.gap)
 
 
 def loop_rows(nest: Nest) -> list[tuple[str, str]]:
@@ -143,6 +147,7 @@ def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
     rows = [
         ("layer", layer_text(layer)),
         ("MACs", f"{layer.macs:,}"),
+        *bits_rows(objective),
         *loop_rows(nest),
         *memory_rows(objective),
     ]
@@ -150,6 +155,16 @@ def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
         used = f"{nest.utilisation:.1%}".replace("%", " %")
         rows.insert(2, ("datapath", f"{unroll} at once, {used} of it used"))
     return rows
+
+
+def bits_rows(objective: Objective) -> list[tuple[str, str]]:
+    """The elements' bits, where they are not the 16 of the paper."""
+    bits = objective.precision
+    if bits == Precision():
+        return []
+    parts = f"input {bits.input}, kernel {bits.kernel}, partial sums {bits.partial}"
+    text = f"{parts}, output {bits.output}; multiplied as {bits.multiplier}"
+    return [("bits", text)]
 
 
 def note_if_interrupted(found: Result) -> None:

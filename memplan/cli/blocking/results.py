@@ -16,6 +16,12 @@ from memplan.blocking.search.result import Result
 from memplan.cli import show
 from memplan.cli.blocking import report
 from memplan.cli.blocking.entries import all_entries, curve_entries, planned_entries
+from memplan.cli.blocking.timing import (
+    front_table,
+    plan_time_rows,
+    time_rows,
+    time_table,
+)
 from memplan.files import STDOUT
 from memplan.units import format_bytes, format_gap, format_seconds
 
@@ -38,6 +44,8 @@ def planned(
                 result.lower_bound,
                 result.proved,
                 result.space.value,
+                result.minimized,
+                result.front,
             ),
             one.count,
         )
@@ -69,7 +77,7 @@ def hand_over(
     if json_:
         entries = all_entries(plan) if alone is None else planned_entries(alone)
         if plan.memory is None:
-            entries["area_mm2"] = max(map(_area, plan.layers))
+            entries["area_mm2"] = max(_area(one, objective) for one in plan.layers)
         if plan.curve:
             entries["curve"] = curve_entries(plan)
         show.as_json({**entries, **(more or {})})
@@ -87,15 +95,15 @@ def hand_over(
         show.line(f"  next: {next_}", err=True)
 
 
-def proof(search: Search, energy: float) -> str:
+def proof(planned: PlannedLayer) -> str:
     """What is known about better nests, and among which: "proved optimal among all
     nests", "gap at most 1.20 % to all nests", "gap unknown: beam has no bound"."""
-    if search.lower_bound is None:
+    search, gap = planned.search, planned.gap
+    if gap is None:
         return f"gap unknown: {report.no_bound(search.method)}"
     if search.proved_optimal:
         return f"proved optimal among {report.space_text(search.space)}"
-    gap = format_gap(max(energy / search.lower_bound - 1, 0.0))
-    return f"gap at most {gap} to {report.space_text(search.space)}"
+    return f"gap at most {format_gap(gap)} to {report.space_text(search.space)}"
 
 
 def _report(
@@ -104,20 +112,29 @@ def _report(
     """All about one layer's nest."""
     found, search = planned.evaluation, planned.search
     how = f"{search.method}, {format_seconds(search.seconds)}"
+    if search.minimized != "energy":
+        how = f"least {search.minimized}, {how}"
     rows = report.nest_rows(found, objective)
-    rows += [("method", f"{how}, {proof(search, found.total)}")]
-    rows += report.energy_rows(found)
+    rows += [("method", f"{how}, {proof(planned)}")]
+    rows += [*report.energy_rows(found), *time_rows(found)]
     if isinstance(objective, Codesign):
-        rows.append(("area", f"{_area(planned):.2f} mm², DianNao's is {DIANNAO_MM2:g}"))
+        rows.append(
+            (
+                "area",
+                f"{_area(planned, objective):.2f} mm², DianNao's is {DIANNAO_MM2:g}",
+            )
+        )
     show.facts(f"memplan: {found.layer.name}", [*rows, *facts])
     show.line("")
     report.buffer_table(found, objective)
     show.line("")
     report.energy_table(found)
+    time_table(found)
+    front_table(planned)
 
 
-def _area(planned: PlannedLayer) -> float:
-    return area_mm2(planned.evaluation.sram_bytes)
+def _area(planned: PlannedLayer, objective: Objective) -> float:
+    return area_mm2(planned.evaluation.sram_bytes, objective.technology.area)
 
 
 def _gaps(searches: Sequence[Search]) -> list[tuple[str, str]]:
@@ -155,7 +172,8 @@ def _overview(
 ) -> None:
     """A line for each layer, and one for all."""
     energy = f"{report.energy(plan.total)}, {plan.total / plan.macs:.5g} pJ/MAC"
-    rows = [*report.memory_rows(objective), ("energy", energy)]
+    rows = [*report.bits_rows(objective), *report.memory_rows(objective)]
+    rows += [("energy", energy), *plan_time_rows(plan)]
     rows += [*_gaps([one.search for one in plan.layers]), *facts]
     show.facts(f"memplan: {len(plan.layers)} layers", rows)
     show.line("")
@@ -166,7 +184,7 @@ def _overview(
         row = [found.layer.name, str(one.count), report.amount(found.layer.macs)]
         row += [report.energy(found.total), f"{found.per_mac(found.total):.4f}"]
         row += [format_bytes(found.sram_bytes)] * own
-        known = report.gap(one.search, found.total)
+        known = report.gap(one)
         lines.append([*row, known, format_seconds(one.search.seconds)])
     seconds = sum(one.search.seconds for one in plan.layers)
     runs = str(sum(one.count for one in plan.layers))

@@ -87,7 +87,8 @@ void make_problem(nest::Problem* self, const std::array<std::int64_t, 5>& extent
                   const std::array<std::int64_t, 2>& base_window,
                   const std::array<std::int64_t, 2>& stride, bool kernel,
                   const std::array<MemoriesTuple, 3>& memories,
-                  const std::vector<double>& pools, double element_bytes,
+                  const std::vector<double>& pools,
+                  const std::array<double, 3>& element_bytes, double last_write,
                   bool count_fills) {
   nest::Problem problem;
   problem.layer = layer_from(extent, base, window, base_window, stride, kernel);
@@ -97,7 +98,11 @@ void make_problem(nest::Problem* self, const std::array<std::int64_t, 5>& extent
     problem.memories[t] = memories_from(memories[t], pools.size());
   }
   problem.pools = pools;
-  require(positive(element_bytes), "need element_bytes > 0");
+  for (const double bytes : element_bytes) {
+    require(positive(bytes), "need element_bytes > 0");
+  }
+  require(positive(last_write), "need last_write > 0");
+  problem.last_write = last_write;
   problem.element_bytes = element_bytes;
   problem.count_fills = count_fills;
   new (self) nest::Problem(std::move(problem));
@@ -189,7 +194,8 @@ void bind_optimum(nb::module_& m) {
   nb::class_<nest::Problem>(m, "Problem")
       .def("__init__", &make_problem,
            "extent"_a, "base"_a, "window"_a, "base_window"_a, "stride"_a, "kernel"_a,
-           "memories"_a, "pools"_a, "element_bytes"_a, "count_fills"_a);
+           "memories"_a, "pools"_a, "element_bytes"_a, "last_write"_a,
+           "count_fills"_a);
   nb::class_<EndedOptimum>(m, "Optimum")
       .def_prop_ro("energy", [](const EndedOptimum& self) { return self.found.energy; })
       .def_prop_ro("lower_bound",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -75,14 +76,24 @@ struct Memories {
 };
 
 /// pools: bytes that several memories share. count_fills: whether what comes from
-/// outside is also charged where it is written to.
+/// outside is also charged where it is written to. element_bytes: of each tensor's, of
+/// the output's a partial sum. last_write: what the last of an element's writes, which is
+/// the result, takes, in parts of a partial sum's.
 struct Problem {
   Layer layer;
   Space space = Space::kDivisors;
   std::array<Memories, kTensors> memories;
   std::vector<double> pools;
-  double element_bytes = 0;
+  std::array<double, kTensors> element_bytes{};
+  double last_write = 1;
   bool count_fills = false;
+
+  /// What so many elements of a tensor take up, in whole bytes.
+  double bytes(int tensor, double elements) const {
+    return std::ceil(elements * element_bytes[tensor]);
+  }
+  /// Partial sums written n times and read n - 1 times, of which the last is a result.
+  double passes(double n) const { return 2 * n - 2 + last_write; }
 
   /// What an element takes where it is written to, in a memory at `pj` an access.
   double filling(double pj) const { return count_fills ? pj : 0; }

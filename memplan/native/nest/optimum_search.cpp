@@ -144,7 +144,7 @@ class Search::Pass {
       if constexpr (kPools > 0) {
         if (option.pool >= 0) {
           double& left = next.label.left[option.pool];
-          left -= tile.elements[t] * problem.element_bytes;
+          left -= problem.bytes(t, tile.elements[t]);
           fits = left >= 0;
         }
       }

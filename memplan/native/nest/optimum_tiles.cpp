@@ -135,7 +135,7 @@ void Tiles::fill_in(Tile& tile) const {
   tile.elements[kOutput] = own[kX] * own[kY] * own[kK] * own[kB];
   // Every partial sum but the first is also read back.
   tile.fill[kOutput] = all[kX] * all[kY] * all[kK] * all[kB] *
-                       (2 * visits[kC] * visits[kFw] * visits[kFh] - 1);
+                       problem_.passes(visits[kC] * visits[kFw] * visits[kFh]);
 }
 
 double Tiles::curve(int tensor, double bytes) const {
@@ -156,7 +156,7 @@ void Tiles::list_prices() {
     for (const Tile& tile : tiles_) kept[tile.elements[t]];
     std::vector<std::pair<double, int>> all;
     for (auto& [elements, choices] : kept) {
-      const double bytes = elements * problem_.element_bytes;
+      const double bytes = problem_.bytes(t, elements);
       const auto offer = [&](double pj, int pool) {
         if (pj >= memories.main_pj || elements <= 0) return;
         if (pool >= 0 && bytes > problem_.pools[pool]) return;

@@ -48,10 +48,13 @@ struct Level {
 
 // The loops from the inside out: how far each dimension is covered.
 struct Cost::Walk {
+  explicit Walk(const Problem& own) : problem(own) {}
+
   std::array<std::array<Level, kMostLoops + 1>, kAxes> levels;
   std::array<int, kAxes> at{};
   std::array<double, kAxes> all;
   std::array<double, 2> stride;
+  const Problem& problem;
 
   const Level& now(int dim) const { return levels[dim][at[dim]]; }
   double extent(int dim) const { return static_cast<double>(now(dim).extent); }
@@ -75,7 +78,7 @@ struct Cost::Walk {
   Buffer output() const {
     return {extent(kX) * extent(kY) * extent(kK) * extent(kB),
             all[kX] * all[kY] * all[kK] * all[kB] *
-                (2 * visits(kC) * visits(kFw) * visits(kFh) - 1)};
+                problem.passes(visits(kC) * visits(kFw) * visits(kFh))};
   }
   Buffer buffer(int tensor) const {
     return tensor == kInput ? input() : tensor == kKernel ? kernel() : output();
@@ -93,7 +96,7 @@ Cost::Cost(const Problem& problem)
 }
 
 double Cost::operator()(std::span<const Loop> loops, double limit) const {
-  Walk walk;
+  Walk walk(problem_);
   std::array<int, kAxes> depth{};
   for (const Loop& loop : loops) {
     walk.levels[loop.dim][++depth[loop.dim]].extent = loop.extent;
@@ -188,7 +191,7 @@ Cost::Part Cost::least(int tensor, const Buffers& own) const {
   Part best{own.demand * main_pj, {}};
   for (int i = 0; i < own.count; ++i) {
     const Buffer& buffer = own.rows[i];
-    const double bytes = buffer.elements * problem_.element_bytes;
+    const double bytes = problem_.bytes(tensor, buffer.elements);
     const auto [pj, pool] = cheapest(tensor, bytes);
     ends[i].pj = std::numeric_limits<double>::infinity();
     if (!(pj < main_pj)) continue;
@@ -238,7 +241,7 @@ void Cost::parts(int tensor, const Buffers& own, std::vector<Part>& found) const
   std::vector<std::pair<double, int>> options;
   for (int i = 0; i < own.count; ++i) {
     const Buffer& buffer = own.rows[i];
-    const double bytes = buffer.elements * problem_.element_bytes;
+    const double bytes = problem_.bytes(tensor, buffer.elements);
     options.clear();
     if (!memories.knots.empty() && bytes <= memories.largest) {
       options.emplace_back(price(tensor, bytes), memories.pool);

@@ -1,0 +1,178 @@
+"""The memories of a nest's buffers where time counts, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from memplan.blocking.cost.best_memories import best_memories
+from memplan.blocking.cost.latency import Latency, latency
+from memplan.blocking.cost.objective import Choice, Fixed
+from memplan.blocking.cost.placement import BufferMemory, level_of
+from memplan.blocking.cost.time_weights import weights_of
+from memplan.blocking.machine.hierarchy import Hierarchy
+from memplan.blocking.nest.counts import Traffic
+from memplan.blocking.nest.layer import Tensor
+from memplan.blocking.nest.nest import Nest
+from memplan.errors import UsageError
+
+MINIMIZED = ("energy", "cycles", "edp")
+_WORTHS = (0.1, 1.0, 10.0)  # of a cycle, in units of energy over cycles
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A nest in the memories of `choice`: pJ of all accesses and of multiplications,
+    and the cycles."""
+
+    nest: Nest
+    choice: tuple[BufferMemory, ...]
+    energy: float
+    mac_pj: float
+    latency: Latency
+
+    @property
+    def cycles(self) -> float:
+        """Of the whole layer."""
+        return self.latency.cycles
+
+    @property
+    def edp(self) -> float:
+        """Energy, with that of the multiplications, times cycles."""
+        return (self.energy + self.mac_pj) * self.cycles
+
+    def value(self, minimize: str) -> float:
+        """What is to be as little as can be, one of MINIMIZED."""
+        return {"energy": self.energy, "cycles": self.cycles, "edp": self.edp}[minimize]
+
+    def rank(self, minimize: str) -> tuple[float, float]:
+        """The same, and at equal values the rest."""
+        other = self.energy if minimize == "cycles" else self.cycles
+        return self.value(minimize), other
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A nest that no other one found beats in energy (pJ) and cycles both."""
+
+    energy: float
+    cycles: float
+    string: str
+
+
+def check_minimized(minimize: str, machine: object) -> None:
+    """Raises UsageError where it is none of MINIMIZED, or needs bandwidths that there
+    are none of: then cycles are the datapath's, and every nest has the same."""
+    if minimize not in MINIMIZED:
+        raise UsageError(f"{minimize!r} cannot be minimized: {', '.join(MINIMIZED)}")
+    if minimize == "energy":
+        return
+    if not isinstance(machine, Fixed) or not machine.hierarchy.timed:
+        raise UsageError(
+            f"to minimize {minimize} takes a hierarchy that gives a bandwidth; without "
+            "one all nests take the datapath's cycles: give --memory a .toml file with "
+            "bandwidth or dram_bandwidth, see docs/hierarchies.md"
+        )
+
+
+def timed(nest: Nest, machine: Fixed, choice: Choice) -> Timed:
+    """The nest in these memories."""
+    traffic = machine.traffic(nest)
+    placement = machine.place(traffic, choice)
+    energy = sum(share.pj for share in machine.shares(traffic, placement))
+    found = latency(nest, traffic, placement, machine.hierarchy)
+    mac_pj = nest.layer.macs * machine.mac_pj
+    return Timed(nest, tuple(choice), energy, mac_pj, found)
+
+
+def ways(nest: Nest, machine: Fixed) -> list[Timed]:
+    """The nest in the memories that take the least energy, the fewest cycles by each of
+    the sums that bound them, and the least of both together."""
+    traffic = machine.traffic(nest)
+    first = timed(nest, machine, best_memories(traffic, machine))
+    found = {first.choice: first}
+    for hierarchy in _priced(first, machine.hierarchy):
+        choice = _chosen(traffic, Fixed(hierarchy), machine.hierarchy)
+        if choice not in found:
+            found[choice] = timed(nest, machine, choice)
+    return list(found.values())
+
+
+def best_ways(nest: Nest, machine: Fixed, minimize: str) -> Timed:
+    """That of `ways` that takes the least, after its memories were changed, a tensor's
+    at a time, for as long as that helps."""
+    best = min(ways(nest, machine), key=lambda one: one.rank(minimize))
+    if minimize == "energy":
+        return best
+    traffic = machine.traffic(nest)
+    choices = {t: list(_choices(own, machine)) for t, own in traffic.items()}
+    failed = 0
+    while failed < len(choices):
+        for tensor, own in choices.items():
+            rest = tuple(one for one in best.choice if one.tensor is not tensor)
+            tried = [best]
+            for part in own:
+                if _fits((*rest, *part), machine.hierarchy):
+                    tried.append(timed(nest, machine, (*rest, *part)))
+            found = min(tried, key=lambda one: one.rank(minimize))
+            failed = 0 if found is not best else failed + 1
+            best = found
+    return best
+
+
+def _choices(own: Traffic, machine: Fixed) -> Iterator[tuple[BufferMemory, ...]]:
+    """One tensor's buffers in levels: each in one, further out from the inside."""
+    hierarchy, tensor = machine.hierarchy, own.tensor
+    levels = hierarchy.levels
+    for number in range(min(len(own.used), len(levels)) + 1):
+        for buffers in combinations(own.used, number):
+            for depths in combinations(range(len(levels)), number):
+                pairs = list(zip(buffers, depths, strict=True))
+                if all(b.nbytes <= levels[d].capacity(tensor) for b, d in pairs):
+                    yield tuple(
+                        BufferMemory(
+                            tensor,
+                            buffer.begin,
+                            buffer.nbytes,
+                            hierarchy.price(depth, tensor),
+                            levels[depth].name,
+                        )
+                        for buffer, depth in pairs
+                    )
+
+
+def _fits(choice: Choice, hierarchy: Hierarchy) -> bool:
+    """Whether shared levels hold all that is to be in them."""
+    for level in hierarchy.levels:
+        if level.private:
+            continue
+        held = [one for one in choice if level_of(one, hierarchy) == level.name]
+        if sum(one.nbytes for one in held) > level.capacity(Tensor.INPUT):
+            return False
+    return True
+
+
+def _priced(first: Timed, hierarchy: Hierarchy) -> Iterator[Hierarchy]:
+    for weights in weights_of(hierarchy):
+        yield weights.alone(hierarchy)
+        for part in _WORTHS:
+            yield weights.combined(hierarchy, worth_of(first, part))
+
+
+def worth_of(one: Timed, part: float = 1.0) -> float:
+    """pJ that a cycle is worth where both matter alike, times `part`."""
+    return part * (one.energy + one.mac_pj) / one.cycles
+
+
+def _chosen(
+    traffic: Mapping[Tensor, Traffic], priced: Fixed, hierarchy: Hierarchy
+) -> tuple[BufferMemory, ...]:
+    """The memories that take the least at other prices, at their own."""
+    names = [level.name for level in hierarchy.levels]
+    found = []
+    for one in best_memories(traffic, priced):
+        name = level_of(one, priced.hierarchy)
+        pj = hierarchy.price(names.index(name), one.tensor)
+        found.append(replace(one, pj=pj, level=name))
+    return tuple(found)

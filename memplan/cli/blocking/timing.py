@@ -1,0 +1,85 @@
+"""How blocking commands print cycles."""
+
+from __future__ import annotations
+
+from memplan.blocking.cost.evaluation import Evaluation
+from memplan.blocking.plan import BlockingPlan, PlannedLayer
+from memplan.cli import show
+from memplan.cli.blocking import report
+
+
+def percent(part: float) -> str:
+    """A part as "83.1 %"."""
+    return f"{part:.1%}".replace("%", " %")
+
+
+def time_rows(found: Evaluation) -> list[tuple[str, str]]:
+    """Cycles, how busy they keep the datapath, and what stalls it."""
+    latency = found.latency
+    if latency is None or found.busy is None or found.edp is None:
+        return []
+    used = f"{percent(found.busy)} of the datapath used"
+    if not latency.bounded:
+        what = "the datapath's alone: no bandwidth is given"
+        return [("cycles", f"{latency.steps:,}, {used}; {what}")]
+    rows = [("cycles", f"{latency.cycles:,.0f}, {used}")]
+    if latency.staller is None:
+        rows.append(("stalls", "none: the datapath is never waited for"))
+    else:
+        most = latency.stalls[latency.staller]
+        others = f"{latency.cycles - latency.steps:,.0f} in all"
+        rows.append(("stalls", f"most at {latency.staller}: {most:,.0f}, {others}"))
+    if latency.edges:
+        rows.append(("edges", f"{latency.edges:,.0f}: first tiles in, last ones out"))
+    rows.append(("energy-delay", f"{found.edp:.5g} pJ cycles, with the MACs' energy"))
+    return rows
+
+
+def time_table(found: Evaluation) -> None:
+    """Every port, and how long it is busy; nothing where no bandwidth is known."""
+    latency = found.latency
+    if latency is None or not latency.ports:
+        return
+    rows = [
+        [
+            port.level,
+            "all" if port.tensor is None else port.tensor.value,
+            "reads and writes" if port.way == "both" else port.way,
+            report.amount(port.nbytes),
+            f"{port.bandwidth:g}",
+            report.amount(port.cycles),
+            percent(port.cycles / latency.cycles),
+        ]
+        for port in latency.ports
+    ]
+    show.line("")
+    columns = ["level", "tensor", "port", "bytes", "bytes/cycle", "cycles", "busy"]
+    show.table("Time", columns, rows)
+
+
+def front_table(planned: PlannedLayer) -> None:
+    """The nests between least energy and fewest cycles."""
+    front = planned.search.front
+    if not front:
+        return
+    found = planned.evaluation
+    rows = [
+        [
+            f"{point.cycles:,.0f}",
+            report.energy(point.energy),
+            f"{found.per_mac(point.energy):.4f}",
+            point.string,
+        ]
+        for point in front
+    ]
+    show.line("")
+    title = "Between least energy and fewest cycles, of all nests looked at"
+    show.table(title, ["cycles", "energy", "pJ/MAC", "loops"], rows)
+
+
+def plan_time_rows(plan: BlockingPlan) -> list[tuple[str, str]]:
+    """Cycles of all layers, each as often as it is run."""
+    known = [one.evaluation.latency for one in plan.layers]
+    if plan.cycles is None or not all(one and one.bounded for one in known):
+        return []
+    return [("cycles", f"{plan.cycles:,.0f}, one layer after the other")]
