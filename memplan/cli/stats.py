@@ -14,6 +14,8 @@ from memplan.reporting.check import described
 from memplan.reporting.leak import told
 from memplan.reporting.live import By, Live
 from memplan.reporting.stats import Stats, entries, summarize
+from memplan.trace.category import Category
+from memplan.trace.reserved import Reserved
 from memplan.units import format_bytes, format_gap, format_seconds
 
 _UNKNOWN_SITES = (
@@ -40,8 +42,16 @@ _UNKNOWN_SITES = (
     help="What to sum up by.",
 )
 @arguments.rows
+@arguments.device
 @arguments.json_
-def command(source: tuple[str, ...], at: str, kind: By, most: int, json_: bool) -> None:
+def command(
+    source: tuple[str, ...],
+    at: str,
+    kind: By,
+    most: int,
+    device: int | None,
+    json_: bool,
+) -> None:
     """Say which lines, modules and operators make the peak, and whether memory leaks.
 
     SOURCE is a recorded trace, PyTorch's memory snapshot, or a plan. Of many traces, as
@@ -52,9 +62,9 @@ def command(source: tuple[str, ...], at: str, kind: By, most: int, json_: bool) 
     """
     paths = sources.expanded(source)
     if len(paths) > 1:
-        stats_many.command(paths, most, json_)
+        stats_many.command(paths, most, device, json_)
         return
-    given = sources.trace_or_plan(paths[0])
+    given = sources.trace_or_plan(paths[0], device)
     if isinstance(given, Plan):
         _of_plan(given, paths[0], json_)
         return
@@ -80,8 +90,9 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
         for category, size in found.peak.categories.items()
         if size
     ]
-    if found.has_sites:
+    if found.has_sites and found.peak.categories[Category.UNKNOWN] < found.peak.bytes:
         rows.append(("of it", ", ".join(known)))
+    rows += _reserved(found)
     rows.append(("events", f"{len(found.trace):,}, {found.steps:,} steps"))
     if found.steps > 2:
         rows.append(("kept at end", format_bytes(found.kept_at_end_bytes)))
@@ -113,9 +124,46 @@ def _oom(found: Stats) -> list[tuple[str, str]]:
     asked = f"{format_bytes(oom.requested_bytes)} could not be had"
     when = f"after {format_seconds(oom.seconds)}, {format_bytes(oom.live.bytes)} live"
     rows = [("out of memory", f"{asked} {when}")]
+    if found.trace.info.device == "cuda":
+        rows.append(("", f"{format_bytes(oom.free)} free on the device"))
+    held = oom.reserved
+    if held is not None:
+        rows.append(("", f"{format_bytes(held.reserved)} reserved then"))
+        if held.split is not None:
+            rows.append(("", _free_parts(held)))
     if oom.site.file:
         rows.append(("asked for at", described(oom.site)))
     return rows
+
+
+def _reserved(found: Stats) -> list[tuple[str, str]]:
+    """What an allocator of segments held, and what of it was of no use."""
+    if found.reserved is None:
+        return []
+    most, at = found.reserved, found.reserved.at
+    rows = [
+        (
+            "reserved",
+            f"{format_bytes(most.bytes)} at most, after {format_seconds(most.seconds)}",
+        ),
+        (
+            "allocated",
+            f"{format_bytes(at.allocated)} of {format_bytes(at.reserved)} reserved, "
+            f"after {format_seconds(found.at.seconds)}",
+        ),
+    ]
+    if at.split is not None:
+        rows.append(("fragmented", _free_parts(at)))
+    return rows
+
+
+def _free_parts(held: Reserved) -> str:
+    parts = [f"{format_bytes(held.split or 0)} lost between blocks"]
+    if held.empty:
+        parts.append(f"{format_bytes(held.empty)} in segments with none")
+    if held.largest_free:
+        parts.append(f"largest hole {format_bytes(held.largest_free)}")
+    return ", ".join(parts)
 
 
 def _moment(live: Live, at: str) -> str:

@@ -30,6 +30,15 @@ _STRONGEST_FIRST = (
 _GENERATED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py\Z")
 
 
+_CPP = (".cpp", ".c", ".cc", ".cu", ".h")
+# In the names of C++ frames: a node of autograd's, Python's name of what was called.
+_NATIVE_OPERATORS = (
+    re.compile(r"(\w+Backward\w*)::apply"),
+    re.compile(r"THPVariable_(\w+)\("),
+    re.compile(r"at::_ops::(\w+)::call"),
+)
+
+
 @dataclass(frozen=True)
 class Site:
     """Who asked for a buffer; empty where that is not known.
@@ -154,7 +163,7 @@ def site_of(stacks: StackTable, index: int) -> Site:
     frame = first_of_user(stack)
     operator = origin.operator
     if not operator and stack and stack[0] is not frame:
-        operator = stack[0].name  # PyTorch's own function, called from there
+        operator = _operator(stack[: stack.index(frame)] if frame in stack else stack)
     return Site(
         frame.filename, frame.line, frame.name, module=origin.module, operator=operator
     )
@@ -163,12 +172,32 @@ def site_of(stacks: StackTable, index: int) -> Site:
 def first_of_user(stack: Stack) -> Frame:
     """The innermost frame that is neither PyTorch's nor Python's own.
 
-    The innermost one of all where there is none; Frame("", 0, "") of an empty stack.
+    The innermost one of all where there is none; Frame("", 0, "") of an empty stack,
+    and where that is C++.
     """
     for frame in stack:
         if _is_users(frame.filename):
             return frame
-    return stack[0] if stack else Frame("", 0, "")
+    if not stack or _is_native(stack[0].filename):
+        return Frame("", 0, "")
+    return stack[0]
+
+
+def _operator(inner: Stack) -> str:
+    """What the frames that a line called run: PyTorch's own function, innermost, or of
+    C++ frames the node of autograd's, or the operator."""
+    if not _is_native(inner[0].filename):
+        return inner[0].name
+    # The outermost of each: what the program called, not what that is made of.
+    for pattern in _NATIVE_OPERATORS:
+        for frame in reversed(inner):
+            if match := pattern.search(frame.name):
+                return match[1]
+    return ""
+
+
+def _is_native(file: str) -> bool:
+    return file in ("", "??") or file.endswith((*_CPP, ".so"))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -181,7 +210,7 @@ def _is_users(file: str) -> bool:
     for folder in ("site-packages", "dist-packages"):
         if folder in parts[:-1]:
             return parts[parts.index(folder) + 1] not in ("torch", "functorch")
-    if parts[-1].endswith((".cpp", ".c", ".cc", ".cu", ".h")):
+    if parts[-1].endswith(_CPP):
         return False  # where snapshots hold the frames of C++, too
     return not any(p.startswith("python3.") for p in parts[:-1]) and not (
         file.startswith(sys.base_prefix + "/lib/python")
