@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     *("time_ns", "action", "mark", "address", "size", "requested_size"),
-    *("thread", "device", "stack"),
+    *("thread", "device", "stream", "stack"),
 )
 
 

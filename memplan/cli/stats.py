@@ -13,11 +13,17 @@ from memplan.core.plan import Plan
 from memplan.reporting.check import described
 from memplan.reporting.leak import told
 from memplan.reporting.live import By, Live
+from memplan.reporting.saving import MOST_EVENTS, saving
 from memplan.reporting.stats import Stats, entries, summarize
 from memplan.trace.category import Category
 from memplan.trace.reserved import Reserved
 from memplan.units import format_bytes, format_gap, format_seconds
 
+_SAVED_OF = {
+    "resident": "resident",
+    "reserved": "reserved",
+    "heaps": "of the C library's heaps",
+}
 _UNKNOWN_SITES = (
     "the trace does not say who asked: record again with --stacks site, the default"
 )
@@ -70,7 +76,9 @@ def command(
         return
     found = summarize(given, at)
     if json_:
-        show.as_json(entries(found))
+        saved = saving(given)
+        told = {"saving": None if saved is None else saved.entries()}
+        show.as_json(entries(found) | told)
         return
     show.facts(f"memplan: {paths[0]}", _rows(found, at))
     if len(found.at.chosen):
@@ -78,7 +86,8 @@ def command(
         site_table.shown(f"{title}, by {kind}", kind, found.at.by(kind), most)
     if not found.has_sites and kind in ("line", "function", "module", "op"):
         show.note(_UNKNOWN_SITES)
-    show.line(f"  next: {_next(found, paths[0])}")
+    if not show.is_hushed():
+        show.line(f"  {_next(found, paths[0])}")
 
 
 def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
@@ -174,11 +183,23 @@ def _moment(live: Live, at: str) -> str:
 
 
 def _next(found: Stats, path: Path) -> str:
-    """What could be saved, and by what."""
+    """What to do next, and what a plan would save."""
     name = shlex.quote(str(path))
     if found.leak is not None:
-        return f"memplan stats {name} --at {found.steps - 1}"
-    return f"memplan solve {name} says what a plan would save"
+        return f"next: memplan stats {name} --at {found.steps - 1}"
+    if len(found.trace) > MOST_EVENTS:
+        return f"next: memplan solve {name} says what a plan would save"
+    saved = saving(found.trace)
+    if saved is None:
+        return "a plan would save nothing that is known: no step repeats"
+    now = f"{format_bytes(saved.now)} {_SAVED_OF[saved.of]}"
+    share = f"{100 * saved.share:.1f} %"
+    if not saved.pays:
+        return f"a plan would not pay: it saves {share} of {now} at most"
+    most = format_bytes(saved.now - saved.planned_least)
+    least = format_bytes(max(saved.now - saved.planned, 0))
+    span = most if least == most else f"{least} to {most}"
+    return f"next: memplan solve {name} would save {span} of {now}, up to {share}"
 
 
 def _of_plan(plan: Plan, path: Path, json_: bool) -> None:
