@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import click
 
-from memplan.cli import arguments, show, site_table, sources, stats_many
+from memplan.cli import arguments, memory_rows, show, site_table, sources, stats_many
 from memplan.core.plan import Plan
 from memplan.reporting.check import described
 from memplan.reporting.leak import told
@@ -16,7 +16,6 @@ from memplan.reporting.live import By, Live
 from memplan.reporting.saving import MOST_EVENTS, saving
 from memplan.reporting.stats import Stats, entries, summarize
 from memplan.trace.category import Category
-from memplan.trace.reserved import Reserved
 from memplan.units import format_bytes, format_gap, format_seconds
 
 _SAVED_OF = {
@@ -101,13 +100,13 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     ]
     if found.has_sites and found.peak.categories[Category.UNKNOWN] < found.peak.bytes:
         rows.append(("of it", ", ".join(known)))
-    rows += _reserved(found)
+    rows += memory_rows.reserved(found)
     rows.append(("events", f"{len(found.trace):,}, {found.steps:,} steps"))
     if found.steps > 2:
         rows.append(("kept at end", format_bytes(found.kept_at_end_bytes)))
         rows.append(("leak", _leak(found)))
     if found.oom is not None:
-        rows += _oom(found)
+        rows += memory_rows.oom(found)
     if info.dropped_events:
         rows.append(
             ("dropped", f"{info.dropped_events:,} events: the peak may be higher")
@@ -125,54 +124,6 @@ def _leak(found: Stats) -> str:
     if not leak.site.file:
         return f"grows by {grows}"
     return f"grows by {grows}; most made at {described(leak.site)}"
-
-
-def _oom(found: Stats) -> list[tuple[str, str]]:
-    oom = found.oom
-    assert oom is not None
-    asked = f"{format_bytes(oom.requested_bytes)} could not be had"
-    when = f"after {format_seconds(oom.seconds)}, {format_bytes(oom.live.bytes)} live"
-    rows = [("out of memory", f"{asked} {when}")]
-    if found.trace.info.device == "cuda":
-        rows.append(("", f"{format_bytes(oom.free)} free on the device"))
-    held = oom.reserved
-    if held is not None:
-        rows.append(("", f"{format_bytes(held.reserved)} reserved then"))
-        if held.split is not None:
-            rows.append(("", _free_parts(held)))
-    if oom.site.file:
-        rows.append(("asked for at", described(oom.site)))
-    return rows
-
-
-def _reserved(found: Stats) -> list[tuple[str, str]]:
-    """What an allocator of segments held, and what of it was of no use."""
-    if found.reserved is None:
-        return []
-    most, at = found.reserved, found.reserved.at
-    rows = [
-        (
-            "reserved",
-            f"{format_bytes(most.bytes)} at most, after {format_seconds(most.seconds)}",
-        ),
-        (
-            "allocated",
-            f"{format_bytes(at.allocated)} of {format_bytes(at.reserved)} reserved, "
-            f"after {format_seconds(found.at.seconds)}",
-        ),
-    ]
-    if at.split is not None:
-        rows.append(("fragmented", _free_parts(at)))
-    return rows
-
-
-def _free_parts(held: Reserved) -> str:
-    parts = [f"{format_bytes(held.split or 0)} lost between blocks"]
-    if held.empty:
-        parts.append(f"{format_bytes(held.empty)} in segments with none")
-    if held.largest_free:
-        parts.append(f"largest hole {format_bytes(held.largest_free)}")
-    return ", ".join(parts)
 
 
 def _moment(live: Live, at: str) -> str:
@@ -198,8 +149,10 @@ def _next(found: Stats, path: Path) -> str:
         return f"a plan would not pay: it saves {share} of {now} at most"
     most = format_bytes(saved.now - saved.planned_least)
     least = format_bytes(max(saved.now - saved.planned, 0))
+    if not saved.pays_surely:
+        return f"next: memplan solve {name} may save {share} of {now}, or but {least}"
     span = most if least == most else f"{least} to {most}"
-    return f"next: memplan solve {name} would save {span} of {now}, up to {share}"
+    return f"next: memplan solve {name} would save {span} of {now}"
 
 
 def _of_plan(plan: Plan, path: Path, json_: bool) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +12,10 @@ import numpy.typing as npt
 from memplan.arrays import Int64Array
 from memplan.trace.category import Category
 from memplan.trace.match import labelled, lives
-from memplan.trace.stacks import Frame, Phase, Stack, StackTable
+from memplan.trace.stacks import Phase, Stack, StackTable
 from memplan.trace.steps import strongest_mark
 from memplan.trace.trace import Action, Mark, Trace
+from memplan.trace.user_frames import first_of_user, is_native
 
 # What says more than what stands after it: a buffer may be labelled more than once.
 _STRONGEST_FIRST = (
@@ -26,11 +26,6 @@ _STRONGEST_FIRST = (
 )
 
 
-# What torch.compile writes into its cache, wherever it is: ab/cab….py, by a hash.
-_GENERATED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py\Z")
-
-
-_CPP = (".cpp", ".c", ".cc", ".cu", ".h")
 # In the names of C++ frames: a node of autograd's, Python's name of what was called.
 _NATIVE_OPERATORS = (
     re.compile(r"(\w+Backward\w*)::apply"),
@@ -169,24 +164,10 @@ def site_of(stacks: StackTable, index: int) -> Site:
     )
 
 
-def first_of_user(stack: Stack) -> Frame:
-    """The innermost frame that is neither PyTorch's nor Python's own.
-
-    The innermost one of all where there is none; Frame("", 0, "") of an empty stack,
-    and where that is C++.
-    """
-    for frame in stack:
-        if _is_users(frame.filename):
-            return frame
-    if not stack or _is_native(stack[0].filename):
-        return Frame("", 0, "")
-    return stack[0]
-
-
 def _operator(inner: Stack) -> str:
     """What the frames that a line called run: PyTorch's own function, innermost, or of
     C++ frames the node of autograd's, or the operator."""
-    if not _is_native(inner[0].filename):
+    if not is_native(inner[0].filename):
         return inner[0].name
     # The outermost of each: what the program called, not what that is made of.
     for pattern in _NATIVE_OPERATORS:
@@ -194,27 +175,6 @@ def _operator(inner: Stack) -> str:
             if match := pattern.search(frame.name):
                 return match[1]
     return ""
-
-
-def _is_native(file: str) -> bool:
-    return file in ("", "??") or file.endswith((*_CPP, ".so"))
-
-
-@lru_cache(maxsize=1 << 14)
-def _is_users(file: str) -> bool:
-    parts = file.replace("\\", "/").split("/")
-    if not file or file.startswith(("<frozen", "??")) or parts[-1].endswith(".so"):
-        return False
-    if _GENERATED.search(file):
-        return False
-    for folder in ("site-packages", "dist-packages"):
-        if folder in parts[:-1]:
-            return parts[parts.index(folder) + 1] not in ("torch", "functorch")
-    if parts[-1].endswith(_CPP):
-        return False  # where snapshots hold the frames of C++, too
-    return not any(p.startswith("python3.") for p in parts[:-1]) and not (
-        file.startswith(sys.base_prefix + "/lib/python")
-    )
 
 
 class _SiteTable:

@@ -38,6 +38,11 @@ class Saving:
         """Whether that may be worth while."""
         return self.share >= PAYS
 
+    @property
+    def pays_surely(self) -> bool:
+        """Whether as much is saved where heaps waste as little as they can."""
+        return self.now - self.planned >= PAYS * self.now
+
     def entries(self) -> dict[str, object]:
         """As `memplan stats --json` has it."""
         return {

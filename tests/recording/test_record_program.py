@@ -172,3 +172,19 @@ def test_a_script_whose_name_is_no_text_is_planned_and_run(
         done = memplan(*arguments)
         assert done.returncode == 0, done.stderr
     assert rb'"script": "tr\\xff.py"' in training.with_name("p.json").read_bytes()
+
+
+def test_a_request_that_fails_is_told_at_the_end(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(
+        "import torch\n"
+        "kept = torch.ones(256)\n"
+        "def big():\n"
+        "    return torch.empty(1 << 50, dtype=torch.uint8)\n"
+        "big()\n"
+    )
+    done = memplan("record", "-o", "t.parquet", "p.py")
+    assert done.returncode == 1
+    assert "1.0 PiB could not be had after" in done.stderr
+    assert "1.0 KiB live" in done.stderr
+    assert f"asked for at   {tmp_path / 'p.py'}:4 in big (empty)" in done.stderr
+    assert "next: memplan stats t.parquet" in done.stderr
