@@ -42,7 +42,7 @@ def command(
             delta = sum(change.delta for change in left)
             rows.append([f"{len(left):,} others", "", "", "", "", _signed(delta)])
         columns = ["where", "module", "operator", "before", "after", "change"]
-        show.table("at the peak, by line, module and operator", columns, rows, 3)
+        show.table("at the peak, by function, module and operator", columns, rows, 3)
 
 
 def _rows(found: Diff) -> list[tuple[str, str]]:

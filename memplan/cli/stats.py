@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
 from memplan.cli import arguments, memory_rows, show, site_table, sources, stats_many
 from memplan.core.plan import Plan
+from memplan.errors import UsageError
 from memplan.reporting.check import described
 from memplan.reporting.leak import told
 from memplan.reporting.live import By, Live
@@ -71,6 +73,7 @@ def command(
         return
     given = sources.trace_or_plan(paths[0], device)
     if isinstance(given, Plan):
+        _refuse_for_plan(paths[0])
         _of_plan(given, paths[0], json_)
         return
     found = summarize(given, at)
@@ -153,6 +156,17 @@ def _next(found: Stats, path: Path) -> str:
         return f"next: memplan solve {name} may save {share} of {now}, or but {least}"
     span = most if least == most else f"{least} to {most}"
     return f"next: memplan solve {name} would save {span} of {now}"
+
+
+def _refuse_for_plan(path: Path) -> None:
+    """Raise UsageError where a plan is asked what only its trace can tell."""
+    context = click.get_current_context()
+    for name, flag in (("kind", "--by"), ("at", "--at"), ("most", "-n")):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise UsageError(
+                f"{flag} is for traces: {path} is a plan, of sizes and offsets alone; "
+                "name the trace that it was made from"
+            )
 
 
 def _of_plan(plan: Plan, path: Path, json_: bool) -> None:
