@@ -61,6 +61,7 @@ def rows(room: Room | None, plan: Plan) -> list[tuple[str, str]]:
         ("capacity", fits),
         ("counted", ", ".join(named) or "nothing"),
         ("not counted", _LEFT_OUT[room.of]),
+        *([] if room.whole else [("", "what the recording lacks: it is not whole")]),
     ]
 
 

@@ -21,8 +21,7 @@ def oom(found: Stats) -> list[tuple[str, str]]:
     held = failed.reserved
     if held is not None:
         rows.append(("", f"{format_bytes(held.reserved)} reserved then"))
-        if held.split is not None:
-            rows.append(("", _free_parts(held)))
+        rows += _idle("", held)
     if failed.site.file:
         rows.append(("asked for at", described(failed.site)))
     return rows
@@ -44,15 +43,17 @@ def reserved(found: Stats) -> list[tuple[str, str]]:
             f"after {format_seconds(found.at.seconds)}",
         ),
     ]
-    if at.split is not None:
-        rows.append(("fragmented", _free_parts(at)))
-    return rows
+    return rows + _idle("fragmented", at)
 
 
-def _free_parts(held: Reserved) -> str:
-    parts = [f"{format_bytes(held.split or 0)} lost between blocks"]
-    if held.empty:
-        parts.append(f"{format_bytes(held.empty)} in segments with none")
+def _idle(name: str, held: Reserved) -> list[tuple[str, str]]:
+    """What no block holds of what is reserved, where that is known."""
+    if held.split is None:
+        return []
+    lost = f"{format_bytes(held.split)} lost between blocks"
     if held.largest_free:
-        parts.append(f"largest hole {format_bytes(held.largest_free)}")
-    return ", ".join(parts)
+        lost += f", largest hole {format_bytes(held.largest_free)}"
+    rows = [(name, lost)]
+    if held.empty:
+        rows.append(("", f"{format_bytes(held.empty)} in segments without a block"))
+    return rows

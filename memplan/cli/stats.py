@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from pathlib import Path
 from typing import Any, get_args
@@ -25,6 +26,7 @@ _SAVED_OF = {
     "reserved": "reserved",
     "heaps": "of the C library's heaps",
 }
+_NAMES = 17  # columns of a fact's name
 _UNKNOWN_SITES = (
     "the trace does not say who asked: record again with --stacks site, the default"
 )
@@ -102,7 +104,8 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
         if size
     ]
     if found.has_sites and found.peak.categories[Category.UNKNOWN] < found.peak.bytes:
-        rows.append(("of it", ", ".join(known)))
+        names = itertools.chain(["of it"], itertools.repeat(""))
+        rows += zip(names, _joined(known, show.width() - _NAMES), strict=False)
     rows += memory_rows.reserved(found)
     rows.append(("events", f"{len(found.trace):,}, {found.steps:,} steps"))
     if found.steps > 2:
@@ -117,6 +120,18 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     if not info.complete:
         rows.append(("incomplete", "the recording was cut off: more may have come"))
     return rows
+
+
+def _joined(parts: list[str], room: int) -> list[str]:
+    """Lines of at most `room` characters, where no part is longer."""
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 > room:
+            lines[-1] += ","
+            lines.append(part)
+        else:
+            lines[-1] += f", {part}"
+    return lines
 
 
 def _leak(found: Stats) -> str:
@@ -152,10 +167,9 @@ def _next(found: Stats, path: Path) -> str:
         return f"a plan would not pay: it saves {share} of {now} at most"
     most = format_bytes(saved.now - saved.planned_least)
     least = format_bytes(max(saved.now - saved.planned, 0))
-    if not saved.pays_surely:
-        return f"next: memplan solve {name} may save {share} of {now}, or but {least}"
     span = most if least == most else f"{least} to {most}"
-    return f"next: memplan solve {name} would save {span} of {now}"
+    verb = "would" if saved.pays_surely else "may"
+    return f"next: memplan solve {name} {verb} save {span} of {now}"
 
 
 def _refuse_for_plan(path: Path) -> None:

@@ -34,7 +34,8 @@ class Room:
     of the process. outliving: of tensors outside the plan, which outlive their steps;
     beyond: of the process beside its tensors; other_streams: live at most on streams
     that the plan does not serve. live: of tensors at once in the recording, a failed
-    request with them; 0 of a bare problem. Those that are not compared are 0.
+    request with them; 0 of a bare problem. Those that are not compared are 0. failed:
+    of the last request that failed; whole: whether the recording is, from begin to end.
     """
 
     capacity: int
@@ -43,6 +44,8 @@ class Room:
     beyond: int = 0
     other_streams: int = 0
     live: int = 0
+    failed: int = 0
+    whole: bool = True
 
     @property
     def outside(self) -> int:
@@ -84,6 +87,8 @@ def room_for(
         outliving=unplanned_bytes(planned, marks, step),
         other_streams=_live_beside(source, planned),
         live=_most_live(source.events),
+        failed=_last_failed(source.events),
+        whole=source.info.complete and not source.info.dropped_events,
     )
     if of != "process":
         return room
@@ -104,6 +109,12 @@ def solve_within(
         raise InfeasibleError(
             f"does not fit: the recorded program holds {_compared(room)} at once, "
             f"whatever the plan, and the capacity is {_bytes(room.capacity)}"
+        )
+    if room.failed:
+        raise NoPlanError(
+            f"unknown: a request for {_bytes(room.failed)} failed in this recording, "
+            "and what its program needs after that is not in it; record it where it "
+            "runs through, or with --device fake"
         )
     left = room.capacity - room.outside
     if left < 0:
@@ -168,6 +179,11 @@ def _live_beside(trace: Trace, planned: Trace) -> int:
     others = trace.events.stream != stream
     rows = np.flatnonzero(others & (trace.events.action != Action.OOM))
     return _most_live(trace.events.take(rows.astype(np.int64)))
+
+
+def _last_failed(events: Columns) -> int:
+    sizes = events.requested_size[events.action == Action.OOM]
+    return int(sizes[-1]) if len(sizes) else 0
 
 
 def _most_live(events: Columns) -> int:

@@ -70,6 +70,9 @@ def test_a_request_that_failed_would_have_had_to_fit() -> None:
     failed = replace(trace, events=replace(events, action=action, requested_size=size))
     with pytest.raises(InfeasibleError):
         fits(failed, room_for(failed, 1 << 30, None))
+    with pytest.raises(NoPlanError, match="failed in this recording") as caught:
+        fits(failed, room_for(failed, 1 << 40, None))
+    assert not isinstance(caught.value, InfeasibleError)
 
 
 def test_what_other_streams_hold_counts() -> None:
