@@ -32,6 +32,7 @@ _NATIVE_OPERATORS = (
     re.compile(r"THPVariable_(\w+)\("),
     re.compile(r"at::_ops::(\w+)::call"),
 )
+_MOST_NAME = 300  # characters of a name that are looked at
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _operator(inner: Stack) -> str:
     # The outermost of each: what the program called, not what that is made of.
     for pattern in _NATIVE_OPERATORS:
         for frame in reversed(inner):
-            if match := pattern.search(frame.name):
+            if match := pattern.search(frame.name, 0, _MOST_NAME):
                 return match[1]
     return ""
 
