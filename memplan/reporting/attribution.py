@@ -158,8 +158,9 @@ def site_of(stacks: StackTable, index: int) -> Site:
     stack, origin = stacks[index], stacks.origin(index)
     frame = first_of_user(stack)
     operator = origin.operator
-    if not operator and stack and stack[0] is not frame:
-        operator = _operator(stack[: stack.index(frame)] if frame in stack else stack)
+    inner = stack[: stack.index(frame)] if frame in stack else stack
+    if not operator and inner:
+        operator = _operator(inner)
     return Site(
         frame.filename, frame.line, frame.name, module=origin.module, operator=operator
     )
