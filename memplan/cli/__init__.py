@@ -29,7 +29,7 @@ _COMMANDS = {
     "recover": "Make the trace of a recording that was cut off.",
     "stats": "Say which lines make the peak, and whether memory leaks.",
     "check": "Fail where a recording needs more than a limit, or than an earlier one.",
-    "diff": "Compare the peaks of two recordings, line by line.",
+    "diff": "Compare the peaks of two recordings, site by site.",
     "solve": "Plan the memory of a recorded program.",
     "report": "Make a page of a trace, and of a plan, for a browser.",
     "convert": "Write a trace in another form, for another program.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -11,7 +12,7 @@ from memplan.cli import arguments, show, sources
 from memplan.errors import UsageError
 from memplan.files import append_text
 from memplan.reporting import github
-from memplan.reporting.check import Limits, Verdict, check
+from memplan.reporting.check import Limits, Of, Verdict, check
 from memplan.units import parse_bytes
 
 
@@ -20,11 +21,12 @@ from memplan.units import parse_bytes
 @click.option("--max", "most", metavar="BYTES", help="The most it may be, as in 12GiB.")
 @click.option(
     "--of",
-    type=click.Choice(["live", "planned"]),
+    type=click.Choice(get_args(Of)),
     default="live",
     show_default=True,
-    help="Of a trace: the bytes live at the peak, or the arena of a best-fit plan with "
-    "what is alive outside it. Of a plan it is its arena.",
+    help="Of a trace: the bytes live at the peak; what the CUDA allocator reserved at "
+    "most; or the arena of a best-fit plan with what is alive outside it. Of a plan it "
+    "is its arena.",
 )
 @click.option(
     "--baseline",
@@ -48,15 +50,17 @@ from memplan.units import parse_bytes
     show_default=True,
     help="github: an annotation of the line, and a summary of the job.",
 )
+@arguments.device
 @arguments.json_
 def command(
     source: Path,
     most: str | None,
-    of: str,
+    of: Of,
     baseline: Path | None,
     tolerance: float,
     no_leak: bool,
     format_: str,
+    device: int | None,
     json_: bool,
 ) -> None:
     """Hold the peak of a recording against a limit, or against an earlier one.
@@ -71,12 +75,12 @@ def command(
         raise UsageError("--json and --format github both claim standard output")
     limits = Limits(
         most=None if most is None else parse_bytes(most),
-        baseline=None if baseline is None else sources.trace_or_plan(baseline),
+        baseline=None if baseline is None else sources.trace_or_plan(baseline, device),
         tolerance=tolerance,
         no_leak=no_leak,
-        planned=of == "planned",
+        of=of,
     )
-    verdict = check(sources.trace_or_plan(source), limits)
+    verdict = check(sources.trace_or_plan(source, device), limits)
     if json_:
         show.as_json(verdict.entries())
     elif format_ == "github":

@@ -15,16 +15,22 @@ from memplan.units import format_bytes
 @arguments.existing("before", metavar="BEFORE")
 @arguments.existing("after", metavar="AFTER")
 @arguments.rows
+@arguments.device
 @arguments.json_
-def command(before: Path, after: Path, most: int, json_: bool) -> None:
-    """Compare the peaks of two recordings, line by line.
+def command(
+    before: Path, after: Path, most: int, device: int | None, json_: bool
+) -> None:
+    """Compare the live bytes at the peaks of two recordings, site by site.
+
+    A site is a function of a file with its module and operator, wherever in the
+    function its line has moved.
 
     BEFORE and AFTER are traces, or PyTorch's memory snapshots.
 
     \b
     Example: memplan diff main.parquet branch.parquet
     """
-    found = diff(sources.trace_only(before), sources.trace_only(after))
+    found = diff(sources.trace_only(before, device), sources.trace_only(after, device))
     if json_:
         show.as_json(entries(found))
         return
@@ -36,7 +42,7 @@ def command(before: Path, after: Path, most: int, json_: bool) -> None:
             delta = sum(change.delta for change in left)
             rows.append([f"{len(left):,} others", "", "", "", "", _signed(delta)])
         columns = ["where", "module", "operator", "before", "after", "change"]
-        show.table("at the peak, by line, module and operator", columns, rows, 3)
+        show.table("at the peak, by function, module and operator", columns, rows, 3)
 
 
 def _rows(found: Diff) -> list[tuple[str, str]]:

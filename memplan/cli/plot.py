@@ -60,7 +60,7 @@ def _drawn(file: Opened, name: str, device: int | None) -> Figure:
         return picture(file)
     from memplan.plotting.memory import memory
 
-    trace = arguments.read_input(file, "time_ns", device=device)
+    trace = arguments.read_input(file, "time_ns", "stack", device=device)
     if isinstance(trace, Problem):
         raise UsageError(f"{file.path} is a bare problem: solve it, and plot its plan")
     return memory(trace, name)

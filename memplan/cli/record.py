@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import click
 
-from memplan.cli import arguments, show
+from memplan.cli import arguments, memory_rows, show
 from memplan.errors import MemplanError, NoPlanError
 from memplan.recording.cuda import path_of
 from memplan.recording.launchers import through_launcher
@@ -18,7 +18,9 @@ from memplan.recording.options import RecordOptions, Stacks, Steps
 from memplan.recording.ranks import written_by_rank
 from memplan.recording.record import Recording
 from memplan.recording.target import run
+from memplan.reporting.stats import summarize
 from memplan.trace.liveness import StepWorkload, step_problem
+from memplan.trace.pieces import Summary
 from memplan.trace.read import read_trace
 from memplan.trace.recovery import Written
 from memplan.trace.streams import NEEDED, streams_of
@@ -166,6 +168,9 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
     if recording.stopped:
         rows.insert(1, ("stopped", recording.stopped))
     after = f"memplan solve {shlex.quote(str(path))}"
+    if summary.failed:
+        rows += _failed(recording, summary)
+        after = f"memplan stats {shlex.quote(str(path))}"
     if summary.events > MOST_SEARCHED:
         rows.append(("hot step", "not looked for among so many events; solving does"))
     else:
@@ -173,7 +178,8 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
             found = step_problem(read_trace(recording.path, NEEDED))
         except NoPlanError as failure:
             rows.append(("hot step", f"none: {failure}"))
-            after += " --step all"
+            if not summary.failed:
+                after += " --step all"
         else:
             rows += [
                 ("hot step", _hot(found)),
@@ -191,6 +197,14 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
         rows.insert(0, ("device", written.info.device))
     show.facts(f"memplan: recorded {path}", rows, err=True)
     show.facts(f"  next: {after}", (), err=True)
+
+
+def _failed(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
+    """The last request that failed."""
+    if summary.events > MOST_SEARCHED:
+        text = f"{format_bytes(summary.failed_bytes)} could not be had"
+        return [("out of memory", text)]
+    return memory_rows.oom(summarize(read_trace(recording.path)))
 
 
 def _tell_of_cuda(first: Path, recording: Recording) -> None:

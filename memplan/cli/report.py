@@ -24,6 +24,7 @@ from memplan.trace.trace import Trace
     "--no-folders", is_flag=True, help="Leave out the folders of source files."
 )
 @arguments.force("the page if it exists")
+@arguments.device
 @arguments.json_
 def command(
     trace: Path,
@@ -31,6 +32,7 @@ def command(
     output: Path | None,
     no_folders: bool,
     force: bool,
+    device: int | None,
     json_: bool,
 ) -> None:
     """Make a page of TRACE that a browser shows: what was alive when, and who asked.
@@ -44,7 +46,7 @@ def command(
     """
     path = output or _default(trace)
     refuse_overwrite(path, force)
-    given = _trace(trace)
+    given = _trace(trace, device)
     planned = None if plan is None else arguments.read_plan(plan)
     page = report(given, planned, paths=not no_folders)
     write_bytes(path, page.encode("utf-8", "backslashreplace"))
@@ -59,7 +61,7 @@ def _default(trace: Path) -> Path:
     return Path(f"{name}.html")
 
 
-def _trace(path: Path) -> Trace:
+def _trace(path: Path, device: int | None) -> Trace:
     from memplan.trace.read import read_trace
 
     with sniff(path) as file:
@@ -73,4 +75,4 @@ def _trace(path: Path) -> Trace:
                 f"{path} is a bare problem, in which nothing runs; solve it, and plot "
                 "its plan"
             )
-        return read_trace(file)
+        return read_trace(file, device=device)

@@ -7,18 +7,20 @@ import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import click
 
-from memplan.cli import arguments, outlooks, show
+from memplan.cli import arguments, capacities, outlooks, show
 from memplan.cli.progress import progress_line
 from memplan.core.plan import UNMARKED, Plan, Source
 from memplan.core.planfile import MANY_BUFFERS, PARQUET, write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
-from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
+from memplan.errors import MemplanError, NoPlanError, UsageError
 from memplan.files import STDOUT, refuse_overwrite
 from memplan.formats.sniff import sniff
+from memplan.solving.capacity import CapacityOf, Room, room_for, solve_within
 from memplan.solving.exact_ladder import RULES
 from memplan.solving.methods import METHODS
 from memplan.solving.options import MAX_SEED, MIP_SOLVERS, Options
@@ -53,9 +55,14 @@ MAX_ALIGNMENT = 1 << 40  # bytes
 @click.option(
     "--capacity",
     metavar="BYTES",
-    help="Ask only whether a plan fits into this, as in 512MiB: 0 yes, 4 no. It counts "
-    "the planned arena alone: neither what is persistent nor the rest of the process; "
-    "`memplan check --max` counts all that is live.",
+    help="Ask only whether it fits into this, as in 512MiB: 0 yes, 4 no. A plan is "
+    "written where -o names one.",
+)
+@click.option(
+    "--capacity-of",
+    type=click.Choice(get_args(CapacityOf)),
+    help="What has to fit: the planned arena alone; with all else of tensors that is "
+    "live; or the process, measured on a CPU.  [default: live; arena of a CSV file]",
 )
 @arguments.threads("How many.  [default: one a core]")
 @click.option(
@@ -102,6 +109,7 @@ def command(
     method: str,
     time_limit: float | None,
     capacity: str | None,
+    capacity_of: CapacityOf | None,
     threads: int | None,
     seed: int,
     mip_solver: str | None,
@@ -122,62 +130,77 @@ def command(
     \b
     Example: memplan solve train.parquet -o train.plan.json
     """
-    if mip_solver is not None and method != "mip":
-        raise UsageError("--mip-solver is for --method mip only; leave it out")
-    if without and method != "exact":
-        raise UsageError("--without is for --method exact only; leave it out")
+    _check(method, mip_solver, without, capacity, capacity_of)
     options = Options(
         time_limit=time_limit,
-        capacity=None if capacity is None else parse_bytes(capacity),
         threads=threads,
         seed=seed,
         mip_solver=mip_solver or MIP_SOLVERS[0],
         without=without,
     )
-    path = output or _default_output(trace)
-    refuse_overwrite(path, force)
+    most = None if capacity is None else parse_bytes(capacity)
+    # A question is answered; a file is for whoever names one.
+    path = output or (_default_output(trace) if most is None else None)
+    if path is not None:
+        refuse_overwrite(path, force)
     with sniff(trace) as file:
         given = arguments.read_input(file, device=device)
         source = Source(name_as_text(trace.name), file.sha256(), step)
-    if output is None and _is_large(given):
+    if output is None and path is not None and _is_large(given):
         path = path.with_suffix(PARQUET)
         refuse_overwrite(path, force)
+    room = None if most is None else room_for(given, most, capacity_of, step)
     start = time.perf_counter()
+
+    def attempt(options: Options) -> Plan:
+        return _solve(given, method, options, alignment, source)
+
     try:
-        plan = _solve(given, method, options, step, alignment, source)
+        plan = (
+            attempt(options) if room is None else solve_within(room, options, attempt)
+        )
     except NoPlanError as error:
-        if json_ and options.capacity is not None:
+        if json_ and room is not None:
             seconds = time.perf_counter() - start
-            show.as_json(_no_plan_entries(error, method, options, seconds))
+            failed = capacities.no_plan_entries(error, method, room, seconds)
+            show.as_json(failed | {"seed": seed})
         raise
-    write_plan(plan, path, force=force)
-    found = None
-    with contextlib.suppress(KeyboardInterrupt):  # the plan is there all the same
-        found = outlook(given, plan) if isinstance(given, Trace) else None
-    if json_:
-        show.as_json(_entries(plan, path) | outlooks.entries(found))
-    else:
-        show.facts(f"memplan: planned {path}", _rows(plan) + outlooks.rows(found))
-    if found is not None:
-        outlooks.warn(plan, found)
-    if not json_ and path != STDOUT:
-        show.line(f"  next: memplan {_next(given, path)}")
+    if plan.provenance.note:
+        show.note(f"{method}: {plan.provenance.note}")
+    if path is not None:
+        write_plan(plan, path, force=force)
+    _tell(plan, given, path, room, json_)
+
+
+def _check(
+    method: str,
+    mip_solver: str | None,
+    without: tuple[str, ...],
+    capacity: str | None,
+    capacity_of: CapacityOf | None,
+) -> None:
+    """Refuse options that are for others which were not given."""
+    if mip_solver is not None and method != "mip":
+        raise UsageError("--mip-solver is for --method mip only; leave it out")
+    if without and method != "exact":
+        raise UsageError("--without is for --method exact only; leave it out")
+    if capacity_of is not None and capacity is None:
+        raise UsageError("--capacity-of is for --capacity; give that, too")
 
 
 def _solve(
     given: Trace | Problem,
     method: str,
     options: Options,
-    step: str,
     alignment: int | None,
     origin: Source,
 ) -> Plan:
-    """A plan that verifies, and a line on how it was found."""
+    """A plan that verifies."""
     with progress_line(method) as progress:
         plan = solve(
             given,
             method,
-            step=step,
+            step=origin.step,
             alignment=alignment,
             origin=origin,
             options=replace(options, progress=progress),
@@ -185,9 +208,35 @@ def _solve(
     violations = verify(plan)
     if violations:  # a bug of ours: never let it out of the door
         raise MemplanError(f"the plan found does not verify: {violations[0].message}")
-    if plan.provenance.note:
-        show.note(f"{method}: {plan.provenance.note}")
     return plan
+
+
+def _tell(
+    plan: Plan,
+    given: Trace | Problem,
+    path: Path | None,
+    room: Room | None,
+    json_: bool,
+) -> None:
+    """What was found, what it will bring, and what to do next; path: of the plan."""
+    found = None
+    with contextlib.suppress(KeyboardInterrupt):  # the plan is there all the same
+        found = outlook(given, plan) if isinstance(given, Trace) else None
+    if json_:
+        compared = {} if room is None else capacities.entries(room)
+        show.as_json(_entries(plan, path) | compared | outlooks.entries(found))
+    else:
+        title = "it fits" if path is None else f"planned {path}"
+        rows = _rows(plan) + capacities.rows(room, plan) + outlooks.rows(found)
+        show.facts(f"memplan: {title}", rows)
+    if found is not None:
+        outlooks.warn(plan, found)
+    if json_ or path == STDOUT:
+        return
+    if path is None:
+        capacities.tell_unwritten()
+    else:
+        show.line(f"  next: memplan {_next(given, path)}")
 
 
 def _is_large(given: Trace | Problem) -> bool:
@@ -201,7 +250,7 @@ def _default_output(trace: Path) -> Path:
     return Path(f"{name}.plan.json")
 
 
-def _entries(plan: Plan, path: Path) -> dict[str, object]:
+def _entries(plan: Plan, path: Path | None) -> dict[str, object]:
     return {
         "schema": "memplan.solve-result",
         "version": 1,
@@ -216,24 +265,7 @@ def _entries(plan: Plan, path: Path) -> dict[str, object]:
         "elastic": plan.elastic,
         "kinds": len(plan.kinds),
         "arena_bytes": plan.arena_bytes,
-        "plan": str(path),
-    }
-
-
-def _no_plan_entries(
-    error: NoPlanError, method: str, options: Options, seconds: float
-) -> dict[str, object]:
-    return {
-        "schema": "memplan.solve-result",
-        "version": 1,
-        "method": method,
-        "lower_bound": error.lower_bound,
-        "peak": error.peak,
-        "capacity": options.capacity,
-        "status": "infeasible" if isinstance(error, InfeasibleError) else "unknown",
-        "seconds": seconds,
-        "seed": options.seed,
-        "plan": None,
+        "plan": None if path is None else str(path),
     }
 
 

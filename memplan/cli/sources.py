@@ -17,28 +17,33 @@ if TYPE_CHECKING:
     from memplan.trace.trace import Trace
 
 _COLUMNS = (
-    *("time_ns", "action", "mark", "address", "requested_size"),
-    *("thread", "device", "stack"),
+    *("time_ns", "action", "mark", "address", "size", "requested_size"),
+    *("thread", "device", "stream", "stack"),
 )
 
 
-def trace_or_plan(source: Input) -> Trace | Plan:
-    """A trace, a snapshot's trace, or a plan. Raises UsageError for a bare problem."""
+def trace_or_plan(source: Input, device: int | None = None) -> Trace | Plan:
+    """A trace, a snapshot's trace, or a plan; device: of a snapshot, which GPU's.
+
+    Raises UsageError for a bare problem, and a device where there is none.
+    """
     with opened(source) as file:
         if file.kind is Kind.PLAN:
             from memplan.core.planfile import read_plan
 
+            if device is not None:
+                raise UsageError(f"--device is for snapshots; {file.path} is a plan")
             return read_plan(file)
         if file.kind is Kind.CSV:
             raise UsageError(f"{file.path} is a bare problem: solve it, name its plan")
-        return trace_only(file)
+        return trace_only(file, device)
 
 
-def trace_only(source: Input) -> Trace:
+def trace_only(source: Input, device: int | None = None) -> Trace:
     """A trace, or a snapshot's, with the columns that reports need."""
     from memplan.trace.read import read_trace
 
-    return read_trace(source, set(_COLUMNS))
+    return read_trace(source, set(_COLUMNS), device)
 
 
 def expanded(names: Sequence[str]) -> list[Path]:

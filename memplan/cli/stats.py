@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
-from memplan.cli import arguments, show, site_table, sources, stats_many
+from memplan.cli import arguments, memory_rows, show, site_table, sources, stats_many
 from memplan.core.plan import Plan
+from memplan.errors import UsageError
 from memplan.reporting.check import described
 from memplan.reporting.leak import told
 from memplan.reporting.live import By, Live
+from memplan.reporting.saving import MOST_EVENTS, saving
 from memplan.reporting.stats import Stats, entries, summarize
+from memplan.trace.category import Category
 from memplan.units import format_bytes, format_gap, format_seconds
 
+_SAVED_OF = {
+    "resident": "resident",
+    "reserved": "reserved",
+    "heaps": "of the C library's heaps",
+}
+_NAMES = 17  # columns of a fact's name
 _UNKNOWN_SITES = (
     "the trace does not say who asked: record again with --stacks site, the default"
 )
@@ -40,8 +51,16 @@ _UNKNOWN_SITES = (
     help="What to sum up by.",
 )
 @arguments.rows
+@arguments.device
 @arguments.json_
-def command(source: tuple[str, ...], at: str, kind: By, most: int, json_: bool) -> None:
+def command(
+    source: tuple[str, ...],
+    at: str,
+    kind: By,
+    most: int,
+    device: int | None,
+    json_: bool,
+) -> None:
     """Say which lines, modules and operators make the peak, and whether memory leaks.
 
     SOURCE is a recorded trace, PyTorch's memory snapshot, or a plan. Of many traces, as
@@ -52,15 +71,18 @@ def command(source: tuple[str, ...], at: str, kind: By, most: int, json_: bool) 
     """
     paths = sources.expanded(source)
     if len(paths) > 1:
-        stats_many.command(paths, most, json_)
+        stats_many.command(paths, most, device, json_)
         return
-    given = sources.trace_or_plan(paths[0])
+    given = sources.trace_or_plan(paths[0], device)
     if isinstance(given, Plan):
+        _refuse_for_plan(paths[0])
         _of_plan(given, paths[0], json_)
         return
     found = summarize(given, at)
     if json_:
-        show.as_json(entries(found))
+        saved = saving(given)
+        told = {"saving": None if saved is None else saved.entries()}
+        show.as_json(entries(found) | told)
         return
     show.facts(f"memplan: {paths[0]}", _rows(found, at))
     if len(found.at.chosen):
@@ -68,7 +90,8 @@ def command(source: tuple[str, ...], at: str, kind: By, most: int, json_: bool) 
         site_table.shown(f"{title}, by {kind}", kind, found.at.by(kind), most)
     if not found.has_sites and kind in ("line", "function", "module", "op"):
         show.note(_UNKNOWN_SITES)
-    show.line(f"  next: {_next(found, paths[0])}")
+    if not show.is_hushed():
+        show.line(f"  {_next(found, paths[0])}")
 
 
 def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
@@ -80,14 +103,16 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
         for category, size in found.peak.categories.items()
         if size
     ]
-    if found.has_sites:
-        rows.append(("of it", ", ".join(known)))
+    if found.has_sites and found.peak.categories[Category.UNKNOWN] < found.peak.bytes:
+        names = itertools.chain(["of it"], itertools.repeat(""))
+        rows += zip(names, _joined(known, show.width() - _NAMES), strict=False)
+    rows += memory_rows.reserved(found)
     rows.append(("events", f"{len(found.trace):,}, {found.steps:,} steps"))
     if found.steps > 2:
         rows.append(("kept at end", format_bytes(found.kept_at_end_bytes)))
         rows.append(("leak", _leak(found)))
     if found.oom is not None:
-        rows += _oom(found)
+        rows += memory_rows.oom(found)
     if info.dropped_events:
         rows.append(
             ("dropped", f"{info.dropped_events:,} events: the peak may be higher")
@@ -95,6 +120,18 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     if not info.complete:
         rows.append(("incomplete", "the recording was cut off: more may have come"))
     return rows
+
+
+def _joined(parts: list[str], room: int) -> list[str]:
+    """Lines of at most `room` characters, where no part is longer."""
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 > room:
+            lines[-1] += ","
+            lines.append(part)
+        else:
+            lines[-1] += f", {part}"
+    return lines
 
 
 def _leak(found: Stats) -> str:
@@ -107,17 +144,6 @@ def _leak(found: Stats) -> str:
     return f"grows by {grows}; most made at {described(leak.site)}"
 
 
-def _oom(found: Stats) -> list[tuple[str, str]]:
-    oom = found.oom
-    assert oom is not None
-    asked = f"{format_bytes(oom.requested_bytes)} could not be had"
-    when = f"after {format_seconds(oom.seconds)}, {format_bytes(oom.live.bytes)} live"
-    rows = [("out of memory", f"{asked} {when}")]
-    if oom.site.file:
-        rows.append(("asked for at", described(oom.site)))
-    return rows
-
-
 def _moment(live: Live, at: str) -> str:
     when = format_seconds(live.seconds)
     if at == "peak":
@@ -126,11 +152,35 @@ def _moment(live: Live, at: str) -> str:
 
 
 def _next(found: Stats, path: Path) -> str:
-    """What could be saved, and by what."""
+    """What to do next, and what a plan would save."""
     name = shlex.quote(str(path))
     if found.leak is not None:
-        return f"memplan stats {name} --at {found.steps - 1}"
-    return f"memplan solve {name} says what a plan would save"
+        return f"next: memplan stats {name} --at {found.steps - 1}"
+    if len(found.trace) > MOST_EVENTS:
+        return f"next: memplan solve {name} says what a plan would save"
+    saved = saving(found.trace)
+    if saved is None:
+        return "a plan would save nothing that is known: no step repeats"
+    now = f"{format_bytes(saved.now)} {_SAVED_OF[saved.of]}"
+    share = f"{100 * saved.share:.1f} %"
+    if not saved.pays:
+        return f"a plan would not pay: it saves {share} of {now} at most"
+    most = format_bytes(saved.now - saved.planned_least)
+    least = format_bytes(max(saved.now - saved.planned, 0))
+    span = most if least == most else f"{least} to {most}"
+    verb = "would" if saved.pays_surely else "may"
+    return f"next: memplan solve {name} {verb} save {span} of {now}"
+
+
+def _refuse_for_plan(path: Path) -> None:
+    """Raise UsageError where a plan is asked what only its trace can tell."""
+    context = click.get_current_context()
+    for name, flag in (("kind", "--by"), ("at", "--at"), ("most", "-n")):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise UsageError(
+                f"{flag} is for traces: {path} is a plan, of sizes and offsets alone; "
+                "name the trace that it was made from"
+            )
 
 
 def _of_plan(plan: Plan, path: Path, json_: bool) -> None:

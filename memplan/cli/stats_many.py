@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from memplan.units import format_bytes
 _ALONE = 4  # so few are read faster than processes start
 
 
-def command(paths: list[Path], most: int, json_: bool) -> None:
+def command(paths: list[Path], most: int, device: int | None, json_: bool) -> None:
     """Print a row for each trace. Raises what reading them does."""
-    found = _all_entries(paths)
+    found = _all_entries(paths, device)
     middle = statistics.median(each["peak_bytes"] for each in found)
     order = sorted(
         zip(paths, found, strict=True),
@@ -46,18 +47,18 @@ def command(paths: list[Path], most: int, json_: bool) -> None:
     show.table(title, columns, rows[:most], 2)
 
 
-def _all_entries(paths: list[Path]) -> list[dict[str, Any]]:
+def _all_entries(paths: list[Path], device: int | None) -> list[dict[str, Any]]:
     if len(paths) < _ALONE:
-        return [_entries(path) for path in paths]
+        return [_entries(path, device) for path in paths]
     workers = min(len(paths), len(os.sched_getaffinity(0)))
     if workers == 1:
-        return [_entries(path) for path in paths]
+        return [_entries(path, device) for path in paths]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_entries, paths))
+        return list(pool.map(_entries, paths, repeat(device)))
 
 
-def _entries(path: Path) -> dict[str, Any]:
-    given = sources.trace_or_plan(path)
+def _entries(path: Path, device: int | None = None) -> dict[str, Any]:
+    given = sources.trace_or_plan(path, device)
     if isinstance(given, Plan):
         raise UsageError(f"{path} is a plan; of many files, name traces only")
     return dict(entries(summarize(given)))

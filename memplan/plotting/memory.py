@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 import numpy as np
 from matplotlib.figure import Figure
 
-from memplan.arrays import BoolArray, Int64Array
-from memplan.plotting.timeline import timeline
+from memplan.arrays import BoolArray, Float64Array, Int64Array
+from memplan.plotting.timeline import Failure, timeline
 from memplan.trace import steps
 from memplan.trace.persistent import outlives
 from memplan.trace.steps import Timeline
 from memplan.trace.trace import Action, Columns, Trace
+from memplan.trace.user_frames import first_of_user
 
 
 def memory(trace: Trace, title: str = "") -> Figure:
@@ -32,7 +35,21 @@ def memory(trace: Trace, title: str = "") -> Figure:
         time[marked],
         title or trace.info.program.script,
         persistent=_live(line, outlives(trace)) if line.steps > 1 else None,
+        failure=_failure(trace, time),
     )
+
+
+def _failure(trace: Trace, time_s: Float64Array) -> Failure | None:
+    """The last request that failed, and the line that asked."""
+    events = trace.events
+    rows = np.flatnonzero(events.action == Action.OOM)
+    if not len(rows):
+        return None
+    row = int(rows[-1])
+    frame = first_of_user(trace.stacks[int(events.stack[row])])
+    site = f"{PurePath(frame.filename).name}:{frame.line} {frame.name}".rstrip()
+    requested = int(events.requested_size[row])
+    return Failure(float(time_s[row]), requested, site if frame.filename else "")
 
 
 def _made(events: Columns) -> BoolArray:

@@ -6,7 +6,6 @@ As in Figure 1 of profile-guided memory optimization, on real data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,22 +13,30 @@ import numpy.typing as npt
 from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import to_rgba, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from memplan.arrays import Float64Array, Int64Array
+from memplan.arrays import Int64Array
 from memplan.core.bounds import live_bytes
-from memplan.core.pieces import pieces
 from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.errors import InputError
 from memplan.plotting import style
+from memplan.plotting.rectangles import (
+    BOX,
+    INCHES,
+    Rectangles,
+    clock,
+    lifetime_classes,
+)
+from memplan.plotting.save import DPI
 from memplan.units import format_bytes, format_gap
 
 VECTOR = 3000  # rectangles: up to here SVG and PDF hold shapes, beyond it pixels
+CROWD = 30_000  # rectangles: beyond it those without room for an outline are painted
 
-_LIMITS = (0.01, 0.1, 0.5)  # of the clock: what parts the lifetime classes
 _CLASSES = (
     "alive < 1 %",
     "alive 1–10 %",
@@ -39,8 +46,6 @@ _CLASSES = (
 )
 _TAB = "#7a3b00"
 _COLOURS = (*style.SHORT_TO_LONG, style.WRAPPED)
-_INCHES = (12, 7)
-_BOX = (0.085, 0.155, 0.785, 0.72)
 
 
 def packing(plan: Plan, title: str = "") -> Figure:
@@ -53,13 +58,13 @@ def packing(plan: Plan, title: str = "") -> Figure:
     if len(plan.offsets) != len(plan.problem):
         raise InputError(f"{len(plan.offsets)} offsets for {len(plan.problem)} buffers")
     with style.settled():
-        figure = Figure(figsize=_INCHES, facecolor="white")
-        axes = style.bare_axes(figure, _BOX)
-        start, end = _clock(plan.problem)
+        figure = Figure(figsize=INCHES, facecolor="white")
+        axes = style.bare_axes(figure, BOX)
+        start, end = clock(plan.problem)
         axes.set_xlim(start, end)
         style.set_byte_axis(axes, max(plan.peak, plan.lower_bound))
         axes.fill_between([start, end], plan.peak, color=style.PAPER, lw=0, zorder=0)
-        pieces = _Pieces.of(plan.problem, plan.offsets)
+        pieces = Rectangles.of(plan.problem, plan.offsets)
         _draw_pieces(axes, pieces)
         _draw_sizes(axes, pieces)
         _draw_borders(axes, plan.problem, plan.offsets)
@@ -67,95 +72,63 @@ def packing(plan: Plan, title: str = "") -> Figure:
         _label_axes(axes, plan)
         made = plan.provenance
         name = title or made.source.name or made.program.script or "plan"
-        style.set_title(figure, _BOX[0], name, _facts(plan))
+        style.set_title(figure, BOX[0], name, _facts(plan))
         _draw_legend(figure, plan.problem)
     return figure
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """Rectangles, shape (m,) each: ticks, bytes, class; a wrapped buffer has two, one
-    with gaps as many as it has pieces."""
-
-    left: Int64Array
-    right: Int64Array
-    bottom: Int64Array
-    height: Int64Array
-    kind: npt.NDArray[np.intp]
-
-    @classmethod
-    def of(cls, problem: Problem, offsets: Int64Array) -> _Pieces:
-        start, end = _clock(problem)
-        used = pieces(problem)
-        wraps = used.lower > used.upper
-        again = np.flatnonzero(wraps & (used.upper > 0))
-        rows = np.concatenate([np.arange(len(used)), again])
-        left = np.concatenate([used.lower, np.full(len(again), start)])
-        right = np.where(wraps, end, used.upper)
-        right = np.concatenate([right, used.upper[again]])
-        # Short-lived ones last: drawn at least a pixel wide, they stay in sight.
-        order = np.argsort(left - right, kind="stable")
-        rows = rows[order]
-        owner, begin = used.owner[rows], used.begin[rows]
-        return cls(
-            left[order],
-            right[order],
-            offsets[owner] + begin,
-            used.end[rows] - begin,
-            lifetime_classes(problem)[owner],
-        )
-
-    def __len__(self) -> int:
-        return len(self.left)
-
-    def points(self, axes: Axes) -> tuple[Float64Array, Float64Array]:
-        """Widths and heights on paper, in points, shape (m,) each."""
-        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-        across = np.float64(72 * _INCHES[0] * _BOX[2] / (right - left))
-        up = np.float64(72 * _INCHES[1] * _BOX[3] / (high - low))
-        return (self.right - self.left) * across, self.height * up
-
-    def corners(self) -> Any:
-        """The rectangles' corners, float, shape (m, 4, 2)."""
-        top = self.bottom + self.height
-        x = np.stack([self.left, self.right, self.right, self.left], axis=1)
-        y = np.stack([self.bottom, self.bottom, top, top], axis=1)
-        return np.stack([x, y], axis=2).astype(float)
-
-
-def lifetime_classes(problem: Problem) -> npt.NDArray[np.intp]:
-    """0 to 3 by the part of the clock a buffer lives, 4 if it wraps; shape (n,)."""
-    start, end = _clock(problem)
-    part = (problem.upper - problem.lower) / (end - start)
-    return np.where(problem.wraps, 4, np.searchsorted(_LIMITS, part, side="right"))
-
-
-def _clock(problem: Problem) -> tuple[int, int]:
-    if problem.length is not None:
-        return 0, problem.length
-    return int(problem.lower.min()), int(problem.upper.max())
-
-
-def _draw_pieces(axes: Axes, pieces: _Pieces) -> None:
-    colours = np.array(_COLOURS)[pieces.kind]
+def _draw_pieces(axes: Axes, pieces: Rectangles) -> None:
+    # As numbers: a name would be looked up for each of them.
+    colours = to_rgba_array(_COLOURS)[pieces.kind]
     # An outline where there is room for one. Elsewhere the edge has the colour of
     # the face: it is a pixel wide, and keeps what is thinner from vanishing.
     width, height = pieces.points(axes)
+    many = len(pieces) > VECTOR
     roomy = np.minimum(width, height) > 4
+    if len(pieces) > CROWD:
+        _paint(axes, pieces, np.flatnonzero(~roomy))
+        pieces, colours, roomy = pieces.chosen(roomy), colours[roomy], roomy[roomy]
     boxes = PolyCollection(
         pieces.corners(),
         facecolors=colours,
-        edgecolors=np.where(roomy, style.INK, colours),
+        edgecolors=np.where(roomy[:, np.newaxis], to_rgba(style.INK), colours),
         linewidths=0.5,
         snap=True,
-        rasterized=len(pieces) > VECTOR,
+        rasterized=many,
         zorder=1,
     )
     boxes.set_gid("buffers")
     axes.add_collection(boxes, autolim=False)
 
 
-def _draw_sizes(axes: Axes, pieces: _Pieces) -> None:
+def _paint(axes: Axes, pieces: Rectangles, rows: npt.NDArray[np.intp]) -> None:
+    """Those of the rectangles that hardly show alone, as pixels: at least one each."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    shape = tuple(round(DPI * INCHES[i] * BOX[2 + i]) for i in (1, 0))
+    across, up = shape[1] / (right - left), shape[0] / (high - low)
+    x = np.clip((pieces.left[rows] - left) * across, 0, shape[1] - 1).astype(int)
+    y = np.clip((pieces.bottom[rows] - low) * up, 0, shape[0] - 1).astype(int)
+    beyond = np.ceil((pieces.right[rows] - left) * across).astype(int)
+    top = np.ceil((pieces.bottom[rows] + pieces.height[rows] - low) * up).astype(int)
+    none = len(_COLOURS)
+    grid = np.full(shape, none, dtype=np.uint8)
+    columns = (x, np.maximum(beyond, x + 1), y, np.maximum(top, y + 1))
+    kinds = pieces.kind[rows].tolist()
+    for kind, a, b, c, d in zip(kinds, *(e.tolist() for e in columns), strict=True):
+        grid[c:d, a:b] = kind
+    palette = np.vstack([to_rgba_array(_COLOURS), np.zeros(4)])
+    image = axes.imshow(
+        palette[grid],
+        extent=(left, right, low, high),
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+        zorder=1.1,
+    )
+    image.set_gid("crowd")
+
+
+def _draw_sizes(axes: Axes, pieces: Rectangles) -> None:
     """Sizes in the rectangles wide and high enough to hold them."""
     width, height = pieces.points(axes)
     for i in np.flatnonzero((width > 32) & (height > 10.5)).tolist():
@@ -179,7 +152,7 @@ def _draw_sizes(axes: Axes, pieces: _Pieces) -> None:
 
 def _draw_borders(axes: Axes, problem: Problem, offsets: Int64Array) -> None:
     """Tabs where a wrapped buffer leaves at the right and comes back at the left."""
-    start, end = _clock(problem)
+    start, end = clock(problem)
     wraps = problem.wraps
     for border, rows in ((end, wraps), (start, wraps & (problem.upper > 0))):
         if not rows.any():
@@ -195,7 +168,7 @@ def _draw_borders(axes: Axes, problem: Problem, offsets: Int64Array) -> None:
 
 def _draw_levels(axes: Axes, plan: Plan) -> None:
     """The curve of live bytes, the lower bound, the arena's top, and their labels."""
-    _, end = _clock(plan.problem)
+    _, end = clock(plan.problem)
     moments, live = live_bytes(plan.problem)
     # Of a million moments only the crest: a line to and fro would cover all.
     times, values = style.crest(
@@ -275,4 +248,4 @@ def _draw_legend(figure: Figure, problem: Problem) -> None:
             patch = Patch(facecolor=colour, edgecolor=style.INK, lw=0.5, label=text)
             handles.append(patch)
     handles.append(Line2D([], [], color=style.INK, linewidth=1.1, label="live bytes"))
-    style.set_legend(figure, _BOX[0], handles)
+    style.set_legend(figure, BOX[0], handles)

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from memplan.arrays import Float64Array
 from memplan.errors import InputError
 from memplan.plotting import style
+from memplan.text import printable
 from memplan.units import format_bytes, format_seconds
 
 MAX_MARKS = 25  # step boundaries drawn; of more, every 2nd, 5th, 10th, ...
@@ -30,13 +31,15 @@ def timeline(
     title: str = "",
     *,
     persistent: npt.ArrayLike | None = None,
+    failure: Failure | None = None,
 ) -> Figure:
     """The picture of a run's live bytes.
 
     times_s: seconds, ascending, shape (m,). live_bytes: bytes alive from each time
     to the next, shape (m,). marks_s: seconds at which steps 1, 2, ... begin,
     ascending; step 0 is what comes before. persistent: those of the live bytes that
-    outlive steps, shape (m,) or one number; the rest is transient.
+    outlive steps, shape (m,) or one number; the rest is transient. failure: a request
+    that failed, which is marked.
 
     Raises InputError if there is nothing to draw, or the arrays do not fit together.
     """
@@ -49,6 +52,8 @@ def timeline(
         _draw_areas(axes, run)
         _draw_steps(axes, run)
         _draw_peak(axes, run)
+        if failure is not None:
+            _draw_failure(axes, run, failure)
         axes.set_xlabel(f"time ({run.unit})", fontsize=10, color=style.INK)
         axes.set_ylabel("live bytes", fontsize=10, color=style.INK)
         style.set_title(figure, _BOX[0], title or "live bytes", _facts(run))
@@ -57,9 +62,19 @@ def timeline(
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A request that failed. seconds: as the times are; site: who asked, if known."""
+
+    seconds: float
+    requested_bytes: int
+    site: str = ""
+
+
+@dataclass(frozen=True)
 class _Run:
     """A checked run: seconds from its begin, and bytes. persistent: shape (m,)."""
 
+    begin: float
     times: Float64Array
     live: Float64Array
     marks: Float64Array
@@ -90,7 +105,7 @@ class _Run:
             base = np.minimum(np.broadcast_to(base, times.shape), live)
         begin = times[0]
         inside = marks[(marks >= begin) & (marks <= times[-1])]
-        return cls(times - begin, live, inside - begin, base)
+        return cls(float(begin), times - begin, live, inside - begin, base)
 
     @property
     def span(self) -> float:
@@ -190,6 +205,31 @@ def _draw_peak(axes: Axes, run: _Run) -> None:
     when = format_seconds(float(run.times[place]))
     words = f"peak {format_bytes(int(run.peak))} at {when}"
     style.mark_peak(axes, (float(run.times[place]) * run.scale, run.peak), words)
+
+
+def _draw_failure(axes: Axes, run: _Run, failure: Failure) -> None:
+    """A cross where the curve was when the request failed, and its size and site."""
+    when = min(max(failure.seconds - run.begin, 0.0), run.span)
+    at = int(np.searchsorted(run.times, when, side="right")) - 1
+    live, x = float(run.live[max(at, 0)]), when * run.scale
+    (cross,) = axes.plot([x], [live], marker="X", color=style.BOUND, zorder=9, ms=9)
+    cross.set(clip_on=False, gid="failure")
+    words = f"{format_bytes(failure.requested_bytes)} could not be had"
+    if failure.site:
+        words += f"\n{printable(failure.site)}"
+    late = x > 0.5 * run.span * run.scale
+    axes.annotate(
+        words,
+        (x, live),
+        xytext=(-9 if late else 9, -14),
+        textcoords="offset points",
+        ha="right" if late else "left",
+        va="top",
+        fontsize=9,
+        color=style.BOUND,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
+        zorder=9,
+    )
 
 
 def _facts(run: _Run) -> str:

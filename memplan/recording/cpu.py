@@ -11,6 +11,7 @@ from pathlib import Path
 from memplan.core.plan import Program, RunStats
 from memplan.errors import MemplanError, RecordError
 from memplan.files import open_journal
+from memplan.recording.fake_noticed import FakeNoticed
 from memplan.recording.options import RecordOptions
 from memplan.recording.resident import anonymous_bytes, file_bytes
 from memplan.recording.settling import MOST_EVENTS
@@ -37,6 +38,7 @@ class CpuEvents:
         self._clock = StepClock()
         depth = {"none": None, "site": SITE, "python": ALL}[options.stacks]
         self._sites = None if depth is None else Sites(depth)
+        self._fakes = FakeNoticed()
 
     def prepare(self) -> None:
         """To be called before anything else hooks optimizers; `close` undoes it."""
@@ -53,6 +55,7 @@ class CpuEvents:
         descriptor = open_journal(self._journal, self._options.force)
         limit = MOST_EVENTS if self._options.steps == "auto" else 0
         _alloc.note_stacks(0)
+        self._fakes.start()
         if self._sites is not None:
             self._sites.start()
         _alloc.start_recording(descriptor, info, limit)
@@ -84,6 +87,7 @@ class CpuEvents:
         from memplan.native import _alloc
 
         try:
+            self._fakes.stop()
             if self._sites is not None:
                 self._sites.stop()
             info = self._metadata(mark, complete=True)
@@ -98,8 +102,13 @@ class CpuEvents:
         finally:
             _alloc.say_nothing_on_termination()
 
+    def notes(self) -> list[str]:
+        """What of the program is not in the trace."""
+        return self._fakes.notes()
+
     def close(self) -> None:
         """The program has ended: nothing of its is running any more."""
+        self._fakes.stop()
         if self._sites is not None:
             self._sites.close()
 

@@ -87,8 +87,8 @@ class Recording:
 
     @property
     def notes(self) -> list[str]:
-        """What a recording with fake tensors took for granted; [] for others."""
-        return self._cpu.notes() if isinstance(self._cpu, FakeEvents) else []
+        """What a recording took for granted, and what of the program is not in it."""
+        return self._cpu.notes() if self._cpu is not None else []
 
     def start(self) -> None:
         """Begin.

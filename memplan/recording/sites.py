@@ -6,7 +6,6 @@ does, and which blocks hold parameters, gradients, an optimizer's state and inpu
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import sys
@@ -200,11 +199,14 @@ def _label(tensors: Iterable[tuple[Any, int]], category: Category) -> None:
     """
     addresses, modules = [], []
     for tensor, module in tensors:
-        # Sparse tensors have no storage; those of other devices are no matter.
-        with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
+        # Sparse tensors have no storage; those of other devices are no matter. Each
+        # step of a program comes here: what is not raised costs nothing.
+        try:
             if tensor is not None and tensor.is_cpu:
                 addresses.append(tensor.untyped_storage().data_ptr())
                 modules.append(module)
+        except (RuntimeError, NotImplementedError, AttributeError):
+            continue
     if addresses:
         _alloc.label_blocks(addresses, modules, int(category))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +12,10 @@ import numpy.typing as npt
 from memplan.arrays import Int64Array
 from memplan.trace.category import Category
 from memplan.trace.match import labelled, lives
-from memplan.trace.stacks import Frame, Phase, Stack, StackTable
+from memplan.trace.stacks import Phase, Stack, StackTable
 from memplan.trace.steps import strongest_mark
 from memplan.trace.trace import Action, Mark, Trace
+from memplan.trace.user_frames import first_of_user, is_native
 
 # What says more than what stands after it: a buffer may be labelled more than once.
 _STRONGEST_FIRST = (
@@ -26,8 +26,13 @@ _STRONGEST_FIRST = (
 )
 
 
-# What torch.compile writes into its cache, wherever it is: ab/cab….py, by a hash.
-_GENERATED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py\Z")
+# In the names of C++ frames: a node of autograd's, Python's name of what was called.
+_NATIVE_OPERATORS = (
+    re.compile(r"(\w+Backward\w*)::apply"),
+    re.compile(r"THPVariable_(\w+)\("),
+    re.compile(r"at::_ops::(\w+)::call"),
+)
+_MOST_NAME = 300  # characters of a name that are looked at
 
 
 @dataclass(frozen=True)
@@ -153,39 +158,25 @@ def site_of(stacks: StackTable, index: int) -> Site:
     stack, origin = stacks[index], stacks.origin(index)
     frame = first_of_user(stack)
     operator = origin.operator
-    if not operator and stack and stack[0] is not frame:
-        operator = stack[0].name  # PyTorch's own function, called from there
+    inner = stack[: stack.index(frame)] if frame in stack else stack
+    if not operator and inner:
+        operator = _operator(inner)
     return Site(
         frame.filename, frame.line, frame.name, module=origin.module, operator=operator
     )
 
 
-def first_of_user(stack: Stack) -> Frame:
-    """The innermost frame that is neither PyTorch's nor Python's own.
-
-    The innermost one of all where there is none; Frame("", 0, "") of an empty stack.
-    """
-    for frame in stack:
-        if _is_users(frame.filename):
-            return frame
-    return stack[0] if stack else Frame("", 0, "")
-
-
-@lru_cache(maxsize=1 << 14)
-def _is_users(file: str) -> bool:
-    parts = file.replace("\\", "/").split("/")
-    if not file or file.startswith(("<frozen", "??")) or parts[-1].endswith(".so"):
-        return False
-    if _GENERATED.search(file):
-        return False
-    for folder in ("site-packages", "dist-packages"):
-        if folder in parts[:-1]:
-            return parts[parts.index(folder) + 1] not in ("torch", "functorch")
-    if parts[-1].endswith((".cpp", ".c", ".cc", ".cu", ".h")):
-        return False  # where snapshots hold the frames of C++, too
-    return not any(p.startswith("python3.") for p in parts[:-1]) and not (
-        file.startswith(sys.base_prefix + "/lib/python")
-    )
+def _operator(inner: Stack) -> str:
+    """What the frames that a line called run: PyTorch's own function, innermost, or of
+    C++ frames the node of autograd's, or the operator."""
+    if not is_native(inner[0].filename):
+        return inner[0].name
+    # The outermost of each: what the program called, not what that is made of.
+    for pattern in _NATIVE_OPERATORS:
+        for frame in reversed(inner):
+            if match := pattern.search(frame.name, 0, _MOST_NAME):
+                return match[1]
+    return ""
 
 
 class _SiteTable:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from memplan.core.plan import Plan
 from memplan.errors import UsageError
 from memplan.reporting.attribution import Site
 from memplan.reporting.diff import diff
 from memplan.reporting.stats import OutOfMemory, Stats, site_entries, summarize
+from memplan.trace.reserved import most_reserved
 from memplan.trace.trace import Trace
 from memplan.units import format_bytes
+
+Of = Literal["live", "reserved", "planned"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +23,9 @@ class Limits:
     whose peak may be exceeded by `tolerance`, a share of it, and no more. no_leak: and
     nothing grows.
 
-    planned: of a trace the bytes of a best-fit plan's arena, all its lanes, with the
-    most that is alive outside it later on, instead of what is live at the peak. Of a
+    of: what is held against them, of a trace: "live" at the peak; "reserved", the most
+    that the CUDA allocator took from its device; "planned", the bytes of a best-fit
+    plan's arena, all its lanes, with the most that is alive outside it later on. Of a
     plan: always its arena.
     Raises UsageError where nothing is asked.
     """
@@ -29,7 +34,7 @@ class Limits:
     baseline: Trace | Plan | None = None
     tolerance: float = 0.0
     no_leak: bool = False
-    planned: bool = False
+    of: Of = "live"
 
     def __post_init__(self) -> None:
         if self.most is None and self.baseline is None and not self.no_leak:
@@ -73,12 +78,12 @@ def check(source: Trace | Plan, limits: Limits) -> Verdict:
     """
     _alike(source, limits.baseline)
     stats = None if isinstance(source, Plan) else summarize(source)
-    what, value = _value(source, stats, limits.planned)
+    what, value = _value(source, stats, limits.of)
     bounds = []
     if limits.most is not None:
         bounds.append((limits.most, format_bytes(limits.most), False))
     if limits.baseline is not None:
-        base = _value(limits.baseline, None, limits.planned)[1]
+        base = _value(limits.baseline, None, limits.of)[1]
         allowed = base + int(base * limits.tolerance)
         name = f"the baseline's {format_bytes(base)}"
         if limits.tolerance:
@@ -129,10 +134,14 @@ def _alike(source: Trace | Plan, baseline: Trace | Plan | None) -> None:
     )
 
 
-def _value(source: Trace | Plan, stats: Stats | None, planned: bool) -> tuple[str, int]:
+def _value(source: Trace | Plan, stats: Stats | None, of: Of) -> tuple[str, int]:
     if isinstance(source, Plan):
+        if of == "reserved":
+            raise UsageError("--of reserved needs a trace: a plan reserves its arena")
         return "planned peak", source.arena_bytes
-    if not planned:
+    if of == "reserved":
+        return "reserved", _reserved(source)
+    if of == "live":
         return "peak live", (stats or summarize(source)).peak.bytes
     from memplan.solving.outlook import unplanned_bytes
     from memplan.solving.solve import solve
@@ -140,6 +149,19 @@ def _value(source: Trace | Plan, stats: Stats | None, planned: bool) -> tuple[st
     plan = solve(source, "bestfit")
     outside = unplanned_bytes(source, plan.provenance.program.marks)
     return "planned and persistent", plan.arena_bytes + outside
+
+
+def _reserved(trace: Trace) -> int:
+    """The most that was reserved. Raises UsageError where the trace does not tell."""
+    if trace.info.device != "cuda":
+        raise UsageError(
+            "--of reserved is for recordings of CUDA memory and snapshots: nothing is "
+            "reserved on the CPU; leave it out, or record with --device fake:cuda"
+        )
+    most = most_reserved(trace.events)
+    if not most:
+        raise UsageError("--of reserved: this recording tells of no segments")
+    return most
 
 
 def _above(what: str, value: int, limit: int, name: str) -> str:

@@ -10,6 +10,7 @@ from memplan.reporting.attribution import Buffers, Site, buffers_of, site_of
 from memplan.reporting.leak import Leak, find_leak, outliving
 from memplan.reporting.live import Live, live_after, live_at
 from memplan.trace.category import Category
+from memplan.trace.reserved import Reserved, reserved_at, reserved_bytes
 from memplan.trace.trace import Action, Trace
 
 
@@ -17,7 +18,9 @@ from memplan.trace.trace import Action, Trace
 class OutOfMemory:
     """The last request that failed: its bytes, who asked, and what was live then.
 
-    count: of requests that failed in all; seconds: since the first event.
+    count: of requests that failed in all; seconds: since the first event. free: bytes
+    that the device had left, and reserved: what the allocator held, both of CUDA alone,
+    else 0 and None.
     """
 
     requested_bytes: int
@@ -25,6 +28,18 @@ class OutOfMemory:
     live: Live
     seconds: float
     count: int
+    free: int = 0
+    reserved: Reserved | None = None
+
+
+@dataclass(frozen=True)
+class MostReserved:
+    """The most that an allocator reserved, in bytes, and when, since the first event;
+    at: what was reserved at the moment that was asked for."""
+
+    bytes: int
+    seconds: float
+    at: Reserved
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,7 @@ class Stats:
     peak, at: what is live at the peak, and at the moment that was asked for. steps:
     that were begun after the first boundary. kept_at_end_bytes: alive at the end of the
     last whole step and made two steps before, or earlier, what leaks with what is
-    persistent; 0 without steps.
+    persistent; 0 without steps. reserved: None where the trace tells of no segments.
     """
 
     trace: Trace
@@ -44,6 +59,7 @@ class Stats:
     leak: Leak | None
     oom: OutOfMemory | None
     kept_at_end_bytes: int
+    reserved: MostReserved | None = None
 
     @property
     def steps(self) -> int:
@@ -77,15 +93,26 @@ def summarize(trace: Trace, at: str = "peak") -> Stats:
     """
     buffers = buffers_of(trace)
     level = outliving(buffers)
+    chosen = live_at(buffers, at)
     return Stats(
         trace,
         buffers,
         peak=live_at(buffers),
-        at=live_at(buffers, at),
+        at=chosen,
         leak=find_leak(buffers),
         oom=_out_of_memory(trace, buffers),
         kept_at_end_bytes=int(level[-1]) if len(level) else 0,
+        reserved=_most_reserved(trace, buffers, chosen),
     )
+
+
+def _most_reserved(trace: Trace, buffers: Buffers, at: Live) -> MostReserved | None:
+    reserved = reserved_bytes(trace.events)
+    if not reserved.any():
+        return None
+    row = int(np.argmax(reserved))
+    when = float(buffers.time_s[row])
+    return MostReserved(int(reserved[row]), when, reserved_at(trace.events, at.row))
 
 
 def _out_of_memory(trace: Trace, buffers: Buffers) -> OutOfMemory | None:
@@ -94,12 +121,16 @@ def _out_of_memory(trace: Trace, buffers: Buffers) -> OutOfMemory | None:
     if not len(rows):
         return None
     row = int(rows[-1])
+    on_gpu = trace.info.device == "cuda"
+    held = on_gpu and reserved_bytes(events).any()
     return OutOfMemory(
         int(events.requested_size[row]),
         site_of(trace.stacks, int(events.stack[row])),
         live_after(buffers, row),
         float(buffers.time_s[row]),
         len(rows),
+        free=int(events.address[row]) if on_gpu else 0,
+        reserved=reserved_at(events, row) if held else None,
     )
 
 
@@ -124,6 +155,7 @@ def entries(stats: Stats) -> dict[str, object]:
         "dropped_events": info.dropped_events,
         "complete": info.complete,
         "oom": None if stats.oom is None else _oom_entries(stats.oom),
+        "reserved": _most_reserved_entries(stats.reserved),
     }
 
 
@@ -159,6 +191,29 @@ def _oom_entries(oom: OutOfMemory) -> dict[str, object]:
         "live_bytes": oom.live.bytes,
         "seconds": oom.seconds,
         "count": oom.count,
+        "device_free_bytes": oom.free,
+        "reserved": None if oom.reserved is None else reserved_entries(oom.reserved),
+    }
+
+
+def reserved_entries(held: Reserved) -> dict[str, object]:
+    """What was reserved at a moment, as JSON has it."""
+    return {
+        "bytes": held.reserved,
+        "allocated_bytes": held.allocated,
+        "split_bytes": held.split,
+        "empty_bytes": held.empty,
+        "largest_free_bytes": held.largest_free,
+    }
+
+
+def _most_reserved_entries(found: MostReserved | None) -> dict[str, object] | None:
+    if found is None:
+        return None
+    return {
+        "peak_bytes": found.bytes,
+        "peak_time": found.seconds,
+        "at": reserved_entries(found.at),
     }
 
 

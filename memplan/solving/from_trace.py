@@ -16,7 +16,7 @@ from memplan.solving.methods import solve_problem
 from memplan.solving.options import DEFAULTS, Options
 from memplan.solving.step_kinds import plan_kinds
 from memplan.trace.liveness import WarmupWorkload, step_problem
-from memplan.trace.streams import on_stream, streams_of
+from memplan.trace.streams import one_stream
 from memplan.trace.threads import Together
 from memplan.trace.trace import Trace
 
@@ -41,7 +41,7 @@ def solve_trace(
     around the hot step's first pass; what does not fit is left to the default
     allocator, once.
     """
-    found = step_problem(_one_stream(trace), step, alignment)
+    found = step_problem(one_stream(trace), step, alignment)
     elastic = found.hot is not None and found.hot.elastic
     if elastic and method == "auto" and options.time_limit is None:
         # The sizes are the largest of many steps: a bound is no one step's, a proof
@@ -65,15 +65,6 @@ def solve_trace(
         elastic=elastic,
         warmup=None if found.warmup is None else _place_warmup(plan, found.warmup),
     )
-
-
-def _one_stream(trace: Trace) -> Trace:
-    """The events of the default CUDA stream, or of the busiest one: an arena, and so a
-    plan, belongs to one stream. Other streams are served outside it."""
-    streams = streams_of(trace)
-    if trace.info.device == "cpu" or len(streams) < 2:
-        return trace
-    return on_stream(trace, 0 if 0 in streams else next(iter(streams)))
 
 
 def _lanes(plan: Plan, together: Together) -> int:

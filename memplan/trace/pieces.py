@@ -59,11 +59,13 @@ class Summary:
     """What a trace holds, counted piece by piece.
 
     events: how many. peak_live: the most bytes alive at any moment, exact sizes.
+    failed: how many requests failed; failed_bytes: of the last of them.
     """
 
     def __init__(self) -> None:
         self.events = 0
         self.peak_live = 0
+        self.failed = self.failed_bytes = 0
         self._live = 0
         self._marks = np.zeros(max(Mark) + 1, dtype=np.int64)
 
@@ -82,6 +84,9 @@ class Summary:
         self.events += len(events)
         self.peak_live = max(self.peak_live, int(live.max(initial=0)))
         self._live = int(live[-1]) if len(live) else self._live
+        failed = events.requested_size[events.action == Action.OOM]
+        self.failed += len(failed)
+        self.failed_bytes = int(failed[-1]) if len(failed) else self.failed_bytes
         marks = events.mark[events.action == Action.STEP]
         self._marks += np.bincount(marks, minlength=len(self._marks))
 

@@ -1,11 +1,35 @@
-"""What an allocator reserved, where a trace tells of its segments."""
+"""What an allocator reserved, and what of it lies idle, where a trace tells of it."""
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 
 from memplan.arrays import Int64Array
+from memplan.trace.match import lives
 from memplan.trace.trace import Action, Columns
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """An allocator's segments after one event. Bytes, all of them.
+
+    reserved: of segments; allocated: of blocks in use, as the allocator rounds them.
+    split: of segments in use what no block holds: lost to fragmentation, since it can
+    serve requests that fit a hole, and not be given back; empty: of segments without a
+    block in use, which can. largest_free: the longest stretch of one segment that no
+    block holds. The last three are None where blocks lie in no segment that the trace
+    tells of.
+    """
+
+    reserved: int
+    allocated: int
+    split: int | None
+    empty: int | None
+    largest_free: int | None
 
 
 def reserved_bytes(events: Columns) -> Int64Array:
@@ -24,3 +48,97 @@ def most_reserved(events: Columns) -> int:
 def ran_out(events: Columns) -> bool:
     """Whether a request failed."""
     return bool((events.action == Action.OOM).any())
+
+
+def reserved_at(events: Columns, row: int) -> Reserved:
+    """What is reserved after event `row`, and how much of it no block holds.
+
+    Of segments that grow (`expandable_segments`) every piece that was mapped counts as
+    a segment of its own.
+    """
+    reserved = int(reserved_bytes(events)[row]) if 0 <= row < len(events) else 0
+    made, end = lives(events)
+    live = made[(made <= row) & (end > row)]
+    size = events.size[live]
+    begin, finish = _segments(events, row)
+    where = np.searchsorted(begin, events.address[live], side="right") - 1
+    allocated = int(size.sum())
+    # A block may reach over the pieces of a segment that grew; it must begin in one.
+    if (where < 0).any() or (events.address[live] >= finish[where]).any():
+        return Reserved(reserved, allocated, None, None, None)
+    gaps, empty = _gaps(events.address[live], size, begin, finish)
+    return Reserved(
+        reserved,
+        allocated,
+        split=max(reserved - allocated - empty, 0),
+        empty=empty,
+        largest_free=gaps,
+    )
+
+
+_MAX_ADDRESS = (1 << 64) - 1
+_Addresses = npt.NDArray[np.uint64]
+
+
+def _gaps(
+    address: _Addresses, size: Int64Array, begin: _Addresses, finish: _Addresses
+) -> tuple[int, int]:
+    """The longest gap between blocks in segments, and bytes of segments without any.
+
+    address, size: of the blocks in use; begin, finish: of the segments, ascending.
+    """
+    if not len(begin):
+        return 0, 0
+    # Walls: where no gap can be before, or behind. Blocks end where they say.
+    starts = np.concatenate([address, finish])
+    stops = np.concatenate([address + size.astype(np.uint64), begin])
+    starts, stops = np.sort(starts), np.sort(stops)
+    # As many gaps begin as end, and no two overlap: in order they belong together.
+    lengths = np.where(starts > stops, starts - stops, np.uint64(0))
+    ends = address + size.astype(np.uint64)
+    first = np.searchsorted(begin, address, side="right") - 1
+    last = np.searchsorted(begin, ends, side="left") - 1
+    change = np.zeros(len(begin) + 1, dtype=np.int64)
+    np.add.at(change, first, 1)
+    np.add.at(change, np.maximum(first, last) + 1, -1)
+    held = np.cumsum(change[:-1]) > 0
+    empty = int((finish - begin)[~held].sum())
+    return int(lengths.max(initial=np.uint64(0))), empty
+
+
+def _segments(events: Columns, row: int) -> tuple[_Addresses, _Addresses]:
+    """Where the segments after event `row` begin and end, ascending, shape (k,)."""
+    rows = np.flatnonzero(
+        np.isin(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE))
+    )
+    rows = rows[rows <= row]
+    begins: list[int] = []
+    ends: dict[int, int] = {}
+    columns = (events.action[rows], events.address[rows], events.size[rows])
+    for action, address, size in zip(*(c.tolist() for c in columns), strict=True):
+        stop = min(address + size, _MAX_ADDRESS)
+        if ends.get(address) != stop:
+            _cut(begins, ends, address, stop)
+            if action == Action.SEGMENT_ALLOC:
+                insort(begins, address)
+                ends[address] = stop
+        elif action == Action.SEGMENT_FREE:
+            del begins[bisect_right(begins, address) - 1], ends[address]
+    finish = np.array([ends[begin] for begin in begins], dtype=np.uint64)
+    return np.array(begins, dtype=np.uint64), finish
+
+
+def _cut(begins: list[int], ends: dict[int, int], low: int, high: int) -> None:
+    """Take [low, high) out of the segments that reach into it."""
+    at = max(bisect_right(begins, low) - 1, 0)
+    while at < len(begins) and begins[at] < high:
+        begin, end = begins[at], ends[begins[at]]
+        if end <= low:
+            at += 1
+            continue
+        del begins[at], ends[begin]
+        for left, right in ((begin, min(end, low)), (max(begin, high), end)):
+            if left < right:
+                insort(begins, left)
+                ends[left] = right
+                at += left < low

@@ -40,3 +40,12 @@ def on_stream(trace: Trace, stream: int) -> Trace:
     events = trace.events
     rows = np.flatnonzero((events.stream == stream) | (events.action == Action.STEP))
     return replace(trace, events=events.take(rows.astype(np.int64)))
+
+
+def one_stream(trace: Trace) -> Trace:
+    """The events of the default CUDA stream, or of the busiest one: an arena, and so a
+    plan, belongs to one stream. Other streams are served outside it."""
+    streams = streams_of(trace)
+    if trace.info.device == "cpu" or len(streams) < 2:
+        return trace
+    return on_stream(trace, 0 if 0 in streams else next(iter(streams)))

@@ -132,6 +132,10 @@ def test_a_damaged_one_of_many_is_named(memplan: Run, traces: Path) -> None:
             "is no share",
         ),
         (["diff", "grows.parquet", "p.plan.json"], 3, "not a trace"),
+        (["stats", "p.plan.json", "--by", "line"], 2, "--by is for traces"),
+        (["stats", "p.plan.json", "--at", "1"], 2, "--at is for traces"),
+        (["stats", "p.plan.json", "-n", "3"], 2, "-n is for traces"),
+        (["stats", "p.plan.json", "--device", "0"], 2, "--device is for snapshots"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -239,6 +243,7 @@ def test_diff_tells_what_changed(memplan: Run, traces: Path) -> None:
         memplan("diff", "steady.parquet", "grows.parquet", "--json").stdout
     )
     assert sum(site["delta"] for site in found["sites"]) == found["delta_bytes"]
+    assert "at the peak, by function, module and operator" in done.stdout
     same = memplan("diff", "steady.parquet", "steady.parquet")
     assert "no change" in same.stdout
 

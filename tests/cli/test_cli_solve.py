@@ -97,7 +97,18 @@ def test_the_same_file_every_time(memplan: Run, hard: Path) -> None:
 def test_it_fits(memplan: Run, csv: Path) -> None:
     done = memplan("solve", "p.csv", "--capacity", "1KiB", "--json")
     assert done.returncode == 0
-    assert json.loads(done.stdout)["peak"] <= 1024
+    said = json.loads(done.stdout)
+    assert said["peak"] <= 1024
+    assert (said["plan"], said["capacity_of"], said["outside_bytes"]) == (
+        *(None, "arena"),
+        0,
+    )
+    assert not csv.with_name("p.plan.json").exists()
+    done = memplan("solve", "p.csv", "--capacity", "1KiB")
+    assert "no plan was written; -o FILE writes it" in done.stdout
+    assert not csv.with_name("p.plan.json").exists()
+    done = memplan("solve", "p.csv", "--capacity", "1KiB", "-o", "p.plan.json")
+    assert "not written" not in done.stdout
     assert read_plan(csv.with_name("p.plan.json")).peak <= 1024
 
 
@@ -142,6 +153,8 @@ def test_it_is_unknown_whether_it_fits(memplan: Run, hard: Path) -> None:
         (["--time-limit", "soon"], 2, "--time-limit"),
         (["--capacity", "much"], 2, "'much' is not a size; write 12GiB"),
         (["--capacity", "-5"], 2, "'-5' is not a size"),
+        (["--capacity-of", "live"], 2, "--capacity-of is for --capacity"),
+        (["--capacity", "99", "--capacity-of", "process"], 2, "needs a trace"),
         (["--threads", "0"], 2, "--threads"),
         (["--seed", "-1"], 2, "--seed"),
         (["--seed", str(1 << 63)], 2, "--seed"),

@@ -23,7 +23,8 @@ from memplan.core.plan import Plan, Program, Source
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InputError, UsageError
-from memplan.plotting.packing import VECTOR, lifetime_classes, packing
+from memplan.plotting.packing import CROWD, VECTOR, packing
+from memplan.plotting.rectangles import lifetime_classes
 from memplan.plotting.save import DPI, save
 from tests.plans import changed
 
@@ -199,6 +200,30 @@ def test_a_large_plan_is_pixels_in_a_small_file(
         save(packing(plan), path)
         assert path.stat().st_size < 5_000_000
     assert b"<image" in (tmp_path / "plan.svg").read_bytes()
+
+
+def test_a_crowd_is_painted_where_its_rectangles_lie() -> None:
+    """Thin buffers as pixels at their places; what has room for an outline keeps it."""
+    count = CROWD + 5
+    lower = np.append(np.arange(count) * 10, 0)
+    upper = np.append(lower[:-1] + 1, 10 * count)
+    size = np.append(np.where(np.arange(count) % 2, 40, 4), 1000)
+    offsets = np.append(np.where(np.arange(count) < count // 2, 1000, 5000), 0)
+    problem = Problem.of(lower, upper, size)
+    plan = Plan.of(problem, offsets, "made")
+    figure = packing(plan)
+    (large,) = boxes(figure)
+    assert large == (0, 10 * count, 0, 1000)
+    (image,) = (i for i in axes_of(figure).images if i.get_gid() == "crowd")
+    shown = np.asarray(image.get_array())[..., 3] > 0
+    height, width = shown.shape
+    low, high = axes_of(figure).get_ylim()
+    rows = np.unique(np.nonzero(shown)[0]) * (high - low) / height + low
+    assert ((abs(rows - 1000) < 60) | (abs(rows - 5000) < 60)).all()
+    middle = shown[:, : width // 2 - 2].any(axis=1), shown[:, width // 2 + 2 :].any(1)
+    assert not (middle[0] & middle[1]).any()
+    assert shown.any(axis=0).all()  # none of the columns is left out
+    figure.draw_without_rendering()
 
 
 def test_thin_buffers_do_not_vanish() -> None:

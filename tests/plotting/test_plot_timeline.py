@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from memplan.errors import InputError, UsageError
+from memplan.plotting.memory import memory
 from memplan.plotting.save import save
-from memplan.plotting.timeline import timeline
+from memplan.plotting.timeline import Failure, timeline
+from tests.reporting.asking import asking
 
 TIMES = [0.0, 0.5, 1.0, 1.5, 2.0]
 LIVE = [1 << 20, 2 << 20, 5 << 20, 2 << 20, 1 << 20]
@@ -167,3 +170,25 @@ def test_files_are_written_and_repeat(tmp_path: Path) -> None:
         save(timeline(TIMES, LIVE), tmp_path / "a.svg")
     save(timeline(TIMES, LIVE), tmp_path / "a.svg", force=True)
     assert (tmp_path / "a.svg").read_bytes() != (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_request_that_failed_is_marked() -> None:
+    for when in (0.0, 1.5, 9.0):  # the last one behind all that was drawn
+        failure = Failure(when, 1 << 30, "$a$_\x1b.py:3 f")
+        figure = timeline([0.0, 1.0, 2.0], [5, 9, 2], failure=failure)
+        (mark,) = figure.findobj(lambda one: one.get_gid() == "failure")
+        assert isinstance(mark, Line2D)
+        assert np.asarray(mark.get_xdata())[0] == min(when, 2.0)
+        assert np.asarray(mark.get_ydata())[0] == {0.0: 5, 1.5: 9, 9.0: 2}[when]
+        said = [text.get_text() for text in axes_of(figure).texts]
+        assert any(text.startswith("1.0 GiB could not be had\n$a$") for text in said)
+        assert not any("\x1b" in text for text in said)
+        figure.draw_without_rendering()
+
+
+def test_the_picture_of_a_trace_marks_what_failed() -> None:
+    figure = memory(asking(3, asked=1 << 40))
+    said = [text.get_text() for text in axes_of(figure).texts]
+    assert "1.0 TiB could not be had\ntrain.py:21 main" in said
+    whole = memory(asking(3))
+    assert not whole.findobj(lambda one: one.get_gid() == "failure")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -172,3 +173,49 @@ def test_a_script_whose_name_is_no_text_is_planned_and_run(
         done = memplan(*arguments)
         assert done.returncode == 0, done.stderr
     assert rb'"script": "tr\\xff.py"' in training.with_name("p.json").read_bytes()
+
+
+def test_a_request_that_fails_is_told_at_the_end(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(
+        "import torch\n"
+        "kept = torch.ones(256)\n"
+        "def big():\n"
+        "    return torch.empty(1 << 50, dtype=torch.uint8)\n"
+        "big()\n"
+    )
+    done = memplan("record", "-o", "t.parquet", "p.py")
+    assert done.returncode == 1
+    assert "1.0 PiB could not be had after" in done.stderr
+    assert "1.0 KiB live" in done.stderr
+    assert f"asked for at   {tmp_path / 'p.py'}:4 in big (empty)" in done.stderr
+    assert "next: memplan stats t.parquet" in done.stderr
+
+
+def test_fake_tensors_of_the_programs_own_are_noticed_once(
+    memplan: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "p.py").write_text(
+        "import torch\n"
+        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "for i in range(3):\n"
+        "    with FakeTensorMode():\n"
+        "        torch.ones(1 << 40)\n"
+        "real = torch.ones(256)\n"
+    )
+    done = memplan("record", "-o", "t.parquet", "p.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("FakeTensorMode") == 1
+    assert f"uses FakeTensorMode ({tmp_path / 'p.py'}:4): tensors" in done.stderr
+    assert re.search(r"peak live +1.0 KiB", done.stderr)
+
+
+def test_fake_tensors_of_pytorchs_own_are_not(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(
+        "import torch\n"
+        "torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))\n"
+        "from torch.fx.experimental.proxy_tensor import make_fx\n"
+        "make_fx(torch.sin, tracing_mode='fake')(torch.ones(3))\n"
+    )
+    done = memplan("record", "-o", "t.parquet", "p.py")
+    assert done.returncode == 0, done.stderr
+    assert "FakeTensorMode" not in done.stderr

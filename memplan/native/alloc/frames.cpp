@@ -20,7 +20,7 @@ int offset_in(PyFrameObject* frame) {
 }
 
 // Whether torch.compile wrote the file: CACHE/ab/cab….py, whose name is "c" and 51 digits
-// of a hash in base 32, wherever the cache is. As `_GENERATED` of memplan.reporting.
+// of a hash in base 32, wherever the cache is. As `_GENERATED` of memplan.trace.user_frames.
 bool is_generated(std::string_view file) {
   constexpr std::size_t kDigits = 51;
   constexpr std::size_t kLength = sizeof("/ab/c.py") - 1 + kDigits;

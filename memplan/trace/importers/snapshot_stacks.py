@@ -77,9 +77,10 @@ def first_rows(
 ) -> tuple[dict[str, npt.NDArray[Any]], int]:
     """Rows of what was reserved, and live, before the first entry; and how many."""
     blocks = start.blocks
-    reserved = [start.reserved] if start.reserved else []
+    reserved = [size for _, size in start.segments]
     count = len(blocks) + len(reserved)
-    segment = [0] * len(reserved)
+    segment = [address for address, _ in start.segments]
+    streams = [0] * len(reserved) + [block.stream for block in blocks]
     first = int(history.time_us[0]) if len(history.time_us) else 0
     sizes = np.array([*reserved, *(b.size for b in blocks)], dtype=np.int64)
     rows: dict[str, npt.NDArray[Any]] = {
@@ -92,7 +93,7 @@ def first_rows(
         "address": np.array([*segment, *(b.address for b in blocks)], dtype=np.uint64),
         "size": sizes,
         "requested_size": sizes,
-        "stream": np.array([*segment, *(b.stream for b in blocks)], dtype=np.int64),
+        "stream": np.array(streams, dtype=np.int64),
         "stack": np.array(
             [NO_STACK] * len(reserved) + [stacks.of_block(b.frames) for b in blocks],
             dtype=np.int64,

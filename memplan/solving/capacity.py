@@ -1,0 +1,198 @@
+"""Whether a program fits: what a capacity is compared with, beside the plan's arena.
+
+A plan holds the transient buffers of the hot step. A device must hold as well what
+outlives steps, and a machine the rest of the process, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from memplan.core.plan import UNMARKED, Plan
+from memplan.core.problem import Problem
+from memplan.errors import InfeasibleError, NoPlanError, UsageError
+from memplan.solving.options import Options
+from memplan.solving.outlook import default_heaps, unplanned_bytes
+from memplan.trace.liveness import step_problem
+from memplan.trace.match import lives
+from memplan.trace.streams import one_stream
+from memplan.trace.trace import Action, Columns, Trace
+from memplan.units import format_bytes
+
+CapacityOf = Literal["arena", "live", "process"]
+
+
+@dataclass(frozen=True)
+class Room:
+    """A capacity, and what takes it up. Bytes, all of them.
+
+    of: what is compared: the planned arena alone; with what is live outside it; or all
+    of the process. outliving: of tensors outside the plan, which outlive their steps;
+    beyond: of the process beside its tensors; other_streams: live at most on streams
+    that the plan does not serve. live: of tensors at once in the recording, a failed
+    request with them; 0 of a bare problem. Those that are not compared are 0. failed:
+    of the last request that failed; whole: whether the recording is, from begin to end.
+    """
+
+    capacity: int
+    of: CapacityOf
+    outliving: int = 0
+    beyond: int = 0
+    other_streams: int = 0
+    live: int = 0
+    failed: int = 0
+    whole: bool = True
+
+    @property
+    def outside(self) -> int:
+        """What is compared beside the arena."""
+        return self.outliving + self.beyond + self.other_streams
+
+    def needed(self, plan: Plan) -> int:
+        """What is compared with the capacity: no less than was live at once."""
+        return max(plan.arena_bytes + self.outside, self.live + self.beyond)
+
+
+def room_for(
+    source: Trace | Problem, capacity: int, of: CapacityOf | None, step: str = "hot"
+) -> Room:
+    """What is compared with `capacity` bytes; of a trace "live", of a problem "arena".
+
+    Raises UsageError where `of` asks for what `source` does not tell, and what
+    `step_problem` raises for a step that is not there.
+    """
+    if isinstance(source, Problem):
+        if of not in (None, "arena"):
+            raise UsageError(
+                f"--capacity-of {of} needs a trace: a bare problem is its arena alone"
+            )
+        return Room(capacity, "arena")
+    if of == "arena":
+        return Room(capacity, "arena")
+    measured = source.info.run.peak_rss_bytes
+    if of == "process" and (source.info.device != "cpu" or not measured):
+        raise UsageError(
+            "--capacity-of process needs a recording of a program on the CPU, whose "
+            "resident memory was measured; --capacity-of live counts its tensors"
+        )
+    planned = one_stream(source)
+    marks = UNMARKED if step_problem(planned, step).unmarked else ""
+    room = Room(
+        capacity,
+        of or "live",
+        outliving=unplanned_bytes(planned, marks, step),
+        other_streams=_live_beside(source, planned),
+        live=_most_live(source.events),
+        failed=_last_failed(source.events),
+        whole=source.info.complete and not source.info.dropped_events,
+    )
+    if of != "process":
+        return room
+    heaps, _ = default_heaps(source.events)
+    return replace(room, beyond=max(measured - heaps, 0))
+
+
+def solve_within(
+    room: Room, options: Options, attempt: Callable[[Options], Plan]
+) -> Plan:
+    """A plan with which all that is compared keeps within the capacity.
+
+    options: without a capacity of their own. attempt: solves with options, and raises
+    what `solve` does. Raises InfeasibleError if it is proved that there is none,
+    NoPlanError if none was found.
+    """
+    if room.live + room.beyond > room.capacity:
+        raise InfeasibleError(
+            f"does not fit: the recorded program holds {_compared(room)} at once, "
+            f"whatever the plan, and the capacity is {_bytes(room.capacity)}"
+        )
+    if room.failed:
+        raise NoPlanError(
+            f"unknown: a request for {_bytes(room.failed)} failed in this recording, "
+            "and what its program needs after that is not in it; record it where it "
+            "runs through, or with --device fake"
+        )
+    left = room.capacity - room.outside
+    if left < 0:
+        raise InfeasibleError(
+            f"does not fit: {_outside(room)} takes {_bytes(room.outside)}, whatever "
+            f"the plan, and the capacity is {_bytes(room.capacity)}"
+        )
+    try:
+        plan = attempt(replace(options, capacity=left))
+        if plan.arena_bytes > left:  # other steps, or threads, need more: do one's best
+            plan = attempt(options)
+    except NoPlanError as error:
+        raise _told(error, room) from None
+    if plan.arena_bytes > left:
+        unknown = NoPlanError(
+            f"unknown: no plan was found within {_bytes(left)} for all steps and "
+            f"threads; the best one's arena takes {_bytes(plan.arena_bytes)}",
+            plan.arena_bytes,
+            plan.lower_bound,
+        )
+        raise _told(unknown, room)
+    return plan
+
+
+def _told(error: NoPlanError, room: Room) -> NoPlanError:
+    """`error`, with what the capacity has to hold beside the arena."""
+    if not room.outside:
+        return error
+    text = (
+        f"{error}; that is what {_outside(room)} leaves of a capacity of "
+        f"{_bytes(room.capacity)}"
+    )
+    return type(error)(text, error.peak, error.lower_bound)
+
+
+def _outside(room: Room) -> str:
+    parts = [
+        (room.outliving, "that outlive their steps"),
+        (room.other_streams, "on other streams"),
+        (room.beyond, "of the process beside its tensors"),
+    ]
+    named = [f"{format_bytes(size)} {what}" for size, what in parts if size]
+    return "what is outside the arena" + (f" ({', '.join(named)})" if named else "")
+
+
+def _compared(room: Room) -> str:
+    text = f"{_bytes(room.live)} of tensors"
+    if room.beyond:
+        text += f" and {_bytes(room.beyond)} beside them"
+    return text
+
+
+def _bytes(count: int) -> str:
+    return f"{count:,} bytes ({format_bytes(count)})"
+
+
+def _live_beside(trace: Trace, planned: Trace) -> int:
+    """The most bytes alive at once that are not of the stream that is planned."""
+    if planned is trace:
+        return 0
+    stream = int(planned.events.stream[planned.events.action == Action.ALLOC][0])
+    others = trace.events.stream != stream
+    rows = np.flatnonzero(others & (trace.events.action != Action.OOM))
+    return _most_live(trace.events.take(rows.astype(np.int64)))
+
+
+def _last_failed(events: Columns) -> int:
+    sizes = events.requested_size[events.action == Action.OOM]
+    return int(sizes[-1]) if len(sizes) else 0
+
+
+def _most_live(events: Columns) -> int:
+    """The most bytes alive at once, and of a request that failed what it needed."""
+    row, end = lives(events)
+    change = np.zeros(len(events) + 1, dtype=np.int64)
+    size = events.requested_size[row]
+    np.add.at(change, row, size)
+    np.add.at(change, end, -size)
+    failed = events.action == Action.OOM
+    live = np.cumsum(change[:-1]) + np.where(failed, events.requested_size, 0)
+    return int(live.max(initial=0))

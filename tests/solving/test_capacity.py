@@ -1,0 +1,132 @@
+"""What a capacity is compared with: the arena, and what is live outside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memplan as package
+from memplan.core.plan import Plan, RunStats
+from memplan.errors import InfeasibleError, NoPlanError, UsageError
+from memplan.solving.capacity import Room, room_for, solve_within
+from memplan.solving.options import Options
+from memplan.solving.solve import solve
+from memplan.trace.trace import Action, Trace
+from tests.conftest import Run
+from tests.programs import Made, Step, programs, trace_of
+
+KEPT = Made(4096, None)
+STEP: Step = (Made(1024, 1), Made(2048, 0))
+
+
+def training(steps: int = 6) -> Trace:
+    """4096 bytes that stay, and at most 3072 more in each step."""
+    return trace_of([(KEPT, *STEP), *[STEP] * steps])
+
+
+def fits(trace: Trace, room: Room) -> Plan:
+    return solve_within(
+        room, Options(), lambda options: solve(trace, "bestfit", options=options)
+    )
+
+
+def test_what_stays_counts() -> None:
+    trace = training()
+    room = room_for(trace, 7168, None)
+    assert (room.of, room.outliving, room.outside) == ("live", 4096, 4096)
+    plan = fits(trace, room)
+    assert room.needed(plan) == 7168
+    with pytest.raises(InfeasibleError, match="whatever the plan"):
+        fits(trace, room_for(trace, 7167, None))
+    assert fits(trace, room_for(trace, 3072, "arena")).arena_bytes == 3072
+
+
+def test_the_process_counts() -> None:
+    trace = training()
+    measured = replace(trace.info, run=RunStats(peak_rss_bytes=1 << 20))
+    trace = replace(trace, info=measured)
+    room = room_for(trace, 1 << 20, "process")
+    assert room.beyond > (1 << 20) - 16384
+    assert room.needed(fits(trace, room)) <= 1 << 20
+    with pytest.raises(InfeasibleError):
+        fits(trace, room_for(trace, 500_000, "process"))
+    with pytest.raises(UsageError, match="resident memory was measured"):
+        room_for(training(), 1 << 20, "process")
+
+
+def test_a_request_that_failed_would_have_had_to_fit() -> None:
+    trace = training()
+    events = trace.events
+    action = events.action.copy()
+    action[-1] = Action.OOM
+    size = events.requested_size.copy()
+    size[-1] = 1 << 30
+    failed = replace(trace, events=replace(events, action=action, requested_size=size))
+    with pytest.raises(InfeasibleError):
+        fits(failed, room_for(failed, 1 << 30, None))
+    with pytest.raises(NoPlanError, match="failed in this recording") as caught:
+        fits(failed, room_for(failed, 1 << 40, None))
+    assert not isinstance(caught.value, InfeasibleError)
+
+
+def test_what_other_streams_hold_counts() -> None:
+    one = training()
+    events = one.events
+    other = np.where(events.requested_size == 2048, 7, 0)
+    trace = replace(
+        one,
+        events=replace(events, stream=other.astype(np.int64)),
+        info=replace(one.info, device="cuda"),
+    )
+    room = room_for(trace, 7168, None)
+    assert (room.outliving, room.other_streams) == (4096, 2048)
+    assert room.needed(fits(trace, room)) == 7168
+
+
+def test_it_is_unknown_where_the_method_finds_no_better() -> None:
+    trace = training()
+    room = Room(4096, "live", outliving=1)
+    plan = solve(trace, "bestfit")
+
+    def larger(options: Options) -> Plan:
+        return replace(plan, lanes=4)
+
+    with pytest.raises(NoPlanError, match="for all steps and threads") as caught:
+        solve_within(room, Options(), larger)
+    assert not isinstance(caught.value, InfeasibleError)
+    assert "1 B that outlive their steps" in str(caught.value)
+
+
+@given(programs(), st.integers(0, 40_000))
+def test_what_fits_holds_all_that_was_live(program: list[Step], capacity: int) -> None:
+    trace = trace_of(program)
+    room = room_for(trace, capacity, None)
+    try:
+        plan = fits(trace, room)
+    except NoPlanError:
+        with pytest.raises(NoPlanError):
+            fits(trace, replace(room, capacity=capacity // 2))
+        return
+    assert room.live <= room.needed(plan) <= capacity
+
+
+def test_the_command_names_what_it_counts(memplan: Run, tmp_path: Path) -> None:
+    package.write_trace(training(), tmp_path / "t.parquet")
+    done = memplan("solve", "t.parquet", "--capacity", "7KiB")
+    assert done.returncode == 0, done.stderr
+    assert "7.0 KiB of 7.0 KiB: it fits" in done.stdout
+    assert "3.0 KiB planned arena, 4.0 KiB outlives its steps" in done.stdout
+    assert "the rest of the process: libraries" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+    done = memplan("solve", "t.parquet", "--capacity", "6KiB", "--json")
+    said = json.loads(done.stdout)
+    assert done.returncode == 4
+    assert (said["capacity_of"], said["outside_bytes"]) == ("live", 4096)
+    done = memplan("solve", "t.parquet", "--capacity", "6KiB", "--capacity-of", "arena")
+    assert done.returncode == 0
