@@ -17,6 +17,7 @@ from typing import Any
 
 from memplan.applying.cuda_clock import DeviceClock
 from memplan.applying.cuda_library import COUNTERS, Library, Place
+from memplan.applying.cuda_making import ArenaMaking
 from memplan.applying.cuda_replay import CudaReplay, CudaTable
 from memplan.applying.cuda_sharing import share_outside
 from memplan.applying.cuda_slots import (
@@ -135,6 +136,7 @@ class CudaLoader:
                 replay = CudaReplay(library, place)
                 self._replanners.append(Replanner(each.plan, replay, CudaTable.of))
         self._device_clock = DeviceClock(torch)
+        library.ask(ArenaMaking(torch).permits)
         library.serve(True)
 
     def stop(self) -> None:
@@ -146,6 +148,7 @@ class CudaLoader:
         self._boundaries.stop()
         if _library is not None:
             _library.serve(False)
+            _library.ask(None)
             self._stats = _stats_of(_library)
             _library.retire()
         for replanner in self._replanners:

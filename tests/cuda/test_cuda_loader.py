@@ -220,14 +220,17 @@ def test_a_planned_tensor_leaves_the_arena_to_be_shared(
     ready.release(before)
 
 
-@pytest.mark.parametrize("size", [512, 70_000])
-def test_steps_that_differ_are_planned_anew_where_that_fits(
-    ready: World, size: int
+@pytest.mark.parametrize(
+    ("size", "begins_as_planned"), [(512, True), (70_000, True), (70_000, False)]
+)
+def test_steps_that_differ_are_planned_anew(
+    ready: World, size: int, begins_as_planned: bool
 ) -> None:
     plan = make_plan()
     loader = CudaLoader(plan)
     loader.start()
-    weight = ready.take(WEIGHT)
+    weight = run(ready) if begins_as_planned else ready.take(WEIGHT)
+    before = loader.report().planned_requests
     for _ in range(40):
         mark_step()
         blocks = [ready.take(size) for _ in range(12)]
@@ -236,11 +239,12 @@ def test_steps_that_differ_are_planned_anew_where_that_fits(
         time.sleep(0.005)  # in which another plan is made
     report = loader.report()
     loader.stop()
-    fits = 12 * size <= plan.peak
     assert {each.reason for each in report.given_up} == {"different"}
-    assert any(each.adopted for each in report.replans) == fits
-    assert (report.planned_requests > 12) == fits
-    assert report.arena_bytes == plan.peak
+    assert any(each.adopted for each in report.replans)
+    assert report.planned_requests > before + 12
+    # The first arena was given back before there was a larger one.
+    rounded = -(-size // 512) * 512
+    assert report.arena_bytes == max(plan.peak, 12 * rounded)
     ready.release(weight)
     ready.assert_no_leak()
 

@@ -146,6 +146,7 @@ def test_an_unused_arena_is_given_back_first(world: World) -> None:
     world.plan([(512, -1), (4 * MIB, 0)], 4 * MIB)
     world.cap(8 * MIB)
     weight = world.take(512)
+    world.release(world.take(4 * MIB))
     large = world.take(6 * MIB)
     stats = world.stats()
     assert (stats["arenas_given_back"], stats["arena_bytes"]) == (1, 0)
@@ -162,9 +163,9 @@ def test_an_unused_arena_is_given_back_first(world: World) -> None:
 
 def test_an_arena_in_use_takes_in_what_torch_cannot(world: World) -> None:
     # In the warm-up, what is not planned is asked of torch first.
-    world.plan([(512, 0), (512, 0)], 4 * MIB, starts=(0, 1), loop_start=1)
+    world.plan([(MIB, 0), (512, 0)], 4 * MIB, starts=(0, 1), loop_start=1)
     world.cap(5 * MIB)
-    block = world.take(512)
+    block = world.take(MIB)
     other = world.take(2 * MIB)
     assert world.native.holds(other)
     assert world.stats()["last_resort"] == 1
@@ -174,10 +175,10 @@ def test_an_arena_in_use_takes_in_what_torch_cannot(world: World) -> None:
 
 
 def test_an_arena_that_torch_refuses_is_done_without_and_told(world: World) -> None:
-    world.plan([(512, 0)], 32 * MIB)
+    world.plan([(MIB, 0)], 32 * MIB)
     world.cap(8 * MIB)
     for _ in range(5):
-        block = world.take(512)
+        block = world.take(MIB)
         assert not world.native.holds(block)
         world.release(block)
         world.release(world.take(512))
@@ -189,13 +190,13 @@ def test_an_arena_that_torch_refuses_is_done_without_and_told(world: World) -> N
 
 
 def test_another_failure_is_thrown_as_it_is(world: World) -> None:
-    world.plan([(512, 0)], MIB)
+    world.plan([(MIB, 0)], MIB)
     world.fail_otherwise(True)
-    assert world.allocate(512) == "CUDA error: another"
+    assert world.allocate(MIB) == "CUDA error: another"
     assert world.allocate(2 * MIB) == "CUDA error: another"
     world.fail_otherwise(False)
     world.native.next_step()
-    block = world.take(512)
+    block = world.take(MIB)
     assert world.native.holds(block)
     world.release(block)
     world.assert_no_leak()

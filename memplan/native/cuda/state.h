@@ -27,6 +27,7 @@ struct State {
 
   std::array<std::atomic<Arenas*>, kMaxDevices> devices = {};
   std::atomic<bool> serving = false;
+  std::atomic<Permission> permission = nullptr;
   Interruptions interruptions;
   std::atomic<const std::atomic<int>*> elsewhere = nullptr;  // the CPU's, too
   // torch's deleter of its own blocks, once it is known.
