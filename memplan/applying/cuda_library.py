@@ -126,6 +126,7 @@ class Library:
             ) from None
         names: bytes = self._function("stat_names")()
         self._names = names.decode("ascii").split(",")
+        self._logged: Place | None = None  # whose events are kept
         self._asked: list[object] = []  # functions that native code may call
 
     # ---- torch's allocator
@@ -257,11 +258,17 @@ class Library:
     # ---- events
 
     def open_log(self, place: Place) -> None:
-        """Keep the events to come of a stream."""
-        self._function("open_log")(place.device, place.rank)
+        """Keep the events to come of a stream; of one at a time, until `take_log`."""
+        if self._logged is None:
+            self._logged = place
+            self._function("open_log")(place.device, place.rank)
 
-    def take_log(self) -> bytes:
-        """The events since, as in a journal; no more are kept."""
+    def take_log(self, place: Place) -> bytes:
+        """A stream's events since, as in a journal; no more are kept. b"" if another
+        stream's were."""
+        if self._logged != place:
+            return b""
+        self._logged = None
         events = ctypes.c_void_p()
         count = self._function("take_log")(ctypes.byref(events))
         return ctypes.string_at(events, count * _EVENT_BYTES) if count else b""

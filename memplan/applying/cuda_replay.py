@@ -90,4 +90,4 @@ class CudaReplay:
 
     def take_log(self) -> bytes:
         """What was kept, as in a journal."""
-        return self._library.take_log()
+        return self._library.take_log(self._place)

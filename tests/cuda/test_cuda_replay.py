@@ -350,14 +350,14 @@ def test_the_log_has_a_streams_events_alone(world: World) -> None:
     world.native.next_step(3)
     for block in (planned, outside, other):
         world.release(block)
-    rows = np.frombuffer(world.native.take_log(), dtype=ROW)
+    rows = np.frombuffer(world.native.take_log(Place()), dtype=ROW)
     assert rows["action"].tolist()[:3] == [Action.ALLOC, Action.ALLOC, Action.STEP]
     assert rows["address"].tolist()[:2] == [planned, outside]
     assert rows["size"].tolist()[:2] == [512, 3072]
     assert rows["mark"][2] == 3
     assert rows["address"].tolist()[3:] == [planned, outside]
     world.release(world.take(512))
-    assert world.native.take_log() == b""
+    assert world.native.take_log(Place()) == b""
     world.assert_no_leak()
 
 

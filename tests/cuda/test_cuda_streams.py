@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memplan.applying.cuda_library import Place
+from memplan.trace.journal import ROW
 from tests.cuda.cuda_world import LAUNCH_FAILURE, MIB, World
 
 PLAN = [(512, 0), (512, 512), (512, 1024)]
@@ -270,4 +271,18 @@ def test_random_programs_under_changing_plans_share_no_byte(
 def test_a_million_requests_under_changing_plans_share_no_byte(world: World) -> None:
     outcome = world.soak(1_000_000, 4, 1)
     assert outcome["overlaps"] == outcome["unexpected"] == 0
+    world.assert_no_leak()
+
+
+# ---- events
+
+
+def test_events_are_kept_of_one_stream_at_a_time(world: World) -> None:
+    world.plan([(512, 0)], 512)
+    place, other = Place(), Place(1)
+    world.native.open_log(place)
+    world.native.open_log(other)
+    world.release(world.take(512))
+    assert world.native.take_log(other) == b""
+    assert len(world.native.take_log(place)) == 2 * ROW.itemsize
     world.assert_no_leak()

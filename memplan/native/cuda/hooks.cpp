@@ -16,8 +16,6 @@ using RecordStream = void (*)(void* self, const c10::DataPtr& block, StreamValue
 using Pool = void (*)(void* self, std::int8_t device, std::uint64_t first,
                       std::uint64_t second, void* filter);
 
-constexpr std::int8_t kCuda = 1;  // c10::DeviceType
-
 void on_delete(void* address);
 
 c10::DataPtr ours(void* address, std::int8_t device) {

@@ -13,6 +13,8 @@
 
 namespace memplan::cuda {
 
+constexpr std::int8_t kCuda = 1;  // c10::DeviceType
+
 using Allocate = c10::DataPtr (*)(void* self, std::size_t bytes);
 
 struct State {
