@@ -2,10 +2,9 @@
 //
 // An arena is a block of torch's own allocator, taken when the program has shown that it
 // follows the plan, and given back when the plan is given up, or memory runs out while it
-// is empty. Memory in
-// it is reused on its stream as soon as it is freed, since a stream runs in order; a
-// block that other streams used waits for them. Whatever the plan says, a range is
-// handed out only when no block, alive or waiting, overlaps it.
+// is empty. Memory in it is reused on its stream as soon as it is freed, since a stream
+// runs in order; a block that other streams used waits for them. Whatever the plan says,
+// a range is handed out only when no block, alive or waiting, overlaps it.
 //
 // Nothing here calls torch's allocator: it may take the interpreter's lock, so no lock
 // of ours is held then. Who has to says so: see `Answer`, and what `release` returns.
@@ -46,13 +45,13 @@ class Arenas {
     char* base = nullptr;
     std::int64_t stream = 0;
     Memory memory = Memory::kNone;
-    Evidence evidence;     // of this step
+    Evidence evidence;  // of this step
     unsigned refusals = 0;
-    unsigned wait = 0;      // steps before memory is asked for again
-    unsigned patience = 8;  // how many next time
+    unsigned wait = 0;           // steps before memory is asked for again
+    unsigned patience = 8;       // how many next time
     std::uint64_t departed = 0;  // bytes of the step, before the arena was made
     std::uint64_t most = 0;      // bytes ever in use
-    bool tried = false;    // in this step
+    bool tried = false;          // in this step
     bool unfit = false;    // this step of the warm-up departs too much
     bool aside = false;    // by Python's word
     bool retired = false;  // another plan took over, or none
