@@ -17,6 +17,7 @@ from typing import Any
 
 from memplan.applying.cuda_clock import DeviceClock
 from memplan.applying.cuda_library import COUNTERS, Library, Place
+from memplan.applying.cuda_making import ArenaMaking
 from memplan.applying.cuda_replay import CudaReplay, CudaTable
 from memplan.applying.cuda_sharing import share_outside
 from memplan.applying.cuda_slots import (
@@ -48,12 +49,13 @@ class StreamPlan:
     """A plan, and the stream it is for.
 
     device: its index; stream: 0 for the default stream, n for the n-th other one that
-    asks for memory there.
+    asks for memory there. name: stands for the plan in messages.
     """
 
     plan: Plan
     device: int = 0
     stream: int = 0
+    name: str = "the plan"
 
 
 class CudaLoader:
@@ -77,12 +79,20 @@ class CudaLoader:
 
         name: stands for the plan in messages. replan: make plans anew, while the
         program runs, where they do not fit. Raises InputError if a plan does not
-        verify, has no program to replay, or was made for another device.
+        verify, has no program to replay, or was made for another device, UsageError
+        for two plans of one stream.
         """
         self.plan = plan
-        self._plans = (StreamPlan(plan, device), *others)
+        self._plans = (StreamPlan(plan, device, name=name), *others)
         for each in self._plans:
-            check_plan(each.plan, name, "cuda")
+            check_plan(each.plan, each.name, "cuda")
+        for (place, stream), count in Counter(
+            (each.device, each.stream) for each in self._plans
+        ).items():
+            if count > 1:
+                raise UsageError(
+                    f"{count} plans are for device {place}, stream {stream}: give one"
+                )
         self._replan = replan
         self._replanners: list[Replanner] = []
         self._boundaries = Boundaries(self._step, step_marks(plan))
@@ -125,6 +135,13 @@ class CudaLoader:
             print(f"memplan: {failure}; the program runs without", file=sys.stderr)
 
     def _begin(self, torch: Any, library: Library) -> None:
+        count = torch.cuda.device_count()
+        for each in self._plans:
+            if each.device >= count:
+                raise EnvironmentUnfitError(
+                    f"{each.name} is for GPU {each.device}, and there are {count}, "
+                    "counted from 0; choose another with --device"
+                )
         take_slots(library, torch)
         share_outside(torch, library)
         library.retire()
@@ -135,6 +152,7 @@ class CudaLoader:
                 replay = CudaReplay(library, place)
                 self._replanners.append(Replanner(each.plan, replay, CudaTable.of))
         self._device_clock = DeviceClock(torch)
+        library.ask(ArenaMaking(torch).permits)
         library.serve(True)
 
     def stop(self) -> None:
@@ -146,6 +164,7 @@ class CudaLoader:
         self._boundaries.stop()
         if _library is not None:
             _library.serve(False)
+            _library.ask(None)
             self._stats = _stats_of(_library)
             _library.retire()
         for replanner in self._replanners:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -57,6 +58,11 @@ def plan_arrays(plan: ReplayArrays, arena: int) -> ctypes.Structure:
     )
 
 
+# Device, stream's rank, bytes, whether the warm-up is over -> whether it may be.
+_Permission = ctypes.CFUNCTYPE(
+    ctypes.c_bool, ctypes.c_int, ctypes.c_uint, _U64, ctypes.c_bool
+)
+Permission = Callable[[int, int, int, bool], bool]
 _MESSAGE, _PLACE = ctypes.c_char_p, (ctypes.c_int, ctypes.c_uint)
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "check": (_MESSAGE, (ctypes.c_char_p,)),
@@ -68,6 +74,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "install": (_MESSAGE, ()),
     "installed": (ctypes.c_bool, ()),
     "load_plan": (_MESSAGE, (*_PLACE, ctypes.c_bool, ctypes.POINTER(_PlanArrays))),
+    "ask": (None, (ctypes.c_void_p,)),
     "serve": (None, (ctypes.c_bool,)),
     "retire": (None, ()),
     "next_step": (None, (ctypes.c_uint8,)),
@@ -77,6 +84,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "stand_aside": (None, (*_PLACE, ctypes.c_bool)),
     "aside": (ctypes.c_bool, _PLACE),
     "planned_bytes": (_U64, _PLACE),
+    "reserved_bytes": (_U64, _PLACE),
     "take_steps": (_U64, (*_PLACE, ctypes.POINTER(_U64), _U64)),
     "largest": (_U64, (*_PLACE, ctypes.POINTER(_U64), _U64)),
     "open_log": (None, _PLACE),
@@ -118,6 +126,8 @@ class Library:
             ) from None
         names: bytes = self._function("stat_names")()
         self._names = names.decode("ascii").split(",")
+        self._logged: Place | None = None  # whose events are kept
+        self._asked: list[object] = []  # functions that native code may call
 
     # ---- torch's allocator
 
@@ -174,6 +184,16 @@ class Library:
         if fault is not None:
             raise EnvironmentUnfitError(f"the plan cannot be applied: {_text(fault)}")
 
+    def ask(self, permission: Permission | None) -> None:
+        """Make an arena only where `permission` says so; None: always.
+
+        It gets the device, the stream's rank, the arena's bytes, and whether the
+        warm-up is over. Any thread may call it, and it must not raise."""
+        asked = None if permission is None else _Permission(permission)
+        self._function("ask")(ctypes.cast(asked, ctypes.c_void_p) if asked else None)
+        if asked is not None:
+            self._asked.append(asked)  # another thread may be calling the last one
+
     def serve(self, on: bool) -> None:
         """Serve requests from the arenas from now on, or leave all of them to torch."""
         self._function("serve")(on)
@@ -213,14 +233,18 @@ class Library:
         """Of the arena of the plan that is there."""
         return int(self._function("planned_bytes")(place.device, place.rank))
 
+    def reserved_bytes(self, place: Place) -> int:
+        """Of the arena that is there, or so many that no plan is too large."""
+        return int(self._function("reserved_bytes")(place.device, place.rank))
+
     def take_steps(self, place: Place) -> list[tuple[int, dict[str, int]]]:
         """The repeated steps that ended since the last call: number and counts."""
-        width = len(COUNTERS) + 2
+        width = len(COUNTERS) + 3
         values = (_U64 * (width * _MOST_STEPS))()
         take = self._function("take_steps")
         count = take(place.device, place.rank, values, _MOST_STEPS)
         rows = [values[i * width : (i + 1) * width] for i in range(count)]
-        names = (*COUNTERS, "outgrown")
+        names = (*COUNTERS, "outgrown", "followed")
         return [(row[0], dict(zip(names, row[1:], strict=True))) for row in rows]
 
     def largest(self, place: Place) -> list[int]:
@@ -234,11 +258,17 @@ class Library:
     # ---- events
 
     def open_log(self, place: Place) -> None:
-        """Keep the events to come of a stream."""
-        self._function("open_log")(place.device, place.rank)
+        """Keep the events to come of a stream; of one at a time, until `take_log`."""
+        if self._logged is None:
+            self._logged = place
+            self._function("open_log")(place.device, place.rank)
 
-    def take_log(self) -> bytes:
-        """The events since, as in a journal; no more are kept."""
+    def take_log(self, place: Place) -> bytes:
+        """A stream's events since, as in a journal; no more are kept. b"" if another
+        stream's were."""
+        if self._logged != place:
+            return b""
+        self._logged = None
         events = ctypes.c_void_p()
         count = self._function("take_log")(ctypes.byref(events))
         return ctypes.string_at(events, count * _EVENT_BYTES) if count else b""

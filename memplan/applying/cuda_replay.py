@@ -34,9 +34,15 @@ class CudaReplay:
         """The plan must be loaded."""
         self._library = library
         self._place = place
-        # A second, larger arena would come beside the first, which torch then keeps:
-        # more than the program needs without a plan.
-        self.reserved_bytes = library.planned_bytes(place)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What another plan may need.
+
+        A second, larger arena would come beside the first, which torch then keeps:
+        more than the program needs without a plan. Where none was made, any may be.
+        """
+        return self._library.reserved_bytes(self._place)
 
     @property
     def aside(self) -> bool:
@@ -84,4 +90,4 @@ class CudaReplay:
 
     def take_log(self) -> bytes:
         """What was kept, as in a journal."""
-        return self._library.take_log()
+        return self._library.take_log(self._place)

@@ -169,6 +169,8 @@ class Replanner:
         self._steps += 1
         self._requests = counts["requests"]
         departures = counts["online"] + counts["fallback"]
+        # What came as planned, but found no arena there yet, is no departure.
+        departures -= counts.get("followed", 0)
         # Larger requests are no other program.
         grows = counts["outgrown"] > 0 and self._grow()
         fits = grows or departures <= DEPARTED * counts["requests"]

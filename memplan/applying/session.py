@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from memplan.applying.lanes import Lanes, replays_of
@@ -25,7 +25,7 @@ from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from memplan.applying.cuda import CudaLoader
+    from memplan.applying.cuda import CudaLoader, StreamPlan
     from memplan.native._alloc import Replay
 
 # Address space for plans to come, of which nothing is resident before it is used.
@@ -180,13 +180,26 @@ class Loader:
             self._watching.release()
 
 
-def loader_of(plan: Plan, name: str, *, replan: bool = True) -> Loader | CudaLoader:
-    """The loader for the plan's device; `name` stands for the plan in messages."""
+def loader_of(
+    plan: Plan,
+    name: str,
+    *,
+    replan: bool = True,
+    device: int | None = None,
+    others: Sequence[StreamPlan] = (),
+) -> Loader | CudaLoader:
+    """The loader for the plan's device; `name` stands for the plan in messages.
+
+    device: of CUDA's, by its index; None: the first. others: plans for more of them.
+    Raises UsageError where either is given, and the plan is for the CPU.
+    """
     if plan.provenance.device != "cuda":
+        if device is not None or others:
+            raise UsageError(f"{name} is for the CPU: leave out --device")
         return Loader(plan, name, replan=replan)
     from memplan.applying.cuda import CudaLoader
 
-    return CudaLoader(plan, name, replan=replan)
+    return CudaLoader(plan, name, device=device or 0, others=others, replan=replan)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,12 +15,17 @@ from memplan.applying.session import loader_of
 from memplan.applying.suitability import check_program
 from memplan.cli import apply_report, arguments, show
 from memplan.core.plan import Plan
-from memplan.errors import MemplanError
+from memplan.errors import MemplanError, UsageError
 from memplan.files import refuse_overwrite, write_bytes
 from memplan.recording.launchers import through_launcher
 from memplan.recording.ranks import of_rank, written_by_rank
 from memplan.recording.shim import require_torch
 from memplan.recording.target import run
+
+if TYPE_CHECKING:
+    from memplan.applying.cuda import StreamPlan
+
+_DIGITS = 3  # of a GPU's number
 
 
 @click.command("apply", cls=arguments.ProgramCommand)
@@ -42,6 +48,14 @@ from memplan.recording.target import run
     help="Serve large requests that do not come from tensors, too: run the program "
     "with a library preloaded that stands before malloc.",
 )
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="N | N:PLAN",
+    help="The GPU that PLAN is for, by its number (default: 0); or another plan, for "
+    "another GPU. May be given several times.",
+)
 @arguments.existing("plan")
 @arguments.program
 def command(
@@ -49,6 +63,7 @@ def command(
     force: bool,
     replan: bool,
     malloc: bool,
+    devices: tuple[str, ...],
     plan: Path,
     module: str | None,
     script: tuple[str, ...],
@@ -68,6 +83,7 @@ def command(
     target = arguments.target(module, script)
     words = ["apply", *(["--report", str(report)] if report is not None else [])]
     words.append("--replan" if replan else "--no-replan")
+    words += [word for each in devices for word in ("--device", each)]
     flags = ("--force" * force, "--quiet" * show.is_hushed(), str(plan))
     launcher = through_launcher(target, [*words, *filter(None, flags)])
     if launcher is not None:  # each of its children applies the plan
@@ -80,7 +96,8 @@ def command(
     found = arguments.read_plan(plan)
     if malloc:
         preload_malloc()
-    loader = loader_of(found, str(plan), replan=replan)
+    device, others = _placed(devices)
+    loader = loader_of(found, str(plan), replan=replan, device=device, others=others)
     check_program(found, target.identity(), str(plan))
     _compare_environment(found)
     loader.start()
@@ -105,6 +122,32 @@ def command(
             show.complaint(str(failure))
             code = code or failure.exit_code
     sys.exit(code)
+
+
+def _placed(devices: tuple[str, ...]) -> tuple[int | None, list[StreamPlan]]:
+    """The number that stands alone, if any, and the other plans with theirs.
+
+    Raises UsageError for what is neither.
+    """
+    from memplan.applying.cuda import StreamPlan
+
+    own: int | None = None
+    others = []
+    for text in devices:
+        number, colon, name = text.partition(":")
+        wrong = not number.isdecimal() or len(number) > _DIGITS or (colon and not name)
+        if wrong or (own is not None and not colon):
+            raise UsageError(
+                f"--device {text}: write the number of PLAN's GPU, once, or a GPU's "
+                "number and its plan: 1:train.cuda1.plan.json"
+            )
+        if colon:
+            path = of_rank(Path(name))
+            found = arguments.read_plan(path)
+            others.append(StreamPlan(found, int(number), name=str(path)))
+        else:
+            own = int(number)
+    return own, others
 
 
 def _compare_environment(plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from memplan.applying.payoff import GivenUp
@@ -42,12 +43,7 @@ def show_report(report: Report) -> None:
         )
     if report.fault:
         rows.append(("not applied", report.fault))
-    refused = sum(each["arenas_refused"] for each in report.devices.values())
-    if refused:
-        rows.append(("no arena", f"torch had no memory for it, {refused} times"))
-    given = sum(each["arenas_given_back"] for each in report.devices.values())
-    if given:
-        rows.append(("arena", f"given back {given} times, when memory ran out"))
+    rows += _arenas(report)
     if report.replans:
         rows += _replans(report.replans)
     if report.given_up:
@@ -106,6 +102,29 @@ def _figures(report: Report) -> list[tuple[str, str, str]]:
     )
     if report.spread.counted > 1:
         rows.append(("  half of the steps within", "", _half(cpu)))
+    return rows
+
+
+def _arenas(report: Report) -> list[tuple[str, str]]:
+    """What became of a CUDA plan's arenas, but for one that was made and stayed."""
+    total: Counter[str] = Counter()
+    for each in report.devices.values():
+        total.update(each)
+    rows = []
+    if total["requests"] and not total["arena_bytes_peak"]:
+        why = "the program did not ask for what was planned"
+        if total["arenas_deferred"]:
+            why = "torch's allocator kept as much memory free"
+        rows.append(("no arena", f"none was made: {why}"))
+    elif total["arenas_deferred"]:
+        count = total["arenas_deferred"]
+        rows.append(("arena", f"put off {count} times: torch kept as much memory free"))
+    if total["arenas_refused"]:
+        count = total["arenas_refused"]
+        rows.append(("no arena", f"torch had no memory for it, {count} times"))
+    if total["arenas_given_back"]:
+        count = total["arenas_given_back"]
+        rows.append(("arena", f"given back {count} times, when memory ran out"))
     return rows
 
 

@@ -40,8 +40,13 @@ struct Device {
 
 class DataPtr {
  public:
+#if LAYOUT == 5  // as another device's
+  DataPtr(void* data, Deleter deleter, Device device)
+      : data_(data), context_(data, deleter), device_{20, device.index} {}
+#else
   DataPtr(void* data, Deleter deleter, Device device)
       : data_(data), context_(data, deleter), device_(device) {}
+#endif
   void* get() const { return data_; }
   Deleter deleter() const { return context_.get_deleter(); }
 
@@ -49,6 +54,9 @@ class DataPtr {
   void* data_;
   std::unique_ptr<void, Deleter> context_;
   Device device_;
+#if LAYOUT == 4
+  std::uint64_t more_ = 1;
+#endif
 };
 
 struct Stream {
@@ -69,6 +77,9 @@ class AnotherError : public std::exception {
 class Allocator {
  public:
   virtual ~Allocator() = default;
+#if LAYOUT == 3
+  virtual void before() {}
+#endif
   virtual DataPtr allocate(std::size_t bytes) = 0;
   virtual bool is_simple(const DataPtr&) const { return true; }
   virtual Deleter raw_deleter() const = 0;
@@ -116,7 +127,7 @@ class CUDAAllocator : public Allocator {
 #endif
   virtual double fraction() { return 1.0; }
   virtual bool enabled() { return true; }
-#if LAYOUT == 1
+#if LAYOUT != 2
   virtual void recordStream(const DataPtr& block, CUDAStream stream) = 0;
   virtual void f1() {}
 #endif

@@ -14,7 +14,7 @@ from memplan.applying.cuda_library import Place
 from memplan.errors import EnvironmentUnfitError
 from memplan.trace.journal import ROW
 from memplan.trace.trace import Action
-from tests.cuda.cuda_world import World
+from tests.cuda.cuda_world import MIB, World
 
 UNIT = 512
 
@@ -70,11 +70,13 @@ def test_a_planned_range_in_use_is_a_conflict_and_goes_elsewhere(world: World) -
 
 def test_in_the_warm_up_departures_stay_out_of_the_arena(world: World) -> None:
     world.plan([(512, 0), (512, 0)], 4096, starts=(0, 1), loop_start=1)
+    planned = world.take(512)
     stranger = world.take(2048)
     assert world.stats()["fallback"] == 1
     world.native.next_step()
     other = world.take(2048)
     assert world.stats()["online"] == 1
+    world.release(planned)
     world.release(stranger)
     world.release(other)
     world.assert_no_leak()
@@ -249,12 +251,12 @@ def test_a_plan_for_a_stream_without_one_cannot_come_later(world: World) -> None
 
 def test_what_stands_aside_gives_its_arena_back(world: World) -> None:
     place = Place()
-    world.plan([(512, 0)], 4096)
-    block = world.take(512)
+    world.plan([(2048, 0)], 4096)
+    block = world.take(2048)
     world.native.stand_aside(place, True)
     assert world.native.aside(place)
     # What keeps the arena has it used, before more memory is taken.
-    inside, outside = world.take(3584), world.take(512)
+    inside, outside = world.take(2048), world.take(512)
     assert (world.native.holds(inside), world.native.holds(outside)) == (True, False)
     stats = world.stats()
     assert (stats["arena_bytes"], stats["in_use_bytes"]) == (4096, 4096)
@@ -267,7 +269,7 @@ def test_what_stands_aside_gives_its_arena_back(world: World) -> None:
     assert not world.native.holds(other)
     world.native.stand_aside(place, False)
     world.native.next_step()
-    again = world.take(512)
+    again = world.take(2048)
     stats = world.stats()
     assert (stats["planned"], stats["online"], stats["fallback"]) == (2, 1, 2)
     for each in (outside, other, again):
@@ -276,12 +278,13 @@ def test_what_stands_aside_gives_its_arena_back(world: World) -> None:
 
 
 def test_a_warm_up_without_end_has_the_arena_used(world: World) -> None:
-    world.plan([(512, 0), (512, 512)], 4096, starts=(0, 1), loop_start=1)
-    block = world.take(512)
+    arena = 4 * MIB
+    world.plan([(2 * MIB, 0), (512, 0)], arena, starts=(0, 1), loop_start=1)
+    block = world.take(2 * MIB)
     for _ in range(1024 + 2 * 2):  # by then it is another program's
         world.release(world.take(1024))
     assert world.stats()["online"] == 0
-    inside, outside = world.take(2048), world.take(4096)
+    inside, outside = world.take(MIB), world.take(arena)
     assert (world.native.holds(inside), world.native.holds(outside)) == (True, False)
     assert world.stats()["online"] == 1
     for each in (block, inside, outside):
@@ -347,14 +350,14 @@ def test_the_log_has_a_streams_events_alone(world: World) -> None:
     world.native.next_step(3)
     for block in (planned, outside, other):
         world.release(block)
-    rows = np.frombuffer(world.native.take_log(), dtype=ROW)
+    rows = np.frombuffer(world.native.take_log(Place()), dtype=ROW)
     assert rows["action"].tolist()[:3] == [Action.ALLOC, Action.ALLOC, Action.STEP]
     assert rows["address"].tolist()[:2] == [planned, outside]
     assert rows["size"].tolist()[:2] == [512, 3072]
     assert rows["mark"][2] == 3
     assert rows["address"].tolist()[3:] == [planned, outside]
     world.release(world.take(512))
-    assert world.native.take_log() == b""
+    assert world.native.take_log(Place()) == b""
     world.assert_no_leak()
 
 

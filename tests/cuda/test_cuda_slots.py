@@ -105,6 +105,26 @@ def test_functions_that_do_the_same_are_not_told_apart(
         take_slots(world.native, torch)
 
 
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [
+        (3, "a request does not pass through its first function"),
+        (4, "what its allocate returns is larger than a c10::DataPtr"),
+        (5, "what its allocate returns is no c10::DataPtr of CUDA's"),
+    ],
+)
+def test_an_unknown_binary_interface_is_refused(
+    world_of: Callable[..., World], layout: int, fault: str
+) -> None:
+    world = world_of(f"-DLAYOUT={layout}", taken=False)
+    with pytest.raises(EnvironmentUnfitError, match=rf"does not know: {fault}; nothin"):
+        take_slots(world.native, FakeTorch(world))
+    assert not world.native.installed
+    block = world.take(512)  # and torch goes on
+    assert not world.native.holds(block)
+    world.release(block)
+
+
 def test_a_torch_without_pools_is_refused(world_of: Callable[..., World]) -> None:
     world = world_of(taken=False)
     torch = FakeTorch(world)

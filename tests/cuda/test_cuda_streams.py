@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memplan.applying.cuda_library import Place
+from memplan.trace.journal import ROW
 from tests.cuda.cuda_world import LAUNCH_FAILURE, MIB, World
 
 PLAN = [(512, 0), (512, 512), (512, 1024)]
@@ -146,6 +147,7 @@ def test_an_unused_arena_is_given_back_first(world: World) -> None:
     world.plan([(512, -1), (4 * MIB, 0)], 4 * MIB)
     world.cap(8 * MIB)
     weight = world.take(512)
+    world.release(world.take(4 * MIB))
     large = world.take(6 * MIB)
     stats = world.stats()
     assert (stats["arenas_given_back"], stats["arena_bytes"]) == (1, 0)
@@ -162,9 +164,9 @@ def test_an_unused_arena_is_given_back_first(world: World) -> None:
 
 def test_an_arena_in_use_takes_in_what_torch_cannot(world: World) -> None:
     # In the warm-up, what is not planned is asked of torch first.
-    world.plan([(512, 0), (512, 0)], 4 * MIB, starts=(0, 1), loop_start=1)
+    world.plan([(MIB, 0), (512, 0)], 4 * MIB, starts=(0, 1), loop_start=1)
     world.cap(5 * MIB)
-    block = world.take(512)
+    block = world.take(MIB)
     other = world.take(2 * MIB)
     assert world.native.holds(other)
     assert world.stats()["last_resort"] == 1
@@ -174,10 +176,10 @@ def test_an_arena_in_use_takes_in_what_torch_cannot(world: World) -> None:
 
 
 def test_an_arena_that_torch_refuses_is_done_without_and_told(world: World) -> None:
-    world.plan([(512, 0)], 32 * MIB)
+    world.plan([(MIB, 0)], 32 * MIB)
     world.cap(8 * MIB)
     for _ in range(5):
-        block = world.take(512)
+        block = world.take(MIB)
         assert not world.native.holds(block)
         world.release(block)
         world.release(world.take(512))
@@ -189,13 +191,13 @@ def test_an_arena_that_torch_refuses_is_done_without_and_told(world: World) -> N
 
 
 def test_another_failure_is_thrown_as_it_is(world: World) -> None:
-    world.plan([(512, 0)], MIB)
+    world.plan([(MIB, 0)], MIB)
     world.fail_otherwise(True)
-    assert world.allocate(512) == "CUDA error: another"
+    assert world.allocate(MIB) == "CUDA error: another"
     assert world.allocate(2 * MIB) == "CUDA error: another"
     world.fail_otherwise(False)
     world.native.next_step()
-    block = world.take(512)
+    block = world.take(MIB)
     assert world.native.holds(block)
     world.release(block)
     world.assert_no_leak()
@@ -269,4 +271,18 @@ def test_random_programs_under_changing_plans_share_no_byte(
 def test_a_million_requests_under_changing_plans_share_no_byte(world: World) -> None:
     outcome = world.soak(1_000_000, 4, 1)
     assert outcome["overlaps"] == outcome["unexpected"] == 0
+    world.assert_no_leak()
+
+
+# ---- events
+
+
+def test_events_are_kept_of_one_stream_at_a_time(world: World) -> None:
+    world.plan([(512, 0)], 512)
+    place, other = Place(), Place(1)
+    world.native.open_log(place)
+    world.native.open_log(other)
+    world.release(world.take(512))
+    assert world.native.take_log(other) == b""
+    assert len(world.native.take_log(place)) == 2 * ROW.itemsize
     world.assert_no_leak()

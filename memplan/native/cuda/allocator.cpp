@@ -34,6 +34,8 @@ std::vector<Arenas*> all_arenas() {
   return all;
 }
 
+void ask(Permission permission) { state().permission.store(permission); }
+
 void serve(bool on) { state().serving.store(on, std::memory_order_release); }
 
 void heed(const std::atomic<int>* elsewhere) { state().elsewhere.store(elsewhere); }

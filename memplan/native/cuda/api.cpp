@@ -110,6 +110,7 @@ MEMPLAN_API const char* memplan_cuda_load_plan(int device, unsigned rank, bool l
   }
 }
 
+MEMPLAN_API void memplan_cuda_ask(Permission permission) { ask(permission); }
 MEMPLAN_API void memplan_cuda_serve(bool on) { serve(on); }
 
 // No plan any more: arenas go back to torch as they get empty.
@@ -137,9 +138,14 @@ MEMPLAN_API std::uint64_t memplan_cuda_planned_bytes(int device, unsigned rank) 
   return asked(device, [&](Arenas& arenas) { return arenas.planned_bytes(rank); });
 }
 
+MEMPLAN_API std::uint64_t memplan_cuda_reserved_bytes(int device, unsigned rank) {
+  return asked(device, [&](Arenas& arenas) { return arenas.reserved_bytes(rank); });
+}
+
 // Up to `capacity` of the repeated steps that ended since the last call; of each the
-// step's number, each counter, and whether it asked for more than planned. Returns how
-// many; the rest is lost.
+// step's number, each counter, whether it asked for more than planned, and how many of
+// the fallback came as planned before the arena was there. Returns how many steps; the
+// rest is lost.
 MEMPLAN_API std::uint64_t memplan_cuda_take_steps(int device, unsigned rank,
                                                   std::uint64_t* values,
                                                   std::uint64_t capacity) {
@@ -152,6 +158,7 @@ MEMPLAN_API std::uint64_t memplan_cuda_take_steps(int device, unsigned rank,
       *values++ = ended[i].counts.*counter;
     }
     *values++ = ended[i].outgrown ? 1 : 0;
+    *values++ = ended[i].followed;
   }
   return count;
 }

@@ -75,7 +75,10 @@ Arenas::Blocks Arenas::next_step() {
 
 void Arenas::end_step(Arena& arena) {
   const StepEnd end = arena.server.next_step();
-  arena.tried = false;
+  arena.tried = arena.unfit = false;
+  arena.departed = 0;
+  arena.evidence = {};
+  if (arena.wait > 0) --arena.wait;
   if (end.hot && arena.ended.size() < kMostSteps) arena.ended.push_back(end);
   if (end.adopted) arena.aside = false;
 }
@@ -110,29 +113,30 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
   collect();
   Arena* arena = serving(stream);
   if (arena == nullptr) {
-    ++stats_[kOtherStream];
-  } else if (arena->aside || arena->server.overdue()) {
-    // While older blocks keep the arena, more memory beside it would be too much.
-    const bool there = arena->memory == Arena::Memory::kThere;
-    if (there) return {address_in(*arena, arena->server.serve_anywhere(bytes), bytes)};
-    arena->server.pass(bytes);
+    count_elsewhere(bytes);
     return {};
-  } else if (arena->memory == Arena::Memory::kThere || arena->server.ranges().size() == 0) {
-    if (arena->server.turns(bytes)) {
-      end_step(*arena);
-      turns_.note();
+  }
+  const bool there = arena->memory == Arena::Memory::kThere;
+  if (arena->aside || arena->unfit || arena->server.overdue()) {
+    // While older blocks keep the arena, more memory beside it would be too much; but if
+    // it never was of use, it is to get empty.
+    if (there && arena->most >= arena->server.ranges().size() / 2) {
+      return {address_in(*arena, arena->server.serve_anywhere(bytes), bytes)};
     }
-    return {address_in(*arena, arena->server.serve(bytes).offset, bytes)};
-  } else if (arena->memory == Arena::Memory::kNone && !arena->tried &&
-             arena->refusals < kAttempts) {
-    arena->memory = Arena::Memory::kInMaking;
-    arena->stream = stream;
-    arena->tried = true;
-    return {nullptr, arena};
-  } else if (arena->memory != Arena::Memory::kInMaking) {
     arena->server.pass(bytes);
     return {};
   }
+  if (arena->server.turns(bytes)) {
+    end_step(*arena);
+    turns_.note();
+  }
+  const bool served = there || arena->server.ranges().size() == 0;
+  return served ? Answer{serve(*arena, bytes)} : follow(*arena, bytes, stream);
+}
+
+// On a stream without a plan.
+void Arenas::count_elsewhere(std::uint64_t bytes) {
+  ++stats_[kOtherStream];
   const bool looped = std::any_of(by_rank_.begin(), by_rank_.end(), [](const auto& entry) {
     return entry.second->server.matcher().looped();
   });
@@ -140,32 +144,40 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
   ++counts.requests;
   ++counts.fallback;
   counts.fallback_bytes += bytes;
-  return {};
+}
+
+void* Arenas::serve(Arena& arena, std::uint64_t bytes) {
+  const Server& server = arena.server;
+  void* address = address_in(arena, arena.server.serve(bytes).offset, bytes);
+  const std::uint64_t size = server.ranges().size();
+  // It was made for this step, and the step is another after all.
+  arena.unfit = size > 0 && !server.matcher().looped() && !server.table().unmarked &&
+                server.departed_bytes() > arena.departed + size / 2;
+  return address;
+}
+
+Arenas::Answer Arenas::follow(Arena& arena, std::uint64_t bytes, std::int64_t stream) {
+  const Followed found = arena.server.follow(bytes);
+  arena.evidence.departed(found.departed);
+  if (found.offset < 0) return {};
+  arena.evidence.followed(bytes, found.planned);
+  if (arena.memory != Arena::Memory::kNone || arena.tried || arena.wait > 0 ||
+      arena.refusals >= kAttempts ||
+      !arena.evidence.enough(arena.server.ranges().size())) {
+    return {};
+  }
+  arena.memory = Arena::Memory::kInMaking;
+  arena.stream = stream;
+  arena.tried = true;
+  return {nullptr, &arena, found.offset, arena.server.matcher().looped()};
 }
 
 // Of a range that was taken there, or null for -1.
-void* Arenas::address_in(const Arena& arena, std::int64_t offset, std::uint64_t bytes) {
+void* Arenas::address_in(Arena& arena, std::int64_t offset, std::uint64_t bytes) {
   if (offset < 0) return nullptr;
   stats_.grow(kInUse, bytes);
+  arena.most = std::max(arena.most, arena.server.ranges().bytes_in_use());
   return arena.base + offset;
-}
-
-std::uint64_t Arenas::arena_bytes(const Arena* arena) const {
-  return arena->server.ranges().size();
-}
-
-void Arenas::made(Arena* arena, c10::DataPtr block) {
-  Lock lock(mutex_);
-  arena->base = static_cast<char*>(block.data);
-  arena->block = std::move(block);
-  if (arena->base == nullptr) {
-    arena->memory = Arena::Memory::kNone;
-    ++arena->refusals;
-    ++stats_[kArenasRefused];
-    return;
-  }
-  arena->memory = Arena::Memory::kThere;
-  stats_.grow(kArenas, arena->server.ranges().size());
 }
 
 void* Arenas::last_resort(std::uint64_t requested, std::int64_t stream) {
@@ -191,6 +203,14 @@ std::vector<std::uint64_t> Arenas::largest(unsigned rank) {
   Arena* arena = of_rank(rank);
   return arena == nullptr ? std::vector<std::uint64_t>{}
                           : arena->server.matcher().largest();
+}
+
+std::uint64_t Arenas::reserved_bytes(unsigned rank) {
+  Lock lock(mutex_);
+  Arena* arena = of_rank(rank);
+  if (arena == nullptr) return 0;
+  const bool none = arena->memory == Arena::Memory::kNone;
+  return none ? kMostBytes : arena->server.ranges().size();
 }
 
 std::uint64_t Arenas::planned_bytes(unsigned rank) {

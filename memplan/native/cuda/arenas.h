@@ -1,10 +1,10 @@
 // The arenas of one device: one for each stream that has a plan.
 //
-// An arena is a block of torch's own allocator, taken when its stream first asks and
-// given back when the plan is given up, or memory runs out while it is empty. Memory in
-// it is reused on its stream as soon as it is freed, since a stream runs in order; a
-// block that other streams used waits for them. Whatever the plan says, a range is
-// handed out only when no block, alive or waiting, overlaps it.
+// An arena is a block of torch's own allocator, taken when the program has shown that it
+// follows the plan, and given back when the plan is given up, or memory runs out while it
+// is empty. Memory in it is reused on its stream as soon as it is freed, since a stream
+// runs in order; a block that other streams used waits for them. Whatever the plan says,
+// a range is handed out only when no block, alive or waiting, overlaps it.
 //
 // Nothing here calls torch's allocator: it may take the interpreter's lock, so no lock
 // of ours is held then. Who has to says so: see `Answer`, and what `release` returns.
@@ -21,6 +21,7 @@
 
 #include "alloc/c10.h"
 #include "alloc/turns.h"
+#include "cuda/evidence.h"
 #include "cuda/runtime.h"
 #include "cuda/stats.h"
 #include "cuda/torch.h"
@@ -44,18 +45,26 @@ class Arenas {
     char* base = nullptr;
     std::int64_t stream = 0;
     Memory memory = Memory::kNone;
+    Evidence evidence;  // of this step
     unsigned refusals = 0;
-    bool tried = false;    // in this step
+    unsigned wait = 0;           // steps before memory is asked for again
+    unsigned patience = 8;       // how many next time
+    std::uint64_t departed = 0;  // bytes of the step, before the arena was made
+    std::uint64_t most = 0;      // bytes ever in use
+    bool tried = false;          // in this step
+    bool unfit = false;    // this step of the warm-up departs too much
     bool aside = false;    // by Python's word
     bool retired = false;  // another plan took over, or none
     std::optional<Table> larger;  // adopted, and too large for this arena
     std::vector<StepEnd> ended;
   };
   // Of a request: its address in an arena, or null, and then perhaps the arena that is to
-  // be made for it.
+  // be made for it, and its offset there; hot: the warm-up is over.
   struct Answer {
     void* address = nullptr;
     Arena* wanted = nullptr;
+    std::int64_t offset = -1;
+    bool hot = false;
   };
   using Blocks = std::vector<c10::DataPtr>;  // of torch's allocator: to be given back
 
@@ -73,8 +82,11 @@ class Arenas {
 
   Answer allocate(std::uint64_t bytes, std::int64_t stream);
   std::uint64_t arena_bytes(const Arena* arena) const;
-  // The arena that was wanted: `block` is its memory, or empty if there was none.
-  void made(Arena* arena, c10::DataPtr block);
+  // The arena that was wanted is not to be made yet.
+  void defer(Arena* arena);
+  // `block` is its memory, or empty if there was none. Returns the address of the request
+  // for `bytes` that wanted it, or null.
+  void* made(const Answer& answer, c10::DataPtr block, std::uint64_t bytes);
   // There is no other memory: somewhere in the stream's arena, or null.
   void* last_resort(std::uint64_t bytes, std::int64_t stream);
   // What lies empty in the device's arenas, when memory has run out.
@@ -104,6 +116,8 @@ class Arenas {
   std::vector<StepEnd> take_steps(unsigned rank);
   std::vector<std::uint64_t> largest(unsigned rank);
   std::uint64_t planned_bytes(unsigned rank);
+  // That an arena for another plan may have: as many as the one that is there, or any.
+  std::uint64_t reserved_bytes(unsigned rank);
   // Of plans without marks, the steps that requests showed.
   Turns& turns() { return turns_; }
 
@@ -122,7 +136,10 @@ class Arenas {
   Arena* serving(std::int64_t stream);
   Arena* of_rank(unsigned rank);
   Arena* holding(const void* address);
-  void* address_in(const Arena& arena, std::int64_t offset, std::uint64_t bytes);
+  void* address_in(Arena& arena, std::int64_t offset, std::uint64_t bytes);
+  void* serve(Arena& arena, std::uint64_t bytes);
+  void count_elsewhere(std::uint64_t bytes);
+  Answer follow(Arena& arena, std::uint64_t bytes, std::int64_t stream);
   void end_step(Arena& arena);
   void finish(Arena& arena, std::uint64_t offset);
   void collect();
@@ -144,7 +161,7 @@ class Arenas {
   Turns turns_;
   Stats stats_;
   PhaseCounts ended_;          // of arenas that are gone
-  PhaseCounts without_arena_;  // requests that came while their stream had no arena
+  PhaseCounts without_arena_;  // requests of streams that have none
 };
 
 }  // namespace memplan::cuda

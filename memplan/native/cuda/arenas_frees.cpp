@@ -35,7 +35,7 @@ bool Arenas::release(void* address, Blocks& returned) noexcept {
       }
     }
     finish(*arena, static_cast<std::uint64_t>(static_cast<char*>(address) - arena->base));
-    if (arena->retired || arena->aside) {
+    if (arena->retired || arena->aside || arena->unfit) {
       collect();
       sweep(returned);
     }
@@ -83,6 +83,7 @@ void Arenas::take_back(Arena& arena, Blocks& returned) {
   returned.push_back(std::move(arena.block));
   arena.block = {};
   arena.base = nullptr;
+  arena.most = 0;
   arena.memory = Arena::Memory::kNone;
 }
 
@@ -91,7 +92,8 @@ void Arenas::sweep(Blocks& returned) {
   for (auto at = all_.begin(); at != all_.end();) {
     Arena& arena = *at;
     const bool there = arena.memory == Arena::Memory::kThere;
-    if ((arena.retired || arena.aside) && there && empty(arena)) {
+    const bool goes = arena.retired || arena.aside || arena.unfit;
+    if (goes && there && empty(arena)) {
       take_back(arena, returned);
     }
     if (arena.retired && arena.memory == Arena::Memory::kNone) {

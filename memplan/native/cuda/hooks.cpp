@@ -16,8 +16,6 @@ using RecordStream = void (*)(void* self, const c10::DataPtr& block, StreamValue
 using Pool = void (*)(void* self, std::int8_t device, std::uint64_t first,
                       std::uint64_t second, void* filter);
 
-constexpr std::int8_t kCuda = 1;  // c10::DeviceType
-
 void on_delete(void* address);
 
 c10::DataPtr ours(void* address, std::int8_t device) {
@@ -80,20 +78,26 @@ c10::DataPtr from_torch(State& s, void* self, std::size_t bytes, Arenas* arenas,
   }
 }
 
-// Memory for the arena that was wanted, and then the request again.
-void* in_new_arena(State& s, void* self, Arenas& arenas, Arenas::Arena* wanted,
+// Memory for the arena that is wanted, and the request's place there.
+void* in_new_arena(State& s, void* self, Arenas& arenas, const Arenas::Answer& answer,
                    std::size_t bytes, std::int64_t stream) {
+  const std::uint64_t size = arenas.arena_bytes(answer.wanted);
+  const Permission permission = s.permission.load();
+  if (permission != nullptr &&
+      !permission(arenas.device(), arenas.rank_of(stream), size, answer.hot)) {
+    arenas.defer(answer.wanted);
+    return nullptr;
+  }
   c10::DataPtr block;
   try {
-    block = s.allocate(self, arenas.arena_bytes(wanted));
+    block = s.allocate(self, size);
   } catch (...) {
     if (!out_of_memory()) {
-      arenas.made(wanted, {});
+      arenas.made(answer, {}, bytes);
       throw;
     }
   }
-  arenas.made(wanted, std::move(block));
-  return arenas.allocate(bytes, stream).address;
+  return arenas.made(answer, std::move(block), bytes);
 }
 
 c10::DataPtr on_allocate(void* self, std::size_t bytes) {
@@ -110,9 +114,10 @@ c10::DataPtr on_allocate(void* self, std::size_t bytes) {
     return s.allocate(self, bytes);
   }
   const std::int64_t stream = s.torch.current_stream(device).id;
-  auto [address, wanted] = arenas->allocate(bytes, stream);
-  if (wanted != nullptr) {
-    address = in_new_arena(s, self, *arenas, wanted, bytes, stream);
+  const Arenas::Answer answer = arenas->allocate(bytes, stream);
+  void* address = answer.address;
+  if (answer.wanted != nullptr) {
+    address = in_new_arena(s, self, *arenas, answer, bytes, stream);
   }
   const bool log = s.log.is_open() && logged(s, device, arenas->rank_of(stream));
   if (address != nullptr) {

@@ -1,6 +1,12 @@
 // Putting our functions into the slots, and a forked child's going without.
 #include <pthread.h>
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <new>
+
 #include "cuda/state.h"
 
 namespace memplan::cuda {
@@ -27,6 +33,38 @@ void in_child() {
   s.serving.store(false);
   in_parent();
   s.log.take();
+}
+
+// As large as what `allocate` returns may be; returned as a c10::DataPtr is, in the
+// caller's memory.
+struct Room {
+  Room() = default;
+  Room(const Room&) = delete;
+  ~Room() {}
+  std::array<std::byte, 128> bytes;
+};
+
+// Has torch's own `allocate` make a block, and looks at what it wrote. Returns "" or what
+// is not as mirrored; the block is lost then, since nobody knows how to free it.
+std::string try_layout(const State& s) {
+  constexpr std::byte kUntouched{0xA5};
+  using AllocateRoom = Room (*)(void* self, std::size_t bytes);
+  alignas(Room) std::byte memory[sizeof(Room)];
+  std::memset(memory, static_cast<int>(kUntouched), sizeof memory);
+  const auto allocate = reinterpret_cast<AllocateRoom>(s.torch.table[kAllocateSlot]);
+  void* self = static_cast<void*>(s.torch.object);
+  new (memory) Room(allocate(self, kGranularity));
+  auto* block = std::launder(reinterpret_cast<c10::DataPtr*>(memory));
+  const bool larger = std::any_of(memory + sizeof(c10::DataPtr), std::end(memory),
+                                  [](std::byte each) { return each != kUntouched; });
+  if (larger) return "what its allocate returns is larger than a c10::DataPtr";
+  const auto deleter = reinterpret_cast<const void*>(block->context.get_deleter());
+  if (block->data == nullptr || block->context.get() != block->data ||
+      block->device_type != kCuda || !is_code(deleter)) {
+    return "what its allocate returns is no c10::DataPtr of CUDA's";
+  }
+  block->~DataPtr();
+  return {};
 }
 
 }  // namespace
@@ -81,6 +119,7 @@ std::string install() {
     if (s.taken[i] == 0) return std::string("its ") + kNames[i] + " was not found";
   }
   if (!s.installed) {
+    if (std::string fault = try_layout(s); !fault.empty()) return fault;
     s.slots.load()->exchange(kAllocateSlot, allocate_hook());
   }
   s.installed = true;

@@ -13,6 +13,8 @@
 
 namespace memplan::cuda {
 
+constexpr std::int8_t kCuda = 1;  // c10::DeviceType
+
 using Allocate = c10::DataPtr (*)(void* self, std::size_t bytes);
 
 struct State {
@@ -27,6 +29,7 @@ struct State {
 
   std::array<std::atomic<Arenas*>, kMaxDevices> devices = {};
   std::atomic<bool> serving = false;
+  std::atomic<Permission> permission = nullptr;
   Interruptions interruptions;
   std::atomic<const std::atomic<int>*> elsewhere = nullptr;  // the CPU's, too
   // torch's deleter of its own blocks, once it is known.

@@ -14,6 +14,7 @@ enum Stat : std::size_t {
   kInUse,           // bytes of blocks in them: alive, or waited for
   kInUsePeak,
   kArenasRefused,   // times that torch had no memory for one
+  kArenasDeferred,  // times that one was not made: torch kept as much memory free
   kArenasGivenBack, // times that an unused one was given back
   kOtherStream,     // requests on a stream without an arena
   kInPools,         // requests under capture or in a memory pool, left to torch
@@ -28,7 +29,7 @@ enum Stat : std::size_t {
 
 constexpr const char* kStatNames =
     "arena_bytes,arena_bytes_peak,in_use_bytes,in_use_bytes_peak,arenas_refused,"
-    "arenas_given_back,other_stream,in_pools,interrupted,pending_blocks,"
+    "arenas_deferred,arenas_given_back,other_stream,in_pools,interrupted,pending_blocks,"
     "event_failures,last_resort,out_of_memory,stranded_blocks";
 
 class Stats {

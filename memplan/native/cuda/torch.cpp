@@ -62,6 +62,8 @@ std::size_t count_slots(void* const* table) {
 
 }  // namespace
 
+bool is_code(const void* address) { return lies_in(address, PF_X); }
+
 std::string find_torch(const char* path, Torch& torch) {
   // The handle is never closed: the library stays as long as torch does.
   void* library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);

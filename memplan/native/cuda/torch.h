@@ -32,6 +32,9 @@ struct Torch {
   Runtime runtime;
 };
 
+// Whether a loaded library has code at `address`.
+bool is_code(const void* address);
+
 constexpr std::size_t kAllocateSlot = 2;  // after the two destructors
 
 // Finds the allocator in the library at `path`, which must be loaded already, and checks

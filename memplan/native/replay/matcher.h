@@ -38,6 +38,12 @@ class Matcher {
   bool looped() const { return !lost_ && step_ >= table_.loop_begin; }
   // Which step is being followed; in the loop, or of another kind.
   std::size_t step() const { return step_; }
+  // The table's request that comes after all that were matched in this step.
+  std::size_t next() const {
+    const bool inside = step_ < table_.steps.size();
+    const bool elastic = inside && table_.steps[step_].elastic;
+    return elastic ? table_.steps[step_].first + seen_ : reach_;
+  }
   // Whether this step, an elastic one, has asked for more than planned.
   bool outgrown() const { return outgrown_; }
   // Per request of the table, the most bytes asked for in its place; of elastic steps

@@ -30,6 +30,41 @@ Place Server::serve(std::uint64_t bytes) {
   return {depart(bytes, offset), Matcher::kNoMatch};
 }
 
+Followed Server::follow(std::uint64_t bytes) {
+  ++step_.requests;
+  const std::size_t next = matcher_.next();
+  const std::size_t entry = matcher_.match(bytes);
+  const std::vector<Request>& requests = table().requests;
+  if (entry == Matcher::kNoMatch) {
+    depart(bytes, -1);
+    const bool waited = next >= requests.size() || requests[next].offset >= 0;
+    return {-1, 0, waited ? bytes : 0};
+  }
+  const Request& request = requests[entry];
+  std::uint64_t passed = 0;
+  for (std::size_t i = next; i < entry && entry - next < kNearby; ++i) {
+    if (requests[i].offset >= 0) passed += requests[i].size;
+  }
+  if (request.offset < 0) {
+    ++step_.unplanned;
+  } else {
+    depart(bytes, -1);
+    ++followed_;
+  }
+  return {request.offset, request.size, passed};
+}
+
+bool Server::place_followed(std::int64_t offset, std::uint64_t bytes) {
+  if (!ranges_.take(static_cast<std::uint64_t>(offset), bytes)) return false;
+  // Unless its step has ended meanwhile, it was counted as one that was only followed.
+  if (followed_ == 0 || step_.fallback_bytes < bytes) return true;
+  --followed_;
+  --step_.fallback;
+  step_.fallback_bytes -= bytes;
+  ++step_.planned;
+  return true;
+}
+
 bool Server::turns(std::uint64_t bytes) {
   const bool looped = matcher_.looped();
   const bool turned = matcher_.turns(bytes);
@@ -40,7 +75,7 @@ bool Server::turns(std::uint64_t bytes) {
 
 StepEnd Server::next_step() {
   StepEnd end = {matcher_.step(), std::exchange(step_, {}), matcher_.looped(), false,
-                 matcher_.outgrown()};
+                 matcher_.outgrown(), std::exchange(followed_, 0)};
   ended_.of(end.hot) += end.counts;
   matcher_.next_step();
   // A warm-up is served to its end.

@@ -23,6 +23,14 @@ struct Place {
   std::size_t entry;    // the table's request that lies where planned, or kNoMatch
 };
 
+// Of a request that is only followed: its planned place, and what tells against the plan.
+struct Followed {
+  std::int64_t offset;     // -1: it has none
+  std::uint64_t planned;   // bytes of that place
+  std::uint64_t departed;  // bytes: its own, if the plan expected one with a place; or of
+                           // those that it expected before it
+};
+
 // How a step went.
 struct StepEnd {
   std::size_t step;  // of the plan: the one that was followed
@@ -30,6 +38,7 @@ struct StepEnd {
   bool hot;      // not one of the warm-up
   bool adopted;  // from its end on, another table holds
   bool outgrown;  // it was an elastic one, and asked for more than planned
+  std::uint64_t followed = 0;  // requests of the fallback that the plan has a place for
 };
 
 class Server {
@@ -40,6 +49,16 @@ class Server {
 
   // `bytes` are asked for, and taken where the answer says.
   Place serve(std::uint64_t bytes);
+  // While there is no memory for an arena: the default allocator serves the request, but
+  // the plan is followed.
+  Followed follow(std::uint64_t bytes);
+  // The arena is there now, and the request followed last goes to its planned place;
+  // false if that is taken.
+  bool place_followed(std::int64_t offset, std::uint64_t bytes);
+  // Bytes of this step's departures so far.
+  std::uint64_t departed_bytes() const {
+    return step_.online_bytes + step_.fallback_bytes;
+  }
   // A request that is the default allocator's without a look at the plan.
   void pass(std::uint64_t bytes) {
     ++step_.requests;
@@ -79,6 +98,7 @@ class Server {
 
  private:
   static constexpr std::uint64_t kOverdue = 1024;
+  static constexpr std::size_t kNearby = 64;  // entries; beyond, it is another step's
 
   // Counts a request that lies at `offset` against the plan, or, if -1, elsewhere.
   std::int64_t depart(std::uint64_t bytes, std::int64_t offset) {
@@ -93,6 +113,7 @@ class Server {
   bool departures_placed_ = true;
   PhaseCounts ended_;
   Counts step_;
+  std::uint64_t followed_ = 0;  // in this step
 };
 
 }  // namespace memplan

@@ -1,0 +1,39 @@
+// Arenas that are made.
+#include <utility>
+
+#include "cuda/arenas.h"
+
+namespace memplan::cuda {
+
+std::uint64_t Arenas::arena_bytes(const Arena* arena) const {
+  return arena->server.ranges().size();
+}
+
+void Arenas::defer(Arena* arena) {
+  Lock lock(mutex_);
+  arena->memory = Arena::Memory::kNone;
+  arena->wait = arena->patience;
+  arena->patience *= 2;
+  ++stats_[kArenasDeferred];
+}
+
+void* Arenas::made(const Answer& answer, c10::DataPtr block, std::uint64_t requested) {
+  const std::uint64_t bytes = round_up(requested, kGranularity);
+  Lock lock(mutex_);
+  Arena& arena = *answer.wanted;
+  arena.base = static_cast<char*>(block.data);
+  arena.block = std::move(block);
+  if (arena.base == nullptr) {
+    arena.memory = Arena::Memory::kNone;
+    ++arena.refusals;
+    ++stats_[kArenasRefused];
+    return nullptr;
+  }
+  arena.memory = Arena::Memory::kThere;
+  arena.departed = arena.server.departed_bytes();
+  stats_.grow(kArenas, arena.server.ranges().size());
+  if (!arena.server.place_followed(answer.offset, bytes)) return nullptr;
+  return address_in(arena, answer.offset, bytes);
+}
+
+}  // namespace memplan::cuda

@@ -1,0 +1,187 @@
+"""When an arena is made: not before the program follows the plan, nor beside memory
+that torch keeps free."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from memplan.applying.cuda_library import Place
+from memplan.applying.cuda_making import ArenaMaking
+from tests.cuda.cuda_world import MIB, World
+
+STEP = [(256 << 10, i * (256 << 10)) for i in range(16)]
+ARENA = 4 * MIB
+ALL = 1 << 62
+
+
+def run_step(world: World, sizes: list[int]) -> list[bool]:
+    """Take all, then free all; whether each lay in an arena. The step ends."""
+    blocks = [world.take(size) for size in sizes]
+    held = [world.native.holds(block) for block in blocks]
+    for block in blocks:
+        world.release(block)
+    world.native.next_step()
+    return held
+
+
+def test_a_plan_for_another_batch_costs_no_arena(world: World) -> None:
+    weights = [(MIB, -1), (MIB, -1)]
+    world.plan([*weights, *STEP, *STEP], ARENA, starts=(0, 18), loop_start=1)
+    kept = [world.take(size) for size, _ in weights]  # as planned, whatever the batch
+    for _ in range(4):
+        # A gradient now and then is of the planned size.
+        assert not any(run_step(world, [384 << 10] * 6 + [256 << 10] * 3))
+    stats = world.stats()
+    assert (stats["arena_bytes_peak"], stats["planned"]) == (0, 0)
+    assert stats["unplanned"] == 2
+    for block in kept:
+        world.release(block)
+    world.assert_no_leak()
+
+
+def test_what_comes_before_the_plans_own_requests_does_not_count(world: World) -> None:
+    world.plan([(MIB, -1), *STEP], ARENA)
+    kept = [world.take(7 * MIB), world.take(MIB)]  # a checkpoint, a weight
+    held = run_step(world, [size for size, _ in STEP])
+    assert all(held)
+    for block in kept:
+        world.release(block)
+    world.assert_no_leak()
+
+
+def test_small_requests_are_little_evidence(world: World) -> None:
+    small = [(512, ARENA + i * 512) for i in range(8)]
+    world.plan([*small, *STEP], ARENA + 4096)
+    held = run_step(world, [size for size, _ in (*small, *STEP)])
+    # From the one on with which it is enough, which has its planned place, too.
+    assert held == [False] * 8 + [True] * 16
+    assert (world.stats()["planned"], world.stats()["fallback"]) == (16, 8)
+    world.assert_no_leak()
+
+
+def test_steps_much_smaller_than_an_elastic_plan_need_none(world: World) -> None:
+    world.plan(STEP, ARENA, elastic=True)
+    for _ in range(3):
+        assert not any(run_step(world, [64 << 10] * 16))
+    # Followed, though: no other program.
+    steps = world.native.take_steps(Place())
+    assert [counts["followed"] for _, counts in steps] == [16] * 3
+    assert [counts["fallback"] for _, counts in steps] == [16] * 3
+    assert all(run_step(world, [192 << 10] * 16))
+    world.assert_no_leak()
+
+
+def test_a_warm_up_step_that_turns_out_another_gives_the_arena_up(world: World) -> None:
+    world.plan([*STEP, *STEP], ARENA, starts=(0, 16), loop_start=1)
+    beginning = [world.take(size) for size, _ in STEP[:4]]
+    assert all(world.native.holds(block) for block in beginning)
+    strangers = [world.take(MIB) for _ in range(4)]
+    for block in beginning:
+        world.release(block)
+    assert world.stats()["arena_bytes"] == 0  # at once, not at the step's end
+    for block in strangers:
+        world.release(block)
+    world.native.next_step()
+    assert all(run_step(world, [size for size, _ in STEP]))
+    world.assert_no_leak()
+
+
+def test_what_was_never_of_use_gets_empty(world: World) -> None:
+    world.plan(STEP, ARENA)
+    block = world.take(STEP[0][0])
+    world.native.stand_aside(Place(), True)
+    other = world.take(512)
+    assert not world.native.holds(other)
+    world.release(block)
+    assert world.stats()["arena_bytes"] == 0
+    world.release(other)
+    world.assert_no_leak()
+
+
+def test_whoever_is_asked_decides(world: World) -> None:
+    asked = []
+
+    def permission(device: int, rank: int, size: int, hot: bool) -> bool:
+        asked.append((device, rank, size, hot))
+        return len(asked) > 2
+
+    world.plan(STEP, ARENA)
+    world.native.ask(permission)
+    sizes = [size for size, _ in STEP]
+    held = [all(run_step(world, sizes)) for _ in range(30)]
+    # Again after 8 steps, and then after 16.
+    assert held.index(True) == 8 + 16
+    assert all(held[24:])
+    assert asked == [(0, 0, ARENA, True)] * 3
+    assert world.stats()["arenas_deferred"] == 2
+    world.assert_no_leak()
+
+
+def test_an_arena_that_is_there_limits_other_plans(world: World) -> None:
+    world.plan(STEP, ARENA)
+    assert world.native.reserved_bytes(Place()) == ALL
+    run_step(world, [size for size, _ in STEP])
+    assert world.native.reserved_bytes(Place()) == ARENA
+    assert world.native.reserved_bytes(Place(0, 3)) == 0
+    world.assert_no_leak()
+
+
+class Torch:
+    """As torch tells of what its allocator keeps."""
+
+    def __init__(self, reserved: int, active: int, split: int = 0) -> None:
+        self.cuda = self
+        self.stats = {
+            "reserved_bytes.all.current": reserved,
+            "active_bytes.all.current": active,
+            "inactive_split_bytes.all.current": split,
+            "num_device_alloc": 10,
+        }
+        self.emptied = 0
+
+    def memory_stats(self, device: int) -> dict[str, int]:
+        assert device == 1
+        return self.stats
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+
+@pytest.mark.parametrize(
+    ("reserved", "active", "split", "made", "emptied"),
+    [
+        (100 * MIB, 99 * MIB, 0, True, 0),
+        (900 * MIB, 100 * MIB, 0, True, 1),  # given back first
+        (900 * MIB, 100 * MIB, 800 * MIB, False, 0),  # of which none can be
+    ],
+)
+def test_in_the_warm_up_what_torch_keeps_is_given_back(
+    reserved: int, active: int, split: int, made: bool, emptied: int
+) -> None:
+    torch = Torch(reserved, active, split)
+    making = ArenaMaking(torch)
+    assert making.permits(1, 0, 1024 * MIB, False) == made
+    assert torch.emptied == emptied
+
+
+def test_in_a_loop_only_if_torch_asks_the_driver_anyway() -> None:
+    torch = Torch(900 * MIB, 100 * MIB)
+    making = ArenaMaking(torch)
+    assert not making.permits(1, 0, 500 * MIB, True)
+    assert not making.permits(1, 0, 500 * MIB, True)  # nothing was asked since
+    torch.stats["num_device_alloc"] += 1
+    assert not making.permits(1, 0, 1000 * MIB, True)  # larger than what is kept
+    torch.stats["num_device_alloc"] += 1
+    assert torch.emptied == 0
+    assert making.permits(1, 0, 500 * MIB, True)
+    assert torch.emptied == 1
+
+
+def test_where_torch_tells_nothing_none_is_made() -> None:
+    def fail(device: int) -> dict[str, int]:
+        raise RuntimeError
+
+    making = ArenaMaking(SimpleNamespace(cuda=SimpleNamespace(memory_stats=fail)))
+    assert not making.permits(0, 0, MIB, False)
