@@ -91,6 +91,15 @@ def device(function: F) -> F:
     )(function)
 
 
+def ray(what: str) -> Callable[[F], F]:
+    """`--ray ADDRESS`, of a cluster to do something on."""
+    return click.option(
+        "--ray",
+        metavar="ADDRESS",
+        help=f'A Ray cluster to {what} on: "auto", or host:port.',
+    )
+
+
 def rows(function: F) -> F:
     """`-n N`, `most`: of a table so many rows, at least 1."""
     return click.option(

@@ -27,6 +27,7 @@ _SAVED_OF = {
     "heaps": "of the C library's heaps",
 }
 _NAMES = 17  # columns of a fact's name
+_OF_ONE = {"kind": "--by", "at": "--at"}
 _UNKNOWN_SITES = (
     "the trace does not say who asked: record again with --stacks site, the default"
 )
@@ -52,6 +53,7 @@ _UNKNOWN_SITES = (
 )
 @arguments.rows
 @arguments.device
+@arguments.ray("read many traces")
 @arguments.json_
 def command(
     source: tuple[str, ...],
@@ -59,23 +61,32 @@ def command(
     kind: By,
     most: int,
     device: int | None,
+    ray: str | None,
     json_: bool,
 ) -> None:
     """Say which lines, modules and operators make the peak, and whether memory leaks.
 
     SOURCE is a recorded trace, PyTorch's memory snapshot, or a plan. Of many traces, as
-    in 'trace.*.parquet', there is a row each: those that differ most come first.
+    in 'trace.*.parquet', there is a row each: those that differ most come first. A
+    cluster that reads them finds them under the same paths.
 
     \b
     Example: memplan stats train.parquet --by module
     """
     paths = sources.expanded(source)
     if len(paths) > 1:
-        stats_many.command(paths, most, device, json_)
+        _refuse(_OF_ONE, f"of one trace, not of {len(paths)}")
+        stats_many.command(paths, most, device, ray, json_)
         return
+    if ray is not None:
+        raise UsageError("--ray is for many traces; leave it out")
     given = sources.trace_or_plan(paths[0], device)
     if isinstance(given, Plan):
-        _refuse_for_plan(paths[0])
+        _refuse(
+            {**_OF_ONE, "most": "-n"},
+            f"for traces: {paths[0]} is a plan, of sizes and offsets alone; name the "
+            "trace that it was made from",
+        )
         _of_plan(given, paths[0], json_)
         return
     found = summarize(given, at)
@@ -172,15 +183,12 @@ def _next(found: Stats, path: Path) -> str:
     return f"next: memplan solve {name} {verb} save {span} of {now}"
 
 
-def _refuse_for_plan(path: Path) -> None:
-    """Raise UsageError where a plan is asked what only its trace can tell."""
+def _refuse(options: dict[str, str], why: str) -> None:
+    """Raise UsageError where an option was given that has no meaning here."""
     context = click.get_current_context()
-    for name, flag in (("kind", "--by"), ("at", "--at"), ("most", "-n")):
+    for name, flag in options.items():
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise UsageError(
-                f"{flag} is for traces: {path} is a plan, of sizes and offsets alone; "
-                "name the trace that it was made from"
-            )
+            raise UsageError(f"{flag} is {why}")
 
 
 def _of_plan(plan: Plan, path: Path, json_: bool) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
-from multiprocessing import get_context
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +12,38 @@ from memplan.core.plan import Plan
 from memplan.errors import UsageError
 from memplan.reporting.attribution import Site
 from memplan.reporting.stats import entries, summarize
+from memplan.sweep import sweep
 from memplan.units import format_bytes
 
 _ALONE = 4  # so few are read faster than processes start
 
 
-def command(paths: list[Path], most: int, device: int | None, json_: bool) -> None:
-    """Print a row for each trace. Raises what reading them does."""
-    found = _all_entries(paths, device)
+@dataclass(frozen=True)
+class _Reading:
+    """One trace to be read, here or where another process runs: what is in it."""
+
+    path: Path
+    device: int | None
+
+    def run(self) -> dict[str, Any]:
+        given = sources.trace_or_plan(self.path, self.device)
+        if isinstance(given, Plan):
+            raise UsageError(f"{self.path} is a plan; of many files, name traces only")
+        return dict(entries(summarize(given)))
+
+
+def command(
+    paths: list[Path], most: int, device: int | None, ray: str | None, json_: bool
+) -> None:
+    """Print a row for each trace. Raises what reading them does.
+
+    ray: the address of a cluster that reads them; its nodes must see the files.
+    """
+    if ray is not None:
+        paths = [path.absolute() for path in paths]  # nodes work in folders of theirs
+    readings = [_Reading(path, device) for path in paths]
+    alone = ray is None and len(paths) < _ALONE
+    found = sweep(readings, processes=1 if alone else None, address=ray)
     middle = statistics.median(each["peak_bytes"] for each in found)
     order = sorted(
         zip(paths, found, strict=True),
@@ -45,23 +66,6 @@ def command(paths: list[Path], most: int, device: int | None, json_: bool) -> No
     if len(rows) > most:
         title += f"; the {most:,} that differ most (-n shows more)"
     show.table(title, columns, rows[:most], 2)
-
-
-def _all_entries(paths: list[Path], device: int | None) -> list[dict[str, Any]]:
-    if len(paths) < _ALONE:
-        return [_entries(path, device) for path in paths]
-    workers = min(len(paths), len(os.sched_getaffinity(0)))
-    if workers == 1:
-        return [_entries(path, device) for path in paths]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_entries, paths, repeat(device)))
-
-
-def _entries(path: Path, device: int | None = None) -> dict[str, Any]:
-    given = sources.trace_or_plan(path, device)
-    if isinstance(given, Plan):
-        raise UsageError(f"{path} is a plan; of many files, name traces only")
-    return dict(entries(summarize(given)))
 
 
 def _row(path: Path, each: dict[str, Any], middle: float) -> list[str]:

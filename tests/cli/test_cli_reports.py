@@ -88,6 +88,11 @@ def test_stats_takes_plans_and_many_traces(memplan: Run, traces: Path) -> None:
     assert rows[0].startswith("5 traces, median peak 6.5 KiB; the 2 that differ most")
     assert rows[2].startswith("trace.9.parquet")
     assert sum(row.startswith("trace.") for row in rows) == 2
+    for wrong in (["--by", "op"], ["--at", "0"]):
+        done = memplan("stats", "trace.*.parquet", *wrong)
+        assert done.returncode == 2
+        assert f"{wrong[0]} is of one trace, not of 5" in done.stderr
+    assert memplan("stats", "grows.parquet", "--ray", "auto").returncode == 2
 
 
 def test_a_damaged_one_of_many_is_named(memplan: Run, traces: Path) -> None:

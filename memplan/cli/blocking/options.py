@@ -166,13 +166,7 @@ def seed(function: F) -> F:
     )(function)
 
 
-def ray(function: F) -> F:
-    """`--ray`, a cluster."""
-    return click.option(
-        "--ray",
-        metavar="ADDRESS",
-        help='A Ray cluster to search the layers on: "auto", or host:port.',
-    )(function)
+ray = arguments.ray("search the layers")
 
 
 def output(function: F) -> F:
