@@ -135,9 +135,7 @@ def test_other_methods_and_memories() -> None:
     assert register_tile_of(layer, found.nest, PORTABLE) == best_tile(layer, PORTABLE)
 
 
-@pytest.mark.parametrize(
-    "bits", ["int8", "fp32", "input=3,kernel=5,partial=9,output=4"]
-)
+@pytest.mark.parametrize("bits", ["int8", "input=3,kernel=5,partial=9,output=4"])
 @pytest.mark.parametrize("memory", ["xeon-e5645", None])
 def test_elements_of_other_bits(bits: str, memory: str | None) -> None:
     precision, layer = parse_precision(bits), CODED["groups"]

@@ -118,4 +118,4 @@ def command(
         rows=code.rows(found, for_code) if for_code else (),
     )
     if for_code is not None and not json_:
-        code.say_next(found, layer_texts, memory, for_code)
+        code.say_next(found, layer_texts, memory, objective, for_code)
