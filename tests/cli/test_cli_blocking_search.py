@@ -182,6 +182,11 @@ def test_codesign_with_a_curve(blocking: Blocking) -> None:
     shown = blocking(*command)
     assert "Least energy found, by area" in shown.out
     assert "mm², DianNao's is 1" in shown.out
+    Path("other.toml").write_text("[area]\nmm2_per_mib = 0.6\n")
+    other = (*command[:5], "--technology", "other.toml", "--time-limit", "0.3")
+    shown = blocking(*other)
+    assert "  area " in shown.out
+    assert "DianNao's is" not in shown.out
 
 
 def test_a_curve_without_any_bytes(blocking: Blocking, command: Command) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Objective
-from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
+from memplan.blocking.machine.area import area_mm2
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import write_plan
 from memplan.blocking.run.inventory import ModelLayer
@@ -119,12 +119,8 @@ def _report(
     rows += [("method", f"{how}, {proof(planned)}")]
     rows += [*report.energy_rows(found), *time_rows(found)]
     if isinstance(objective, Codesign):
-        rows.append(
-            (
-                "area",
-                f"{_area(planned, objective):.2f} mm², DianNao's is {DIANNAO_MM2:g}",
-            )
-        )
+        mm2 = _area(planned, objective)
+        rows.append(("area", report.area_text(mm2, objective.technology)))
     show.facts(f"memplan: {found.layer.name}", [*rows, *facts])
     show.line("")
     report.buffer_table(found, objective)
