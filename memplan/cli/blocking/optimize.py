@@ -40,7 +40,8 @@ CACHES = "xeon-e5645"
 @click.option(
     "--front",
     is_flag=True,
-    help="Also list the nests between least energy and fewest cycles that were found.",
+    help="Also list the nests between least energy and fewest cycles that were found; "
+    "needs bandwidths, too.",
 )
 @options.target(
     "--for-code",
