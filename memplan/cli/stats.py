@@ -179,6 +179,8 @@ def _next(found: Stats, path: Path) -> str:
     most = format_bytes(saved.now - saved.planned_least)
     least = format_bytes(max(saved.now - saved.planned, 0))
     span = most if least == most else f"{least} to {most}"
+    if saved.of == "reserved":  # what stays outside the arena is in whole segments
+        return f"next: memplan solve {name} may save up to {most} of {now}"
     verb = "would" if saved.pays_surely else "may"
     return f"next: memplan solve {name} {verb} save {span} of {now}"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import threading
 import warnings
 from collections import OrderedDict
@@ -211,7 +213,7 @@ def fused_class() -> type:
                 self._told.add(reason)
                 warnings.warn(
                     f"memplan.fuse: the model runs as it was: {reason}",
-                    stacklevel=5,
+                    stacklevel=_frames_to_caller(),
                 )
 
         def _give_up(self, key: Any, error: Exception) -> None:
@@ -265,6 +267,17 @@ def _sequence_class() -> type:
 def part_class(model: Any) -> type:
     """The class of what stands in a module's place inside its model."""
     return _sequence_class() if hasattr(type(model), "__getitem__") else fused_class()
+
+
+def _frames_to_caller() -> int:
+    """How many frames `_tell` is away from the program's line that called the model:
+    the first that is neither torch's nor of this file."""
+    torch = os.path.dirname(sys.modules["torch"].__file__ or "")
+    own = (f"{torch}{os.sep}", __file__)
+    frame, count = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
+        frame, count = frame.f_back, count + 1
+    return count
 
 
 def _blank() -> Any:

@@ -198,11 +198,14 @@ def _label(tensors: Iterable[tuple[Any, int]], category: Category) -> None:
     None is passed over.
     """
     addresses, modules = [], []
+    # A program's fake tensors have no address, and torch warns of asking for one.
+    imported = sys.modules.get("torch._subclasses.fake_tensor")
+    fake = getattr(imported, "FakeTensor", ())
     for tensor, module in tensors:
         # Sparse tensors have no storage; those of other devices are no matter. Each
         # step of a program comes here: what is not raised costs nothing.
         try:
-            if tensor is not None and tensor.is_cpu:
+            if tensor is not None and tensor.is_cpu and not isinstance(tensor, fake):
                 addresses.append(tensor.untyped_storage().data_ptr())
                 modules.append(module)
         except (RuntimeError, NotImplementedError, AttributeError):

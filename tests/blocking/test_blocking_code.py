@@ -20,6 +20,7 @@ from memplan.blocking.machine.registers import (
     target_of,
 )
 from memplan.blocking.nest.layer import Layer, pooling
+from memplan.blocking.nest.precision import parse_precision
 from memplan.blocking.run.emit import register_tile_of
 from memplan.blocking.search.for_code import inner_loops
 from memplan.blocking.search.optimize import optimize
@@ -132,6 +133,21 @@ def test_other_methods_and_memories() -> None:
     found = optimize(layer, {}, Codesign(), options)
     assert found.method == "divisors"
     assert register_tile_of(layer, found.nest, PORTABLE) == best_tile(layer, PORTABLE)
+
+
+@pytest.mark.parametrize("bits", ["int8", "input=3,kernel=5,partial=9,output=4"])
+@pytest.mark.parametrize("memory", ["xeon-e5645", None])
+def test_elements_of_other_bits(bits: str, memory: str | None) -> None:
+    precision, layer = parse_precision(bits), CODED["groups"]
+    objective = (
+        Codesign(precision=precision)
+        if memory is None
+        else Fixed(load_hierarchy(memory).at(precision))
+    )
+    found = optimize(layer, {}, objective, search(layer))
+    again = best_evaluation(layer, found.nest, objective)
+    assert again.precision == precision
+    assert again.total == pytest.approx(found.energy, rel=1e-12)
 
 
 def test_inner_loops_have_enough_steps_and_whole_lines() -> None:

@@ -158,7 +158,7 @@ def test_loops_are_those_of_the_nest() -> None:
     nest = parse_nest("C2 Fw3 X30 Y2 K64 C6 Y4", layer, {"X": 6, "K": 16})
     source = emit(layer, nest, target="avx2")
     assert "// Loops, innermost first: C2 Fw3 X30 Y2 K64 C6 Y4" in source
-    assert "in registers: 6 columns x 1 rows x 2 vectors of 8 channels" in source
+    assert "in registers: 6 columns x 1 row x 2 vectors of 8 channels" in source
     blocked = source[source.index("void blocked(") :]
     heads = [
         line.strip()

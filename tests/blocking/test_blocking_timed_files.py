@@ -97,13 +97,28 @@ def test_commands_minimize_time(timed_file: str, tmp_path: Path) -> None:
         blocking, ["optimize", "--layer", "conv3", "--minimize", "cycles"]
     )
     assert isinstance(refused.exception, UsageError)
+    refused = CliRunner().invoke(blocking, ["optimize", "--layer", "conv3", "--front"])
+    assert isinstance(refused.exception, UsageError)
+    assert "a front takes a hierarchy" in str(refused.exception)
+    refused = CliRunner().invoke(
+        blocking, ["evaluate", *shared, *nest, "--counting", "paper"]
+    )
+    assert isinstance(refused.exception, UsageError)
 
 
 def test_several_layers_have_cycles(timed_file: str) -> None:
     asked = ["optimize", "--layer", "8,8,4,4,3,3", "--layer", "8,16,4,4"]
     asked += ["--memory", timed_file, "--minimize", "cycles", "--threads", "1"]
     found = json.loads(CliRunner().invoke(blocking, [*asked, "--json"]).stdout)
+    lines = CliRunner().invoke(blocking, [*asked, "--front"]).output.splitlines()
+    assert any(line.startswith("  gaps") and "of cycles, to" in line for line in lines)
+    head = next(line.split() for line in lines if line.startswith("layer "))
+    assert "cycles" in head
+    row = next(line.split() for line in lines if line.startswith("8,8,4,4,3,3 "))
     layers = found["layers"]
+    assert f"{layers[0]['latency']['cycles']:,.0f}" in row[5:]
+    fronts = [line for line in lines if "Between least energy and fewest" in line]
+    assert [line.split(": ")[0] for line in fronts] == ["8,8,4,4,3,3", "8,16,4,4"]
     assert found["cycles"] == sum(one["latency"]["cycles"] for one in layers)
     for one in layers:
         assert one["lower_bound"] <= one["latency"]["cycles"] * (1 + 1e-9)

@@ -182,6 +182,11 @@ def test_codesign_with_a_curve(blocking: Blocking) -> None:
     shown = blocking(*command)
     assert "Least energy found, by area" in shown.out
     assert "mm², DianNao's is 1" in shown.out
+    Path("other.toml").write_text("[area]\nmm2_per_mib = 0.6\n")
+    other = (*command[:5], "--technology", "other.toml", "--time-limit", "0.3")
+    shown = blocking(*other)
+    assert "  area " in shown.out
+    assert "DianNao's is" not in shown.out
 
 
 def test_a_curve_without_any_bytes(blocking: Blocking, command: Command) -> None:
@@ -292,7 +297,7 @@ def test_nests_for_code_say_what_they_cost(blocking: Blocking) -> None:
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert any(line.startswith("  for code     portable, ") for line in lines)
-    assert "  tile         6 columns x 1 rows x 2 vectors of 4 channels" in lines
+    assert "  tile         6 columns x 1 row x 2 vectors of 4 channels" in lines
     assert "  memory       xeon-e5645: " in done.out
     said = json.loads(blocking(*command, *quick, "--json").out)
     assert said["unroll"] == {"X": 6, "K": 8}
@@ -324,6 +329,34 @@ def test_a_nest_for_code_is_emitted_with_the_next_command(blocking: Blocking) ->
     subprocess.run(build.split(), check=True)
     ran = subprocess.run(["./conv", "1"], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout.count("error 0 ")) == (0, 2)
+
+
+@pytest.mark.skipif(find_spec("onnx") is None, reason="no onnx")
+def test_the_next_command_is_one_that_emit_takes(
+    blocking: Blocking, tmp_path: Path
+) -> None:
+    quick = ("--for-code", "portable", "--time-limit", "0.3")
+    diannao = ("--memory", "diannao")  # whose memories are no caches
+    done = blocking("optimize", "--layer", SMALL, *diannao, *quick)
+    hint = done.err.splitlines()[-1].strip()
+    assert hint.startswith("next: memplan blocking emit ")
+    assert "--cache" not in hint
+    file = saved_product(tmp_path / "one.onnx")
+    done = blocking("optimize", "--layer", str(file), *quick)
+    assert (done.code, done.err) == (0, "")
+
+
+def saved_product(file: Path) -> Path:
+    """An ONNX file of one layer."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info
+    inputs = [value(name, TensorProto.FLOAT, [8, 8]) for name in "ab"]
+    node = helper.make_node("MatMul", ["a", "b"], ["y"], name="product")
+    out = value("y", TensorProto.FLOAT, [8, 8])
+    onnx.save(helper.make_model(helper.make_graph([node], "g", inputs, [out])), file)
+    return file
 
 
 @pytest.mark.parametrize(

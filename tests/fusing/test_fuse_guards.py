@@ -269,5 +269,6 @@ def test_a_device_that_computes_nothing() -> None:
     with torch.device("meta"):
         model = small()
     ready = fuse(model, FORCED)
-    with torch.no_grad(), pytest.warns(UserWarning, match="runs on meta"):
+    with torch.no_grad(), pytest.warns(UserWarning, match="runs on meta") as told:
         assert ready(noise().to("meta")).shape == (2, 4, 4, 4)
+    assert [one.filename for one in told] == [__file__]  # the line that called it

@@ -200,10 +200,12 @@ def test_fake_tensors_of_the_programs_own_are_noticed_once(
         "for i in range(3):\n"
         "    with FakeTensorMode():\n"
         "        torch.ones(1 << 40)\n"
+        "        torch.nn.Linear(9, 9)(torch.ones(1, 9))\n"
         "real = torch.ones(256)\n"
     )
     done = memplan("record", "-o", "t.parquet", "p.py")
     assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
     assert done.stderr.count("FakeTensorMode") == 1
     assert f"uses FakeTensorMode ({tmp_path / 'p.py'}:4): tensors" in done.stderr
     assert re.search(r"peak live +1.0 KiB", done.stderr)

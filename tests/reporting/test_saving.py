@@ -34,7 +34,7 @@ def on_cuda(trace: Trace, reserved: int) -> Trace:
     events = trace.events
     columns = {name: np.insert(getattr(events, name), 0, 0) for name in Columns.DTYPES}
     columns["action"][0] = Action.SEGMENT_ALLOC
-    columns["size"][0] = reserved
+    columns["size"][0], columns["stack"][0] = reserved, -1
     return replace(
         trace, events=Columns.of(**columns), info=replace(trace.info, device="cuda")
     )
@@ -60,6 +60,12 @@ def test_of_cuda_it_is_what_was_reserved() -> None:
     assert (found.of, found.now, found.planned) == ("reserved", 24 * MIB, 12 * MIB)
     none = replace(training(), info=replace(training().info, device="cuda"))
     assert saving(none) is None
+
+
+def test_stats_of_cuda_promises_no_whole_segments(memplan: Run, tmp_path: Path) -> None:
+    package.write_trace(on_cuda(training(), 24 * MIB), tmp_path / "t.parquet")
+    last = memplan("stats", "t.parquet").stdout.splitlines()[-1]
+    assert last.endswith("t.parquet may save up to 12.0 MiB of 24.0 MiB reserved")
 
 
 def test_without_a_measurement_it_is_of_simulated_heaps() -> None:

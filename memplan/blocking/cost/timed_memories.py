@@ -61,16 +61,18 @@ class FrontPoint:
     string: str
 
 
-def check_minimized(minimize: str, machine: object) -> None:
-    """Raises UsageError where it is none of MINIMIZED, or needs bandwidths that there
-    are none of: then cycles are the datapath's, and every nest has the same."""
+def check_minimized(minimize: str, machine: object, front: bool = False) -> None:
+    """Raises UsageError where it is none of MINIMIZED, or where it, or a front, needs
+    bandwidths and there are none: then cycles are the datapath's, and every nest has
+    the same."""
     if minimize not in MINIMIZED:
         raise UsageError(f"{minimize!r} cannot be minimized: {', '.join(MINIMIZED)}")
-    if minimize == "energy":
+    if minimize == "energy" and not front:
         return
     if not isinstance(machine, Fixed) or not machine.hierarchy.timed:
+        asked = f"to minimize {minimize}" if minimize != "energy" else "a front"
         raise UsageError(
-            f"to minimize {minimize} takes a hierarchy that gives a bandwidth; without "
+            f"{asked} takes a hierarchy that gives a bandwidth; without "
             "one all nests take the datapath's cycles: give --memory a .toml file with "
             "bandwidth or dram_bandwidth, see docs/hierarchies.md"
         )

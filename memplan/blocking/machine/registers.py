@@ -83,11 +83,9 @@ class RegisterTile:
         return {"X": self.x, "Y": self.y, "K": self.channels}
 
     def __str__(self) -> str:
-        vectors = "vector" if self.vectors == 1 else "vectors"
-        return (
-            f"{self.x} columns x {self.y} rows x {self.vectors} {vectors} of "
-            f"{self.lanes} channels"
-        )
+        counts = ((self.x, "column"), (self.y, "row"), (self.vectors, "vector"))
+        tile = " x ".join(f"{n} {one}{'s' * (n != 1)}" for n, one in counts)
+        return f"{tile} of {self.lanes} channels"
 
 
 def best_tile(layer: Layer, target: Target) -> RegisterTile:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Objective
 from memplan.blocking.machine.registers import RegisterTile, best_tile, target_of
-from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Nest, nest_of
 from memplan.blocking.search.result import Options, Result
@@ -62,7 +61,7 @@ def best_for_code(
         free,
         nest=nest,
         energy=energy,
-        memories=best_memories(count(nest), objective),
+        memories=best_memories(objective.traffic(nest), objective),
         tried=sum(found.tried for found in searched),
         complete=all(found.complete for found in searched),
         interrupted=searched[-1].interrupted,
@@ -102,4 +101,4 @@ def _over(inner: Mapping[str, int], around: Nest) -> list[tuple[str, int]]:
 
 
 def _energy(nest: Nest, objective: Objective) -> float:
-    return objective.evaluate(nest, best_memories(count(nest), objective))
+    return objective.evaluate(nest, best_memories(objective.traffic(nest), objective))

@@ -39,7 +39,7 @@ def optimize(
     Raises UsageError where levels or unrolling make no sense, and NoPlanError where the
     method "divisors" has no time for any nest.
     """
-    check_minimized(options.minimize, objective)
+    check_minimized(options.minimize, objective, options.front)
     begin = time.monotonic()
     if options.target is not None:
 
@@ -50,7 +50,6 @@ def optimize(
     elif isinstance(objective, Fixed) and (
         options.minimize != "energy" or options.front
     ):
-        check_minimized("cycles", objective)
         result = search_timed(
             layer, unroll, objective, options, _least_energy, progress
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from memplan.blocking.cost.objective import Fixed, Objective
 from memplan.blocking.machine.registers import RegisterTile, target_of
+from memplan.blocking.run.sources import is_model
 from memplan.blocking.search.result import Result
 from memplan.cli import show
 from memplan.units import format_gap
@@ -48,15 +50,27 @@ def rows(found: Sequence[Result], target: str) -> list[tuple[str, str]]:
 
 
 def say_next(
-    found: Sequence[Result], texts: Sequence[str], memory: str | None, target: str
+    found: Sequence[Result],
+    texts: Sequence[str],
+    memory: str | None,
+    objective: Objective,
+    target: str,
 ) -> None:
-    """The command that writes the code of a single layer, not one of a model."""
-    if len(found) > 1 or ":" in texts[0]:
+    """The command that writes the code of a single layer, not one of a model; with the
+    memory that was searched for, if that is caches."""
+    if len(found) > 1 or is_model(texts[0]):
         return
     nest = found[0].nest
     datapath = ",".join(f"{dim}{n}" for dim, n in nest.unroll.items()) or "none"
     parts = ["memplan", "blocking", "emit", "--layer", texts[0], "--unroll", datapath]
     parts += ["--string", str(nest), "--target", target_of(target).name]
-    if memory is not None:
+    if memory is not None and _has_caches(objective):
         parts += ["--cache", memory]
     show.line(f"  next: {shlex.join([*parts, '-o', 'conv.cpp'])}", err=True)
+
+
+def _has_caches(objective: Objective) -> bool:
+    """Whether `emit` takes it as --cache."""
+    if not isinstance(objective, Fixed):
+        return False
+    return all(level.cache for level in objective.hierarchy.levels)

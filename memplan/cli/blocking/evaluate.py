@@ -15,6 +15,7 @@ from memplan.cli import show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import case_entries
 from memplan.cli.blocking.timing import time_rows, time_table
+from memplan.errors import UsageError
 
 _COUNTING = {
     "exact": "exact",
@@ -61,6 +62,8 @@ def command(
     Example: memplan blocking evaluate --layer conv5 \\
       --string "X4 Y7 Fw3 Fh3 X28 K64 C128 Y28 C256 K512" --memory diannao
     """
+    if counting == "paper" and minimize != "energy":
+        raise UsageError("--counting paper has no cycles to minimize")
     layer = parse_layer(layer_text)
     nest = parse_nest(string, layer, options.datapath(unroll))
     objective = options.machine(memory, budget, bits, technology)

@@ -17,7 +17,7 @@ from memplan.blocking.design.network_design import (
     design_network,
 )
 from memplan.blocking.design.networks import NETWORKS
-from memplan.blocking.machine.area import DIANNAO_MM2
+from memplan.blocking.machine.technology import Technology
 from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.run.sources import is_model
 from memplan.blocking.search.result import Options
@@ -107,7 +107,7 @@ def command(
         chosen,
     )
     plan = replace(plan, budget=own.budget)
-    hand_over(plan, chosen, more=_entries(design), rows=_rows(design))
+    hand_over(plan, chosen, more=_entries(design), rows=_rows(design, own.technology))
 
 
 def _designed(
@@ -163,13 +163,13 @@ def _with_weights(layers: Sequence[ModelLayer]) -> list[ModelLayer]:
     return kept
 
 
-def _rows(design: NetworkDesign) -> list[tuple[str, str]]:
+def _rows(design: NetworkDesign, technology: Technology) -> list[tuple[str, str]]:
     """How large the memories are, and how much better than the paper's method's."""
     common, own = design.common.energy, design.network.energy
     better = f"{report.energy(common)}, {format_gap(common / own - 1)} more"
     return [
         ("on the chip", f"{format_bytes(design.network.nbytes)}"),
-        ("area", f"{design.network.mm2:.2f} mm², DianNao's is {DIANNAO_MM2:g}"),
+        ("area", report.area_text(design.network.mm2, technology)),
         ("the paper's way", f"{better}: in every layer's {design.considered:,} best"),
         ("found in", format_seconds(design.seconds)),
     ]

@@ -40,7 +40,8 @@ CACHES = "xeon-e5645"
 @click.option(
     "--front",
     is_flag=True,
-    help="Also list the nests between least energy and fewest cycles that were found.",
+    help="Also list the nests between least energy and fewest cycles that were found; "
+    "needs bandwidths, too.",
 )
 @options.target(
     "--for-code",
@@ -118,4 +119,4 @@ def command(
         rows=code.rows(found, for_code) if for_code else (),
     )
     if for_code is not None and not json_:
-        code.say_next(found, layer_texts, memory, for_code)
+        code.say_next(found, layer_texts, memory, objective, for_code)

@@ -9,7 +9,9 @@ import textwrap
 from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.cost.objective import Fixed, Objective
 from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.machine.area import DIANNAO_MM2
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.machine.technology import FORTY_FIVE, Technology
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.precision import Precision
@@ -37,6 +39,12 @@ def energy(pj: float) -> str:
     """An energy given in pJ: "1.2504 mJ"."""
     unit = next((i for i in range(len(_ENERGIES)) if pj < 1000 ** (i + 1)), -1)
     return f"{pj / 1000 ** (unit % len(_ENERGIES)):.5g} {_ENERGIES[unit]}"
+
+
+def area_text(mm2: float, technology: Technology) -> str:
+    """An area, beside DianNao's where that is of the same process."""
+    same = technology.area == FORTY_FIVE.area
+    return f"{mm2:.2f} mm²" + f", DianNao's is {DIANNAO_MM2:g}" * same
 
 
 def ratio(one: float, other: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Objective
-from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
+from memplan.blocking.machine.area import area_mm2
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import write_plan
 from memplan.blocking.run.inventory import ModelLayer
@@ -17,6 +17,7 @@ from memplan.cli import show
 from memplan.cli.blocking import report
 from memplan.cli.blocking.entries import all_entries, curve_entries, planned_entries
 from memplan.cli.blocking.timing import (
+    cycles_cells,
     front_table,
     plan_time_rows,
     time_rows,
@@ -118,12 +119,8 @@ def _report(
     rows += [("method", f"{how}, {proof(planned)}")]
     rows += [*report.energy_rows(found), *time_rows(found)]
     if isinstance(objective, Codesign):
-        rows.append(
-            (
-                "area",
-                f"{_area(planned, objective):.2f} mm², DianNao's is {DIANNAO_MM2:g}",
-            )
-        )
+        mm2 = _area(planned, objective)
+        rows.append(("area", report.area_text(mm2, objective.technology)))
     show.facts(f"memplan: {found.layer.name}", [*rows, *facts])
     show.line("")
     report.buffer_table(found, objective)
@@ -144,7 +141,9 @@ def _gaps(searches: Sequence[Search]) -> list[tuple[str, str]]:
     rows = []
     if known:
         spaces = " and of ".join(map(report.space_text, sorted(known)))
-        rows.append(("gaps", f"to the best of {spaces}"))
+        what = {one.minimized for one in searches} - {"energy"}
+        of = "".join(f"of {one}, " for one in sorted(what))
+        rows.append(("gaps", f"{of}to the best of {spaces}"))
     if unknown:
         rows.append(("unknown", "; ".join(map(report.no_bound, sorted(unknown)))))
     return rows
@@ -179,18 +178,23 @@ def _overview(
     show.line("")
     lines = []
     own = isinstance(objective, Codesign)  # else memories are the same for all
+    timed = bool(plan_time_rows(plan))
     for one in plan.layers:
         found = one.evaluation
         row = [found.layer.name, str(one.count), report.amount(found.layer.macs)]
         row += [report.energy(found.total), f"{found.per_mac(found.total):.4f}"]
+        row += cycles_cells(found) * timed
         row += [format_bytes(found.sram_bytes)] * own
         known = report.gap(one)
         lines.append([*row, known, format_seconds(one.search.seconds)])
     seconds = sum(one.search.seconds for one in plan.layers)
     runs = str(sum(one.count for one in plan.layers))
     whole = ["all", runs, report.amount(plan.macs), report.energy(plan.total)]
-    whole += [f"{plan.total / plan.macs:.4f}", *[""] * own, ""]
+    whole += [f"{plan.total / plan.macs:.4f}"]
+    whole += [*[report.amount(plan.cycles or 0)] * timed, *[""] * own, ""]
     lines.append([*whole, format_seconds(seconds)])
     columns = ["layer", "runs", "MACs", "energy", "pJ/MAC"]
-    columns += [*["on chip"] * own, "gap", "time"]
+    columns += [*["cycles"] * timed, *["on chip"] * own, "gap", "time"]
     show.table("Each layer, run once", columns, lines)
+    for one in plan.layers:
+        front_table(one, f"{one.evaluation.layer.name}: ")

@@ -57,7 +57,12 @@ def time_table(found: Evaluation) -> None:
     show.table("Time", columns, rows)
 
 
-def front_table(planned: PlannedLayer) -> None:
+def cycles_cells(found: Evaluation) -> list[str]:
+    """The cycles of a layer, run once, if they were counted."""
+    return [] if found.latency is None else [report.amount(found.latency.cycles)]
+
+
+def front_table(planned: PlannedLayer, whose: str = "") -> None:
     """The nests between least energy and fewest cycles."""
     front = planned.search.front
     if not front:
@@ -73,7 +78,7 @@ def front_table(planned: PlannedLayer) -> None:
         for point in front
     ]
     show.line("")
-    title = "Between least energy and fewest cycles, of all nests looked at"
+    title = f"{whose}Between least energy and fewest cycles, of all nests looked at"
     show.table(title, ["cycles", "energy", "pJ/MAC", "loops"], rows)
 
 
