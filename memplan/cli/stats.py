@@ -160,7 +160,9 @@ def _next(found: Stats, path: Path) -> str:
         return f"next: memplan solve {name} says what a plan would save"
     saved = saving(found.trace)
     if saved is None:
-        return "a plan would save nothing that is known: no step repeats"
+        told = found.trace.info.device == "cpu" or found.reserved is not None
+        why = "no step repeats" if told else "the recording tells of no segments"
+        return f"a plan would save nothing that is known: {why}"
     now = f"{format_bytes(saved.now)} {_SAVED_OF[saved.of]}"
     share = f"{100 * saved.share:.1f} %"
     if not saved.pays:
