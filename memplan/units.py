@@ -48,6 +48,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
+def format_share(share: float) -> str:
+    """A part of a whole as a percentage: ``"83.1 %"``."""
+    return f"{100 * share:.1f} %"
+
+
 def format_gap(gap: float) -> str:
     """A gap as a percentage: ``"0.42 %"``, ``"0 %"`` only when it is nought."""
     if gap == 0:

@@ -6,7 +6,7 @@ from typing import Any
 
 from memplan.chunking.plan import ChunkPlan
 from memplan.cli import show
-from memplan.units import format_bytes, format_seconds
+from memplan.units import format_bytes, format_seconds, format_share
 
 MOST_OF_LINE = 34  # characters of a source line's place
 MOST_LEFT_ALONE = 8  # listed one by one
@@ -73,7 +73,7 @@ def _compared(before: int, plan: ChunkPlan, kind: str) -> str:
         return format_bytes(before)
     measured = kind == "measured"
     after = plan.measured_bytes_after if measured else plan.peak_bytes_after
-    saved = f", {plan.saved:.1%} saved".replace("%", " %") if measured else ""
+    saved = f", {format_share(plan.saved)} saved" if measured else ""
     return f"{format_bytes(before)} before, {format_bytes(after)} after{saved}"
 
 

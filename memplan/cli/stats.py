@@ -19,7 +19,7 @@ from memplan.reporting.live import By, Live
 from memplan.reporting.saving import MOST_EVENTS, saving
 from memplan.reporting.stats import Stats, entries, summarize
 from memplan.trace.category import Category
-from memplan.units import format_bytes, format_gap, format_seconds
+from memplan.units import format_bytes, format_gap, format_seconds, format_share
 
 _SAVED_OF = {
     "resident": "resident",
@@ -171,9 +171,11 @@ def _next(found: Stats, path: Path) -> str:
         return f"next: memplan solve {name} says what a plan would save"
     saved = saving(found.trace)
     if saved is None:
-        return "a plan would save nothing that is known: no step repeats"
+        told = found.trace.info.device == "cpu" or found.reserved is not None
+        why = "no step repeats" if told else "the recording tells of no segments"
+        return f"a plan would save nothing that is known: {why}"
     now = f"{format_bytes(saved.now)} {_SAVED_OF[saved.of]}"
-    share = f"{100 * saved.share:.1f} %"
+    share = format_share(saved.share)
     if not saved.pays:
         return f"a plan would not pay: it saves {share} of {now} at most"
     most = format_bytes(saved.now - saved.planned_least)

@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from memplan.arrays import Float64Array
 from memplan.errors import InputError
 from memplan.plotting import style
-from memplan.units import format_bytes
+from memplan.units import format_bytes, format_share
 
 _BOX = (0.085, 0.19, 0.885, 0.60)
 _BEFORE, _AFTER, _LOOP = style.SHORT_TO_LONG[0], style.SHORT_TO_LONG[2], "#8c8c8c"
@@ -120,7 +120,7 @@ def _facts(before: Float64Array, after: Float64Array, budget: int) -> str:
     was, now = int(before.max()), int(after.max())
     facts = [f"peak {format_bytes(was)} before, {format_bytes(now)} after"]
     if was:
-        facts.append(f"{1 - now / was:.1%} saved".replace("%", " %"))
+        facts.append(f"{format_share(1 - now / was)} saved")
     if budget:
         facts.append(f"budget {format_bytes(budget)}")
     facts.append(f"{len(before):,} operators")

@@ -52,6 +52,12 @@ class Room:
         """What is compared beside the arena."""
         return self.outliving + self.beyond + self.other_streams
 
+    @property
+    def at_once(self) -> bool:
+        """Whether all that is outside is there at one time for sure: of two parts that
+        vary, each may be at its most when the other is not."""
+        return not (self.outliving and self.other_streams)
+
     def needed(self, plan: Plan) -> int:
         """What is compared with the capacity: no less than was live at once."""
         return max(plan.arena_bytes + self.outside, self.live + self.beyond)
@@ -103,7 +109,7 @@ def solve_within(
 
     options: without a capacity of their own. attempt: solves with options, and raises
     what `solve` does. Raises InfeasibleError if it is proved that there is none,
-    NoPlanError if none was found.
+    NoPlanError if none was found, or what is outside need not be there at once.
     """
     if room.live + room.beyond > room.capacity:
         raise InfeasibleError(
@@ -117,6 +123,11 @@ def solve_within(
             "runs through, or with --device fake"
         )
     left = room.capacity - room.outside
+    if left < 0 and not room.at_once:
+        raise NoPlanError(
+            f"unknown: {_outside(room)} takes {_bytes(room.outside)} if all of it is "
+            f"there at once, and the capacity is {_bytes(room.capacity)}"
+        )
     if left < 0:
         raise InfeasibleError(
             f"does not fit: {_outside(room)} takes {_bytes(room.outside)}, whatever "
@@ -147,6 +158,9 @@ def _told(error: NoPlanError, room: Room) -> NoPlanError:
         f"{error}; that is what {_outside(room)} leaves of a capacity of "
         f"{_bytes(room.capacity)}"
     )
+    if isinstance(error, InfeasibleError) and not room.at_once:
+        text = f"unknown: if all of that is there at once, it {text}"
+        return NoPlanError(text, error.peak, error.lower_bound)
     return type(error)(text, error.peak, error.lower_bound)
 
 

@@ -21,6 +21,7 @@ from memplan.blocking.cost.objective import Fixed
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.machine.registers import target_of
 from memplan.blocking.nest.layer import Layer, parse_layer
+from memplan.blocking.nest.precision import FORMATS
 from memplan.blocking.run.emit import compiler_flags, emit
 from memplan.blocking.run.layout import input_size
 from memplan.blocking.search.optimize import optimize
@@ -94,9 +95,9 @@ def section(page: Page, caches: str = "xeon-e5645", rounds: int = 5) -> None:
         "padding; the emitted programs have their kernels packed before, and every "
         "result is compared with a direct convolution. A window of 1 x 1 with stride "
         "1 has no im2col. Energy is what the nest takes more than the best of all "
-        f"nests on the same tile, with the caches of {caches}. Vectors lie along "
-        "the channels of the output, so that a layer with few of these in a group, a "
-        "depthwise one above all, leaves lanes idle."
+        f"nests on the same tile, of floats, with the caches of {caches}. Vectors lie "
+        "along the channels of the output, so that a layer with few of these in a "
+        "group, a depthwise one above all, leaves lanes idle."
     )
     for title, layers in (
         ("ResNet-50's convolutions:", RESNET_50),
@@ -138,7 +139,8 @@ def _machine() -> str:
 
 def _row(layer: Layer, caches: str, target: str, rounds: int) -> Row:
     hierarchy = load_hierarchy(caches)
-    found = optimize(layer, {}, Fixed(hierarchy), Options(target=target))
+    floats = hierarchy.at(FORMATS["fp32"])
+    found = optimize(layer, {}, Fixed(floats), Options(target=target))
     source = emit(layer, found.nest, hierarchy=hierarchy, target=target)
     ways = _torch_ways(layer)
     seconds: dict[str, float] = {}

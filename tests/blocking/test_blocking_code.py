@@ -20,7 +20,7 @@ from memplan.blocking.machine.registers import (
     target_of,
 )
 from memplan.blocking.nest.layer import Layer, pooling
-from memplan.blocking.nest.precision import parse_precision
+from memplan.blocking.nest.precision import FORMATS, parse_precision
 from memplan.blocking.run.emit import register_tile_of
 from memplan.blocking.search.for_code import inner_loops
 from memplan.blocking.search.optimize import optimize
@@ -28,6 +28,7 @@ from memplan.blocking.search.result import Options, Space
 from memplan.errors import UsageError
 
 XEON = Fixed(load_hierarchy("xeon-e5645"))
+FLOATS = Fixed(XEON.hierarchy.at(FORMATS["fp32"]))
 AVX512, AVX2, PORTABLE = (TARGETS[name] for name in ("avx512", "avx2", "portable"))
 
 
@@ -110,11 +111,15 @@ def test_nests_for_code_are_around_a_register_tile(name: str) -> None:
         assert following.outer == layer.X or following.outer * layer.stride[0] >= 64
 
 
+@pytest.mark.parametrize("machine", [XEON, FLOATS], ids=["int16", "fp32"])
 @pytest.mark.parametrize("name", ["window", "groups"])
-def test_its_price_is_to_the_best_nest_on_the_same_tile(name: str) -> None:
+def test_its_price_is_to_the_best_nest_on_the_same_tile(
+    name: str, machine: Fixed
+) -> None:
     layer = CODED[name]
-    found = optimize(layer, {}, XEON, search(layer))
-    free = optimize(layer, found.nest.unroll, XEON, Options(time_limit=0.2, threads=1))
+    found = optimize(layer, {}, machine, search(layer))
+    part = Options(time_limit=0.2, threads=1)
+    free = optimize(layer, found.nest.unroll, machine, part)
     assert found.free_energy is not None
     assert found.free_energy <= found.energy
     assert found.free_energy == pytest.approx(free.energy, rel=0.02)
@@ -122,9 +127,9 @@ def test_its_price_is_to_the_best_nest_on_the_same_tile(name: str) -> None:
     assert found.lower_bound is not None
     assert found.lower_bound <= found.free_energy * (1 + 1e-9)
     # A nest pasted into evaluate takes the same energy.
-    again = best_evaluation(layer, found.nest, XEON)
+    again = best_evaluation(layer, found.nest, machine)
     assert again.total == pytest.approx(found.energy, rel=1e-12)
-    assert XEON.evaluate(found.nest, found.memories) == pytest.approx(found.energy)
+    assert machine.evaluate(found.nest, found.memories) == pytest.approx(found.energy)
 
 
 def test_other_methods_and_memories() -> None:

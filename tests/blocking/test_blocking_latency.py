@@ -17,6 +17,7 @@ from nest_timing import (
     timed_hierarchy,
 )
 
+from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.latency import latency
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.cost.placement import BufferMemory, Placement
@@ -288,3 +289,37 @@ def _check_sums(found: Timed, machine: Fixed) -> int:
             assert least <= most * (1 + 1e-7) + 1e-7
             checked += 1
     return checked
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_levels_keep_their_order_whatever_they_cost(alike: bool) -> None:
+    """Where one further out is the cheaper one, as in cycles it may be, and where all
+    cost the same: the least of all choices, in levels that have room for it."""
+    checked = 0
+    for seed in (13, 37, 290, 547, 591):
+        rng = random.Random(seed)
+        layer, unroll = tiny(rng)
+        hierarchy = timed_hierarchy(rng)
+        if alike:
+            same = [
+                replace(one, pj=dict.fromkeys(Tensor, 1.0)) for one in hierarchy.levels
+            ]
+            hierarchy = replace(hierarchy, levels=tuple(same))
+        machine = Fixed(hierarchy)
+        names = [level.name for level in hierarchy.levels]
+        each = list(all_nests(layer, unroll))
+        rng.shuffle(each)
+        for loops in each[:3]:
+            nest = nest_of(layer, loops, unroll)
+            traffic = machine.traffic(nest)
+            for one in ways(nest, machine):
+                for tensor in traffic:
+                    own = [b.level for b in one.choice if b.tensor is tensor]
+                    depths = [names.index(name or "") for name in own]
+                    assert depths == sorted(set(depths)), seed
+            every = all_choices(traffic, hierarchy)
+            least = min(machine.evaluate(nest, choice) for choice in every)
+            found = machine.evaluate(nest, best_memories(traffic, machine))
+            assert found == pytest.approx(least, rel=1e-9), seed
+            checked += 1
+    assert checked > 10

@@ -301,6 +301,8 @@ def test_nests_for_code_say_what_they_cost(blocking: Blocking) -> None:
     assert "  memory       xeon-e5645: " in done.out
     said = json.loads(blocking(*command, *quick, "--json").out)
     assert said["unroll"] == {"X": 6, "K": 8}
+    # The code has floats, so that is what buffers are taken to hold.
+    assert {said["bits"][name] for name in ("input", "kernel", "partial")} == {32}
     (entry,) = said["for_code"]
     assert entry.pop("free_energy_pJ") <= said["energy_pJ"]
     assert entry == {
@@ -313,6 +315,8 @@ def test_nests_for_code_say_what_they_cost(blocking: Blocking) -> None:
     assert "next:" not in two.err
     given = blocking(*command, *quick, "--budget", "8KiB", "--json")
     assert json.loads(given.out)["sram_bytes"] <= 8 << 10
+    narrow = blocking(*command, *quick, "--bits", "int16", "--json")
+    assert json.loads(narrow.out)["bits"]["partial"] == 16
     pool = blocking("optimize", "--layer", "pool", "--for-code", "portable")
     assert (pool.code, "no weights" in pool.err) == (2, True)
 

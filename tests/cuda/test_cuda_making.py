@@ -100,6 +100,18 @@ def test_what_was_never_of_use_gets_empty(world: World) -> None:
     world.assert_no_leak()
 
 
+def test_a_plan_given_up_meanwhile_gets_no_arena(world: World) -> None:
+    def permission(device: int, rank: int, size: int, hot: bool) -> bool:
+        world.native.retire()  # as another thread may
+        return True
+
+    world.plan(STEP, ARENA)
+    world.native.ask(permission)
+    assert not any(run_step(world, [size for size, _ in STEP]))
+    assert (world.stats()["arena_bytes_peak"], world.stats()["in_use_bytes"]) == (0, 0)
+    world.assert_no_leak()
+
+
 def test_whoever_is_asked_decides(world: World) -> None:
     asked = []
 

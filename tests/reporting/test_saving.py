@@ -93,6 +93,10 @@ def test_stats_says_it(memplan: Run, tmp_path: Path) -> None:
     assert last.endswith(" to 28.0 MiB of 100.0 MiB resident")
     last = memplan("stats", "large.parquet").stdout.splitlines()[-1]
     assert last == "  a plan would not pay: it saves 0.0 % of 1.0 TiB resident at most"
+    info = replace(training().info, device="cuda")
+    package.write_trace(replace(training(), info=info), tmp_path / "none.parquet")
+    last = memplan("stats", "none.parquet").stdout.splitlines()[-1]
+    assert last.endswith("nothing that is known: the recording tells of no segments")
     found = json.loads(memplan("stats", "t.parquet", "--json").stdout)["saving"]
     assert found["of"] == "resident" and found["pays"]
     assert found["planned_least_bytes"] == 72 * MIB

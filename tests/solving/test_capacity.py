@@ -89,6 +89,26 @@ def test_what_other_streams_hold_counts() -> None:
     assert room.needed(fits(trace, room)) == 7168
 
 
+def test_two_parts_that_need_not_be_there_at_once_prove_nothing() -> None:
+    trace = training()
+    apart = Room(7000, "live", outliving=2048, other_streams=2048)
+    assert not apart.at_once
+
+    def proved(options: Options) -> Plan:
+        return solve(trace, "exact", options=options)
+
+    for capacity, message in ((7000, "no plan can do with less"), (4000, "at once")):
+        with pytest.raises(NoPlanError, match=message) as caught:
+            solve_within(replace(apart, capacity=capacity), Options(), proved)
+        assert not isinstance(caught.value, InfeasibleError)
+        assert str(caught.value).startswith("unknown: ")
+        for one in ("outliving", "other_streams"):
+            alone = replace(apart, capacity=capacity - 2048, **{one: 0})
+            if capacity == 7000:
+                with pytest.raises(InfeasibleError):
+                    solve_within(alone, Options(), proved)
+
+
 def test_it_is_unknown_where_the_method_finds_no_better() -> None:
     trace = training()
     room = Room(4096, "live", outliving=1)

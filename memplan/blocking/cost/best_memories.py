@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memplan.blocking.cost.objective import Codesign, Objective
 from memplan.blocking.cost.placement import BufferMemory
@@ -19,13 +20,25 @@ from memplan.blocking.nest.layer import Tensor
 _Taken = tuple[int, ...]  # bytes of each memory that is shared
 
 
+class _Option(NamedTuple):
+    """A memory of `pj` an access; pool: that it takes bytes of, or -1; depth: of its
+    level, -1 of a memory of the buffer's own."""
+
+    pj: float
+    pool: int
+    depth: int = -1
+    level: str | None = None
+
+
 @dataclass(frozen=True)
 class _Part:
-    """Some of one tensor's buffers, inside out: pJ but for what leaves the last."""
+    """Some of one tensor's buffers, inside out: pJ but for what leaves the last; depth:
+    of the last one's level, -1 where there are none."""
 
     pj: float
     taken: _Taken
     chosen: tuple[BufferMemory, ...] = ()
+    depth: int = -1
 
 
 def best_memories(
@@ -51,22 +64,18 @@ def _pools(objective: Objective) -> tuple[int, ...]:
     return tuple(one.capacity(Tensor.INPUT) for one in levels if not one.private)
 
 
-def _options(
-    tensor: Tensor, nbytes: int, objective: Objective
-) -> Iterator[tuple[float, int]]:
-    """(pJ, number of the pool or -1) of each memory that holds so many bytes."""
+def _options(tensor: Tensor, nbytes: int, objective: Objective) -> Iterator[_Option]:
+    """Each memory that holds so many bytes."""
     if isinstance(objective, Codesign):
         if nbytes <= objective.curves[tensor].dram_above:
             pool = -1 if objective.budget is None else 0
-            yield objective.curves[tensor](nbytes), pool
+            yield _Option(objective.curves[tensor](nbytes), pool)
         return
     shared = 0
     for depth, level in enumerate(objective.hierarchy.levels):
         if nbytes <= level.capacity(tensor):
-            yield (
-                objective.hierarchy.price(depth, tensor),
-                -1 if level.private else shared,
-            )
+            pj = objective.hierarchy.price(depth, tensor)
+            yield _Option(pj, -1 if level.private else shared, depth, level.name)
         shared += not level.private
 
 
@@ -79,15 +88,14 @@ def _of_tensor(own: Traffic, objective: Objective, pools: Sequence[int]) -> list
     ends: list[tuple[float, list[_Part]]] = [(own.demand_words, [nothing])]
     for buffer in own.buffers:
         found = []
-        for pj, pool in _options(own.tensor, buffer.nbytes, objective):
-            filled = buffer.outward_words * pj if fills else 0.0
+        for option in _options(own.tensor, buffer.nbytes, objective):
+            filled = buffer.outward_words * option.pj if fills else 0.0
             for outward, parts in ends:
-                cost = outward * pj + filled
+                cost = outward * option.pj + filled
                 found += [
-                    _extended(p, cost, own.tensor, buffer, pj, pool)
+                    _extended(p, cost, own.tensor, buffer, option)
                     for p in parts
-                    # One that is no cheaper than what is outside of it does not pay.
-                    if not p.chosen or p.chosen[-1].pj < pj
+                    if not p.chosen or _is_outside(option, p)
                 ]
         fitting = (p for p in found if _fits(p.taken, pools))
         ends.append((buffer.outward_words, _unbeaten(fitting)))
@@ -98,12 +106,21 @@ def _of_tensor(own: Traffic, objective: Objective, pools: Sequence[int]) -> list
     )
 
 
+def _is_outside(option: _Option, part: _Part) -> bool:
+    """Whether a memory may be the next one out: levels keep their order, and one that
+    is no cheaper than what is outside of it does not pay."""
+    further = option.depth < 0 or part.depth < option.depth
+    return further and part.chosen[-1].pj < option.pj
+
+
 def _extended(
-    part: _Part, cost: float, tensor: Tensor, buffer: Buffer, pj: float, pool: int
+    part: _Part, cost: float, tensor: Tensor, buffer: Buffer, option: _Option
 ) -> _Part:
-    taken = tuple(n + buffer.nbytes * (i == pool) for i, n in enumerate(part.taken))
-    memory = BufferMemory(tensor, buffer.begin, buffer.nbytes, pj)
-    return _Part(part.pj + cost, taken, (*part.chosen, memory))
+    taken = tuple(
+        n + buffer.nbytes * (i == option.pool) for i, n in enumerate(part.taken)
+    )
+    memory = BufferMemory(tensor, buffer.begin, buffer.nbytes, option.pj, option.level)
+    return _Part(part.pj + cost, taken, (*part.chosen, memory), option.depth)
 
 
 def _fits(taken: _Taken, pools: Sequence[int]) -> bool:

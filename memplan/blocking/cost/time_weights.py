@@ -57,7 +57,7 @@ class Weights:
             }
             levels.append(replace(level, pj=pj))
         outside = {
-            tensor: energy * hierarchy.dram_pj
+            tensor: energy * hierarchy.main_pj(tensor)
             + worth * max(_WORD_BYTES * weight, 2 * NOTHING * most)
             for tensor, weight in self.by_depth[-1].items()
         }

@@ -30,6 +30,7 @@ from memplan.errors import UsageError
 from memplan.native import _nest
 
 TILE_X, TILE_K = 4, 8  # the register tile: columns and channels of the output
+_SHARED = 16  # positions, which share a line
 MAX_MACS = 2 * 10**9  # simulated in seconds
 _MAX_LINES = 1 << 27
 
@@ -191,21 +192,31 @@ def expected_misses(nest: Nest, hierarchy: Hierarchy) -> tuple[float, ...]:
     return tuple(found)
 
 
-def gemm_blocks(layer: Layer, caches: Sequence[Cache]) -> tuple[int, int, int]:
+def gemm_blocks(
+    layer: Layer,
+    caches: Sequence[Cache],
+    *,
+    panel: int = TILE_K,
+    rows: int = _SHARED,
+    columns: int = TILE_K,
+) -> tuple[int, int, int]:
     """Depth, positions and channels of the matrix product's packed blocks.
 
-    A panel of 8 channels takes half of the first level, a block of positions half of
-    the second, one of channels half of the third (the last ones, where there are fewer
-    levels), as in Goto's algorithm; the depth is then cut evenly.
+    A panel, of so many channels or positions, takes half of the first level, a block of
+    positions half of the second, one of channels half of the third (the last ones,
+    where there are fewer levels), as in Goto's algorithm; the depth is then cut evenly.
+    rows, columns: what positions and channels are multiples of.
     """
     level = [cache.nbytes // (2 * FLOAT_BYTES) for cache in caches]
     total = layer.C * layer.Fw * layer.Fh
-    depth = max(1, level[0] // TILE_K)
+    depth = max(1, level[0] // panel)
     depth = -(-total // -(-total // depth))
-    # Positions by 16, which share a line; channels by register tiles.
-    rows = max(16, level[min(1, len(level) - 1)] // depth // 16 * 16)
-    columns = max(TILE_K, level[min(2, len(level) - 1)] // depth // TILE_K * TILE_K)
-    return depth, rows, columns
+    second, third = level[min(1, len(level) - 1)], level[min(2, len(level) - 1)]
+    return (
+        depth,
+        max(1, second // depth // rows) * rows,
+        max(1, third // depth // columns) * columns,
+    )
 
 
 def _counted(

@@ -1,17 +1,17 @@
 """A blocked loop nest as one C++ file that checks and times itself.
 
-The file holds the blocked convolution, the same with im2col and a matrix product on the
-same register tile of 4 columns by 8 channels, a direct one to compare them with, and a
-main. Whatever the layer, the loops run over tiles that may be smaller at the edges.
+The file holds the blocked convolution on a register tile of the target's vectors, the
+same with im2col and a matrix product on tiles of as many vectors, a direct one to
+compare them with, and a main. Whatever the layer, the loops run over tiles that may be
+smaller at the edges.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from importlib import resources
 
-from memplan.blocking.machine.hierarchy import Cache, Hierarchy
+from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.machine.registers import (
     RegisterTile,
@@ -23,8 +23,8 @@ from memplan.blocking.machine.registers import (
 )
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Loop, Nest
-from memplan.blocking.run.cache import register_tiled
-from memplan.blocking.run.layout import FLOAT_BYTES, Layout
+from memplan.blocking.run.cache import gemm_blocks, register_tiled
+from memplan.blocking.run.layout import Layout
 from memplan.toolchain.instructions import FLAGS
 
 # Comparing all outputs of a larger layer with the direct convolution takes too long.
@@ -74,7 +74,7 @@ def emit(
     outer = tiled.loops[kept:]
     rows = rows_for(layer, machine, tile.vectors)
     caches = (hierarchy or load_hierarchy("xeon-e5645")).caches
-    blocks = product_blocks(layer, caches, rows, tile.channels)
+    blocks = gemm_blocks(layer, caches, panel=rows, rows=rows, columns=tile.channels)
     parts = {
         "NAME": re.sub(r"[^\w.,:=() -]", "?", layer.name),  # it stands in a comment
         "NEST": str(tiled),
@@ -119,27 +119,6 @@ def register_tile_of(layer: Layer, nest: Nest, target: Target) -> RegisterTile:
         if fits(tile, target):
             return tile
     return best_tile(layer, target)
-
-
-def product_blocks(
-    layer: Layer, caches: Sequence[Cache], rows: int, channels: int
-) -> tuple[int, int, int]:
-    """Depth, positions and channels of the matrix product's packed blocks.
-
-    A panel of `rows` positions takes half of the first level, a block of such panels
-    half of the second, one of channels half of the third (the last ones, where there
-    are fewer levels), as in Goto's algorithm; the depth is then cut evenly.
-    """
-    level = [cache.nbytes // (2 * FLOAT_BYTES) for cache in caches]
-    total = layer.C * layer.Fw * layer.Fh
-    depth = max(1, level[0] // rows)
-    depth = -(-total // -(-total // depth))
-    second, third = level[min(1, len(level) - 1)], level[min(2, len(level) - 1)]
-    return (
-        depth,
-        max(1, second // depth // rows) * rows,
-        max(1, third // depth // channels) * channels,
-    )
 
 
 def _constants(layer: Layer) -> str:

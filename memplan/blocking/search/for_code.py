@@ -32,6 +32,7 @@ def best_for_code(
 ) -> Result:
     """The best nest for the target of `options`, whose datapath is the register tile.
 
+    objective: of elements as the code has them, which emitted code has in 32 bits.
     find: the search over all nests on a datapath. It is asked for the loops around the
     tile's, with these as its datapath, and for the best of all nests over the register
     tile, whose energy becomes `free_energy`. Its bound is the result's, too. The
@@ -52,16 +53,16 @@ def best_for_code(
             searched.append(find({**tile.unroll, **inner}, part))
             around = _over(inner, searched[-1].nest)
             nests.append(nest_of(layer, around, tile.unroll))
-    nest, energy = min(
-        ((one, _energy(one, objective)) for one in nests), key=lambda pair: pair[1]
-    )
+    settled = [(one, best_memories(objective.traffic(one), objective)) for one in nests]
+    priced = [(objective.evaluate(*one), one) for one in settled]
+    energy, (nest, memories) = min(priced, key=lambda pair: pair[0])
     bound = free.lower_bound
     proved = bound is not None and energy <= bound * (1 + _SAME)
     return replace(
         free,
         nest=nest,
         energy=energy,
-        memories=best_memories(objective.traffic(nest), objective),
+        memories=memories,
         tried=sum(found.tried for found in searched),
         complete=all(found.complete for found in searched),
         interrupted=searched[-1].interrupted,
@@ -98,7 +99,3 @@ def _over(inner: Mapping[str, int], around: Nest) -> list[tuple[str, int]]:
     further."""
     loops = [(loop.dim, loop.outer) for loop in around.loops]
     return [*inner.items(), *((d, n) for d, n in loops if n > inner.get(d, 0))]
-
-
-def _energy(nest: Nest, objective: Objective) -> float:
-    return objective.evaluate(nest, best_memories(objective.traffic(nest), objective))

@@ -12,6 +12,8 @@ from memplan.blocking.search.result import Result
 from memplan.cli import show
 from memplan.units import format_gap
 
+BITS = "fp32"  # of the elements of emitted code
+
 
 def tile_of(found: Result, target: str) -> RegisterTile:
     """The register tile that is the datapath of a result."""

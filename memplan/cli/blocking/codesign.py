@@ -52,7 +52,8 @@ def command(
     """Find a loop nest and the memories for it together.
 
     Every buffer has a memory of its own size, all of them within --budget. Area is
-    that of the memories and the datapath, in 45 nm as the paper has it.
+    that of the memories and the datapath, in 45 nm as the paper has it unless
+    --technology says otherwise.
 
     \b
     Example: memplan blocking codesign --layer conv1 --budget 1MiB

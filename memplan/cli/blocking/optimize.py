@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from memplan.blocking.machine.registers import target_of
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import METHODS, Options
 from memplan.cli.blocking import code, options, results
@@ -47,7 +48,8 @@ CACHES = "xeon-e5645"
     "--for-code",
     said="Only nests that code for these vectors runs well (memplan blocking emit): "
     "the datapath is a tile of the output in vector registers, --unroll is not used. "
-    f"--memory is then {CACHES} if there is none.",
+    f"--memory is then {CACHES} if there is none, and --bits {code.BITS}, as the code "
+    "has them, whatever a file says.",
 )
 @options.search
 @options.seed
@@ -92,8 +94,10 @@ def command(
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao
     """
-    if for_code is not None and budget is None:
-        memory = memory or CACHES
+    if for_code is not None:
+        for_code = target_of(for_code).name  # this machine's, wherever searches run
+        bits = bits or code.BITS
+        memory = memory or (CACHES if budget is None else None)
     objective = options.machine(memory, budget, bits, technology)
     if output is not None:
         refuse_overwrite(output, force)

@@ -18,7 +18,7 @@ from memplan.blocking.nest.precision import Precision
 from memplan.blocking.plan import PlannedLayer
 from memplan.blocking.search.result import Result
 from memplan.cli import show
-from memplan.units import format_bytes, format_gap
+from memplan.units import format_bytes, format_gap, format_share
 
 _LITTLE = 0.5  # of the datapath; less is warned of
 _SHORT = 76  # characters of a value that one line holds
@@ -160,7 +160,7 @@ def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
         *memory_rows(objective),
     ]
     if unroll := unroll_text(dict(nest.unroll)):
-        used = f"{nest.utilisation:.1%}".replace("%", " %")
+        used = format_share(nest.utilisation)
         rows.insert(2, ("datapath", f"{unroll} at once, {used} of it used"))
     return rows
 
@@ -238,7 +238,7 @@ def energy_table(found: Evaluation) -> None:
             name,
             *(f"{found.per_mac(pj):.4f}" if pj else "" for pj in cells),
             f"{found.per_mac(total):.4f}",
-            f"{part:.1%}".replace("%", " %"),
+            format_share(part),
         ]
 
     columns = ("level", *(tensor.value for tensor in tensors), "all", "part")

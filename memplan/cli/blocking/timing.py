@@ -6,11 +6,7 @@ from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
 from memplan.cli import show
 from memplan.cli.blocking import report
-
-
-def percent(part: float) -> str:
-    """A part as "83.1 %"."""
-    return f"{part:.1%}".replace("%", " %")
+from memplan.units import format_share
 
 
 def time_rows(found: Evaluation) -> list[tuple[str, str]]:
@@ -18,7 +14,7 @@ def time_rows(found: Evaluation) -> list[tuple[str, str]]:
     latency = found.latency
     if latency is None or found.busy is None or found.edp is None:
         return []
-    used = f"{percent(found.busy)} of the datapath used"
+    used = f"{format_share(found.busy)} of the datapath used"
     if not latency.bounded:
         what = "the datapath's alone: no bandwidth is given"
         return [("cycles", f"{latency.steps:,}, {used}; {what}")]
@@ -48,7 +44,7 @@ def time_table(found: Evaluation) -> None:
             report.amount(port.nbytes),
             f"{port.bandwidth:g}",
             report.amount(port.cycles),
-            percent(port.cycles / latency.cycles),
+            format_share(port.cycles / latency.cycles),
         ]
         for port in latency.ports
     ]

@@ -21,6 +21,10 @@ void* Arenas::made(const Answer& answer, c10::DataPtr block, std::uint64_t reque
   const std::uint64_t bytes = round_up(requested, kGranularity);
   Lock lock(mutex_);
   Arena& arena = *answer.wanted;
+  if (arena.retired) {  // meanwhile: `block` goes back once the lock is released
+    arena.memory = Arena::Memory::kNone;
+    return nullptr;
+  }
   arena.base = static_cast<char*>(block.data);
   arena.block = std::move(block);
   if (arena.base == nullptr) {

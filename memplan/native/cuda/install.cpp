@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 #include "cuda/state.h"
@@ -111,7 +112,7 @@ bool installed() { return state().installed; }
 
 std::string install() {
   State& s = state();
-  std::lock_guard lock(s.mutex);
+  std::unique_lock lock(s.mutex);
   if (s.slots == nullptr) return "its allocator was not looked for yet";
   static constexpr std::array<const char*, static_cast<int>(Role::kRoles)> kNames = {
       "recordStream", "beginAllocateToPool", "endAllocateToPool"};
@@ -119,7 +120,12 @@ std::string install() {
     if (s.taken[i] == 0) return std::string("its ") + kNames[i] + " was not found";
   }
   if (!s.installed) {
+    // It calls torch's allocator, which may take the interpreter's lock: whoever has
+    // that may be about to fork, and wait for ours.
+    lock.unlock();
     if (std::string fault = try_layout(s); !fault.empty()) return fault;
+    lock.lock();
+    if (s.installed) return {};
     s.slots.load()->exchange(kAllocateSlot, allocate_hook());
   }
   s.installed = true;
