@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from memplan.errors import UsageError
 from memplan.files import STDOUT
@@ -98,6 +99,20 @@ def ray(what: str) -> Callable[[F], F]:
         metavar="ADDRESS",
         help=f'A Ray cluster to {what} on: "auto", or host:port.',
     )
+
+
+def given(name: str) -> bool:
+    """Whether an option of the command that runs was given, and is no default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not ParameterSource.DEFAULT
+
+
+def refuse(options: dict[str, str], why: str) -> None:
+    """Raise UsageError where an option was given that has no meaning there: names and
+    flags."""
+    for name, flag in options.items():
+        if given(name):
+            raise UsageError(f"{flag} is {why}")
 
 
 def rows(function: F) -> F:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-from click.core import ParameterSource
 
 from memplan.cli import arguments, memory_rows, show, site_table, sources, stats_many
 from memplan.core.plan import Plan
@@ -75,14 +74,14 @@ def command(
     """
     paths = sources.expanded(source)
     if len(paths) > 1:
-        _refuse(_OF_ONE, f"of one trace, not of {len(paths)}")
+        arguments.refuse(_OF_ONE, f"of one trace, not of {len(paths)}")
         stats_many.command(paths, most, device, ray, json_)
         return
     if ray is not None:
         raise UsageError("--ray is for many traces; leave it out")
     given = sources.trace_or_plan(paths[0], device)
     if isinstance(given, Plan):
-        _refuse(
+        arguments.refuse(
             {**_OF_ONE, "most": "-n"},
             f"for traces: {paths[0]} is a plan, of sizes and offsets alone; name the "
             "trace that it was made from",
@@ -185,14 +184,6 @@ def _next(found: Stats, path: Path) -> str:
         return f"next: memplan solve {name} may save up to {most} of {now}"
     verb = "would" if saved.pays_surely else "may"
     return f"next: memplan solve {name} {verb} save {span} of {now}"
-
-
-def _refuse(options: dict[str, str], why: str) -> None:
-    """Raise UsageError where an option was given that has no meaning here."""
-    context = click.get_current_context()
-    for name, flag in options.items():
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise UsageError(f"{flag} is {why}")
 
 
 def _of_plan(plan: Plan, path: Path, json_: bool) -> None:

@@ -233,6 +233,14 @@ def test_memories_for_a_network(blocking: Blocking) -> None:
     assert shown.out.splitlines()[-1].split()[:2] == ["all", "8"]
 
 
+def test_the_usual_numbers_of_cores_are_those_that_share_evenly(
+    blocking: Blocking,
+) -> None:
+    found = blocking("parallel", "--layer", "16,32,14,14,3,3", "--split", "k").out
+    rows = [line.split()[0] for line in found.splitlines() if line[:1].isdigit()]
+    assert rows == ["1", "2"]
+
+
 def test_cores_in_figures_and_json(blocking: Blocking) -> None:
     done = blocking("parallel", "--layer", "conv4", "--cores", "1,2", "--json")
     assert done.code == 0, done.err
@@ -412,6 +420,10 @@ def saved_product(file: Path) -> Path:
         (["parallel", "--layer", SMALL, "--cores", "0"], 2, "'0' is no number"),
         (["parallel", "--layer", SMALL, "--cores", "5"], 2, "5 cores cannot share"),
         (["parallel", "--layer", SMALL, "--split", "c"], 2, "'c' is not one of"),
+        (
+            ["optimize", "--layer", SMALL, "--for-code", "avx2", "--unroll", "C16"],
+            *(2, "--unroll is not for --for-code"),
+        ),
         (
             ["simulate", "--layer", SMALL, "--string", STRING, "--cache", "diannao"],
             *(2, "level SRAM of diannao is no cache"),

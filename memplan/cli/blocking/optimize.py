@@ -9,6 +9,7 @@ import click
 from memplan.blocking.machine.registers import target_of
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import METHODS, Options
+from memplan.cli import arguments
 from memplan.cli.blocking import code, options, results
 from memplan.cli.blocking.progress import searching, swept
 from memplan.errors import UsageError
@@ -95,6 +96,9 @@ def command(
     Example: memplan blocking optimize --layer conv4 --memory diannao
     """
     if for_code is not None:
+        arguments.refuse(
+            {"unroll": "--unroll"}, "not for --for-code, whose datapath is a tile"
+        )
         for_code = target_of(for_code).name  # this machine's, wherever searches run
         bits = bits or code.BITS
         memory = memory or (CACHES if budget is None else None)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.design.parallel import SHARED, CoresEnergy, cores_energy
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options
-from memplan.cli import show
+from memplan.cli import arguments, show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import layer_entry
 from memplan.cli.blocking.progress import searching
@@ -25,7 +26,7 @@ from memplan.errors import UsageError
     default="1,2,4,8",
     show_default=True,
     metavar="N,...",
-    help="How many cores, as in 1,2,4,8.",
+    help="How many cores; of the default those that share the nest's tiles evenly.",
 )
 @click.option(
     "--split",
@@ -77,7 +78,7 @@ def command(
         report.note_if_interrupted(best)
         nest = best.nest
     splits = tuple(SHARED) if split is None else (split,)
-    found = [cores_energy(nest, n, way, objective) for way in splits for n in numbers]
+    found = _priced(nest, [(n, way) for way in splits for n in numbers], objective)
     if json_:
         show.as_json(_entries(layer, nest, found))
         return
@@ -87,6 +88,21 @@ def command(
     for way in splits:
         show.line("")
         _table(layer, way, [one for one in found if one.split == way])
+
+
+def _priced(
+    nest: Nest, ways: list[tuple[int, str]], objective: Codesign
+) -> list[CoresEnergy]:
+    """Energies by number of cores and split; of the default numbers those that share
+    the nest's tiles evenly."""
+    found = []
+    for cores, way in ways:
+        try:
+            found.append(cores_energy(nest, cores, way, objective))
+        except UsageError:
+            if cores == 1 or arguments.given("cores"):
+                raise
+    return found
 
 
 def _numbers(text: str) -> list[int]:
