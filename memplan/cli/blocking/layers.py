@@ -95,18 +95,19 @@ def _of_model(text: str, json_: bool) -> None:
     for note in found.notes:
         show.note(note)
     show.line("")
-    columns = ["layer", *DIMS, "stride", "runs", "MACs", "share"]
-    show.table(
-        "Each layer, run once", columns, [_model_row(found, x) for x in found.layers]
-    )
+    dims = [d for d in DIMS if any(one.layer.size(d) > 1 for one in found.layers)]
+    columns = ["layer", *dims, "stride", "runs", "MACs", "share"]
+    rows = [_model_row(found, one, dims) for one in found.layers]
+    show.table("Layers: MACs of one run, the share of all its runs", columns, rows)
     if left_out:
         show.line("")
         show.table("In no layer", ["operation", "multiply-adds"], left_out)
 
 
-def _model_row(model: ModelLayers, one: ModelLayer) -> list[str]:
+def _model_row(model: ModelLayers, one: ModelLayer, dims: list[str]) -> list[str]:
+    """A layer's sizes along `dims`: others are 1 in all layers."""
     layer = one.layer
-    sizes = [f"{layer.size(dim):,}" for dim in DIMS]
+    sizes = [f"{layer.size(dim):,}" for dim in dims]
     stride = "x".join(map(str, dict.fromkeys(layer.stride)))
     share = format_gap(model.share(one.count * layer.macs)) if layer.kernel else "none"
     macs = report.amount(layer.macs)
