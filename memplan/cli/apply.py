@@ -129,10 +129,8 @@ def _placed(devices: tuple[str, ...]) -> tuple[int | None, list[StreamPlan]]:
 
     Raises UsageError for what is neither.
     """
-    from memplan.applying.cuda import StreamPlan
-
     own: int | None = None
-    others = []
+    others: list[StreamPlan] = []
     for text in devices:
         number, colon, name = text.partition(":")
         wrong = not number.isdecimal() or len(number) > _DIGITS or (colon and not name)
@@ -142,6 +140,8 @@ def _placed(devices: tuple[str, ...]) -> tuple[int | None, list[StreamPlan]]:
                 "number and its plan: 1:train.cuda1.plan.json"
             )
         if colon:
+            from memplan.applying.cuda import StreamPlan
+
             path = of_rank(Path(name))
             found = arguments.read_plan(path)
             others.append(StreamPlan(found, int(number), name=str(path)))
