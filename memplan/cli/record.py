@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import click
 
-from memplan.cli import arguments, memory_rows, show
+from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
 from memplan.recording.cuda import path_of
 from memplan.recording.launchers import through_launcher
@@ -18,7 +18,6 @@ from memplan.recording.options import RecordOptions, Stacks, Steps
 from memplan.recording.ranks import written_by_rank
 from memplan.recording.record import Recording
 from memplan.recording.target import run
-from memplan.reporting.stats import summarize
 from memplan.trace.liveness import StepWorkload, step_problem
 from memplan.trace.pieces import Summary
 from memplan.trace.read import read_trace
@@ -204,6 +203,9 @@ def _failed(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
     if summary.events > MOST_SEARCHED:
         text = f"{format_bytes(summary.failed_bytes)} could not be had"
         return [("out of memory", text)]
+    from memplan.cli import memory_rows
+    from memplan.reporting.stats import summarize
+
     return memory_rows.oom(summarize(read_trace(recording.path)))
 
 
