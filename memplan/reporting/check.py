@@ -143,12 +143,11 @@ def _value(source: Trace | Plan, stats: Stats | None, of: Of) -> tuple[str, int]
         return "reserved", _reserved(source)
     if of == "live":
         return "peak live", (stats or summarize(source)).peak.bytes
-    from memplan.solving.outlook import unplanned_bytes
+    from memplan.solving.capacity import room_for
     from memplan.solving.solve import solve
 
-    plan = solve(source, "bestfit")
-    outside = unplanned_bytes(source, plan.provenance.program.marks)
-    return "planned and persistent", plan.arena_bytes + outside
+    arena = solve(source, "bestfit").arena_bytes
+    return "planned and persistent", arena + room_for(source, 0, "live").outside
 
 
 def _reserved(trace: Trace) -> int:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import memplan as package
 from memplan.core.plan import Plan, RunStats
 from memplan.errors import InfeasibleError, NoPlanError, UsageError
+from memplan.reporting.check import Limits, check
 from memplan.solving.capacity import Room, room_for, solve_within
 from memplan.solving.options import Options
 from memplan.solving.solve import solve
@@ -87,6 +88,8 @@ def test_what_other_streams_hold_counts() -> None:
     room = room_for(trace, 7168, None)
     assert (room.outliving, room.other_streams) == (4096, 2048)
     assert room.needed(fits(trace, room)) == 7168
+    # As a check of what is planned has it.
+    assert check(trace, Limits(most=7168, of="planned")).value == 7168
 
 
 def test_two_parts_that_need_not_be_there_at_once_prove_nothing() -> None:
