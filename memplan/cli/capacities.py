@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from memplan.cli import show
 from memplan.core.plan import Plan
 from memplan.errors import InfeasibleError, NoPlanError
@@ -25,9 +27,12 @@ def entries(room: Room) -> dict[str, object]:
 
 
 def no_plan_entries(
-    error: NoPlanError, method: str, room: Room, seconds: float
+    error: NoPlanError, method: str, compared: Mapping[str, object], seconds: float
 ) -> dict[str, object]:
-    """The JSON result where it does not fit, or that is not known."""
+    """The JSON result where it does not fit, or that is not known.
+
+    compared: with what, as `entries` has it.
+    """
     return {
         "schema": "memplan.solve-result",
         "version": 1,
@@ -37,7 +42,7 @@ def no_plan_entries(
         "status": "infeasible" if isinstance(error, InfeasibleError) else "unknown",
         "seconds": seconds,
         "plan": None,
-        **entries(room),
+        **compared,
     }
 
 

@@ -149,20 +149,25 @@ def command(
     if output is None and path is not None and _is_large(given):
         path = path.with_suffix(PARQUET)
         refuse_overwrite(path, force)
-    room = None if most is None else room_for(given, most, capacity_of, step)
+    room = None
     start = time.perf_counter()
 
     def attempt(options: Options) -> Plan:
         return _solve(given, method, options, alignment, source)
 
     try:
-        plan = (
-            attempt(options) if room is None else solve_within(room, options, attempt)
-        )
+        if most is None:
+            plan = attempt(options)
+        else:
+            room = room_for(given, most, capacity_of, step)
+            plan = solve_within(room, options, attempt)
     except NoPlanError as error:
-        if json_ and room is not None:
+        if json_ and most is not None:
             seconds = time.perf_counter() - start
-            failed = capacities.no_plan_entries(error, method, room, seconds)
+            # Without a step that repeats, what lies outside of it is not known.
+            asked = {"capacity": most, "capacity_of": capacity_of or "live"}
+            compared = asked if room is None else capacities.entries(room)
+            failed = capacities.no_plan_entries(error, method, compared, seconds)
             show.as_json(failed | {"seed": seed})
         raise
     if plan.provenance.note:

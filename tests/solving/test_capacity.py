@@ -153,3 +153,16 @@ def test_the_command_names_what_it_counts(memplan: Run, tmp_path: Path) -> None:
     assert (said["capacity_of"], said["outside_bytes"]) == ("live", 4096)
     done = memplan("solve", "t.parquet", "--capacity", "6KiB", "--capacity-of", "arena")
     assert done.returncode == 0
+
+
+def test_where_no_step_repeats_the_command_says_so_in_json(
+    memplan: Run, tmp_path: Path
+) -> None:
+    odd = trace_of([(Made(64, 0),), (Made(128, 0), Made(64, 0)), (Made(999, 0),)])
+    package.write_trace(odd, tmp_path / "t.parquet")
+    done = memplan("solve", "t.parquet", "--capacity", "1MiB", "--json")
+    said = json.loads(done.stdout)
+    assert done.returncode == 4
+    assert (said["status"], said["plan"]) == ("unknown", None)
+    assert (said["capacity"], said["capacity_of"]) == (1 << 20, "live")
+    assert "outside_bytes" not in said  # of no step, it is not known
