@@ -101,7 +101,8 @@ def command(
     if not found.has_sites and kind in ("line", "function", "module", "op"):
         show.note(_UNKNOWN_SITES)
     if not show.is_hushed():
-        show.line(f"  {_next(found, paths[0])}")
+        named = [str(paths[0]), *([] if device is None else ["--device", str(device)])]
+        show.line(f"  {_next(found, shlex.join(named))}")
 
 
 def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
@@ -161,9 +162,8 @@ def _moment(live: Live, at: str) -> str:
     return f"after {when}, in step {live.step}"
 
 
-def _next(found: Stats, path: Path) -> str:
-    """What to do next, and what a plan would save."""
-    name = shlex.quote(str(path))
+def _next(found: Stats, name: str) -> str:
+    """What to do next, and what a plan would save; name: the trace's, for a shell."""
     if found.leak is not None:
         return f"next: memplan stats {name} --at {found.steps - 1}"
     if len(found.trace) > MOST_EVENTS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shlex
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,24 @@ def test_devices_and_what_is_reserved(
     done = memplan(*arguments)
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
+
+
+def test_what_stats_says_comes_next_runs(memplan: Run, tmp_path: Path) -> None:
+    """Of a snapshot of two GPUs it names the one that was looked at."""
+    other = Device()
+    other.other("segment_alloc", addr=BASE, size=40 * MIB)
+    for _ in range(8):
+        other.allocate(BASE, 3 * MIB)
+        other.free(BASE)
+    value = snapshot(fragmented(), other)
+    (tmp_path / "s.pickle").write_bytes(pickle.dumps(value, protocol=4))
+    last = memplan("stats", "s.pickle", "--device", "1").stdout.splitlines()[-1]
+    command, _, saved = last.partition(" may save up to ")
+    assert saved == "37.0 MiB of 40.0 MiB reserved"
+    words = shlex.split(command.removeprefix("  next: memplan "))
+    assert words == ["solve", "s.pickle", "--device", "1"]
+    done = memplan(*words)
+    assert done.returncode == 0, done.stderr
 
 
 def test_check_holds_what_was_reserved(memplan: Run, tmp_path: Path) -> None:
