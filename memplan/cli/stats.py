@@ -171,7 +171,11 @@ def _next(found: Stats, name: str) -> str:
     saved = saving(found.trace)
     if saved is None:
         told = found.trace.info.device == "cpu" or found.reserved is not None
-        why = "no step repeats" if told else "the recording tells of no segments"
+        why = (
+            "no step repeats that frees what it asks for"
+            if told
+            else "the recording tells of no segments"
+        )
         return f"a plan would save nothing that is known: {why}"
     now = f"{format_bytes(saved.now)} {_SAVED_OF[saved.of]}"
     share = format_share(saved.share)

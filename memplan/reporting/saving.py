@@ -57,8 +57,9 @@ class Saving:
 def saving(trace: Trace) -> Saving | None:
     """What a best-fit plan of the hot step would save.
 
-    None where that is not known: no step repeats, nothing is reserved on CUDA, or the
-    trace has more than MOST_EVENTS events, so that telling would take its time.
+    None where that is not known: no step repeats that frees what it asks for, nothing
+    is reserved on CUDA, or the trace has more than MOST_EVENTS events, so that telling
+    would take its time.
     """
     if not 0 < len(trace) <= MOST_EVENTS:
         return None

@@ -81,6 +81,7 @@ def test_it_is_not_known_where_nothing_repeats_or_it_takes_long(
     odd = trace_of([(Made(64, 0),), (Made(128, 0), Made(64, 0)), (Made(999, 0),)])
     assert saving(odd) is None
     assert saving(Trace(Columns.of())) is None
+    assert saving(trace_of([(Made(64, None),)] * 6)) is None
     monkeypatch.setattr(module, "MOST_EVENTS", 10)
     assert saving(training()) is None
 
