@@ -191,33 +191,41 @@ def test_a_request_that_fails_is_told_at_the_end(memplan: Run, tmp_path: Path) -
     assert "next: memplan stats t.parquet" in done.stderr
 
 
+def said_of(memplan: Run, body: str, folder: Path) -> str:
+    """What the recording of a program says, which ends well."""
+    (folder / "p.py").write_text(body)
+    done = memplan("record", "-o", "t.parquet", "p.py")
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
 def test_fake_tensors_of_the_programs_own_are_noticed_once(
     memplan: Run, tmp_path: Path
 ) -> None:
-    (tmp_path / "p.py").write_text(
+    said = said_of(
+        memplan,
         "import torch\n"
         "from torch._subclasses.fake_tensor import FakeTensorMode\n"
         "for i in range(3):\n"
         "    with FakeTensorMode():\n"
         "        torch.ones(1 << 40)\n"
         "        torch.nn.Linear(9, 9)(torch.ones(1, 9))\n"
-        "real = torch.ones(256)\n"
+        "real = torch.ones(256)\n",
+        tmp_path,
     )
-    done = memplan("record", "-o", "t.parquet", "p.py")
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
-    assert done.stderr.count("FakeTensorMode") == 1
-    assert f"uses FakeTensorMode ({tmp_path / 'p.py'}:4): tensors" in done.stderr
-    assert re.search(r"peak live +1.0 KiB", done.stderr)
+    assert "Warning" not in said
+    assert said.count("FakeTensorMode") == 1
+    assert f"uses FakeTensorMode ({tmp_path / 'p.py'}:4): tensors" in said
+    assert re.search(r"peak live +1.0 KiB", said)
 
 
 def test_fake_tensors_of_pytorchs_own_are_not(memplan: Run, tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text(
+    said = said_of(
+        memplan,
         "import torch\n"
         "torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))\n"
         "from torch.fx.experimental.proxy_tensor import make_fx\n"
-        "make_fx(torch.sin, tracing_mode='fake')(torch.ones(3))\n"
+        "make_fx(torch.sin, tracing_mode='fake')(torch.ones(3))\n",
+        tmp_path,
     )
-    done = memplan("record", "-o", "t.parquet", "p.py")
-    assert done.returncode == 0, done.stderr
-    assert "FakeTensorMode" not in done.stderr
+    assert "FakeTensorMode" not in said
