@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,14 @@ settings.load_profile("memplan")
 # would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Of tests with a Ray cluster: what Ray itself leaves open and calls outdated.
+RAYS_OWN_WARNINGS = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning",
+    "ignore::FutureWarning",
+    "ignore::DeprecationWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)
 
 ROOT = Path(__file__).parent.parent
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -81,3 +89,17 @@ def training(tmp_path: Path) -> Path:
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
     return script
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """Of a Ray cluster of two processes, on this machine, for as long as a module."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 2, "object_store_memory": 100 << 20}
+    node |= {"include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    yield cluster.address
+    ray.shutdown()
+    cluster.shutdown()

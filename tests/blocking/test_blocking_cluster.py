@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from memplan.blocking.nest.layer import PAPER_LAYERS, Layer
 from memplan.blocking.search.result import Options
 from memplan.errors import EnvironmentUnfitError, NoPlanError, UsageError
 from memplan.sweep import sweep
+from tests.conftest import RAYS_OWN_WARNINGS
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
 
@@ -26,51 +26,32 @@ TASKS = [
     Task(SMALL, CORE, Fixed(load_hierarchy("diannao"))),
     Task(PAPER_LAYERS["fc1"], CORE, Codesign(budget=4096), Options(method="beam")),
 ]
-# What Ray itself leaves open and calls outdated.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = RAYS_OWN_WARNINGS
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A cluster of two processes that lasts as long as this module."""
-    from ray.cluster_utils import Cluster
-
-    node = {"num_cpus": 2, "object_store_memory": 100 << 20}
-    node |= {"include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    yield cluster.address
-    ray.shutdown()
-    cluster.shutdown()
-
-
-def test_on_a_cluster_the_results_are_the_same(address: str) -> None:
+def test_on_a_cluster_the_results_are_the_same(ray_address: str) -> None:
     seen: list[int] = []
-    found = sweep(TASKS, address=address, progress=lambda i, r: seen.append(i))
+    found = sweep(TASKS, address=ray_address, progress=lambda i, r: seen.append(i))
     assert sorted(seen) == [0, 1, 2]
     for one, other in zip(found, sweep(TASKS, processes=1), strict=True):
         assert replace(one, seconds=0) == replace(other, seconds=0)
     assert not ray.is_initialized()  # what it joined, it left
 
 
-def test_a_task_that_fails_ends_the_sweep_with_its_error(address: str) -> None:
+def test_a_task_that_fails_ends_the_sweep_with_its_error(ray_address: str) -> None:
     hasty = replace(TASKS[0], layer=PAPER_LAYERS["conv1"])
     hasty = replace(hasty, options=Options(time_limit=0.0))
     with pytest.raises(NoPlanError, match=r"^0.0 seconds are too few for a nest of"):
-        sweep([hasty, hasty], address=address)
+        sweep([hasty, hasty], address=ray_address)
     deep = replace(TASKS[0], options=Options("beam", levels=9))
     with pytest.raises(UsageError, match=r"^9 levels to search"):
-        sweep([TASKS[0], deep], address=address)
+        sweep([TASKS[0], deep], address=ray_address)
 
 
-def test_a_cluster_that_is_joined_already_stays(address: str) -> None:
-    ray.init(address, log_to_driver=False)
+def test_a_cluster_that_is_joined_already_stays(ray_address: str) -> None:
+    ray.init(ray_address, log_to_driver=False)
     try:
-        (found,) = sweep(TASKS[:1], address=address)
+        (found,) = sweep(TASKS[:1], address=ray_address)
         assert found.proved
         assert ray.is_initialized()
     finally:

@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
-from asking import asking
 
 from memplan.trace.write import write_trace
+from tests.conftest import RAYS_OWN_WARNINGS, Run
+from tests.reporting.asking import asking
 
-ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
-
-# What Ray itself leaves open and calls outdated.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A cluster of two processes that lasts as long as this module."""
-    from ray.cluster_utils import Cluster
-
-    node = {"num_cpus": 2, "object_store_memory": 100 << 20}
-    node |= {"include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    yield cluster.address
-    cluster.shutdown()
+pytest.importorskip("ray", reason="Ray is not installed")
+pytestmark = RAYS_OWN_WARNINGS
 
 
 def test_a_cluster_tells_what_one_machine_does(
-    address: str, memplan: Callable[..., CompletedProcess[str]], tmp_path: Path
+    ray_address: str, memplan: Run, tmp_path: Path
 ) -> None:
     for number in range(12):
         write_trace(asking(3 + number), tmp_path / f"trace.{number:02}.parquet")
     here = memplan("stats", "trace.*.parquet", "--json")
-    there = memplan("stats", "trace.*.parquet", "--json", "--ray", address)
+    there = memplan("stats", "trace.*.parquet", "--json", "--ray", ray_address)
     assert there.returncode == 0, there.stderr
     expected, found = json.loads(here.stdout), json.loads(there.stdout)
     assert found["median_peak_bytes"] == expected["median_peak_bytes"]
@@ -51,14 +30,12 @@ def test_a_cluster_tells_what_one_machine_does(
         assert one == other
     whole = (tmp_path / "trace.02.parquet").read_bytes()
     (tmp_path / "trace.02.parquet").write_bytes(whole[:-100])
-    failed = memplan("stats", "trace.*.parquet", "--ray", address)
+    failed = memplan("stats", "trace.*.parquet", "--ray", ray_address)
     assert failed.returncode == 3
     assert "trace.02.parquet: damaged" in failed.stderr
 
 
-def test_a_cluster_that_is_not_there(
-    memplan: Callable[..., CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_cluster_that_is_not_there(memplan: Run, tmp_path: Path) -> None:
     for number in range(2):
         write_trace(asking(3), tmp_path / f"trace.{number}.parquet")
     done = memplan("stats", "trace.*.parquet", "--ray", "127.0.0.1:1")
