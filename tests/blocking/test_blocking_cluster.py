@@ -40,7 +40,7 @@ def test_on_a_cluster_the_results_are_the_same(ray_address: str) -> None:
 
 def test_a_task_that_fails_ends_the_sweep_with_its_error(ray_address: str) -> None:
     hasty = replace(TASKS[0], layer=PAPER_LAYERS["conv1"])
-    hasty = replace(hasty, options=Options(time_limit=0.0))
+    hasty = replace(hasty, options=Options("divisors", time_limit=0.0))
     with pytest.raises(NoPlanError, match=r"^0.0 seconds are too few for a nest of"):
         sweep([hasty, hasty], address=ray_address)
     deep = replace(TASKS[0], options=Options("beam", levels=9))
