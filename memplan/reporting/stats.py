@@ -102,17 +102,22 @@ def summarize(trace: Trace, at: str = "peak") -> Stats:
         leak=find_leak(buffers),
         oom=_out_of_memory(trace, buffers),
         kept_at_end_bytes=int(level[-1]) if len(level) else 0,
-        reserved=_most_reserved(trace, buffers, chosen),
+        reserved=_most_reserved(trace, chosen),
     )
 
 
-def _most_reserved(trace: Trace, buffers: Buffers, at: Live) -> MostReserved | None:
+def _most_reserved(trace: Trace, at: Live) -> MostReserved | None:
     reserved = reserved_bytes(trace.events)
     if not reserved.any():
         return None
     row = int(np.argmax(reserved))
-    when = float(buffers.time_s[row])
-    return MostReserved(int(reserved[row]), when, reserved_at(trace.events, at.row))
+    when = float(at.buffers.time_s[row])
+    return MostReserved(int(reserved[row]), when, _reserved(trace, at))
+
+
+def _reserved(trace: Trace, live: Live) -> Reserved:
+    """With the blocks that are known to be live: to match frees anew takes a sort."""
+    return reserved_at(trace.events, live.row, live.buffers.row[live.chosen])
 
 
 def _out_of_memory(trace: Trace, buffers: Buffers) -> OutOfMemory | None:
@@ -122,15 +127,16 @@ def _out_of_memory(trace: Trace, buffers: Buffers) -> OutOfMemory | None:
         return None
     row = int(rows[-1])
     on_gpu = trace.info.device == "cuda"
+    live = live_after(buffers, row)
     held = on_gpu and reserved_bytes(events).any()
     return OutOfMemory(
         int(events.requested_size[row]),
         site_of(trace.stacks, int(events.stack[row])),
-        live_after(buffers, row),
+        live,
         float(buffers.time_s[row]),
         len(rows),
         free=int(events.address[row]) if on_gpu else 0,
-        reserved=reserved_at(events, row) if held else None,
+        reserved=_reserved(trace, live) if held else None,
     )
 
 

@@ -50,15 +50,17 @@ def ran_out(events: Columns) -> bool:
     return bool((events.action == Action.OOM).any())
 
 
-def reserved_at(events: Columns, row: int) -> Reserved:
+def reserved_at(events: Columns, row: int, live: Int64Array | None = None) -> Reserved:
     """What is reserved after event `row`, and how much of it no block holds.
 
-    Of segments that grow (`expandable_segments`) every piece that was mapped counts as
-    a segment of its own.
+    live: the rows of the blocks in use then, where they are known. Of segments that
+    grow (`expandable_segments`) every piece that was mapped counts as a segment of its
+    own.
     """
     reserved = int(reserved_bytes(events)[row]) if 0 <= row < len(events) else 0
-    made, end = lives(events)
-    live = made[(made <= row) & (end > row)]
+    if live is None:
+        made, end = lives(events)
+        live = made[(made <= row) & (end > row)]
     size = events.size[live]
     begin, finish = _segments(events, row)
     where = np.searchsorted(begin, events.address[live], side="right") - 1
@@ -90,12 +92,12 @@ def _gaps(
     if not len(begin):
         return 0, 0
     # Walls: where no gap can be before, or behind. Blocks end where they say.
+    ends = address + size.astype(np.uint64)
     starts = np.concatenate([address, finish])
-    stops = np.concatenate([address + size.astype(np.uint64), begin])
+    stops = np.concatenate([ends, begin])
     starts, stops = np.sort(starts), np.sort(stops)
     # As many gaps begin as end, and no two overlap: in order they belong together.
     lengths = np.where(starts > stops, starts - stops, np.uint64(0))
-    ends = address + size.astype(np.uint64)
     first = np.searchsorted(begin, address, side="right") - 1
     last = np.searchsorted(begin, ends, side="left") - 1
     change = np.zeros(len(begin) + 1, dtype=np.int64)
