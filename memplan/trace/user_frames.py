@@ -10,7 +10,7 @@ from memplan.trace.stacks import Frame, Stack
 
 # What torch.compile writes into its cache, wherever it is: ab/cab….py, by a hash.
 _GENERATED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py\Z")
-_CPP = (".cpp", ".c", ".cc", ".cu", ".h")
+_NATIVE = (".cpp", ".c", ".cc", ".cu", ".h", ".so")
 
 
 def first_of_user(stack: Stack) -> Frame:
@@ -29,21 +29,18 @@ def first_of_user(stack: Stack) -> Frame:
 
 def is_native(file: str) -> bool:
     """Whether a frame of that file is C++, or no file is known."""
-    return file in ("", "??") or file.endswith((*_CPP, ".so"))
+    return not file or file.startswith("??") or file.endswith(_NATIVE)
 
 
 @lru_cache(maxsize=1 << 14)
 def _is_users(file: str) -> bool:
+    # Snapshots hold the frames of C++, too.
+    if is_native(file) or file.startswith("<frozen") or _GENERATED.search(file):
+        return False
     parts = file.replace("\\", "/").split("/")
-    if not file or file.startswith(("<frozen", "??")) or parts[-1].endswith(".so"):
-        return False
-    if _GENERATED.search(file):
-        return False
     for folder in ("site-packages", "dist-packages"):
         if folder in parts[:-1]:
             return parts[parts.index(folder) + 1] not in ("torch", "functorch")
-    if parts[-1].endswith(_CPP):
-        return False  # where snapshots hold the frames of C++, too
     return not any(p.startswith("python3.") for p in parts[:-1]) and not (
         file.startswith(sys.base_prefix + "/lib/python")
     )

@@ -147,6 +147,7 @@ def test_nothing_is_live_in_an_empty_trace() -> None:
         (["/usr/lib/python3.11/threading.py", "/w/a.py"], 1),
         (["/v/lib/python3.11/site-packages/transformers/m.py", "/w/a.py"], 0),
         (["??", "/torch/csrc/x.cpp", "/w/a.py"], 2),
+        (["/v/lib/python3.11/site-packages/attention/k.cu", "/w/a.py"], 1),
         (["<frozen runpy>", "<string>"], 1),
         (["/v/lib/python3.11/site-packages/torch/a.py"], 0),
     ],
