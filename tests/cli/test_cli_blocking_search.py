@@ -329,8 +329,11 @@ def test_nests_for_code_say_what_they_cost(blocking: Blocking) -> None:
     assert "next:" not in two.err
     given = blocking(*command, *quick, "--budget", "8KiB", "--json")
     assert json.loads(given.out)["sram_bytes"] <= 8 << 10
+    assert "floats" not in done.err
     narrow = blocking(*command, *quick, "--bits", "int16", "--json")
     assert json.loads(narrow.out)["bits"]["partial"] == 16
+    narrow = blocking(*command, *quick, "--bits", "int8")
+    assert "emit writes floats: nests for int8 elements" in narrow.err
     pool = blocking("optimize", "--layer", "pool", "--for-code", "portable")
     assert (pool.code, "no weights" in pool.err) == (2, True)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from memplan.blocking.cost.objective import Fixed, Objective
 from memplan.blocking.machine.registers import RegisterTile, target_of
+from memplan.blocking.nest.precision import FORMATS
 from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.run.sources import is_model
 from memplan.blocking.search.result import Result
@@ -64,7 +65,8 @@ def say_next(
     target: str,
 ) -> None:
     """The command that writes the code of a single layer, not one of a model; with the
-    memory that was searched for, if that is caches."""
+    memory that was searched for, if that is caches, and with a word where that was for
+    other elements than the code has."""
     if len(found) > 1 or is_model(texts[0]):
         return
     nest = found[0].nest
@@ -73,6 +75,9 @@ def say_next(
     parts += ["--string", str(nest), "--target", target_of(target).name]
     if memory is not None and _has_caches(objective):
         parts += ["--cache", memory]
+    if objective.precision != FORMATS[BITS]:
+        bits = objective.precision
+        show.note(f"emit writes floats: nests for {bits} elements may not suit them")
     show.line(f"  next: {shlex.join([*parts, '-o', 'conv.cpp'])}", err=True)
 
 
