@@ -27,6 +27,7 @@ _MAX_FILE = 1 << 14  # bytes; time and memory to parse long keys go with its squ
 _MOST_BANDWIDTH = 1e12  # bytes a cycle
 _MAX_LEVELS = 8
 _MAX_BYTES = 1 << 60
+_NOT_LEVELS = {"DRAM", "datapath"}  # what is outside of all, and inside
 _TENSORS = frozenset(tensor.value for tensor in Tensor)
 _TOP = frozenset({"title", "source", "count_fills", "words", "bits"}) | TECHNOLOGY
 _TOP |= {"dram_bandwidth", "dram_ports"}
@@ -164,8 +165,8 @@ def _cache(table: Table, shared: int | None) -> Cache | None:
 
 def _check_ascending(table: Table, levels: tuple[Level, ...]) -> None:
     names = [level.name for level in levels]
-    if len(set(names)) < len(names) or "DRAM" in names:
-        problem = "names two levels alike, or one DRAM, which comes after all"
+    if len(set(names)) < len(names) or not _NOT_LEVELS.isdisjoint(names):
+        problem = "names two levels alike, or one DRAM or datapath, which are no levels"
         raise FormatError(table.path, problem)
     for tensor in Tensor:
         own = [level for level in levels if level.capacity(tensor)]
