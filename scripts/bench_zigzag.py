@@ -22,7 +22,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.against_zigzag import LPF_LIMIT, UNROLL, ask_zigzag, private, stringed
+from bench.against_zigzag import (
+    LPF_LIMIT,
+    MEMORIES,
+    UNROLL,
+    ask_zigzag,
+    private,
+    stringed,
+)
 from bench.zigzag_tables import Record, line, read_records, tables
 
 from memplan.blocking.cost.evaluation import Evaluation, evaluate
@@ -31,10 +38,6 @@ from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.layer import Layer, Tensor, elements, fully_connected
 from memplan.blocking.search.optimize import optimize
 
-MEMORIES = {  # KiB of input, kernel and output, level by level
-    "2/32/2": ((2, 32, 2),),
-    "2/8/2 + 128/256/64": ((2, 8, 2), (128, 256, 64)),
-}
 _WIDTHS = (64, 128, 256, 512)  # of ResNet-50's stages
 # Channels, output columns, window, stride of MobileNetV3-Large's depthwise layers.
 _DEPTHWISE = (
