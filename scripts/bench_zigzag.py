@@ -20,6 +20,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from bench.against_zigzag import (
@@ -30,15 +31,21 @@ from bench.against_zigzag import (
     private,
     stringed,
 )
+from bench.blocking_code import RESNET_50
 from bench.zigzag_tables import Record, line, read_records, tables
 
 from memplan.blocking.cost.evaluation import Evaluation, evaluate
 from memplan.blocking.cost.objective import Fixed
 from memplan.blocking.machine.hierarchy import Hierarchy
-from memplan.blocking.nest.layer import Layer, Tensor, elements, fully_connected
+from memplan.blocking.nest.layer import (
+    Layer,
+    Tensor,
+    elements,
+    fully_connected,
+    parse_layer,
+)
 from memplan.blocking.search.optimize import optimize
 
-_WIDTHS = (64, 128, 256, 512)  # of ResNet-50's stages
 # Channels, output columns, window, stride of MobileNetV3-Large's depthwise layers.
 _DEPTHWISE = (
     *((16, 112, 3, 1), (64, 56, 3, 2), (72, 56, 3, 1), (72, 28, 5, 2)),
@@ -51,33 +58,21 @@ _CHANNELS = {"G": 8}
 
 def resnet50() -> Iterator[Layer]:
     """Its 23 convolutions that differ; the stride is on the 3x3."""
-    yield _conv(3, 64, 112, 7, 2)
-    inputs = 64
-    for stage, width in enumerate(_WIDTHS):
-        size, outputs = 56 >> stage, 4 * width
-        if stage:
-            yield _conv(inputs, width, 2 * size, 1)
-            yield _conv(width, width, size, 3, 2)
-            yield _conv(inputs, outputs, size, 1, 2)
-        else:
-            yield _conv(inputs, width, size, 1)
-        yield _conv(width, width, size, 3)
-        yield _conv(width, outputs, size, 1)
-        yield _conv(outputs, width, size, 1)
-        inputs = outputs
-
-
-def _conv(c: int, k: int, size: int, window: int, stride: int = 1) -> Layer:
-    name = f"{c}-{k}, {size}x{size}, {window}x{window}" + f" /{stride}" * (stride > 1)
-    return Layer(name, size, size, c, k, window, window, stride=(stride, stride))
+    for text in RESNET_50:
+        layer = parse_layer(text)
+        yield _named(layer, f"{layer.C}-{layer.K}")
 
 
 def _depthwise(channels: int, size: int, window: int, stride: int) -> Layer:
-    found = _conv(1, 1, size, window, stride)
-    name = found.name.replace("1-1", f"{channels} by itself")
-    return Layer(
-        name, size, size, 1, 1, window, window, G=channels, stride=found.stride
-    )
+    step = (stride, stride)
+    layer = Layer("", size, size, 1, 1, window, window, G=channels, stride=step)
+    return _named(layer, f"{channels} by itself")
+
+
+def _named(layer: Layer, channels: str) -> Layer:
+    stride = f" /{layer.stride[0]}" * (layer.stride[0] > 1)
+    size = f"{layer.X}x{layer.Y}, {layer.Fw}x{layer.Fh}{stride}"
+    return replace(layer, name=f"{channels}, {size}")
 
 
 def cases() -> Iterator[tuple[str, Layer, dict[str, int]]]:
