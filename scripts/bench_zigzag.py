@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +30,8 @@ from bench.against_zigzag import (
     stringed,
 )
 from bench.blocking_code import RESNET_50
-from bench.zigzag_tables import Record, line, read_records, tables
+from bench.json_lines import Record, append, read_records
+from bench.zigzag_tables import line, tables
 
 from memplan.blocking.cost.evaluation import Evaluation, evaluate
 from memplan.blocking.cost.objective import Fixed
@@ -137,17 +136,6 @@ def measured(
             }
 
 
-def append(file: Path, record: Record) -> None:
-    """Add a line, after taking away what an earlier run left of one."""
-    with file.open("ab+") as stream:
-        stream.seek(0)
-        text = stream.read()
-        stream.truncate(text.rfind(b"\n") + 1)
-        stream.write(json.dumps(record).encode() + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--zigzag", default=sys.executable, metavar="PYTHON")
@@ -158,12 +146,13 @@ def main() -> None:
     if args.tables:
         print(tables(read_records(args.tables)))
         return
-    records = read_records(args.json_lines) if args.json_lines else []
+    file = args.json_lines
+    records = read_records(file) if file and file.exists() else []
     known = {(one["memories"], one["network"], one["layer"]) for one in records}
     for record in measured(args.zigzag, args.lpf_limit, known):
         print(line(record), flush=True)
-        if args.json_lines:
-            append(args.json_lines, record)
+        if file:
+            append(file, record)
         records.append(record)
     print(tables(records))
 

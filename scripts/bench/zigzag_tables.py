@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
-Record = dict[str, Any]
-
-
-def read_records(file: Path) -> list[Record]:
-    """Records of a file; a last line that was cut off is left out."""
-    if not file.exists():
-        return []
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+from bench.json_lines import Record
 
 
 def line(record: Record) -> str:
