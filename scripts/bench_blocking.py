@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import blocking_code
-from bench.against_zigzag import UNROLL, ask_zigzag, private
+from bench.against_zigzag import LPF_LIMIT, MEMORIES, UNROLL, ask_zigzag, private
 from bench.blocking_page import Page
 
 from memplan.blocking.cost.evaluation import evaluate
@@ -34,8 +34,6 @@ from memplan.blocking.search.result import Options, Result
 
 EXACT = Options()
 CONVOLUTIONS = [PAPER_LAYERS[f"conv{i}"] for i in range(1, 6)]
-# KiB of input, kernel and output, level by level.
-AGAINST_ZIGZAG = (((2, 32, 2),), ((2, 8, 2), (128, 256, 64)))
 PAPER_BASELINES = {  # DianNao's own schedule, x split once more (paper, section 5.2)
     "conv1": "X4 C16 Fw11 Fh11 C256 K384 X256 Y256",
     "conv2": "X4 C16 Fw9 Fh9 C32 K48 X500 Y375",
@@ -102,13 +100,12 @@ def baselines() -> None:
 
 def zigzag(python: str, repeats: int) -> None:
     """Both, in turn, on the same memories."""
-    print("\nZigZag (LOMA, lpf_limit 6) on the same memories, KiB of I/K/O")
+    print(f"\nZigZag (LOMA, lpf_limit {LPF_LIMIT}) on the same memories, KiB of I/K/O")
     print(
         f"{'layer':<7}{'memories':<22}{'memplan pJ':>12}{'ZigZag pJ':>12}"
         f"{'ratio':>7}{'s':>8}{'s':>8}{'faster':>8}"
     )
-    for levels in AGAINST_ZIGZAG:
-        name = " + ".join("/".join(map(str, sizes)) for sizes in levels)
+    for name, levels in MEMORIES.items():
         hierarchy = private(levels)
         for layer in (PAPER_LAYERS["conv4"], PAPER_LAYERS["conv5"]):
             ours, theirs, pj = [], [], 0.0

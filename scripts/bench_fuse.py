@@ -15,7 +15,6 @@ the file is not measured again: a run that was cut off goes on where it was.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import signal
@@ -25,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import fuse_plot, fuse_tables
+from bench.json_lines import append, read_records
 
-from memplan.errors import MemplanError, UsageError
+from memplan.errors import MemplanError
 from memplan.fusing.bench.contenders import COMPILED
 from memplan.fusing.bench.record import (
     DEFAULT,
@@ -109,17 +109,6 @@ def key_of(record: Record) -> Key:
     return record["network"], record["batch"], record["threads"]
 
 
-def read_records(file: Path) -> list[Record]:
-    """Records of a file, one a line; a last line that was cut off is left out."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-    try:
-        return [json.loads(line) for line in lines if line.strip()]
-    except ValueError as error:
-        raise UsageError(f"{file}: a line is no record ({error})") from None
-
-
 def measured(
     keys: Iterable[Key], options: BenchOptions, file: Path | None
 ) -> Iterator[Record]:
@@ -132,18 +121,6 @@ def measured(
         if file is not None:
             append(file, record)
         yield record
-
-
-def append(file: Path, record: Record) -> None:
-    """Add a line, after taking away what an earlier run left of one."""
-    with file.open("ab+") as stream:
-        stream.seek(0)
-        text = stream.read()
-        if not text.endswith(b"\n"):
-            stream.truncate(text.rfind(b"\n") + 1)
-        stream.write(json.dumps(record).encode() + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def run_networks(args: argparse.Namespace) -> None:

@@ -16,26 +16,35 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from bench.against_zigzag import LPF_LIMIT, UNROLL, ask_zigzag, private, stringed
-from bench.zigzag_tables import Record, line, read_records, tables
+from bench.against_zigzag import (
+    LPF_LIMIT,
+    MEMORIES,
+    UNROLL,
+    ask_zigzag,
+    private,
+    stringed,
+)
+from bench.blocking_code import RESNET_50
+from bench.json_lines import Record, append, read_records
+from bench.zigzag_tables import line, tables
 
 from memplan.blocking.cost.evaluation import Evaluation, evaluate
 from memplan.blocking.cost.objective import Fixed
 from memplan.blocking.machine.hierarchy import Hierarchy
-from memplan.blocking.nest.layer import Layer, Tensor, elements, fully_connected
+from memplan.blocking.nest.layer import (
+    Layer,
+    Tensor,
+    elements,
+    fully_connected,
+    parse_layer,
+)
 from memplan.blocking.search.optimize import optimize
 
-MEMORIES = {  # KiB of input, kernel and output, level by level
-    "2/32/2": ((2, 32, 2),),
-    "2/8/2 + 128/256/64": ((2, 8, 2), (128, 256, 64)),
-}
-_WIDTHS = (64, 128, 256, 512)  # of ResNet-50's stages
 # Channels, output columns, window, stride of MobileNetV3-Large's depthwise layers.
 _DEPTHWISE = (
     *((16, 112, 3, 1), (64, 56, 3, 2), (72, 56, 3, 1), (72, 28, 5, 2)),
@@ -48,33 +57,21 @@ _CHANNELS = {"G": 8}
 
 def resnet50() -> Iterator[Layer]:
     """Its 23 convolutions that differ; the stride is on the 3x3."""
-    yield _conv(3, 64, 112, 7, 2)
-    inputs = 64
-    for stage, width in enumerate(_WIDTHS):
-        size, outputs = 56 >> stage, 4 * width
-        if stage:
-            yield _conv(inputs, width, 2 * size, 1)
-            yield _conv(width, width, size, 3, 2)
-            yield _conv(inputs, outputs, size, 1, 2)
-        else:
-            yield _conv(inputs, width, size, 1)
-        yield _conv(width, width, size, 3)
-        yield _conv(width, outputs, size, 1)
-        yield _conv(outputs, width, size, 1)
-        inputs = outputs
-
-
-def _conv(c: int, k: int, size: int, window: int, stride: int = 1) -> Layer:
-    name = f"{c}-{k}, {size}x{size}, {window}x{window}" + f" /{stride}" * (stride > 1)
-    return Layer(name, size, size, c, k, window, window, stride=(stride, stride))
+    for text in RESNET_50:
+        layer = parse_layer(text)
+        yield _named(layer, f"{layer.C}-{layer.K}")
 
 
 def _depthwise(channels: int, size: int, window: int, stride: int) -> Layer:
-    found = _conv(1, 1, size, window, stride)
-    name = found.name.replace("1-1", f"{channels} by itself")
-    return Layer(
-        name, size, size, 1, 1, window, window, G=channels, stride=found.stride
-    )
+    step = (stride, stride)
+    layer = Layer("", size, size, 1, 1, window, window, G=channels, stride=step)
+    return _named(layer, f"{channels} by itself")
+
+
+def _named(layer: Layer, channels: str) -> Layer:
+    stride = f" /{layer.stride[0]}" * (layer.stride[0] > 1)
+    size = f"{layer.X}x{layer.Y}, {layer.Fw}x{layer.Fh}{stride}"
+    return replace(layer, name=f"{channels}, {size}")
 
 
 def cases() -> Iterator[tuple[str, Layer, dict[str, int]]]:
@@ -139,17 +136,6 @@ def measured(
             }
 
 
-def append(file: Path, record: Record) -> None:
-    """Add a line, after taking away what an earlier run left of one."""
-    with file.open("ab+") as stream:
-        stream.seek(0)
-        text = stream.read()
-        stream.truncate(text.rfind(b"\n") + 1)
-        stream.write(json.dumps(record).encode() + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--zigzag", default=sys.executable, metavar="PYTHON")
@@ -160,12 +146,13 @@ def main() -> None:
     if args.tables:
         print(tables(read_records(args.tables)))
         return
-    records = read_records(args.json_lines) if args.json_lines else []
+    file = args.json_lines
+    records = read_records(file) if file and file.exists() else []
     known = {(one["memories"], one["network"], one["layer"]) for one in records}
     for record in measured(args.zigzag, args.lpf_limit, known):
         print(line(record), flush=True)
-        if args.json_lines:
-            append(args.json_lines, record)
+        if file:
+            append(file, record)
         records.append(record)
     print(tables(records))
 

@@ -4,8 +4,8 @@
 
 torch's is that of torch.utils.flop_counter.FlopCounterMode, in a run in which attention
 and recurrent layers are composed of matrix products, for it has no formula for what
-torch runs in their place on a CPU. Weights are random; configurations are small where
-the model is one of transformers, which some need.
+torch runs in their place on a CPU. Weights are random, and the configurations of U-Net
+and of all models of sequences and transformers are small ones. Some need transformers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from memplan.blocking.run.inventory import ModelLayers
-from memplan.blocking.run.models import layers_of
+from memplan.blocking.run.models import FLOPS_PER_MAC, layers_of
 from memplan.fusing.networks import build
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -142,7 +142,6 @@ def composed() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with (
-            warnings.catch_warnings(),
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.mkldnn.flags(enabled=False),
         ):
@@ -157,7 +156,7 @@ def torchs(model: nn.Module, inputs: tuple[Any, ...]) -> int:
         warnings.simplefilter("ignore")  # about TF32, of which there is none here
         with torch.no_grad(), composed(), FlopCounterMode(display=False) as counter:
             model(*inputs)
-    return counter.get_total_flops() // 2
+    return counter.get_total_flops() // FLOPS_PER_MAC
 
 
 def counted(name: str) -> tuple[ModelLayers, int]:

@@ -8,6 +8,7 @@ Writes `blocking.md`, and the figures beside it; takes some minutes.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import blocking_code as code
@@ -15,7 +16,8 @@ from bench import blocking_figures as figures
 from bench.blocking_claims import claims
 from bench.blocking_networks import network_rows
 from bench.blocking_page import Page
-from bench.zigzag_tables import read_records, tables
+from bench.json_lines import Record, read_records
+from bench.zigzag_tables import tables
 
 
 def main() -> None:
@@ -28,6 +30,7 @@ def main() -> None:
         help="records of scripts/bench_zigzag.py",
     )
     args = parser.parse_args()
+    records = read_records(args.zigzag)
     args.output.mkdir(parents=True, exist_ok=True)
     page = Page(args.output)
     page.say("# Blocking CNNs: the paper's figures")
@@ -76,7 +79,7 @@ def main() -> None:
         "network | budget | paper's method, mJ | memplan, mJ | ratio | seconds",
         network_rows(),
     )
-    beside_zigzag(page, args.zigzag)
+    beside_zigzag(page, records)
     code.section(page)
     page.say("## Headlines")
     page.table("the paper | here | agrees", list(claims()))
@@ -84,7 +87,7 @@ def main() -> None:
     print(f"wrote {args.output / 'blocking.md'}")
 
 
-def beside_zigzag(page: Page, records: Path) -> None:
+def beside_zigzag(page: Page, records: Sequence[Record]) -> None:
     """Energies beside those of ZigZag's best mappings."""
     page.say("## Beside ZigZag")
     page.say(
@@ -97,7 +100,7 @@ def beside_zigzag(page: Page, records: Path) -> None:
         "nests by memplan's model. ZigZag gives cycles as well, which are not compared "
         "here."
     )
-    page.say(tables(read_records(records)))
+    page.say(tables(records))
     page.say(
         "\\* best found, not proved optimal. Seconds are of one core of a machine that "
         "was doing other work, too."

@@ -14,6 +14,10 @@ from memplan.blocking.nest.layer import DIMS, Layer, Tensor
 
 PEER = Path(__file__).parent / "zigzag_peer.py"
 UNROLL = {"K": 16, "C": 16}
+MEMORIES = {  # KiB of input, kernel and output, level by level
+    "2/32/2": ((2, 32, 2),),
+    "2/8/2 + 128/256/64": ((2, 8, 2), (128, 256, 64)),
+}
 REGISTERS = {"input": 32, "kernel": 512, "output": 32}  # bytes; of the datapath
 LPF_LIMIT = 6  # ZigZag's own default: prime factors that LOMA orders
 

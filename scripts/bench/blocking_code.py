@@ -94,8 +94,8 @@ def section(page: Page, caches: str = "xeon-e5645", rounds: int = 5) -> None:
         "is faster. All read and write planar tensors, and the input holds its "
         "padding; the emitted programs have their kernels packed before, and every "
         "result is compared with a direct convolution. A window of 1 x 1 with stride "
-        "1 has no im2col. Energy is what the nest takes more than the best of all "
-        f"nests on the same tile, of floats, with the caches of {caches}. Vectors lie "
+        "1 has no im2col. Energy is what the nest takes more than the best found "
+        f"on the same tile, of floats, with the caches of {caches}. Vectors lie "
         "along the channels of the output, so that a layer with few of these in a "
         "group, a depthwise one above all, leaves lanes idle."
     )

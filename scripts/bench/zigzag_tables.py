@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
-Record = dict[str, Any]
-
-
-def read_records(file: Path) -> list[Record]:
-    """Records of a file; a last line that was cut off is left out."""
-    if not file.exists():
-        return []
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+from bench.json_lines import Record
 
 
 def line(record: Record) -> str:
@@ -56,7 +45,7 @@ def _cells(record: Record | None) -> Iterator[str]:
         yield from ("", "", "")
         return
     macs, pj, theirs = record["macs"], record["pj"], record["zigzag_pj"]
-    best = " *" * (pj > record["bound_pj"] * (1 + 1e-6))
+    best = " *" * (pj > record["bound_pj"])  # a proved one's bound is its energy
     yield from (f"{pj / macs:.3f}{best}", f"{theirs / macs:.3f}", f"{pj / theirs:.3f}")
 
 

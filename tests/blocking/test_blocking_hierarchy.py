@@ -182,6 +182,7 @@ def test_a_level_above_16_mib_is_still_on_the_chip(path: Path) -> None:
         ),
         (ONE + ONE.replace("1KiB", "2KiB"), "names two levels alike"),
         (ONE.replace("one", "DRAM"), "names two levels alike, or one DRAM"),
+        (ONE.replace("one", "datapath"), "names two levels alike, or one DRAM or data"),
         (ONE + ONE.replace("one", "two"), "level two is not larger than one inside it"),
         (
             ONE + '[[level]]\nname = "two"\n' + PRIVATE,

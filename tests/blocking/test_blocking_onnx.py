@@ -270,6 +270,9 @@ def test_shapes_that_do_not_fit(tmp_path: Path) -> None:
     assert left.reason == "MatMul, which makes no sense: (2, 3) by (4, 5)"
     (left,) = one(tmp_path, node("Gemm", "x", "z"), {"x": [2, 3]}).left_out
     assert left.reason.startswith("Gemm, which makes no sense")
+    shapes = {"x": [1, 4, 8, 8], "w": [4, 4, 3, 3]}
+    (left,) = one(tmp_path, node("Conv", "x w", "z", group=0), shapes).left_out
+    assert left.reason.startswith("Conv, which makes no sense")
 
 
 def test_opsets_that_are_missing(tmp_path: Path) -> None:

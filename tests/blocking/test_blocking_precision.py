@@ -322,6 +322,7 @@ def test_commands_take_bits(written: Callable[[str], str]) -> None:
     assert made["area_mm2"] == pytest.approx(7 + float(str(made["sram_bytes"])) / 2**20)
     cores = entries("parallel", *layer, "--cores", "1")
     assert cores["string"]
+    assert cores["bits"] == vars(FORMATS["int8"])
     wrong = CliRunner().invoke(blocking, ["optimize", *layer, "--bits", "int9"])
     assert isinstance(wrong.exception, UsageError)
     both = ["optimize", *layer, "--memory", "diannao", *area]

@@ -44,6 +44,18 @@ def timed_file(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_a_stall_of_the_datapaths_own_accesses_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "slow.toml"
+    path.write_text(TIMED.replace("{ input = 16,", "{ input = 0.01,"))
+    layer = ("--layer", "16,16,6,6,3,3", "--string", "Fw3 Fh3 X6 Y6")
+    command = ["evaluate", *layer, "--memory", str(path)]
+    done = CliRunner().invoke(blocking, command)
+    assert "most at the datapath's own accesses: " in done.output, done.output
+    entries = json.loads(CliRunner().invoke(blocking, [*command, "--json"]).stdout)
+    stalls = entries["latency"]["stalls"]
+    assert max(stalls, key=lambda name: stalls[name]) == "datapath"
+
+
 def test_what_the_file_says_of_time(timed_file: str, tmp_path: Path) -> None:
     near, far = load_hierarchy(timed_file).levels
     assert near.capacity(Tensor.KERNEL) == 1024

@@ -8,18 +8,24 @@ import shlex
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memplan.blocking.cost.objective import Codesign
+from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.planfile import read_plan
+from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.search.incumbent import SearchProgress
 from memplan.blocking.search.optimize import optimize
-from memplan.blocking.search.result import Result
+from memplan.blocking.search.result import Options, Result
+from memplan.cli.blocking import code
 from memplan.cli.blocking import progress as progress_module
 from memplan.cli.blocking.progress import describe, searching, sweeping
+from memplan.units import format_gap
 from tests.cli.conftest import Blocking, Command
 
 SMALL = "8,16,6,6,3,3"
@@ -230,6 +236,7 @@ def test_memories_for_a_network(blocking: Blocking) -> None:
     assert said["layers"][1]["utilisation"] == 1
     shown = blocking(*network)
     assert "the paper's way" in shown.out
+    assert "sizes            the best found, not proved" in shown.out
     assert shown.out.splitlines()[-1].split()[:2] == ["all", "8"]
 
 
@@ -319,14 +326,30 @@ def test_nests_for_code_say_what_they_cost(blocking: Blocking) -> None:
         "tile": {"X": 6, "Y": 1, "K": 8},
     }
     two = blocking(*command, "--layer", "4,4,5,5", *quick)
-    assert "nests on the same tiles" in two.out
+    assert "more than the best found on the same tiles" in two.out
     assert "next:" not in two.err
     given = blocking(*command, *quick, "--budget", "8KiB", "--json")
     assert json.loads(given.out)["sram_bytes"] <= 8 << 10
+    assert "floats" not in done.err
     narrow = blocking(*command, *quick, "--bits", "int16", "--json")
     assert json.loads(narrow.out)["bits"]["partial"] == 16
+    narrow = blocking(*command, *quick, "--bits", "int8")
+    assert "emit writes floats: nests for int8 elements" in narrow.err
     pool = blocking("optimize", "--layer", "pool", "--for-code", "portable")
     assert (pool.code, "no weights" in pool.err) == (2, True)
+
+
+def test_the_price_of_code_is_that_of_all_runs() -> None:
+    layer = parse_layer(SMALL)
+    how = Options(time_limit=0.1, threads=1, target="portable")
+    found = optimize(layer, {}, Codesign(), how)
+    dear = replace(found, energy=3.0, free_energy=2.0)
+    best = replace(found, energy=1.0, free_energy=1.0)
+    layers = [ModelLayer(layer, 3), ModelLayer(layer, 1)]
+    ((name, text),) = code.rows(layers, [dear, best], "portable")
+    more = 3 / (4 * layer.macs)
+    price = f"portable, {format_gap(10 / 7 - 1)}, {more:.3g} pJ/MAC, more than the best"
+    assert (name, text) == ("for code", f"{price} found on the same tiles")
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")

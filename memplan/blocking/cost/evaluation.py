@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -91,9 +92,7 @@ class Evaluation:
         """The part of all cycles' multiplications that is the layer's, in (0, 1]."""
         if self.latency is None:
             return None
-        lanes = 1
-        for count in self.nest.unroll.values():
-            lanes *= count
+        lanes = math.prod(self.nest.unroll.values())
         return self.layer.macs / (self.latency.cycles * lanes)
 
     @property

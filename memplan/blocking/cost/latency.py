@@ -23,7 +23,7 @@ from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import DIMS, Tensor, footprint
 from memplan.blocking.nest.nest import Nest
 
-DATAPATH = "datapath"
+DATAPATH = "datapath"  # among stalls; no level is called so
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ class Port:
 @dataclass(frozen=True)
 class Latency:
     """steps: cycles of the datapath alone; cycles: with all that it waits for. stalls:
-    by level, what the level adds, MAIN where main memory's port is never idle; edges:
-    what of that are first tiles in and last ones out. bounded: False where no bandwidth
-    is known, so that cycles are the datapath's alone."""
+    by level, what the level adds, MAIN where main memory's port is never idle, DATAPATH
+    where the datapath's own accesses, to whatever level, take longer than its steps;
+    edges: what of that are first tiles in and last ones out. bounded: False where no
+    bandwidth is known, so that cycles are the datapath's alone."""
 
     steps: int
     cycles: float

@@ -24,9 +24,9 @@ from memplan.units import parse_bytes
 
 _PRESETS = "hierarchies"
 _MAX_FILE = 1 << 14  # bytes; time and memory to parse long keys go with its square
-_MOST_BANDWIDTH = 1e12  # bytes a cycle
 _MAX_LEVELS = 8
 _MAX_BYTES = 1 << 60
+_NOT_LEVELS = {"DRAM", "datapath"}  # what is outside of all, and inside
 _TENSORS = frozenset(tensor.value for tensor in Tensor)
 _TOP = frozenset({"title", "source", "count_fills", "words", "bits"}) | TECHNOLOGY
 _TOP |= {"dram_bandwidth", "dram_ports"}
@@ -85,7 +85,7 @@ def _hierarchy(table: Table) -> Hierarchy:
         "count_fills" in given and table.flag("count_fills"),
         precision,
         technology,
-        positive(table, "dram_bandwidth", _MOST_BANDWIDTH) if bandwidth else None,
+        positive(table, "dram_bandwidth") if bandwidth else None,
         _ports(table, "dram_ports"),
     )
 
@@ -126,7 +126,7 @@ def _level(file: Table, row: object, where: str) -> Level:
         private,
         _by_tensor(table, "pj"),
         _cache(table, shared),
-        _by_tensor(table, "bandwidth", _MOST_BANDWIDTH),
+        _by_tensor(table, "bandwidth"),
         _ports(table),
         "double_buffered" in table.fields and table.flag("double_buffered"),
     )
@@ -138,14 +138,14 @@ def _level(file: Table, row: object, where: str) -> Level:
     return level
 
 
-def _by_tensor(table: Table, key: str, most: float = 1e12) -> dict[Tensor, float]:
+def _by_tensor(table: Table, key: str) -> dict[Tensor, float]:
     """The field by tensor: one number for all, or some tensors' own."""
     if key not in table.fields:
         return {}
     if not isinstance(table.fields[key], dict):
-        return dict.fromkeys(Tensor, positive(table, key, most))
+        return dict.fromkeys(Tensor, positive(table, key))
     own = table.table(key, optional=_TENSORS)
-    return {Tensor(name): positive(own, name, most) for name in own.fields}
+    return {Tensor(name): positive(own, name) for name in own.fields}
 
 
 def _cache(table: Table, shared: int | None) -> Cache | None:
@@ -164,8 +164,8 @@ def _cache(table: Table, shared: int | None) -> Cache | None:
 
 def _check_ascending(table: Table, levels: tuple[Level, ...]) -> None:
     names = [level.name for level in levels]
-    if len(set(names)) < len(names) or "DRAM" in names:
-        problem = "names two levels alike, or one DRAM, which comes after all"
+    if len(set(names)) < len(names) or not _NOT_LEVELS.isdisjoint(names):
+        problem = "names two levels alike, or one DRAM or datapath, which are no levels"
         raise FormatError(table.path, problem)
     for tensor in Tensor:
         own = [level for level in levels if level.capacity(tensor)]

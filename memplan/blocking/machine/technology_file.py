@@ -26,7 +26,7 @@ else:
 
 TECHNOLOGY = frozenset({"dram_pj", "mac_pj", "table", "area"})
 _MAX_FILE = 1 << 14
-_MOST_PJ = 1e12
+_MOST = 1e12  # pJ, or bytes a cycle
 _MOST_ROWS = 64
 _TITLES = frozenset({"title", "source"})
 
@@ -63,12 +63,12 @@ def technology_of(table: Table) -> Technology:
     )
 
 
-def positive(table: Table, key: str, most: float = _MOST_PJ) -> float:
-    """The field as a number above 0 and below `most`."""
+def positive(table: Table, key: str) -> float:
+    """The field, pJ or bytes a cycle, as a number above 0 and below _MOST."""
     value = table.number(key)
-    if not 0 < value < most:
-        what = "pJ" if most == _MOST_PJ and "pj" in table.name(key) else "a number"
-        below = f"{most:.0e}".replace("e+", "e")
+    if not 0 < value < _MOST:
+        what = "pJ" if "pj" in table.name(key) else "a number"
+        below = f"{_MOST:.0e}".replace("e+", "e")
         problem = f"is {value:g}, and must be {what}, above 0 and below {below}"
         raise table.error(key, problem)
     return value

@@ -126,7 +126,7 @@ def _enter(node: Node, found: Inventory) -> str:
         return f"{node.kind}, whose {error}"
     except InputError as error:
         return f"{node.kind}{error}"
-    except (ValueError, IndexError, KeyError, TypeError) as error:
+    except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError) as error:
         return f"{node.kind}, which makes no sense: {_line(error)}"
     if reading is not None:
         found.take(node.name, reading)

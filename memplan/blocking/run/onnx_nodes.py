@@ -87,7 +87,8 @@ def read(node: Node) -> Reading | None:
     """What the node comes to; None if it is not known.
 
     Raises InputError where one of its sizes is 0, or too large; UnknownShapeError; and
-    ValueError, IndexError, KeyError or TypeError where the node is malformed.
+    ValueError, IndexError, KeyError, TypeError or ZeroDivisionError where the node is
+    malformed.
     """
     domain = "" if node.domain in _OWN else node.domain
     reader = _READERS.get((domain, node.operation))

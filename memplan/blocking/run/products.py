@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -72,13 +73,8 @@ def attention(
 
     A mask saves nothing here, nor does causality: all products are counted.
     """
-    groups = 1
-    for size in key[:-2]:
-        groups *= size
-    rows = query[-2]
-    for size in query[:-2]:
-        rows *= size
-    rows //= groups
+    groups = math.prod(key[:-2])
+    rows = math.prod(query[:-1]) // groups
     scores = product(rows, query[-1], key[-2], groups)
     taken = product(rows, key[-2], value[-1], groups)
     note = "attention, counted as two products: what lies between them is moved, too"

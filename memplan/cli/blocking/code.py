@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from memplan.blocking.cost.objective import Fixed, Objective
 from memplan.blocking.machine.registers import RegisterTile, target_of
+from memplan.blocking.nest.precision import FORMATS
+from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.run.sources import is_model
 from memplan.blocking.search.result import Result
 from memplan.cli import show
@@ -36,17 +38,21 @@ def entries(found: Sequence[Result], target: str) -> list[dict[str, object]]:
     ]
 
 
-def rows(found: Sequence[Result], target: str) -> list[tuple[str, str]]:
-    """The tile, of one layer, and what it costs that the nest is one for code."""
+def rows(
+    layers: Sequence[ModelLayer], found: Sequence[Result], target: str
+) -> list[tuple[str, str]]:
+    """The tile, of one layer, and what it costs that the nests are those for code, of
+    each layer as often as it is run."""
     name = target_of(target).name
-    energy = sum(one.energy for one in found)
-    free = sum(one.free_energy or one.energy for one in found)
-    more = (energy - free) / sum(one.nest.layer.macs for one in found)
+    runs = [(one.count, own) for one, own in zip(layers, found, strict=True)]
+    energy = sum(count * own.energy for count, own in runs)
+    free = sum(count * (own.free_energy or own.energy) for count, own in runs)
+    more = (energy - free) / sum(count * own.nest.layer.macs for count, own in runs)
     price = f"{format_gap(energy / free - 1)}, {more:.3g} pJ/MAC, more than the best"
     if len(found) > 1:
-        return [("for code", f"{name}, {price} nests on the same tiles")]
+        return [("for code", f"{name}, {price} found on the same tiles")]
     return [
-        ("for code", f"{name}, {price} nest on the same tile"),
+        ("for code", f"{name}, {price} found on the same tile"),
         ("tile", str(tile_of(found[0], target))),
     ]
 
@@ -59,7 +65,8 @@ def say_next(
     target: str,
 ) -> None:
     """The command that writes the code of a single layer, not one of a model; with the
-    memory that was searched for, if that is caches."""
+    memory that was searched for, if that is caches, and with a word where that was for
+    other elements than the code has."""
     if len(found) > 1 or is_model(texts[0]):
         return
     nest = found[0].nest
@@ -68,6 +75,9 @@ def say_next(
     parts += ["--string", str(nest), "--target", target_of(target).name]
     if memory is not None and _has_caches(objective):
         parts += ["--cache", memory]
+    if objective.precision != FORMATS[BITS]:
+        bits = objective.precision
+        show.note(f"emit writes floats: nests for {bits} elements may not suit them")
     show.line(f"  next: {shlex.join([*parts, '-o', 'conv.cpp'])}", err=True)
 
 

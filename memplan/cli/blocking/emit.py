@@ -46,7 +46,7 @@ def command(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Write a loop nest as one C++ file.
+    """Write a loop nest as one C++ file, on floats whatever it was found for.
 
     Compiled and run, it compares its result with a direct convolution, ends with 1 if
     they differ, and prints how long it took beside im2col with a matrix product.

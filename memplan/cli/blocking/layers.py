@@ -27,8 +27,8 @@ def command(model: str | None, json_: bool) -> None:
 
     MODEL is model.py:factory, a PyTorch model and its inputs, or model.onnx, which
     takes sizes of dimensions that it leaves open after it: model.onnx:batch=8. What of
-    its multiply-adds is in no layer is listed with its share, and all are compared with
-    those of torch's own counter.
+    its multiply-adds is in no layer is listed with its share, if that is known. Those
+    of a PyTorch model are compared with torch's own counter, where that has a formula.
 
     \b
     Example: memplan blocking layers model.py:factory

@@ -70,7 +70,8 @@ def command(
     NETWORK is alexnet, vgg-b or vgg-d, model.py:factory or model.onnx. With --memory
     the hierarchy is given. With --budget one is looked for, whose memories take no more
     than these bytes; it needs at most the energy of the paper's, the best of those
-    that are among the ten best designs of every layer. Layers without weights are
+    that are among the ten best designs of every layer. Gaps and proofs are of the
+    nests on these memories, not of the memories' sizes. Layers without weights are
     then left out.
 
     \b
@@ -169,6 +170,7 @@ def _rows(design: NetworkDesign, technology: Technology) -> list[tuple[str, str]
     better = f"{report.energy(common)}, {format_gap(common / own - 1)} more"
     return [
         ("on the chip", f"{format_bytes(design.network.nbytes)}"),
+        ("sizes", "the best found, not proved: gaps are of nests on them"),
         ("area", report.area_text(design.network.mm2, technology)),
         ("the paper's way", f"{better}: in every layer's {design.considered:,} best"),
         ("found in", format_seconds(design.seconds)),

@@ -90,7 +90,8 @@ def command(
     --minimize cycles and edp need bandwidths in the hierarchy's file; such searches
     run several of the others, of four seconds each, and give a bound of their own.
     --for-code searches three times at most: around a register tile with few channels,
-    with more of them, and among all nests on the same tile, which tell its price.
+    with more of them, and among all nests on the same tile; the best found of these
+    tells its price, and the gap is to all of them.
 
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao
@@ -124,7 +125,7 @@ def command(
         force=force,
         json_=json_,
         more={"for_code": code.entries(found, for_code)} if for_code else None,
-        rows=code.rows(found, for_code) if for_code else (),
+        rows=code.rows(given, found, for_code) if for_code else (),
     )
     if for_code is not None and not json_:
         code.say_next(found, layer_texts, memory, objective, for_code)

@@ -14,7 +14,7 @@ from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options
 from memplan.cli import arguments, show
 from memplan.cli.blocking import options, report
-from memplan.cli.blocking.entries import layer_entry
+from memplan.cli.blocking.entries import bits_entry, layer_entry
 from memplan.cli.blocking.progress import searching
 from memplan.errors import UsageError
 
@@ -80,7 +80,7 @@ def command(
     splits = tuple(SHARED) if split is None else (split,)
     found = _priced(nest, [(n, way) for way in splits for n in numbers], objective)
     if json_:
-        show.as_json(_entries(layer, nest, found))
+        show.as_json(_entries(nest, objective, found))
         return
     rows = [("layer", report.layer_text(layer)), *report.loop_rows(nest)]
     rows += [*report.bits_rows(objective), *report.memory_rows(objective)]
@@ -130,13 +130,17 @@ def _table(layer: Layer, way: str, found: list[CoresEnergy]) -> None:
     show.table(title, columns, rows)
 
 
-def _entries(layer: Layer, nest: Nest, found: list[CoresEnergy]) -> dict[str, object]:
+def _entries(
+    nest: Nest, objective: Codesign, found: list[CoresEnergy]
+) -> dict[str, object]:
+    layer = nest.layer
     return {
         "schema": "memplan.blocking-parallel",
         "version": 1,
         "layer": layer_entry(layer),
         "string": str(nest),
         "unroll": dict(nest.unroll),
+        "bits": bits_entry(objective.precision),
         "cores": [
             {
                 "cores": one.cores,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memplan.blocking.cost.evaluation import Evaluation
+from memplan.blocking.cost.latency import DATAPATH
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
 from memplan.cli import show
 from memplan.cli.blocking import report
@@ -24,7 +25,9 @@ def time_rows(found: Evaluation) -> list[tuple[str, str]]:
     else:
         most = latency.stalls[latency.staller]
         others = f"{latency.cycles - latency.steps:,.0f} in all"
-        rows.append(("stalls", f"most at {latency.staller}: {most:,.0f}, {others}"))
+        own = latency.staller == DATAPATH
+        where = "the datapath's own accesses" if own else latency.staller
+        rows.append(("stalls", f"most at {where}: {most:,.0f}, {others}"))
     if latency.edges:
         rows.append(("edges", f"{latency.edges:,.0f}: first tiles in, last ones out"))
     rows.append(("energy-delay", f"{found.edp:.5g} pJ cycles, with the MACs' energy"))
