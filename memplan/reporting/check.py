@@ -25,8 +25,8 @@ class Limits:
 
     of: what is held against them, of a trace: "live" at the peak; "reserved", the most
     that the CUDA allocator took from its device; "planned", the bytes of a best-fit
-    plan's arena, all its lanes, with the most that is alive outside it later on. Of a
-    plan: always its arena.
+    plan's arena, all its lanes, with the most that is alive outside it later on, and no
+    less than was live at once. Of a plan: always its arena.
     Raises UsageError where nothing is asked.
     """
 
@@ -146,8 +146,8 @@ def _value(source: Trace | Plan, stats: Stats | None, of: Of) -> tuple[str, int]
     from memplan.solving.capacity import room_for
     from memplan.solving.solve import solve
 
-    arena = solve(source, "bestfit").arena_bytes
-    return "planned and persistent", arena + room_for(source, 0, "live").outside
+    plan = solve(source, "bestfit")
+    return "planned and persistent", room_for(source, 0, "live").needed(plan)
 
 
 def _reserved(trace: Trace) -> int:

@@ -181,7 +181,7 @@ def test_what_makes_no_sense_is_refused(
         (
             ["grows.parquet", "--max", "8KiB", "--of", "planned"],
             1,
-            "planned and persistent 10.5 KiB",
+            "planned and persistent 11.0 KiB",
         ),
         (
             ["failed.parquet", "--max", "2TiB"],
