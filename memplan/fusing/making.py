@@ -254,7 +254,8 @@ class Making:
             if engine.batch >= engine.images:
                 raise
             return trial
-        trial.error = max(trial.error, noise.error(found, self.tolerance))
+        error = noise.error(found, engine.batch, self.tolerance)
+        trial.error = max(trial.error, error)
         return trial
 
     def _noise(self, maker: Maker) -> Noise:

@@ -130,10 +130,46 @@ def test_noise_is_compared_on_one_image_where_inputs_tell_the_rest(
         return plain(model, fixed, inputs)
 
     monkeypatch.setattr(preparing, "run_model", run)
-    for x, expected in ((torch.randn(4, 3, 12, 12), 1), (torch.zeros(5, 3, 9, 9), 5)):
+    padded = torch.randn(6, 3, 10, 10)
+    padded[3] = 0
+    for x, expected in (
+        (torch.randn(4, 3, 12, 12), 1),
+        (torch.zeros(5, 3, 9, 9), 5),
+        (padded, 6),
+    ):
         rows.clear()
         called(model_of(), x)
         assert rows == [len(x), expected]
+
+
+class Mixed(nn.Module):
+    """Adds to every image what all have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model_of()
+
+    def forward(self, x: Any) -> Any:
+        y = self.inner(x)
+        return torch.relu(y + y.mean(0, keepdim=True))
+
+
+def test_images_that_are_mixed_go_together_though_those_given_are_alike(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Mixed().eval()
+    alike, others = (
+        torch.randn(1, 3, 12, 12).expand(8, -1, -1, -1),
+        torch.randn(8, 3, 12, 12),
+    )
+    ready = fuse(model, FuseOptions(measure=False, micro_batch=1))
+    with torch.no_grad(), pytest.warns(UserWarning, match="results would differ"):
+        ready(alike)
+    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [2.0, 1.0])
+    ready = called(model, alike)
+    assert ready.programs()[0].engine.batch == 8
+    with torch.no_grad():
+        torch.testing.assert_close(ready(others), model(others), rtol=1e-5, atol=1e-5)
 
 
 def test_a_long_run_tells_by_itself(
