@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +172,16 @@ def test_images_that_are_mixed_go_together_though_those_given_are_alike(
         torch.testing.assert_close(ready(others), model(others), rtol=1e-5, atol=1e-5)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def test_a_long_run_tells_by_itself(
-    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("they are far apart")
@@ -184,13 +192,57 @@ def test_a_long_run_tells_by_itself(
 
     monkeypatch.setattr(preparing, "seconds", never)
     monkeypatch.setattr(preparing.Making, "_timed", timed)
-    monkeypatch.setattr(preparing, "LONG", 0.0)
+    monkeypatch.setattr(clock, "LONG", 0.0)
     monkeypatch.setattr(preparing, "CLOSE", 1.0)
     options = FuseOptions(tolerance=1.2e-5)
     ready = called(model_of(), torch.randn(8, 3, 12, 12), options)
     found = ready.programs()[0]
     assert isinstance(found, Prepared)
     assert found.gain is not None and found.gain > 1.5
+
+
+def test_a_long_run_of_several_threads_does_not_tell(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Their clock goes on while another program has the cores.
+    count = 0
+
+    def turns(*_: Any, **__: Any) -> list[float]:
+        nonlocal count
+        count += 1
+        return [1.0, 2.0]
+
+    monkeypatch.setattr(preparing, "seconds", turns)
+    monkeypatch.setattr(clock, "LONG", 0.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    options = FuseOptions(tolerance=1.2e-5)
+    ready = called(model_of(), torch.randn(8, 3, 12, 12), options)
+    assert count == 2  # two images beside eight, the engine beside the model
+    assert ready.programs()[0].gain == 2
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_the_models_first_run_is_not_all_that_tells_its_time(
+    exported: bool, no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model_of()
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x) if not exported or x.sum().shape == () else x
+
+    runs: list[Any] = []
+    plain = preparing.timed
+
+    def timed(run: Any, device: str) -> Any:
+        runs.append(run.func)
+        return plain(run, device)
+
+    monkeypatch.setattr(preparing, "timed", timed)
+    called(Branching().eval(), torch.randn(2, 3, 12, 12))
+    assert runs[:2] == [preparing.run_model, preparing.interpret]
 
 
 def test_networks_of_the_same_size_are_told_apart(no_decisions: Path) -> None:
@@ -356,7 +408,7 @@ def test_a_cache_that_takes_nothing(
     assert len(told) == 1
 
 
-def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     now, order = 0.0, []
 
     def run(number: int, takes: float) -> Callable[[], None]:
@@ -378,6 +430,10 @@ def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order.clear()  # long ones tell more by themselves
     assert seconds([run(0, 1.2), run(1, 1.0)], enough=0.0) == pytest.approx([1.2, 1.0])
     assert order == [0, 1] * 3
+    order.clear()  # but not those of several threads
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert seconds([run(0, 1.2), run(1, 1.0)], enough=0.0) == pytest.approx([1.2, 1.0])
+    assert order == [0, 1] * 4
 
 
 def test_options_are_checked() -> None:
