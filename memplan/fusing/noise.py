@@ -37,7 +37,7 @@ class Noise:
         An image all alike tells little by itself: then all images of the noise do.
         """
         values = other_inputs(list(inputs.values()), seed=1)
-        alone = images > 1 and all(varied(row) for x in inputs.values() for row in x)
+        alone = images > 1 and all(varied(x, images) for x in inputs.values())
         return cls(dict(zip(inputs, values, strict=True)), run, images if alone else 0)
 
     def error(self, found: Any, batch: int, tolerance: float) -> float:
@@ -85,6 +85,8 @@ def _first_row(value: Any) -> Any:
     return value[:1] if isinstance(value, torch.Tensor) else value
 
 
-def varied(value: Any) -> bool:
-    """Whether a tensor's elements differ: results on others tell little."""
-    return bool(value.numel() > 1 and (value != value.flatten()[0]).any())
+def varied(value: Any, images: int = 1) -> bool:
+    """Whether elements differ within each of so many parts of a tensor: results on
+    others tell little."""
+    rows = value.reshape(images, -1)
+    return rows.shape[1] > 1 and bool((rows != rows[:, :1]).any(1).all())
