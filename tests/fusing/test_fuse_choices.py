@@ -252,6 +252,24 @@ def test_networks_of_the_same_size_are_told_apart(no_decisions: Path) -> None:
     assert len(list(no_decisions.glob("*.json"))) == 2
 
 
+def test_networks_whose_operators_have_other_arguments_are_told_apart(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Turned(nn.Module):
+        def __init__(self, axis: int) -> None:
+            super().__init__()
+            self.inner, self.axis = model_of(), axis
+
+        def forward(self, x: Any) -> Any:
+            y = self.inner(x)
+            return torch.relu(y + y.flip(self.axis))
+
+    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [2.0, 1.0])
+    x = torch.randn(1, 3, 12, 12).repeat(8, 1, 1, 1)
+    assert called(Turned(1).eval(), x).programs()[0].engine.batch == 4
+    assert called(Turned(0).eval(), x).programs()[0].engine.batch == 8
+
+
 def test_a_damaged_decision_is_none(no_decisions: Path) -> None:
     options = FuseOptions()
     for found in ([], {"plan": 3}, {"plan": [["direct"], 0]}, {"plan": [["no"], 1]}):
