@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 
 from memplan.errors import InputError, MemplanError
 from memplan.fusing.engine.build import Engine
-from memplan.fusing.engine.clock import CLEARLY, LONG, clock, seconds
+from memplan.fusing.engine.clock import CLEARLY, seconds, tells, timed
 from memplan.fusing.engine.decide import Maker
 from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.front.exported import exported
@@ -112,9 +111,13 @@ class Making:
     def _joining(self) -> Joining:
         """On a GPU convolutions are torch's own, and take nothing else in."""
         joining = self.options.joining
-        if next(iter(self.inputs.values())).device.type == "cpu":
+        if self._device == "cpu":
             return joining
         return replace(joining, epilogues=False, prologues=False, pools=False)
+
+    @property
+    def _device(self) -> str:
+        return next((str(each.device) for each in self.inputs.values()), "cpu")
 
     def run(self, inputs: dict[str, Any]) -> Any:
         """What the model gives; how long that takes is noted."""
@@ -122,23 +125,15 @@ class Making:
 
     def _timed(self, run: Callable[[], Any]) -> Any:
         """What a run of the whole model gives, whose time is noted."""
-        now = self._clock()
-        start = now()
-        result = run()
-        self.plain = min(self.plain, now() - start)
+        result, took = timed(run, self._device)
+        self.plain = min(self.plain, took)
         return result
-
-    def _clock(self) -> Callable[[], float]:
-        on_cpu = all(value.device.type == "cpu" for value in self.inputs.values())
-        return clock() if on_cpu else time.perf_counter
 
     def _program(self, expected: Any) -> Program:
         """The model's program, by tracing or by torch.export, with its metas known."""
         try:
             program = trace(self.model, self.fixed)
-            found, self.peak = self._timed(
-                partial(interpret, program, self.model, self.inputs)
-            )
+            found, self.peak = self._interpreted(program)
             self.finish = as_nested(expected)
             if self._off(expected, self.finish(found)) <= self.tolerance:
                 return program
@@ -147,13 +142,19 @@ class Making:
             problem = str(error)
         try:
             program = exported(self.model, self.inputs, self.fixed)
-            found, self.peak = interpret(program, self.model, self.inputs)
+            found, self.peak = self._interpreted(program)
             self.finish = as_nested(expected)
             if self._off(expected, self.finish(found)) > self.tolerance:
                 raise InputError("what torch.export gives computes something else")
         except InputError as error:
             raise InputError(f"{problem}; {error}") from error
         return program
+
+    def _interpreted(self, program: Program) -> tuple[Any, int]:
+        """Its results and peak; a run of the model's that is not its first, too."""
+        run = partial(interpret, program, self.model, self.inputs)
+        found, peak = self._timed(run)
+        return found, peak
 
     def _off(self, expected: Any, found: Any) -> float:
         return relative_error(leaves_of(expected), leaves_of(found))
@@ -193,7 +194,7 @@ class Making:
                 least = min(least or peak, peak)
                 if peak > most:
                     continue
-            if best.engine is not None and not self._faster(maker, trial, best):
+            if best.engine is not None and not self._faster(trial, best):
                 if best.engine.batch >= best.engine.images:
                     break
                 continue
@@ -203,18 +204,18 @@ class Making:
             raise InputError(f"fused, it would take {share:.2f} times the memory")
         return Trial(None, off) if best.engine is None else best
 
-    def _faster(self, maker: Maker, trial: Trial, best: Trial) -> bool:
+    def _faster(self, trial: Trial, best: Trial) -> bool:
         """Whether an engine is faster than the best; they take turns where what they
         took so far does not tell."""
         assert trial.engine is not None
         assert best.engine is not None
         low, high = sorted((trial.seconds, best.seconds))
-        if low < LONG or high < CLOSE * low:
+        if not tells(low, self._device) or high < CLOSE * low:
             pair = [
                 partial(engine.run, self.inputs)
                 for engine in (best.engine, trial.engine)
             ]
-            best.seconds, trial.seconds = seconds(pair, maker.device, ready=True)
+            best.seconds, trial.seconds = seconds(pair, self._device, ready=True)
         return trial.seconds < best.seconds
 
     def _exact(
@@ -245,16 +246,15 @@ class Making:
             trial.error = self._off(expected, found)
             if trial.error > self.tolerance or noise is None:
                 return trial
-            now = self._clock()
-            start = now()
-            result = engine.run(noise.inputs)
-            trial.seconds = now() - start
+            again = partial(engine.run, noise.inputs)
+            result, trial.seconds = timed(again, self._device)
             found = self.finish(result)
         except (RuntimeError, ValueError, IndexError, MemplanError):
             if engine.batch >= engine.images:
                 raise
             return trial
-        trial.error = max(trial.error, noise.error(found, self.tolerance))
+        error = noise.error(found, engine.batch, self.tolerance)
+        trial.error = max(trial.error, error)
         return trial
 
     def _noise(self, maker: Maker) -> Noise:
@@ -269,11 +269,11 @@ class Making:
         asked for. They take turns only where the runs so far do not tell."""
         if not self.options.measure or maker.decisions.kept:
             return None
-        if took > LONG and self.plain > CLEARLY * took:
+        if tells(took, self._device) and self.plain > CLEARLY * took:
             return self.plain / took
         fused, plain = seconds(
             [partial(engine.run, self.inputs), partial(self.run, self.inputs)],
-            maker.device,
+            self._device,
             ready=True,
         )
         return plain / fused

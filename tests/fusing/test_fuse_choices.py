@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +130,58 @@ def test_noise_is_compared_on_one_image_where_inputs_tell_the_rest(
         return plain(model, fixed, inputs)
 
     monkeypatch.setattr(preparing, "run_model", run)
-    for x, expected in ((torch.randn(4, 3, 12, 12), 1), (torch.zeros(5, 3, 9, 9), 5)):
+    padded = torch.randn(6, 3, 10, 10)
+    padded[3] = 0
+    for x, expected in (
+        (torch.randn(4, 3, 12, 12), 1),
+        (torch.zeros(5, 3, 9, 9), 5),
+        (padded, 6),
+    ):
         rows.clear()
         called(model_of(), x)
         assert rows == [len(x), expected]
 
 
-def test_a_long_run_tells_by_itself(
+class Mixed(nn.Module):
+    """Adds to every image what all have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model_of()
+
+    def forward(self, x: Any) -> Any:
+        y = self.inner(x)
+        return torch.relu(y + y.mean(0, keepdim=True))
+
+
+def test_images_that_are_mixed_go_together_though_those_given_are_alike(
     no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Mixed().eval()
+    alike, others = (
+        torch.randn(1, 3, 12, 12).expand(8, -1, -1, -1),
+        torch.randn(8, 3, 12, 12),
+    )
+    ready = fuse(model, FuseOptions(measure=False, micro_batch=1))
+    with torch.no_grad(), pytest.warns(UserWarning, match="results would differ"):
+        ready(alike)
+    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [2.0, 1.0])
+    ready = called(model, alike)
+    assert ready.programs()[0].engine.batch == 8
+    with torch.no_grad():
+        torch.testing.assert_close(ready(others), model(others), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_long_run_tells_by_itself(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("they are far apart")
@@ -148,7 +192,7 @@ def test_a_long_run_tells_by_itself(
 
     monkeypatch.setattr(preparing, "seconds", never)
     monkeypatch.setattr(preparing.Making, "_timed", timed)
-    monkeypatch.setattr(preparing, "LONG", 0.0)
+    monkeypatch.setattr(clock, "LONG", 0.0)
     monkeypatch.setattr(preparing, "CLOSE", 1.0)
     options = FuseOptions(tolerance=1.2e-5)
     ready = called(model_of(), torch.randn(8, 3, 12, 12), options)
@@ -157,11 +201,73 @@ def test_a_long_run_tells_by_itself(
     assert found.gain is not None and found.gain > 1.5
 
 
+def test_a_long_run_of_several_threads_does_not_tell(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Their clock goes on while another program has the cores.
+    count = 0
+
+    def turns(*_: Any, **__: Any) -> list[float]:
+        nonlocal count
+        count += 1
+        return [1.0, 2.0]
+
+    monkeypatch.setattr(preparing, "seconds", turns)
+    monkeypatch.setattr(clock, "LONG", 0.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    options = FuseOptions(tolerance=1.2e-5)
+    ready = called(model_of(), torch.randn(8, 3, 12, 12), options)
+    assert count == 2  # two images beside eight, the engine beside the model
+    assert ready.programs()[0].gain == 2
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_the_models_first_run_is_not_all_that_tells_its_time(
+    exported: bool, no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model_of()
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x) if not exported or x.sum().shape == () else x
+
+    runs: list[Any] = []
+    plain = preparing.timed
+
+    def timed(run: Any, device: str) -> Any:
+        runs.append(run.func)
+        return plain(run, device)
+
+    monkeypatch.setattr(preparing, "timed", timed)
+    called(Branching().eval(), torch.randn(2, 3, 12, 12))
+    assert runs[:2] == [preparing.run_model, preparing.interpret]
+
+
 def test_networks_of_the_same_size_are_told_apart(no_decisions: Path) -> None:
     x = torch.randn(2, 3, 8, 8)
     for model in (nn.Sequential(nn.ReLU(), nn.Sigmoid()), nn.Sequential(nn.Tanh())):
         called(model.eval(), x)
     assert len(list(no_decisions.glob("*.json"))) == 2
+
+
+def test_networks_whose_operators_have_other_arguments_are_told_apart(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Turned(nn.Module):
+        def __init__(self, axis: int) -> None:
+            super().__init__()
+            self.inner, self.axis = model_of(), axis
+
+        def forward(self, x: Any) -> Any:
+            y = self.inner(x)
+            return torch.relu(y + y.flip(self.axis))
+
+    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [2.0, 1.0])
+    x = torch.randn(1, 3, 12, 12).repeat(8, 1, 1, 1)
+    assert called(Turned(1).eval(), x).programs()[0].engine.batch == 4
+    assert called(Turned(0).eval(), x).programs()[0].engine.batch == 8
 
 
 def test_a_damaged_decision_is_none(no_decisions: Path) -> None:
@@ -320,7 +426,7 @@ def test_a_cache_that_takes_nothing(
     assert len(told) == 1
 
 
-def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     now, order = 0.0, []
 
     def run(number: int, takes: float) -> Callable[[], None]:
@@ -342,6 +448,10 @@ def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order.clear()  # long ones tell more by themselves
     assert seconds([run(0, 1.2), run(1, 1.0)], enough=0.0) == pytest.approx([1.2, 1.0])
     assert order == [0, 1] * 3
+    order.clear()  # but not those of several threads
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert seconds([run(0, 1.2), run(1, 1.0)], enough=0.0) == pytest.approx([1.2, 1.0])
+    assert order == [0, 1] * 4
 
 
 def test_options_are_checked() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 LEAST, MOST = 3, 20  # rounds of timing
@@ -12,18 +11,31 @@ LONG = 0.1  # seconds of a run that needs fewer: it tells more by itself
 CLEARLY = 1.5  # times the least: what takes longer is out of the running
 
 
-def _to_the_end(run: Callable[[], Any], device: str) -> None:
-    import torch
-
-    run()
-    torch.cuda.synchronize(device)
-
-
 def clock() -> Callable[[], float]:
     """What tells how long one thread has computed, where one does; else the time."""
     import torch
 
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def timed(run: Callable[[], Any], device: str = "cpu") -> tuple[Any, float]:
+    """What a run gives, and its seconds; on a GPU, until it is done."""
+    import torch
+
+    now = clock() if device == "cpu" else time.perf_counter
+    start = now()
+    result = run()
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    return result, now() - start
+
+
+def tells(took: float, device: str = "cpu") -> bool:
+    """Whether a run that took so many seconds tells by itself: it is LONG, and of one
+    thread, whose clock does not count what else the machine did."""
+    import torch
+
+    return took > LONG and device == "cpu" and torch.get_num_threads() == 1
 
 
 def seconds(
@@ -37,25 +49,20 @@ def seconds(
     CLEARLY longer than the fastest has no further turn.
 
     device: what they run on; on a GPU, until it is done. enough: seconds after which no
-    further round begins, once there were LEAST, or two of LONG ones. ready: each has
-    run just before.
+    further round begins, once there were LEAST, or two of runs that tell by themselves.
+    ready: each has run just before.
     """
-    if device != "cpu":
-        runs = [partial(_to_the_end, run, device) for run in runs]
     for run in () if ready else runs:
-        run()
-    now = clock() if device == "cpu" else time.perf_counter
+        timed(run, device)
     best, began = [float("inf")] * len(runs), time.perf_counter()
     left = list(range(len(runs)))
     for turn in range(MOST):
         for index in left:
-            start = now()
-            runs[index]()
-            best[index] = min(best[index], now() - start)
+            best[index] = min(best[index], timed(runs[index], device)[1])
         left = [index for index in left if best[index] <= CLEARLY * min(best)]
         if len(left) == 1 and len(runs) > 1:
             break
-        least = 2 if min(best) > LONG else LEAST
+        least = 2 if tells(min(best), device) else LEAST
         if turn + 1 >= least and time.perf_counter() - began > enough:
             break
     return best

@@ -17,6 +17,7 @@ from memplan.fusing.kernels import tape
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Called, Joined, Node, Stacked
 from memplan.fusing.options import FuseOptions
+from memplan.graph.program import mapped, refs
 from memplan.toolchain.cache import Cache
 
 BATCHES = (2, 1, 4)  # images at a time that are tried
@@ -123,8 +124,6 @@ class Maker:
 
     def separable(self) -> bool:
         """Whether inputs and outputs have one row an image, as far as shapes tell."""
-        from memplan.graph.program import refs
-
         names = (*self._network.inputs, *refs(self._outputs))
         shapes = [self._network.shapes.get(name, ()) for name in names]
         return all(shape and shape[0] == self.images for shape in shapes)
@@ -143,7 +142,8 @@ def _told_by(node: Node, network: Network, model: Any, count: int) -> str:
         what = list(map(str, node.operations))
     elif isinstance(node, Called):
         module = isinstance(node.op.target, torch.nn.Module)
-        what = str(node.op.target) if module else node.op.key
+        called = str(node.op.target) if module else node.op.key
+        what = called, mapped((node.op.args, node.op.kwargs), lambda _: None)
     kind = type(node).__name__
     return repr((kind, shape, str(dtype), taken, what, torch.get_num_threads()))
 
