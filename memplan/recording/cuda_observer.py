@@ -27,15 +27,15 @@ class CudaObserver:
         self.began = False
         self.fault = ""
         self._torch: Any = None
-        self._otherwise: Callable[[], None] = lambda: None
+        self._instead: Callable[[Any], None] | None = None
         self._library: SlotLibrary | None = None
 
-    def arm(self, torch: Any, otherwise: Callable[[], None]) -> None:
+    def arm(self, torch: Any, instead: Callable[[Any], None] | None) -> None:
         """Begin when CUDA is first used, or now if it is in use; uses no CUDA.
 
-        otherwise: called, in the program's midst, where that cannot be; see `fault`.
+        instead: called with `torch` then where that cannot be; see `fault`.
         """
-        self._torch, self._otherwise = torch, otherwise
+        self._torch, self._instead = torch, instead
         torch.cuda._lazy_call(self._begin)
 
     def stop(self) -> int:
@@ -63,7 +63,8 @@ class CudaObserver:
             library.observe(_alloc.observation_address())
         except Exception as error:  # in the midst of somebody's program: tell it later
             self.fault = str(error)
-            self._otherwise()
+            if self._instead is not None:
+                self._instead(torch)
             return
         self._library = library
         self.began = True

@@ -21,6 +21,7 @@ FIRST = 2  # after the two destructors
 ALLOCATE = 2
 # Releases that were looked at; another is first tried in a process of its own.
 KNOWN = ((2, 11), (2, 14))
+EVENTS_KNOWN = ((2, 14),)  # of them, whose events were recorded, too
 _TRIAL_SECONDS = 120
 
 
@@ -36,10 +37,10 @@ def torchs_library(torch: Any) -> Path:
     return Path(torch.__file__).parent / "lib" / "libc10_cuda.so"
 
 
-def is_known(version: str) -> bool:
-    """Whether the release of torch was looked at."""
+def is_known(version: str, *, events: bool = False) -> bool:
+    """Whether the release of torch was looked at; events: and its events recorded."""
     return tuple(version.split(".")[:2]) in {
-        tuple(map(str, release)) for release in KNOWN
+        tuple(map(str, release)) for release in (EVENTS_KNOWN if events else KNOWN)
     }
 
 
@@ -51,7 +52,7 @@ def require_known(library: SlotLibrary, torch: Any, *, events: bool = False) -> 
     to stand in.
     """
     fault = library.check(torchs_library(torch))
-    if not fault and not is_known(torch.__version__):
+    if not fault and not is_known(torch.__version__, events=events):
         fault = try_elsewhere(events=events)
     if fault:
         raise _unknown(torch, fault)

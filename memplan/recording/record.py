@@ -145,16 +145,11 @@ class Recording:
 
     def _watch_cuda(self, torch: Any) -> None:
         """Record CUDA's memory from its first use on, in one way or the other."""
-        history = self._history
         if self._observer is not None:
-
-            def otherwise() -> None:
-                if history is not None:
-                    history.begin(torch)
-
-            self._observer.arm(torch, otherwise)
-        elif history is not None:
-            history.arm(torch)
+            instead = None if self._history is None else self._history.begin
+            self._observer.arm(torch, instead)
+        elif self._history is not None:
+            self._history.arm(torch)
 
     def finish(self) -> None:
         """Stop, and write the trace, or traces; harmless when not running.

@@ -358,6 +358,10 @@ def test_auto_records_the_gpu_of_a_program_that_uses_it(
     assert trace.info.device == "cuda"
     assert trace.info.program.marks == "explicit"
     assert len(trace) == 1 + 5 * 10
+    assert not recording.observed
+    assert (
+        "from torch's own history, since torch 2.13.0+cu130 has" in recording.notes[0]
+    )
 
 
 def test_auto_records_the_cpu_otherwise(
