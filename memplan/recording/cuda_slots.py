@@ -170,7 +170,8 @@ def main() -> None:
     torch.cuda.init()
     library = SlotLibrary(library_path())
     take_slots(library, torch)
-    del torch.zeros(1 << 20, device="cuda")[:]
+    block = torch.zeros(1 << 20, device="cuda")
+    del block
     if "events" in sys.argv[1:]:
         with torch.cuda.stream(torch.cuda.Stream()):
             observe_events(library, torch)
