@@ -13,7 +13,7 @@ from memplan.core.placement import Placement
 from memplan.core.plan import UNMARKED, Plan
 from memplan.core.problem import Problem
 from memplan.errors import NoPlanError
-from memplan.trace.journal import ROW
+from memplan.trace.journal import COLUMNS, ROW
 from memplan.trace.trace import Action, Columns, Trace, TraceInfo
 
 
@@ -50,7 +50,7 @@ def from_log(plan: Plan, log: bytes) -> Plan:
     rows = np.frombuffer(log, dtype=ROW)
     if not (rows["action"] == Action.STEP).any():
         raise NoPlanError("no step ended before the log was full")
-    columns = {name: rows[name] for name in ROW.names or () if name != "stack"}
+    columns = {name: rows[name] for name in COLUMNS}
     events = Columns.of(**columns, requested_size=rows["size"])
     program, device = plan.provenance.program, plan.provenance.device
     info = TraceInfo(program=program, device=device, alignment=ALIGNMENT[device])

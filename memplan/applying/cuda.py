@@ -20,13 +20,6 @@ from memplan.applying.cuda_library import COUNTERS, Library, Place
 from memplan.applying.cuda_making import ArenaMaking
 from memplan.applying.cuda_replay import CudaReplay, CudaTable
 from memplan.applying.cuda_sharing import share_outside
-from memplan.applying.cuda_slots import (
-    is_known,
-    library_path,
-    take_slots,
-    torchs_library,
-    try_elsewhere,
-)
 from memplan.applying.replan import Replanner
 from memplan.applying.report import DeviceMemory, Report, make_report
 from memplan.applying.suitability import check_plan, step_marks
@@ -34,6 +27,11 @@ from memplan.applying.tables import replay_arrays
 from memplan.core.plan import Plan
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.recording.boundary import Boundaries
+from memplan.recording.cuda_slots import (
+    library_path,
+    require_known,
+    take_slots,
+)
 from memplan.recording.shim import require_torch
 from memplan.recording.stats import Spread
 from memplan.recording.step_clock import StepClock
@@ -246,14 +244,7 @@ def usable_library(torch: Any) -> Library:
             "the driver with nvidia-smi"
         )
     library = _library or Library(library_path())
-    fault = library.check(torchs_library(torch))
-    if not fault and not is_known(torch.__version__):
-        fault = try_elsewhere()
-    if fault:
-        raise EnvironmentUnfitError(
-            f"torch {torch.__version__} has a CUDA allocator that memplan does not "
-            f"know: {fault}; nothing was changed"
-        )
+    require_known(library, torch)
     library.heed(_alloc.interruptions_address())
     _library = library
     return library

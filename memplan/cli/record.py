@@ -12,16 +12,15 @@ import click
 
 from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
-from memplan.recording.cuda import path_of
 from memplan.recording.launchers import through_launcher
-from memplan.recording.options import RecordOptions, Stacks, Steps
+from memplan.recording.options import History, RecordOptions, Stacks, Steps
 from memplan.recording.ranks import written_by_rank
 from memplan.recording.record import Recording
 from memplan.recording.target import run
 from memplan.trace.liveness import StepWorkload, step_problem
 from memplan.trace.pieces import Summary
 from memplan.trace.read import read_trace
-from memplan.trace.recovery import Written
+from memplan.trace.recovery import Written, path_of
 from memplan.trace.streams import NEEDED, streams_of
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
@@ -81,6 +80,16 @@ class StepsType(click.ParamType[Any]):
     help="Note who asks: site, the line, module and operator; python, all calls above "
     "it, too.",
 )
+@click.option(
+    "--cuda-history",
+    "history",
+    type=click.Choice(get_args(History)),
+    default="auto",
+    show_default=True,
+    help="How CUDA memory is recorded: slot, as PyTorch's allocator tells memplan; "
+    "torch, from PyTorch's own history, which SCRIPT cannot have then, and which may "
+    "fill up; auto, the first where that allocator is known.",
+)
 @arguments.force("the trace if it exists")
 @arguments.program
 def command(
@@ -89,6 +98,7 @@ def command(
     steps: Steps,
     then_exit: bool,
     stacks: Stacks,
+    history: History,
     force: bool,
     module: str | None,
     script: tuple[str, ...],
@@ -102,7 +112,7 @@ def command(
     Example: memplan record -o train.parquet train.py --epochs 1
     """
     target = arguments.target(module, script)
-    words = _words(output, device, steps, stacks)
+    words = [*_words(output, device, steps, stacks), "--cuda-history", history]
     flags = ("--then-exit" * then_exit, "--force" * force, "--quiet" * show.is_hushed())
     launcher = through_launcher(target, [*words, *filter(None, flags)])
     if launcher is not None:  # each of its children records
@@ -116,6 +126,7 @@ def command(
         # No kernel runs: there is nothing to run on for.
         then_exit=then_exit or (device.startswith("fake") and steps != "all"),
         stacks=stacks,
+        history=history,
         force=force,
         program=target.identity(),
         argv=target.command(),
@@ -222,7 +233,7 @@ def _tell_of_cuda(first: Path, recording: Recording) -> None:
                 f"device {device} has {len(streams_of(trace))} streams; a plan serves "
                 "one stream, see memplan.trace.streams"
             )
-        if not trace.info.complete:
+        if not trace.info.complete and not recording.observed:
             show.complaint(
                 f"the history of device {device} was full: its oldest events are "
                 "missing; record fewer steps with --steps"

@@ -9,7 +9,8 @@ import click
 from memplan.cli import arguments, show
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
-from memplan.trace.recovery import recover_journal
+from memplan.trace.journal import Journal
+from memplan.trace.recovery import path_of, paths_of, recover_devices
 from memplan.trace.write import check_suffix
 from memplan.units import format_bytes
 
@@ -24,6 +25,8 @@ from memplan.units import format_bytes
 def command(journal: Path, output: Path | None, force: bool, json_: bool) -> None:
     """Make a trace from the JOURNAL of a recording that was killed.
 
+    Of CUDA memory there is one for each GPU, as a recording makes them.
+
     Keeps every block up to the first that is not whole; what was lost is told, and the
     trace is marked as incomplete. The journal is left where it is.
 
@@ -34,10 +37,14 @@ def command(journal: Path, output: Path | None, force: bool, json_: bool) -> Non
         raise UsageError(f"{journal}: name the trace to write with -o")
     path = output or journal.with_suffix("")
     check_suffix(path)
-    refuse_overwrite(path, force)
-    found = recover_journal(journal, path)
+    for name in paths_of(path, Journal(journal).devices).values():
+        refuse_overwrite(name, force)
+    traces = recover_devices(journal, path)
+    device, found = next(iter(traces.items()))
     state = "complete" if found.info.complete else "incomplete: it was cut off"
     rows = [("events", f"{found.summary.events:,}"), ("state", state)]
+    if device is not None:
+        rows.insert(0, ("device", "cuda"))
     if found.bytes_lost:
         rows.append(("lost", f"{format_bytes(found.bytes_lost)}: {found.reason}"))
     if json_:
@@ -54,3 +61,6 @@ def command(journal: Path, output: Path | None, force: bool, json_: bool) -> Non
         )
         return
     show.facts(f"memplan: recovered {path}", rows, err=True)
+    for other in list(traces)[1:]:
+        if other is not None:
+            show.note(f"device {other} is in {path_of(path, other)}")

@@ -1,8 +1,9 @@
 """Recording CUDA memory from torch's own history of it. Experimental.
 
+It is what is left where torch's allocator cannot be observed: see `cuda_observer`.
 torch's allocator keeps the history, from the moment CUDA is first used; here what was
-fetched at the end is made a trace for each device. Unlike a recording on the CPU there
-is no journal: what a killed process did is lost.
+fetched at the end is made a trace for each device. There is no journal: what a killed
+process did is lost.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from memplan.recording.options import RecordOptions
 from memplan.recording.shim import require_torch
 from memplan.recording.stats import run_stats
 from memplan.trace.importers.snapshot import devices_of, from_snapshot
+from memplan.trace.recovery import paths_of
 from memplan.trace.trace import Trace
 from memplan.trace.write import write_trace
 
@@ -53,28 +55,24 @@ def traces_of(
     return {index: _trace_of(snapshot, history, options, index) for index in chosen}
 
 
-def write_traces(traces: dict[int, Trace], path: Path, force: bool) -> Trace:
-    """Write each device's trace, the first to `path`; the first one is returned.
+def write_traces(traces: dict[int, Trace], path: Path, force: bool) -> dict[int, Path]:
+    """Write each device's trace, the first to `path`; where each one is.
 
     Raises RecordError if one cannot be written, or one beyond the first would replace
     a file and `force` is off.
     """
+    paths: dict[int, Path] = {}
     try:
-        for place, (device, trace) in enumerate(traces.items()):
-            name = path if place == 0 else path_of(path, device)
-            if place:
+        for device, name in paths_of(path, list(traces)).items():
+            if device is None:
+                continue
+            if paths:
                 refuse_overwrite(name, force)
-            write_trace(trace, name)
+            write_trace(traces[device], name)
+            paths[device] = name
     except MemplanError as failure:
         raise RecordError(f"the recording of CUDA memory is lost: {failure}") from None
-    return next(iter(traces.values()))
-
-
-def path_of(path: Path, device: int) -> Path:
-    """Where the trace of a device beyond the first goes, beside `path`."""
-    name = path.name
-    suffix = next(s for s in (".json.gz", ".json", ".parquet") if name.endswith(s))
-    return path.with_name(f"{name.removesuffix(suffix)}.cuda{device}{suffix}")
+    return paths
 
 
 def _trace_of(

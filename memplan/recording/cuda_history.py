@@ -39,6 +39,11 @@ class CudaHistory:
         self._torch = torch
         torch.cuda._lazy_call(self._begin)
 
+    def begin(self, torch: Any) -> None:
+        """Begin now: CUDA is in use, or just about to be."""
+        self._torch = torch
+        self._begin()
+
     def mark(self, mark: Mark) -> None:
         """A step boundary is here. Events after it bear a tag where torch can tag."""
         self.marks.append(HistoryMark(mark, time.time_ns() // 1000))

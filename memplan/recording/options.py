@@ -16,6 +16,7 @@ from memplan.version import __version__
 Device = Literal["auto", "cpu", "cuda"]
 Stacks = Literal["none", "site", "python"]
 Steps = int | Literal["auto", "all"] | None
+History = Literal["auto", "slot", "torch"]
 
 MAX_ENTRIES = 5_000_000  # events of each device's history, at some 100 bytes each
 
@@ -35,8 +36,11 @@ class RecordOptions:
     force: replace files that exist.
     program, argv: what is recorded, as the trace will name it.
     gpu: of CUDA's devices record only this one, by its index.
-    max_entries: of each GPU's history; one that overflows is reported, and its trace
-        marked as incomplete.
+    history: how CUDA memory is recorded: "slot", by what torch's allocator tells
+        memplan; "torch", from torch's own history, which the program then cannot have
+        for itself; "auto", the first where torch's allocator is one that is known.
+    max_entries: of each GPU's history, if it is torch's; one that overflows is
+        reported, and its trace marked as incomplete.
     """
 
     device: Device | str = "auto"
@@ -48,9 +52,13 @@ class RecordOptions:
     gpu: int | None = None
     max_entries: int = MAX_ENTRIES
     then_exit: bool = False
+    history: History = "auto"
 
     def __post_init__(self) -> None:
-        for name, known in (("device", Device), ("stacks", Stacks)):
+        for name, known in (
+            *(("device", Device), ("stacks", Stacks)),
+            ("history", History),
+        ):
             value = getattr(self, name)
             if name == "device" and fake_device(value) is not None:
                 continue

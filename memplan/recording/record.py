@@ -6,13 +6,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from memplan.errors import MemplanError, RecordError
 from memplan.files import refuse_overwrite
 from memplan.recording.boundary import Boundaries, StepCount
-from memplan.recording.cpu import CpuEvents
 from memplan.recording.cuda import require_gpu, traces_of, write_traces
 from memplan.recording.cuda_history import CudaHistory
+from memplan.recording.cuda_observer import CudaObserver
+from memplan.recording.events import Events
 from memplan.recording.fake import FakeEvents
 from memplan.recording.options import DEFAULTS, Device, RecordOptions, Stacks, Steps
 from memplan.recording.settling import (
@@ -35,7 +37,7 @@ class Recording:
     """One recording of this process.
 
     path: the trace's file, absolute, once `finish` has run. written: what is in it,
-    None until then. traces: of every GPU recorded, by its index, {} if the CPU was
+    None until then. paths: of every GPU's trace, by its index, {} if the CPU was
     recorded. Beyond the first, each is at `path` with its device's name before the
     suffix: train.cuda1.parquet. cpu_failure: why there is no trace of the CPU's memory,
     though that was recorded; raised by `finish` unless there is one of a GPU's.
@@ -49,20 +51,22 @@ class Recording:
         # The program may go to another folder: the file is where it was meant to be.
         self.path = Path(os.path.abspath(path))
         self.written: Written | None = None
-        self.traces: dict[int, Trace] = {}
+        self.paths: dict[int, Path] = {}
         self.cpu_failure: MemplanError | None = None
-        self._trace: Trace | None = None
+        self._read: dict[Path, Trace] = {}
         self._options = options
-        self._cpu: CpuEvents | FakeEvents | None = None
+        self._observer: CudaObserver | None = None
+        self._history: CudaHistory | None = None
+        if options.device in ("auto", "cuda"):
+            if options.history != "torch":
+                self._observer = CudaObserver()
+            if options.history != "slot":
+                self._history = CudaHistory(options.stacks, options.max_entries)
+        self._events: Events | FakeEvents | None = None
         if options.fake is not None:
-            self._cpu = FakeEvents(self.path, options, options.fake)
-        elif options.device in ("auto", "cpu"):
-            self._cpu = CpuEvents(self.path, options)
-        self._history = (
-            CudaHistory(options.stacks, options.max_entries)
-            if options.device in ("auto", "cuda")
-            else None
-        )
+            self._events = FakeEvents(self.path, options, options.fake)
+        elif options.device != "cuda" or self._observer is not None:
+            self._events = Events(self.path, options, self._observer)
         self._count = StepCount(options.limit)
         alike = SETTLED_STEPS if options.fake is None else SETTLED_FAKE_STEPS
         self._settling = Settling(alike) if options.steps == "auto" else None
@@ -81,14 +85,37 @@ class Recording:
 
         Raises InputError if the file is no longer there.
         """
-        if self._trace is None and self.written is not None:
-            self._trace = read_trace(self.path)
-        return self._trace
+        return None if self.written is None else self._trace_at(self.path)
+
+    @property
+    def traces(self) -> dict[int, Trace]:
+        """Of every GPU recorded, by its index; each read when first asked for.
+
+        Raises InputError if a file is no longer there.
+        """
+        return {device: self._trace_at(path) for device, path in self.paths.items()}
+
+    @property
+    def observed(self) -> bool:
+        """Whether torch's CUDA allocator was observed; else what there is of CUDA is of
+        torch's own history."""
+        return self._observer is not None and self._observer.began
+
+    def _trace_at(self, path: Path) -> Trace:
+        if path not in self._read:
+            self._read[path] = read_trace(path)
+        return self._read[path]
 
     @property
     def notes(self) -> list[str]:
         """What a recording took for granted, and what of the program is not in it."""
-        return self._cpu.notes() if self._cpu is not None else []
+        found = self._events.notes() if self._events is not None else []
+        if self._observer is not None and self._observer.fault and self.paths:
+            found.append(
+                "CUDA memory was recorded from torch's own history, since "
+                + self._observer.fault
+            )
+        return found
 
     def start(self) -> None:
         """Begin.
@@ -98,22 +125,31 @@ class Recording:
         """
         check_suffix(self.path)
         refuse_overwrite(self.path, self._options.force)
-        torch = require_gpu() if self._cpu is None else require_torch("recording")
+        only_cuda = self._options.device == "cuda"
+        torch = require_gpu() if only_cuda else require_torch("recording")
         try:
-            if self._cpu is not None:
-                self._cpu.prepare()
+            if self._events is not None:
+                self._events.prepare()
             self._boundaries.start()
-            if self._cpu is not None:
-                self._cpu.start()
+            if self._events is not None:
+                self._events.start()
         except BaseException:
             self._boundaries.stop()
-            if self._cpu is not None:
-                self._cpu.close()
+            if self._events is not None:
+                self._events.close()
             raise
-        if self._history is not None and torch.version.cuda:
-            self._history.arm(torch)
+        if torch.version.cuda:
+            self._watch_cuda(torch)
         self._running = True
         self._process = os.getpid()
+
+    def _watch_cuda(self, torch: Any) -> None:
+        """Record CUDA's memory from its first use on, in one way or the other."""
+        if self._observer is not None:
+            instead = None if self._history is None else self._history.begin
+            self._observer.arm(torch, instead)
+        elif self._history is not None:
+            self._history.arm(torch)
 
     def finish(self) -> None:
         """Stop, and write the trace, or traces; harmless when not running.
@@ -134,36 +170,56 @@ class Recording:
             raise failure
 
     def _finish(self) -> None:
-        if self._cpu is not None:
+        if self.observed:
+            self._finish_events()
+            return
+        only_cuda = self._options.device == "cuda"
+        if only_cuda and isinstance(self._events, Events):
+            self._events.discard()
+        elif self._events is not None:
             try:
-                self.written = self._cpu.finish(self._count.mark)
+                self._finish_events()
             except MemplanError as error:
                 self.cpu_failure = error
         try:
-            self._finish_cuda()
+            self._finish_history()
         except MemplanError as error:
-            if self._cpu is None:
+            if only_cuda:
                 raise
             left = self.cpu_failure or f"{self.path} may hold the CPU's instead"
             raise RecordError(f"{error}; {left}") from error
-        if self.cpu_failure is not None and not self.traces:
+        if self.cpu_failure is not None and not self.paths:
             raise self.cpu_failure
 
-    def _finish_cuda(self) -> None:
-        """Make the trace, or traces, of the GPU if that is what was used."""
+    def _finish_events(self) -> None:
+        if self._events is not None:
+            self.written = self._events.finish(self._count.mark)
+        if isinstance(self._events, Events):
+            self.paths = self._events.paths
+
+    def _finish_history(self) -> None:
+        """Make the trace, or traces, of the GPU, from torch's own history if that is
+        what was used."""
+        if self._history is None and self._observer is not None:
+            self._used(None)
+            if self._observer.fault:
+                raise RecordError(
+                    f"nothing of CUDA was recorded: {self._observer.fault}"
+                )
         snapshot = self._history.fetch() if self._history is not None else None
         if self._history is not None and self._used(snapshot):
             traces = traces_of(snapshot, self._history, self._options)
-            self._trace = write_traces(traces, self.path, self._options.force)
-            self.traces = traces
-            summary = Summary.of(self._trace.events)
-            self.written = Written(self._trace.info, summary)
+            self.paths = write_traces(traces, self.path, self._options.force)
+            self._read = {path: traces[each] for each, path in self.paths.items()}
+            first = traces[next(iter(self.paths))]
+            self.written = Written(first.info, Summary.of(first.events))
 
     def _used(self, snapshot: object) -> bool:
         """Whether the GPU is what to make a trace of."""
-        if self._cpu is not None:
+        if self._options.device != "cuda":
             return snapshot is not None and bool(devices_of(snapshot))
-        if snapshot is None:
+        unused = self._observer is None or not self._observer.fault
+        if snapshot is None and unused:
             raise RecordError(
                 "the program did not use CUDA; record it with --device cpu"
             )
@@ -173,8 +229,8 @@ class Recording:
         if self._ending:
             raise SystemExit(0)
         digest = 0
-        if self._cpu is not None:
-            digest = self._cpu.mark(mark)
+        if self._events is not None:
+            digest = self._events.mark(mark)
         if self._history is not None:
             self._history.mark(mark)
         if self._is_last(mark, digest):
@@ -184,9 +240,9 @@ class Recording:
         """Whether the recording is to stop here, by itself."""
         if self._count.add(mark):
             self.stopped = f"after {self._options.limit:,} steps, as asked for"
-        if self._settling is not None and self._cpu is not None:
+        if self._settling is not None and self._events is not None:
             self._settling.add(mark, digest)
-            events = self._cpu.events
+            events = self._events.events
             enough = self._options.then_exit or events >= SETTLED_EVENTS
             if self._settling.settled and enough:
                 self.stopped = "by itself: the steps repeat (--steps all records all)"
@@ -213,8 +269,8 @@ class Recording:
         try:
             self.finish()
         finally:
-            if self._cpu is not None:
-                self._cpu.close()
+            if self._events is not None:
+                self._events.close()
 
 
 @contextlib.contextmanager

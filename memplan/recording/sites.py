@@ -19,6 +19,7 @@ from typing import Any
 import memplan.version
 from memplan.native import _alloc
 from memplan.recording import target
+from memplan.recording.cuda_observer import CudaObserver
 from memplan.recording.operators import operator_at
 from memplan.trace.category import Category
 
@@ -30,15 +31,27 @@ class Sites:
 
     _active: Sites | None = None
 
-    def __init__(self, depth: int) -> None:
-        """depth: SITE, to note the one line that asks, or ALL, for all its calls."""
+    def __init__(
+        self, depth: int, cpu: bool = True, observer: CudaObserver | None = None
+    ) -> None:
+        """depth: SITE, to note the one line that asks, or ALL, for all its calls. cpu:
+        the CPU's blocks are recorded; observer: CUDA's, once that has begun."""
         self._depth = depth
+        self._cpu, self._observer = cpu, observer
         self._handles: list[Any] = []
         self._after: Any = None
         # Of modules and parameters, by id, as the recorder has them.
         self._numbers: dict[int, int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def sees(self, tensor: Any) -> bool:
+        """Whether blocks of its device are recorded."""
+        if tensor.is_cpu:
+            return self._cpu
+        return bool(
+            self._observer is not None and self._observer.began and tensor.is_cuda
+        )
 
     def prepare(self) -> None:
         """Hook what comes after an optimizer's step.
@@ -197,7 +210,10 @@ def _label(tensors: Iterable[tuple[Any, int]], category: Category) -> None:
 
     None is passed over.
     """
-    addresses, modules = [], []
+    active = Sites._active
+    if active is None:
+        return
+    found: dict[int, tuple[list[int], list[int]]] = {}  # by GPU, -1 for the CPU
     # A program's fake tensors have no address, and torch warns of asking for one.
     imported = sys.modules.get("torch._subclasses.fake_tensor")
     fake = getattr(imported, "FakeTensor", ())
@@ -205,13 +221,16 @@ def _label(tensors: Iterable[tuple[Any, int]], category: Category) -> None:
         # Sparse tensors have no storage; those of other devices are no matter. Each
         # step of a program comes here: what is not raised costs nothing.
         try:
-            if tensor is not None and tensor.is_cpu and not isinstance(tensor, fake):
-                addresses.append(tensor.untyped_storage().data_ptr())
-                modules.append(module)
+            if tensor is None or isinstance(tensor, fake) or not active.sees(tensor):
+                continue
+            address = tensor.untyped_storage().data_ptr()
+            place = found.setdefault(tensor.get_device(), ([], []))
+            place[0].append(address)
+            place[1].append(module)
         except (RuntimeError, NotImplementedError, AttributeError):
             continue
-    if addresses:
-        _alloc.label_blocks(addresses, modules, int(category))
+    for device, (addresses, modules) in found.items():
+        _alloc.label_blocks(addresses, modules, int(category), device)
 
 
 def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from memplan.formats.sniff import MAGIC_OF, Kind
 from memplan.formats.strictjson import Budget, parse
 from memplan.trace.check import MAX_EVENTS
 from memplan.trace.info import frame_from_json, from_metadata, origin_from_json
+from memplan.trace.journal_places import Places
 from memplan.trace.match import OpenBlocks
 from memplan.trace.pieces import PieceCheck, Summary
 from memplan.trace.stacks import (
@@ -42,12 +43,17 @@ MAX_BLOCK_BYTES = 64 << 20
 
 ROW = np.dtype(
     {
-        "names": ["time_ns", "address", "size", "thread", "stack", "action", "mark"],
-        "formats": ["<i8", "<u8", "<i8", "<i4", "<i4", "u1", "u1"],
-        "offsets": [0, 8, 16, 24, 28, 32, 33],
+        "names": [
+            *("time_ns", "address", "size", "thread", "stack", "action", "mark"),
+            "place",
+        ],
+        "formats": ["<i8", "<u8", "<i8", "<i4", "<i4", "u1", "u1", "<u2"],
+        "offsets": [0, 8, 16, 24, 28, 32, 33, 34],
         "itemsize": 40,
     }
 )
+# Those that are a trace's as they stand.
+COLUMNS = ("time_ns", "address", "size", "thread", "action", "mark")
 _HEADER = struct.Struct("<III")
 _MAX_BYTES = MAX_EVENTS * ROW.itemsize * 2
 _BLOCKS_ANYWAY = 10_000
@@ -81,6 +87,7 @@ class Journal:
         self.summary = Summary()
         self.kept = 0
         self._count = 0  # events
+        self._places = Places()
         self._blocks = 0
         self._metadata: dict[str, Any] = {}
         self._begun = TraceInfo(complete=False)
@@ -105,6 +112,11 @@ class Journal:
         self.stacks = StackTable(self._stacks, self._origins)
 
     @property
+    def devices(self) -> list[int]:
+        """The GPUs that it tells of, ascending."""
+        return self._places.devices
+
+    @property
     def lost(self) -> int:
         """Bytes that were not read."""
         return self._size - self.kept
@@ -114,8 +126,8 @@ class Journal:
         """What the first and the end block say; incomplete without the latter."""
         return self._ended or self._begun
 
-    def pieces(self) -> Iterator[Columns]:
-        """The events, some at a time; to be called once.
+    def pieces(self, device: int | None = None) -> Iterator[Columns]:
+        """The CPU's events, or those of a GPU, some at a time; to be called once.
 
         Frees get the size of the allocation they end; a stack that was lost becomes
         -1. Ends before the first block that holds an event no trace may hold; `kept`,
@@ -130,6 +142,10 @@ class Journal:
                 found = check.fault(events)
                 if found is None:
                     live = after
+                    whole = np.concatenate([rows for _, rows in blocks])
+                    chosen = self._places.chosen(whole, device)
+                    if chosen is not None:
+                        events, freed = events.take(chosen), freed[chosen]
                     self.summary.add(events, freed)
                     yield events
                     break
@@ -167,11 +183,8 @@ class Journal:
         rows = np.concatenate([rows for _, rows in blocks])
         stack = rows["stack"].astype(np.int32)
         stack[(stack < 0) | (stack >= len(self.stacks))] = NO_STACK
-        events = Columns.of(
-            **{name: rows[name] for name in ROW.names or () if name != "stack"},
-            requested_size=rows["size"],
-            stack=stack,
-        )
+        columns = {name: rows[name] for name in COLUMNS} | self._places.columns(rows)
+        events = Columns.of(**columns, requested_size=columns["size"], stack=stack)
         freed = live.freed(events)
         size = np.where(freed >= 0, freed, events.size)
         return replace(events, size=size, requested_size=size), freed
@@ -194,7 +207,7 @@ class Journal:
                 self._stacks += stacks
                 self._origins += map(stacks.origin, range(len(stacks)))
             elif kind == EVENTS:
-                self._count_events(len(payload), at)
+                self._look_at_events(payload, at)
             elif kind == STACKS:
                 self._take_stacks(payload)
             else:
@@ -205,12 +218,15 @@ class Journal:
                 raise
             raise _StopReading(f"the block at byte {at}: {error.problem}") from None
 
-    def _count_events(self, length: int, at: int) -> None:
-        if length % ROW.itemsize:
+    def _look_at_events(self, payload: bytes, at: int) -> None:
+        if len(payload) % ROW.itemsize:
             raise _StopReading(f"the block at byte {at} holds no whole events")
-        self._count += length // ROW.itemsize
+        rows = np.frombuffer(payload, dtype=ROW)
+        self._count += len(rows)
         if self._count > MAX_EVENTS:
             raise _StopReading(f"more than {MAX_EVENTS} events, from byte {at}")
+        if problem := self._places.note(rows):
+            raise _StopReading(f"the block at byte {at} {problem}")
 
     def _take_stacks(self, payload: bytes) -> None:
         # A file name cut within a character must not cost the events that follow.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from memplan.errors import FormatError
 from memplan.files import PathLike
+from memplan.trace.importers.snapshot_history import GRANULARITY
 from memplan.trace.info import encode_metadata
 from memplan.trace.journal import Journal
 from memplan.trace.pieces import Summary
@@ -37,10 +39,44 @@ class Recovered(Written):
     reason: str
 
 
-def recover_journal(
+def recover_devices(
     source: PathLike, path: PathLike, dropped: int | None = None
+) -> dict[int | None, Recovered]:
+    """The journal `source` as traces: of each GPU that it tells of, by its index, the
+    first at `path` and the others at their `path_of`; or, with None, of the CPU.
+
+    For `dropped` and the errors see `recover_journal`.
+    """
+    return {
+        device: recover_journal(source, name, dropped, device)
+        for device, name in paths_of(path, Journal(source).devices).items()
+    }
+
+
+def paths_of(path: PathLike, devices: Sequence[int]) -> dict[int | None, Path]:
+    """Where the trace of each GPU goes, or, with None, the CPU's if there is none."""
+    found: dict[int | None, Path] = {devices[0] if devices else None: Path(path)}
+    for device in devices[1:]:
+        found[device] = path_of(Path(path), device)
+    return found
+
+
+def path_of(path: Path, device: int) -> Path:
+    """Where the trace of a GPU beyond the first goes, beside `path`."""
+    name = path.name
+    suffix = next(s for s in (".json.gz", ".json", ".parquet") if name.endswith(s))
+    return path.with_name(f"{name.removesuffix(suffix)}.cuda{device}{suffix}")
+
+
+def recover_journal(
+    source: PathLike,
+    path: PathLike,
+    dropped: int | None = None,
+    device: int | None = None,
 ) -> Recovered:
     """Write every sound block of the journal `source` as the trace at `path`.
+
+    device: of its events, those of this GPU, by its index; None: the CPU's.
 
     dropped: how many events never reached the journal, where that is known; the trace
     is `complete` then only if there were none, and otherwise if the journal says so.
@@ -52,21 +88,24 @@ def recover_journal(
     journal = Journal(source)
 
     def info() -> TraceInfo:
+        found = journal.info
+        if device is not None:  # what the process had resident is another matter
+            found = replace(found, device="cuda", alignment=GRANULARITY, added_bytes=0)
         if dropped is None:
-            return journal.info
-        whole = journal.info.complete and not dropped and not journal.reason
-        return replace(journal.info, dropped_events=dropped, complete=whole)
+            return found
+        whole = found.complete and not dropped and not journal.reason
+        return replace(found, dropped_events=dropped, complete=whole)
 
     if os.fspath(path).endswith(".parquet"):
         from memplan.trace.parquet import write_pieces
 
         write_pieces(
             path,
-            journal.pieces(),
+            journal.pieces(device),
             lambda: encode_metadata(path, Trace(Columns.of(), journal.stacks, info())),
         )
     else:
-        events = Columns.joined([Columns.of(), *_few(path, journal.pieces())])
+        events = Columns.joined([Columns.of(), *_few(path, journal.pieces(device))])
         write_trace(Trace(events, journal.stacks, info()), path)
     return Recovered(info(), journal.summary, journal.lost, journal.reason)
 

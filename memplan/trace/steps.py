@@ -119,7 +119,13 @@ def timeline(trace: Trace) -> Timeline:
         size=size,
         lower=lower,
         freed=freed,
-        upper=_outlast_races(lower, freed, events.thread, counted, bounds),
+        upper=(
+            # Of CUDA memory a stream's order counts; who asks beside the program's own
+            # thread is autograd's, which never runs at the same time.
+            _outlast_races(lower, freed, events.thread, counted, bounds)
+            if trace.info.device == "cpu"
+            else freed
+        ),
         bounds=bounds,
         first=np.searchsorted(lower, bounds, side="left").astype(np.int64),
         ticks=int(counted.sum()),

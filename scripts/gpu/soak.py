@@ -18,8 +18,8 @@ import torch
 
 from memplan.applying import cuda
 from memplan.applying.cuda_library import Library, Place
-from memplan.applying.cuda_slots import take_slots
 from memplan.applying.tables import ReplayArrays
+from memplan.recording.cuda_slots import take_slots
 
 THREADS = 4
 SIZES = (100, 512, 4096, 30_000, 65_536, 1 << 20)

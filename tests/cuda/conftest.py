@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.applying.cuda_slots import library_path, take_slots
+from memplan.recording.cuda_slots import library_path, take_slots
 from tests.compiled import compiled
 from tests.cuda.cuda_world import FakeTorch, World
 
@@ -41,6 +41,8 @@ def world_of(fake_torchs: Callable[..., Path], tmp_path: Path) -> Callable[..., 
         folder.mkdir()
         own = shutil.copy(library_path(), folder / "libmemplan_cuda.so")
         torchs = shutil.copy(fake_torchs(*flags), folder / "libc10_cuda.so")
+        # Where torch has the allocator whose functions have names.
+        (folder / "libtorch_cuda.so").symlink_to(torchs)
         world = World(Path(own), Path(torchs))
         if taken:
             take_slots(world.native, FakeTorch(world))

@@ -150,6 +150,10 @@ class World:
 
     # ---- torch and the device
 
+    def empty(self) -> None:
+        """As `torch.cuda.empty_cache`."""
+        self._fake.fake_empty()
+
     def fail_otherwise(self, on: bool) -> None:
         """Torch's allocator throws, and not for want of memory."""
         self._fake.fake_fail_otherwise(int(on))

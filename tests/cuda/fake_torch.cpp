@@ -117,6 +117,22 @@ __attribute__((visibility("default"))) int GetDevice(signed char* device) {
 
 namespace CUDACachingAllocator {
 
+struct TraceEntry {
+  enum Action { ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, MAP,
+                UNMAP, SNAPSHOT, OOM };
+  Action action;
+  std::int8_t device;
+  std::size_t address;
+  std::shared_ptr<int> context;
+#if LAYOUT == 6  // as a stream of any device
+  std::int64_t stream_id = 0;
+#endif
+  void* stream;
+  std::size_t size;
+  std::pair<unsigned long long, unsigned long long> pool;
+};
+using Tracker = std::function<void(const TraceEntry&)>;
+
 class CUDAAllocator : public Allocator {
  public:
   virtual bool initialized() { return true; }
@@ -131,13 +147,17 @@ class CUDAAllocator : public Allocator {
   virtual void recordStream(const DataPtr& block, CUDAStream stream) = 0;
   virtual void f1() {}
 #endif
-  virtual void begin(signed char device, PoolId pool,
-                     std::function<bool(void*)> filter) = 0;
+  virtual void beginAllocateToPool(signed char device, PoolId pool,
+                                   std::function<bool(void*)> filter) = 0;
 #if LAYOUT == 2
   virtual void recordStream(const DataPtr& block, CUDAStream stream) = 0;
 #endif
-  virtual void end(signed char device, PoolId pool) = 0;
+  virtual void endAllocateToPool(signed char device, PoolId pool) = 0;
   virtual void f2() {}
+#if LAYOUT == 2
+  virtual void attachAnother(std::function<bool()>) {}
+#endif
+  virtual void attachAllocatorTraceTracker(Tracker tracker) = 0;
   virtual void f3() {}
   virtual void f4() {}
   virtual void f5() {}
@@ -170,6 +190,7 @@ class NativeCachingAllocator : public CUDAAllocator {
     std::lock_guard lock(mutex_);
     ++requests;
     if (fails_otherwise) throw AnotherError();
+    const auto handle = reinterpret_cast<void*>(current_streams[device]);
     const std::uint64_t rounded = (bytes + 511) / 512 * 512;
     const auto stream = current_streams[device];
     auto& idle = idle_[{device, stream, rounded}];
@@ -179,9 +200,13 @@ class NativeCachingAllocator : public CUDAAllocator {
       idle.pop_back();
     } else if (rounded >> 40 != 0 || (take(&address, rounded) != 0 &&
                                       (empty(), take(&address, rounded) != 0))) {
+      trace(TraceEntry::OOM, device, reinterpret_cast<void*>(4096), rounded, handle);
       throw OutOfMemoryError();
+    } else {
+      trace(TraceEntry::SEGMENT_ALLOC, device, address, rounded, handle);
     }
     live_[address] = {rounded, device, stream, {}};
+    trace(TraceEntry::ALLOC, device, address, bytes, handle);
     return {address, &raw_delete, where};
   }
   Deleter raw_deleter() const override { return &raw_delete; }
@@ -191,11 +216,16 @@ class NativeCachingAllocator : public CUDAAllocator {
     ++recorded;
     live_.at(block.get()).users.insert(stream.stream());
   }
-  void begin(signed char, PoolId pool, std::function<bool(void*)> filter) override {
+  void attachAllocatorTraceTracker(Tracker tracker) override {
+    std::lock_guard lock(mutex_);
+    trackers_.push_back(std::move(tracker));
+  }
+  void beginAllocateToPool(signed char, PoolId pool,
+                           std::function<bool(void*)> filter) override {
     if (filter && pool.first == 666) throw AnotherError();
     ++pools;
   }
-  void end(signed char, PoolId) override { --pools; }
+  void endAllocateToPool(signed char, PoolId) override { --pools; }
 
   void release(void* address) {
     std::lock_guard lock(mutex_);
@@ -205,10 +235,15 @@ class NativeCachingAllocator : public CUDAAllocator {
       return;
     }
     const Block& block = found->second;
+    const auto handle = reinterpret_cast<void*>(block.stream);
+    trace(TraceEntry::FREE_REQUESTED, block.device, address, block.bytes, handle);
     // A block that others use is not handed out again before all is idle.
-    auto& place = block.users.empty() ? idle_[{block.device, block.stream, block.bytes}]
-                                      : used_;
-    place.push_back(address);
+    if (block.users.empty()) {
+      trace(TraceEntry::FREE_COMPLETED, block.device, address, block.bytes, handle);
+      idle_[{block.device, block.stream, block.bytes}].push_back(address);
+    } else {
+      used_.emplace_back(address, block);
+    }
     live_.erase(found);
   }
   void empty() {
@@ -216,9 +251,17 @@ class NativeCachingAllocator : public CUDAAllocator {
     for (auto& [key, idle] : idle_) {
       for (void* address : idle) cudaFree(address);
     }
-    for (void* address : used_) cudaFree(address);
+    for (auto& [address, block] : used_) {
+      const auto handle = reinterpret_cast<void*>(block.stream);
+      trace(TraceEntry::FREE_COMPLETED, block.device, address, block.bytes, handle);
+      cudaFree(address);
+    }
     idle_.clear();
     used_.clear();
+  }
+  void empty_cache() {
+    std::lock_guard lock(mutex_);
+    empty();
   }
   std::size_t live() {
     std::lock_guard lock(mutex_);
@@ -230,6 +273,16 @@ class NativeCachingAllocator : public CUDAAllocator {
   std::atomic<bool> fails_otherwise = false;
 
  private:
+  void trace(TraceEntry::Action action, int device, void* address, std::size_t bytes,
+             void* stream) {
+    TraceEntry entry{};
+    entry.action = action;
+    entry.device = static_cast<std::int8_t>(device);
+    entry.address = reinterpret_cast<std::size_t>(address);
+    entry.stream = stream;
+    entry.size = bytes;
+    for (const Tracker& tracker : trackers_) tracker(entry);
+  }
   static int take(void** address, std::uint64_t bytes) {
     return cudaMalloc(address, bytes);
   }
@@ -237,7 +290,8 @@ class NativeCachingAllocator : public CUDAAllocator {
   std::mutex mutex_;
   std::map<void*, Block> live_;
   std::map<std::tuple<int, std::int64_t, std::uint64_t>, std::vector<void*>> idle_;
-  std::vector<void*> used_;
+  std::vector<std::pair<void*, Block>> used_;
+  std::vector<Tracker> trackers_;
 };
 
 NativeCachingAllocator& the_allocator() {
@@ -263,6 +317,27 @@ __attribute__((visibility("default"))) std::atomic<CUDAAllocator*> allocator = [
 }  // namespace CUDACachingAllocator
 }  // namespace cuda
 }  // namespace c10
+
+#ifndef NAMELESS
+// The allocator whose functions have names.
+namespace torch::cuda::CUDAPluggableAllocator {
+
+struct __attribute__((visibility("default"))) CUDAPluggableAllocator
+    : c10::cuda::CUDACachingAllocator::CUDAAllocator {
+  c10::DataPtr allocate(std::size_t bytes) override;
+  c10::Deleter raw_deleter() const override { return nullptr; }
+  void recordStream(const c10::DataPtr&, c10::cuda::CUDAStream) override {}
+  void beginAllocateToPool(signed char, c10::PoolId, std::function<bool(void*)>) override {}
+  void endAllocateToPool(signed char, c10::PoolId) override {}
+  void attachAllocatorTraceTracker(c10::cuda::CUDACachingAllocator::Tracker) override {}
+};
+
+c10::DataPtr CUDAPluggableAllocator::allocate(std::size_t) {
+  return {nullptr, nullptr, {}};
+}
+
+}  // namespace torch::cuda::CUDAPluggableAllocator
+#endif
 
 using namespace c10;
 using cuda::CUDACachingAllocator::allocator;
@@ -326,7 +401,7 @@ API void fake_record_stream(void* address, void* stream) {
 
 API int fake_begin_pool(int device, std::uint64_t number) {
   try {
-    allocator.load()->begin(static_cast<signed char>(device), {number, 1},
+    allocator.load()->beginAllocateToPool(static_cast<signed char>(device), {number, 1},
                             [](void*) { return true; });
     return 0;
   } catch (const AnotherError&) {
@@ -335,10 +410,10 @@ API int fake_begin_pool(int device, std::uint64_t number) {
 }
 
 API void fake_end_pool(int device, std::uint64_t number) {
-  allocator.load()->end(static_cast<signed char>(device), {number, 1});
+  allocator.load()->endAllocateToPool(static_cast<signed char>(device), {number, 1});
 }
 
-API void fake_empty() { the_allocator().empty(); }
+API void fake_empty() { the_allocator().empty_cache(); }
 
 API void fake_fail_otherwise(int on) { the_allocator().fails_otherwise = on != 0; }
 

@@ -20,6 +20,7 @@ from memplan.applying.cuda_library import Library
 from memplan.applying.report import DeviceMemory
 from memplan.core.plan import Plan
 from memplan.errors import EnvironmentUnfitError, InputError, UsageError
+from memplan.recording import cuda_slots
 from memplan.recording.boundary import step as mark_step
 from memplan.solving.solve import solve
 from memplan.trace.importers.snapshot import from_snapshot
@@ -424,7 +425,7 @@ def test_where_torch_cannot_have_it_the_reason_is_told(
     change: Callable[[LoaderTorch], None],
     message: str,
 ) -> None:
-    monkeypatch.setattr(cuda_room, "try_elsewhere", lambda: "a trial of it failed")
+    monkeypatch.setattr(cuda_slots, "try_elsewhere", lambda **_: "a trial of it failed")
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
     change(fake_torch)
     with pytest.raises(EnvironmentUnfitError, match=message):

@@ -88,6 +88,31 @@ def test_a_warm_up_step_that_turns_out_another_gives_the_arena_up(world: World) 
     world.assert_no_leak()
 
 
+def test_a_step_unlike_the_plan_soon_goes_to_free_space_in_the_arena(
+    world: World,
+) -> None:
+    world.plan([*STEP, *STEP, *STEP], ARENA, starts=(0, 16, 32), loop_start=2)
+    blocks = [world.take(size) for size, _ in STEP]
+    kept, others = blocks[:4], blocks[4:]
+    for block in others:
+        world.release(block)
+    world.native.next_step()
+    # Beside the arena comes what shows that the step is another, and no more.
+    assert run_step(world, [384 << 10] * 6) == [False, True, True, True, True, True]
+    for block in kept:
+        world.release(block)
+    world.assert_no_leak()
+
+
+def test_a_stranger_in_a_step_as_planned_keeps_out_of_the_way(world: World) -> None:
+    world.plan([*STEP, *STEP, *STEP], ARENA, starts=(0, 16, 32), loop_start=2)
+    assert all(run_step(world, [size for size, _ in STEP]))
+    sizes = [size for size, _ in STEP]
+    held = run_step(world, [*sizes[:4], MIB, *sizes[4:]])
+    assert held == [True] * 4 + [False] + [True] * 12
+    world.assert_no_leak()
+
+
 def test_what_was_never_of_use_gets_empty(world: World) -> None:
     world.plan(STEP, ARENA)
     block = world.take(STEP[0][0])

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from memplan.applying import cuda_slots
-from memplan.applying.cuda_library import Library, Role
-from memplan.applying.cuda_slots import is_known, library_path, take_slots
+from memplan.applying.cuda_library import Library
 from memplan.errors import EnvironmentUnfitError
+from memplan.recording import cuda_slots
+from memplan.recording.cuda_library import Role
+from memplan.recording.cuda_slots import is_known, library_path, take_slots
 from tests.cuda.cuda_world import FakeTorch, World
 
 

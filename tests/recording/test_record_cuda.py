@@ -22,17 +22,17 @@ from memplan.errors import (
     RecordError,
     UsageError,
 )
-from memplan.recording import cpu as cpu_room
 from memplan.recording import cuda as cuda_room
 from memplan.recording import cuda_history as history_room
+from memplan.recording import events as events_room
 from memplan.recording import record as record_room
 from memplan.recording.boundary import step as mark_step
-from memplan.recording.cuda import path_of
 from memplan.recording.cuda_history import history_arguments
 from memplan.recording.options import RecordOptions
 from memplan.recording.record import Recording
 from memplan.trace.liveness import step_problem
 from memplan.trace.read import read_trace
+from memplan.trace.recovery import path_of
 from memplan.trace.reserved import most_reserved, ran_out
 from memplan.trace.trace import Action
 from tests.conftest import Run
@@ -87,6 +87,7 @@ class FakeTorch:
     """As much of torch as the recorder touches. `use` is the first use of CUDA."""
 
     __version__ = "2.13.0+cu130"
+    __file__ = "/nowhere/torch/__init__.py"  # whose allocator cannot be observed
 
     def __init__(self, *devices: Device, tags: bool = True) -> None:
         self.memory = FakeMemory(list(devices), tags)
@@ -357,6 +358,10 @@ def test_auto_records_the_gpu_of_a_program_that_uses_it(
     assert trace.info.device == "cuda"
     assert trace.info.program.marks == "explicit"
     assert len(trace) == 1 + 5 * 10
+    assert not recording.observed
+    assert (
+        "from torch's own history, since torch 2.13.0+cu130 has" in recording.notes[0]
+    )
 
 
 def test_auto_records_the_cpu_otherwise(
@@ -400,12 +405,12 @@ def test_auto_tells_what_became_of_either_recording(
     with pytest.raises(RecordError, match=r"no room left; .*a\.json may hold the CPU"):
         recording.finish()
     assert read_trace(recording.path).info.device == "cpu"
-    monkeypatch.setattr(cpu_room, "recover_journal", failing("the disk is gone"))
+    monkeypatch.setattr(events_room, "recover_journal", failing("the disk is gone"))
     both = "no room left; .*the disk is gone; nothing is lost: memplan recover"
     with pytest.raises(RecordError, match=both):
         recorded("b.json").finish()
     monkeypatch.undo()
-    monkeypatch.setattr(cpu_room, "recover_journal", failing("the disk is gone"))
+    monkeypatch.setattr(events_room, "recover_journal", failing("the disk is gone"))
     recording = recorded("c.json")
     recording.finish()
     assert read_trace(recording.path).info.device == "cuda"

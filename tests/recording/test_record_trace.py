@@ -20,7 +20,7 @@ import pytest
 
 import memplan
 from memplan.errors import InputError, RecordError
-from memplan.recording import cpu
+from memplan.recording import events
 from memplan.trace import recovery
 from memplan.trace.journal import Journal
 from memplan.trace.recovery import recover_journal
@@ -381,7 +381,7 @@ def test_the_trace_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
 def test_ctrl_c_while_the_trace_is_written_keeps_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(self: Journal) -> Iterator[Columns]:
+    def interrupted(self: Journal, device: int | None) -> Iterator[Columns]:
         raise KeyboardInterrupt
         yield
 
@@ -405,7 +405,7 @@ def test_a_journal_that_was_not_read_to_its_end_is_kept(
             stream.write(bytes(20))
         return recover_journal(source, *arguments)
 
-    monkeypatch.setattr(cpu, "recover_journal", damaged)
+    monkeypatch.setattr(events, "recover_journal", damaged)
     path = tmp_path / "t.parquet"
     with memplan.record(path):
         torch.empty(1000)

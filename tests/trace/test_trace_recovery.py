@@ -226,7 +226,7 @@ def test_ctrl_c_while_writing_leaves_no_file(
     source = write_journal(tmp_path / "x.journal", journal_blocks(sample()))
     pieces = Journal.pieces
 
-    def interrupted(self: Journal) -> Iterator[Columns]:
+    def interrupted(self: Journal, device: int | None) -> Iterator[Columns]:
         yield next(pieces(self))
         raise KeyboardInterrupt
 

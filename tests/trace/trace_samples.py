@@ -150,7 +150,7 @@ def as_json(value: object) -> bytes:
 def events_payload(events: Columns) -> bytes:
     """Events as the recorder packs them: frees without a size."""
     rows = np.zeros(len(events), dtype=journal.ROW)
-    for name in journal.ROW.names or ():
+    for name in (*journal.COLUMNS, "stack"):
         rows[name] = getattr(events, name)
     rows["size"] = np.where(events.action == Action.ALLOC, events.requested_size, 0)
     return rows.tobytes()

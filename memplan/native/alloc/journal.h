@@ -28,12 +28,24 @@ struct Event {
   std::int32_t stack;
   std::uint8_t action;
   std::uint8_t mark;
-  std::uint16_t padding;
+  std::uint16_t place;  // 0: the CPU; or the k-th that a kPlace told of, from 1
   std::uint32_t turn;  // the ring's own: which pass of the ring the event is from
 };
 static_assert(sizeof(Event) == 40);
 
-enum Action : std::uint8_t { kAlloc = 0, kFree = 1, kStep = 2, kLabel = 4, kOom = 5 };
+// As `Action` of memplan.trace.trace; and kPlace, of journals alone: a GPU (`size`, its
+// index) and a stream of it (`address`, its handle) that later events are of.
+enum Action : std::uint8_t {
+  kAlloc = 0,
+  kFree = 1,
+  kStep = 2,
+  kFreeRequested = 3,
+  kLabel = 4,
+  kOom = 5,
+  kSegmentAlloc = 6,
+  kSegmentFree = 7,
+  kPlace = 8,
+};
 enum BlockKind : std::uint32_t { kInfo = 1, kEvents = 2, kStacks = 3, kEnd = 4 };
 
 class Journal {

@@ -5,7 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "alloc/journal.h"
 
@@ -17,6 +20,24 @@ using StackCapture = std::int32_t (*)(Journal&);
 
 // The index of a stack in the journal's table, made there if it is new.
 using StackOf = std::function<std::int32_t(Journal&)>;
+
+// An event of a GPU's allocator, as whoever stands there tells of it. The layout is part
+// of what two of memplan's libraries agree on.
+struct Observed {
+  std::uint64_t address;  // of a request that failed: what the device had free
+  std::uint64_t size;
+  std::uint64_t stream;  // its handle
+  std::int32_t device;
+  std::int32_t stack;
+  Action action;
+};
+
+// What it calls: the calling thread's stack, to be noted of its next request (-1: none),
+// without any lock of the allocator's held; and the event itself, with them or without.
+struct Observation {
+  std::int32_t (*stack)();
+  void (*observe)(const Observed*);
+};
 
 struct RecordingEnd {
   int error;  // errno, or 0
@@ -35,8 +56,11 @@ class Recorder {
   void start(Journal* journal, StackCapture capture, std::uint64_t limit);
   void record(Action action, const void* pointer, std::size_t bytes,
               std::uint8_t mark = 0);
-  // The block at `address` holds what the Category of this code says.
-  void label(std::uint64_t address, std::size_t code, const StackOf& stack_of);
+  // The block at `address` holds what the Category of this code says; device: a GPU's, or
+  // -1 for the CPU.
+  void label(std::uint64_t address, int device, std::size_t code, const StackOf& stack_of);
+  std::int32_t stack();
+  void observe(const Observed& seen);
   // How many there are so far; 0 when nothing is being recorded.
   std::uint64_t events() const;
   // Writes the end block (JSON) and closes the journal.
@@ -45,10 +69,18 @@ class Recorder {
   void let_go() { journal_.store(nullptr); }
 
  private:
+  using Place = std::pair<std::int32_t, std::uint64_t>;  // a GPU, and its stream
+
+  bool full(const Journal& journal) const;
+  std::uint16_t place_of(Journal& journal, const Place& place);
+
   // A closed journal is kept: another thread may be about to append.
   std::atomic<Journal*> journal_ = nullptr;
   StackCapture capture_ = nullptr;
   std::uint64_t limit_ = 0;  // events to record; 0: all
+  std::mutex mutex_;         // of places_
+  std::map<Place, std::uint16_t> places_;
+  std::atomic<std::uint64_t> lost_ = 0;  // of places beyond what an event can name
 };
 
 // A request of the calling thread, for its digest.

@@ -255,22 +255,31 @@ std::string install(const std::string& path) {
   return {};
 }
 
-void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit) {
+void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit,
+                     bool requests) {
   State& s = state();
   s.recorder.start(journal, capture, limit);
-  s.mode.store(Mode::kRecord);
+  if (requests) s.mode.store(Mode::kRecord);
+}
+
+const Observation* observation() {
+  static constexpr Observation kObservation = {
+      [] { return state().recorder.stack(); },
+      [](const Observed* seen) { state().recorder.observe(*seen); },
+  };
+  return &kObservation;
 }
 
 std::uint64_t recorded_events() { return state().recorder.events(); }
 
-void label_block(std::uint64_t address, std::size_t code, StackOf stack_of) {
-  State& s = state();
-  if (s.mode.load() == Mode::kRecord) s.recorder.label(address, code, stack_of);
+void label_block(std::uint64_t address, int device, std::size_t code, StackOf stack_of) {
+  state().recorder.label(address, device, code, stack_of);
 }
 
 RecordingEnd stop_recording(const std::string& end) {
   State& s = state();
-  s.mode.store(Mode::kPass);
+  Mode recording = Mode::kRecord;
+  s.mode.compare_exchange_strong(recording, Mode::kPass);
   return s.recorder.stop(end);
 }
 
@@ -319,9 +328,8 @@ std::vector<Event> take_log() { return state().log.take(); }
 void mark_step(std::uint8_t kind) {
   State& s = state();
   const Mode mode = s.mode.load();
-  if (mode == Mode::kRecord) {
-    s.recorder.record(kStep, nullptr, 0, kind);
-  } else if (mode == Mode::kReplay) {
+  s.recorder.record(kStep, nullptr, 0, kind);
+  if (mode == Mode::kReplay) {
     if (Lanes* lanes = s.lanes.load()) {
       lanes->next_step();
     } else {

@@ -24,13 +24,18 @@ std::string install(const std::string& path);
 // Only checks whether it could be installed, and changes nothing.
 std::string check(const std::string& path);
 
-// From now on, records every request into `journal`, which lives for ever. `capture`
-// may be null. After `limit` events, if it is not 0, no more are recorded.
-void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit);
+// From now on, records every request into `journal`, which lives for ever, or, unless
+// `requests`, only steps and what `observation` is told. `capture` may be null. After
+// `limit` events, if it is not 0, no more are recorded.
+void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit,
+                     bool requests = true);
+// For an allocator beside this one to tell of its requests.
+const Observation* observation();
 // How many there are so far; 0 when nothing is being recorded.
 std::uint64_t recorded_events();
-// What the block at this address holds became known: the code of a Category.
-void label_block(std::uint64_t address, std::size_t code, StackOf stack_of);
+// What the block at this address of a GPU's memory, or, for -1, the CPU's, holds became
+// known: the code of a Category.
+void label_block(std::uint64_t address, int device, std::size_t code, StackOf stack_of);
 // Stops, writes the end block (JSON) and closes the journal.
 RecordingEnd stop_recording(const std::string& end);
 

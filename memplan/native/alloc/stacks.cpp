@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -42,6 +43,13 @@ struct Hash {
   }
 };
 
+// The stack of the request that first saw a sequence number: its node's successor.
+struct Seen {
+  std::uint64_t sequence = 0;
+  std::int32_t stack = -1;
+};
+using Forward = std::shared_ptr<std::vector<Seen>>;
+
 struct Noted {
   std::string frames;  // JSON
   std::int32_t module;
@@ -57,6 +65,10 @@ struct Table {
   std::unordered_map<std::string, std::int32_t> written;  // what is in the journal
   std::vector<Noted> noted;  // of each index
   std::vector<std::string> modules = {""};
+  // Of the thread that made nodes last, and how many threads did: a GPU's backward pass
+  // runs in a thread of autograd's own.
+  Forward forward;
+  int forwards = 0;
   std::uint64_t generation = 0;
 };
 Table& table() {
@@ -71,12 +83,7 @@ struct Doing {
   bool optimizer = false;
   Place optimizer_place = {};  // the program's own call of it, if that is noted
   std::uint64_t generation = 0;
-  // The stack of the request that first saw a sequence number: its node's successor.
-  struct Seen {
-    std::uint64_t sequence = 0;
-    std::int32_t stack = -1;
-  };
-  std::vector<Seen> forward;
+  Forward forward;
   std::uint64_t sequence = 0;  // as the request before saw it
   Place node_place = {};       // what made a node, outside of modules
 };
@@ -128,8 +135,9 @@ PyObject* running_node() {
 
 // The stack of the forward pass's request that made `node`, or of the next one; or -1.
 std::int32_t forward_stack(PyObject* node) {
-  const Doing& doing = now_doing();
-  if (doing.forward.empty()) return -1;
+  Forward forward = now_doing().forward;
+  if (!forward && table().forwards == 1) forward = table().forward;
+  if (!forward) return -1;
   static PyObject* const name = PyUnicode_InternFromString("_sequence_nr");
   PyObject* number = PyObject_CallMethodNoArgs(node, name);
   if (number == nullptr) PyErr_Clear();
@@ -138,15 +146,17 @@ std::int32_t forward_stack(PyObject* node) {
   Py_DECREF(number);
   PyErr_Clear();
   for (std::uint64_t next = sequence + 1; next <= sequence + kReach; ++next) {
-    const Doing::Seen& seen = doing.forward[next % kSequences];
+    const Seen& seen = (*forward)[next % kSequences];
     if (seen.sequence == next) return seen.stack;
   }
   return -1;
 }
 
-std::int32_t note_backward(Journal& journal) {
+// frames: of Python's, there are some.
+std::int32_t note_backward(Journal& journal, bool frames) {
   Table& t = table();
   PyObject* node = running_node();
+  if (node == nullptr && !frames) return -1;
   Key key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
   if (node != nullptr) key.origin = forward_stack(node);
   if (key.origin < 0) key.places = t.frames.walk(Reach::kUsers).places;
@@ -182,8 +192,12 @@ std::int32_t note(Journal& journal, Walk walk, int phase) {
 // A node was made just before this request: backward passes will refer to it.
 void remember(std::uint64_t sequence, std::int32_t stack) {
   Doing& doing = now_doing();
-  if (doing.forward.empty()) doing.forward.resize(kSequences);
-  Doing::Seen& seen = doing.forward[sequence % kSequences];
+  if (!doing.forward) {
+    doing.forward = std::make_shared<std::vector<Seen>>(kSequences);
+    table().forward = doing.forward;
+    ++table().forwards;
+  }
+  Seen& seen = (*doing.forward)[sequence % kSequences];
   if (seen.sequence != sequence) seen = {sequence, stack};
 }
 
@@ -196,8 +210,9 @@ std::int32_t capture_with_gil(Journal& journal) {
   const Reach reach =
       known ? Reach::kOne : outside ? Reach::kOn : Reach::kEngine;
   Walk walk = t.frames.walk(reach);
-  if (walk.places.empty()) return -1;
-  if (walk.backward) return note_backward(journal);
+  if (walk.places.empty() || walk.backward) {
+    return note_backward(journal, !walk.places.empty());
+  }
   if (known && !walk.users && t.depth == Depth::kSite) {
     walk.places.push_back(doing.optimizer_place);
   }

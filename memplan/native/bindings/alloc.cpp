@@ -61,10 +61,14 @@ NB_MODULE(_alloc, m) {
       "torch_library"_a = "", "describe"_a = nb::none(), "current_node"_a = nb::none());
   m.def(
       "start_recording",
-      [](int descriptor, const std::string& info, std::uint64_t limit) {
-        memplan::start_recording(new memplan::Journal(descriptor, info), capture, limit);
+      [](int descriptor, const std::string& info, std::uint64_t limit, bool requests) {
+        auto* journal = new memplan::Journal(descriptor, info);
+        memplan::start_recording(journal, capture, limit, requests);
       },
-      "descriptor"_a, "info"_a, "limit"_a = 0);
+      "descriptor"_a, "info"_a, "limit"_a = 0, "requests"_a = true);
+  m.def("observation_address", [] {
+    return reinterpret_cast<std::uintptr_t>(memplan::observation());
+  });
   m.def("name_module", &memplan::name_module, "name"_a);
   m.def("enter_module", &memplan::enter_module, "module"_a);
   m.def("leave_module", &memplan::leave_module);
@@ -72,14 +76,15 @@ NB_MODULE(_alloc, m) {
   m.def(
       "label_blocks",
       [](const std::vector<std::uint64_t>& addresses, const std::vector<int>& modules,
-         std::size_t code) {
+         std::size_t code, int device) {
         for (std::size_t i = 0; i < addresses.size(); ++i) {
-          memplan::label_block(addresses[i], code, [&](memplan::Journal& journal) {
+          const auto stack_of = [&](memplan::Journal& journal) {
             return memplan::stack_of_module(journal, modules.at(i));
-          });
+          };
+          memplan::label_block(addresses[i], device, code, stack_of);
         }
       },
-      "addresses"_a, "modules"_a, "code"_a);
+      "addresses"_a, "modules"_a, "code"_a, "device"_a = -1);
   m.def("recorded_events", &memplan::recorded_events);
   m.def("take_digest", &memplan::take_digest);
   m.def(

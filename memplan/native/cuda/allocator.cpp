@@ -40,6 +40,13 @@ void serve(bool on) { state().serving.store(on, std::memory_order_release); }
 
 void heed(const std::atomic<int>* elsewhere) { state().elsewhere.store(elsewhere); }
 
+bool interrupted() {
+  const State& s = state();
+  const std::atomic<int>* elsewhere = s.elsewhere.load(std::memory_order_relaxed);
+  return s.interruptions.any() ||
+         (elsewhere != nullptr && elsewhere->load(std::memory_order_relaxed) > 0);
+}
+
 void interrupt() { state().interruptions.add(); }
 
 bool resume() { return state().interruptions.remove(); }

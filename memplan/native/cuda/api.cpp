@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/allocator.h"
+#include "cuda/observer.h"
 
 #define MEMPLAN_API extern "C" __attribute__((visibility("default")))
 
@@ -87,6 +88,24 @@ MEMPLAN_API bool memplan_cuda_take_slot(int role, std::uint64_t slot) {
 }
 MEMPLAN_API bool memplan_cuda_installed() { return installed(); }
 MEMPLAN_API const char* memplan_cuda_install() { return told(install()); }
+
+// ---- a recording; see observer.h
+
+MEMPLAN_API const char* memplan_cuda_attach(const char* path) {
+  try {
+    return told(attach(path));
+  } catch (const std::exception& failure) {  // torch's, of a device that has failed
+    return told(failure.what());
+  }
+}
+MEMPLAN_API void memplan_cuda_observe(const memplan::Observation* recording) {
+  observe(recording);
+}
+MEMPLAN_API void memplan_cuda_tell(int action, int device, std::uint64_t stream,
+                                   std::uint64_t address, std::uint64_t bytes) {
+  tell({address, bytes, stream, device, -1, static_cast<memplan::Action>(action)});
+}
+MEMPLAN_API std::uint64_t memplan_cuda_missed() { return missed(); }
 
 // ---- plans. For `rank` see Arenas::load.
 

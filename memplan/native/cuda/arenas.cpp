@@ -148,11 +148,18 @@ void Arenas::count_elsewhere(std::uint64_t bytes) {
 
 void* Arenas::serve(Arena& arena, std::uint64_t bytes) {
   const Server& server = arena.server;
-  void* address = address_in(arena, arena.server.serve(bytes).offset, bytes);
+  const Place place = arena.server.serve(bytes);
+  void* address = address_in(arena, place.offset, bytes);
+  if (place.entry == Matcher::kNoMatch) {
+    arena.evidence.departed(bytes);
+  } else {
+    arena.evidence.followed(bytes, bytes);
+  }
   const std::uint64_t size = server.ranges().size();
   // It was made for this step, and the step is another after all.
   arena.unfit = size > 0 && !server.matcher().looped() && !server.table().unmarked &&
-                server.departed_bytes() > arena.departed + size / 2;
+                (server.departed_bytes() > arena.departed + size / 2 ||
+                 arena.evidence.against(size));
   return address;
 }
 

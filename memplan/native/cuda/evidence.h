@@ -28,11 +28,17 @@ class Evidence {
            followed_ >= size / kLeastPart && followed_ >= kTimes * departed_ &&
            kSmallest * followed_ >= planned_;
   }
+  // Enough for that the step is another: a good part of the arena, and next to nothing of
+  // it as planned.
+  bool against(std::uint64_t size) const {
+    return departed_ >= size / kGoodPart && departed_ >= kTimes * followed_;
+  }
 
  private:
   static constexpr std::uint64_t kRequests = 4;
   static constexpr std::uint64_t kLargePart = 256;  // of the arena
   static constexpr std::uint64_t kLeastPart = 1024;
+  static constexpr std::uint64_t kGoodPart = 32;
   static constexpr std::uint64_t kTimes = 9;     // as many bytes as departed
   static constexpr std::uint64_t kSmallest = 2;  // half of what is planned
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "alloc/recorder.h"
+#include "cuda/observer.h"
 #include "cuda/state.h"
 
 namespace memplan::cuda {
@@ -54,12 +55,6 @@ void follow(State& s, c10::DataPtr& block) {
 
 // ---- in the slots
 
-bool interrupted(const State& s) {
-  const std::atomic<int>* elsewhere = s.elsewhere.load(std::memory_order_relaxed);
-  return s.interruptions.any() ||
-         (elsewhere != nullptr && elsewhere->load(std::memory_order_relaxed) > 0);
-}
-
 // Torch's own allocator serves, and what lies idle is given back before memory runs out.
 c10::DataPtr from_torch(State& s, void* self, std::size_t bytes, Arenas* arenas,
                         std::int64_t stream, std::int8_t device) {
@@ -100,7 +95,7 @@ void* in_new_arena(State& s, void* self, Arenas& arenas, const Arenas::Answer& a
   return arenas.made(answer, std::move(block), bytes);
 }
 
-c10::DataPtr on_allocate(void* self, std::size_t bytes) {
+c10::DataPtr served(void* self, std::size_t bytes) {
   State& s = state();
   std::int8_t device = 0;
   if (!s.serving.load(std::memory_order_acquire) || bytes == 0 ||
@@ -109,7 +104,7 @@ c10::DataPtr on_allocate(void* self, std::size_t bytes) {
   }
   Arenas* arenas = existing(device);
   if (arenas == nullptr) return s.allocate(self, bytes);
-  if (arenas->pool_open() || interrupted(s)) {
+  if (arenas->pool_open() || interrupted()) {
     arenas->note(arenas->pool_open() ? kInPools : kInterrupted);
     return s.allocate(self, bytes);
   }
@@ -130,6 +125,12 @@ c10::DataPtr on_allocate(void* self, std::size_t bytes) {
     follow(s, block);
   }
   return block;
+}
+
+c10::DataPtr on_allocate(void* self, std::size_t bytes) {
+  if (!observing() || bytes == 0) return served(self, bytes);
+  const Asking asking;
+  return served(self, bytes);
 }
 
 void on_delete(void* address) {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <new>
 
+#include "cuda/observer.h"
 #include "cuda/state.h"
 
 namespace memplan::cuda {
@@ -18,6 +19,7 @@ namespace {
 void before_fork() {
   State& s = state();
   s.mutex.lock();
+  lock_observer();
   s.log.lock();
   for (Arenas* arenas : all_arenas()) arenas->lock();
 }
@@ -26,6 +28,7 @@ void in_parent() {
   State& s = state();
   for (Arenas* arenas : all_arenas()) arenas->unlock();
   s.log.unlock();
+  unlock_observer();
   s.mutex.unlock();
 }
 
@@ -33,6 +36,7 @@ void in_child() {
   State& s = state();
   s.serving.store(false);
   in_parent();
+  observe(nullptr);
   s.log.take();
 }
 

@@ -41,6 +41,8 @@ struct State {
 };
 
 State& state();
+// Whether requests are to pass by, here or on the CPU.
+bool interrupted();
 // The device's arenas if they were made, or null.
 Arenas* existing(int device);
 

@@ -1,4 +1,4 @@
-"""Recording the CPU's memory: from the first event in the journal to the trace."""
+"""Recording events: from the first one in the journal to the trace, or traces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 from memplan.core.plan import Program, RunStats
 from memplan.errors import MemplanError, RecordError
-from memplan.files import open_journal
+from memplan.files import open_journal, refuse_overwrite
+from memplan.recording.cuda_observer import CudaObserver
 from memplan.recording.fake_noticed import FakeNoticed
 from memplan.recording.options import RecordOptions
 from memplan.recording.resident import anonymous_bytes, file_bytes
@@ -21,23 +22,38 @@ from memplan.recording.stats import run_stats
 from memplan.recording.step_clock import StepClock
 from memplan.text import printable
 from memplan.trace.info import encode_metadata
-from memplan.trace.recovery import Written, recover_journal
+from memplan.trace.journal import Journal
+from memplan.trace.recovery import Recovered, Written, paths_of, recover_journal
 from memplan.trace.trace import Columns, Mark, Trace, TraceInfo
 
 
-class CpuEvents:
-    """What this process asks torch's CPU allocator for, in a journal beside `path`."""
+class Events:
+    """What this process asks torch's allocators for, in a journal beside `path`.
 
-    def __init__(self, path: Path, options: RecordOptions) -> None:
+    paths: after `finish`, of each GPU's trace, by its index; {} where the trace is the
+    CPU's.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: RecordOptions,
+        observer: CudaObserver | None = None,
+    ) -> None:
+        """Of the CPU's allocator unless the options name CUDA's alone; and of what
+        `observer` tells."""
+        self.paths: dict[int, Path] = {}
         self._path = path
         self._journal = Path(f"{path}.journal")
         self._options = options
+        self._cpu = options.device != "cuda"
+        self._observer = observer
         self._before = 0  # bytes, when it began
         self._recover = f"memplan recover {shlex.quote(str(self._journal))}"
         self._remedy = f"{self._recover} makes the trace of what is there"
         self._clock = StepClock()
         depth = {"none": None, "site": SITE, "python": ALL}[options.stacks]
-        self._sites = None if depth is None else Sites(depth)
+        self._sites = None if depth is None else Sites(depth, self._cpu, observer)
         self._fakes = FakeNoticed()
 
     def prepare(self) -> None:
@@ -49,7 +65,8 @@ class CpuEvents:
         """Begin. Raises EnvironmentUnfitError where recording is not possible."""
         from memplan.native import _alloc
 
-        install("recording")
+        if self._cpu:
+            install("recording")
         self._before = anonymous_bytes()
         info = self._metadata(Mark.NONE, complete=False)
         descriptor = open_journal(self._journal, self._options.force)
@@ -58,7 +75,7 @@ class CpuEvents:
         self._fakes.start()
         if self._sites is not None:
             self._sites.start()
-        _alloc.start_recording(descriptor, info, limit)
+        _alloc.start_recording(descriptor, info, limit, self._cpu)
         _alloc.say_on_termination(
             printable(f"memplan: terminated while recording: {self._remedy}") + "\n"
         )
@@ -81,17 +98,15 @@ class CpuEvents:
     def finish(self, mark: Mark) -> Written:
         """Stop, and turn the journal into the trace, whose steps `mark` cuts.
 
-        Raises RecordError if events or the trace could not be written; the journal is
-        kept then, and on Ctrl-C, for `memplan recover`.
+        Where a GPU was used that is its trace, with one more for each other one. Raises
+        RecordError if events or a trace could not be written, or there are none of CUDA
+        memory where only those were asked for; the journal is kept where anything is in
+        it, and on Ctrl-C, for `memplan recover`.
         """
         from memplan.native import _alloc
 
         try:
-            self._fakes.stop()
-            if self._sites is not None:
-                self._sites.stop()
-            info = self._metadata(mark, complete=True)
-            error, seen, written = _alloc.stop_recording(info)
+            error, seen, written = self._stop(mark)
             if error:
                 raise RecordError(
                     f"recording stopped early: {os.strerror(error)} ({self._journal}); "
@@ -101,6 +116,14 @@ class CpuEvents:
             return self._convert(seen - written)
         finally:
             _alloc.say_nothing_on_termination()
+
+    def discard(self) -> None:
+        """Stop, and forget it all: it was recorded in another way."""
+        from memplan.native import _alloc
+
+        self._stop(Mark.NONE)
+        _alloc.say_nothing_on_termination()
+        self._journal.unlink(missing_ok=True)
 
     def notes(self) -> list[str]:
         """What of the program is not in the trace."""
@@ -112,9 +135,21 @@ class CpuEvents:
         if self._sites is not None:
             self._sites.close()
 
+    def _stop(self, mark: Mark) -> tuple[int, int, int]:
+        """The errno that stopped the writing, or 0; events seen, and written."""
+        from memplan.native import _alloc
+
+        self._fakes.stop()
+        if self._sites is not None:
+            self._sites.stop()
+        missed = self._observer.stop() if self._observer is not None else 0
+        info = self._metadata(mark, complete=True)
+        error, seen, written = _alloc.stop_recording(info)
+        return error, seen + missed, written
+
     def _convert(self, dropped: int) -> Written:
         try:
-            found = recover_journal(self._journal, self._path, dropped)
+            found = self._write(dropped)
         except MemplanError as failure:
             raise RecordError(
                 f"{failure}; nothing is lost: {self._recover} makes the trace again"
@@ -123,9 +158,37 @@ class CpuEvents:
             line = printable(f"memplan: interrupted while writing: {self._remedy}")
             print(line, file=sys.stderr)
             raise
+        if found is None:
+            self._journal.unlink(missing_ok=True)
+            raise RecordError(
+                "the program allocated no CUDA memory; record it with --device cpu"
+            )
         if not found.reason:
             self._journal.unlink(missing_ok=True)
         return found
+
+    def _write(self, dropped: int) -> Recovered | None:
+        """The traces, of which the first is returned; None if there is nothing to
+        write."""
+        devices = Journal(self._journal).devices
+        chosen = [each for each in devices if self._options.gpu in (None, each)]
+        if not chosen and devices and not self._cpu:
+            listed = ", ".join(map(str, devices))
+            raise RecordError(
+                f"nothing was asked of device {self._options.gpu}; there are {listed} "
+                "with events"
+            )
+        if not chosen and not self._cpu:
+            return None
+        first: Recovered | None = None
+        for device, name in paths_of(self._path, chosen).items():
+            if first is not None:
+                refuse_overwrite(name, self._options.force)
+            found = recover_journal(self._journal, name, dropped, device)
+            first = first or found
+            if device is not None:
+                self.paths[device] = name
+        return first
 
     def _metadata(self, mark: Mark, complete: bool) -> str:
         """The metadata as JSON. Raises FormatError if no reader would take it."""

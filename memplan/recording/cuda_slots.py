@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memplan.applying.cuda_library import Library, Role
 from memplan.errors import EnvironmentUnfitError
+from memplan.recording.cuda_library import Role, SlotLibrary
 
 FIRST = 2  # after the two destructors
 ALLOCATE = 2
 # Releases that were looked at; another is first tried in a process of its own.
 KNOWN = ((2, 11), (2, 14))
+EVENTS_KNOWN = ((2, 14),)  # of them, whose events were recorded, too
 _TRIAL_SECONDS = 120
 
 
@@ -36,14 +37,28 @@ def torchs_library(torch: Any) -> Path:
     return Path(torch.__file__).parent / "lib" / "libc10_cuda.so"
 
 
-def is_known(version: str) -> bool:
-    """Whether the release of torch was looked at."""
+def is_known(version: str, *, events: bool = False) -> bool:
+    """Whether the release of torch was looked at; events: and its events recorded."""
     return tuple(version.split(".")[:2]) in {
-        tuple(map(str, release)) for release in KNOWN
+        tuple(map(str, release)) for release in (EVENTS_KNOWN if events else KNOWN)
     }
 
 
-def take_slots(library: Library, torch: Any) -> None:
+def require_known(library: SlotLibrary, torch: Any, *, events: bool = False) -> None:
+    """Uses no CUDA here: a release of torch that was not looked at is tried in a
+    process of its own; events: that it tells of its events, too.
+
+    Raises EnvironmentUnfitError, with the reason, where torch's allocator is not one
+    to stand in.
+    """
+    fault = library.check(torchs_library(torch))
+    if not fault and not is_known(torch.__version__, events=events):
+        fault = try_elsewhere(events=events)
+    if fault:
+        raise _unknown(torch, fault)
+
+
+def take_slots(library: SlotLibrary, torch: Any) -> None:
     """Stand in torch's allocator, which must be in use, and have all slots needed.
 
     Raises EnvironmentUnfitError saying what is not as expected; then torch's own
@@ -54,13 +69,29 @@ def take_slots(library: Library, torch: Any) -> None:
     fault = library.prepare(torchs_library(torch)) or _find(library, torch)
     fault = fault or library.install()
     if fault:
-        raise EnvironmentUnfitError(
-            f"torch {torch.__version__} has a CUDA allocator that memplan does not "
-            f"know: {fault}; nothing was changed"
-        )
+        raise _unknown(torch, fault)
 
 
-def _find(library: Library, torch: Any) -> str:
+def _unknown(torch: Any, fault: str) -> EnvironmentUnfitError:
+    return EnvironmentUnfitError(
+        f"torch {torch.__version__} has a CUDA allocator that memplan does not "
+        f"know: {fault}; nothing was changed"
+    )
+
+
+def observe_events(library: SlotLibrary, torch: Any) -> None:
+    """Have torch's allocator, which must be in use, tell of its events; to whom,
+    `SlotLibrary.observe` says.
+
+    Raises EnvironmentUnfitError saying what is not as expected.
+    """
+    take_slots(library, torch)
+    named = torchs_library(torch).with_name("libtorch_cuda.so")
+    if fault := library.attach(named):
+        raise _unknown(torch, fault)
+
+
+def _find(library: SlotLibrary, torch: Any) -> str:
     """Take the slots of every role. "" or what is not as expected."""
     begin = _first_of(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
     begin = begin or _first_of(torch._C, "_cuda_beginAllocateToPool")
@@ -99,7 +130,7 @@ def _find(library: Library, torch: Any) -> str:
     return ""
 
 
-def _passes(library: Library, slot: int, call: Callable[[], object]) -> bool:
+def _passes(library: SlotLibrary, slot: int, call: Callable[[], object]) -> bool:
     library.watch(slot)
     try:
         call()
@@ -114,10 +145,11 @@ def _first_of(module: Any, *names: str) -> Callable[..., Any] | None:
     )
 
 
-def try_elsewhere() -> str:
-    """Take the slots in a process of its own, and serve a request there. "" or why that
-    did not work."""
-    command = [sys.executable, "-m", "memplan.applying.cuda_slots"]
+def try_elsewhere(*, events: bool = False) -> str:
+    """Take the slots in a process of its own, and serve a request there; events: hear
+    of its events there, too. "" or why that did not work."""
+    command = [sys.executable, "-m", "memplan.recording.cuda_slots"]
+    command += ["events"] * events
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=False
@@ -131,12 +163,18 @@ def try_elsewhere() -> str:
 
 
 def main() -> None:
-    """Take the slots, make a block and free it; ends with an error where that fails."""
+    """Take the slots, make a block and free it, on a stream of its own, too; ends with
+    an error where that fails."""
     import torch
 
     torch.cuda.init()
-    take_slots(Library(library_path()), torch)
-    del torch.zeros(1 << 20, device="cuda")[:]
+    library = SlotLibrary(library_path())
+    take_slots(library, torch)
+    block = torch.zeros(1 << 20, device="cuda")
+    del block
+    if "events" in sys.argv[1:]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            observe_events(library, torch)
 
 
 if __name__ == "__main__":
