@@ -10,9 +10,8 @@ import itertools
 import os
 import sys
 import sysconfig
-import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,8 @@ class Sites:
         self._depth = depth
         self._handles: list[Any] = []
         self._after: Any = None
-        # Of modules and parameters, by id, as the recorder has them.
+        self._watched: Any = None  # what calls of modules go through
+        # Of the modules of parameters, by id, as the recorder has them.
         self._numbers: dict[int, int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -50,9 +50,8 @@ class Sites:
         self._after = register_optimizer_step_post_hook(self._stepped)
 
     def start(self) -> None:
-        """Hook modules and optimizers."""
+        """Watch modules, and hook optimizers."""
         import torch
-        from torch.nn.modules import module
         from torch.optim import optimizer
 
         folder = Path(torch.__file__).parent
@@ -64,13 +63,9 @@ class Sites:
             describe=operator_at,
             current_node=getattr(torch._C, "_current_autograd_node", None),
         )
-        # The hooks tell compiled modules apart themselves.
-        warnings.filterwarnings("ignore", "Using .torch.compile.*global hooks")
-        self._handles = [
-            module.register_module_forward_pre_hook(self._entered),
-            module.register_module_forward_hook(self._left, always_call=True),
-            optimizer.register_optimizer_step_pre_hook(self._stepping),
-        ]
+        self._watched = torch.nn.Module._call_impl
+        _alloc.watch_sites(self._watched, self._entering)
+        self._handles = [optimizer.register_optimizer_step_pre_hook(self._stepping)]
         Sites._active = self
 
     def stop(self) -> None:
@@ -90,6 +85,7 @@ class Sites:
     def let_go(self) -> None:
         """Take the hooks off again, but for one that may be running: see `close`."""
         Sites._active = None
+        _alloc.watch_sites(self._watched, None)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -100,42 +96,29 @@ class Sites:
             self._after.remove()
             self._after = None
 
-    def _entered(self, module: Any, arguments: tuple[Any, ...]) -> None:
-        import torch
-
-        if torch.compiler.is_compiling():
+    def _entering(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        """The outermost module of a thread is about to be called."""
+        if sys.modules["torch"].compiler.is_compiling():
             return
-        number = self._numbers.get(id(module), 0)
-        if _alloc.enter_module(number) == 0:  # the outermost
-            known = self._roots.get(id(module))
-            if known is None or known() is not module:
-                self._meet(module)
-            if not self._optimizers:
-                _label_gradients(module.parameters())
-            given = [(tensor, 0) for tensor in _tensors_in(arguments)]
-            _label(given, Category.INPUTS)
-
-    def _left(self, *_: object) -> None:
-        import torch
-
-        if not torch.compiler.is_compiling():
-            _alloc.leave_module()
+        known = self._roots.get(id(module))
+        if known is None or known() is not module:
+            self._meet(module)
+        if not self._optimizers:
+            _label_gradients(module.parameters())
+        _label(list(_tensors_in(arguments)), Category.INPUTS)
 
     def _meet(self, root: Any) -> None:
         """Name the parts of an outermost module."""
-        _alloc.leave_module()
         self._roots[id(root)] = weakref.ref(root)
         owners: dict[int, int] = {}  # of parameters: the first of those that share one
         for name, part in root.named_modules():
-            own = name or type(root).__name__
-            self._numbers[id(part)] = number = _alloc.name_module(own)
+            number = _alloc.name_module(name or type(root).__name__, part)
             for each in itertools.chain(
                 part.parameters(recurse=False), part.buffers(recurse=False)
             ):
                 owners.setdefault(id(each), number)
         # An id may have been that of a parameter that is gone.
         self._numbers.update(owners)
-        _alloc.enter_module(self._numbers[id(root)])
         self._label_parameters(itertools.chain(root.parameters(), root.buffers()))
 
     def _stepping(self, optimizer: Any, *_: object) -> None:
@@ -156,16 +139,17 @@ class Sites:
             self._label_state(optimizer)
 
     def _label_parameters(self, parameters: Iterable[Any]) -> None:
-        each = [(p, self._numbers.get(id(p), 0)) for p in parameters]
-        _label(each, Category.PARAMETERS)
+        each = list(parameters)
+        numbers = [self._numbers.get(id(parameter), 0) for parameter in each]
+        _label(each, Category.PARAMETERS, numbers)
 
     def _label_state(self, optimizer: Any) -> None:
-        each = [
-            (tensor, self._numbers.get(id(parameter), 0))
-            for parameter, state in optimizer.state.items()
-            for tensor in _tensors_in(state)
-        ]
-        _label(each, Category.OPTIMIZER_STATE)
+        tensors, numbers = [], []
+        for parameter, state in optimizer.state.items():
+            for tensor in _tensors_in(state):
+                tensors.append(tensor)
+                numbers.append(self._numbers.get(id(parameter), 0))
+        _label(tensors, Category.OPTIMIZER_STATE, numbers)
 
 
 def foreign_files(torch_folder: Path) -> list[str]:
@@ -189,29 +173,18 @@ def _parameters_of(optimizer: Any) -> Iterator[Any]:
 
 
 def _label_gradients(parameters: Iterable[Any]) -> None:
-    _label([(p.grad, 0) for p in parameters], Category.GRADIENTS)
+    _label([parameter.grad for parameter in parameters], Category.GRADIENTS)
 
 
-def _label(tensors: Iterable[tuple[Any, int]], category: Category) -> None:
-    """Tell the recorder what the blocks of these tensors hold, and for which module.
+def _label(tensors: list[Any], category: Category, modules: Sequence[int] = ()) -> None:
+    """Tell the recorder what the blocks of these tensors hold, and for which modules.
 
-    None is passed over.
+    None is passed over, and what has no block on the CPU.
     """
-    addresses, modules = [], []
     # A program's fake tensors have no address, and torch warns of asking for one.
     imported = sys.modules.get("torch._subclasses.fake_tensor")
-    fake = getattr(imported, "FakeTensor", ())
-    for tensor, module in tensors:
-        # Sparse tensors have no storage; those of other devices are no matter. Each
-        # step of a program comes here: what is not raised costs nothing.
-        try:
-            if tensor is not None and tensor.is_cpu and not isinstance(tensor, fake):
-                addresses.append(tensor.untyped_storage().data_ptr())
-                modules.append(module)
-        except (RuntimeError, NotImplementedError, AttributeError):
-            continue
-    if addresses:
-        _alloc.label_blocks(addresses, modules, int(category))
+    fake = getattr(imported, "FakeTensor", None)
+    _alloc.label_tensors(tensors, list(modules), int(category), fake)
 
 
 def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:

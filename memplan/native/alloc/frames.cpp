@@ -69,8 +69,9 @@ bool Frames::take(Walk& walk, PyCodeObject* code, int offset, Reach reach) {
   return reach != Reach::kOne && !(walk.backward && reach != Reach::kUsers);
 }
 
-Walk Frames::walk(Reach reach) {
-  Walk walk;
+void Frames::walk(Reach reach, Walk& walk) {
+  walk.places.clear();
+  walk.users = walk.backward = walk.below = false;
   PyFrameObject* frame = PyEval_GetFrame();
   Py_XINCREF(reinterpret_cast<PyObject*>(frame));
   std::size_t depth = 0;
@@ -82,7 +83,6 @@ Walk Frames::walk(Reach reach) {
     Py_DECREF(reinterpret_cast<PyObject*>(frame));
     frame = back;
   }
-  return walk;
 }
 
 void Frames::let_go() {

@@ -34,9 +34,9 @@ class Frames {
   // with.
   Frames(bool all, std::string runner, std::vector<std::string> foreign)
       : all_(all), runner_(std::move(runner)), foreign_(std::move(foreign)) {}
-  // Of the calling thread. Code objects are kept alive until `let_go`: an address stands
-  // for one of them only.
-  Walk walk(Reach reach);
+  // Of the calling thread, into `walk`. Code objects are kept alive until `let_go`: an
+  // address stands for one of them only.
+  void walk(Reach reach, Walk& walk);
   void let_go();
 
  private:

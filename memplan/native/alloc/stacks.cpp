@@ -4,12 +4,12 @@
 #include <dlfcn.h>
 
 #include <atomic>
-#include <functional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "alloc/frames.h"
+#include "alloc/stack_keys.h"
 #include "alloc/stack_text.h"
 
 namespace memplan {
@@ -17,30 +17,6 @@ namespace {
 
 constexpr std::size_t kSequences = 1 << 16;  // of a thread, kept; a power of two
 constexpr std::uint64_t kReach = 256;  // nodes that ask for nothing lie between two
-
-// A stack is told apart by its places, or by that of the forward pass and a node's type.
-// Types are kept alive, as code objects are: an address stands for one of them only.
-struct Key {
-  std::vector<Place> places;
-  const void* node = nullptr;
-  std::int32_t origin = 0;  // the module, or the index of the forward pass's stack
-  int phase = kUnknown;
-  bool operator==(const Key&) const = default;
-};
-
-struct Hash {
-  std::size_t operator()(const Key& key) const {
-    std::size_t sum = reinterpret_cast<std::size_t>(key.node) ^
-                      (static_cast<std::size_t>(key.origin) << 3) ^
-                      static_cast<std::size_t>(key.phase);
-    for (const auto& [code, at] : key.places) {
-      sum = (sum ^ reinterpret_cast<std::size_t>(code) ^
-             (static_cast<std::size_t>(at) << 32)) *
-            0x9E3779B97F4A7C15u;
-    }
-    return sum;
-  }
-};
 
 struct Noted {
   std::string frames;  // JSON
@@ -53,10 +29,11 @@ struct Table {
   StackRules rules;
   std::uint64_t (*peek_sequence)() = nullptr;
   Frames frames;
-  std::unordered_map<Key, std::int32_t, Hash> index;
+  std::unordered_map<Key, std::int32_t, KeyHash, KeyEqual> index;
   std::unordered_map<std::string, std::int32_t> written;  // what is in the journal
   std::vector<Noted> noted;  // of each index
   std::vector<std::string> modules = {""};
+  std::unordered_map<const void*, int> numbers;  // of modules, by where they are
   std::uint64_t generation = 0;
 };
 Table& table() {
@@ -144,38 +121,42 @@ std::int32_t forward_stack(PyObject* node) {
   return -1;
 }
 
-std::int32_t note_backward(Journal& journal) {
+std::int32_t note_backward(Journal& journal, Walk& walk) {
   Table& t = table();
   PyObject* node = running_node();
-  Key key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
+  KeyView key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
   if (node != nullptr) key.origin = forward_stack(node);
-  if (key.origin < 0) key.places = t.frames.walk(Reach::kUsers).places;
+  if (key.origin < 0) {
+    t.frames.walk(Reach::kUsers, walk);
+    key.places = walk.places;
+  }
   const auto known = t.index.find(key);
   std::int32_t result = known == t.index.end() ? -1 : known->second;
   if (result < 0) {
-    Noted noted{frames_json(key.places), 0};
+    Noted noted{frames_json(walk.places), 0};
     if (key.origin >= 0) noted = t.noted[static_cast<std::size_t>(key.origin)];
     const std::string operation = node == nullptr ? "" : type_name(node);
     if (node != nullptr) Py_INCREF(reinterpret_cast<PyObject*>(Py_TYPE(node)));
     result = write_stack(journal, std::move(noted), operation, kBackward);
-    t.index.emplace(std::move(key), result);
+    t.index.emplace(Key(key), result);
   }
   Py_XDECREF(node);
   return result;
 }
 
-std::int32_t note(Journal& journal, Walk walk, int phase) {
+std::int32_t note(Journal& journal, const Walk& walk, int phase) {
   Table& t = table();
   const Doing& doing = now_doing();
-  Key key{std::move(walk.places), nullptr,
-          doing.modules.empty() ? 0 : doing.modules.back(), phase};
+  const KeyView key{walk.places, nullptr,
+                    doing.modules.empty() ? 0 : doing.modules.back(), phase};
   const auto known = t.index.find(key);
   if (known != t.index.end()) return known->second;
-  const auto& [code, at] = key.places.front();
+  const Key kept(key);  // what describes may be recorded, too, and walk anew
+  const auto& [code, at] = kept.places.front();
   std::string operation = call_described(t.rules.describe, code, at);
-  Noted noted{frames_json(key.places), key.origin};
+  Noted noted{frames_json(kept.places), kept.origin};
   const std::int32_t result = write_stack(journal, std::move(noted), operation, phase);
-  t.index.emplace(std::move(key), result);
+  t.index.emplace(kept, result);
   return result;
 }
 
@@ -195,9 +176,10 @@ std::int32_t capture_with_gil(Journal& journal) {
   const bool known = doing.optimizer_place.first != nullptr;
   const Reach reach =
       known ? Reach::kOne : outside ? Reach::kOn : Reach::kEngine;
-  Walk walk = t.frames.walk(reach);
+  thread_local Walk walk;  // keeps its memory
+  t.frames.walk(reach, walk);
   if (walk.places.empty()) return -1;
-  if (walk.backward) return note_backward(journal);
+  if (walk.backward) return note_backward(journal, walk);
   if (known && !walk.users && t.depth == Depth::kSite) {
     walk.places.push_back(doing.optimizer_place);
   }
@@ -211,7 +193,7 @@ std::int32_t capture_with_gil(Journal& journal) {
     phase = walk.below ? kBackward : forward ? kForward : kOutside;
     doing.node_place = forward ? walk.places.front() : Place{};
   }
-  const std::int32_t stack = note(journal, std::move(walk), phase);
+  const std::int32_t stack = note(journal, walk, phase);
   if (made_node && stack >= 0) remember(sequence, stack);
   return stack;
 }
@@ -261,21 +243,27 @@ std::int32_t stack_of_module(Journal& journal, int module) {
   return module == 0 ? -1 : write_stack(journal, Noted{"[]", module}, "", kUnknown);
 }
 
-int name_module(std::string name) {
-  table().modules.push_back(std::move(name));
-  return static_cast<int>(table().modules.size()) - 1;
+int name_module(std::string name, const void* module) {
+  Table& t = table();
+  t.modules.push_back(std::move(name));
+  const int number = static_cast<int>(t.modules.size()) - 1;
+  if (module != nullptr) t.numbers[module] = number;
+  return number;
 }
 
-int enter_module(int module) {
+std::uint64_t enter_module(const void* module) {
   Doing& doing = now_doing();
-  doing.modules.push_back(module);
-  return static_cast<int>(doing.modules.size()) - 1;
+  const auto known = table().numbers.find(module);
+  doing.modules.push_back(known == table().numbers.end() ? 0 : known->second);
+  return doing.generation;
 }
 
-void leave_module() {
+void leave_module(std::uint64_t recording) {
   Doing& doing = now_doing();
-  if (!doing.modules.empty()) doing.modules.pop_back();
+  if (doing.generation == recording) doing.modules.pop_back();
 }
+
+bool in_module() { return !now_doing().modules.empty(); }
 
 void set_optimizer(bool runs) {
   Doing& doing = now_doing();
@@ -283,7 +271,8 @@ void set_optimizer(bool runs) {
   doing.optimizer_place = {};
   if (!runs) return;
   // Found once, and not for each of the many requests that an optimizer makes.
-  const Walk walk = table().frames.walk(Reach::kUsers);
+  Walk walk;
+  table().frames.walk(Reach::kUsers, walk);
   if (walk.users) doing.optimizer_place = walk.places.back();
 }
 

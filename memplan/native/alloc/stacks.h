@@ -42,11 +42,15 @@ std::int32_t capture_stack(Journal& journal);
 // A stack without calls, for what belongs to a module; -1 for module 0. With the GIL.
 std::int32_t stack_of_module(Journal& journal, int module);
 
-// The calling thread enters a module of that name, and how many it was in before; it
-// leaves the one entered last. It begins or ends an optimizer's step.
-int name_module(std::string name);
-int enter_module(int module);
-void leave_module();
+// The number of a new name; with the GIL. `module` has it, unless that is null: an object
+// that is known by where it is.
+int name_module(std::string name, const void* module);
+// The calling thread enters a module, known or not, and leaves the one entered last in
+// the recording that `enter_module` returned. Whether it is in any.
+std::uint64_t enter_module(const void* module);
+void leave_module(std::uint64_t recording);
+bool in_module();
+// It begins or ends an optimizer's step.
 void set_optimizer(bool runs);
 
 }  // namespace memplan

@@ -12,10 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "alloc/calls.h"
+#include "alloc/labels.h"
 #include "alloc/last_words.h"
 #include "alloc/replay.h"
 #include "alloc/shim.h"
 #include "alloc/stacks.h"
+#include "alloc/turns.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -65,21 +68,47 @@ NB_MODULE(_alloc, m) {
         memplan::start_recording(new memplan::Journal(descriptor, info), capture, limit);
       },
       "descriptor"_a, "info"_a, "limit"_a = 0);
-  m.def("name_module", &memplan::name_module, "name"_a);
-  m.def("enter_module", &memplan::enter_module, "module"_a);
-  m.def("leave_module", &memplan::leave_module);
+  m.def(
+      "name_module",
+      [](std::string name, nb::handle module) {
+        return memplan::name_module(std::move(name), module.ptr());
+      },
+      "name"_a, "module"_a);
+  m.def(
+      "watch_sites",
+      [](nb::handle function, nb::handle entering) {
+        return memplan::watch_sites(function.ptr(), entering.ptr());
+      },
+      "function"_a, "entering"_a.none());
+  m.def(
+      "watch_steps",
+      [](nb::handle function, nb::handle called) {
+        return memplan::watch_steps(function.ptr(), called.ptr());
+      },
+      "function"_a, "called"_a.none());
+  m.def("tell_again", &memplan::tell_again);
   m.def("set_optimizer", &memplan::set_optimizer, "runs"_a);
   m.def(
-      "label_blocks",
-      [](const std::vector<std::uint64_t>& addresses, const std::vector<int>& modules,
-         std::size_t code) {
+      "label_tensors",
+      [](nb::list tensors, nb::list modules, std::size_t code, nb::handle fake) {
+        std::vector<PyObject*> objects;
+        for (nb::handle tensor : tensors) objects.push_back(tensor.ptr());
+        const std::vector<std::uint64_t> addresses =
+            memplan::addresses_of(objects, fake.is_none() ? nullptr : fake.ptr());
+        if (PyErr_Occurred() != nullptr) throw nb::python_error();
         for (std::size_t i = 0; i < addresses.size(); ++i) {
-          memplan::label_block(addresses[i], code, [&](memplan::Journal& journal) {
-            return memplan::stack_of_module(journal, modules.at(i));
+          if (addresses[i] == 0) continue;
+          const int module = modules.size() == 0 ? 0 : nb::cast<int>(modules[i]);
+          memplan::label_block(addresses[i], code, [module](memplan::Journal& journal) {
+            return memplan::stack_of_module(journal, module);
           });
         }
       },
-      "addresses"_a, "modules"_a, "code"_a);
+      "tensors"_a, "modules"_a, "code"_a, "fake"_a.none());
+  m.def("step_usage", [] {
+    const memplan::Turn now = memplan::turn_now();
+    return std::make_tuple(now.time_ns, now.page_faults, now.cpu_ns);
+  });
   m.def("recorded_events", &memplan::recorded_events);
   m.def("take_digest", &memplan::take_digest);
   m.def(
