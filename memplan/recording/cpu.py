@@ -11,6 +11,7 @@ from pathlib import Path
 from memplan.core.plan import Program, RunStats
 from memplan.errors import MemplanError, RecordError
 from memplan.files import open_journal
+from memplan.native import _alloc
 from memplan.recording.fake_noticed import FakeNoticed
 from memplan.recording.options import RecordOptions
 from memplan.recording.resident import anonymous_bytes, file_bytes
@@ -23,6 +24,8 @@ from memplan.text import printable
 from memplan.trace.info import encode_metadata
 from memplan.trace.recovery import Written, recover_journal
 from memplan.trace.trace import Columns, Mark, Trace, TraceInfo
+
+NOTED_SHARE = 0.15  # of a step's time; what sites take beyond it is told
 
 
 class CpuEvents:
@@ -39,6 +42,9 @@ class CpuEvents:
         depth = {"none": None, "site": SITE, "python": ALL}[options.stacks]
         self._sites = None if depth is None else Sites(depth)
         self._fakes = FakeNoticed()
+        # At the first boundary: what sites had taken by then, and the clock's.
+        self._first: tuple[int, int, int] | None = None
+        self._sites_share = 0.0
 
     def prepare(self) -> None:
         """To be called before anything else hooks optimizers; `close` undoes it."""
@@ -47,8 +53,6 @@ class CpuEvents:
 
     def start(self) -> None:
         """Begin. Raises EnvironmentUnfitError where recording is not possible."""
-        from memplan.native import _alloc
-
         install("recording")
         self._before = anonymous_bytes()
         info = self._metadata(Mark.NONE, complete=False)
@@ -65,17 +69,15 @@ class CpuEvents:
 
     def mark(self, mark: Mark) -> int:
         """A step boundary is here; a digest of what this thread asked for before it."""
-        from memplan.native import _alloc
-
         _alloc.mark_step(mark)
         self._clock.note(mark)
+        if self._first is None:
+            self._first = self._taken()
         return _alloc.take_digest()
 
     @property
     def events(self) -> int:
         """Recorded so far."""
-        from memplan.native import _alloc
-
         return _alloc.recorded_events()
 
     def finish(self, mark: Mark) -> Written:
@@ -84,10 +86,9 @@ class CpuEvents:
         Raises RecordError if events or the trace could not be written; the journal is
         kept then, and on Ctrl-C, for `memplan recover`.
         """
-        from memplan.native import _alloc
-
         try:
             self._fakes.stop()
+            self._sites_share = self._share()
             if self._sites is not None:
                 self._sites.stop()
             info = self._metadata(mark, complete=True)
@@ -104,7 +105,29 @@ class CpuEvents:
 
     def notes(self) -> list[str]:
         """What of the program is not in the trace."""
-        return self._fakes.notes()
+        notes = self._fakes.notes()
+        if self._sites_share > NOTED_SHARE:
+            notes.append(
+                f"noting who asks took about {self._sites_share:.0%} of a step's time "
+                "beside it, as its steps are short; --stacks none leaves it out"
+            )
+        return notes
+
+    def _taken(self) -> tuple[int, int, int]:
+        """Nanoseconds so far: of sites, of the wall's clock, and of CPU time."""
+        time_ns, _, cpu_ns = _alloc.step_usage()
+        return (0 if self._sites is None else self._sites.took_ns), time_ns, cpu_ns
+
+    def _share(self) -> float:
+        """What sites took since the first boundary, to all else that was done since."""
+        if self._first is None or self._sites is None:
+            return 0.0
+        sites, wall, cpu = (
+            now - then for now, then in zip(self._taken(), self._first, strict=True)
+        )
+        # Others on the machine stretch the one, threads of the program's the other.
+        rest = min(wall, cpu) - sites
+        return sites / rest if rest > 0 else 0.0
 
     def close(self) -> None:
         """The program has ended: nothing of its is running any more."""

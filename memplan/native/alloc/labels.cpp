@@ -8,11 +8,11 @@ namespace {
 PyObject* interned(const char* name) { return PyUnicode_InternFromString(name); }
 
 // The address, or 0; Python's error may be set.
-std::uint64_t address_of(PyObject* tensor, PyObject* fake) {
+std::uint64_t address_of(PyObject* tensor, PyTypeObject* fake) {
   static PyObject* const is_cpu = interned("is_cpu");
   static PyObject* const untyped_storage = interned("untyped_storage");
   static PyObject* const data_ptr = interned("data_ptr");
-  if (fake != nullptr && PyObject_IsInstance(tensor, fake) != 0) return 0;
+  if (fake != nullptr && PyObject_TypeCheck(tensor, fake)) return 0;
   PyObject* on_cpu = PyObject_GetAttr(tensor, is_cpu);
   const bool matters = on_cpu == Py_True;
   Py_XDECREF(on_cpu);
@@ -40,7 +40,7 @@ std::vector<std::uint64_t> addresses_of(const std::vector<_object*>& tensors,
   std::vector<std::uint64_t> addresses(tensors.size(), 0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i] == Py_None) continue;
-    addresses[i] = address_of(tensors[i], fake);
+    addresses[i] = address_of(tensors[i], reinterpret_cast<PyTypeObject*>(fake));
     if (PyErr_Occurred() == nullptr) continue;
     if (!is_refusal()) break;
     PyErr_Clear();

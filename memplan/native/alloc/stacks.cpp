@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "alloc/frames.h"
+#include "alloc/site_cost.h"
 #include "alloc/stack_keys.h"
 #include "alloc/stack_text.h"
 
@@ -35,6 +36,9 @@ struct Table {
   std::vector<std::string> modules = {""};
   std::unordered_map<const void*, int> numbers;  // of modules, by where they are
   std::uint64_t generation = 0;
+  bool backward = false;  // a backward pass asked, since `take_backward`
+  SampledCost requests;
+  SampledCost calls;  // of modules
 };
 Table& table() {
   static Table* const the_table = new Table;
@@ -44,7 +48,7 @@ std::atomic<std::int32_t> latest = -1;
 
 // What the calling thread is doing.
 struct Doing {
-  std::vector<int> modules;
+  std::vector<Entered> modules;
   bool optimizer = false;
   Place optimizer_place = {};  // the program's own call of it, if that is noted
   std::uint64_t generation = 0;
@@ -103,6 +107,16 @@ PyObject* running_node() {
   return node;
 }
 
+// Whether the calling thread runs a backward pass, though what asks is the program's own.
+bool in_backward() {
+  if (table().rules.current_task == nullptr) return false;
+  PyObject* task = PyObject_CallNoArgs(table().rules.current_task);
+  const bool runs = task != nullptr && PyLong_AsLong(task) >= 0;
+  Py_XDECREF(task);
+  PyErr_Clear();
+  return runs;
+}
+
 // The stack of the forward pass's request that made `node`, or of the next one; or -1.
 std::int32_t forward_stack(PyObject* node) {
   const Doing& doing = now_doing();
@@ -123,11 +137,12 @@ std::int32_t forward_stack(PyObject* node) {
 
 std::int32_t note_backward(Journal& journal, Walk& walk) {
   Table& t = table();
+  t.backward = true;
   PyObject* node = running_node();
   KeyView key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
   if (node != nullptr) key.origin = forward_stack(node);
   if (key.origin < 0) {
-    t.frames.walk(Reach::kUsers, walk);
+    t.frames.walk(Reach::kUsers, {}, walk);
     key.places = walk.places;
   }
   const auto known = t.index.find(key);
@@ -148,7 +163,7 @@ std::int32_t note(Journal& journal, const Walk& walk, int phase) {
   Table& t = table();
   const Doing& doing = now_doing();
   const KeyView key{walk.places, nullptr,
-                    doing.modules.empty() ? 0 : doing.modules.back(), phase};
+                    doing.modules.empty() ? 0 : doing.modules.back().number, phase};
   const auto known = t.index.find(key);
   if (known != t.index.end()) return known->second;
   const Key kept(key);  // what describes may be recorded, too, and walk anew
@@ -174,10 +189,8 @@ std::int32_t capture_with_gil(Journal& journal) {
   const std::uint64_t sequence = t.peek_sequence == nullptr ? 0 : t.peek_sequence();
   const bool outside = doing.modules.empty() && !doing.optimizer;
   const bool known = doing.optimizer_place.first != nullptr;
-  const Reach reach =
-      known ? Reach::kOne : outside ? Reach::kOn : Reach::kEngine;
   thread_local Walk walk;  // keeps its memory
-  t.frames.walk(reach, walk);
+  t.frames.walk(known ? Reach::kOne : Reach::kEngine, doing.modules, walk);
   if (walk.places.empty()) return -1;
   if (walk.backward) return note_backward(journal, walk);
   if (known && !walk.users && t.depth == Depth::kSite) {
@@ -190,7 +203,7 @@ std::int32_t capture_with_gil(Journal& journal) {
     // An operator made of several asks more than once for its one node.
     const bool again = doing.node_place == walk.places.front();
     const bool forward = made_node || again;
-    phase = walk.below ? kBackward : forward ? kForward : kOutside;
+    phase = in_backward() ? kBackward : forward ? kForward : kOutside;
     doing.node_place = forward ? walk.places.front() : Place{};
   }
   const std::int32_t stack = note(journal, walk, phase);
@@ -206,10 +219,12 @@ StackCapture begin_stacks(Depth depth, StackRules rules) {
   for (const auto& [key, index] : t.index) {
     Py_XDECREF(static_cast<PyObject*>(const_cast<void*>(key.node)));
   }
-  Py_XDECREF(t.rules.describe);
-  Py_XDECREF(t.rules.current_node);
-  Py_XINCREF(rules.describe);
-  Py_XINCREF(rules.current_node);
+  for (PyObject* known : {t.rules.describe, t.rules.current_node, t.rules.current_task}) {
+    Py_XDECREF(known);
+  }
+  for (PyObject* given : {rules.describe, rules.current_node, rules.current_task}) {
+    Py_XINCREF(given);
+  }
   const std::uint64_t generation = t.generation + 1;
   t = Table{};
   t.depth = depth;
@@ -228,20 +243,29 @@ StackCapture begin_stacks(Depth depth, StackRules rules) {
 std::int32_t capture_stack(Journal& journal) {
   if (!Py_IsInitialized()) return -1;
   if (PyGILState_GetThisThreadState() == nullptr) return latest.load();
+  const std::int64_t begin = now_ns();
   const PyGILState_STATE gil = PyGILState_Ensure();
+  const bool timed = table().requests.begins();
   // An exception may be under way; ours must not disturb it.
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   const std::int32_t index = capture_with_gil(journal);
   if (index >= 0) latest.store(index, std::memory_order_relaxed);
   PyErr_Restore(type, value, trace);
+  if (timed) table().requests.timed(begin);
   PyGILState_Release(gil);
   return index;
+}
+
+std::int64_t sites_took_ns() {
+  return table().requests.total_ns() + table().calls.total_ns();
 }
 
 std::int32_t stack_of_module(Journal& journal, int module) {
   return module == 0 ? -1 : write_stack(journal, Noted{"[]", module}, "", kUnknown);
 }
+
+bool take_backward() { return std::exchange(table().backward, false); }
 
 int name_module(std::string name, const void* module) {
   Table& t = table();
@@ -252,9 +276,13 @@ int name_module(std::string name, const void* module) {
 }
 
 std::uint64_t enter_module(const void* module) {
+  const bool timed = table().calls.begins();
+  const std::int64_t begin = timed ? now_ns() : 0;
   Doing& doing = now_doing();
   const auto known = table().numbers.find(module);
-  doing.modules.push_back(known == table().numbers.end() ? 0 : known->second);
+  const int number = known == table().numbers.end() ? 0 : known->second;
+  doing.modules.push_back({.number = number, .caller = PyEval_GetFrame()});
+  if (timed) table().calls.timed(begin);
   return doing.generation;
 }
 
@@ -272,7 +300,7 @@ void set_optimizer(bool runs) {
   if (!runs) return;
   // Found once, and not for each of the many requests that an optimizer makes.
   Walk walk;
-  table().frames.walk(Reach::kUsers, walk);
+  table().frames.walk(Reach::kUsers, {}, walk);
   if (walk.users) doing.optimizer_place = walk.places.back();
 }
 

@@ -29,6 +29,8 @@ struct StackRules {
   _object* describe = nullptr;
   // Called while a backward pass runs: torch's node that runs, or None.
   _object* current_node = nullptr;
+  // Called where one may run: the number of the backward pass that this thread runs, or -1.
+  _object* current_task = nullptr;
 };
 
 // Forgets what was seen so far; takes references to the rules' objects. With the GIL.
@@ -38,6 +40,13 @@ StackCapture begin_stacks(Depth depth, StackRules rules);
 // runs. What a backward pass asks for has the stack of the forward pass that made it
 // necessary. A thread without any Python works for whoever was noted last. Takes the GIL.
 std::int32_t capture_stack(Journal& journal);
+
+// About what all this took since `begin_stacks`, of all threads, by a few that were timed.
+// With the GIL.
+std::int64_t sites_took_ns();
+
+// Whether a backward pass asked for memory since this was last asked. With the GIL.
+bool take_backward();
 
 // A stack without calls, for what belongs to a module; -1 for module 0. With the GIL.
 std::int32_t stack_of_module(Journal& journal, int module);

@@ -51,17 +51,19 @@ NB_MODULE(_alloc, m) {
   m.def(
       "note_stacks",
       [](int depth, std::string runner, std::vector<std::string> foreign,
-         std::string torch_library, nb::object describe, nb::object current_node) {
+         std::string torch_library, nb::object describe, nb::object current_node,
+         nb::object current_task) {
         const auto object = [](const nb::object& o) {
           return o.is_none() ? nullptr : o.ptr();
         };
         capture = memplan::begin_stacks(
             memplan::Depth{depth},
             {std::move(runner), std::move(foreign), std::move(torch_library),
-             object(describe), object(current_node)});
+             object(describe), object(current_node), object(current_task)});
       },
       "depth"_a, "runner"_a = "", "foreign"_a = std::vector<std::string>{},
-      "torch_library"_a = "", "describe"_a = nb::none(), "current_node"_a = nb::none());
+      "torch_library"_a = "", "describe"_a = nb::none(), "current_node"_a = nb::none(),
+      "current_task"_a = nb::none());
   m.def(
       "start_recording",
       [](int descriptor, const std::string& info, std::uint64_t limit) {
@@ -87,6 +89,8 @@ NB_MODULE(_alloc, m) {
       },
       "function"_a, "called"_a.none());
   m.def("tell_again", &memplan::tell_again);
+  m.def("take_backward", &memplan::take_backward);
+  m.def("sites_took_ns", &memplan::sites_took_ns);
   m.def("set_optimizer", &memplan::set_optimizer, "runs"_a);
   m.def(
       "label_tensors",
