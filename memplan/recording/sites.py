@@ -67,7 +67,9 @@ class Sites:
             current_task=getattr(torch._C, "_current_graph_task_id", None),
         )
         self._watched = torch.nn.Module._call_impl
-        _alloc.watch_sites(self._watched, self._entering)
+        _alloc.watch_sites(
+            self._watched, self._entering, torch.Tensor, int(Category.INPUTS)
+        )
         self._handles = [optimizer.register_optimizer_step_pre_hook(self._stepping)]
         Sites._active = self
 
@@ -88,7 +90,8 @@ class Sites:
     def let_go(self) -> None:
         """Take the hooks off again, but for one that may be running: see `close`."""
         Sites._active = None
-        _alloc.watch_sites(self._watched, None)
+        tensor = sys.modules["torch"].Tensor
+        _alloc.watch_sites(self._watched, None, tensor, 0)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -105,15 +108,18 @@ class Sites:
         return _alloc.sites_took_ns() + self._labelling_ns
 
     def _entering(self, module: Any, arguments: tuple[Any, ...]) -> None:
-        """The outermost module of a thread is about to be called."""
+        """The outermost module of a thread is about to be called.
+
+        Of one that is known, and gets plain tensors, the recorder takes note itself.
+        """
         begin = time.perf_counter_ns()
         if sys.modules["torch"].compiler.is_compiling():
             return
-        known = self._roots.get(id(module))
-        if known is None or known() is not module:
+        if not _alloc.is_root(module):
             self._meet(module)
         # Without an optimizer; walking all parameters is slow, and mostly for nothing.
-        if not self._optimizers and _alloc.take_backward():
+        if _alloc.gradients_wait():
+            _alloc.gradients_noted()
             _label_gradients(module.parameters())
         _label(list(_tensors_in(arguments)), Category.INPUTS)
         self._labelling_ns += time.perf_counter_ns() - begin
@@ -121,6 +127,7 @@ class Sites:
     def _meet(self, root: Any) -> None:
         """Name the parts of an outermost module."""
         self._roots[id(root)] = weakref.ref(root)
+        _alloc.know_root(root)
         owners: dict[int, int] = {}  # of parameters: the first of those that share one
         for name, part in root.named_modules():
             number = _alloc.name_module(name or type(root).__name__, part)
@@ -138,7 +145,7 @@ class Sites:
         if known is None or known[0]() is not optimizer:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer), -1
             self._label_parameters(_parameters_of(optimizer))
-        _label_gradients(_parameters_of(optimizer))
+        _alloc.label_gradients(optimizer, int(Category.GRADIENTS), _fake_class())
         _alloc.set_optimizer(True)
         self._labelling_ns += time.perf_counter_ns() - begin
 
@@ -194,10 +201,13 @@ def _label(tensors: list[Any], category: Category, modules: Sequence[int] = ()) 
 
     None is passed over, and what has no block on the CPU.
     """
-    # A program's fake tensors have no address, and torch warns of asking for one.
+    _alloc.label_tensors(tensors, list(modules), int(category), _fake_class())
+
+
+def _fake_class() -> type | None:
+    """A program's fake tensors have no address, and torch warns of asking for one."""
     imported = sys.modules.get("torch._subclasses.fake_tensor")
-    fake = getattr(imported, "FakeTensor", None)
-    _alloc.label_tensors(tensors, list(modules), int(category), fake)
+    return getattr(imported, "FakeTensor", None)
 
 
 def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:

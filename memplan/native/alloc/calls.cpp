@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <unordered_set>
+#include <vector>
 
+#include "alloc/labels.h"
 #include "alloc/stacks.h"
 
 namespace memplan {
@@ -17,6 +19,8 @@ struct Watch {
   vectorcallfunc original = nullptr;
   PyObject* entering = nullptr;
   PyObject* called = nullptr;
+  PyTypeObject* tensor = nullptr;  // torch's own class, which is never gone
+  std::size_t inputs = 0;
   std::uint64_t told = 0;  // counts listeners: what is quiet is so for one of them
 };
 Watch watch;
@@ -63,6 +67,32 @@ bool tell_entering(PyObject* const* arguments, Py_ssize_t count) {
   return result != nullptr;
 }
 
+// Whether Python need not be told of the outermost module that is entered: it is known, and
+// all it is given are plain tensors, which are labelled here, and numbers.
+bool is_plain(PyObject* const* arguments, Py_ssize_t count) {
+  if (!is_root(arguments[0]) || gradients_wait()) return false;
+  for (Py_ssize_t i = 1; i < count; ++i) {
+    PyTypeObject* const type = Py_TYPE(arguments[i]);
+    const bool other = arguments[i] == Py_None || type == &PyLong_Type ||
+                       type == &PyFloat_Type || type == &PyBool_Type;
+    if (type != watch.tensor && !other) return false;
+  }
+  return true;
+}
+
+bool label_inputs(PyObject* const* arguments, Py_ssize_t count) {
+  std::vector<PyObject*> tensors;
+  for (Py_ssize_t i = 1; i < count; ++i) {
+    if (Py_TYPE(arguments[i]) == watch.tensor) tensors.push_back(arguments[i]);
+  }
+  return label_tensors(tensors, {}, watch.inputs, nullptr);
+}
+
+bool tell_outermost(PyObject* const* arguments, Py_ssize_t count) {
+  return is_plain(arguments, count) ? label_inputs(arguments, count)
+                                    : tell_entering(arguments, count);
+}
+
 PyObject* watched(PyObject* function, PyObject* const* arguments, std::size_t flags,
                   PyObject* names) {
   const vectorcallfunc original = watch.original;
@@ -71,7 +101,7 @@ PyObject* watched(PyObject* function, PyObject* const* arguments, std::size_t fl
   PyObject* module = arguments[0];
   if (watch.called != nullptr && !tell_called(module)) return nullptr;
   if (watch.entering == nullptr) return original(function, arguments, flags, names);
-  if (!in_module() && !tell_entering(arguments, count)) return nullptr;
+  if (!in_module() && !tell_outermost(arguments, count)) return nullptr;
   const std::uint64_t recording = enter_module(module);
   PyObject* result = original(function, arguments, flags, names);
   leave_module(recording);
@@ -109,7 +139,10 @@ bool set_listener(PyObject* function, PyObject*& slot, PyObject* listener) {
 
 }  // namespace
 
-bool watch_sites(_object* function, _object* entering) {
+bool watch_sites(_object* function, _object* entering, _object* tensor,
+                 std::size_t inputs) {
+  watch.tensor = reinterpret_cast<PyTypeObject*>(tensor);
+  watch.inputs = inputs;
   return set_listener(function, watch.entering, entering);
 }
 

@@ -2,6 +2,8 @@
 // module by its slow way.
 #pragma once
 
+#include <cstddef>
+
 struct _object;  // PyObject, for those who do not include Python
 
 namespace memplan {
@@ -11,8 +13,11 @@ namespace memplan {
 // another one than before.
 //
 // Sites: a module that is called is entered, and left afterwards; for the outermost one
-// of a thread `entering` is called before, as (module, positional arguments).
-bool watch_sites(_object* function, _object* entering);
+// of a thread `entering` is called before, as (module, positional arguments), unless the
+// module is known and all it is given are objects of the class `tensor` itself, which are
+// labelled as `inputs`, the code of a Category, and numbers.
+bool watch_sites(_object* function, _object* entering, _object* tensor,
+                 std::size_t inputs);
 // Steps: `called` is called before each call, as (module). If it returns True, calls of
 // that module by that thread are no longer told, until the thread calls `tell_again`.
 bool watch_steps(_object* function, _object* called);

@@ -2,6 +2,9 @@
 
 #include <Python.h>
 
+#include "alloc/shim.h"
+#include "alloc/stacks.h"
+
 namespace memplan {
 namespace {
 
@@ -35,17 +38,47 @@ bool is_refusal() {
 
 }  // namespace
 
-std::vector<std::uint64_t> addresses_of(const std::vector<_object*>& tensors,
-                                        _object* fake) {
-  std::vector<std::uint64_t> addresses(tensors.size(), 0);
+bool label_tensors(const std::vector<PyObject*>& tensors, const std::vector<int>& modules,
+                   std::size_t code, PyObject* fake) {
+  auto* const fake_type = reinterpret_cast<PyTypeObject*>(fake);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i] == Py_None) continue;
-    addresses[i] = address_of(tensors[i], reinterpret_cast<PyTypeObject*>(fake));
-    if (PyErr_Occurred() == nullptr) continue;
-    if (!is_refusal()) break;
-    PyErr_Clear();
+    const std::uint64_t address = address_of(tensors[i], fake_type);
+    if (PyErr_Occurred() != nullptr) {
+      if (!is_refusal()) return false;
+      PyErr_Clear();
+    } else if (address != 0) {
+      const int module = modules.empty() ? 0 : modules.at(i);
+      label_block(address, code, [module](Journal& journal) {
+        return stack_of_module(journal, module);
+      });
+    }
   }
-  return addresses;
+  return true;
+}
+
+bool label_gradients(PyObject* optimizer, std::size_t code, PyObject* fake) {
+  static PyObject* const param_groups = interned("param_groups");
+  static PyObject* const params = interned("params");
+  static PyObject* const grad = interned("grad");
+  std::vector<PyObject*> held;
+  PyObject* groups = PyObject_GetAttr(optimizer, param_groups);
+  const bool listed = groups != nullptr && PyList_Check(groups);
+  const Py_ssize_t many = listed ? PyList_GET_SIZE(groups) : 0;
+  for (Py_ssize_t i = 0; i < many; ++i) {
+    PyObject* group = PyList_GET_ITEM(groups, i);
+    PyObject* own = PyDict_Check(group) ? PyDict_GetItem(group, params) : nullptr;
+    if (own == nullptr || !PyList_Check(own)) continue;
+    for (Py_ssize_t j = 0; j < PyList_GET_SIZE(own); ++j) {
+      PyObject* gradient = PyObject_GetAttr(PyList_GET_ITEM(own, j), grad);
+      if (gradient == nullptr) PyErr_Clear();
+      if (gradient != nullptr) held.push_back(gradient);
+    }
+  }
+  Py_XDECREF(groups);
+  const bool fine = PyErr_Occurred() == nullptr && label_tensors(held, {}, code, fake);
+  for (PyObject* gradient : held) Py_DECREF(gradient);
+  return fine;
 }
 
 }  // namespace memplan

@@ -1,18 +1,21 @@
 // Where the tensors lie that are known to hold something.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <vector>
 
 struct _object;  // PyObject, for those who do not include Python
 
 namespace memplan {
 
-// The addresses of the CPU's storages of these tensors, one for each; 0 for None, for
-// other devices, for tensors without a storage (sparse ones), and for those of class
-// `fake`, or null: asking these for an address warns. With the GIL; a Python error other
-// than a tensor's refusal is left set.
-std::vector<std::uint64_t> addresses_of(const std::vector<_object*>& tensors,
-                                        _object* fake);
+// Says what the blocks of these tensors hold: the code of a Category, and for which
+// modules, by number, or for none where there are none. None is passed over, and so are
+// other devices' tensors, those without a storage (sparse ones), and those of class
+// `fake`, or null: asking these for an address warns. With the GIL; false where a Python
+// error other than a tensor's refusal is left set.
+bool label_tensors(const std::vector<_object*>& tensors, const std::vector<int>& modules,
+                   std::size_t code, _object* fake);
+// The same of the gradients of an optimizer's parameters.
+bool label_gradients(_object* optimizer, std::size_t code, _object* fake);
 
 }  // namespace memplan

@@ -36,7 +36,9 @@ struct Table {
   std::vector<std::string> modules = {""};
   std::unordered_map<const void*, int> numbers;  // of modules, by where they are
   std::uint64_t generation = 0;
-  bool backward = false;  // a backward pass asked, since `take_backward`
+  std::unordered_map<const void*, PyObject*> roots;  // weak references
+  bool backward = false;    // a backward pass asked, since `gradients_noted`
+  bool optimizers = false;  // one has stepped
   SampledCost requests;
   SampledCost calls;  // of modules
 };
@@ -225,6 +227,7 @@ StackCapture begin_stacks(Depth depth, StackRules rules) {
   for (PyObject* given : {rules.describe, rules.current_node, rules.current_task}) {
     Py_XINCREF(given);
   }
+  for (const auto& [root, reference] : t.roots) Py_XDECREF(reference);
   const std::uint64_t generation = t.generation + 1;
   t = Table{};
   t.depth = depth;
@@ -265,7 +268,23 @@ std::int32_t stack_of_module(Journal& journal, int module) {
   return module == 0 ? -1 : write_stack(journal, Noted{"[]", module}, "", kUnknown);
 }
 
-bool take_backward() { return std::exchange(table().backward, false); }
+void know_root(PyObject* module) {
+  PyObject* reference = PyWeakref_NewRef(module, nullptr);
+  if (reference == nullptr) PyErr_Clear();
+  PyObject*& known = table().roots[module];
+  Py_XDECREF(known);
+  known = reference;
+}
+
+bool is_root(PyObject* module) {
+  const auto known = table().roots.find(module);
+  if (known == table().roots.end() || known->second == nullptr) return false;
+  return PyWeakref_GET_OBJECT(known->second) == module;
+}
+
+bool gradients_wait() { return table().backward && !table().optimizers; }
+
+void gradients_noted() { table().backward = false; }
 
 int name_module(std::string name, const void* module) {
   Table& t = table();
@@ -298,6 +317,7 @@ void set_optimizer(bool runs) {
   doing.optimizer = runs;
   doing.optimizer_place = {};
   if (!runs) return;
+  table().optimizers = true;
   // Found once, and not for each of the many requests that an optimizer makes.
   Walk walk;
   table().frames.walk(Reach::kUsers, {}, walk);

@@ -45,8 +45,13 @@ std::int32_t capture_stack(Journal& journal);
 // With the GIL.
 std::int64_t sites_took_ns();
 
-// Whether a backward pass asked for memory since this was last asked. With the GIL.
-bool take_backward();
+// An outermost module whose parts have their names is one, until it is gone. Whether a
+// backward pass asked for memory since `gradients_noted`, and no optimizer ever steps,
+// which would note gradients. With the GIL.
+void know_root(_object* module);
+bool is_root(_object* module);
+bool gradients_wait();
+void gradients_noted();
 
 // A stack without calls, for what belongs to a module; -1 for module 0. With the GIL.
 std::int32_t stack_of_module(Journal& journal, int module);

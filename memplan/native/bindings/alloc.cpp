@@ -36,6 +36,8 @@ nb::dict to_dict(const Counts& counts) {
   return result;
 }
 
+PyObject* or_null(nb::handle object) { return object.is_none() ? nullptr : object.ptr(); }
+
 memplan::StackCapture capture = nullptr;  // of the recordings to come
 
 template <typename Array>
@@ -78,10 +80,11 @@ NB_MODULE(_alloc, m) {
       "name"_a, "module"_a);
   m.def(
       "watch_sites",
-      [](nb::handle function, nb::handle entering) {
-        return memplan::watch_sites(function.ptr(), entering.ptr());
+      [](nb::handle function, nb::handle entering, nb::handle tensor,
+         std::size_t inputs) {
+        return memplan::watch_sites(function.ptr(), entering.ptr(), tensor.ptr(), inputs);
       },
-      "function"_a, "entering"_a.none());
+      "function"_a, "entering"_a.none(), "tensor"_a, "inputs"_a);
   m.def(
       "watch_steps",
       [](nb::handle function, nb::handle called) {
@@ -89,26 +92,35 @@ NB_MODULE(_alloc, m) {
       },
       "function"_a, "called"_a.none());
   m.def("tell_again", &memplan::tell_again);
-  m.def("take_backward", &memplan::take_backward);
+  m.def(
+      "know_root", [](nb::handle module) { memplan::know_root(module.ptr()); },
+      "module"_a);
+  m.def(
+      "is_root", [](nb::handle module) { return memplan::is_root(module.ptr()); },
+      "module"_a);
+  m.def("gradients_wait", &memplan::gradients_wait);
+  m.def("gradients_noted", &memplan::gradients_noted);
   m.def("sites_took_ns", &memplan::sites_took_ns);
   m.def("set_optimizer", &memplan::set_optimizer, "runs"_a);
   m.def(
       "label_tensors",
-      [](nb::list tensors, nb::list modules, std::size_t code, nb::handle fake) {
+      [](nb::list tensors, const std::vector<int>& modules, std::size_t code,
+         nb::handle fake) {
         std::vector<PyObject*> objects;
         for (nb::handle tensor : tensors) objects.push_back(tensor.ptr());
-        const std::vector<std::uint64_t> addresses =
-            memplan::addresses_of(objects, fake.is_none() ? nullptr : fake.ptr());
-        if (PyErr_Occurred() != nullptr) throw nb::python_error();
-        for (std::size_t i = 0; i < addresses.size(); ++i) {
-          if (addresses[i] == 0) continue;
-          const int module = modules.size() == 0 ? 0 : nb::cast<int>(modules[i]);
-          memplan::label_block(addresses[i], code, [module](memplan::Journal& journal) {
-            return memplan::stack_of_module(journal, module);
-          });
+        if (!memplan::label_tensors(objects, modules, code, or_null(fake))) {
+          throw nb::python_error();
         }
       },
       "tensors"_a, "modules"_a, "code"_a, "fake"_a.none());
+  m.def(
+      "label_gradients",
+      [](nb::handle optimizer, std::size_t code, nb::handle fake) {
+        if (!memplan::label_gradients(optimizer.ptr(), code, or_null(fake))) {
+          throw nb::python_error();
+        }
+      },
+      "optimizer"_a, "code"_a, "fake"_a.none());
   m.def("step_usage", [] {
     const memplan::Turn now = memplan::turn_now();
     return std::make_tuple(now.time_ns, now.page_faults, now.cpu_ns);
