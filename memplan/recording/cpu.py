@@ -42,8 +42,8 @@ class CpuEvents:
         depth = {"none": None, "site": SITE, "python": ALL}[options.stacks]
         self._sites = None if depth is None else Sites(depth)
         self._fakes = FakeNoticed()
-        # At the first boundary: what sites had taken by then, and the clock's.
-        self._first: tuple[int, int, int] | None = None
+        # At the first boundary: what sites count, and nanoseconds, wall's and CPU's.
+        self._first: tuple[tuple[int, int, int], int, int] | None = None
         self._sites_share = 0.0
 
     def prepare(self) -> None:
@@ -71,8 +71,9 @@ class CpuEvents:
         """A step boundary is here; a digest of what this thread asked for before it."""
         _alloc.mark_step(mark)
         self._clock.note(mark)
-        if self._first is None:
-            self._first = self._taken()
+        if self._first is None and self._sites is not None:
+            time_ns, _, cpu_ns = _alloc.step_usage()
+            self._first = self._sites.counts(), time_ns, cpu_ns
         return _alloc.take_digest()
 
     @property
@@ -113,20 +114,15 @@ class CpuEvents:
             )
         return notes
 
-    def _taken(self) -> tuple[int, int, int]:
-        """Nanoseconds so far: of sites, of the wall's clock, and of CPU time."""
-        time_ns, _, cpu_ns = _alloc.step_usage()
-        return (0 if self._sites is None else self._sites.took_ns), time_ns, cpu_ns
-
     def _share(self) -> float:
         """What sites took since the first boundary, to all else that was done since."""
         if self._first is None or self._sites is None:
             return 0.0
-        sites, wall, cpu = (
-            now - then for now, then in zip(self._taken(), self._first, strict=True)
-        )
+        counts, first_ns, first_cpu_ns = self._first
+        sites = self._sites.took_ns(counts)
+        time_ns, _, cpu_ns = _alloc.step_usage()
         # Others on the machine stretch the one, threads of the program's the other.
-        rest = min(wall, cpu) - sites
+        rest = min(time_ns - first_ns, cpu_ns - first_cpu_ns) - sites
         return sites / rest if rest > 0 else 0.0
 
     def close(self) -> None:

@@ -19,15 +19,16 @@ class SampledCost {
   void timed(std::int64_t begin_ns) {
     samples_[taken_++ % samples_.size()] = now_ns() - begin_ns;
   }
-  // The median's times how often: others on the machine stretch a few.
-  std::int64_t total_ns() const {
+  std::uint64_t count() const { return count_; }
+  // Of those timed, and not the mean: others on the machine stretch a few. 0 for none.
+  std::int64_t median_ns() const {
     auto samples = samples_;
     const std::size_t many = std::min<std::size_t>(taken_, samples.size());
     if (many == 0) return 0;
-    const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(many / 2);
-    std::nth_element(samples.begin(), middle,
-                     samples.begin() + static_cast<std::ptrdiff_t>(many));
-    return *middle * static_cast<std::int64_t>(count_);
+    const auto begin = samples.begin();
+    const auto middle = begin + static_cast<std::ptrdiff_t>(many / 2);
+    std::nth_element(begin, middle, begin + static_cast<std::ptrdiff_t>(many));
+    return *middle;
   }
 
  private:

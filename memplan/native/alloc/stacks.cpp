@@ -249,19 +249,23 @@ std::int32_t capture_stack(Journal& journal) {
   const std::int64_t begin = now_ns();
   const PyGILState_STATE gil = PyGILState_Ensure();
   const bool timed = table().requests.begins();
+  const std::size_t before = table().noted.size();
   // An exception may be under way; ours must not disturb it.
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   const std::int32_t index = capture_with_gil(journal);
   if (index >= 0) latest.store(index, std::memory_order_relaxed);
   PyErr_Restore(type, value, trace);
-  if (timed) table().requests.timed(begin);
+  // A new stack is slow, and is new but once.
+  if (timed && table().noted.size() == before) table().requests.timed(begin);
   PyGILState_Release(gil);
   return index;
 }
 
-std::int64_t sites_took_ns() {
-  return table().requests.total_ns() + table().calls.total_ns();
+SitesCost sites_cost() {
+  const Table& t = table();
+  return {t.requests.count(), t.requests.median_ns(), t.calls.count(),
+          t.calls.median_ns()};
 }
 
 std::int32_t stack_of_module(Journal& journal, int module) {

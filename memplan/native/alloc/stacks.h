@@ -41,9 +41,15 @@ StackCapture begin_stacks(Depth depth, StackRules rules);
 // necessary. A thread without any Python works for whoever was noted last. Takes the GIL.
 std::int32_t capture_stack(Journal& journal);
 
-// About what all this took since `begin_stacks`, of all threads, by a few that were timed.
-// With the GIL.
-std::int64_t sites_took_ns();
+// How often, since `begin_stacks`, all threads asked and called modules, and what one took
+// in the median of some that were timed. With the GIL.
+struct SitesCost {
+  std::uint64_t requests;
+  std::int64_t request_ns;
+  std::uint64_t calls;
+  std::int64_t call_ns;
+};
+SitesCost sites_cost();
 
 // An outermost module whose parts have their names is one, until it is gone. Whether a
 // backward pass asked for memory since `gradients_noted`, and no optimizer ever steps,

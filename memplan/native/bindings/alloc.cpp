@@ -100,7 +100,10 @@ NB_MODULE(_alloc, m) {
       "module"_a);
   m.def("gradients_wait", &memplan::gradients_wait);
   m.def("gradients_noted", &memplan::gradients_noted);
-  m.def("sites_took_ns", &memplan::sites_took_ns);
+  m.def("sites_cost", [] {
+    const memplan::SitesCost cost = memplan::sites_cost();
+    return std::make_tuple(cost.requests, cost.request_ns, cost.calls, cost.call_ns);
+  });
   m.def("set_optimizer", &memplan::set_optimizer, "runs"_a);
   m.def(
       "label_tensors",
