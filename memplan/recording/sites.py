@@ -22,8 +22,8 @@ from memplan.recording import target
 from memplan.recording.operators import operator_at
 from memplan.trace.category import Category
 
-# A step becomes longer by so many times what noting sites takes by the clock: the program
-# then finds its own code and data out of the core's caches. Measured as
+# A step becomes longer by so many times what noting sites takes by the clock: after it,
+# the program's own code and data are out of the core's caches. Measured as
 # scripts/bench_record.py does, of a perceptron and of a transformer alike.
 _DISPLACED = 3
 SITE, ALL = 1, 2  # as `Depth` of memplan/native/alloc/stacks.h

@@ -71,7 +71,7 @@ def command(
     if path == STDOUT:
         return
     show.note(f"wrote {path}")
-    # Without a suffix the compiler must be told what it is; the program is another file.
+    # Without a suffix the compiler must be told what it is, and where else to write.
     built = path.with_suffix("" if path.suffix else ".out")
     program = shlex.quote(str(built))
     source = ("" if path.suffix else "-x c++ ") + shlex.quote(str(path))
