@@ -35,6 +35,12 @@ def command(
         show.as_json(entries(found))
         return
     show.facts(f"memplan: {before} -> {after}", _rows(found))
+    one, other = found.devices
+    if one != other:
+        show.note(
+            f"BEFORE is of {one} memory, AFTER of {other}: other kernels, scratch and "
+            "rounding, and sites that may differ in name alone"
+        )
     if found.sites:
         rows = [_row(change) for change in found.sites[:most]]
         left = found.sites[most:]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,24 +9,23 @@ from typing import get_args
 
 import click
 
-from memplan.cli import arguments, capacities, outlooks, show
+from memplan.cli import arguments, capacities, show, solve_report
 from memplan.cli.progress import progress_line
-from memplan.core.plan import UNMARKED, Plan, Source
+from memplan.core.plan import Plan, Source
 from memplan.core.planfile import MANY_BUFFERS, PARQUET, write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import MemplanError, NoPlanError, UsageError
-from memplan.files import STDOUT, refuse_overwrite
+from memplan.files import refuse_overwrite
 from memplan.formats.sniff import sniff
-from memplan.solving.capacity import CapacityOf, Room, room_for, solve_within
+from memplan.solving.capacity import CapacityOf, room_for, solve_within
 from memplan.solving.exact_ladder import RULES
 from memplan.solving.methods import METHODS
 from memplan.solving.options import MAX_SEED, MIP_SOLVERS, Options
-from memplan.solving.outlook import outlook
 from memplan.solving.solve import METHOD_NAMES, solve
 from memplan.text import name_as_text
 from memplan.trace.trace import Trace
-from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
+from memplan.units import parse_bytes
 
 _METHODS_HELP = "\b\nMethods:\n" + "\n".join(
     f"  {name}\n    {method.summary}" for name, method in METHODS.items()
@@ -174,7 +171,7 @@ def command(
         show.note(f"{method}: {plan.provenance.note}")
     if path is not None:
         write_plan(plan, path, force=force)
-    _tell(plan, given, path, room, json_)
+    solve_report.tell(plan, given, path, room, json_)
 
 
 def _check(
@@ -216,34 +213,6 @@ def _solve(
     return plan
 
 
-def _tell(
-    plan: Plan,
-    given: Trace | Problem,
-    path: Path | None,
-    room: Room | None,
-    json_: bool,
-) -> None:
-    """What was found, what it will bring, and what to do next; path: of the plan."""
-    found = None
-    with contextlib.suppress(KeyboardInterrupt):  # the plan is there all the same
-        found = outlook(given, plan) if isinstance(given, Trace) else None
-    if json_:
-        compared = {} if room is None else capacities.entries(room)
-        show.as_json(_entries(plan, path) | compared | outlooks.entries(found))
-    else:
-        title = "it fits" if path is None else f"planned {path}"
-        rows = _rows(plan) + capacities.rows(room, plan) + outlooks.rows(found)
-        show.facts(f"memplan: {title}", rows)
-    if found is not None:
-        outlooks.warn(plan, found)
-    if json_ or path == STDOUT:
-        return
-    if path is None:
-        capacities.tell_unwritten()
-    else:
-        show.line(f"  next: memplan {_next(given, path)}")
-
-
 def _is_large(given: Trace | Problem) -> bool:
     return isinstance(given, Problem) and len(given) >= MANY_BUFFERS
 
@@ -253,62 +222,3 @@ def _default_output(trace: Path) -> Path:
     for suffix in (".parquet", ".json.gz", ".json", ".csv"):
         name = name.removesuffix(suffix)
     return Path(f"{name}.plan.json")
-
-
-def _entries(plan: Plan, path: Path | None) -> dict[str, object]:
-    return {
-        "schema": "memplan.solve-result",
-        "version": 1,
-        "method": plan.provenance.method,
-        "buffers": len(plan.problem),
-        "lower_bound": plan.lower_bound,
-        "peak": plan.peak,
-        "gap": plan.gap,
-        "status": plan.status,
-        "seconds": plan.provenance.seconds,
-        "seed": plan.provenance.seed,
-        "elastic": plan.elastic,
-        "kinds": len(plan.kinds),
-        "arena_bytes": plan.arena_bytes,
-        "plan": None if path is None else str(path),
-    }
-
-
-def _rows(plan: Plan) -> list[tuple[str, str]]:
-    proof = ", proved optimal" if plan.proved_optimal and len(plan.problem) else ""
-    rows = [
-        (
-            "method",
-            f"{plan.provenance.method}, {format_seconds(plan.provenance.seconds)}",
-        ),
-        ("buffers", f"{len(plan.problem):,}"),
-        ("peak", format_bytes(plan.peak)),
-        ("lower bound", format_bytes(plan.lower_bound)),
-        ("gap", format_gap(plan.gap) + proof),
-    ]
-    if plan.elastic:
-        rows.insert(1, ("steps", "alike but for their sizes: planned for the largest"))
-    if plan.lanes:
-        arena = format_bytes(plan.arena_bytes)
-        many = f"{plan.lanes:,} at a time, each in an arena of its own"
-        rows.append(("threads", f"{many}: {arena} together"))
-    if plan.provenance.program.marks == UNMARKED:
-        rows.append(("loop", "not marked: found in the sequence of requests"))
-    if plan.kinds:
-        steps = sum(kind.seen for kind in plan.kinds)
-        arena = format_bytes(plan.arena_bytes)
-        rows.append(
-            ("other steps", f"{steps:,} of {len(plan.kinds):,} kinds, arena {arena}")
-        )
-    if plan.warmup is not None and plan.hot.requests is not None:
-        rows.append(
-            ("warm-up", f"{len(plan.warmup.problem):,} buffers in the same arena")
-        )
-    return rows
-
-
-def _next(given: Trace | Problem, plan: Path) -> str:
-    """What a user will want to do with the plan."""
-    if isinstance(given, Problem):
-        return f"plot {shlex.quote(str(plan))} -o packing.png"
-    return shlex.join(["apply", str(plan), *(given.info.argv or ("SCRIPT",))])

@@ -8,13 +8,14 @@ loader follows the kind its plan was made with.
 from __future__ import annotations
 
 import os
+import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
 from memplan.errors import UsageError
+from memplan.native import _alloc
 from memplan.recording.module_source import ModuleSource
 from memplan.trace.trace import Mark
 
@@ -51,13 +52,7 @@ class Boundaries:
                 self._optimizer_stepped
             )
         if Mark.FORWARD in self._kinds:
-            from torch.nn.modules.module import register_module_forward_pre_hook
-
-            # The hook tells compiled modules apart itself.
-            warnings.filterwarnings("ignore", "Using .torch.compile.*global hooks")
-            self._handles[Mark.FORWARD] = register_module_forward_pre_hook(
-                self._forward_called
-            )
+            self._handles[Mark.FORWARD] = _Calls(self._forward_called)
 
     def stop(self) -> None:
         """Take the hooks off again; harmless when there are none."""
@@ -80,21 +75,28 @@ class Boundaries:
             self._unhook(Mark.FORWARD)
             self._listener(Mark.OPTIMIZER)
 
-    def _forward_called(self, module: Any, *_: object) -> None:
-        import torch
+    def _forward_called(self, module: Any) -> bool:
+        """A module is called; whether this thread need not be told again of its calls.
 
-        # A compiler that traces the program must not trace this; what it compiles is
-        # called through a module of its own, which is seen here.
-        if torch.compiler.is_compiling():
-            return
+        Its parts need not, as long as the module is that whose calls cut its steps.
+        """
+        # A program that a compiler traces is not running; what it compiles is called
+        # through a module of its own, which is seen here.
+        if sys.modules["torch"].compiler.is_compiling():
+            return False
         source: ModuleSource | None = getattr(self._sources, "module", None)
         if source is None:
             if not self._joins(module):
-                return
+                return False
             source = self._sources.module = ModuleSource()
+        chosen = source.chosen
         if source.begins_step(module):
+            if source.chosen != chosen:
+                _alloc.tell_again()
             self._forwards += 1
             self._listener(Mark.FORWARD)
+            return False
+        return source.has_inside(module)
 
     def _joins(self, module: object) -> bool:
         """Whether the calling thread, which marked nothing yet, is to from now on.
@@ -118,12 +120,26 @@ class Boundaries:
             self._listener(Mark.EXPLICIT)
 
 
+class _Calls:
+    """Tells a listener of every call of a module, until it is removed."""
+
+    def __init__(self, listener: Callable[[Any], bool]) -> None:
+        from torch.nn import Module
+
+        # A class may take the place of another's while it is watched.
+        self._function = Module._call_impl
+        _alloc.watch_steps(self._function, listener)
+
+    def remove(self) -> None:
+        _alloc.watch_steps(self._function, None)
+
+
 class StepCount:
     """The steps so far, by the strongest kind of mark seen."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
-        self._marks = dict.fromkeys(Mark, 0)
+        self._marks = [0] * (max(Mark) + 1)  # by mark: its hash is Python's, and slow
 
     def add(self, mark: Mark) -> bool:
         """Count a mark; whether with it as many steps as the limit have ended."""

@@ -21,11 +21,13 @@ class CudaObserver:
     """Tells the recording that runs of CUDA's events, from the first use of CUDA on.
 
     began: whether it does, or did. fault: why not, though CUDA was used; "" otherwise.
+    listener: is called once it has begun.
     """
 
     def __init__(self) -> None:
         self.began = False
         self.fault = ""
+        self.listener: Callable[[], None] | None = None
         self._torch: Any = None
         self._instead: Callable[[Any], None] | None = None
         self._library: SlotLibrary | None = None
@@ -68,6 +70,8 @@ class CudaObserver:
             return
         self._library = library
         self.began = True
+        if self.listener is not None:
+            self.listener()
         with contextlib.suppress(Exception):  # of a device that has failed
             for event in _alive(torch.cuda.memory_snapshot()):
                 library.tell(*event)

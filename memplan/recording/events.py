@@ -11,6 +11,7 @@ from pathlib import Path
 from memplan.core.plan import Program, RunStats
 from memplan.errors import MemplanError, RecordError
 from memplan.files import open_journal, refuse_overwrite
+from memplan.native import _alloc
 from memplan.recording.cuda_observer import CudaObserver
 from memplan.recording.fake_noticed import FakeNoticed
 from memplan.recording.options import RecordOptions
@@ -25,6 +26,8 @@ from memplan.trace.info import encode_metadata
 from memplan.trace.journal import Journal
 from memplan.trace.recovery import Recovered, Written, paths_of, recover_journal
 from memplan.trace.trace import Columns, Mark, Trace, TraceInfo
+
+NOTED_SHARE = 0.15  # of a step's time; what sites take beyond it is told
 
 
 class Events:
@@ -55,6 +58,9 @@ class Events:
         depth = {"none": None, "site": SITE, "python": ALL}[options.stacks]
         self._sites = None if depth is None else Sites(depth, self._cpu, observer)
         self._fakes = FakeNoticed()
+        # At the first boundary: what sites count, and nanoseconds, wall's and CPU's.
+        self._first: tuple[tuple[int, int, int], int, int] | None = None
+        self._sites_share = 0.0
 
     def prepare(self) -> None:
         """To be called before anything else hooks optimizers; `close` undoes it."""
@@ -63,8 +69,6 @@ class Events:
 
     def start(self) -> None:
         """Begin. Raises EnvironmentUnfitError where recording is not possible."""
-        from memplan.native import _alloc
-
         if self._cpu:
             install("recording")
         self._before = anonymous_bytes()
@@ -82,17 +86,16 @@ class Events:
 
     def mark(self, mark: Mark) -> int:
         """A step boundary is here; a digest of what this thread asked for before it."""
-        from memplan.native import _alloc
-
         _alloc.mark_step(mark)
         self._clock.note(mark)
+        if self._first is None and self._sites is not None:
+            time_ns, _, cpu_ns = _alloc.step_usage()
+            self._first = self._sites.counts(), time_ns, cpu_ns
         return _alloc.take_digest()
 
     @property
     def events(self) -> int:
         """Recorded so far."""
-        from memplan.native import _alloc
-
         return _alloc.recorded_events()
 
     def finish(self, mark: Mark) -> Written:
@@ -103,8 +106,6 @@ class Events:
         memory where only those were asked for; the journal is kept where anything is in
         it, and on Ctrl-C, for `memplan recover`.
         """
-        from memplan.native import _alloc
-
         try:
             error, seen, written = self._stop(mark)
             if error:
@@ -119,15 +120,30 @@ class Events:
 
     def discard(self) -> None:
         """Stop, and forget it all: it was recorded in another way."""
-        from memplan.native import _alloc
-
         self._stop(Mark.NONE)
         _alloc.say_nothing_on_termination()
         self._journal.unlink(missing_ok=True)
 
     def notes(self) -> list[str]:
         """What of the program is not in the trace."""
-        return self._fakes.notes()
+        notes = self._fakes.notes()
+        if self._sites_share > NOTED_SHARE:
+            notes.append(
+                f"noting who asks took about {self._sites_share:.0%} of a step's time "
+                "beside it, as its steps are short; --stacks none leaves it out"
+            )
+        return notes
+
+    def _share(self) -> float:
+        """What sites took since the first boundary, to all else that was done since."""
+        if self._first is None or self._sites is None:
+            return 0.0
+        counts, first_ns, first_cpu_ns = self._first
+        sites = self._sites.took_ns(counts)
+        time_ns, _, cpu_ns = _alloc.step_usage()
+        # Others on the machine stretch the one, threads of the program's the other.
+        rest = min(time_ns - first_ns, cpu_ns - first_cpu_ns) - sites
+        return sites / rest if rest > 0 else 0.0
 
     def close(self) -> None:
         """The program has ended: nothing of its is running any more."""
@@ -137,9 +153,8 @@ class Events:
 
     def _stop(self, mark: Mark) -> tuple[int, int, int]:
         """The errno that stopped the writing, or 0; events seen, and written."""
-        from memplan.native import _alloc
-
         self._fakes.stop()
+        self._sites_share = self._share()
         if self._sites is not None:
             self._sites.stop()
         missed = self._observer.stop() if self._observer is not None else 0

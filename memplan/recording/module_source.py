@@ -17,6 +17,7 @@ class ModuleSource:
     MOST_RIVALS = 8
 
     def __init__(self) -> None:
+        self.chosen = 0  # how often another one was
         self._module: weakref.ref[Any] | None = None
         self._inside: set[int] = set()  # it and its parts, by id
         self._rivals: list[tuple[weakref.ref[Any], set[int], int]] = []
@@ -32,7 +33,12 @@ class ModuleSource:
             return True
         return id(module) not in self._inside and self._takes_over(module)
 
+    def has_inside(self, module: Any) -> bool:
+        """Whether it is a part of the source: its calls begin no step."""
+        return id(module) in self._inside
+
     def _choose(self, module: Any, inside: set[int]) -> None:
+        self.chosen += 1
         self._module, self._inside = weakref.ref(module), inside
         self._rivals.clear()
 

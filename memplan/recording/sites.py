@@ -10,9 +10,9 @@ import itertools
 import os
 import sys
 import sysconfig
-import warnings
+import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,10 @@ from memplan.recording.cuda_observer import CudaObserver
 from memplan.recording.operators import operator_at
 from memplan.trace.category import Category
 
+# A step becomes longer by so many times what noting sites takes by the clock: after it,
+# the program's own code and data are out of the core's caches. Measured as
+# scripts/bench_record.py does, of a perceptron and of a transformer alike.
+_DISPLACED = 3
 SITE, ALL = 1, 2  # as `Depth` of memplan/native/alloc/stacks.h
 
 
@@ -40,18 +44,12 @@ class Sites:
         self._cpu, self._observer = cpu, observer
         self._handles: list[Any] = []
         self._after: Any = None
-        # Of modules and parameters, by id, as the recorder has them.
+        self._watched: Any = None  # what calls of modules go through
+        # Of the modules of parameters, by id, as the recorder has them.
         self._numbers: dict[int, int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, tuple[weakref.ref[Any], int]] = {}
-
-    def sees(self, tensor: Any) -> bool:
-        """Whether blocks of its device are recorded."""
-        if tensor.is_cpu:
-            return self._cpu
-        return bool(
-            self._observer is not None and self._observer.began and tensor.is_cuda
-        )
+        self._labelling_ns = 0  # what it took to say what blocks hold, in all
 
     def prepare(self) -> None:
         """Hook what comes after an optimizer's step.
@@ -63,9 +61,8 @@ class Sites:
         self._after = register_optimizer_step_post_hook(self._stepped)
 
     def start(self) -> None:
-        """Hook modules and optimizers."""
+        """Watch modules, and hook optimizers."""
         import torch
-        from torch.nn.modules import module
         from torch.optim import optimizer
 
         folder = Path(torch.__file__).parent
@@ -76,14 +73,16 @@ class Sites:
             torch_library=str(folder / "lib" / "libtorch_cpu.so"),
             describe=operator_at,
             current_node=getattr(torch._C, "_current_autograd_node", None),
+            current_task=getattr(torch._C, "_current_graph_task_id", None),
         )
-        # The hooks tell compiled modules apart themselves.
-        warnings.filterwarnings("ignore", "Using .torch.compile.*global hooks")
-        self._handles = [
-            module.register_module_forward_pre_hook(self._entered),
-            module.register_module_forward_hook(self._left, always_call=True),
-            optimizer.register_optimizer_step_pre_hook(self._stepping),
-        ]
+        self._see()
+        if self._observer is not None:
+            self._observer.listener = self._see
+        self._watched = torch.nn.Module._call_impl
+        _alloc.watch_sites(
+            self._watched, self._entering, torch.Tensor, int(Category.INPUTS)
+        )
+        self._handles = [optimizer.register_optimizer_step_pre_hook(self._stepping)]
         Sites._active = self
 
     def stop(self) -> None:
@@ -103,6 +102,8 @@ class Sites:
     def let_go(self) -> None:
         """Take the hooks off again, but for one that may be running: see `close`."""
         Sites._active = None
+        tensor = sys.modules["torch"].Tensor
+        _alloc.watch_sites(self._watched, None, tensor, 0)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -113,51 +114,65 @@ class Sites:
             self._after.remove()
             self._after = None
 
-    def _entered(self, module: Any, arguments: tuple[Any, ...]) -> None:
-        import torch
+    def counts(self) -> tuple[int, int, int]:
+        """Requests, calls of modules, and nanoseconds of labelling, so far."""
+        requests, _, calls, _ = _alloc.sites_cost()
+        return requests, calls, self._labelling_ns
 
-        if torch.compiler.is_compiling():
+    def took_ns(self, since: tuple[int, int, int]) -> int:
+        """About what sites took, of all threads, since `counts` was that; without what
+        recording takes anyway."""
+        requests, request_ns, calls, call_ns = _alloc.sites_cost()
+        asked = (requests - since[0]) * request_ns
+        called = (calls - since[1]) * call_ns
+        return _DISPLACED * (asked + called + self._labelling_ns - since[2])
+
+    def _see(self) -> None:
+        """Say what blocks hold on the devices that are recorded by now."""
+        cuda = self._observer is not None and self._observer.began
+        _alloc.label_devices(self._cpu, cuda)
+
+    def _entering(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        """The outermost module of a thread is about to be called.
+
+        Of one that is known, and gets plain tensors, the recorder takes note itself.
+        """
+        begin = time.perf_counter_ns()
+        if sys.modules["torch"].compiler.is_compiling():
             return
-        number = self._numbers.get(id(module), 0)
-        if _alloc.enter_module(number) == 0:  # the outermost
-            known = self._roots.get(id(module))
-            if known is None or known() is not module:
-                self._meet(module)
-            if not self._optimizers:
-                _label_gradients(module.parameters())
-            given = [(tensor, 0) for tensor in _tensors_in(arguments)]
-            _label(given, Category.INPUTS)
-
-    def _left(self, *_: object) -> None:
-        import torch
-
-        if not torch.compiler.is_compiling():
-            _alloc.leave_module()
+        if not _alloc.is_root(module):
+            self._meet(module)
+        # Without an optimizer; walking all parameters is slow, and mostly for nothing.
+        if _alloc.gradients_wait():
+            _alloc.gradients_noted()
+            _label_gradients(module.parameters())
+        _label(list(_tensors_in(arguments)), Category.INPUTS)
+        self._labelling_ns += time.perf_counter_ns() - begin
 
     def _meet(self, root: Any) -> None:
         """Name the parts of an outermost module."""
-        _alloc.leave_module()
         self._roots[id(root)] = weakref.ref(root)
+        _alloc.know_root(root)
         owners: dict[int, int] = {}  # of parameters: the first of those that share one
         for name, part in root.named_modules():
-            own = name or type(root).__name__
-            self._numbers[id(part)] = number = _alloc.name_module(own)
+            number = _alloc.name_module(name or type(root).__name__, part)
             for each in itertools.chain(
                 part.parameters(recurse=False), part.buffers(recurse=False)
             ):
                 owners.setdefault(id(each), number)
         # An id may have been that of a parameter that is gone.
         self._numbers.update(owners)
-        _alloc.enter_module(self._numbers[id(root)])
         self._label_parameters(itertools.chain(root.parameters(), root.buffers()))
 
     def _stepping(self, optimizer: Any, *_: object) -> None:
+        begin = time.perf_counter_ns()
         known = self._optimizers.get(id(optimizer))
         if known is None or known[0]() is not optimizer:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer), -1
             self._label_parameters(_parameters_of(optimizer))
-        _label_gradients(_parameters_of(optimizer))
+        _alloc.label_gradients(optimizer, int(Category.GRADIENTS), _fake_class())
         _alloc.set_optimizer(True)
+        self._labelling_ns += time.perf_counter_ns() - begin
 
     def _stepped(self, optimizer: Any, *_: object) -> None:
         if Sites._active is not self:
@@ -169,16 +184,17 @@ class Sites:
             self._label_state(optimizer)
 
     def _label_parameters(self, parameters: Iterable[Any]) -> None:
-        each = [(p, self._numbers.get(id(p), 0)) for p in parameters]
-        _label(each, Category.PARAMETERS)
+        each = list(parameters)
+        numbers = [self._numbers.get(id(parameter), 0) for parameter in each]
+        _label(each, Category.PARAMETERS, numbers)
 
     def _label_state(self, optimizer: Any) -> None:
-        each = [
-            (tensor, self._numbers.get(id(parameter), 0))
-            for parameter, state in optimizer.state.items()
-            for tensor in _tensors_in(state)
-        ]
-        _label(each, Category.OPTIMIZER_STATE)
+        tensors, numbers = [], []
+        for parameter, state in optimizer.state.items():
+            for tensor in _tensors_in(state):
+                tensors.append(tensor)
+                numbers.append(self._numbers.get(id(parameter), 0))
+        _label(tensors, Category.OPTIMIZER_STATE, numbers)
 
 
 def foreign_files(torch_folder: Path) -> list[str]:
@@ -202,35 +218,21 @@ def _parameters_of(optimizer: Any) -> Iterator[Any]:
 
 
 def _label_gradients(parameters: Iterable[Any]) -> None:
-    _label([(p.grad, 0) for p in parameters], Category.GRADIENTS)
+    _label([parameter.grad for parameter in parameters], Category.GRADIENTS)
 
 
-def _label(tensors: Iterable[tuple[Any, int]], category: Category) -> None:
-    """Tell the recorder what the blocks of these tensors hold, and for which module.
+def _label(tensors: list[Any], category: Category, modules: Sequence[int] = ()) -> None:
+    """Tell the recorder what the blocks of these tensors hold, and for which modules.
 
-    None is passed over.
+    None is passed over, and what has no block on a device that is recorded.
     """
-    active = Sites._active
-    if active is None:
-        return
-    found: dict[int, tuple[list[int], list[int]]] = {}  # by GPU, -1 for the CPU
-    # A program's fake tensors have no address, and torch warns of asking for one.
+    _alloc.label_tensors(tensors, list(modules), int(category), _fake_class())
+
+
+def _fake_class() -> type | None:
+    """A program's fake tensors have no address, and torch warns of asking for one."""
     imported = sys.modules.get("torch._subclasses.fake_tensor")
-    fake = getattr(imported, "FakeTensor", ())
-    for tensor, module in tensors:
-        # Sparse tensors have no storage; those of other devices are no matter. Each
-        # step of a program comes here: what is not raised costs nothing.
-        try:
-            if tensor is None or isinstance(tensor, fake) or not active.sees(tensor):
-                continue
-            address = tensor.untyped_storage().data_ptr()
-            place = found.setdefault(tensor.get_device(), ([], []))
-            place[0].append(address)
-            place[1].append(module)
-        except (RuntimeError, NotImplementedError, AttributeError):
-            continue
-    for device, (addresses, modules) in found.items():
-        _alloc.label_blocks(addresses, modules, int(category), device)
+    return getattr(imported, "FakeTensor", None)
 
 
 def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:

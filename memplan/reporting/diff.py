@@ -29,12 +29,14 @@ class Change:
 @dataclass(frozen=True)
 class Diff:
     """Two recordings' peaks. sites, categories: those that changed, the largest change
-    first; the sites' deltas sum to the peak's."""
+    first; the sites' deltas sum to the peak's. devices: whose memory, "cpu" or
+    "cuda"."""
 
     before: Stats
     after: Stats
     sites: tuple[Change, ...]
     categories: tuple[Change, ...]
+    devices: tuple[str, str] = ("cpu", "cpu")
 
     @property
     def delta(self) -> int:
@@ -54,6 +56,7 @@ def diff(before: Trace, after: Trace) -> Diff:
         other,
         _changes(_by_site(one.peak), _by_site(other.peak)),
         _changes(_by_category(one.peak), _by_category(other.peak)),
+        (before.info.device, after.info.device),
     )
 
 
@@ -62,8 +65,9 @@ def entries(found: Diff) -> dict[str, object]:
     return {
         "schema": "memplan.diff",
         "version": 1,
-        "before": _side(found.before),
-        "after": _side(found.after),
+        "before": _side(found.before, found.devices[0]),
+        "after": _side(found.after, found.devices[1]),
+        "same_device": found.devices[0] == found.devices[1],
         "delta_bytes": found.delta,
         "sites": [
             {
@@ -77,8 +81,9 @@ def entries(found: Diff) -> dict[str, object]:
     }
 
 
-def _side(stats: Stats) -> dict[str, object]:
+def _side(stats: Stats, device: str) -> dict[str, object]:
     return {
+        "device": device,
         "peak_bytes": stats.peak.bytes,
         "peak_time": stats.peak.seconds,
         "categories": category_entries(stats.peak),

@@ -366,6 +366,14 @@ def test_a_nest_for_code_is_emitted_with_the_next_command(blocking: Blocking) ->
     assert (ran.returncode, ran.stdout.count("error 0 ")) == (0, 2)
 
 
+def test_a_nest_in_a_file_without_a_suffix_is_not_compiled_over(
+    blocking: Blocking,
+) -> None:
+    done = blocking("emit", "--layer", SMALL, "--string", STRING, "-o", "nest")
+    hint = done.err.splitlines()[-1].strip()
+    assert hint.endswith("-x c++ nest -o nest.out"), hint
+
+
 @pytest.mark.skipif(find_spec("onnx") is None, reason="no onnx")
 def test_the_next_command_is_one_that_emit_takes(
     blocking: Blocking, tmp_path: Path

@@ -253,6 +253,19 @@ def test_diff_tells_what_changed(memplan: Run, traces: Path) -> None:
     assert "no change" in same.stdout
 
 
+def test_diff_says_that_the_devices_differ(memplan: Run, traces: Path) -> None:
+    trace = asking(steps=12)
+    on_gpu = replace(trace, info=replace(trace.info, device="cuda"))
+    package.write_trace(on_gpu, traces / "gpu.parquet")
+    done = memplan("diff", "grows.parquet", "gpu.parquet")
+    assert "BEFORE is of cpu memory, AFTER of cuda" in done.stderr
+    found = json.loads(memplan("diff", "grows.parquet", "gpu.parquet", "--json").stdout)
+    assert (found["before"]["device"], found["after"]["device"]) == ("cpu", "cuda")
+    assert found["same_device"] is False
+    same = memplan("diff", "steady.parquet", "grows.parquet")
+    assert "BEFORE is of" not in same.stderr
+
+
 def test_python_has_the_same() -> None:
     stats = package.summarize(asking(12))
     assert repr(stats) == "Stats(peak=11,240 bytes, steps=12)"

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import memplan  # noqa: E402
+from memplan.recording import cpu  # noqa: E402
 from memplan.recording.operators import operator_at  # noqa: E402
 from memplan.reporting.attribution import buffers_of  # noqa: E402
 from memplan.reporting.live import live_at  # noqa: E402
@@ -213,6 +214,61 @@ def test_whole_stacks_have_the_same_sites(tmp_path: Path) -> None:
     long = recorded(tmp_path, whole, stacks="python")
     assert max(len(stack) for stack in long.stacks) > 3
     assert live_at(buffers_of(long)).by("line")[0].bytes == short.by("line")[0].bytes
+
+
+class Called(nn.Linear):
+    """With a call of its own, as some libraries' modules have."""
+
+    def __call__(self, x: Any) -> Any:
+        return super().__call__(x)
+
+
+def test_modules_are_seen_without_hooks(tmp_path: Path) -> None:
+    seen: list[int] = []
+    model = nn.Sequential(nn.Sequential(Called(16, 8), nn.ReLU()))
+    hooks = nn.modules.module
+
+    def program() -> None:
+        seen.append(
+            len(hooks._global_forward_hooks) + len(hooks._global_forward_pre_hooks)
+        )
+        with pytest.raises(RuntimeError):
+            model(torch.randn(4, 99))  # what fails is left, too
+        outside.append(torch.empty(64))
+        model(torch.randn(4, 16))
+
+    outside: list[Any] = []
+    buffers = buffers_of(recorded(tmp_path, program))
+    assert seen == []
+    known = {(site.module, site.operator) for site in buffers.sites}
+    assert ("0.0", "linear") in known
+    assert ("0.1", "relu") in known
+    assert ("", "empty") in known
+    # Nothing of it is left behind.
+    assert model(torch.randn(4, 16)).shape == (4, 8)
+
+
+def test_a_hooks_memory_belongs_to_its_module(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 8))
+    model[0].register_forward_hook(lambda _, __, out: out.clone())
+    buffers = buffers_of(recorded(tmp_path, lambda: model(torch.randn(4, 16))))
+    assert ("0", "clone") in {(site.module, site.operator) for site in buffers.sites}
+
+
+def test_what_sites_take_is_told_where_it_is_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def notes(share: float, stacks: Any) -> str:
+        monkeypatch.setattr(cpu, "NOTED_SHARE", share)
+        path = tmp_path / "t.parquet"
+        with memplan.record(path, device="cpu", stacks=stacks, force=True) as recording:
+            whole()
+        return " ".join(recording.notes)
+
+    said = notes(0.0, "site")
+    assert re.search(r"took about \d+% of .*--stacks none leaves it out", said)
+    assert notes(0.0, "none") == ""
+    assert notes(1e9, "site") == ""
 
 
 @pytest.mark.parametrize("stacks", ["site", "python"])

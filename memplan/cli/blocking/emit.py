@@ -71,7 +71,9 @@ def command(
     if path == STDOUT:
         return
     show.note(f"wrote {path}")
-    program = shlex.quote(str(path.with_suffix("")))
-    source = shlex.quote(str(path))
+    # Without a suffix the compiler must be told what it is, and where else to write.
+    built = path.with_suffix("" if path.suffix else ".out")
+    program = shlex.quote(str(built))
+    source = ("" if path.suffix else "-x c++ ") + shlex.quote(str(path))
     flags = " ".join(compiler_flags(target))
     show.line(f"  next: c++ {flags} {source} -o {program}", err=True)

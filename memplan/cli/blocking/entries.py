@@ -164,7 +164,10 @@ def _spaces(plan: BlockingPlan) -> str:
 
 
 def buffer_entries(found: Evaluation) -> list[dict[str, object]]:
-    """Every buffer of a nest with its level and what passes through it."""
+    """Every buffer of a nest with its level, and what passes through it by the loops.
+
+    These count whether or not it has a memory of its own.
+    """
     return [
         {
             "name": placed.name,

@@ -24,10 +24,10 @@ def time_rows(found: Evaluation) -> list[tuple[str, str]]:
         rows.append(("stalls", "none: the datapath is never waited for"))
     else:
         most = latency.stalls[latency.staller]
-        others = f"{latency.cycles - latency.steps:,.0f} in all"
+        total = f"{latency.cycles - latency.steps:,.0f} cycles"
         own = latency.staller == DATAPATH
-        where = "the datapath's own accesses" if own else latency.staller
-        rows.append(("stalls", f"most at {where}: {most:,.0f}, {others}"))
+        where = "a step's own operands and sums" if own else latency.staller
+        rows.append(("stalls", f"{total}, most waiting for {where}: {most:,.0f}"))
     if latency.edges:
         rows.append(("edges", f"{latency.edges:,.0f}: first tiles in, last ones out"))
     rows.append(("energy-delay", f"{found.edp:.5g} pJ cycles, with the MACs' energy"))

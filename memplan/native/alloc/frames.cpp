@@ -57,32 +57,53 @@ Frames::Kind Frames::kind_of(PyCodeObject* code) {
 }
 
 // Whether the walk goes on.
-bool Frames::take(Walk& walk, PyCodeObject* code, int offset, Reach reach) {
+bool Frames::take(Walk& walk, PyFrameObject* frame, Reach reach) {
+  PyCodeObject* code = PyFrame_GetCode(frame);
   const Kind kind = kind_of(code);
+  Py_DECREF(reinterpret_cast<PyObject*>(code));  // `kinds_` keeps it alive
   if (kind == Kind::kRunner) return false;
-  if (kind == Kind::kEngine) (walk.users ? walk.below : walk.backward) = true;
+  if (kind == Kind::kEngine && !walk.users) walk.backward = true;
   const bool first_users = kind == Kind::kUsers && !walk.users;
-  if (all_ || walk.places.empty() || first_users) walk.places.emplace_back(code, offset);
+  if (all_ || walk.places.empty() || first_users) {
+    walk.places.emplace_back(code, offset_in(frame));
+  }
   walk.users = walk.users || first_users;
   if (all_) return true;
-  if (walk.users) return reach == Reach::kOn && !walk.below;
-  return reach != Reach::kOne && !(walk.backward && reach != Reach::kUsers);
+  if (walk.users || reach == Reach::kOne) return false;
+  return reach == Reach::kUsers || !walk.backward;
 }
 
-Walk Frames::walk(Reach reach) {
-  Walk walk;
+void Frames::walk(Reach reach, std::span<Entered> within, Walk& walk) {
+  walk.places.clear();
+  walk.users = walk.backward = false;
+  std::size_t level = all_ ? 0 : within.size();  // the modules below which it is not yet
+  const std::size_t end = level;
   PyFrameObject* frame = PyEval_GetFrame();
   Py_XINCREF(reinterpret_cast<PyObject*>(frame));
   std::size_t depth = 0;
   while (frame != nullptr) {
-    PyCodeObject* code = PyFrame_GetCode(frame);
-    const bool more = take(walk, code, offset_in(frame), reach) && ++depth < kMaxDepth;
-    Py_DECREF(reinterpret_cast<PyObject*>(code));  // `kinds_` keeps it alive
+    bool more = true;
+    if (level > 0 && frame == within[level - 1].caller && depth > 0) {
+      const Entered& below = within[--level];
+      if (below.known) {
+        walk.backward = below.backward;
+        walk.users = below.users.first != nullptr;
+        if (walk.users) walk.places.push_back(below.users);
+        more = false;
+      }
+    }
+    more = more && take(walk, frame, reach) && ++depth < kMaxDepth;
     PyFrameObject* back = more ? PyFrame_GetBack(frame) : nullptr;
     Py_DECREF(reinterpret_cast<PyObject*>(frame));
     frame = back;
   }
-  return walk;
+  // What was found lies below all modules that were passed.
+  for (; level < end; ++level) {
+    Entered& passed = within[level];
+    passed.known = true;
+    passed.backward = walk.backward;
+    if (walk.users) passed.users = walk.places.back();
+  }
 }
 
 void Frames::let_go() {

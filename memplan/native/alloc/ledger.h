@@ -2,6 +2,7 @@
 // arena.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory_resource>
@@ -41,11 +42,14 @@ class Ledger {
   void outside_block_born(const void* pointer, std::uint64_t bytes, Replay* refused_by) {
     std::lock_guard lock(mutex_);
     blocks_[pointer] = {bytes, refused_by};
+    known_.store(blocks_.size(), std::memory_order_relaxed);
     sums_.outside += bytes;
     add(bytes);
   }
   // All zero, and nothing happens, for one born before the ledger was opened.
   Outside outside_block_died(const void* pointer) {
+    // While nothing is served there are none: whoever frees one saw it being born.
+    if (known_.load(std::memory_order_relaxed) == 0) return {0, nullptr};
     std::lock_guard lock(mutex_);
     const auto block = blocks_.find(pointer);
     if (block == blocks_.end()) return {0, nullptr};
@@ -53,6 +57,7 @@ class Ledger {
     sums_.live -= outside.bytes;
     sums_.outside -= outside.bytes;
     blocks_.erase(block);
+    known_.store(blocks_.size(), std::memory_order_relaxed);
     return outside;
   }
   // From now on the maxima are of what comes.
@@ -79,6 +84,7 @@ class Ledger {
 
   std::mutex mutex_;
   TensorBytes sums_;
+  std::atomic<std::size_t> known_ = 0;  // blocks outside
   std::pmr::unsynchronized_pool_resource pool_{own_pages()};
   std::pmr::unordered_map<const void*, Outside> blocks_{&pool_};
 };

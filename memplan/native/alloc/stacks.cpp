@@ -4,13 +4,14 @@
 #include <dlfcn.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "alloc/frames.h"
+#include "alloc/site_cost.h"
+#include "alloc/stack_keys.h"
 #include "alloc/stack_text.h"
 
 namespace memplan {
@@ -18,30 +19,6 @@ namespace {
 
 constexpr std::size_t kSequences = 1 << 16;  // of a thread, kept; a power of two
 constexpr std::uint64_t kReach = 256;  // nodes that ask for nothing lie between two
-
-// A stack is told apart by its places, or by that of the forward pass and a node's type.
-// Types are kept alive, as code objects are: an address stands for one of them only.
-struct Key {
-  std::vector<Place> places;
-  const void* node = nullptr;
-  std::int32_t origin = 0;  // the module, or the index of the forward pass's stack
-  int phase = kUnknown;
-  bool operator==(const Key&) const = default;
-};
-
-struct Hash {
-  std::size_t operator()(const Key& key) const {
-    std::size_t sum = reinterpret_cast<std::size_t>(key.node) ^
-                      (static_cast<std::size_t>(key.origin) << 3) ^
-                      static_cast<std::size_t>(key.phase);
-    for (const auto& [code, at] : key.places) {
-      sum = (sum ^ reinterpret_cast<std::size_t>(code) ^
-             (static_cast<std::size_t>(at) << 32)) *
-            0x9E3779B97F4A7C15u;
-    }
-    return sum;
-  }
-};
 
 // The stack of the request that first saw a sequence number: its node's successor.
 struct Seen {
@@ -61,7 +38,7 @@ struct Table {
   StackRules rules;
   std::uint64_t (*peek_sequence)() = nullptr;
   Frames frames;
-  std::unordered_map<Key, std::int32_t, Hash> index;
+  std::unordered_map<Key, std::int32_t, KeyHash, KeyEqual> index;
   std::unordered_map<std::string, std::int32_t> written;  // what is in the journal
   std::vector<Noted> noted;  // of each index
   std::vector<std::string> modules = {""};
@@ -69,7 +46,13 @@ struct Table {
   // runs in a thread of autograd's own.
   Forward forward;
   int forwards = 0;
+  std::unordered_map<const void*, int> numbers;  // of modules, by where they are
   std::uint64_t generation = 0;
+  std::unordered_map<const void*, PyObject*> roots;  // weak references
+  bool backward = false;    // a backward pass asked, since `gradients_noted`
+  bool optimizers = false;  // one has stepped
+  SampledCost requests;
+  SampledCost calls;  // of modules
 };
 Table& table() {
   static Table* const the_table = new Table;
@@ -79,7 +62,7 @@ std::atomic<std::int32_t> latest = -1;
 
 // What the calling thread is doing.
 struct Doing {
-  std::vector<int> modules;
+  std::vector<Entered> modules;
   bool optimizer = false;
   Place optimizer_place = {};  // the program's own call of it, if that is noted
   std::uint64_t generation = 0;
@@ -133,6 +116,16 @@ PyObject* running_node() {
   return node;
 }
 
+// Whether the calling thread runs a backward pass, though what asks is the program's own.
+bool in_backward() {
+  if (table().rules.current_task == nullptr) return false;
+  PyObject* task = PyObject_CallNoArgs(table().rules.current_task);
+  const bool runs = task != nullptr && PyLong_AsLong(task) >= 0;
+  Py_XDECREF(task);
+  PyErr_Clear();
+  return runs;
+}
+
 // The stack of the forward pass's request that made `node`, or of the next one; or -1.
 std::int32_t forward_stack(PyObject* node) {
   Forward forward = now_doing().forward;
@@ -152,40 +145,45 @@ std::int32_t forward_stack(PyObject* node) {
   return -1;
 }
 
-// frames: of Python's, there are some.
-std::int32_t note_backward(Journal& journal, bool frames) {
+// walk: as far as it went; without any place, a thread of autograd's own may be asking.
+std::int32_t note_backward(Journal& journal, Walk& walk) {
   Table& t = table();
   PyObject* node = running_node();
-  if (node == nullptr && !frames) return -1;
-  Key key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
+  if (node == nullptr && walk.places.empty()) return -1;
+  t.backward = true;
+  KeyView key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
   if (node != nullptr) key.origin = forward_stack(node);
-  if (key.origin < 0) key.places = t.frames.walk(Reach::kUsers).places;
+  if (key.origin < 0) {
+    t.frames.walk(Reach::kUsers, {}, walk);
+    key.places = walk.places;
+  }
   const auto known = t.index.find(key);
   std::int32_t result = known == t.index.end() ? -1 : known->second;
   if (result < 0) {
-    Noted noted{frames_json(key.places), 0};
+    Noted noted{frames_json(walk.places), 0};
     if (key.origin >= 0) noted = t.noted[static_cast<std::size_t>(key.origin)];
     const std::string operation = node == nullptr ? "" : type_name(node);
     if (node != nullptr) Py_INCREF(reinterpret_cast<PyObject*>(Py_TYPE(node)));
     result = write_stack(journal, std::move(noted), operation, kBackward);
-    t.index.emplace(std::move(key), result);
+    t.index.emplace(Key(key), result);
   }
   Py_XDECREF(node);
   return result;
 }
 
-std::int32_t note(Journal& journal, Walk walk, int phase) {
+std::int32_t note(Journal& journal, const Walk& walk, int phase) {
   Table& t = table();
   const Doing& doing = now_doing();
-  Key key{std::move(walk.places), nullptr,
-          doing.modules.empty() ? 0 : doing.modules.back(), phase};
+  const KeyView key{walk.places, nullptr,
+                    doing.modules.empty() ? 0 : doing.modules.back().number, phase};
   const auto known = t.index.find(key);
   if (known != t.index.end()) return known->second;
-  const auto& [code, at] = key.places.front();
+  const Key kept(key);  // what describes may be recorded, too, and walk anew
+  const auto& [code, at] = kept.places.front();
   std::string operation = call_described(t.rules.describe, code, at);
-  Noted noted{frames_json(key.places), key.origin};
+  Noted noted{frames_json(kept.places), kept.origin};
   const std::int32_t result = write_stack(journal, std::move(noted), operation, phase);
-  t.index.emplace(std::move(key), result);
+  t.index.emplace(kept, result);
   return result;
 }
 
@@ -207,12 +205,9 @@ std::int32_t capture_with_gil(Journal& journal) {
   const std::uint64_t sequence = t.peek_sequence == nullptr ? 0 : t.peek_sequence();
   const bool outside = doing.modules.empty() && !doing.optimizer;
   const bool known = doing.optimizer_place.first != nullptr;
-  const Reach reach =
-      known ? Reach::kOne : outside ? Reach::kOn : Reach::kEngine;
-  Walk walk = t.frames.walk(reach);
-  if (walk.places.empty() || walk.backward) {
-    return note_backward(journal, !walk.places.empty());
-  }
+  thread_local Walk walk;  // keeps its memory
+  t.frames.walk(known ? Reach::kOne : Reach::kEngine, doing.modules, walk);
+  if (walk.places.empty() || walk.backward) return note_backward(journal, walk);
   if (known && !walk.users && t.depth == Depth::kSite) {
     walk.places.push_back(doing.optimizer_place);
   }
@@ -223,10 +218,10 @@ std::int32_t capture_with_gil(Journal& journal) {
     // An operator made of several asks more than once for its one node.
     const bool again = doing.node_place == walk.places.front();
     const bool forward = made_node || again;
-    phase = walk.below ? kBackward : forward ? kForward : kOutside;
+    phase = in_backward() ? kBackward : forward ? kForward : kOutside;
     doing.node_place = forward ? walk.places.front() : Place{};
   }
-  const std::int32_t stack = note(journal, std::move(walk), phase);
+  const std::int32_t stack = note(journal, walk, phase);
   if (made_node && stack >= 0) remember(sequence, stack);
   return stack;
 }
@@ -239,10 +234,13 @@ StackCapture begin_stacks(Depth depth, StackRules rules) {
   for (const auto& [key, index] : t.index) {
     Py_XDECREF(static_cast<PyObject*>(const_cast<void*>(key.node)));
   }
-  Py_XDECREF(t.rules.describe);
-  Py_XDECREF(t.rules.current_node);
-  Py_XINCREF(rules.describe);
-  Py_XINCREF(rules.current_node);
+  for (PyObject* known : {t.rules.describe, t.rules.current_node, t.rules.current_task}) {
+    Py_XDECREF(known);
+  }
+  for (PyObject* given : {rules.describe, rules.current_node, rules.current_task}) {
+    Py_XINCREF(given);
+  }
+  for (const auto& [root, reference] : t.roots) Py_XDECREF(reference);
   const std::uint64_t generation = t.generation + 1;
   t = Table{};
   t.depth = depth;
@@ -261,44 +259,85 @@ StackCapture begin_stacks(Depth depth, StackRules rules) {
 std::int32_t capture_stack(Journal& journal) {
   if (!Py_IsInitialized()) return -1;
   if (PyGILState_GetThisThreadState() == nullptr) return latest.load();
+  const std::int64_t begin = now_ns();
   const PyGILState_STATE gil = PyGILState_Ensure();
+  const bool timed = table().requests.begins();
+  const std::size_t before = table().noted.size();
   // An exception may be under way; ours must not disturb it.
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   const std::int32_t index = capture_with_gil(journal);
   if (index >= 0) latest.store(index, std::memory_order_relaxed);
   PyErr_Restore(type, value, trace);
+  // A new stack is slow, and is new but once.
+  if (timed && table().noted.size() == before) table().requests.timed(begin);
   PyGILState_Release(gil);
   return index;
+}
+
+SitesCost sites_cost() {
+  const Table& t = table();
+  return {t.requests.count(), t.requests.median_ns(), t.calls.count(),
+          t.calls.median_ns()};
 }
 
 std::int32_t stack_of_module(Journal& journal, int module) {
   return module == 0 ? -1 : write_stack(journal, Noted{"[]", module}, "", kUnknown);
 }
 
-int name_module(std::string name) {
-  table().modules.push_back(std::move(name));
-  return static_cast<int>(table().modules.size()) - 1;
+void know_root(PyObject* module) {
+  PyObject* reference = PyWeakref_NewRef(module, nullptr);
+  if (reference == nullptr) PyErr_Clear();
+  PyObject*& known = table().roots[module];
+  Py_XDECREF(known);
+  known = reference;
 }
 
-int enter_module(int module) {
-  Doing& doing = now_doing();
-  doing.modules.push_back(module);
-  return static_cast<int>(doing.modules.size()) - 1;
+bool is_root(PyObject* module) {
+  const auto known = table().roots.find(module);
+  if (known == table().roots.end() || known->second == nullptr) return false;
+  return PyWeakref_GET_OBJECT(known->second) == module;
 }
 
-void leave_module() {
-  Doing& doing = now_doing();
-  if (!doing.modules.empty()) doing.modules.pop_back();
+bool gradients_wait() { return table().backward && !table().optimizers; }
+
+void gradients_noted() { table().backward = false; }
+
+int name_module(std::string name, const void* module) {
+  Table& t = table();
+  t.modules.push_back(std::move(name));
+  const int number = static_cast<int>(t.modules.size()) - 1;
+  if (module != nullptr) t.numbers[module] = number;
+  return number;
 }
+
+std::uint64_t enter_module(const void* module) {
+  const bool timed = table().calls.begins();
+  const std::int64_t begin = timed ? now_ns() : 0;
+  Doing& doing = now_doing();
+  const auto known = table().numbers.find(module);
+  const int number = known == table().numbers.end() ? 0 : known->second;
+  doing.modules.push_back({.number = number, .caller = PyEval_GetFrame()});
+  if (timed) table().calls.timed(begin);
+  return doing.generation;
+}
+
+void leave_module(std::uint64_t recording) {
+  Doing& doing = now_doing();
+  if (doing.generation == recording) doing.modules.pop_back();
+}
+
+bool in_module() { return !now_doing().modules.empty(); }
 
 void set_optimizer(bool runs) {
   Doing& doing = now_doing();
   doing.optimizer = runs;
   doing.optimizer_place = {};
   if (!runs) return;
+  table().optimizers = true;
   // Found once, and not for each of the many requests that an optimizer makes.
-  const Walk walk = table().frames.walk(Reach::kUsers);
+  Walk walk;
+  table().frames.walk(Reach::kUsers, {}, walk);
   if (walk.users) doing.optimizer_place = walk.places.back();
 }
 

@@ -29,6 +29,8 @@ struct StackRules {
   _object* describe = nullptr;
   // Called while a backward pass runs: torch's node that runs, or None.
   _object* current_node = nullptr;
+  // Called where one may run: the number of the backward pass that this thread runs, or -1.
+  _object* current_task = nullptr;
 };
 
 // Forgets what was seen so far; takes references to the rules' objects. With the GIL.
@@ -39,14 +41,36 @@ StackCapture begin_stacks(Depth depth, StackRules rules);
 // necessary. A thread without any Python works for whoever was noted last. Takes the GIL.
 std::int32_t capture_stack(Journal& journal);
 
+// How often, since `begin_stacks`, all threads asked and called modules, and what one took
+// in the median of some that were timed. With the GIL.
+struct SitesCost {
+  std::uint64_t requests;
+  std::int64_t request_ns;
+  std::uint64_t calls;
+  std::int64_t call_ns;
+};
+SitesCost sites_cost();
+
+// An outermost module whose parts have their names is one, until it is gone. Whether a
+// backward pass asked for memory since `gradients_noted`, and no optimizer ever steps,
+// which would note gradients. With the GIL.
+void know_root(_object* module);
+bool is_root(_object* module);
+bool gradients_wait();
+void gradients_noted();
+
 // A stack without calls, for what belongs to a module; -1 for module 0. With the GIL.
 std::int32_t stack_of_module(Journal& journal, int module);
 
-// The calling thread enters a module of that name, and how many it was in before; it
-// leaves the one entered last. It begins or ends an optimizer's step.
-int name_module(std::string name);
-int enter_module(int module);
-void leave_module();
+// The number of a new name; with the GIL. `module` has it, unless that is null: an object
+// that is known by where it is.
+int name_module(std::string name, const void* module);
+// The calling thread enters a module, known or not, and leaves the one entered last in
+// the recording that `enter_module` returned. Whether it is in any.
+std::uint64_t enter_module(const void* module);
+void leave_module(std::uint64_t recording);
+bool in_module();
+// It begins or ends an optimizer's step.
 void set_optimizer(bool runs);
 
 }  // namespace memplan

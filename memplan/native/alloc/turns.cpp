@@ -13,10 +13,14 @@ std::int64_t ns_of(const timeval& time) {
 
 }  // namespace
 
-std::uint64_t Turns::note() {
+Turn turn_now() {
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
-  const Turn turn = {now_ns(), usage.ru_minflt, ns_of(usage.ru_utime) + ns_of(usage.ru_stime)};
+  return {now_ns(), usage.ru_minflt, ns_of(usage.ru_utime) + ns_of(usage.ru_stime)};
+}
+
+std::uint64_t Turns::note() {
+  const Turn turn = turn_now();
   std::lock_guard lock(mutex_);
   if (turns_.size() == kMost) turns_.pop_front();
   turns_.push_back(turn);

@@ -15,6 +15,8 @@ struct Turn {
   std::int64_t page_faults;
   std::int64_t cpu_ns;
 };
+// If one began now.
+Turn turn_now();
 
 // Any thread, at any time. Of very many, the later ones are kept.
 class Turns {

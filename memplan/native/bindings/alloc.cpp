@@ -12,10 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "alloc/calls.h"
+#include "alloc/labels.h"
 #include "alloc/last_words.h"
 #include "alloc/replay.h"
 #include "alloc/shim.h"
 #include "alloc/stacks.h"
+#include "alloc/turns.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,6 +36,8 @@ nb::dict to_dict(const Counts& counts) {
   return result;
 }
 
+PyObject* or_null(nb::handle object) { return object.is_none() ? nullptr : object.ptr(); }
+
 memplan::StackCapture capture = nullptr;  // of the recordings to come
 
 template <typename Array>
@@ -48,17 +53,19 @@ NB_MODULE(_alloc, m) {
   m.def(
       "note_stacks",
       [](int depth, std::string runner, std::vector<std::string> foreign,
-         std::string torch_library, nb::object describe, nb::object current_node) {
+         std::string torch_library, nb::object describe, nb::object current_node,
+         nb::object current_task) {
         const auto object = [](const nb::object& o) {
           return o.is_none() ? nullptr : o.ptr();
         };
         capture = memplan::begin_stacks(
             memplan::Depth{depth},
             {std::move(runner), std::move(foreign), std::move(torch_library),
-             object(describe), object(current_node)});
+             object(describe), object(current_node), object(current_task)});
       },
       "depth"_a, "runner"_a = "", "foreign"_a = std::vector<std::string>{},
-      "torch_library"_a = "", "describe"_a = nb::none(), "current_node"_a = nb::none());
+      "torch_library"_a = "", "describe"_a = nb::none(), "current_node"_a = nb::none(),
+      "current_task"_a = nb::none());
   m.def(
       "start_recording",
       [](int descriptor, const std::string& info, std::uint64_t limit, bool requests) {
@@ -69,22 +76,63 @@ NB_MODULE(_alloc, m) {
   m.def("observation_address", [] {
     return reinterpret_cast<std::uintptr_t>(memplan::observation());
   });
-  m.def("name_module", &memplan::name_module, "name"_a);
-  m.def("enter_module", &memplan::enter_module, "module"_a);
-  m.def("leave_module", &memplan::leave_module);
-  m.def("set_optimizer", &memplan::set_optimizer, "runs"_a);
   m.def(
-      "label_blocks",
-      [](const std::vector<std::uint64_t>& addresses, const std::vector<int>& modules,
-         std::size_t code, int device) {
-        for (std::size_t i = 0; i < addresses.size(); ++i) {
-          const auto stack_of = [&](memplan::Journal& journal) {
-            return memplan::stack_of_module(journal, modules.at(i));
-          };
-          memplan::label_block(addresses[i], device, code, stack_of);
+      "name_module",
+      [](std::string name, nb::handle module) {
+        return memplan::name_module(std::move(name), module.ptr());
+      },
+      "name"_a, "module"_a);
+  m.def(
+      "watch_sites",
+      [](nb::handle function, nb::handle entering, nb::handle tensor,
+         std::size_t inputs) {
+        return memplan::watch_sites(function.ptr(), entering.ptr(), tensor.ptr(), inputs);
+      },
+      "function"_a, "entering"_a.none(), "tensor"_a, "inputs"_a);
+  m.def(
+      "watch_steps",
+      [](nb::handle function, nb::handle called) {
+        return memplan::watch_steps(function.ptr(), called.ptr());
+      },
+      "function"_a, "called"_a.none());
+  m.def("tell_again", &memplan::tell_again);
+  m.def(
+      "know_root", [](nb::handle module) { memplan::know_root(module.ptr()); },
+      "module"_a);
+  m.def(
+      "is_root", [](nb::handle module) { return memplan::is_root(module.ptr()); },
+      "module"_a);
+  m.def("gradients_wait", &memplan::gradients_wait);
+  m.def("gradients_noted", &memplan::gradients_noted);
+  m.def("sites_cost", [] {
+    const memplan::SitesCost cost = memplan::sites_cost();
+    return std::make_tuple(cost.requests, cost.request_ns, cost.calls, cost.call_ns);
+  });
+  m.def("set_optimizer", &memplan::set_optimizer, "runs"_a);
+  m.def("label_devices", &memplan::label_devices, "cpu"_a, "cuda"_a);
+  m.def(
+      "label_tensors",
+      [](nb::list tensors, const std::vector<int>& modules, std::size_t code,
+         nb::handle fake) {
+        std::vector<PyObject*> objects;
+        for (nb::handle tensor : tensors) objects.push_back(tensor.ptr());
+        if (!memplan::label_tensors(objects, modules, code, or_null(fake))) {
+          throw nb::python_error();
         }
       },
-      "addresses"_a, "modules"_a, "code"_a, "device"_a = -1);
+      "tensors"_a, "modules"_a, "code"_a, "fake"_a.none());
+  m.def(
+      "label_gradients",
+      [](nb::handle optimizer, std::size_t code, nb::handle fake) {
+        if (!memplan::label_gradients(optimizer.ptr(), code, or_null(fake))) {
+          throw nb::python_error();
+        }
+      },
+      "optimizer"_a, "code"_a, "fake"_a.none());
+  m.def("step_usage", [] {
+    const memplan::Turn now = memplan::turn_now();
+    return std::make_tuple(now.time_ns, now.page_faults, now.cpu_ns);
+  });
   m.def("recorded_events", &memplan::recorded_events);
   m.def("take_digest", &memplan::take_digest);
   m.def(

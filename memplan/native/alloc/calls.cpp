@@ -1,0 +1,156 @@
+#include "alloc/calls.h"
+
+#include <Python.h>
+
+#include <cstdint>
+#include <unordered_set>
+#include <vector>
+
+#include "alloc/labels.h"
+#include "alloc/stacks.h"
+
+namespace memplan {
+namespace {
+
+// What a function runs by. Python-level attributes stay as they are, and so do its frames,
+// tracebacks and what a compiler sees of it. Guarded by the GIL.
+struct Watch {
+  PyFunctionObject* function = nullptr;
+  vectorcallfunc original = nullptr;
+  PyObject* entering = nullptr;
+  PyObject* called = nullptr;
+  PyTypeObject* tensor = nullptr;  // torch's own class, which is never gone
+  std::size_t inputs = 0;
+  std::uint64_t told = 0;  // counts listeners: what is quiet is so for one of them
+};
+Watch watch;
+
+// Modules that the steps' listener need not be told of, by this thread.
+struct Quiet {
+  std::uint64_t told = 0;
+  std::unordered_set<const PyObject*> modules;
+};
+thread_local Quiet quiet;
+
+Quiet& quiet_now() {
+  if (quiet.told != watch.told) quiet = {watch.told, {}};
+  return quiet;
+}
+
+// A new reference, or null with Python's error set. The callee may take itself off.
+PyObject* call(PyObject* callee, PyObject* module, PyObject* arguments) {
+  Py_INCREF(callee);
+  PyObject* result = PyObject_CallFunctionObjArgs(callee, module, arguments, nullptr);
+  Py_DECREF(callee);
+  return result;
+}
+
+bool tell_called(PyObject* module) {
+  if (quiet_now().modules.contains(module)) return true;
+  PyObject* result = call(watch.called, module, nullptr);
+  if (result == nullptr) return false;
+  if (result == Py_True) quiet_now().modules.insert(module);
+  Py_DECREF(result);
+  return true;
+}
+
+bool tell_entering(PyObject* const* arguments, Py_ssize_t count) {
+  PyObject* rest = PyTuple_New(count - 1);
+  if (rest == nullptr) return false;
+  for (Py_ssize_t i = 1; i < count; ++i) {
+    Py_INCREF(arguments[i]);
+    PyTuple_SET_ITEM(rest, i - 1, arguments[i]);
+  }
+  PyObject* result = call(watch.entering, arguments[0], rest);
+  Py_DECREF(rest);
+  Py_XDECREF(result);
+  return result != nullptr;
+}
+
+// Whether Python need not be told of the outermost module that is entered: it is known, and
+// all it is given are plain tensors, which are labelled here, and numbers.
+bool is_plain(PyObject* const* arguments, Py_ssize_t count) {
+  if (!is_root(arguments[0]) || gradients_wait()) return false;
+  for (Py_ssize_t i = 1; i < count; ++i) {
+    PyTypeObject* const type = Py_TYPE(arguments[i]);
+    const bool other = arguments[i] == Py_None || type == &PyLong_Type ||
+                       type == &PyFloat_Type || type == &PyBool_Type;
+    if (type != watch.tensor && !other) return false;
+  }
+  return true;
+}
+
+bool label_inputs(PyObject* const* arguments, Py_ssize_t count) {
+  std::vector<PyObject*> tensors;
+  for (Py_ssize_t i = 1; i < count; ++i) {
+    if (Py_TYPE(arguments[i]) == watch.tensor) tensors.push_back(arguments[i]);
+  }
+  return label_tensors(tensors, {}, watch.inputs, nullptr);
+}
+
+bool tell_outermost(PyObject* const* arguments, Py_ssize_t count) {
+  return is_plain(arguments, count) ? label_inputs(arguments, count)
+                                    : tell_entering(arguments, count);
+}
+
+PyObject* watched(PyObject* function, PyObject* const* arguments, std::size_t flags,
+                  PyObject* names) {
+  const vectorcallfunc original = watch.original;
+  const Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (count == 0) return original(function, arguments, flags, names);
+  PyObject* module = arguments[0];
+  if (watch.called != nullptr && !tell_called(module)) return nullptr;
+  if (watch.entering == nullptr) return original(function, arguments, flags, names);
+  if (!in_module() && !tell_outermost(arguments, count)) return nullptr;
+  const std::uint64_t recording = enter_module(module);
+  PyObject* result = original(function, arguments, flags, names);
+  leave_module(recording);
+  return result;
+}
+
+void set_vectorcall(PyFunctionObject* function, vectorcallfunc to) {
+#if PY_VERSION_HEX >= 0x030C0000
+  PyFunction_SetVectorcall(function, to);
+#else
+  function->vectorcall = to;
+#endif
+}
+
+bool set_listener(PyObject* function, PyObject*& slot, PyObject* listener) {
+  if (!PyFunction_Check(function)) return false;
+  auto* const given = reinterpret_cast<PyFunctionObject*>(function);
+  if (watch.original != nullptr && watch.function != given) return false;
+  PyObject* const before = slot;
+  slot = listener == Py_None ? nullptr : listener;
+  Py_XINCREF(slot);
+  const bool wanted = watch.entering != nullptr || watch.called != nullptr;
+  if (wanted && watch.original == nullptr) {
+    Py_INCREF(function);  // for ever: it may be running when the watch ends
+    watch.function = given;
+    watch.original = given->vectorcall;
+    set_vectorcall(given, &watched);
+  } else if (!wanted && watch.original != nullptr && given->vectorcall == &watched) {
+    set_vectorcall(given, watch.original);
+    watch.original = nullptr;
+  }
+  Py_XDECREF(before);
+  return true;
+}
+
+}  // namespace
+
+bool watch_sites(_object* function, _object* entering, _object* tensor,
+                 std::size_t inputs) {
+  watch.tensor = reinterpret_cast<PyTypeObject*>(tensor);
+  watch.inputs = inputs;
+  return set_listener(function, watch.entering, entering);
+}
+
+bool watch_steps(_object* function, _object* called) {
+  ++watch.told;
+  return set_listener(function, watch.called, called);
+}
+
+void tell_again() { quiet_now().modules.clear(); }
+
+}  // namespace memplan
