@@ -135,7 +135,9 @@ class _Unit:
         """
         (step,) = stack.steps
         assert step.pool is not None
-        parts = [f"memplan::{self._operations(each)}" for each in (step.before, step.after)]
+        parts = [
+            f"memplan::{self._operations(each)}" for each in (step.before, step.after)
+        ]
         across = step.pool.kernel[1]
         known = across if across in UNROLLED else 0
         return (

@@ -15,6 +15,7 @@ from memplan.fusing.nodes import (
     Joined,
     Joining,
     Node,
+    Operand,
     Stacked,
 )
 from memplan.graph.program import Op, Ref, mapped, refs
@@ -178,7 +179,7 @@ class _Joiner:
     def _start_stack(self, layer: Layer) -> None:
         assert layer.operation is not None
         norms = [] if layer.norm is None else [layer.norm]
-        operands: list[Norm | str] = [*norms, *layer.inputs[1:]]
+        operands: list[Operand] = [*norms, *layer.inputs[1:]]
         self._add(Stacked(layer.name, layer.inputs[0], [layer.operation], operands))
 
     def _move_pools(self) -> None:
@@ -227,7 +228,7 @@ class _Joiner:
             norms = source.operands
             if kinds not in (["affine"], ["affine", "relu"]):
                 continue
-            assert not isinstance(norms[0], str)
+            assert isinstance(norms[0], Norm)
             node.before, node.rectified = norms[0], len(kinds) == 2
             node.source = source.source
             node.layers += source.layers
