@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import Epilogue, Prologue, bind
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.clock import CLEARLY, clock
@@ -18,7 +21,9 @@ from memplan.fusing.kernel import Kernel
 from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Depthwise, Joined
 from memplan.fusing.operands import taps
+from memplan.fusing.operations import Operation
 from memplan.fusing.packing import blank
+from memplan.fusing.reference import reference
 
 ROUNDS = 3
 ASIDE = 1.08  # what leaving the tape and the arena costs beyond the time of the kernel
@@ -173,23 +178,33 @@ def _stack_run(kernel: Kernel, x: Any, out_shape: tuple[int, ...]) -> Any:
 
 
 def _with_passes(run: Any, stack: Depthwise, x: Any, out_shape: tuple[int, ...]) -> Any:
-    """A run of oneDNN's with a pass over the input, or the result, for what would be a
-    stack of its own before it, or behind it."""
+    """A run of oneDNN's with what would be stacks of their own before it, and behind:
+    in their place torch computes one operation of each, which takes a pass, too."""
     at = next(i for i, each in enumerate(stack.operations) if not each.elementwise)
-    own = (stack.convolution.added, stack.convolution.activation)
-    behind = len(stack.operations) - at - 1 - sum(each is not None for each in own)
-    prologue = (stack.convolution.before is not None) + stack.convolution.rectified
-    passed = [x] if at > prologue else []
-    passed += [_noise(out_shape, x.dtype)] if behind else []
-    if not passed:
-        return run
+    alone = stack.convolution
+    joined = (alone.added is not None) + (alone.activation is not None)
+    before = stack.operations[: at - (alone.before is not None) - alone.rectified]
+    behind = stack.operations[at + 1 + joined :]
+    passes = [
+        (_pass(operations), tensor)
+        for operations, tensor in ((before, x), (behind, _noise(out_shape, x.dtype)))
+        if operations
+    ]
 
     def all_() -> None:
         run()
-        for tensor in passed:
-            tensor.mul_(1.0)
+        for compute, tensor in passes:
+            compute(tensor)
 
-    return all_
+    return all_ if passes else run
+
+
+def _pass(operations: list[Operation]) -> Callable[[Any], Any]:
+    """What takes about as long as a stack of these operations."""
+    for operation in operations:
+        if not operation.operands:
+            return partial(reference, Stack((operation,), (), (0, 0)))
+    return partial(reference, Stack((Operation("mul_number", (1.0,)),), (), (0, 0)))
 
 
 def _noise(shape: tuple[int, ...], dtype: Any) -> Any:
