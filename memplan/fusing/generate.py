@@ -139,10 +139,11 @@ class _Unit:
             f"memplan::{self._operations(each)}" for each in (step.before, step.after)
         ]
         across = step.pool.kernel[1]
+        numbers = [*_axes(step.pool), *map(str, step.pool.behind)]
         known = across if across in UNROLLED else 0
         return (
             f"memplan::run_depthwise<{', '.join(parts)}, {known}>("
-            f"*(const memplan::Call*)call, {{{', '.join(_axes(step.pool))}}}, "
+            f"*(const memplan::Call*)call, {{{', '.join(numbers)}}}, "
             f"{_operands(step.before)}, threads);"
         )
 

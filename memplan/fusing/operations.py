@@ -42,7 +42,8 @@ class Pool(NamedTuple):
 
     mode: "max", "average", or "depthwise", a convolution of each channel by itself: a
     sum whose weights are the operation's operand. divisor: what averages are divided by
-    instead of the number of elements.
+    instead of the number of elements. behind: of a depthwise convolution, rows and
+    columns of padding more than in front.
     """
 
     mode: str
@@ -53,6 +54,7 @@ class Pool(NamedTuple):
     ceil: bool = False
     count_padding: bool = True
     divisor: int | None = None
+    behind: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
         """As in "max 3x3 stride 2 padding 1"; what is as usual is not said."""
@@ -60,6 +62,7 @@ class Pool(NamedTuple):
         usual = (1, 1) if self.mode == "depthwise" else self.kernel
         words += [f"stride {_by(self.stride)}"] if self.stride != usual else []
         words += [f"padding {_by(self.padding)}"] if any(self.padding) else []
+        words += [f"and {_by(self.behind)} behind"] if any(self.behind) else []
         words += [f"dilation {_by(self.dilation)}"] if self.dilation != (1, 1) else []
         words += ["ceil"] if self.ceil else []
         if self.mode == "average" and self.divisor is not None:
@@ -118,7 +121,7 @@ class Pool(NamedTuple):
 
     def _along(self, axis: int, size: int) -> int:
         stride, padding = self.stride[axis], self.padding[axis]
-        room = size + 2 * padding - self.reach(axis)
+        room = size + 2 * padding + self.behind[axis] - self.reach(axis)
         count = (room + (stride - 1 if self.ceil else 0)) // stride + 1
         if self.ceil and (count - 1) * stride >= size + padding:
             count -= 1

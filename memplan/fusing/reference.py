@@ -58,7 +58,9 @@ def _pool(pool: Pool, x: Tensor, operands: list[Tensor]) -> Tensor:
         weight = taps[0].new_empty(channels, 1, *pool.kernel)
         for tap, place in zip(taps, weight.view(channels, -1).unbind(1), strict=True):
             place.copy_(tap)
-        numbers = pool.stride, pool.padding, pool.dilation
+        (down, across), (below, right) = pool.padding, pool.behind
+        x = f.pad(x, (across, across + right, down, down + below))
+        numbers = pool.stride, 0, pool.dilation
         return f.conv2d(x, weight, bias, *numbers, groups=channels)
     if pool.mode == "max":
         result: Tensor = f.max_pool2d(

@@ -57,6 +57,7 @@ def signature(node: Joined, network: Network, model: Any, images: int) -> str:
             tuple(fetch(model, given.weight).shape),
             (images, *four(network.shapes[node.source])[1:]),
             (given.stride, given.padding, given.dilation, given.groups),
+            *([given.behind] if any(given.behind) else []),
             str(network.dtypes[node.value]),
             (node.before is not None, node.rectified, node.added is not None),
             torch.get_num_threads(),

@@ -89,10 +89,12 @@ def _stack(
         given.stride,
         given.padding,
         given.dilation,
+        behind=given.behind,
     )
     found.add(Operation("pool", pool=pool), main[0], node)
     if node.added is not None:
-        found.add(Operation("add"), main[len(node.norms) + 1], node.added)
+        at = -1 - (node.activation is not None)
+        found.add(Operation("add"), main[at], node.added)
     if node.activation is not None:
         found.add(_activation(*node.activation), main[-1])
     layers = list(node.layers)

@@ -15,6 +15,7 @@ namespace memplan {
 
 struct Window {
   Axis down, across;
+  int below, right;  // rows and columns of padding more than in front
 };
 
 struct Depthwise {
@@ -31,8 +32,8 @@ struct Depthwise {
 
   Depthwise(const Call& given, Window window_, int operand_, int threads)
       : call(&given), window(window_), operand(operand_) {
-    out_height = made(given.height, window.down);
-    out_width = made(given.width, window.across);
+    out_height = made(given.height + window.below, window.down);
+    out_width = made(given.width + window.right, window.across);
     taps = (const float*)given.operands[operand].data;
     next = given.operands[operand].pixel;
     choose_group(threads);
