@@ -58,8 +58,8 @@ class Layer:
 
     kind: "convolution"; "operation", of a stack, element-wise or pooling; "cat" along
     the channels; "same", whose value is its first input's; "pad", zeros around planes;
-    "call", left to torch, for the reason given. inputs: names of the values it takes, in
-    order. op: how torch computes it. shape: of its value; empty if that is no tensor.
+    "call", left to torch, for the reason given. inputs: names of the values it takes,
+    in order. op: how torch computes it. shape: of its value; empty if that is none.
     """
 
     name: str
