@@ -82,6 +82,8 @@ def source_of(stacks: Iterable[Stack], dtype: str, layout: str) -> str:
     for name, stack in named.items():
         unit.add(name, stack)
     depthwise = any(map(is_depthwise, named.values()))
+    if depthwise and layout != "channels_last":
+        raise UsageError("depthwise convolutions take channels last")
     return "\n".join(
         [
             f"#define MEMPLAN_CHANNELS_LAST {int(layout == 'channels_last')}",
