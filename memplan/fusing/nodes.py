@@ -102,7 +102,8 @@ class Joining:
 
     norms: normalisations folded into convolutions. epilogues: additions and activations
     with the convolution before. prologues: normalisation and ReLU with the convolution
-    behind. pools: average pooling moved in front of 1×1 convolutions.
+    behind, and zeros around planes; with a depthwise one what is element-wise. pools:
+    average pooling moved in front of 1×1 convolutions.
     """
 
     norms: bool = True

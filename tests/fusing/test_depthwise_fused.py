@@ -82,6 +82,12 @@ def test_element_wise_layers_around_it_are_taken_in() -> None:
     engine = fused(model, noise(2, 3, 15, 17))
     assert kinds(engine) == [["silu", "pool", "silu"]]
     assert len(engine.nodes) == 3
+    for left_out, expected in (
+        (Joining(prologues=False), ["pool", "silu"]),
+        (Joining(epilogues=False), ["silu", "pool"]),
+    ):
+        options = FuseOptions(left_out, OWN.kernels, measure=False)
+        assert kinds(fused(model, noise(2, 3, 15, 17), options=options)) == [expected]
 
 
 @needs_compiler

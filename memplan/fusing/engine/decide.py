@@ -125,7 +125,8 @@ class Maker:
     def _with_depthwise(self, nodes: list[Node], chosen: set[str]) -> list[Node]:
         if not chosen:
             return nodes
-        return with_depthwise(nodes, self._model, self._outputs, chosen)
+        joining = self._options.joining
+        return with_depthwise(nodes, self._model, self._outputs, chosen, joining)
 
     def _ready(self, node: Joined) -> tuple[Depthwise, Kernel] | None:
         """The stack of a depthwise convolution and its kernel, if there is one.

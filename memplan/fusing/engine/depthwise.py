@@ -9,7 +9,7 @@ from typing import Any
 from memplan.fusing.front.weights import fetch
 from memplan.fusing.generate import DTYPES
 from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Depthwise, Joined, Node, Operand, Stacked
+from memplan.fusing.nodes import Depthwise, Joined, Joining, Node, Operand, Stacked
 from memplan.fusing.operations import Operation, Pool
 from memplan.graph.program import refs
 
@@ -29,11 +29,15 @@ def is_depthwise(node: Node, network: Network, model: Any) -> bool:
 
 
 def with_depthwise(
-    nodes: list[Node], model: Any, outputs: Any, chosen: Collection[str]
+    nodes: list[Node],
+    model: Any,
+    outputs: Any,
+    chosen: Collection[str],
+    joining: Joining,
 ) -> list[Node]:
     """The nodes with each depthwise convolution of `chosen`, by value, as a stack that
     takes in the element-wise stacks before and behind it, where nothing else takes
-    what is between. It runs where the last of them ran."""
+    what is between and `joining` has it. It runs where the last of them ran."""
     users = Counter(name for node in nodes for name in node.inputs())
     users.update(refs(outputs))
     makers = {node.value: node for node in nodes}
@@ -44,10 +48,12 @@ def with_depthwise(
         if not isinstance(node, Joined) or node.value not in chosen:
             continue
         before = makers.get(node.source)
-        if users[node.source] != 1 or not _can_join(before, gone):
+        single = users[node.source] == 1 and joining.prologues
+        if not (single and _can_join(before, gone)):
             before = None
         behind = takers.get(node.value)
-        if users[node.value] != 1 or not _can_join(behind, gone):
+        single = users[node.value] == 1 and joining.epilogues
+        if not (single and _can_join(behind, gone)):
             behind = None
         stack = _stack(node, model, before, behind)
         gone.update(each.value for each in (before, node, behind) if each is not None)
