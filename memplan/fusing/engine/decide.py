@@ -58,6 +58,8 @@ class Maker:
 
     def engine(self, kernels: tuple[str, ...], batch: int) -> Engine:
         """An engine whose convolutions run as the fastest of `kernels`."""
+        if self._depthwise and "depthwise" in kernels:
+            self._kernels()
         chosen = {
             node.value: self._kernel(node, kernels, batch)
             for node in self._nodes
@@ -129,17 +131,19 @@ class Maker:
         return with_depthwise(nodes, self._model, self._outputs, chosen, joining)
 
     def _ready(self, node: Joined) -> tuple[Depthwise, Kernel] | None:
-        """The stack of a depthwise convolution and its kernel, if there is one.
+        """The stack of a depthwise convolution and its kernel, if there is one."""
+        stack = self._depthwise[node.value]
+        kernel = self._kernels().get(stack.value)
+        return (stack, kernel) if isinstance(kernel, Kernel) else None
 
-        All kernels are compiled at the first, with those of other stacks: together they
-        take less time.
-        """
+    def _kernels(self) -> dict[str, Any]:
+        """Kernels of all stacks, by value, were every depthwise convolution one: they
+        are compiled together, which takes less time, and the same whatever is chosen,
+        so that they are found another time."""
         if self._compiled is None:
             nodes = self._with_depthwise(self._nodes, set(self._depthwise))
             self._compiled = self._stacks(nodes)
-        stack = self._depthwise[node.value]
-        kernel = self._compiled.get(stack.value)
-        return (stack, kernel) if isinstance(kernel, Kernel) else None
+        return self._compiled
 
     def _stacks(self, nodes: list[Node]) -> dict[str, Any]:
         most = self._options.max_steps
