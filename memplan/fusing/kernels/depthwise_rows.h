@@ -1,4 +1,4 @@
-// Depthwise convolution of rows: sums over windows, then operations, in registers.
+// Depthwise convolution of rows: windows summed in registers, then operations.
 #pragma once
 
 #include "stack_load.h"
@@ -39,7 +39,8 @@ void sum_points(const Line& l, int64_t x, Vec* out) {
     const auto add = [&](int k) MEMPLAN_LAMBDA {
       const Vec tap = load(taps + k * next);
       MEMPLAN_UNROLL
-      for (int i = 0; i < Count; ++i) sums[i] += tap * load(in + k * apart + i * step);
+      for (int i = 0; i < Count; ++i)
+        sums[i] += tap * load(in + k * apart + i * step);
     };
     if constexpr (Across > 0) {
       MEMPLAN_UNROLL
@@ -53,7 +54,7 @@ void sum_points(const Line& l, int64_t x, Vec* out) {
   for (int i = 0; i < Count; ++i) out[i] = sums[i];
 }
 
-// Operations on them, and where they go. It is not unrolled: the operations may be long.
+// Operations on them, and where they go. Not unrolled: the operations may be long.
 template <class After>
 MEMPLAN_INLINE void put_points(const Line& l, const After& after, int64_t x, int count,
                                const Vec* sums) {

@@ -1,11 +1,11 @@
 // A depthwise convolution between element-wise operations, channels last.
 //
-// Rows of input lie in a ring of as many as a window reaches over: read from memory once,
-// passed through the operations in front, and padded with zeros. From it rows of output
-// are made and stored.
+// Rows of input lie in a ring of as many as a window reaches over: read from memory
+// once, passed through the operations in front, and padded with zeros. From it rows of
+// output are made and stored.
 //
-// Tasks are (image, group of channels, part of the rows). Each writes the outputs of its
-// own channels and rows and no others, and the ring of its thread; what it reads is
+// Tasks are (image, group of channels, part of the rows). Each writes the outputs of
+// its own channels and rows and no others, and the ring of its thread; what it reads is
 // written by none. So there is nothing to race for.
 #pragma once
 
@@ -62,7 +62,7 @@ struct Depthwise {
   }
 
   // As many channels as keep the ring in half of the first cache. Of images that are
-  // beyond the second all are taken: memory is best read in order.
+  // many times as large all are taken: memory is best read in order.
   void choose_group(int threads) {
     constexpr int64_t line = 64 / sizeof(Value) > kLanes ? 64 / sizeof(Value) : kLanes;
     const int64_t pixels = call->height * call->width;
@@ -70,8 +70,7 @@ struct Depthwise {
     const bool large = image > 32 * call->cache;
     const int64_t room = large ? 8 * call->cache : call->cache * 9 / 16;
     set_group(call->channels);
-    while (group > line &&
-           (4 * floats() > room || groups * call->images < threads))
+    while (group > line && (4 * floats() > room || groups * call->images < threads))
       set_group(group > 2 * line ? (group / 2 + line - 1) / line * line : line);
   }
 };
@@ -126,7 +125,8 @@ class DepthwiseTask {
     made_ = spot_;
     made_.points = plan.out_height * plan.out_width;
     vectors_ = (int)((count_ + kLanes - 1) / kLanes);
-    ring_ = (float*)scratch<0>(plan.floats() * 4 + taps() * sizeof(float*));
+    const size_t rows = down_.kernel * sizeof(float*);
+    ring_ = (float*)scratch<0>(plan.floats() * 4 + rows);
     rows_ = (const float**)(ring_ + plan.floats());
   }
 
@@ -139,14 +139,13 @@ class DepthwiseTask {
       if (last > call_.height) last = call_.height;
       if (loaded < first) loaded = first;
       for (; loaded < last; ++loaded) load_row(loaded);
-      for (int k = 0; k < down_.kernel; ++k) rows_[k] = row_of(first + k * down_.dilation);
+      for (int k = 0; k < down_.kernel; ++k)
+        rows_[k] = row_of(first + k * down_.dilation);
       make(y);
     }
   }
 
  private:
-  int64_t taps() const { return down_.kernel; }
-
   const float* row_of(int64_t y) const {
     const bool inside = y >= 0 && y < call_.height;
     return ring_ + (inside ? y % down_.reach() : down_.reach()) * plan_.row;
