@@ -216,11 +216,17 @@ def _sequence(steps: list[Step], plane: tuple[int, int], device: Device) -> Sequ
 def repr_of(step: Step) -> str:
     """A step to the last digit of its numbers, and every number of its pool."""
     return ", ".join(
-        repr(tuple(each.pool))
+        repr(_numbers(each.pool))
         if each.pool is not None
         else repr((each.kind, *each.numbers))
         for each in step.operations
     )
+
+
+def _numbers(pool: Pool) -> tuple[object, ...]:
+    """Those of a pool, without what most have none of."""
+    numbers = tuple(pool)
+    return numbers if any(pool.behind) else numbers[:-1]
 
 
 def _count(number: int, what: str) -> str:

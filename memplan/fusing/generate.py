@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Iterable
 
+from memplan.errors import UsageError
 from memplan.fusing.collapse import Sequence, Stack, Step
 from memplan.fusing.operations import Operation, Pool
 
@@ -52,6 +53,18 @@ _MEMBERS = {  # of a kind of operand: its type, and how it is found
 }
 
 
+UNROLLED = (3, 5, 7)  # taps across of depthwise convolutions that have their own code
+
+
+def is_depthwise(stack: Stack) -> bool:
+    """Whether it is a depthwise convolution between element-wise operations."""
+    pools = [step.pool for step in stack.steps if step.pool is not None]
+    depthwise = any(pool.mode == "depthwise" for pool in pools)
+    if depthwise and len(pools) > 1:
+        raise UsageError("a stack with a depthwise convolution has no other pools")
+    return depthwise
+
+
 def kernel_name(stack: Stack, dtype: str, layout: str) -> str:
     """The symbol of a stack's kernel, the same for stacks of the same signature."""
     digest = hashlib.sha256(stack.signature.encode()).hexdigest()
@@ -65,14 +78,19 @@ def source_of(stacks: Iterable[Stack], dtype: str, layout: str) -> str:
     `void(const void* call, int threads)`, its call a `memplan::Call` of stack_call.h.
     """
     unit = _Unit()
-    for name, stack in {kernel_name(s, dtype, layout): s for s in stacks}.items():
+    named = {kernel_name(s, dtype, layout): s for s in stacks}
+    for name, stack in named.items():
         unit.add(name, stack)
+    depthwise = any(map(is_depthwise, named.values()))
+    if depthwise and layout != "channels_last":
+        raise UsageError("depthwise convolutions take channels last")
     return "\n".join(
         [
             f"#define MEMPLAN_CHANNELS_LAST {int(layout == 'channels_last')}",
             f"#define MEMPLAN_BFLOAT16 {int(dtype == 'bfloat16')}",
             '#include "stack_bands.h"',
             '#include "stack_map.h"',
+            *(['#include "depthwise_run.h"'] if depthwise else []),
             "namespace memplan {",
             "namespace {",
             *unit.inner,
@@ -98,6 +116,8 @@ class _Unit:
         if not any(sequence.pools for sequence in stack.sequences):
             body = f"memplan::run_map<memplan::{self._operations(stack.operations)}>"
             call = f"{body}(*(const memplan::Call*)call, threads);"
+        elif is_depthwise(stack):
+            call = self._depthwise(stack)
         else:
             table = self._sequences(stack)
             call = (
@@ -110,6 +130,24 @@ class _Unit:
             f"  {call}",
             "}",
         ]
+
+    def _depthwise(self, stack: Stack) -> str:
+        """Its numbers are arguments, so that convolutions of all sizes between the same
+        operations share their code; those as wide as most are have code of their own.
+        """
+        (step,) = stack.steps
+        assert step.pool is not None
+        parts = [
+            f"memplan::{self._operations(each)}" for each in (step.before, step.after)
+        ]
+        across = step.pool.kernel[1]
+        numbers = [*_axes(step.pool), *map(str, step.pool.behind)]
+        known = across if across in UNROLLED else 0
+        return (
+            f"memplan::run_depthwise<{', '.join(parts)}, {known}>("
+            f"*(const memplan::Call*)call, {{{', '.join(numbers)}}}, "
+            f"{_operands(step.before)}, threads);"
+        )
 
     def _sequences(self, stack: Stack) -> str:
         rows, operand = [], 0
@@ -152,7 +190,8 @@ def _operands(operations: Iterable[Operation]) -> int:
     return sum(len(operation.operands) for operation in operations)
 
 
-def _shape(pool: Pool) -> str:
+def _axes(pool: Pool) -> tuple[str, str]:
+    """Numbers down and across, as Axis of stack_pools.h."""
     down, across = (
         "{"
         + f"{pool.kernel[axis]}, {pool.stride[axis]}, "
@@ -160,6 +199,11 @@ def _shape(pool: Pool) -> str:
         + "}"
         for axis in (0, 1)
     )
+    return down, across
+
+
+def _shape(pool: Pool) -> str:
+    down, across = _axes(pool)
     flags = (pool.mode == "max", pool.ceil, pool.count_padding)
     most, ceil, counted = (str(flag).lower() for flag in flags)
     return f"{{{most}, {down}, {across}, {ceil}, {counted}, {pool.divisor or 0}}}"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from memplan.fusing.layers import Layer, Network, Norm
+from memplan.fusing.layers import Convolution, Layer, Network, Norm
 from memplan.fusing.nodes import (
     Called,
     Catenated,
     Joined,
     Joining,
     Node,
+    Operand,
     Stacked,
 )
 from memplan.graph.program import Op, Ref, mapped, refs
@@ -66,6 +67,7 @@ def _renamed(layer: Layer, same: dict[str, str]) -> Layer:
         layer.operation,
         layer.norm,
         layer.reason,
+        layer.pad,
     )
 
 
@@ -80,6 +82,7 @@ class _Joiner:
         self._network, self._joining = network, joining
         self._layers, self._users = layers, users
         self._nodes: list[Node] = []
+        self._pads: dict[str, Layer] = {}
         self._made: dict[str, Node] = {}  # value -> the last node that makes it
 
     def nodes(self) -> list[Node]:
@@ -95,7 +98,8 @@ class _Joiner:
         """Make a node of a layer, or join it to the node before."""
         if layer.kind == "convolution":
             assert layer.convolution is not None
-            self._add(Joined(layer.name, layer.inputs[0], layer.convolution))
+            self._convolution(layer, layer.convolution)
+            return
         elif layer.kind == "operation":
             if not (self._into_convolution(layer) or self._onto_stack(layer)):
                 self._start_stack(layer)
@@ -103,7 +107,28 @@ class _Joiner:
             self._add(Catenated(layer.name, layer.inputs))
         else:
             self._add(Called(layer.name, layer.op, layer.reason))
+            if layer.kind == "pad" and self._joining.prologues:
+                self._pads[layer.name] = layer
         self._nodes[-1].layers.append(layer.name)
+
+    def _convolution(self, layer: Layer, convolution: Convolution) -> None:
+        """A node of its own; it pads what was padded before it by itself."""
+        source, names = layer.inputs[0], [layer.name]
+        pad, node = self._pads.get(source), self._only(source)
+        if pad is not None and pad.pad is not None and node is not None:
+            padded = convolution.padded(pad.pad)
+            if not any(padded.behind) or self._apart(layer, padded):
+                convolution, source = padded, pad.inputs[0]
+                self._nodes.remove(node)
+                del self._made[node.value]
+                names.append(pad.name)
+        self._add(Joined(layer.name, source, convolution, layers=names))
+
+    def _apart(self, layer: Layer, convolution: Convolution) -> bool:
+        """Whether a convolution takes every channel by itself."""
+        shapes = self._network.shapes
+        channels = {shapes[name][1] for name in (layer.name, layer.inputs[0])}
+        return channels == {convolution.groups} and convolution.groups > 1
 
     def _add(self, node: Node) -> None:
         self._nodes.append(node)
@@ -178,7 +203,7 @@ class _Joiner:
     def _start_stack(self, layer: Layer) -> None:
         assert layer.operation is not None
         norms = [] if layer.norm is None else [layer.norm]
-        operands: list[Norm | str] = [*norms, *layer.inputs[1:]]
+        operands: list[Operand] = [*norms, *layer.inputs[1:]]
         self._add(Stacked(layer.name, layer.inputs[0], [layer.operation], operands))
 
     def _move_pools(self) -> None:
@@ -227,7 +252,7 @@ class _Joiner:
             norms = source.operands
             if kinds not in (["affine"], ["affine", "relu"]):
                 continue
-            assert not isinstance(norms[0], str)
+            assert isinstance(norms[0], Norm)
             node.before, node.rectified = norms[0], len(kinds) == 2
             node.source = source.source
             node.layers += source.layers
@@ -254,6 +279,7 @@ def _is_plain_pointwise(node: Node | None) -> bool:
         isinstance(node, Joined)
         and node.convolution.stride == (1, 1)
         and node.convolution.padding == (0, 0)
+        and node.convolution.behind == (0, 0)
         and node.activation is None
         and node.added is None
     )

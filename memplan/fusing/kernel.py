@@ -14,11 +14,19 @@ from memplan.fusing.collapse import Stack, sizes
 from memplan.fusing.generate import (
     DTYPES,
     LAYOUTS,
+    is_depthwise,
     kernel_name,
     source_of,
 )
 from memplan.fusing.kernels import headers
-from memplan.fusing.operands import Placed, dtype_name, in_layout, place, placed_operand
+from memplan.fusing.operands import (
+    Placed,
+    dtype_name,
+    in_layout,
+    place,
+    placed_operand,
+    placed_taps,
+)
 from memplan.toolchain.loading import load
 
 if TYPE_CHECKING:
@@ -200,6 +208,9 @@ class Kernel:
         for operation in self.stack.operations:
             if operation.pool is not None:
                 at = operation.pool.size(*at)
+                if operation.operands:
+                    found.append(placed_taps(next(rest), operation.pool, x.shape[1]))
+                continue
             for kind in operation.operands:
                 shape = (*x.shape[:2], *at)
                 found.append(placed_operand(kind, next(rest), shape, x, self.layout))
@@ -236,7 +247,10 @@ def compiled_many(
         }
         if missing:
             source = source_of(missing.values(), dtype, layout)
-            library = load(source, headers("stack_"), instructions)
+            files = headers("stack_")
+            if any(map(is_depthwise, missing.values())):
+                files |= headers("depthwise_")
+            library = load(source, files, instructions)
             for signature, stack in missing.items():
                 function = getattr(library, kernel_name(stack, dtype, layout))
                 address = ctypes.cast(function, ctypes.c_void_p).value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memplan.fusing.operations import Operation
@@ -38,6 +38,18 @@ class Convolution:
     padding: tuple[int, int]
     dilation: tuple[int, int]
     groups: int
+    behind: tuple[int, int] = (0, 0)  # rows, columns of padding more than in front
+
+    def padded(self, pad: tuple[int, int, int, int]) -> Convolution:
+        """The same of what these rows above and below, and columns left and right, of
+        zeros were taken from."""
+        above, below, left, right = pad
+        down, across = self.padding
+        return replace(
+            self,
+            padding=(down + above, across + left),
+            behind=(below - above, right - left),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -45,9 +57,9 @@ class Layer:
     """One operator of a network, and what it is: `kind` says which fields count.
 
     kind: "convolution"; "operation", of a stack, element-wise or pooling; "cat" along
-    the channels; "same", whose value is its first input's; "call", left to torch, for
-    the reason given. inputs: names of the values it takes, in order. op: how torch
-    computes it. shape: of its value; empty if that is no tensor.
+    the channels; "same", whose value is its first input's; "pad", zeros around planes;
+    "call", left to torch, for the reason given. inputs: names of the values it takes,
+    in order. op: how torch computes it. shape: of its value; empty if that is none.
     """
 
     name: str
@@ -59,6 +71,7 @@ class Layer:
     operation: Operation | None = None
     norm: Norm | None = None
     reason: str = ""
+    pad: tuple[int, int, int, int] | None = None  # above, below, left, right
 
     @property
     def place(self) -> str:

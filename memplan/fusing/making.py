@@ -23,6 +23,7 @@ from memplan.fusing.layers import Network
 from memplan.fusing.nodes import Called, Joining, tensors
 from memplan.fusing.noise import Noise, varied
 from memplan.fusing.options import FuseOptions
+from memplan.fusing.peaks import fits, room
 from memplan.fusing.prepared import LeftAlone, Prepared
 from memplan.graph.measure import relative_error
 from memplan.graph.program import Program
@@ -30,7 +31,6 @@ from memplan.graph.program import Program
 SLOWER = "fused, it would take longer"
 CLOSE = 1.05  # times: two single runs do not tell which is faster
 NO_GAIN = 1.02  # times the model's own time, above which it is not worth it
-SLACK = 1 << 20  # bytes more that are nothing to speak of
 COARSE = 2.0**-5  # what results in bfloat16 may differ by: a few of its roundings
 
 
@@ -181,7 +181,6 @@ class Making:
         """
         best = Trial(None, float("inf"))
         off, least = float("inf"), 0
-        most = int(self.peak * NO_GAIN) + SLACK
         noise = self._noise(maker)
         for batch in maker.batches():
             plan = self.options.kernels, batch
@@ -192,7 +191,7 @@ class Making:
             if self.options.measure:
                 peak = trial.engine.peak(self.inputs)
                 least = min(least or peak, peak)
-                if peak > most:
+                if peak > room(self.peak) and not self._fits(trial.engine):
                     continue
             if best.engine is not None and not self._faster(trial, best):
                 if best.engine.batch >= best.engine.images:
@@ -203,6 +202,10 @@ class Making:
             share = least / max(self.peak, 1)
             raise InputError(f"fused, it would take {share:.2f} times the memory")
         return Trial(None, off) if best.engine is None else best
+
+    def _fits(self, engine: Engine) -> bool:
+        run = partial(run_model, self.model, self.fixed, self.inputs)
+        return self._device == "cpu" and fits(engine, self.inputs, run)
 
     def _faster(self, trial: Trial, best: Trial) -> bool:
         """Whether an engine is faster than the best; they take turns where what they

@@ -35,23 +35,37 @@ class Joined:
         return [self.source, *([self.added] if self.added else [])]
 
 
+Operand = Norm | str | Joined
+
+
 @dataclass(slots=True, eq=False)
 class Stacked:
     """Consecutive operations that run depth-first as one kernel.
 
     operands: of every operand of the operations in order, a Norm (whose scale and shift
-    are two) or the name of a value.
+    are two), the name of a value, or the convolution whose weights and bias it is.
     """
 
     value: str
     source: str
     operations: list[Operation]
-    operands: list[Norm | str]
+    operands: list[Operand]
     layers: list[str] = field(default_factory=list)
 
     def inputs(self) -> list[str]:
         named = [each for each in self.operands if isinstance(each, str)]
         return [self.source, *named]
+
+
+@dataclass(slots=True, eq=False)
+class Depthwise(Stacked):
+    """A depthwise convolution between element-wise operations, as one kernel.
+
+    convolution: as it is by itself. named: of every operation the layer that it is of.
+    """
+
+    convolution: Joined = field(kw_only=True)
+    named: list[str] = field(kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +102,8 @@ class Joining:
 
     norms: normalisations folded into convolutions. epilogues: additions and activations
     with the convolution before. prologues: normalisation and ReLU with the convolution
-    behind. pools: average pooling moved in front of 1×1 convolutions.
+    behind, and zeros around planes; with a depthwise one what is element-wise. pools:
+    average pooling moved in front of 1×1 convolutions.
     """
 
     norms: bool = True
@@ -115,15 +130,21 @@ def tensors(nodes: list[Node]) -> Iterator[str]:
     """Names of the model's tensors that kernels are made from."""
     for node in nodes:
         if isinstance(node, Joined):
-            yield node.convolution.weight
-            if node.convolution.bias is not None:
-                yield node.convolution.bias
-            for norm in (*node.norms, *([node.before] if node.before else [])):
-                yield from norm.tensors
+            yield from _tensors_of(node)
         elif isinstance(node, Stacked):
             for operand in node.operands:
                 if isinstance(operand, Norm):
                     yield from operand.tensors
+                elif isinstance(operand, Joined):
+                    yield from _tensors_of(operand)
+
+
+def _tensors_of(node: Joined) -> Iterator[str]:
+    yield node.convolution.weight
+    if node.convolution.bias is not None:
+        yield node.convolution.bias
+    for norm in (*node.norms, *([node.before] if node.before else [])):
+        yield from norm.tensors
 
 
 def reasons(layers: list[Layer], nodes: list[Node]) -> dict[str, str]:
@@ -135,6 +156,8 @@ def reasons(layers: list[Layer], nodes: list[Node]) -> dict[str, str]:
                 said[name] = f"left to torch: {node.reason}"
             elif isinstance(node, Joined):
                 said[name] = f"in the convolution {node.layers[0]}"
+            elif isinstance(node, Depthwise):
+                said[name] = f"in the convolution {node.convolution.layers[0]}"
             elif isinstance(node, Stacked):
                 said[name] = f"in the stack {node.value}"
             else:
@@ -148,9 +171,11 @@ __all__ = [
     "Any",
     "Called",
     "Catenated",
+    "Depthwise",
     "Joined",
     "Joining",
     "Node",
+    "Operand",
     "Stacked",
     "gates",
     "reasons",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.errors import UsageError
+from memplan.fusing.operations import Pool
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+WIDEST = 16  # float32 of the widest vector
 
 
 class Placed(NamedTuple):
@@ -106,3 +111,33 @@ def placed_operand(
     found = place(operand, layout)
     assert found is not None
     return found
+
+
+def taps(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Weights (c, 1, height, width) and bias (c) of a depthwise convolution as kernels
+    read them: float32 (height * width + 1, c or more), a row for each tap and one for
+    the bias, zeros behind the channels up to a whole vector."""
+    import torch
+
+    channels, _, height, width = weight.shape
+    area = height * width
+    found = torch.zeros(area + 1, -(-channels // WIDEST) * WIDEST)
+    found[:area, :channels] = weight.detach().reshape(channels, area).T
+    if bias is not None:
+        found[area, :channels] = bias.detach()
+    return found
+
+
+def placed_taps(operand: Tensor, pool: Pool, channels: int) -> Placed:
+    """The operand "taps" of a depthwise convolution; raises UsageError."""
+    import torch
+
+    rows, columns = prod(pool.kernel) + 1, -(-channels // WIDEST) * WIDEST
+    shape, dtype = tuple(operand.shape), operand.dtype
+    if shape != (rows, columns) or dtype != torch.float32 or operand.is_cuda:
+        raise UsageError(
+            f'an operand "taps" is {shape} of {dtype}, '
+            f"and should be {(rows, columns)} of torch.float32"
+        )
+    operand = operand.contiguous()
+    return Placed(operand, operand.data_ptr(), 0, columns)

@@ -40,10 +40,13 @@ ELEMENTWISE: dict[str, tuple[int, tuple[str, ...]]] = {
 class Pool(NamedTuple):
     """Pooling over windows of a plane, its numbers as in `torch.nn`; (height, width).
 
-    divisor: what averages are divided by instead of the number of elements.
+    mode: "max", "average", or "depthwise", a convolution of each channel by itself: a
+    sum whose weights are the operation's operand. divisor: what averages are divided by
+    instead of the number of elements. behind: of a depthwise convolution, rows and
+    columns of padding more than in front.
     """
 
-    mode: str  # "max" or "average"
+    mode: str
     kernel: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int] = (0, 0)
@@ -51,12 +54,15 @@ class Pool(NamedTuple):
     ceil: bool = False
     count_padding: bool = True
     divisor: int | None = None
+    behind: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
         """As in "max 3x3 stride 2 padding 1"; what is as usual is not said."""
         words = [f"{self.mode} {_by(self.kernel)}"]
-        words += [f"stride {_by(self.stride)}"] if self.stride != self.kernel else []
+        usual = (1, 1) if self.mode == "depthwise" else self.kernel
+        words += [f"stride {_by(self.stride)}"] if self.stride != usual else []
         words += [f"padding {_by(self.padding)}"] if any(self.padding) else []
+        words += [f"and {_by(self.behind)} behind"] if any(self.behind) else []
         words += [f"dilation {_by(self.dilation)}"] if self.dilation != (1, 1) else []
         words += ["ceil"] if self.ceil else []
         if self.mode == "average" and self.divisor is not None:
@@ -95,10 +101,12 @@ class Pool(NamedTuple):
 
     def check(self) -> None:
         """Raise UsageError for numbers that torch would refuse, too."""
-        if self.mode not in ("max", "average"):
+        if self.mode not in ("max", "average", "depthwise"):
             raise UsageError(f"a pool takes the max or the average, not {self.mode!r}")
         if min(self.kernel + self.stride + self.dilation) < 1 or min(self.padding) < 0:
             raise UsageError(f"kernels, strides and dilations are 1 or more: {self}")
+        if self.mode == "depthwise":
+            return
         if any(2 * self.padding[axis] > self.reach(axis) for axis in (0, 1)):
             raise UsageError(f"a pool's padding is at most half its kernel: {self}")
         if self.mode == "average" and self.dilation != (1, 1):
@@ -113,7 +121,7 @@ class Pool(NamedTuple):
 
     def _along(self, axis: int, size: int) -> int:
         stride, padding = self.stride[axis], self.padding[axis]
-        room = size + 2 * padding - self.reach(axis)
+        room = size + 2 * padding + self.behind[axis] - self.reach(axis)
         count = (room + (stride - 1 if self.ceil else 0)) // stride + 1
         if self.ceil and (count - 1) * stride >= size + padding:
             count -= 1
@@ -154,8 +162,11 @@ class Operation:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """Kinds of what it takes beside the value, in order: see ELEMENTWISE."""
-        return () if self.pool is not None else ELEMENTWISE[self.kind][1]
+        """Kinds of what it takes beside the value, in order: see ELEMENTWISE; "taps":
+        of a depthwise convolution its weights and bias, see `operands.taps`."""
+        if self.pool is not None:
+            return ("taps",) if self.pool.mode == "depthwise" else ()
+        return ELEMENTWISE[self.kind][1]
 
 
 def _with(pair: tuple[int, int], axis: int, number: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from memplan.errors import UsageError
 from memplan.fusing.nodes import Joining
 
-KERNELS = ("direct", "winograd2", "winograd4", "onednn")
+KERNELS = ("direct", "winograd2", "winograd4", "depthwise", "onednn")
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,9 @@ class FuseOptions:
     """Options of `memplan.fuse`.
 
     joining: which layers are joined into convolutions. kernels: what convolutions may
-    run as: this project's own ("direct", "winograd2", "winograd4"), or oneDNN's with
-    its weights packed; the fastest on this machine is taken. micro_batch: how many
+    run as: this project's own ("direct", "winograd2", "winograd4", and "depthwise" of
+    each channel by itself), or oneDNN's with its weights packed; the fastest on this
+    machine is taken. micro_batch: how many
     images go through the network at a time; None for the fastest of a few.
     max_steps: of a sequence of a stack, at most (the paper's strategies: 1, 5, None).
     tolerance: the largest relative error to the model's own results. measure: whether

@@ -26,7 +26,11 @@ def reference(stack: Stack, x: Tensor, operands: Sequence[Tensor] = ()) -> Tenso
     rest = iter(operands)
     for operation in stack.operations:
         taken = _shaped(operation, rest, x)
-        x = _pool(operation.pool, x) if operation.pool else _apply(operation, x, taken)
+        x = (
+            _pool(operation.pool, x, taken)
+            if operation.pool
+            else _apply(operation, x, taken)
+        )
     return x
 
 
@@ -45,9 +49,19 @@ def _shaped(
     return found
 
 
-def _pool(pool: Pool, x: Tensor) -> Tensor:
+def _pool(pool: Pool, x: Tensor, operands: list[Tensor]) -> Tensor:
     import torch.nn.functional as f
 
+    if pool.mode == "depthwise":
+        channels = x.shape[1]
+        *taps, bias = operands[0][:, :channels]
+        weight = taps[0].new_empty(channels, 1, *pool.kernel)
+        for tap, place in zip(taps, weight.view(channels, -1).unbind(1), strict=True):
+            place.copy_(tap)
+        (down, across), (below, right) = pool.padding, pool.behind
+        x = f.pad(x, (across, across + right, down, down + below))
+        numbers = pool.stride, 0, pool.dilation
+        return f.conv2d(x, weight, bias, *numbers, groups=channels)
     if pool.mode == "max":
         result: Tensor = f.max_pool2d(
             x, pool.kernel, pool.stride, pool.padding, pool.dilation, pool.ceil

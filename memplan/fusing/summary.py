@@ -15,7 +15,7 @@ from memplan.fusing.engine.stacks import collapsed
 from memplan.fusing.find import stacks
 from memplan.fusing.layers import Layer, Network
 from memplan.fusing.module import Parted
-from memplan.fusing.nodes import Called, Joined, Node, Stacked
+from memplan.fusing.nodes import Called, Depthwise, Joined, Node, Stacked
 from memplan.fusing.prepared import LeftAlone, Prepared
 from memplan.graph.measure import activation_peak
 
@@ -205,9 +205,13 @@ def fates(
     known: dict[str, Fate] = {}
     for node in nodes:
         for name in node.layers:
-            layer, head = layers[name], node.layers[0]
+            layer, head = layers[name], _head(node)
             if isinstance(node, Called):
                 known[name] = _fate(layer, "torch", reason=node.reason)
+            elif isinstance(node, Depthwise) and name == head:
+                known[name] = _fate(layer, "convolution", kernel="depthwise")
+            elif isinstance(node, Depthwise):
+                known[name] = _fate(layer, "joined", head)
             elif isinstance(node, Stacked):
                 known[name] = _fate(layer, "stack", node.value)
             elif not isinstance(node, Joined):
@@ -218,6 +222,12 @@ def fates(
             else:
                 known[name] = _fate(layer, "joined", head)
     return [known.get(name) or _fate(layers[name], "nothing") for name in layers]
+
+
+def _head(node: Node) -> str:
+    """The layer of a node that the others are joined to."""
+    main = node.convolution if isinstance(node, Depthwise) else node
+    return main.layers[0]
 
 
 def _fate(
@@ -272,7 +282,7 @@ def _running(network: Network, engine: Engine, max_steps: int | None) -> list[Ru
             found.append(
                 Run(
                     node.value,
-                    tuple(node.layers),
+                    tuple(node.named if isinstance(node, Depthwise) else node.layers),
                     collapsed(node, network, engine.layout, max_steps),
                     four(network.shapes[node.source]),
                     network.dtypes[node.source].itemsize,

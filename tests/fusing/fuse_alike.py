@@ -11,10 +11,12 @@ from torch import nn
 
 from memplan.fusing.front.nest import leaves_of
 from memplan.fusing.fuse import fuse
+from memplan.fusing.nodes import Depthwise
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.prepared import Prepared
 
 FORCED = FuseOptions(measure=False, kernels=("direct", "onednn"))
+OWN = FuseOptions(measure=False, kernels=("direct", "depthwise"))
 
 
 def block(c: int = 4) -> Any:
@@ -80,3 +82,28 @@ def alike(model: Any, *inputs: Any, fused: bool | None = True) -> Any:
     if fused is not None:
         assert isinstance(program, Prepared) == fused, getattr(program, "reason", "")
     return ready
+
+
+def fused(model: Any, *inputs: Any, options: FuseOptions = OWN) -> Any:
+    """The model's engine, whose results are the model's."""
+    ready = fuse(model, options)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(model(*inputs), ready(*inputs))
+    (program, *_) = ready.programs()
+    assert isinstance(program, Prepared), getattr(program, "reason", "")
+    return program.engine
+
+
+def kinds(engine: Any) -> list[list[str]]:
+    """Of every depthwise convolution's stack, what its operations are."""
+    return [
+        [each.kind for each in node.operations]
+        for node in engine.nodes
+        if isinstance(node, Depthwise)
+    ]
+
+
+def apart(c: int, size: Any = 3, stride: int = 1, **more: Any) -> Any:
+    """A depthwise convolution."""
+    return nn.Conv2d(c, c, size, stride, groups=c, **more)

@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 
 import memplan.fusing.making as preparing  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
+from memplan.fusing import peaks  # noqa: E402
 from memplan.fusing.engine import build, clock, decide  # noqa: E402
 from memplan.fusing.engine import stacks as engine_stacks  # noqa: E402
 from memplan.fusing.engine.clock import seconds  # noqa: E402
@@ -307,10 +308,29 @@ def test_what_takes_longer_is_given_up_for_good(
 
 
 def test_what_takes_more_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "SLACK", 0)
     monkeypatch.setattr(build.Engine, "peak", lambda self, inputs: 1 << 30)
+    monkeypatch.setattr(peaks, "activation_peak", lambda run: 1 << 10)
+    monkeypatch.setattr(peaks, "SLACK", -(1 << 20))
     with pytest.warns(UserWarning, match="times the memory"):
         called(model_of(8), torch.randn(1, 3, 8, 8), FuseOptions(tolerance=1.1e-5))
+
+
+def test_what_the_allocator_hands_out_tells_where_values_do_not(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may hold values longer than they are wanted."""
+    monkeypatch.setattr(build.Engine, "peak", lambda self, inputs: 1 << 30)
+    options = FuseOptions(tolerance=1.2e-5)
+    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [1.0, 2.0])
+    ready = called(model_of(8), torch.randn(1, 3, 8, 8), options)
+    assert isinstance(ready.programs()[0], Prepared)
+
+    def fails(_: Any) -> int:
+        raise RuntimeError("a profiler runs already")
+
+    monkeypatch.setattr(peaks, "activation_peak", fails)
+    with pytest.warns(UserWarning, match="times the memory"):
+        called(model_of(7), torch.randn(1, 3, 8, 8), options)
 
 
 def test_peaks_are_what_the_allocator_says() -> None:

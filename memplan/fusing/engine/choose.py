@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import Epilogue, Prologue, bind
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.clock import CLEARLY, clock
+from memplan.fusing.engine.depthwise import is_depthwise
 from memplan.fusing.engine.fold import as_planes
 from memplan.fusing.engine.packs import four, geometry
 from memplan.fusing.front.weights import fetch
 from memplan.fusing.geometry import algorithms
+from memplan.fusing.kernel import Kernel
 from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Joined
+from memplan.fusing.nodes import Depthwise, Joined
+from memplan.fusing.operands import taps
+from memplan.fusing.operations import Operation
 from memplan.fusing.packing import blank
+from memplan.fusing.reference import reference
 
 ROUNDS = 3
 ASIDE = 1.08  # what leaving the tape and the arena costs beyond the time of the kernel
@@ -33,6 +41,8 @@ def candidates(
     own: list[str] = []
     if network.dtypes[node.value] == torch.float32 and node.convolution.groups == 1:
         own = algorithms(geometry(node.convolution, model))
+    elif is_depthwise(node, network, model):
+        own = ["depthwise"]
     found = [each for each in (*own, "onednn") if each in wanted]
     return found or ["onednn"]
 
@@ -47,6 +57,7 @@ def signature(node: Joined, network: Network, model: Any, images: int) -> str:
             tuple(fetch(model, given.weight).shape),
             (images, *four(network.shapes[node.source])[1:]),
             (given.stride, given.padding, given.dilation, given.groups),
+            *([given.behind] if any(given.behind) else []),
             str(network.dtypes[node.value]),
             (node.before is not None, node.rectified, node.added is not None),
             torch.get_num_threads(),
@@ -63,10 +74,18 @@ def few(node: Joined, network: Network, model: Any, batch: int) -> int:
 
 
 def fastest(
-    node: Joined, network: Network, model: Any, images: int, kernels: list[str]
+    node: Joined,
+    network: Network,
+    model: Any,
+    images: int,
+    kernels: list[str],
+    stack: tuple[Depthwise, Kernel] | None = None,
 ) -> list[str]:
     """Those of `kernels` that may take least time on so many images, alone: first the
-    one that does, and none that takes clearly longer."""
+    one that does, and none that takes clearly longer.
+
+    stack: of a depthwise convolution, with what else its kernel computes.
+    """
     if len(kernels) == 1:
         return kernels
     shape = (images, *four(network.shapes[node.source])[1:])
@@ -74,7 +93,15 @@ def fastest(
     dtype = network.dtypes[node.value]
     x = _noise(shape, dtype)
     added = _noise(out_shape, dtype) if node.added is not None else None
-    runs = {name: _run(node, model, x, added, name, out_shape) for name in kernels}
+    runs = {
+        name: _run(node, model, x, added, name, out_shape)
+        for name in kernels
+        if name != "depthwise"
+    }
+    if stack is not None:
+        if "onednn" in runs:
+            runs["onednn"] = _with_passes(runs["onednn"], stack[0], x, out_shape)
+        runs["depthwise"] = _stack_run(stack[1], x, out_shape)
     best = dict.fromkeys(runs, float("inf"))
     for run in runs.values():
         run()  # the first time touches memory
@@ -125,6 +152,60 @@ def _run(
     bound = bind(own, x, out, prologue, Epilogue(added, clamp=node.activation))
     threads = torch.get_num_threads()
     return lambda: bound(threads)
+
+
+def _stack_run(kernel: Kernel, x: Any, out_shape: tuple[int, ...]) -> Any:
+    """One run of a depthwise convolution's stack, without arguments."""
+    import torch
+
+    channels, at = x.shape[1], tuple(x.shape[2:])
+    operands = []
+    for operation in kernel.stack.operations:
+        for kind in operation.operands:
+            if kind == "taps":
+                assert operation.pool is not None
+                shape = (channels, 1, *operation.pool.kernel)
+                operands.append(taps(torch.ones(shape), None))
+            elif kind == "channel":
+                operands.append(torch.ones(channels))
+            elif kind == "image":
+                operands.append(torch.ones(x.shape[:2], dtype=x.dtype))
+            else:
+                operands.append(_noise((*x.shape[:2], *at), x.dtype))
+        at = at if operation.pool is None else tuple(out_shape[2:])
+    out = _noise(out_shape, x.dtype)
+    bound, threads = kernel.bind(x, operands, out), torch.get_num_threads()
+    return lambda: bound(threads)
+
+
+def _with_passes(run: Any, stack: Depthwise, x: Any, out_shape: tuple[int, ...]) -> Any:
+    """A run of oneDNN's with what would be stacks of their own before it, and behind:
+    in their place torch computes one operation of each, which takes a pass, too."""
+    at = next(i for i, each in enumerate(stack.operations) if not each.elementwise)
+    alone = stack.convolution
+    joined = (alone.added is not None) + (alone.activation is not None)
+    before = stack.operations[: at - (alone.before is not None) - alone.rectified]
+    behind = stack.operations[at + 1 + joined :]
+    passes = [
+        (_pass(operations), tensor)
+        for operations, tensor in ((before, x), (behind, _noise(out_shape, x.dtype)))
+        if operations
+    ]
+
+    def all_() -> None:
+        run()
+        for compute, tensor in passes:
+            compute(tensor)
+
+    return all_ if passes else run
+
+
+def _pass(operations: list[Operation]) -> Callable[[Any], Any]:
+    """What takes about as long as a stack of these operations."""
+    for operation in operations:
+        if not operation.operands:
+            return partial(reference, Stack((operation,), (), (0, 0)))
+    return partial(reference, Stack((Operation("mul_number", (1.0,)),), (), (0, 0)))
 
 
 def _noise(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -8,14 +8,16 @@ from memplan.errors import EnvironmentUnfitError
 from memplan.fusing.engine.build import Engine, images
 from memplan.fusing.engine.choose import candidates, fastest, few, signature
 from memplan.fusing.engine.decisions import Decisions
+from memplan.fusing.engine.depthwise import is_depthwise, with_depthwise
 from memplan.fusing.engine.packs import Packs, Weights
 from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.engine.split import without_prologues
 from memplan.fusing.engine.stacks import kernels as stack_kernels
 from memplan.fusing.engine.stacks import on_gpu, warn_once
+from memplan.fusing.kernel import Kernel
 from memplan.fusing.kernels import tape
 from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Called, Joined, Node, Stacked
+from memplan.fusing.nodes import Called, Depthwise, Joined, Node, Stacked
 from memplan.fusing.options import FuseOptions
 from memplan.graph.program import mapped, refs
 from memplan.toolchain.cache import Cache
@@ -49,17 +51,24 @@ class Maker:
         self._made: dict[tuple[str, str], Weights] = {}
         self._near: dict[str, list[str]] = {}  # kernels that may be a node's fastest
         self.images = images(network)
+        self._depthwise = self._stacks_of_depthwise()
+        self._compiled: dict[str, Any] | None = None  # kernels of these stacks
         keys = [_told_by(node, network, model, self.images) for node in nodes]
         self.decisions = Decisions.of([self.layout, *keys], self.images, options)
 
     def engine(self, kernels: tuple[str, ...], batch: int) -> Engine:
         """An engine whose convolutions run as the fastest of `kernels`."""
+        if self._depthwise and "depthwise" in kernels:
+            self._kernels()
         chosen = {
             node.value: self._kernel(node, kernels, batch)
             for node in self._nodes
             if isinstance(node, Joined)
         }
         nodes = without_prologues(self._nodes, self._network, chosen)
+        nodes = self._with_depthwise(
+            nodes, {value for value, kernel in chosen.items() if kernel == "depthwise"}
+        )
         packs = Packs(
             *(self._model, self._network, nodes, chosen, self._stacks(nodes)),
             made=self._made,
@@ -72,19 +81,69 @@ class Maker:
         if not self.own:
             return "onednn"
         names = candidates(node, self._network, self._model, wanted)
+        if names == ["depthwise"] and self._ready(node) is None:
+            return "onednn"
         if len(names) == 1:
             return names[0]
-        images = few(node, self._network, self._model, batch)
-        key = signature(node, self._network, self._model, images)
+        images, key = self._timed_on(node, batch)
         known = self.decisions.kernel(key, names)
         if known is None:
             before = self._near.get(node.value, names)
             left = [name for name in names if name in before] or names
-            near = fastest(node, self._network, self._model, images, left)
+            stack = self._ready(node) if "depthwise" in left else None
+            if stack is None:
+                left = [name for name in left if name != "depthwise"] or ["onednn"]
+            given = node, self._network, self._model
+            near = fastest(*given, images, left, stack)
             known = near[0]
             self._near.setdefault(node.value, near)
             self.decisions.keep_kernel(key, names, known)
         return known
+
+    def _timed_on(self, node: Joined, batch: int) -> tuple[int, str]:
+        """How many images a convolution is timed on, and by what name what won is
+        kept."""
+        images = few(node, self._network, self._model, batch)
+        key = signature(node, self._network, self._model, images)
+        stack = self._depthwise.get(node.value)
+        if stack is not None:
+            key += f" {', '.join(map(str, stack.operations))}"
+        return images, key
+
+    def _stacks_of_depthwise(self) -> dict[str, Depthwise]:
+        """The stacks that depthwise convolutions would be, by their own values."""
+        own = {
+            node.value
+            for node in self._nodes
+            if self.own and is_depthwise(node, self._network, self._model)
+        }
+        found = self._with_depthwise(self._nodes, own) if own else []
+        return {
+            each.convolution.value: each
+            for each in found
+            if isinstance(each, Depthwise)
+        }
+
+    def _with_depthwise(self, nodes: list[Node], chosen: set[str]) -> list[Node]:
+        if not chosen:
+            return nodes
+        joining = self._options.joining
+        return with_depthwise(nodes, self._model, self._outputs, chosen, joining)
+
+    def _ready(self, node: Joined) -> tuple[Depthwise, Kernel] | None:
+        """The stack of a depthwise convolution and its kernel, if there is one."""
+        stack = self._depthwise[node.value]
+        kernel = self._kernels().get(stack.value)
+        return (stack, kernel) if isinstance(kernel, Kernel) else None
+
+    def _kernels(self) -> dict[str, Any]:
+        """Kernels of all stacks, by value, were every depthwise convolution one: they
+        are compiled together, which takes less time, and the same whatever is chosen,
+        so that they are found another time."""
+        if self._compiled is None:
+            nodes = self._with_depthwise(self._nodes, set(self._depthwise))
+            self._compiled = self._stacks(nodes)
+        return self._compiled
 
     def _stacks(self, nodes: list[Node]) -> dict[str, Any]:
         most = self._options.max_steps
@@ -107,9 +166,8 @@ class Maker:
         self.decisions.keep_plan(kernels, engine.batch)
         for node in self._nodes:
             if isinstance(node, Joined) and self.own:
-                images = few(node, self._network, self._model, engine.batch)
+                _, key = self._timed_on(node, engine.batch)
                 names = candidates(node, self._network, self._model, kernels)
-                key = signature(node, self._network, self._model, images)
                 self.decisions.keep_kernel(key, names, engine.kernels[node.value])
 
     def batches(self) -> list[int]:

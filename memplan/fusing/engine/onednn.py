@@ -38,7 +38,9 @@ def pack(
     """Weights for inputs of shape `size`, (n, c, h, w)."""
     import torch
 
-    numbers = convolution.padding, convolution.stride, convolution.dilation
+    numbers = _padding(convolution), convolution.stride, convolution.dilation
+    if any(convolution.behind):
+        size = tuple(_padded(weight.new_empty(size, device="meta"), convolution).shape)
     if available() and weight.device.type == "cpu" and tuple(size[2:]) != (1, 1):
         try:
             # It is a module of torch that brings the meta kernels along.
@@ -62,6 +64,8 @@ def run(
     import torch
 
     given = convolution
+    if any(given.behind):  # it knows only padding that is the same in front and behind
+        x = _padded(x, given)
     if (
         x.shape[2:] == (1, 1)
         and packed.weight.shape[2:] == (1, 1)
@@ -72,13 +76,13 @@ def run(
         )[:, :, None, None]
     elif not packed.blocked:
         y = torch.nn.functional.conv2d(
-            x, packed.weight, packed.bias, given.stride, given.padding,
+            x, packed.weight, packed.bias, given.stride, _padding(given),
             given.dilation, given.groups,
         )  # fmt: skip
     if not packed.blocked:
         y = y if added is None else y.add_(added)
         return y if activation is None else _clamp(y, activation)
-    numbers = given.padding, given.stride, given.dilation, given.groups
+    numbers = _padding(given), given.stride, given.dilation, given.groups
     # Its own activations make numbers of NaN, so they are done after it.
     if added is None:
         y = torch.ops.mkldnn._convolution_pointwise(
@@ -89,6 +93,17 @@ def run(
             x, added, packed.weight, packed.bias, *numbers, "add", 1.0, None, [], ""
         )
     return y if activation is None else _clamp(y, activation)
+
+
+def _padding(convolution: Convolution) -> tuple[int, int]:
+    return (0, 0) if any(convolution.behind) else convolution.padding
+
+
+def _padded(x: Any, convolution: Convolution) -> Any:
+    from torch.nn.functional import pad
+
+    (down, across), (below, right) = convolution.padding, convolution.behind
+    return pad(x, (across, across + right, down, down + below))
 
 
 def _clamp(y: Any, activation: tuple[float, float]) -> Any:

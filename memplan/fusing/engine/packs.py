@@ -13,6 +13,7 @@ from memplan.fusing.kernels import tape
 from memplan.fusing.layers import Convolution, Network, Norm
 from memplan.fusing.memory import Room
 from memplan.fusing.nodes import Joined, Node, Stacked
+from memplan.fusing.operands import taps
 from memplan.fusing.packing import Packed, pack
 
 Weights = Packed | onednn.Packed
@@ -60,6 +61,7 @@ class Packs:
         self.kernels, self.stacks = kernels, stacks
         self.convolutions: dict[str, Weights] = {}
         self.vectors: dict[Norm, tuple[Any, Any]] = {}
+        self.taps: dict[str, Any] = {}  # of depthwise convolutions, by their values
         own = any(kernel != "onednn" for kernel in kernels.values())
         own = own or any(isinstance(each, Kernel) for each in stacks.values())
         self.play = tape() if own else None
@@ -83,6 +85,8 @@ class Packs:
                 for operand in node.operands:
                     if isinstance(operand, Norm):
                         self._add(operand)
+                    elif isinstance(operand, Joined):
+                        self.taps[operand.value] = taps(*folded(self.model, operand))
 
     def _packed(self, node: Joined, room: Room) -> Weights:
         weight, bias = folded(self.model, node)
@@ -102,11 +106,13 @@ class Packs:
         return isinstance(self.stacks[value], Kernel)
 
     def operands(self, node: Stacked) -> list[Any]:
-        """A stack's operands in order: vectors, and names of values."""
+        """A stack's operands in order: vectors, taps, and names of values."""
         found: list[Any] = []
         for operand in node.operands:
             if isinstance(operand, Norm):
                 found.extend(self.vectors[operand])
+            elif isinstance(operand, Joined):
+                found.append(self.taps[operand.value])
             else:
                 found.append(operand)
         return found

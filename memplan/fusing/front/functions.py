@@ -21,11 +21,13 @@ from memplan.fusing.front.windows import (
     adaptive_avg_pool2d,
     avg_pool2d,
     batch_norm,
+    constant_pad_nd,
     conv2d,
     convolution,
     linear,
     max_pool2d,
     mean,
+    pad,
 )
 from memplan.fusing.layers import Layer
 from memplan.fusing.operations import Operation
@@ -166,6 +168,8 @@ FUNCTIONS: dict[str, Rule] = {
     "adaptive_avg_pool2d": adaptive_avg_pool2d,
     "_adaptive_avg_pool2d": adaptive_avg_pool2d,
     "mean": mean,
+    "pad": pad,
+    "constant_pad_nd": constant_pad_nd,
     "cat": cat,
     "concat": cat,
     "concatenate": cat,

@@ -7,6 +7,7 @@ from typing import Any
 
 from memplan.fusing.front.context import LeftAloneError
 from memplan.fusing.front.trace import Method, has_hooks
+from memplan.fusing.front.windows import same_padding
 from memplan.graph.program import Op, key_of
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -63,20 +64,9 @@ def _convolution(module: Any, path: str) -> tuple[str, tuple[Any, ...]]:
     bias = None if module.bias is None else f"{path}.bias"
     padding = module.padding
     if padding == "same":
-        padding = _same_padding(module)
+        padding = same_padding(module.kernel_size, module.dilation)
     numbers = module.stride, padding, module.dilation, module.groups
     return "conv2d", (f"{path}.weight", bias, *numbers)
-
-
-def _same_padding(module: Any) -> tuple[int, ...]:
-    """Of a convolution whose planes stay as large, where both sides get as much."""
-    reaches = [
-        dilation * (size - 1)
-        for size, dilation in zip(module.kernel_size, module.dilation, strict=True)
-    ]
-    if any(reach % 2 for reach in reaches):
-        raise LeftAloneError("its padding differs from side to side")
-    return tuple(reach // 2 for reach in reaches)
 
 
 def _linear(module: Any, path: str) -> tuple[str, tuple[Any, ...]]:
@@ -133,6 +123,11 @@ MODULES: dict[str, Callable[[Any, str], tuple[str, tuple[Any, ...]]]] = {
     "MaxPool2d": _max_pool,
     "AvgPool2d": _avg_pool,
     "AdaptiveAvgPool2d": _attributes("adaptive_avg_pool2d", "output_size"),
+    "ZeroPad2d": _attributes("pad", "padding"),
+    "ConstantPad2d": lambda module, _: (
+        "pad",
+        (module.padding, "constant", module.value),
+    ),
     "Identity": lambda module, _: ("identity", ()),
     "Dropout": lambda module, _: ("dropout", (module.p, module.training)),
     "Dropout2d": lambda module, _: ("dropout", (module.p, module.training)),

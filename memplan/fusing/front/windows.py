@@ -27,6 +27,14 @@ def pair(value: Any) -> tuple[int, int]:
     return values
 
 
+def same_padding(kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a convolution whose planes stay as large, where both sides get as much."""
+    reaches = [step * (size - 1) for size, step in zip(kernel, dilation, strict=False)]
+    if len(reaches) != 2 or any(reach % 2 for reach in reaches):
+        raise LeftAloneError("its padding differs from side to side")
+    return tuple(reach // 2 for reach in reaches)
+
+
 def linear(
     layer: Layer, context: Context, x: Any, weight: Any, bias: Any = None
 ) -> None:
@@ -51,8 +59,8 @@ def conv2d(
     name = context.weight(weight)
     if name is None or (bias is not None and context.weight(bias) is None):
         raise LeftAloneError("its weights are computed")
-    if isinstance(padding, str) and padding != "valid":
-        raise LeftAloneError(f"its padding is {padding!r}")
+    if padding == "same":
+        padding = same_padding((context.shape(weight) or ())[2:], pair(dilation))
     layer.kind, layer.inputs = "convolution", [x.name]
     layer.convolution = Convolution(
         name,
@@ -62,6 +70,37 @@ def conv2d(
         pair(dilation),
         groups,
     )
+
+
+def pad(
+    layer: Layer,
+    context: Context,
+    x: Any,
+    pad: Any,
+    mode: str = "constant",
+    value: Any = None,
+) -> None:
+    """Zeros around planes, given as left, right, above, below."""
+    planes(context, x)
+    sizes = [*pad, *(0,) * (4 - len(pad))]
+    if mode != "constant" or value not in (None, 0):
+        raise LeftAloneError("it pads with something else than zeros")
+    if len(sizes) != 4 or not all(isinstance(each, int) for each in sizes):
+        raise LeftAloneError("it pads more than planes")
+    if min(sizes) < 0:
+        raise LeftAloneError("it cuts planes")
+    if not any(sizes):
+        identity(layer, context, x)
+        return
+    left, right, above, below = sizes
+    layer.kind, layer.inputs, layer.pad = "pad", [x.name], (above, below, left, right)
+    layer.reason = "no convolution takes its zeros as padding"
+
+
+def constant_pad_nd(
+    layer: Layer, context: Context, x: Any, sizes: Any, value: Any = 0
+) -> None:
+    pad(layer, context, x, sizes, "constant", value)
 
 
 def convolution(
