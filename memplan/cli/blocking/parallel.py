@@ -38,7 +38,7 @@ from memplan.errors import UsageError
     metavar="LOOPS",
     help="The loop nest, innermost first.  [default: the best found for one core]",
 )
-@options.unroll
+@options.unroll_or_auto
 @options.budget
 @options.precision
 @options.search
