@@ -152,11 +152,22 @@ def _gaps(searches: Sequence[Search]) -> list[tuple[str, str]]:
     return rows
 
 
-def _mapping_cells(one: PlannedLayer) -> list[str]:
-    """What the datapath does at once, and how much of it that uses."""
-    nest = one.evaluation.nest
-    used = report.array_used(nest, one.search.mapping)
-    return [report.unroll_text(dict(nest.unroll)), format_share(used)]
+def _mapping_table(plan: BlockingPlan) -> None:
+    """The mapping chosen for each layer, how much of the array works, and what became
+    of the other mappings; nothing where none was chosen."""
+    rows = []
+    for one in plan.layers:
+        nest, mapping = one.evaluation.nest, one.search.mapping
+        if mapping is not None:
+            counts = mapping.mappings, mapping.searched, mapping.open
+            used = format_share(report.array_used(nest, mapping))
+            unroll = report.unroll_text(dict(nest.unroll)) or "one MAC"
+            row = [one.evaluation.layer.name, unroll, used]
+            rows.append([*row, *(f"{n:,}" for n in counts)])
+    if rows:
+        columns = ["layer", "at once", "used", "mappings", "searched", "left open"]
+        show.line("")
+        show.table("Spatial mappings", columns, rows)
 
 
 def _mappings(found: Sequence[MappingSearch | None]) -> list[tuple[str, str]]:
@@ -202,12 +213,10 @@ def _overview(
     lines = []
     own = isinstance(objective, Codesign)  # else memories are the same for all
     timed = bool(plan_time_rows(plan))
-    mapped = any(one.search.mapping is not None for one in plan.layers)
     for one in plan.layers:
         found = one.evaluation
         row = [found.layer.name, str(one.count), report.amount(found.layer.macs)]
         row += [report.energy(found.total), f"{found.per_mac(found.total):.4f}"]
-        row += _mapping_cells(one) * mapped
         row += cycles_cells(found) * timed
         row += [format_bytes(found.sram_bytes)] * own
         known = report.gap(one)
@@ -216,12 +225,11 @@ def _overview(
     runs = str(sum(one.count for one in plan.layers))
     whole = ["all", runs, report.amount(plan.macs), report.energy(plan.total)]
     whole += [f"{plan.total / plan.macs:.4f}"]
-    whole += ["", ""] * mapped
     whole += [*[report.amount(plan.cycles or 0)] * timed, *[""] * own, ""]
     lines.append([*whole, format_seconds(seconds)])
     columns = ["layer", "runs", "MACs", "energy", "pJ/MAC"]
-    columns += ["at once", "used"] * mapped
     columns += [*["cycles"] * timed, *["on chip"] * own, "gap", "time"]
     show.table("Each layer, run once", columns, lines)
+    _mapping_table(plan)
     for one in plan.layers:
         front_table(one, f"{one.evaluation.layer.name}: ")
