@@ -69,7 +69,8 @@ def optimize_for_cores(
     """For each number of cores and split, "k" or "xy", the best nest found, over the
     layer and on the datapath of `one`, and never worse than it.
 
-    options: threads, and the seconds of each of four searches a way, by default 3. Ctrl-C ends all.
+    options: threads, and the seconds of each of four searches a way, by default 3.
+    Ctrl-C ends all.
     Raises UsageError where the layer cannot be split so, or for options that minimize
     anything but energy.
     """

@@ -55,14 +55,19 @@ def mappings_of(layer: Layer, array: Array) -> Mappings:
     return Mappings(found, complete)
 
 
-def clipped(layer: Layer, unroll: dict[str, int]) -> dict[str, int]:
-    """The mapping that stands for `unroll`."""
+def usual(layer: Layer, array: Array) -> dict[str, int]:
+    """Input channels along an array's first side and output channels along the second;
+    of one side, as near to a square as there is."""
+    if len(array.sides) > 1:
+        across, along = array.sides[:2]
+    else:
+        across = int(array.multipliers**0.5)
+        along = array.multipliers // across
     found = {}
-    for dim, n in unroll.items():
-        size = layer.size(dim)
-        count = -(-size // -(-size // min(n, size)))
-        if count > 1:
-            found[dim] = count
+    for dim, count in (("C", across), ("K", along)):
+        least = int(_least(layer.size(dim), count)[-1])
+        if least > 1:
+            found[dim] = least
     return found
 
 

@@ -24,7 +24,8 @@ from memplan.blocking.nest.nest import nest_of
 from memplan.blocking.search.exact import problem_of
 from memplan.blocking.search.incumbent import ProgressReport, SearchProgress
 from memplan.blocking.search.mapping_bounds import bounds_of
-from memplan.blocking.search.mappings import clipped, mappings_of
+from memplan.blocking.search.mapping_rank import better, second_of, value_of
+from memplan.blocking.search.mappings import mappings_of, usual
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import METHODS, Options, Result
 from memplan.blocking.search.time_bounds import TimeBounds
@@ -149,7 +150,7 @@ class _Search:
         self._interrupted = self._interrupted or found.interrupted
         bound = found.lower_bound or 0.0
         self._value[number] = max(self._value[number], bound)
-        if self._best is None or _rank(found, self._best):
+        if self._best is None or better(found, self._best):
             self._best = found
         if self._interrupted:
             raise KeyboardInterrupt
@@ -191,7 +192,7 @@ class _Search:
     def _hopeful(self, number: int) -> bool:
         """Whether its nests may do better than the best."""
         assert self._best is not None
-        best, second = _value(self._best), _second(self._best)
+        best, second = value_of(self._best), second_of(self._best)
         bound = float(self._value[number])
         if bound < best * (1 - _SAME):
             return True
@@ -206,7 +207,7 @@ class _Search:
         )
         least = math.inf  # what the divisors' optimum takes, no better nest exceeds
         for number in self._order:
-            if self._left < end or self._value[number] > least * (1 + _SAME):
+            if self._left <= end or self._value[number] > least * (1 + _SAME):
                 return
             if number in self._searched or not self._hopeful(number):
                 continue
@@ -273,7 +274,7 @@ class _Search:
     def _result(self) -> Result:
         assert self._best is not None
         best = self._fronted(self._best)
-        value = _value(best)
+        value = value_of(best)
         known = [i for i in range(len(self._value)) if i not in self._searched]
         open_ = [i for i in known if self._hopeful(i)]
         bounds = [float(self._value[i]) for i in (*self._searched, *open_)]
@@ -302,7 +303,7 @@ class _Search:
             return best
         layer, unroll = self._layer, best.nest.unroll
         found = optimize(layer, unroll, self._objective, self._options, self._report)
-        kept = found if _rank(found, best) else best
+        kept = found if better(found, best) else best
         return replace(kept, front=found.front)
 
     def _report(self, done: SearchProgress) -> None:
@@ -314,50 +315,3 @@ class _Search:
         spent = time.monotonic() - self._begin
         tried = self._tried + done.evaluated
         self._progress(SearchProgress(energy, tried, spent))
-
-
-def usual(layer: Layer, array: Array) -> dict[str, int]:
-    """Input channels along an array's first side and output channels along the second;
-    of one side, as near to a square as there is."""
-    if len(array.sides) > 1:
-        across, along = array.sides[:2]
-    else:
-        across = int(array.multipliers**0.5)
-        along = array.multipliers // across
-    return clipped(layer, {"C": across, "K": along})
-
-
-def _value(found: Result) -> float:
-    return found.energy if found.value is None else found.value
-
-
-def _second(found: Result) -> float:
-    """What counts where values are the same: energy, or steps."""
-    if found.minimized == "cycles":
-        return found.energy
-    return float(_steps(found))
-
-
-def _steps(found: Result) -> int:
-    nest = found.nest
-    steps = 1
-    for dim in DIMS:
-        steps *= -(-nest.layer.size(dim) // nest.base(dim))
-    return steps
-
-
-def _rank(one: Result, other: Result) -> bool:
-    """Whether `one` is better."""
-    for key in (_value, _second):
-        mine, others = key(one), key(other)
-        if abs(mine - others) > _SAME * others:
-            return mine < others
-    return _plain(one) < _plain(other)
-
-
-def _plain(found: Result) -> tuple[int, int, int]:
-    counts = [found.nest.base(dim) for dim in DIMS]
-    lanes = 1
-    for count in counts:
-        lanes *= count
-    return _steps(found), sum(count > 1 for count in counts), lanes
