@@ -36,6 +36,7 @@ from memplan.errors import UsageError
 from memplan.native import _nest
 
 _USUAL = 3.0  # seconds of a search, where there is no limit
+_LONGER = 3  # times that, of a bound
 _SMALL = 16  # of the best's memories' bytes one part; less is bound by itself
 _CHANGES = 200  # of a nest, tried one after the other
 _SAME = 1e-9
@@ -69,7 +70,8 @@ def optimize_for_cores(
     """For each number of cores and split, "k" or "xy", the best nest found, over the
     layer and on the datapath of `one`, and never worse than it.
 
-    options: threads, and the seconds of each of four searches a way, by default 3.
+    options: threads, and the seconds of each of two searches a way, by default 3; two
+    bounds may take three times as long.
     Ctrl-C ends all.
     Raises UsageError where the layer cannot be split so, or for options that minimize
     anything but energy.
@@ -80,8 +82,13 @@ def optimize_for_cores(
         check_split(one, cores, split)
     machine = objective or Codesign()
     searches = [_Search(one, way, machine, options, progress) for way in ways]
+    alone: _Search | None = None
     for search in searches:
-        search.run()  # on one core once for each split, with the same bound
+        if search.cores == 1 and alone is not None:
+            search.bound = alone.bound  # the same for both splits
+            continue
+        search.run()
+        alone = search if search.cores == 1 else alone
     nests = {str(nest): nest for search in searches for nest in search.nests}
     for search in searches:
         search.improve(list(nests.values()))
@@ -99,11 +106,11 @@ class _Search:
         options: Options,
         progress: ProgressReport | None,
     ) -> None:
-        self._cores, self._split = way
+        self.cores, self._split = way
         self._one, self._machine, self._progress = one, machine, progress
         seconds = _USUAL if options.time_limit is None else options.time_limit
         self._options = replace(options, method="whole", time_limit=seconds)
-        self._bound = 0.0
+        self.bound = 0.0
         self.nests: list[Nest] = []
         self._nest, self._best = one, self._energy(one)
         self._take(one)
@@ -112,14 +119,14 @@ class _Search:
         """The search, and the bound: of memories that are small in all, and of others,
         whose wires are as long at least."""
         small = self._best.sram_bytes // _SMALL
-        if self._cores > 1:
+        if self.cores > 1:
             nbytes = self._best.sram_bytes
             self._look(self._priced(self._wires(nbytes), least=False))
             # Cheap large memories, and memories that are smaller for shorter wires.
             self._look(self._priced(self._wires(nbytes // 4), least=True))
         large = self._priced(self._wires(small), least=True)
         few = replace(self._priced(0.0, least=True), budget=self._within(small))
-        self._bound = min(
+        self.bound = min(
             self._least(large) + self._shuffle(small),
             self._least(few) + self._shuffle(1),
         )
@@ -128,7 +135,7 @@ class _Search:
         """From the best of these nests to where small changes do not help."""
         for nest in nests:
             self._take(nest)
-        if self._cores == 1:
+        if self.cores == 1:
             return  # the nest given is that of a search for one core
         chance = random.Random(0)
         for _ in range(_CHANGES):
@@ -138,13 +145,13 @@ class _Search:
 
     def result(self) -> CoresNest:
         """The best so far."""
-        cores, split, machine = self._cores, self._split, self._machine
+        cores, split, machine = self.cores, self._split, self._machine
         plain = cores_energy(self._one, cores, split, machine)
-        bound = min(self._bound, self._best.total)
+        bound = min(self.bound, self._best.total)
         return CoresNest(self._nest, self._best, plain, bound)
 
     def _energy(self, nest: Nest) -> CoresEnergy:
-        return best_cores_energy(nest, self._cores, self._split, self._machine)
+        return best_cores_energy(nest, self.cores, self._split, self._machine)
 
     def _take(self, nest: Nest) -> None:
         found = self._energy(nest)
@@ -172,7 +179,7 @@ class _Search:
             problem_of(layer, self._one.unroll, machine, shared=False),
             whole=True,
             incumbent=self._best.total / layer.G,
-            seconds=self._options.time_limit or 0.0,
+            seconds=_LONGER * (self._options.time_limit or 0.0),
             threads=self._options.threads or all_cores(),
         )
         if found.interrupted:
@@ -192,7 +199,7 @@ class _Search:
 
     def _shuffle(self, nbytes: int) -> float:
         """pJ of handing the outputs to all, if memories have at least so many bytes."""
-        if self._split != "k" or self._cores == 1:
+        if self._split != "k" or self.cores == 1:
             return 0.0
         curve = self._machine.curves[Tensor.OUTPUT]
         outputs = self._machine.traffic(self._one)[Tensor.OUTPUT]
@@ -202,12 +209,12 @@ class _Search:
         """Prices by size. least: those of a split tensor's last memory for all it has;
         else those of the others."""
         curves: dict[Tensor, Curve] = dict(self._machine.curves)
-        if self._cores > 1:
+        if self.cores > 1:
             for tensor, curve in self._machine.curves.items():
                 if tensor is SHARED[self._split]:
-                    curves[tensor] = _shared(curve, self._cores, wires)
+                    curves[tensor] = _shared(curve, self.cores, wires)
                 elif least:
-                    sizes = tuple(n * self._cores for n in curve.nbytes)
+                    sizes = tuple(n * self.cores for n in curve.nbytes)
                     curves[tensor] = replace(curve, nbytes=sizes)
         return replace(self._machine, curves=curves)
 

@@ -98,9 +98,9 @@ def command(
     tells its price, and the gap is to all of them.
 
     \b
-    Examples:
-      memplan blocking optimize --layer conv4 --memory diannao
-      memplan blocking optimize --layer 1,1,56,56,3,3,G144 --unroll auto:16x16
+    Example: memplan blocking optimize --layer conv4 --memory diannao
+    \b
+    Example: memplan blocking optimize --layer conv5 --unroll auto:8x32
     """
     if for_code is not None:
         arguments.refuse(

@@ -73,8 +73,8 @@ def command(
     for every number of cores and split, with these prices, from the best for one core;
     what that takes on as many is printed beside it. --one-nest and --string spread one
     nest instead, as the paper's figure 9 does. With --unroll auto the spatial mapping
-    is chosen for one core. Without --time-limit a number and split takes twelve seconds
-    at most.
+    is chosen for one core. Without --time-limit a number and split takes half a minute
+    at most, mostly far less.
 
     \b
     Example: memplan blocking parallel --layer conv1 --cores 1,2,4,8 --split xy
