@@ -37,7 +37,7 @@ from memplan.native import _nest
 
 _USUAL = 3.0  # seconds of a search, where there is no limit
 _LONGER = 3  # times that, of a bound
-_SMALL = 16  # of the best's memories' bytes one part; less is bound by itself
+_PARTS = (16, 256, 0)  # of the best's bytes that memories have, at least
 _CHANGES = 200  # of a nest, tried one after the other
 _SAME = 1e-9
 _DEFAULT = Options()
@@ -70,7 +70,7 @@ def optimize_for_cores(
     """For each number of cores and split, "k" or "xy", the best nest found, over the
     layer and on the datapath of `one`, and never worse than it.
 
-    options: threads, and the seconds of each of two searches a way, by default 3; two
+    options: threads, and the seconds of each of two searches a way, by default 3; three
     bounds may take three times as long.
     Ctrl-C ends all.
     Raises UsageError where the layer cannot be split so, or for options that minimize
@@ -116,20 +116,21 @@ class _Search:
         self._take(one)
 
     def run(self) -> None:
-        """The search, and the bound: of memories that are small in all, and of others,
-        whose wires are as long at least."""
-        small = self._best.sram_bytes // _SMALL
+        """The searches, and the bound: of memories that are so large in all, and hence
+        the wires so long, or larger; and of ever smaller ones."""
+        nbytes = self._best.sram_bytes
         if self.cores > 1:
-            nbytes = self._best.sram_bytes
             self._look(self._priced(self._wires(nbytes), least=False))
             # Cheap large memories, and memories that are smaller for shorter wires.
             self._look(self._priced(self._wires(nbytes // 4), least=True))
-        large = self._priced(self._wires(small), least=True)
-        few = replace(self._priced(0.0, least=True), budget=self._within(small))
-        self.bound = min(
-            self._least(large) + self._shuffle(small),
-            self._least(few) + self._shuffle(1),
-        )
+        bounds, most = [], self._machine.budget
+        for part in _PARTS:
+            small = nbytes // part if part else 0
+            priced = self._priced(self._wires(small) if small else 0.0, least=True)
+            least = self._least(replace(priced, budget=most))
+            bounds.append(least + self._shuffle(max(small, 1)))
+            most = small if most is None else min(most, small)
+        self.bound = min(bounds)
 
     def improve(self, nests: Sequence[Nest]) -> None:
         """From the best of these nests to where small changes do not help."""
@@ -157,10 +158,6 @@ class _Search:
         found = self._energy(nest)
         if found.total < self._best.total * (1 - _SAME):
             self._nest, self._best = nest, found
-
-    def _within(self, nbytes: int) -> int:
-        budget = self._machine.budget
-        return nbytes if budget is None else min(nbytes, budget)
 
     def _look(self, machine: Codesign) -> None:
         """A nest for these prices."""

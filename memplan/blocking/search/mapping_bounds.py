@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from memplan.arrays import Float64Array, Int64Array
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.time_weights import weights_of
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor, elements
 from memplan.blocking.nest.precision import WORD_BITS, Precision
@@ -30,7 +31,9 @@ _NOTHING = 1e-7  # pJ, in place of none; prices are above 0
 _MAIN = 1e-6  # likewise, of main memory
 _CAPS = (128, 2048)  # bytes of a tensor's tile, of mappings that share a relaxation
 _KNOTS = 96  # of a curve from which a price was taken
+_PORTS = 2  # whose bandwidths bound cycles; main memory's is the first
 _TINY = 1e-9
+_SLACK = 1 - 1e-6  # for prices that stand for none
 _SAFE = 1 - _TINY
 
 
@@ -83,9 +86,27 @@ def bounds_of(
             continue
         spent = time.perf_counter() - begin
         part = max(seconds - spent, 0.0) / (len(classes) - number)
-        rest = _relaxed(layer, reduced, part, threads)
+        rest = relaxed(layer, reduced, part, threads)
         energy = np.where(mine, np.maximum(plain, inner + rest), energy)
     return MappingBounds(steps, inner, energy * _SAFE)
+
+
+def cycles_of(
+    layer: Layer, counts: Int64Array, machine: Fixed, seconds: float, threads: int
+) -> Float64Array:
+    """Cycles of these mappings at least, shape (n,): the datapath's steps, or what has
+    to pass the ports of main memory."""
+    sizes = np.array([layer.size(dim) for dim in DIMS], dtype=np.int64)
+    steps: Int64Array = (-(-sizes // counts)).prod(axis=1)
+    found: Float64Array = steps.astype(np.float64)
+    hierarchy = machine.hierarchy
+    for weights in weights_of(hierarchy)[:_PORTS]:
+        if not weights.adds:
+            priced = Fixed(weights.alone(hierarchy))
+            part = seconds / _PORTS
+            passing = bounds_of(layer, counts, priced, part, threads).energy
+            found = np.maximum(found, passing * _SLACK)
+    return found
 
 
 def _asked(
@@ -234,13 +255,24 @@ def _reduced(objective: Codesign, most: int, free: Mapping[Tensor, float]) -> Co
     return replace(objective, curves=curves)
 
 
-def _relaxed(layer: Layer, objective: Objective, seconds: float, threads: int) -> float:
-    """pJ that no nest around one multiplication takes less than, where every tensor has
-    the bytes for itself that it shares with others."""
+def relaxed(
+    layer: Layer,
+    objective: Objective,
+    seconds: float,
+    threads: int,
+    *,
+    unroll: Mapping[str, int] | None = None,
+    incumbent: float = math.inf,
+) -> float:
+    """pJ that no nest around `unroll`, or one multiplication, takes less than, where
+    every tensor has the bytes for itself that it shares with others.
+
+    incumbent: pJ above which the bound need not be. Raises KeyboardInterrupt.
+    """
     found = _nest.optimum(
-        problem_of(layer, {}, objective, shared=False),
+        problem_of(layer, unroll or {}, objective, shared=False),
         whole=True,
-        incumbent=math.inf,
+        incumbent=incumbent / layer.G,
         seconds=seconds,
         threads=threads,
     )

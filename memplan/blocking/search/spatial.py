@@ -21,9 +21,8 @@ from memplan.blocking.cost.timed_memories import best_ways, check_minimized
 from memplan.blocking.nest.array import Array, Datapath, MappingSearch
 from memplan.blocking.nest.layer import DIMS, Layer
 from memplan.blocking.nest.nest import nest_of
-from memplan.blocking.search.exact import problem_of
 from memplan.blocking.search.incumbent import ProgressReport, SearchProgress
-from memplan.blocking.search.mapping_bounds import bounds_of
+from memplan.blocking.search.mapping_bounds import bounds_of, cycles_of, relaxed
 from memplan.blocking.search.mapping_rank import better, second_of, value_of
 from memplan.blocking.search.mappings import mappings_of, usual
 from memplan.blocking.search.optimize import optimize
@@ -31,7 +30,6 @@ from memplan.blocking.search.result import METHODS, Options, Result
 from memplan.blocking.search.time_bounds import TimeBounds
 from memplan.cores import cores
 from memplan.errors import NoPlanError, UsageError
-from memplan.native import _nest
 
 _USUAL = 30.0  # seconds, where there is no limit
 _BOUNDS, _SCOUTS, _FULL = 0.3, 0.3, 0.6  # parts of what is left, of each phase
@@ -131,7 +129,10 @@ class _Search:
     def _number(self, unroll: Mapping[str, int]) -> int:
         row = [unroll.get(dim, 1) for dim in DIMS]
         same = (self._mappings.counts == row).all(axis=1)
-        return int(np.argmax(same))
+        # Those of a large array need not have it.
+        return int(
+            np.argmax(same if same.any() else self._mappings.counts.prod(axis=1))
+        )
 
     def _search(self, number: int, seconds: float) -> None:
         """The nests around one mapping."""
@@ -157,22 +158,25 @@ class _Search:
 
     def _bound(self) -> None:
         """What all mappings take at least."""
+        counts = self._mappings.counts
         found = bounds_of(
             self._layer,
-            self._mappings.counts,
+            counts,
             self._objective,
             self._left * _BOUNDS,
             self._threads,
         )
         steps = found.steps.astype(np.float64)
-        self._steps = steps
-        if self._options.minimize == "cycles":
-            value, self._second = steps, found.energy
-        elif self._options.minimize == "edp":
-            macs_pj = self._layer.macs * self._objective.mac_pj
-            value, self._second = (found.energy + macs_pj) * steps, steps
-        else:
+        if self._options.minimize == "energy":
             value, self._second = found.energy, steps
+        else:
+            self._macs_pj = self._layer.macs * self._objective.mac_pj
+            assert isinstance(self._objective, Fixed)
+            layer, machine, left = self._layer, self._objective, self._left * _BOUNDS
+            cycles = cycles_of(layer, counts, machine, left, self._threads)
+            self._energy, value, self._second = found.energy, cycles, found.energy
+            if self._options.minimize == "edp":
+                value, self._second = (found.energy + self._macs_pj) * cycles, steps
         self._value = np.maximum(self._value, value)
         self._order = [int(i) for i in np.lexsort((self._second, self._value))]
 
@@ -182,12 +186,13 @@ class _Search:
             return
         self._refined.add(number)
         assert isinstance(self._objective, Fixed)
-        layer, steps = self._layer, self._steps[number]
+        layer = self._layer
         whole = [(dim, layer.size(dim)) for dim in DIMS]
         nest = nest_of(layer, whole, self._mappings.unroll(number))
-        cycles = max(TimeBounds(nest, self._objective).cycles, steps)
-        ratio = cycles / steps
-        self._value[number] *= ratio
+        value = TimeBounds(nest, self._objective).cycles
+        if self._options.minimize == "edp":
+            value *= float(self._energy[number]) + self._macs_pj
+        self._value[number] = max(self._value[number], value)
 
     def _hopeful(self, number: int) -> bool:
         """Whether its nests may do better than the best."""
@@ -258,17 +263,14 @@ class _Search:
         if self._options.minimize != "energy" or not self._hopeful(number):
             return
         assert self._best is not None
-        unroll, groups = self._mappings.unroll(number), self._layer.G
-        found = _nest.optimum(
-            problem_of(self._layer, unroll, self._objective, shared=False),
-            whole=True,
-            incumbent=self._best.energy * (1 + 2 * _SAME) / groups,
-            seconds=self._left / 4,
-            threads=self._threads,
+        bound = relaxed(
+            self._layer,
+            self._objective,
+            self._left / 4,
+            self._threads,
+            unroll=self._mappings.unroll(number),
+            incumbent=self._best.energy * (1 + 2 * _SAME),
         )
-        if found.interrupted:
-            raise KeyboardInterrupt
-        bound = found.lower_bound * groups
         self._value[number] = max(self._value[number], bound)
 
     def _result(self) -> Result:
