@@ -75,7 +75,7 @@ def figure_9(page: Page) -> None:
         bars(
             rows,
             "Figure 9: energy of memory on 1, 2, 4 and 8 cores",
-            "Conv1; the kernels shared (KB) or the input (IB); pJ per multiplication",
+            "Conv1; the kernels shared (KB) or the input (IB); S1 to S4: the schedules",
             "pJ per MAC",
         ),
         "Energy of Conv1 on several cores",
@@ -86,7 +86,9 @@ def figure_9(page: Page) -> None:
         "for to all, these were all there was. One core's is the nest that is best for "
         "one core, spread over several; anew is the best found for each number and "
         "split (`memplan blocking parallel`), which also leaves out memories that do "
-        "not pay. The gap is to what no nest takes less than; it bounds the length of "
+        "not pay. That the larger memory should be shared holds of a given nest; with "
+        "nests for each, eight cores that share the input need no more than eight that "
+        "share the kernels. The gap is to what no nest takes less than; it bounds the length of "
         "the wires from below, and is wide where a large part of the energy is sent "
         "over them."
     )
@@ -110,7 +112,8 @@ def _bar(layer: Layer, name: str, one: CoresEnergy) -> Bar:
     parts |= {f"last {NAMES[t]}": pj for t, pj in one.last.items()}
     parts |= {"DRAM": one.main, "shuffle": one.shuffle}
     per_mac = {part: pj / layer.macs for part, pj in parts.items()}
-    return (f"{name}, {dict(_SHARED)[one.split]}", str(one.cores), per_mac)
+    short = name.replace("schedule ", "S").replace(" core's", "")
+    return (f"{short}, {dict(_SHARED)[one.split]}", str(one.cores), per_mac)
 
 
 def mappings(page: Page) -> None:

@@ -136,8 +136,8 @@ def unroll_or_auto(function: F) -> F:
         show_default=True,
         help="What the datapath does at once, as in C16,K16; none: one multiplication. "
         "Where it does not divide a size, lanes idle at the edge. auto: searched for "
-        "together with the nest, on an array of 16 x 16 multipliers; auto:8x32 on one "
-        "of these sides, auto:256 on as many multipliers in any shape.",
+        "with the nest, for 16 x 16 multipliers; auto:8x32: for these sides of their "
+        "array; auto:256: for so many in any shape they take.",
     )(function)
 
 
