@@ -89,8 +89,8 @@ def figure_9(page: Page) -> None:
         "not pay. That the larger memory should be shared holds of a given nest; with "
         "nests for each, eight cores that share the input need no more than eight that "
         "share the kernels. The gap is to what no nest takes less than; it bounds the "
-        "length of the wires from below, and is wide where a large part of the energy is sent "
-        "over them."
+        "length of the wires from below, and is wide where a large part of the energy "
+        "is sent over them."
     )
     page.table(
         "shared | cores | pJ/MAC | on chip, KiB | nest",
