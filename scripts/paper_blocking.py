@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench import blocking_code as code
 from bench import blocking_figures as figures
+from bench import blocking_machines as machines
 from bench.blocking_claims import claims
 from bench.blocking_networks import network_rows
 from bench.blocking_page import Page
@@ -52,7 +53,8 @@ def main() -> None:
     figures.figure_6(page)
     figures.figure_7(page)
     figures.figure_8(page)
-    figures.figure_9(page)
+    machines.figure_9(page)
+    machines.mappings(page)
     figures.windows_apart(page)
     page.say("## What the whole space changed")
     page.say(

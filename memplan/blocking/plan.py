@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.cost.timed_memories import FrontPoint
+from memplan.blocking.nest.array import MappingSearch
 
 
 @dataclass(frozen=True)
 class Search:
     """How a nest was found: seconds; and what no nest of `space` can do with less
     than, where the method knows: pJ, or cycles or pJ times cycles, if these were
-    minimized. proved_optimal: in that space. front: by cycles, if it was asked for."""
+    minimized. proved_optimal: in that space. front: by cycles, if it was asked for.
+    mapping: how the datapath was chosen, if it was; bound and proof are then about all
+    those mappings."""
 
     method: str
     seconds: float
@@ -21,6 +24,7 @@ class Search:
     space: str = "divisors, window in one piece"
     minimized: str = "energy"
     front: tuple[FrontPoint, ...] = ()
+    mapping: MappingSearch | None = None
 
 
 @dataclass(frozen=True)

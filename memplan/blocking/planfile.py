@@ -32,6 +32,7 @@ from memplan.blocking.cost.timing_file import (
     read_front,
     read_latency,
 )
+from memplan.blocking.nest.array_file import mapping_entry, read_mapping
 from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
@@ -57,7 +58,7 @@ _ENTRY |= {"mac_pJ", "search", "shares", "sram_bytes", "string", "unroll"}
 _LAYER = frozenset({"kernel", "name", "stride", *DIMS})
 _SEARCH = frozenset({"lower_bound_pJ", "method", "proved_optimal", "seconds"})
 # What plans of old do not name.
-_SPACE = frozenset({"front", "lower_bound", "minimized", "space"})
+_SPACE = frozenset({"front", "lower_bound", "mapping", "minimized", "space"})
 _NEW = frozenset({"bits", "latency"})
 _POINT = frozenset({"area_mm2", "budget", "energy_pJ", "sram_bytes"})
 
@@ -126,6 +127,7 @@ def _entry(planned: PlannedLayer) -> dict[str, object]:
             "lower_bound_pJ": search.lower_bound
             if search.minimized == "energy"
             else None,
+            "mapping": mapping_entry(search.mapping),
             "method": search.method,
             "minimized": search.minimized,
             "proved_optimal": search.proved_optimal,
@@ -210,6 +212,8 @@ def _search(table: Table) -> Search:
         found = replace(found, minimized=minimized)
     if "front" in table.fields:
         found = replace(found, front=_each(table, "front", FRONT, read_front))
+    if table.fields.get("mapping") is not None:
+        found = replace(found, mapping=read_mapping(table))
     return found
 
 

@@ -10,17 +10,8 @@ from bench.blocking_page import Page
 from bench.blocking_plots import Bar, bars, curves
 from memplan.blocking.cost.pricing import MAIN
 from memplan.blocking.nest.layer import Tensor
-from memplan.blocking.nest.nest import parse_nest
 
 NAMES = {Tensor.INPUT: "IB", Tensor.KERNEL: "KB", Tensor.OUTPUT: "OB"}
-# Nests for Conv1 whose outermost memory holds more or less of the kernels.
-SCHEDULES = (
-    "Y2 Y4 X2 Y8 X8 Fw11 Fh11 Y16 Y32 X16 X64 K32 C32 C64 Y64 X128 K96 K192 C256 Y256 "
-    "X256 K384",
-    "X4 Y16 Fw11 Fh11 X256 K192 C256 Y256 K384",
-    "X4 Y16 Fw11 Fh11 X256 K384 C256 Y256",
-    "X8 Y8 Fw11 Fh11 X256 K384 C256 Y256",
-)
 
 
 def figures_3_and_4(page: Page) -> None:
@@ -262,37 +253,4 @@ def figure_8(page: Page) -> None:
             line=0.8,
         ),
         "Energy of memory beside that of computation",
-    )
-
-
-def figure_9(page: Page) -> None:
-    """Several cores."""
-    page.say("## Figure 9: several cores on Conv1")
-    layer = data.CONVOLUTIONS[0]
-    nests = [parse_nest(text, layer, data.UNROLL) for text in SCHEDULES]
-    rows: list[Bar] = []
-    table = []
-    for number, scaled in enumerate(data.scaling(nests), 1):
-        for one in scaled:
-            shared = "KB" if one.split == "xy" else "IB"
-            parts = {"private": one.private}
-            parts |= {f"last {NAMES[t]}": pj for t, pj in one.last.items()}
-            parts |= {"DRAM": one.main, "shuffle": one.shuffle}
-            per_mac = {name: pj / layer.macs for name, pj in parts.items()}
-            rows.append((f"schedule {number}, {shared}", str(one.cores), per_mac))
-        for split, shared in (("xy", "KB"), ("k", "IB")):
-            own = [one.total / layer.macs for one in scaled if one.split == split]
-            table.append(
-                (f"schedule {number}, {shared} shared", *(f"{pj:.3f}" for pj in own))
-            )
-    page.table("pJ/MAC | 1 core | 2 | 4 | 8", table)
-    page.figure(
-        "figure9",
-        bars(
-            rows,
-            "Figure 9: energy of memory on 1, 2, 4 and 8 cores",
-            "Conv1; the kernels shared (KB) or the input (IB); pJ per multiplication",
-            "pJ per MAC",
-        ),
-        "Energy of Conv1 on several cores",
     )

@@ -243,15 +243,20 @@ def test_memories_for_a_network(blocking: Blocking) -> None:
 def test_the_usual_numbers_of_cores_are_those_that_share_evenly(
     blocking: Blocking,
 ) -> None:
-    found = blocking("parallel", "--layer", "16,32,14,14,3,3", "--split", "k").out
+    nest = ("--layer", "16,32,14,14,3,3", "--one-nest")
+    found = blocking("parallel", *nest, "--split", "k").out
     rows = [line.split()[0] for line in found.splitlines() if line[:1].isdigit()]
     assert rows == ["1", "2"]
 
 
 def test_cores_in_figures_and_json(blocking: Blocking) -> None:
-    done = blocking("parallel", "--layer", "conv4", "--cores", "1,2", "--json")
+    nest = ("--layer", "conv4", "--one-nest", "--cores", "1,2")
+    done = blocking("parallel", *nest, "--json")
     assert done.code == 0, done.err
-    cores = json.loads(done.out)["cores"]
+    said = json.loads(done.out)
+    cores = said["cores"]
+    assert said["one_nest"] == cores
+    assert said["nests"] == []
     assert [(one["split"], one["cores"]) for one in cores] == [
         *(("k", 1), ("k", 2), ("xy", 1), ("xy", 2))
     ]
@@ -510,7 +515,7 @@ def test_ctrl_c_without_a_result_is_told(
     def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"memplan.{searcher}.optimize", press)
+    monkeypatch.setattr(f"memplan.{searcher}.search_datapath", press)
     done = blocking(name, "--layer", SMALL)
     assert done.code == 130
     assert (done.out, done.err) == ("", "memplan: interrupted, so there is no result\n")
@@ -529,7 +534,7 @@ def test_ctrl_c_with_a_result_keeps_it(
 
         return optimize(*arguments[:4], stop)
 
-    monkeypatch.setattr(f"memplan.cli.blocking.{call[0]}.optimize", press)
+    monkeypatch.setattr(f"memplan.cli.blocking.{call[0]}.search_datapath", press)
     done = blocking(*call, "--layer", "conv1", "--json")
     assert done.code == 0
     said = json.loads(done.out)

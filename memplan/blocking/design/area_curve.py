@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.machine.area import area_mm2
+from memplan.blocking.nest.array import Datapath
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.plan import CurvePoint
-from memplan.blocking.search.optimize import optimize_one_of
 from memplan.blocking.search.result import Options, Result
+from memplan.blocking.search.spatial import search_one_of
 
 _DEFAULT = Options()
 
@@ -19,7 +20,7 @@ _DEFAULT = Options()
 def area_curve(
     layer: Layer,
     budgets: Sequence[int],
-    unroll: Mapping[str, int],
+    unroll: Datapath,
     *,
     options: Options = _DEFAULT,
     objective: Codesign | None = None,
@@ -29,12 +30,12 @@ def area_curve(
 
     options: of each budget's search. objective: curves and bits, its budget is not
     used. progress: called after each, with its result.
-    Raises as `optimize` does.
+    Raises as `search_datapath` does.
     """
     points = []
     for budget in budgets:
         machine = replace(objective or Codesign(), budget=budget)
-        result = optimize_one_of(layer, unroll, machine, options)
+        result = search_one_of(layer, unroll, machine, options)
         found = evaluate(layer, result.nest, machine, choice=result.memories)
         nbytes = found.sram_bytes
         area = area_mm2(nbytes, machine.technology.area)

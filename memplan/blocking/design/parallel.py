@@ -8,15 +8,21 @@ all memories are wide.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
+import numpy as np
+
+from memplan.arrays import Float64Array
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.cost.pricing import paid
+from memplan.blocking.nest.counts import Traffic
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.errors import UsageError
 
+_MOST = 6  # buffers of a tensor that may have memories
 SHARED: Mapping[str, Tensor] = {"k": Tensor.INPUT, "xy": Tensor.KERNEL}
 
 
@@ -26,7 +32,7 @@ class CoresEnergy:
 
     private: of all memories but the last of each tensor; last: of these, by tensor, 0
     where it has none on the chip; main: of main memory; shuffle: of handing every
-    output to all cores, where they split the kernels.
+    output to all cores, where they split the kernels; sram_bytes: of all memories.
     """
 
     cores: int
@@ -35,6 +41,7 @@ class CoresEnergy:
     last: Mapping[Tensor, float]
     main: float
     shuffle: float
+    sram_bytes: int = 0
 
     @property
     def total(self) -> float:
@@ -52,7 +59,7 @@ def cores_energy(
     would, or to itself if that is more, and serves all cores.
     Raises UsageError where the layer cannot be split among so many.
     """
-    _check(nest, cores, split)
+    check_split(nest, cores, split)
     objective = objective or Codesign()
     traffic = objective.traffic(nest)
     placement = objective.place(traffic)
@@ -83,7 +90,112 @@ def cores_energy(
         shuffle = outputs.compulsory_words * objective.curves[Tensor.OUTPUT].on_chip(
             sram_bytes
         )
-    return CoresEnergy(cores, split, sum(private), last, sum(main), shuffle)
+    return CoresEnergy(cores, split, sum(private), last, sum(main), shuffle, sram_bytes)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Some of a tensor's buffers, each in a memory: their bytes, pJ of all but the last
+    and of the last if it is no shared one, and of main memory; of a shared one, the
+    accesses that a core's are, and its own price."""
+
+    nbytes: int
+    private: float
+    last: float
+    main: float
+    shared: float = 0.0
+    price: float = 0.0
+
+    def measures(self) -> tuple[float, ...]:
+        """What a better one has less of."""
+        pj = self.private + self.last + self.main
+        return self.nbytes, pj, self.shared, self.shared * self.price
+
+
+def best_cores_energy(
+    nest: Nest, cores: int, split: str, objective: Codesign | None = None
+) -> CoresEnergy:
+    """The same as `cores_energy`, with those of the buffers kept that together take the
+    least; raises as it does."""
+    check_split(nest, cores, split)
+    objective = objective or Codesign()
+    traffic = objective.traffic(nest)
+    ways = [_worth(_ways(own, cores, split, objective)) for own in traffic.values()]
+    outputs = objective.curves[Tensor.OUTPUT]
+    shuffled = 0.0
+    if split == "k" and cores > 1:
+        shuffled = traffic[Tensor.OUTPUT].compulsory_words
+    nbytes = _of_all([[way.nbytes for way in own] for own in ways])
+    total = _of_all(
+        [[way.private + way.last + way.main for way in own] for own in ways]
+    )
+    wires = objective.curves[SHARED[split]].on_chips(np.maximum(nbytes, 1.0))
+    for place, own in enumerate(ways):
+        along = [1] * len(ways)
+        along[place] = len(own)
+        price = np.array([way.price for way in own]).reshape(along)
+        sent = np.array([way.shared for way in own]).reshape(along)
+        total = total + sent * np.maximum(wires, price)
+    if shuffled:
+        total = total + shuffled * outputs.on_chips(np.maximum(nbytes, 1.0))
+    if objective.budget is not None:
+        total = np.where(nbytes <= objective.budget, total, np.inf)
+    best = np.unravel_index(int(np.argmin(total)), total.shape)
+    chosen = [own[int(number)] for own, number in zip(ways, best, strict=True)]
+    bytes_, length = sum(way.nbytes for way in chosen), float(wires[best])
+    last = {
+        tensor: way.last + way.shared * max(length, way.price)
+        for tensor, way in zip(traffic, chosen, strict=True)
+    }
+    private, main = (sum(w.private for w in chosen), sum(w.main for w in chosen))
+    handed = shuffled * outputs.on_chip(bytes_)
+    return CoresEnergy(cores, split, private, last, main, handed, bytes_)
+
+
+def _of_all(parts: Sequence[Sequence[float]]) -> Float64Array:
+    """The sum of one of each, for every combination."""
+    found: Float64Array = np.zeros(())
+    for own in parts:
+        found = np.add.outer(found, np.array(own, dtype=np.float64))
+    return found
+
+
+def _ways(own: Traffic, cores: int, split: str, objective: Codesign) -> Iterator[_Way]:
+    """All choices of a tensor's buffers that are on the chip."""
+    curve, fills = objective.curves[own.tensor], objective.count_fills
+    main_pj, shared = objective.main_pj(own.tensor), own.tensor is SHARED[split]
+    kept = [one for one in own.used if one.nbytes <= curve.dram_above][:_MOST]
+    price = {one.begin: curve(one.nbytes) for one in kept}
+    part = {one.begin: curve(one.nbytes / cores) for one in kept}
+    yield _Way(0, 0.0, 0.0, own.demand_words * main_pj)
+    for number in range(1, len(kept) + 1):
+        for *inner, outermost in combinations(kept, number):
+            words, private = own.demand_words, 0.0
+            for buffer in inner:
+                private += paid(words, buffer, fills) * price[buffer.begin]
+                words = buffer.outward_words
+            accesses = paid(words, outermost, fills)
+            main = outermost.outward_words * main_pj
+            nbytes = outermost.nbytes + sum(one.nbytes for one in inner)
+            if cores > 1 and shared:
+                own_price = price[outermost.begin]
+                yield _Way(nbytes, private, 0.0, main, accesses / cores, own_price)
+            else:
+                last = accesses * part[outermost.begin]
+                yield _Way(nbytes, private, last, main)
+
+
+def _worth(ways: Iterable[_Way]) -> list[_Way]:
+    """Those that no other one is as good as in everything."""
+    kept: list[_Way] = []
+    for way in sorted(ways, key=_Way.measures):
+        mine = way.measures()
+        if not any(
+            all(a <= b for a, b in zip(one.measures(), mine, strict=True))
+            for one in kept
+        ):
+            kept.append(way)
+    return kept
 
 
 def core_scaling(
@@ -100,7 +212,8 @@ def core_scaling(
     ]
 
 
-def _check(nest: Nest, cores: int, split: str) -> None:
+def check_split(nest: Nest, cores: int, split: str) -> None:
+    """Raises UsageError where the layer cannot be split so among so many cores."""
     if split not in SHARED:
         raise UsageError(f"cores can split k or xy, not {split!r}")
     if cores < 1:

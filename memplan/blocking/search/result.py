@@ -8,6 +8,7 @@ from enum import Enum
 
 from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.cost.timed_memories import FrontPoint
+from memplan.blocking.nest.array import MappingSearch
 from memplan.blocking.nest.nest import Nest
 from memplan.errors import UsageError
 
@@ -93,7 +94,8 @@ class Result:
     "divisors" partial ones, too. memories: of the buffers that have one, innermost
     first, those that take the least; None where the objective's own rule says.
     free_energy: pJ of the best nest found on the same datapath, whether code runs it
-    well or not; None where that was not asked.
+    well or not; None where that was not asked. mapping: how its datapath was chosen,
+    if it was.
     """
 
     nest: Nest
@@ -111,6 +113,7 @@ class Result:
     value: float | None = None
     front: tuple[FrontPoint, ...] = ()
     free_energy: float | None = None
+    mapping: MappingSearch | None = None
 
     @property
     def gap(self) -> float | None:

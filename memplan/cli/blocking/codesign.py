@@ -8,11 +8,12 @@ import click
 
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.design.area_curve import area_curve as trace_curve
+from memplan.blocking.nest.array import Datapath
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.plan import CurvePoint
 from memplan.blocking.run.inventory import ModelLayer
-from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result
+from memplan.blocking.search.spatial import search_datapath
 from memplan.cli.blocking import options, report, results
 from memplan.cli.blocking.progress import searching
 from memplan.cli.progress import working
@@ -26,7 +27,7 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 @options.layer
 @options.budget
 @options.precision
-@options.unroll
+@options.unroll_or_auto
 @click.option(
     "--area-curve",
     is_flag=True,
@@ -62,10 +63,10 @@ def command(
     objective = options.own_memories(budget, bits, technology)
     if output is not None:
         refuse_overwrite(output, force)
-    datapath = options.datapath(unroll)
+    datapath = options.datapath_or_array(unroll)
     how = Options(time_limit=time_limit, threads=threads)
     with searching(how.method) as progress:
-        found = optimize(layer, datapath, objective, how, progress)
+        found = search_datapath(layer, datapath, objective, how, progress)
     curve: tuple[CurvePoint, ...] = ()
     if area_curve and not found.interrupted:
         most = _MOST if objective.budget is None else objective.budget
@@ -76,7 +77,7 @@ def command(
 
 def _curve(
     layer: Layer,
-    unroll: dict[str, int],
+    unroll: Datapath,
     most: int,
     how: Options,
     objective: Codesign,

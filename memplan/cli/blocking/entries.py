@@ -8,6 +8,8 @@ from memplan.blocking.cost.evaluation import Evaluation, best_evaluation
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.paper_pricing import paper_energy
 from memplan.blocking.cost.timing_file import front_entries, latency_entry
+from memplan.blocking.nest.array import MappingSearch
+from memplan.blocking.nest.array_file import mapping_entry
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import DIMS, Layer
 from memplan.blocking.nest.nest import Nest
@@ -15,6 +17,7 @@ from memplan.blocking.nest.paper_counts import PaperTraffic, count_as_paper
 from memplan.blocking.nest.precision import Precision
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
 from memplan.blocking.search.timed import evaluation_of
+from memplan.cli.blocking.report import array_used
 
 
 def layer_entry(layer: Layer) -> dict[str, object]:
@@ -86,7 +89,8 @@ def planned_entries(planned: PlannedLayer) -> dict[str, object]:
         "count": planned.count,
         "string": str(found.nest),
         "unroll": dict(found.nest.unroll),
-        "utilisation": found.nest.utilisation,
+        "utilisation": array_used(found.nest, search.mapping),
+        "mapping": mapping_entry(search.mapping),
         "bits": bits_entry(found.precision),
         "mac_pJ": found.mac_pj,
         "method": search.method,
@@ -111,19 +115,24 @@ def planned_entries(planned: PlannedLayer) -> dict[str, object]:
             }
             for share in found.shares
         ],
-        **time_entries(found),
+        **time_entries(found, search.mapping),
         "front": front_entries(search.front),
     }
 
 
-def time_entries(found: Evaluation) -> dict[str, object]:
+def time_entries(
+    found: Evaluation, mapping: MappingSearch | None = None
+) -> dict[str, object]:
     """Cycles, where they were counted, and what takes them."""
     if found.latency is None:
         return {"latency": None, "edp_pJ_cycles": None, "utilisation_in_time": None}
+    busy = found.busy
+    if busy is not None and mapping is not None:
+        busy *= mapping.share(found.nest.unroll)
     return {
         "latency": latency_entry(found.latency),
         "edp_pJ_cycles": found.edp,
-        "utilisation_in_time": found.busy,
+        "utilisation_in_time": busy,
     }
 
 

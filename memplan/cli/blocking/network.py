@@ -18,6 +18,7 @@ from memplan.blocking.design.network_design import (
 )
 from memplan.blocking.design.networks import NETWORKS
 from memplan.blocking.machine.technology import Technology
+from memplan.blocking.nest.array import parse_array
 from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.run.sources import is_model
 from memplan.blocking.search.result import Options
@@ -43,7 +44,7 @@ _LEVELS = 2  # memories a tensor
     metavar="N",
     help=f"Memories a tensor at most, with --budget.  [default: {_LEVELS}]",
 )
-@options.unroll
+@options.unroll_or_auto
 @options.minimize("For a given --memory.")
 @options.search
 @options.ray
@@ -72,7 +73,7 @@ def command(
     than these bytes; it needs at most the energy of the paper's, the best of those
     that are among the ten best designs of every layer. Gaps and proofs are of the
     nests on these memories, not of the memories' sizes. Layers without weights are
-    then left out.
+    then left out. With --memory, --unroll auto chooses each layer's spatial mapping.
 
     \b
     Example: memplan blocking network alexnet --budget 1MiB
@@ -85,6 +86,11 @@ def command(
         raise UsageError("--ray is for a given --memory; leave it out")
     if output is not None:
         refuse_overwrite(output, force)
+    if memory is None and parse_array(unroll) is not None:
+        raise UsageError(
+            "--budget designs the memories for a datapath that is known; give --unroll "
+            "what it does at once, or --memory for auto"
+        )
     if memory is None and minimize != "energy":
         raise UsageError("--minimize is for a given --memory; leave it out")
     how = Options(time_limit=time_limit, threads=threads, minimize=minimize)

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from memplan.blocking.machine.registers import target_of
-from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import METHODS, Options
+from memplan.blocking.search.spatial import search_datapath
 from memplan.cli import arguments
 from memplan.cli.blocking import code, options, results
 from memplan.cli.blocking.progress import searching, swept
@@ -23,7 +23,7 @@ CACHES = "xeon-e5645"
 @options.memory(options.OWN)
 @options.budget
 @options.precision
-@options.unroll
+@options.unroll_or_auto
 @click.option(
     "--method",
     type=click.Choice(METHODS),
@@ -89,12 +89,18 @@ def command(
 
     --minimize cycles and edp need bandwidths in the hierarchy's file; such searches
     run several of the others, of four seconds each, and give a bound of their own.
+    --unroll auto runs such searches for one spatial mapping after the other, for half a
+    minute at most, or --time-limit, and prints how many mappings were searched, ruled
+    out by bounds, or neither. Multipliers that idle take no energy here: look at how
+    much of the array is used, or minimize cycles.
     --for-code searches three times at most: around a register tile with few channels,
     with more of them, and among all nests on the same tile; the best found of these
     tells its price, and the gap is to all of them.
 
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao
+    \b
+    Example: memplan blocking optimize --layer conv5 --unroll auto:8x32
     """
     if for_code is not None:
         arguments.refuse(
@@ -116,7 +122,8 @@ def command(
     else:
         task = tasks[0]
         with searching(method) as progress:
-            found = [optimize(task.layer, task.unroll, objective, how, progress)]
+            best = search_datapath(task.layer, task.datapath, objective, how, progress)
+            found = [best]
     plan = results.planned(given, found, objective)
     results.hand_over(
         plan,

@@ -15,6 +15,7 @@ from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.machine.registers import TARGETS
 from memplan.blocking.machine.technology import FORTY_FIVE
 from memplan.blocking.machine.technology_file import load_technology
+from memplan.blocking.nest.array import Datapath, parse_array
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_unroll
 from memplan.blocking.nest.precision import FORMATS, Precision, parse_precision
@@ -123,6 +124,20 @@ def unroll(function: F) -> F:
         show_default=True,
         help="What the datapath does at once, as in C16,K16; none: one multiplication. "
         "Where it does not divide a size, lanes idle at the edge.",
+    )(function)
+
+
+def unroll_or_auto(function: F) -> F:
+    """`--unroll` of commands that search for nests."""
+    return click.option(
+        "--unroll",
+        metavar="DIMS|auto",
+        default=PAPER_DATAPATH,
+        show_default=True,
+        help="What the datapath does at once, as in C16,K16; none: one multiplication. "
+        "Where it does not divide a size, lanes idle at the edge. auto: searched for "
+        "with the nest, for 16 x 16 multipliers; auto:8x32: for these sides of their "
+        "array; auto:256: for so many in any shape they take.",
     )(function)
 
 
@@ -254,12 +269,26 @@ def own_memories(
 
 
 def datapath(text: str) -> dict[str, int]:
-    """What `--unroll` says."""
+    """What `--unroll` says of a nest that is given.
+
+    Raises UsageError where it is to be searched for.
+    """
+    if parse_array(text) is not None:
+        raise UsageError(
+            f"--unroll {text} is searched for together with a nest, and here the nest "
+            "is given: take the datapath that optimize --unroll auto found it with"
+        )
     return {} if text.strip().lower() == "none" else parse_unroll(text)
+
+
+def datapath_or_array(text: str) -> Datapath:
+    """What `--unroll` says of a nest that is searched for."""
+    return parse_array(text) or datapath(text)
 
 
 def tasks(
     layers: Sequence[ModelLayer], objective: Objective, unroll: str, how: Options
 ) -> list[Task]:
     """A search for each layer, on the datapath given."""
-    return [Task(one.layer, datapath(unroll), objective, how) for one in layers]
+    chosen = datapath_or_array(unroll)
+    return [Task(one.layer, chosen, objective, how) for one in layers]

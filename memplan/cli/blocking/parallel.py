@@ -7,16 +7,19 @@ from pathlib import Path
 import click
 
 from memplan.blocking.cost.objective import Codesign
+from memplan.blocking.design.cores_search import CoresNest, optimize_for_cores
 from memplan.blocking.design.parallel import SHARED, CoresEnergy, cores_energy
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.nest.nest import Nest, parse_nest
-from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options
+from memplan.blocking.search.spatial import search_datapath
 from memplan.cli import arguments, show
 from memplan.cli.blocking import options, report
 from memplan.cli.blocking.entries import bits_entry, layer_entry
 from memplan.cli.blocking.progress import searching
+from memplan.cli.progress import saying_if_interrupted
 from memplan.errors import UsageError
+from memplan.units import format_gap
 
 
 @click.command("parallel")
@@ -36,9 +39,14 @@ from memplan.errors import UsageError
 @click.option(
     "--string",
     metavar="LOOPS",
-    help="The loop nest, innermost first.  [default: the best found for one core]",
+    help="Spread this loop nest, innermost first, instead of searching for any.",
 )
-@options.unroll
+@click.option(
+    "--one-nest",
+    is_flag=True,
+    help="Spread the nest that is best for one core, whatever the cores.",
+)
+@options.unroll_or_auto
 @options.budget
 @options.precision
 @options.search
@@ -48,6 +56,7 @@ def command(
     cores: str,
     split: str | None,
     string: str | None,
+    one_nest: bool,
     unroll: str,
     budget: str | None,
     bits: str | None,
@@ -56,11 +65,16 @@ def command(
     threads: int | None,
     json_: bool,
 ) -> None:
-    """Spread a layer over several cores, whose last memories are split or shared.
+    """Find the nest for each number of cores, whose last memories are split or shared.
 
     Cores that split the kernels share the input, and every output is then handed to
     all; cores that split the image share the kernels. What is shared is sent to all
-    at once, over wires as long as all memories are wide.
+    at once, over wires as long as all memories are wide. Nests are searched for anew
+    for every number of cores and split, with these prices, from the best for one core;
+    what that takes on as many is printed beside it. --one-nest and --string spread one
+    nest instead, as the paper's figure 9 does. With --unroll auto the spatial mapping
+    is chosen for one core. Without --time-limit a number and split takes half a minute
+    at most, mostly far less.
 
     \b
     Example: memplan blocking parallel --layer conv1 --cores 1,2,4,8 --split xy
@@ -68,26 +82,41 @@ def command(
     layer = parse_layer(layer_text)
     numbers = _numbers(cores)
     objective = options.own_memories(budget, bits, technology)
-    datapath = options.datapath(unroll)
+    splits = tuple(SHARED) if split is None else (split,)
+    ways = [(n, way) for way in splits for n in numbers]
     if string is not None:
-        nest = parse_nest(string, layer, datapath)
+        if one_nest:
+            raise UsageError("--one-nest is for a nest that is searched for")
+        nest = parse_nest(string, layer, options.datapath(unroll))
     else:
+        datapath = options.datapath_or_array(unroll)
         how = Options(time_limit=time_limit, threads=threads)
         with searching(how.method) as progress:
-            best = optimize(layer, datapath, objective, how, progress)
+            best = search_datapath(layer, datapath, objective, how, progress)
         report.note_if_interrupted(best)
         nest = best.nest
-    splits = tuple(SHARED) if split is None else (split,)
-    found = _priced(nest, [(n, way) for way in splits for n in numbers], objective)
+    bars = _priced(nest, ways, objective)
+    anew: list[CoresNest] = []
+    if string is None and not one_nest and not best.interrupted:
+        possible = [(one.cores, one.split) for one in bars]
+        with searching("cores") as progress, saying_if_interrupted():
+            anew = optimize_for_cores(nest, possible, objective, how, progress)
     if json_:
-        show.as_json(_entries(nest, objective, found))
+        show.as_json(_entries(nest, objective, bars, anew))
         return
     rows = [("layer", report.layer_text(layer)), *report.loop_rows(nest)]
+    rows += [("datapath", report.unroll_text(dict(nest.unroll)) or "one MAC")]
     rows += [*report.bits_rows(objective), *report.memory_rows(objective)]
     show.facts(f"memplan: {layer.name}", rows)
     for way in splits:
         show.line("")
-        _table(layer, way, [one for one in found if one.split == way])
+        if anew:
+            own = [one for one in anew if one.energy.split == way]
+            _table(layer, way, [one.energy for one in own])
+            show.line("")
+            _nests(layer, own)
+        else:
+            _table(layer, way, [one for one in bars if one.split == way])
 
 
 def _priced(
@@ -130,10 +159,30 @@ def _table(layer: Layer, way: str, found: list[CoresEnergy]) -> None:
     show.table(title, columns, rows)
 
 
+def _nests(layer: Layer, found: list[CoresNest]) -> None:
+    """The nests, and how much better than the one of one core they are."""
+    rows = [
+        [
+            str(one.energy.cores),
+            f"{one.energy.total / layer.macs:.4f}",
+            f"{one.one_nest.total / layer.macs:.4f}",
+            format_gap(one.gap),
+            str(one.nest),
+        ]
+        for one in found
+    ]
+    columns = ["cores", "all", "one nest", "gap", "loops"]
+    show.table("Nests for so many cores, and one core's on them", columns, rows)
+
+
 def _entries(
-    nest: Nest, objective: Codesign, found: list[CoresEnergy]
+    nest: Nest,
+    objective: Codesign,
+    bars: list[CoresEnergy],
+    anew: list[CoresNest],
 ) -> dict[str, object]:
     layer = nest.layer
+    found = [one.energy for one in anew] or bars
     return {
         "schema": "memplan.blocking-parallel",
         "version": 1,
@@ -141,17 +190,30 @@ def _entries(
         "string": str(nest),
         "unroll": dict(nest.unroll),
         "bits": bits_entry(objective.precision),
-        "cores": [
+        "cores": [_bar(layer, one) for one in found],
+        "one_nest": [_bar(layer, one) for one in bars],
+        "nests": [
             {
-                "cores": one.cores,
-                "split": one.split,
-                "private_pJ": one.private,
-                "last_level_pJ": {t.value: pj for t, pj in one.last.items()},
-                "dram_pJ": one.main,
-                "shuffle_pJ": one.shuffle,
-                "energy_pJ": one.total,
-                "energy_per_mac_pJ": one.total / layer.macs,
+                "cores": one.energy.cores,
+                "split": one.energy.split,
+                "string": str(one.nest),
+                "lower_bound_pJ": one.lower_bound,
+                "gap": one.gap,
             }
-            for one in found
+            for one in anew
         ],
+    }
+
+
+def _bar(layer: Layer, one: CoresEnergy) -> dict[str, object]:
+    return {
+        "cores": one.cores,
+        "split": one.split,
+        "private_pJ": one.private,
+        "last_level_pJ": {t.value: pj for t, pj in one.last.items()},
+        "dram_pJ": one.main,
+        "shuffle_pJ": one.shuffle,
+        "sram_bytes": one.sram_bytes,
+        "energy_pJ": one.total,
+        "energy_per_mac_pJ": one.total / layer.macs,
     }

@@ -15,7 +15,7 @@ from memplan.plotting.blocked import blocked
 from memplan.plotting.energybars import EnergyBars
 from memplan.plotting.loopnest import DrawnBuffer, LoopNest
 from memplan.plotting.paretofront import TimedPoint
-from memplan.units import format_bytes
+from memplan.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,9 +78,22 @@ def _facts(plan: BlockingPlan) -> list[str]:
     else:
         facts.insert(0, f"{len(plan.layers)} layers")
         proof = f"every nest proved optimal{least} {among}"
+    facts += _arrays(plan)
     methods = ", ".join(sorted({one.search.method for one in plan.layers}))
     proved = all(one.search.proved_optimal for one in plan.layers)
     return [*facts, f"{methods}, {proof}" if proved else methods]
+
+
+def _arrays(plan: BlockingPlan) -> list[str]:
+    """How much of an array is used, where mappings were chosen for one."""
+    found = [(one.evaluation.nest, one.search.mapping) for one in plan.layers]
+    chosen = [(nest, mapping) for nest, mapping in found if mapping is not None]
+    if not chosen:
+        return []
+    used = [report.array_used(nest, mapping) for nest, mapping in chosen]
+    least, most = format_share(min(used)), format_share(max(used))
+    share = least if least == most else f"{least} to {most}"
+    return [f"{share} of {chosen[0][1].array} used"]
 
 
 def _bars(found: Evaluation, count: int) -> EnergyBars:

@@ -12,6 +12,7 @@ from memplan.blocking.cost.pricing import MAIN
 from memplan.blocking.machine.area import DIANNAO_MM2
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.machine.technology import FORTY_FIVE, Technology
+from memplan.blocking.nest.array import MappingSearch
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.precision import Precision
@@ -149,8 +150,10 @@ def loop_rows(nest: Nest) -> list[tuple[str, str]]:
     return list(zip(["loops", *[""] * (len(lines) - 1)], lines, strict=True))
 
 
-def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
-    """What was evaluated, name and value."""
+def nest_rows(
+    found: Evaluation, objective: Objective, mapping: MappingSearch | None = None
+) -> list[tuple[str, str]]:
+    """What was evaluated, name and value; mapping: how the datapath was chosen."""
     nest, layer = found.nest, found.layer
     rows = [
         ("layer", layer_text(layer)),
@@ -159,10 +162,37 @@ def nest_rows(found: Evaluation, objective: Objective) -> list[tuple[str, str]]:
         *loop_rows(nest),
         *memory_rows(objective),
     ]
-    if unroll := unroll_text(dict(nest.unroll)):
+    if mapping is not None:
+        rows[2:2] = mapping_rows(found, mapping)
+    elif unroll := unroll_text(dict(nest.unroll)):
         used = format_share(nest.utilisation)
         rows.insert(2, ("datapath", f"{unroll} at once, {used} of it used"))
     return rows
+
+
+def mapping_rows(found: Evaluation, mapping: MappingSearch) -> list[tuple[str, str]]:
+    """The mapping on an array, and what became of the others."""
+    unroll = unroll_text(dict(found.nest.unroll)) or "one MAC"
+    used = format_share(array_used(found.nest, mapping))
+    return [
+        ("datapath", f"{unroll} at once, {used} of {mapping.array} used"),
+        ("mappings", mapping_text(mapping)),
+    ]
+
+
+def array_used(nest: Nest, mapping: MappingSearch | None) -> float:
+    """The part of the multipliers that works; of an array, of all that it has."""
+    if mapping is None:
+        return nest.utilisation
+    return nest.utilisation * mapping.share(nest.unroll)
+
+
+def mapping_text(mapping: MappingSearch) -> str:
+    """What became of all: "best of 8,439: 8 searched, 8,431 no better by bounds"."""
+    what = "" if mapping.complete else " that fill a side"
+    text = f"best of {mapping.mappings:,}{what}: {mapping.searched:,} searched, "
+    text += f"{mapping.pruned:,} no better by bounds"
+    return text + f", {mapping.open:,} left open" * bool(mapping.open)
 
 
 def bits_rows(objective: Objective) -> list[tuple[str, str]]:
@@ -181,13 +211,15 @@ def note_if_interrupted(found: Result) -> None:
         show.note(f"interrupted: {found.nest.layer.name} has the best nest so far")
 
 
-def warn_of_idle(found: Evaluation) -> None:
+def warn_of_idle(found: Evaluation, mapping: MappingSearch | None = None) -> None:
     """A warning where most of the datapath has nothing to do."""
-    used = found.nest.utilisation
+    used = array_used(found.nest, mapping)
     if used < _LITTLE:
+        unroll = unroll_text(dict(found.nest.unroll)) or "one MAC"
+        on = "" if mapping is None else f" on {mapping.array}"
         show.complaint(
             f"{found.layer.name} uses {100 * used:.3g} % of the datapath "
-            f"{unroll_text(dict(found.nest.unroll))}: the rest idles"
+            f"{unroll}{on}: the rest idles"
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Objective
 from memplan.blocking.machine.area import area_mm2
+from memplan.blocking.nest.array import MappingSearch
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import write_plan
 from memplan.blocking.run.inventory import ModelLayer
@@ -24,7 +25,7 @@ from memplan.cli.blocking.timing import (
     time_table,
 )
 from memplan.files import STDOUT
-from memplan.units import format_bytes, format_gap, format_seconds
+from memplan.units import format_bytes, format_gap, format_seconds, format_share
 
 
 def planned(
@@ -47,6 +48,7 @@ def planned(
                 result.space.value,
                 result.minimized,
                 result.front,
+                result.mapping,
             ),
             one.count,
         )
@@ -74,7 +76,7 @@ def hand_over(
     alone = plan.layers[0] if len(plan.layers) == 1 else None
     if not json_:
         for one in plan.layers:
-            report.warn_of_idle(one.evaluation)
+            report.warn_of_idle(one.evaluation, one.search.mapping)
     if json_:
         entries = all_entries(plan) if alone is None else planned_entries(alone)
         if plan.memory is None:
@@ -102,9 +104,10 @@ def proof(planned: PlannedLayer) -> str:
     search, gap = planned.search, planned.gap
     if gap is None:
         return f"gap unknown: {report.no_bound(search.method)}"
+    space = report.space_text(search.space) + " and mappings" * bool(search.mapping)
     if search.proved_optimal:
-        return f"proved optimal among {report.space_text(search.space)}"
-    return f"gap at most {format_gap(gap)} to {report.space_text(search.space)}"
+        return f"proved optimal among {space}"
+    return f"gap at most {format_gap(gap)} to {space}"
 
 
 def _report(
@@ -115,9 +118,9 @@ def _report(
     how = f"{search.method}, {format_seconds(search.seconds)}"
     if search.minimized != "energy":
         how = f"least {search.minimized}, {how}"
-    rows = report.nest_rows(found, objective)
+    rows = report.nest_rows(found, objective, search.mapping)
     rows += [("method", f"{how}, {proof(planned)}")]
-    rows += [*report.energy_rows(found), *time_rows(found)]
+    rows += [*report.energy_rows(found), *time_rows(found, search.mapping)]
     if isinstance(objective, Codesign):
         mm2 = _area(planned, objective)
         rows.append(("area", report.area_text(mm2, objective.technology)))
@@ -149,6 +152,36 @@ def _gaps(searches: Sequence[Search]) -> list[tuple[str, str]]:
     return rows
 
 
+def _mapping_table(plan: BlockingPlan) -> None:
+    """The mapping chosen for each layer, how much of the array works, and what became
+    of the other mappings; nothing where none was chosen."""
+    rows = []
+    for one in plan.layers:
+        nest, mapping = one.evaluation.nest, one.search.mapping
+        if mapping is not None:
+            counts = mapping.mappings, mapping.searched, mapping.open
+            used = format_share(report.array_used(nest, mapping))
+            unroll = report.unroll_text(dict(nest.unroll)) or "one MAC"
+            row = [one.evaluation.layer.name, unroll, used]
+            rows.append([*row, *(f"{n:,}" for n in counts)])
+    if rows:
+        columns = ["layer", "at once", "used", "mappings", "searched", "left open"]
+        show.line("")
+        show.table("Spatial mappings", columns, rows)
+
+
+def _mappings(found: Sequence[MappingSearch | None]) -> list[tuple[str, str]]:
+    """What became of all layers' spatial mappings."""
+    chosen = [one for one in found if one is not None]
+    if not chosen:
+        return []
+    searched, pruned = (sum(m.searched for m in chosen), sum(m.pruned for m in chosen))
+    text = f"the best of {sum(m.mappings for m in chosen):,} on {chosen[0].array}: "
+    text += f"{searched:,} searched, {pruned:,} no better by bounds"
+    left = sum(m.open for m in chosen)
+    return [("mappings", text + f", {left:,} left open" * bool(left))]
+
+
 def _curve(plan: BlockingPlan) -> None:
     """The least energy within each budget."""
     rows = [
@@ -173,6 +206,7 @@ def _overview(
     energy = f"{report.energy(plan.total)}, {plan.total / plan.macs:.5g} pJ/MAC"
     rows = [*report.bits_rows(objective), *report.memory_rows(objective)]
     rows += [("energy", energy), *plan_time_rows(plan)]
+    rows += _mappings([one.search.mapping for one in plan.layers])
     rows += [*_gaps([one.search for one in plan.layers]), *facts]
     show.facts(f"memplan: {len(plan.layers)} layers", rows)
     show.line("")
@@ -196,5 +230,6 @@ def _overview(
     columns = ["layer", "runs", "MACs", "energy", "pJ/MAC"]
     columns += [*["cycles"] * timed, *["on chip"] * own, "gap", "time"]
     show.table("Each layer, run once", columns, lines)
+    _mapping_table(plan)
     for one in plan.layers:
         front_table(one, f"{one.evaluation.layer.name}: ")

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.cost.latency import DATAPATH
+from memplan.blocking.nest.array import MappingSearch
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
 from memplan.cli import show
 from memplan.cli.blocking import report
 from memplan.units import format_share
 
 
-def time_rows(found: Evaluation) -> list[tuple[str, str]]:
+def time_rows(
+    found: Evaluation, mapping: MappingSearch | None = None
+) -> list[tuple[str, str]]:
     """Cycles, how busy they keep the datapath, and what stalls it."""
     latency = found.latency
     if latency is None or found.busy is None or found.edp is None:
         return []
-    used = f"{format_share(found.busy)} of the datapath used"
+    busy, what = found.busy, "the datapath"
+    if mapping is not None:
+        busy, what = busy * mapping.share(found.nest.unroll), f"{mapping.array}"
+    used = f"{format_share(busy)} of {what} used"
     if not latency.bounded:
         what = "the datapath's alone: no bandwidth is given"
         return [("cycles", f"{latency.steps:,}, {used}; {what}")]

@@ -1,0 +1,163 @@
+"""Nests for several cores, searched for anew for each number and split."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memplan.blocking.cost.objective import Codesign
+from memplan.blocking.cost.placement import BufferMemory
+from memplan.blocking.design.cores_search import optimize_for_cores
+from memplan.blocking.design.parallel import (
+    SHARED,
+    best_cores_energy,
+    cores_energy,
+)
+from memplan.blocking.nest.layer import Layer, Tensor
+from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
+from memplan.blocking.search.optimize import optimize
+from memplan.blocking.search.result import Options
+from memplan.errors import UsageError
+from tests.blocking.nest_strategies import nests
+
+LAYER = Layer("small", 12, 8, 16, 24, 3, 3)
+WAYS = [(cores, split) for split in ("xy", "k") for cores in (1, 2, 3)]
+SHORT = Options(threads=1, time_limit=0.2)
+
+
+def counted(nest: Nest, cores: int, split: str, machine: Codesign) -> float:
+    """The least over all choices of buffers, each written out."""
+    traffic = machine.traffic(nest)
+    kept = [
+        (tensor, one)
+        for tensor, own in traffic.items()
+        for one in own.used
+        if one.nbytes <= machine.curves[tensor].dram_above
+    ]
+    least = float("inf")
+    for taken in itertools.product((False, True), repeat=len(kept)):
+        chosen = [pair for pair, is_in in zip(kept, taken, strict=True) if is_in]
+        nbytes = sum(one.nbytes for _, one in chosen)
+        if machine.budget is not None and nbytes > machine.budget:
+            continue
+        total = 0.0
+        for tensor, own in traffic.items():
+            curve, words = machine.curves[tensor], own.demand_words
+            mine = [one for t, one in chosen if t is tensor]
+            for place, one in enumerate(mine):
+                price = curve(one.nbytes)
+                if cores > 1 and place == len(mine) - 1:
+                    price = curve(one.nbytes / cores)
+                    if SHARED[split] is tensor:
+                        wires = curve.on_chip(nbytes)
+                        price = max(wires, curve(one.nbytes)) / cores
+                paid = words + one.outward_words * machine.count_fills
+                total, words = total + paid * price, one.outward_words
+            total += words * machine.main_pj(tensor)
+        if split == "k" and cores > 1:
+            outputs = traffic[Tensor.OUTPUT].compulsory_words
+            total += outputs * machine.curves[Tensor.OUTPUT].on_chip(nbytes)
+        least = min(least, total)
+    return least
+
+
+@given(
+    nests(window_innermost=False, divisors=False),
+    st.sampled_from(["k", "xy"]),
+    st.sampled_from([Codesign(), Codesign(budget=60), Codesign(count_fills=True)]),
+    st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_of_the_buffers_those_that_take_the_least(
+    nest: Nest, split: str, machine: Codesign, data: st.DataObject
+) -> None:
+    tiles = 1
+    for dim in split.upper():
+        tiles *= -(-nest.layer.size(dim) // nest.base(dim))
+    cores = data.draw(
+        st.sampled_from([n for n in range(1, tiles + 1) if not tiles % n])
+    )
+    found = best_cores_energy(nest, cores, split, machine)
+    assert found.total == pytest.approx(counted(nest, cores, split, machine), rel=1e-9)
+    given_ = cores_energy(nest, cores, split, machine)
+    assert found.total <= given_.total * (1 + 1e-9)
+
+
+@pytest.fixture(scope="module")
+def one() -> Nest:
+    options = Options(threads=1, time_limit=1.0)
+    return optimize(LAYER, {"C": 8, "K": 4}, Codesign(), options).nest
+
+
+def test_never_worse_than_one_nest_and_never_below_the_bound(one: Nest) -> None:
+    found = optimize_for_cores(one, WAYS, options=SHORT)
+    assert [(f.energy.cores, f.energy.split) for f in found] == WAYS
+    for (cores, split), own in zip(WAYS, found, strict=True):
+        assert own.energy.total <= own.one_nest.total * (1 + 1e-9)
+        assert own.one_nest == cores_energy(one, cores, split)
+        again = best_cores_energy(own.nest, cores, split)
+        assert own.energy == again
+        assert own.nest.unroll == one.unroll
+        assert 0 < own.lower_bound <= own.energy.total
+        assert own.gap >= 0
+        assert own.energy.sram_bytes > 0
+
+
+def test_a_poor_nest_is_left_behind() -> None:
+    poor = parse_nest("K24 C16 X12 Y8 Fw3 Fh3", LAYER, {"C": 8, "K": 4})
+    (found,) = optimize_for_cores(poor, [(4, "xy")], options=SHORT)
+    own, given_ = found.energy, found.one_nest
+    assert own.total - own.main < 0.7 * (given_.total - given_.main)
+    assert str(found.nest) != str(poor)
+
+
+@given(nests(window_innermost=False, divisors=False, macs=60), st.data())
+@settings(max_examples=12, deadline=None)
+def test_no_nest_is_below_the_bound(nest: Nest, data: st.DataObject) -> None:
+    split = data.draw(st.sampled_from(["k", "xy"]))
+    tiles = 1
+    for dim in split.upper():
+        tiles *= -(-nest.layer.size(dim) // nest.base(dim))
+    cores = data.draw(
+        st.sampled_from([n for n in range(1, tiles + 1) if not tiles % n])
+    )
+    loops = [(dim, nest.layer.size(dim)) for dim in (*"XYCKB", "Fw", "Fh", "G")]
+    plain = nest_of(nest.layer, loops, nest.unroll)
+    options = Options(threads=1, time_limit=0.1)
+    (found,) = optimize_for_cores(plain, [(cores, split)], options=options)
+    other = best_cores_energy(nest, cores, split)
+    assert other.total >= found.lower_bound * (1 - 1e-9)
+
+
+def test_within_a_budget(one: Nest) -> None:
+    machine = Codesign(budget=1500)
+    (found,) = optimize_for_cores(one, [(2, "k")], machine, SHORT)
+    assert found.energy.sram_bytes <= 1500
+    assert found.energy.total <= cores_energy(one, 2, "k", machine).total
+
+
+def test_ctrl_c_ends_all(one: Nest) -> None:
+    def press(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        optimize_for_cores(one, [(2, "xy")], progress=press)
+
+
+def test_what_cannot_be(one: Nest) -> None:
+    with pytest.raises(UsageError, match="5 cores cannot share"):
+        optimize_for_cores(one, [(2, "k"), (5, "k")])
+    with pytest.raises(UsageError, match="least energy"):
+        optimize_for_cores(one, [(2, "k")], options=Options(minimize="cycles"))
+
+
+def test_a_choice_of_buffers_is_one_of_the_nests(one: Nest) -> None:
+    """At one core the least is that of the search."""
+    found = optimize(LAYER, dict(one.unroll), Codesign(), SHORT)
+    memories = found.memories or ()
+    assert all(isinstance(memory, BufferMemory) for memory in memories)
+    single = best_cores_energy(found.nest, 1, "k")
+    assert single.total == pytest.approx(found.energy, rel=1e-9)

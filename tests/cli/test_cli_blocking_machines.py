@@ -1,0 +1,184 @@
+"""Spatial mappings and several cores, as the blocking commands have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memplan.blocking.nest.array import Array, MappingSearch
+from memplan.blocking.planfile import read_plan
+from memplan.errors import FormatError
+from memplan.formats.strictjson import shown
+from tests.cli.conftest import Blocking, Command
+
+DEPTHWISE = "1,1,14,14,3,3,G24"
+SMALL = "8,16,6,6,3,3"
+
+
+def test_a_mapping_is_searched_for_and_shown(blocking: Blocking) -> None:
+    given = ("optimize", "--layer", DEPTHWISE, "--memory", "diannao")
+    found = blocking(*given, "--unroll", "auto")
+    assert found.code == 0, found.err
+    assert found.err == ""  # at least half of the array is used
+    assert " of 16 x 16 used" in found.out
+    assert "no better by bounds" in found.out
+    assert "proved optimal among all nests and mappings" in found.out
+    fixed = json.loads(blocking(*given, "--json").out)
+    said = json.loads(blocking(*given, "--unroll", "auto:16x16", "--json").out)
+    assert said["energy_pJ"] < fixed["energy_pJ"]
+    assert (fixed["mapping"], fixed["utilisation"] < 0.01) == (None, True)
+    mapping = said["mapping"]
+    assert mapping["sides"] == [16, 16]
+    assert mapping["pruned"] + mapping["searched"] == mapping["mappings"]
+    assert said["utilisation"] > 0.5
+    again = blocking(
+        *("evaluate", "--layer", DEPTHWISE, "--memory", "diannao", "--json"),
+        *("--string", said["string"]),
+        *("--unroll", ",".join(f"{d}{n}" for d, n in said["unroll"].items())),
+    )
+    assert json.loads(again.out)["energy_pJ"] == pytest.approx(said["energy_pJ"])
+
+
+def test_what_idles_of_an_array_is_warned_of(blocking: Blocking) -> None:
+    found = blocking(
+        *("optimize", "--layer", "1,3,2,1", "--memory", "diannao"),
+        *("--unroll", "auto:64"),
+    )
+    assert "1,3,2,1 uses 9.38 % of the datapath X2,K3 on 64 multipliers" in found.err
+    alone = blocking(
+        *("optimize", "--layer", "1,1,1,1", "--memory", "diannao"),
+        *("--unroll", "auto:8"),
+    )
+    assert "one MAC at once, 12.5 % of 8 multipliers used" in alone.out
+
+
+def test_of_many_layers_each_has_its_mapping(
+    blocking: Blocking, command: Command
+) -> None:
+    layers = ("--layer", DEPTHWISE, "--layer", SMALL)
+    found = blocking(
+        *("optimize", *layers, "--memory", "diannao", "--unroll", "auto:4x4"),
+        *("-o", "plan.json", "--threads", "1"),
+    )
+    assert found.code == 0, found.err
+    table = found.out.splitlines()[-4:]
+    assert table[0] == "Spatial mappings"
+    assert table[1].split()[:4] == ["layer", "at", "once", "used"]
+    assert [line.split()[0] for line in table[2:]] == [DEPTHWISE, SMALL]
+    assert "the best of" in found.out
+    plan = read_plan("plan.json")
+    for one in plan.layers:
+        assert one.search.mapping is not None
+        assert one.search.mapping.array == Array((4, 4))
+    assert command("plot", "plan.json", "-o", "plan.svg").code == 0
+    drawn = Path("plan.svg").read_text(encoding="utf-8")
+    assert "of 4 x 4 used" in drawn
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("sides", [], "cannot be: an array has 1 to 3 sides"),
+        ("sides", [0], "sides[0]"),
+        ("mappings", 1, "are fewer than were pruned and searched"),
+        ("complete", 1, "complete"),
+        ("other", 1, "other"),
+    ],
+)
+def test_a_plan_whose_mapping_cannot_be(
+    blocking: Blocking, field: str, value: object, message: str
+) -> None:
+    given = ("--layer", SMALL, "--memory", "diannao", "--unroll", "auto:4")
+    assert blocking("optimize", *given, "-o", "plan.json").code == 0
+    entries = json.loads(Path("plan.json").read_text(encoding="utf-8"))
+    entries["layers"][0]["search"]["mapping"][field] = value
+    Path("bad.json").write_text(json.dumps(entries), encoding="utf-8")
+    with pytest.raises(FormatError) as error:
+        read_plan("bad.json")
+    assert message in str(error.value), shown(value)
+
+
+def test_a_plan_of_before_has_no_mapping(blocking: Blocking) -> None:
+    given = ("--layer", SMALL, "--memory", "diannao")
+    assert blocking("optimize", *given, "-o", "plan.json").code == 0
+    entries = json.loads(Path("plan.json").read_text(encoding="utf-8"))
+    assert entries["layers"][0]["search"].pop("mapping") is None
+    Path("old.json").write_text(json.dumps(entries), encoding="utf-8")
+    assert read_plan("old.json").layers[0].search.mapping is None
+
+
+def test_codesign_and_networks_take_arrays(blocking: Blocking) -> None:
+    found = blocking(
+        *("codesign", "--layer", "4,4,3,3", "--unroll", "auto:4", "--json"),
+        *("--time-limit", "2"),
+    )
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["mapping"]["sides"] == [4]
+    many = blocking(
+        *("network", "alexnet", "--memory", "diannao", "--unroll", "auto:2x2"),
+        *("--time-limit", "0.5", "--threads", "1"),
+    )
+    assert many.code == 0, many.err
+    assert "Spatial mappings" in many.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "--string", "X6"], "here the nest is given: take the datapath"),
+        (["simulate", "--string", "X6"], "here the nest is given"),
+        (["emit", "--string", "X6"], "here the nest is given"),
+        (["parallel", "--string", "X6"], "here the nest is given"),
+        (["optimize", "--method", "beam"], "beam has none: take whole or divisors"),
+        (["optimize", "--minimize", "edp"], "takes a hierarchy that gives a bandwidth"),
+        (["optimize", "--for-code", "avx2"], "--unroll is not for --for-code"),
+    ],
+)
+def test_where_a_mapping_cannot_be_searched_for(
+    blocking: Blocking, arguments: list[str], message: str
+) -> None:
+    name, *rest = arguments
+    done = blocking(name, "--layer", SMALL, *rest, "--unroll", "auto")
+    assert done.code == 2
+    assert message in done.err
+    assert done.out == ""
+
+
+def test_memories_are_designed_for_a_known_datapath(blocking: Blocking) -> None:
+    done = blocking("network", "alexnet", "--budget", "1MiB", "--unroll", "auto")
+    assert done.code == 2
+    assert "--budget designs the memories for a datapath that is known" in done.err
+
+
+def test_cores_have_nests_of_their_own(blocking: Blocking) -> None:
+    given = ("parallel", "--layer", "16,24,12,8,3,3", "--unroll", "C8,K4")
+    short = ("--cores", "1,2,3", "--split", "xy", "--time-limit", "0.2")
+    found = blocking(*given, *short)
+    assert found.code == 0, found.err
+    lines = found.out.splitlines()
+    place = lines.index("Nests for so many cores, and one core's on them")
+    assert lines[place + 1].split() == ["cores", "all", "one", "nest", "gap", "loops"]
+    assert [line.split()[0] for line in lines[place + 2 :]] == list("123")
+    said = json.loads(blocking(*given, *short, "--json").out)
+    for own, one, nest in zip(
+        said["cores"], said["one_nest"], said["nests"], strict=True
+    ):
+        assert (own["cores"], own["split"]) == (one["cores"], one["split"])
+        assert (nest["cores"], nest["split"]) == (own["cores"], "xy")
+        assert own["energy_pJ"] <= one["energy_pJ"] * (1 + 1e-9)
+        assert nest["lower_bound_pJ"] <= own["energy_pJ"]
+        assert nest["gap"] >= 0
+    mapped = blocking(*given[:-1], "auto:16", *short, "--json")
+    assert mapped.code == 0, mapped.err
+    refused = blocking(*given, "--one-nest", "--string", "X12")
+    assert "--one-nest is for a nest that is searched for" in refused.err
+
+
+def test_what_became_of_mappings_in_words() -> None:
+    from memplan.cli.blocking.report import mapping_text
+
+    found = MappingSearch(Array(), 1200, 1000, 150, complete=False)
+    text = "best of 1,200 that fill a side: 150 searched, 1,000 no better by bounds"
+    assert mapping_text(found) == text + ", 50 left open"
