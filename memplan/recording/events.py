@@ -28,6 +28,7 @@ from memplan.trace.recovery import Recovered, Written, paths_of, recover_journal
 from memplan.trace.trace import Columns, Mark, Trace, TraceInfo
 
 NOTED_SHARE = 0.15  # of a step's time; what sites take beyond it is told
+NOTED_SECONDS = 0.1  # of steps; in less nobody waits, and little was timed
 
 
 class Events:
@@ -143,7 +144,7 @@ class Events:
         time_ns, _, cpu_ns = _alloc.step_usage()
         # Others on the machine stretch the one, threads of the program's the other.
         rest = min(time_ns - first_ns, cpu_ns - first_cpu_ns) - sites
-        return sites / rest if rest > 0 else 0.0
+        return sites / rest if rest > NOTED_SECONDS * 1e9 else 0.0
 
     def close(self) -> None:
         """The program has ended: nothing of its is running any more."""

@@ -227,6 +227,7 @@ def test_modules_are_seen_without_hooks(tmp_path: Path) -> None:
     seen: list[int] = []
     model = nn.Sequential(nn.Sequential(Called(16, 8), nn.ReLU()))
     hooks = nn.modules.module
+    before = [*hooks._global_forward_hooks, *hooks._global_forward_pre_hooks]
 
     def program() -> None:
         seen.append(
@@ -239,7 +240,7 @@ def test_modules_are_seen_without_hooks(tmp_path: Path) -> None:
 
     outside: list[Any] = []
     buffers = buffers_of(recorded(tmp_path, program))
-    assert seen == []
+    assert seen == [len(before)]
     known = {(site.module, site.operator) for site in buffers.sites}
     assert ("0.0", "linear") in known
     assert ("0.1", "relu") in known
@@ -258,8 +259,9 @@ def test_a_hooks_memory_belongs_to_its_module(tmp_path: Path) -> None:
 def test_what_sites_take_is_told_where_it_is_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def notes(share: float, stacks: Any) -> str:
+    def notes(share: float, stacks: Any, least: float = 0) -> str:
         monkeypatch.setattr(cpu, "NOTED_SHARE", share)
+        monkeypatch.setattr(cpu, "NOTED_SECONDS", least)
         path = tmp_path / "t.parquet"
         with memplan.record(path, device="cpu", stacks=stacks, force=True) as recording:
             whole()
@@ -269,6 +271,7 @@ def test_what_sites_take_is_told_where_it_is_much(
     assert re.search(r"took about \d+% of .*--stacks none leaves it out", said)
     assert notes(0.0, "none") == ""
     assert notes(1e9, "site") == ""
+    assert notes(0.0, "site", least=1e9) == ""
 
 
 @pytest.mark.parametrize("stacks", ["site", "python"])
