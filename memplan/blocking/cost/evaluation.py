@@ -172,8 +172,13 @@ def _by_level(
 def _placed(own: Traffic, memories: Sequence[Memory]) -> Iterator[Placed]:
     """The buffers that have a memory, and those outside them that could use one."""
     found = [(memory.level, one) for memory in memories for one in memory.buffers]
-    end = found[-1][1].end if found else 0
-    found += [(MAIN, buffer) for buffer in own.used if buffer.begin >= end]
+    for buffer in own.used:
+        last = found[-1][1] if found else None
+        if last is None:
+            found.append((MAIN, buffer))
+        elif buffer.begin >= last.end and buffer.outward < last.outward:
+            served = replace(buffer, reads=last.fills, writes=last.drains)
+            found.append((MAIN, served))
     for place, (level, buffer) in enumerate(found):
         name = f"{_LETTER[own.tensor]}B{place}"
         yield Placed(name, own.tensor, level, buffer)
