@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -11,10 +12,9 @@ from hypothesis import strategies as st
 from nest_strategies import nests
 from nest_trace import trace
 
-from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.evaluation import best_evaluation, evaluate
-from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.cost.objective import Codesign, Fixed
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.counts import Buffer, count
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest, parse_nest
@@ -25,6 +25,7 @@ from memplan.blocking.search.result import Options
 from tests.blocking.test_blocking_trace import examples, may_coincide
 
 INPUT = Tensor.INPUT
+_Number = TypeVar("_Number", int, float)
 
 
 def stripes(text: str, layer: Layer) -> list[tuple[int, int, int]]:
@@ -71,6 +72,54 @@ def test_stripes_are_no_part_of_what_is_counted_by_rule() -> None:
     best = best_evaluation(layer, nest, Codesign())
     assert best.pj("DRAM", INPUT) == 320 * own.compulsory
     assert best.total < by_rule.total
+
+
+def two_levels() -> Fixed:
+    """Free registers, and memories of 2 / 8 / 2 and 128 / 256 / 64 KiB; fills count."""
+    levels = [Level("registers", None, _sizes(32, 512, 32), _sizes(1e-9, 1e-9, 1e-9))]
+    for name, kib in (("L0", (2, 8, 2)), ("L1", (128, 256, 64))):
+        levels.append(Level(name, None, _sizes(*(n << 10 for n in kib)), {}))
+    curves = Codesign().curves
+    return Fixed(Hierarchy("m", "", "", tuple(levels), curves, 320.0, 1.0, True))
+
+
+def _sizes(*own: _Number) -> dict[Tensor, _Number]:
+    return dict(zip(Tensor, own, strict=True))
+
+
+DEPTHWISE = Layer("depthwise", 14, 14, 1, 1, 3, 3, G=184)
+
+
+@pytest.mark.parametrize(("method", "per_mac"), [("whole", 87.466), ("divisors", 88.2)])
+def test_a_search_keeps_stripes_where_they_pay(method: str, per_mac: float) -> None:
+    machine = two_levels()
+    found = optimize(DEPTHWISE, {"G": 8}, machine, Options(method, threads=1))
+    assert found.proved
+    assert found.energy / DEPTHWISE.macs < per_mac
+    again = parse_nest(str(found.nest), DEPTHWISE, {"G": 8})
+    kept = best_evaluation(DEPTHWISE, again, machine)
+    assert kept.total == pytest.approx(found.energy, rel=1e-9)
+    stripes = [one for one in kept.buffers if kept.swept_by(one)]
+    assert {one.level for one in stripes} >= {"L0"}
+    # What one serves is what the one inside it fetches.
+    own = [one.buffer for one in kept.buffers if one.tensor is INPUT]
+    assert own[0].reads == count(again)[INPUT].demand
+    assert [one.reads for one in own[1:]] == [one.fills for one in own[:-1]]
+    # A loop is in two parts only where a stripe lies between them.
+    swept = {kept.swept_by(one) for one in stripes}
+    for inner, outer in itertools.pairwise(again.loops):
+        assert inner.dim != outer.dim or inner in swept
+
+
+def test_a_plan_holds_stripes() -> None:
+    nest = parse_nest("Fw3 Fh3 Y14 X2 X14 G184", DEPTHWISE, {"G": 8})
+    kept = best_evaluation(DEPTHWISE, nest, two_levels())
+    assert kept.per_mac(kept.total) == pytest.approx(88.146, rel=1e-5)
+    plan = BlockingPlan((PlannedLayer(kept, Search("whole", 0.0, None, False)),), "m")
+    (again,) = load_plan(dump_plan(plan)).layers
+    assert again.evaluation.buffers == kept.buffers
+    swept = [str(again.evaluation.swept_by(one)) for one in again.evaluation.buffers]
+    assert swept == ["X2", "X14", "None", "None"]
 
 
 @given(

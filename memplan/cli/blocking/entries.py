@@ -8,9 +8,9 @@ from memplan.blocking.cost.evaluation import Evaluation, best_evaluation
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.paper_pricing import paper_energy
 from memplan.blocking.cost.timing_file import front_entries, latency_entry
-from memplan.blocking.nest.counts import Traffic, count
-from memplan.blocking.nest.layer import DIMS, Layer
-from memplan.blocking.nest.nest import Nest
+from memplan.blocking.nest.counts import Buffer, Traffic, count
+from memplan.blocking.nest.layer import DIMS, Layer, Tensor
+from memplan.blocking.nest.nest import Loop, Nest
 from memplan.blocking.nest.paper_counts import PaperTraffic, count_as_paper
 from memplan.blocking.nest.precision import Precision
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
@@ -176,9 +176,14 @@ def buffer_entries(found: Evaluation) -> list[dict[str, object]]:
             "writes": placed.buffer.writes,
             "fills": placed.buffer.fills,
             "drains": placed.buffer.drains,
+            "stripe_of": _text(found.swept_by(placed)),
         }
         for placed in found.buffers
     ]
+
+
+def _text(loop: Loop | None) -> str | None:
+    return None if loop is None else str(loop)
 
 
 def _of_all(found: Evaluation) -> float:
@@ -186,17 +191,23 @@ def _of_all(found: Evaluation) -> float:
 
 
 def _exact(own: Traffic) -> dict[str, object]:
-    rows = [
-        {
-            "elements": buffer.elements,
-            "reads_served": buffer.reads,
-            "writes_from_below": buffer.writes,
-            "fills_from_above": buffer.fills,
-            "drains_to_above": buffer.drains,
-        }
-        for buffer in own.buffers
-    ]
-    return {"buffers": rows, "dram_accesses": own.main}
+    found: dict[str, object] = {
+        "buffers": [_passed(buffer) for buffer in own.buffers],
+        "dram_accesses": own.main,
+    }
+    if own.tensor is Tensor.INPUT:
+        found["stripes"] = [_passed(buffer) for buffer in own.stripes]
+    return found
+
+
+def _passed(buffer: Buffer) -> dict[str, object]:
+    return {
+        "elements": buffer.elements,
+        "reads_served": buffer.reads,
+        "writes_from_below": buffer.writes,
+        "fills_from_above": buffer.fills,
+        "drains_to_above": buffer.drains,
+    }
 
 
 def _literal(own: PaperTraffic) -> dict[str, object]:
