@@ -37,6 +37,7 @@ Tiles::Tiles(const Problem& problem, std::size_t most)
 // Whether tiles that follow each other along the loop overlap: a column more then adds
 // less than the window is wide.
 bool Tiles::slides(const Step& step) const {
+  if (step.dim > kY) return false;
   const int window = kFw + (step.dim - kX);
   const int at = tiles_[step.from].at[window];
   return overlap_[window][at] < static_cast<double>(size_[window]);

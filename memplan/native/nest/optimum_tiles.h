@@ -84,12 +84,11 @@ class Tiles {
   }
   const Step& step(std::int32_t index) const { return out_[index]; }
 
-  /// The tensors that the outer tile of a step is worth keeping of, as a mask: those that
-  /// its loop uses again, and the input, where the window slides along the loop.
+  /// The tensors whose outer tile is worth keeping at a step, as a mask: those that its
+  /// loop uses again, and the input, of which it is a stripe where the window slides.
   unsigned reused(const Step& step) const {
-    const bool slides = step.dim <= kY && this->slides(step);
     return reused_along(step.dim, problem_.layer.kernel) |
-           static_cast<unsigned>(slides) << kInput;
+           static_cast<unsigned>(slides(step)) << kInput;
   }
 
   /// pJ of each code, ascending; the last is main memory's.

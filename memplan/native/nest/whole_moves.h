@@ -19,8 +19,8 @@ class Moves {
   explicit Moves(const Cost& cost);
 
   /// The nest without loops of one trip, and loops of one dimension side by side as
-  /// one, unless a stripe may lie between them; extents ascend in each dimension and end
-  /// with its size.
+  /// one, unless a stripe may lie between them; extents ascend in each dimension and
+  /// end with its size.
   void tidy(Nest& nest) const;
 
   /// One of them, at random.
