@@ -40,6 +40,7 @@ def case_entries(
     if isinstance(objective, Codesign):
         own = replace(objective, budget=None)
     free = best_evaluation(layer, nest, own)
+    traffic = count(nest)
     as_paper, free_pj = count_as_paper(nest), _of_all(free)
     free_by_tensor = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
     found: dict[str, object] = {
@@ -51,7 +52,8 @@ def case_entries(
         "utilisation": nest.utilisation,
         "bits": bits_entry(precision),
         "mac_pJ": given.mac_pj,
-        "exact": {t.value: _exact(own) for t, own in count(nest).items()},
+        "exact": {t.value: _exact(own) for t, own in traffic.items()},
+        "stripes": _stripes(nest, traffic[Tensor.INPUT]),
         "paper_literal": {t.value: _literal(own) for t, own in as_paper.items()},
         "energy_codesign_pJ": {
             "total": free_pj,
@@ -191,13 +193,15 @@ def _of_all(found: Evaluation) -> float:
 
 
 def _exact(own: Traffic) -> dict[str, object]:
-    found: dict[str, object] = {
-        "buffers": [_passed(buffer) for buffer in own.buffers],
-        "dram_accesses": own.main,
-    }
-    if own.tensor is Tensor.INPUT:
-        found["stripes"] = [_passed(buffer) for buffer in own.stripes]
-    return found
+    rows = [_passed(buffer) for buffer in own.buffers]
+    return {"buffers": rows, "dram_accesses": own.main}
+
+
+def _stripes(nest: Nest, own: Traffic) -> list[dict[str, object]]:
+    return [
+        {"loop": str(nest.loops[buffer.begin]), **_passed(buffer)}
+        for buffer in own.stripes
+    ]
 
 
 def _passed(buffer: Buffer) -> dict[str, object]:

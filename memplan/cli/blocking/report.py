@@ -6,7 +6,7 @@ import shutil
 import sys
 import textwrap
 
-from memplan.blocking.cost.evaluation import Evaluation, Placed
+from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.cost.objective import Fixed, Objective
 from memplan.blocking.cost.pricing import MAIN
 from memplan.blocking.machine.area import DIANNAO_MM2
@@ -212,7 +212,7 @@ def buffer_table(found: Evaluation, objective: Objective) -> None:
     given = isinstance(objective, Fixed)
     rows = [
         [
-            _buffer_name(found, placed),
+            placed.name,
             amount(placed.buffer.elements),
             format_bytes(placed.nbytes),
             amount(placed.buffer.reads),
@@ -223,12 +223,12 @@ def buffer_table(found: Evaluation, objective: Objective) -> None:
         ]
         for placed in found.buffers
     ]
+    swept = [found.swept_by(placed) for placed in found.buffers]
+    if any(swept):
+        columns.append("stripe of")
+        for row, loop in zip(rows, swept, strict=True):
+            row.append("" if loop is None else str(loop))
     show.table("Buffers, from the inside", columns, rows)
-
-
-def _buffer_name(found: Evaluation, placed: Placed) -> str:
-    swept = found.swept_by(placed)
-    return placed.name if swept is None else f"{placed.name}, stripe of {swept}"
 
 
 def energy_table(found: Evaluation) -> None:
