@@ -84,21 +84,21 @@ class Bound::Filler {
       if (is_window(step.dim)) {
         for (int kind = 0; kind < kKinds; ++kind) {
           const unsigned free = worth_keeping(all, kind);
-          peel(box, tile, inner, step.dim, kind, {0, free}, best_[kind].data());
+          peel(box, tile, inner, step.dim, {kind, 0, free}, best_[kind].data());
         }
         continue;
       }
       // Whichever other tensor's tile is kept, the choices are a fresh tile's.
       const unsigned again = reused_along(step.dim, kernel_);
       const int kept = again ? std::countr_zero(again) + 1 : kFresh;
-      peel(box, tile, inner, step.dim, kFresh, {0, again}, fresh_[kept].data());
+      peel(box, tile, inner, step.dim, {kFresh, 0, again}, fresh_[kept].data());
       if (kept) {
         const unsigned free = worth_keeping(all, kept);
-        peel(box, tile, inner, step.dim, kept, {0, free}, best_[kept].data());
+        peel(box, tile, inner, step.dim, {kept, 0, free}, best_[kept].data());
       }
       // But that of a stripe, which is kept only if the input's tile is not.
       if (const unsigned stripe = all & ~again) {
-        peel(box, tile, inner, step.dim, kFresh, {stripe, all}, stripe_.data());
+        peel(box, tile, inner, step.dim, {kFresh, stripe, all}, stripe_.data());
       }
     }
     for (const int kind : {kFresh, kKeptOutput}) least(best_[kind], stripe_);
@@ -122,8 +122,9 @@ class Bound::Filler {
     std::array<const Option*, kTensors> kept{};
   };
 
-  // What must be kept at a step, and what may be; masks of tensors.
+  // Of tiles of one kind, what must be kept at a step, and what may be; masks.
   struct Free {
+    int kind;
     unsigned least, most;
   };
 
@@ -149,11 +150,11 @@ class Bound::Filler {
   }
 
   // All choices at one step, for tiles of one kind.
-  void peel(const Box& box, const Tile& tile, const Box& inner, int dim, int kind,
-            Free free, float* best) {
+  void peel(const Box& box, const Tile& tile, const Box& inner, int dim,
+            const Free& free, float* best) {
     for (unsigned keep = free.least; keep <= free.most; ++keep) {
       if (keep & ~free.most || free.least & ~keep) continue;
-      Choice choice{kind_inside(dim, kind, keep, kernel_)};
+      Choice choice{kind_inside(dim, free.kind, keep, kernel_)};
       choose_memories(box, tile, inner, keep, 0, choice, best);
     }
   }
