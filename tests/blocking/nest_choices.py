@@ -81,8 +81,8 @@ def _pareto(choices: list[Choice]) -> list[Choice]:
 def _choices(own: Traffic, objective: Objective) -> list[Choice]:
     """Every subset of one tensor's buffers, each in every memory that it fits."""
     found: list[Choice] = []
-    for many in range(len(own.buffers) + 1):
-        for chosen in itertools.combinations(own.buffers, many):
+    for many in range(len(own.choices) + 1):
+        for chosen in itertools.combinations(own.choices, many):
             sizes = [-(-own.bits * buffer.elements // 8) for buffer in chosen]
             for prices, taken in _memories(own.tensor, sizes, objective):
                 energy, flow = 0.0, _bits(own, own.demand) / 16

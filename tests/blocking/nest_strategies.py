@@ -24,20 +24,33 @@ def layers(draw: st.DrawFn, macs: int = 100) -> Layer:
 
 
 @st.composite
+def sliding_layers(draw: st.DrawFn) -> Layer:
+    """Layers of at most 400 multiplications whose window slides along X, perhaps Y."""
+    sizes = {"X": draw(st.integers(3, 7)), "Fw": draw(st.integers(2, 4))}
+    left = 400 // (sizes["X"] * sizes["Fw"])
+    for dim in draw(st.permutations(["Y", "Fh", "C", "K", "B", "G"])):
+        sizes[dim] = draw(st.integers(1, min(4, left)))
+        left //= sizes[dim]
+    stride = (draw(st.integers(1, sizes["Fw"] - 1)), draw(st.integers(1, 2)))
+    return Layer("sliding", **sizes, stride=stride, kernel=draw(st.booleans()))
+
+
+@st.composite
 def nests(
     draw: st.DrawFn,
     *,
     window_innermost: bool,
     divisors: bool,
     macs: int = 100,
+    sliding: bool = False,
 ) -> Nest:
     """Nests of one to three loops a dimension, in any order; some are unrolled.
 
     window_innermost: window loops, perhaps several, come before all others.
     divisors: every extent divides the next, and the datapath the sizes; otherwise the
-    last tiles may be smaller.
+    last tiles may be smaller. sliding: of `sliding_layers`, otherwise of `layers`.
     """
-    layer = draw(layers(macs))
+    layer = draw(sliding_layers() if sliding else layers(macs))
     unroll = draw(st.just({}) | st.dictionaries(_DIM, st.integers(1, 3), max_size=3))
     if divisors:
         layer = layer.padded(unroll)

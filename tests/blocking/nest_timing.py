@@ -211,8 +211,8 @@ def _of_tensor(
     own: Traffic, hierarchy: Hierarchy
 ) -> Iterator[tuple[BufferMemory, ...]]:
     levels = hierarchy.levels
-    for many in range(min(len(own.buffers), len(levels)) + 1):
-        for buffers in itertools.combinations(own.buffers, many):
+    for many in range(min(len(own.choices), len(levels)) + 1):
+        for buffers in itertools.combinations(own.choices, many):
             for depths in itertools.combinations(range(len(levels)), many):
                 placed = list(zip(buffers, depths, strict=True))
                 if all(b.nbytes <= levels[d].capacity(own.tensor) for b, d in placed):

@@ -2,13 +2,14 @@
 tensor again, and counts what passes through every buffer.
 
 Nothing is taken from memplan's counts: a buffer holds whatever the loops inside it
-touch, is refilled when that set of elements changes, and refuses to give others.
+touch, is refilled when that set of elements changes, and refuses to give others. It may
+also be asked for buffers elsewhere: `ends` are the numbers of loops inside of each.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
@@ -19,6 +20,7 @@ from memplan.blocking.nest.nest import Nest
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]  # half-open, by dimension
 Elements: TypeAlias = frozenset[int]
+Ends: TypeAlias = Mapping[Tensor, Sequence[int]]
 
 LETTERS = {"Fw": "w", "Fh": "h"}
 RUNS = {
@@ -97,7 +99,7 @@ class Memory:
 class Machine:
     """Buffers of all tensors, their values, and the loops that work on them."""
 
-    def __init__(self, nest: Nest, seed: int = 0) -> None:
+    def __init__(self, nest: Nest, seed: int = 0, ends: Ends | None = None) -> None:
         self.nest, self.layer = nest, nest.layer
         draw = np.random.default_rng(seed).integers
         self.values = {t: draw(1, 10, shape(self.layer, t)) for t in Tensor}
@@ -107,21 +109,25 @@ class Machine:
             t: np.arange(v.size).reshape(v.shape) for t, v in self.values.items()
         }
         self.ending: dict[int, list[tuple[Tensor, Memory]]] = {}
-        self.memories = {t: self._memories(t) for t in self.layer.tensors}
+        where = ends or {t: self._runs(t) for t in self.layer.tensors}
+        self.memories = {t: self._memories(t, where[t]) for t in self.layer.tensors}
         self._touched: dict[object, Elements] = {}
 
-    def _memories(self, tensor: Tensor) -> list[Memory]:
-        """Innermost first, main memory last; each is visited where its run ends."""
+    def _runs(self, tensor: Tensor) -> list[int]:
         letters = "".join(LETTERS.get(loop.dim, loop.dim) for loop in self.nest.loops)
+        return [run.end() for run in re.finditer(RUNS[tensor], letters)]
+
+    def _memories(self, tensor: Tensor, ends: Sequence[int]) -> list[Memory]:
+        """Innermost first, main memory last; each is visited where its run ends."""
         written = tensor is Tensor.OUTPUT
         main = Memory(None, written)
         main.tile = frozenset(range(self.values[tensor].size))
         if not written:
             main.held = dict(enumerate(self.values[tensor].ravel().tolist()))
         made = [main]
-        for run in reversed(list(re.finditer(RUNS[tensor], letters))):
+        for end in reversed(ends):
             made.insert(0, Memory(made[0], written))
-            self.ending.setdefault(run.end(), []).append((tensor, made[0]))
+            self.ending.setdefault(end, []).append((tensor, made[0]))
         return made
 
     def execute(self) -> None:
@@ -215,8 +221,11 @@ def convolution(layer: Layer, values: Mapping[Tensor, np.ndarray]) -> np.ndarray
     return total
 
 
-def trace(nest: Nest, seed: int = 0) -> dict[Tensor, list[Row]]:
-    """Counts of each tensor's buffers, innermost first, and then of main memory."""
-    machine = Machine(nest, seed)
+def trace(
+    nest: Nest, seed: int = 0, ends: Ends | None = None
+) -> dict[Tensor, list[Row]]:
+    """Counts of each tensor's buffers, innermost first, and then of main memory. ends:
+    where each tensor has buffers, inside out; None for one of each run."""
+    machine = Machine(nest, seed, ends)
     machine.execute()
     return {t: [memory.row for memory in of] for t, of in machine.memories.items()}

@@ -101,13 +101,13 @@ def _random_curve(rng: random.Random, dram_pj: float) -> Curve:
 @pytest.mark.parametrize(
     ("name", "budget", "energy"),
     [
-        ("conv2", None, 2.295052567e10),
-        ("conv3", None, 5.147242280e8),
+        ("conv2", None, 2.252749932e10),  # 2.295052567e10 without stripes
+        ("conv3", None, 5.041127551e8),  # 5.147242280e8
         ("conv4", None, 1.163269586e9),
         ("conv4", 1 << 20, 1.170104783e9),
         ("conv5", None, 1.250347646e9),
         ("conv1", 1 << 20, 7.086809771e11),
-        ("conv1", 8 << 20, 6.597060955e11),
+        ("conv1", 8 << 20, 6.585491592e11),  # 6.597060955e11
     ],
 )
 def test_memories_of_their_own(name: str, budget: int | None, energy: float) -> None:
@@ -116,8 +116,8 @@ def test_memories_of_their_own(name: str, budget: int | None, energy: float) -> 
     assert found.proved
     assert found.energy == pytest.approx(energy, rel=1e-8)
     assert budget is None or sum(one.nbytes for one in found.memories or ()) <= budget
-    nest = found.nest
-    assert machine.evaluate(nest) == pytest.approx(found.energy, rel=1e-9)
+    of_nest = machine.evaluate(found.nest, found.memories)
+    assert of_nest == pytest.approx(found.energy, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_diannao(name: str, per_mac: float) -> None:
     layer, machine = PAPER_LAYERS[name], Fixed(load_hierarchy("diannao"))
     found = optimum(layer, DATAPATH, machine)
     assert found.energy / layer.macs == pytest.approx(per_mac, rel=1e-3)
-    nest = found.nest
-    assert machine.evaluate(nest) == pytest.approx(found.energy, rel=1e-9)
+    energy = machine.evaluate(found.nest, found.memories)
+    assert energy == pytest.approx(found.energy, rel=1e-9)
 
 
 # Private levels of so many KiB over free registers, with fills charged, as ZigZag has
@@ -214,7 +214,7 @@ def test_a_layer_that_the_datapath_does_at_once() -> None:
 
 def test_time_limit_leaves_a_valid_bound() -> None:
     layer, limit = PAPER_LAYERS["conv2"], 1 / 64
-    energy = 1.681067044e10  # what it takes without a datapath
+    energy = 1.641214205e10  # what it takes without a datapath
     while True:
         try:
             found = optimum(layer, options=Options(time_limit=limit))

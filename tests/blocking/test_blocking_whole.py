@@ -39,7 +39,11 @@ MOST = 500  # nests of a tiny layer
 def all_nests(
     layer: Layer, unroll: Mapping[str, int]
 ) -> Iterator[list[tuple[str, int]]]:
-    """Any extents in any order; two loops of one dimension side by side are one."""
+    """Any extents in any order; two loops of one dimension side by side are one, unless
+    a stripe of the input may lie between them."""
+    step = dict(zip("XY", layer.stride, strict=True))
+    windows = {"X": layer.Fw, "Y": layer.Fh}
+    whole = {dim for dim in DIMS if windows.get(dim, 0) <= step.get(dim, 0)}
     base = {dim: min(unroll.get(dim, 1), layer.size(dim)) for dim in DIMS}
 
     def extended(
@@ -49,7 +53,7 @@ def all_nests(
         if not open_:
             yield []
         for dim in open_:
-            if dim == last:
+            if dim == last and dim in whole:
                 continue
             step, size = unroll.get(dim, 1), layer.size(dim)
             extents = {n for n in range(step, size, step) if n > reached[dim]} | {size}

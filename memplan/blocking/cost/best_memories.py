@@ -1,6 +1,7 @@
 """The memories of a nest's buffers that take the least energy: a choice, no rule.
 
-Of each tensor any of its buffers may be kept, each in any memory that holds it. Where
+Of each tensor any of its buffers may be kept, of the input stripes too (`counts`), each
+in any memory that holds it. Where
 memories are shared, or there is a budget, tensors compete for bytes; so of each one
 every choice is listed that no other beats in energy and bytes, and all are combined.
 """
@@ -86,7 +87,7 @@ def _of_tensor(own: Traffic, objective: Objective, pools: Sequence[int]) -> list
     nothing = _Part(0.0, (0,) * len(pools))
     # Of each buffer the choices that end with it, and what passes out of it.
     ends: list[tuple[float, list[_Part]]] = [(own.demand_words, [nothing])]
-    for buffer in own.buffers:
+    for buffer in own.choices:
         found = []
         for option in _options(own.tensor, buffer.nbytes, objective):
             filled = buffer.outward_words * option.pj if fills else 0.0

@@ -14,7 +14,7 @@ from memplan.blocking.cost.pricing import MAIN, Memory, Share
 from memplan.blocking.machine.energy import MAC_PJ
 from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import Layer, Tensor
-from memplan.blocking.nest.nest import Nest
+from memplan.blocking.nest.nest import Loop, Nest
 from memplan.blocking.nest.precision import Precision
 
 _DEFAULT = Precision()
@@ -86,6 +86,13 @@ class Evaluation:
             for share in self.shares
             if level in (None, share.level) and tensor in (None, share.tensor)
         )
+
+    def swept_by(self, placed: Placed) -> Loop | None:
+        """The loop that sweeps over it, of a stripe of the input; None of others."""
+        if placed.tensor is not Tensor.INPUT or not self.nest.loops:
+            return None
+        loop = self.nest.loops[placed.buffer.begin]
+        return loop if loop.dim in ("X", "Y") else None
 
     @property
     def busy(self) -> float | None:
@@ -172,8 +179,13 @@ def _by_level(
 def _placed(own: Traffic, memories: Sequence[Memory]) -> Iterator[Placed]:
     """The buffers that have a memory, and those outside them that could use one."""
     found = [(memory.level, one) for memory in memories for one in memory.buffers]
-    end = found[-1][1].end if found else 0
-    found += [(MAIN, buffer) for buffer in own.used if buffer.begin >= end]
+    for buffer in own.used:
+        last = found[-1][1] if found else None
+        if last is None:
+            found.append((MAIN, buffer))
+        elif buffer.begin >= last.end and buffer.outward < last.outward:
+            served = replace(buffer, reads=last.fills, writes=last.drains)
+            found.append((MAIN, served))
     for place, (level, buffer) in enumerate(found):
         name = f"{_LETTER[own.tensor]}B{place}"
         yield Placed(name, own.tensor, level, buffer)

@@ -156,12 +156,7 @@ def _boundaries(
 
 def _passing(own: Traffic, held: Buffer | None) -> tuple[int, int]:
     """Elements inwards and outwards between a buffer, or the datapath, and the rest."""
-    if held is not None:
-        return held.fills, held.drains
-    if own.tensor is not Tensor.OUTPUT:
-        return own.demand, 0
-    writes = (own.demand + own.alpha) // 2
-    return writes - own.alpha, writes
+    return own.served if held is None else (held.fills, held.drains)
 
 
 def _edges(nest: Nest, own: Traffic, held: Buffer | None) -> tuple[float, float]:

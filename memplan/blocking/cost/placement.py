@@ -7,7 +7,7 @@ first; a buffer in none of them is in main memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose
 from typing import TypeAlias
 
@@ -26,8 +26,9 @@ _SAME = 1e-9
 class BufferMemory:
     """A buffer of `nbytes` bytes, in a memory of `pj` an access, as a search chose.
 
-    loop: index, in the string, of a loop of the run in which it is used again; level:
-    the one it is in, None for the innermost that holds it at its price.
+    loop: index, in the string, of a loop of the run in which it is used again, or of
+    the loop that sweeps over it; level: the one it is in, None for the innermost that
+    holds it at its price.
     """
 
     tensor: Tensor
@@ -137,7 +138,8 @@ def as_chosen(
     choice: Sequence[BufferMemory],
     level: Callable[[BufferMemory, int], str],
 ) -> Placement:
-    """The buffers of `choice`, innermost first, a memory each, and no others.
+    """The buffers of `choice`, innermost first, a memory each, and no others; each with
+    what it serves to the one of them inside it, or to the datapath.
 
     level: the name of the level of one, the how-many-th of its tensor. Raises
     MemplanError where a buffer is none of the nest's; that would be a mistake in a
@@ -146,15 +148,26 @@ def as_chosen(
     own = {t: [one for one in choice if one.tensor is t] for t in traffic}
     return {
         tensor: tuple(
-            Memory(level(one, place), one.pj, (_buffer(traffic[tensor], one),))
-            for place, one in enumerate(chosen)
+            Memory(level(one, place), one.pj, (buffer,))
+            for place, (one, buffer) in enumerate(_served(traffic[tensor], chosen))
         )
         for tensor, chosen in own.items()
     }
 
 
+def _served(
+    traffic: Traffic, chosen: Sequence[BufferMemory]
+) -> Iterator[tuple[BufferMemory, Buffer]]:
+    """Their buffers, as if there were no others."""
+    reads, writes = traffic.served
+    for one in chosen:
+        buffer = replace(_buffer(traffic, one), reads=reads, writes=writes)
+        reads, writes = buffer.fills, buffer.drains
+        yield one, buffer
+
+
 def _buffer(traffic: Traffic, one: BufferMemory) -> Buffer:
-    for buffer in traffic.buffers:
+    for buffer in traffic.choices:
         if buffer.begin <= one.loop < buffer.end:
             if buffer.nbytes == one.nbytes:
                 return buffer

@@ -127,8 +127,9 @@ def _choices(own: Traffic, machine: Fixed) -> Iterator[tuple[BufferMemory, ...]]
     """One tensor's buffers in levels: each in one, further out from the inside."""
     hierarchy, tensor = machine.hierarchy, own.tensor
     levels = hierarchy.levels
-    for number in range(min(len(own.used), len(levels)) + 1):
-        for buffers in combinations(own.used, number):
+    useful = [buffer for buffer in own.choices if buffer.reuses]
+    for number in range(min(len(useful), len(levels)) + 1):
+        for buffers in combinations(useful, number):
             for depths in combinations(range(len(levels)), number):
                 pairs = list(zip(buffers, depths, strict=True))
                 if all(b.nbytes <= levels[d].capacity(tensor) for b, d in pairs):

@@ -3,17 +3,30 @@
 A buffer belongs to a run of adjacent loops that use one tensor again; it holds what the
 loops inside the run touch. Against the paper's Table 2: each level fetches its own
 halo, n partial sums are written n times and read n - 1 times, and the first fetch from
-main memory is counted. Fetches are an upper bound where tiles that follow each other
-coincide, for each is counted. That can be in two places: where both a window loop and a
-loop along the image lie outside a run, and one moves the input's tile back by what the
-other moves it on; and, where extents do not divide each other, in an edge tile in which
-the loops next outside a run have a single trip. Otherwise every count is exact.
+main memory is counted.
+
+Of the input there are stripes besides (section 4.2's shifting windows). Along X and Y
+tiles that follow each other overlap, where the part of the window inside the loop is
+wider than the stride: what both touch would be fetched for each. A stripe is a buffer
+of one such loop, and holds all that the loop sweeps over. The rule of section 3.2 knows
+no such buffer, so none is placed by rule; it is a choice, and may be left out.
+
+A buffer is filled anew, and whole, wherever it is visited with another tile: also where
+that overlaps the one before. Memories that shift, and take only new columns in, as the
+paper's register files can, would fetch less.
+
+Fetches are an upper bound where tiles that follow each other coincide, for each is
+counted. That can be in two places: where both a window loop and a loop along the image
+lie outside a buffer, and one moves the input's tile back by what the other moves it on;
+and, where extents do not divide each other, in an edge tile in which the loops next
+outside a buffer have a single trip. Otherwise every count is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from memplan.blocking.nest.layer import INDEXED_BY, Tensor, elements, footprint
 from memplan.blocking.nest.nest import Nest
@@ -21,6 +34,7 @@ from memplan.blocking.nest.precision import WORD_BITS, Precision
 
 _DEFAULT = Precision()
 _WINDOW = ("Fw", "Fh")
+_IMAGE = ("X", "Y")
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,10 @@ class Traffic:
     """One tensor's buffers, innermost first. alpha: elements of the whole tensor;
     demand: elements that the datapath reads and writes; main: those that reach main
     memory, of which `compulsory` must, however the loops are blocked; bits and
-    last_bits: as of its buffers."""
+    last_bits: as of its buffers.
+
+    These are counted without stripes, which are optional. stripes: of the input, each
+    as if all that lies inside it were kept."""
 
     tensor: Tensor
     alpha: int
@@ -87,6 +104,7 @@ class Traffic:
     main: int
     bits: int = WORD_BITS
     last_bits: int = WORD_BITS
+    stripes: tuple[Buffer, ...] = ()
 
     @property
     def demand_words(self) -> float:
@@ -119,6 +137,20 @@ class Traffic:
         """The buffers without those that save nothing."""
         return tuple(buffer for buffer in self.buffers if buffer.reuses)
 
+    @property
+    def choices(self) -> tuple[Buffer, ...]:
+        """Every buffer that a memory may be for, stripes too, inside out: no smaller
+        than the one inside it, and what passes out of it no more."""
+        return tuple(sorted((*self.buffers, *self.stripes), key=lambda one: one.end))
+
+    @property
+    def served(self) -> tuple[int, int]:
+        """Elements that the datapath reads, and those it writes."""
+        if self.tensor is not Tensor.OUTPUT:
+            return self.demand, 0
+        writes = (self.demand + self.alpha) // 2
+        return writes - self.alpha, writes
+
 
 def words(reads: int, writes: int, bits: int, last_bits: int) -> float:
     """Units of 16 bits in so many accesses: what is written more often than read is
@@ -128,7 +160,8 @@ def words(reads: int, writes: int, bits: int, last_bits: int) -> float:
 
 
 def count(nest: Nest, precision: Precision = _DEFAULT) -> dict[Tensor, Traffic]:
-    """Accesses of each tensor of the nest's layer, with every buffer it can have."""
+    """Accesses of each tensor of the nest's layer, with every buffer it can have, and
+    the stripes beside them."""
     return {t: _traffic(nest, t, precision) for t in nest.layer.tensors}
 
 
@@ -154,6 +187,21 @@ def runs(nest: Nest, tensor: Tensor) -> Iterator[tuple[int, int]]:
         yield begin, position
 
 
+def striped(nest: Nest) -> Iterator[int]:
+    """Indices of the loops that sweep over a stripe of the input.
+
+    None of a loop that one over K comes next to: the run of that holds the same, and
+    for longer.
+    """
+    dims = [*(loop.dim for loop in nest.loops), ""]
+    for place, (dim, outside) in enumerate(itertools.pairwise(dims)):
+        if dim not in _IMAGE or outside == "K":
+            continue
+        axis = _IMAGE.index(dim)
+        if nest.extents(place)[_WINDOW[axis]] > nest.layer.stride[axis]:
+            yield place
+
+
 def _traffic(nest: Nest, tensor: Tensor, precision: Precision) -> Traffic:
     wide = precision.held(tensor), precision.last(tensor)
     layer, base = nest.layer, nest.extents(0)
@@ -164,12 +212,31 @@ def _traffic(nest: Nest, tensor: Tensor, precision: Precision) -> Traffic:
     reads, writes = (below - alpha, below) if written else (below, 0)
     buffers = []
     for begin, end in runs(nest, tensor):
-        inner, outer = nest.extents(begin), nest.extents(end)
-        tile = inner | {dim: outer[dim] for dim in _WINDOW}
-        moved = nest.fetched(tensor, inner, outer)
+        size, moved = _tile(nest, tensor, begin, end)
         fills, drains = (moved - alpha, moved) if written else (moved, 0)
-        size = footprint(layer, tensor, tile)
         counts = reads, writes, fills, drains
         buffers.append(Buffer(begin, end, size, *counts, *wide))
         reads, writes = fills, drains
-    return Traffic(tensor, alpha, demand, tuple(buffers), reads + writes, *wide)
+    stripes = []
+    for place in striped(nest) if tensor is Tensor.INPUT else ():
+        size, moved = _tile(nest, tensor, place + 1, place + 1)
+        stripes.append(Buffer(place, place + 1, size, 0, 0, moved, 0, *wide))
+    found = Traffic(tensor, alpha, demand, tuple(buffers), reads + writes, *wide)
+    return replace(found, stripes=tuple(_served(found, stripes))) if stripes else found
+
+
+def _tile(nest: Nest, tensor: Tensor, begin: int, end: int) -> tuple[int, int]:
+    """Elements of what the loops [begin, end) use again, and those fetched in all."""
+    inner, outer = nest.extents(begin), nest.extents(end)
+    tile = inner | {dim: outer[dim] for dim in _WINDOW}
+    moved = nest.fetched(tensor, inner, outer)
+    return footprint(nest.layer, tensor, tile), moved
+
+
+def _served(own: Traffic, stripes: Sequence[Buffer]) -> Iterator[Buffer]:
+    """The stripes with what the buffers inside them fetch."""
+    reads = own.demand
+    for buffer in replace(own, stripes=tuple(stripes)).choices:
+        if buffer in stripes:
+            yield replace(buffer, reads=reads)
+        reads = buffer.fills

@@ -1,7 +1,8 @@
 """Orders and extents of loops that a search goes through.
 
 Loops of X, Y and batch next to each other may change places without any count being
-another, so only one of these orders is given. The window is one block that is not
+another, but for the input's stripes, which searches over these orders do not count; so
+only one of them is given. The window is one block that is not
 split, written "F" until `spelled` puts its loops there; groups are outermost, where
 every tensor's accesses are those of one group times their number.
 """

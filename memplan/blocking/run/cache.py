@@ -172,6 +172,8 @@ def expected_misses(nest: Nest, hierarchy: Hierarchy) -> tuple[float, ...]:
 
     The outermost of a tensor's buffers in a level or inside it determines what passes
     the level; fills of the input and the kernel and drains of the output count.
+    Stripes of the input are not among the buffers: where there is room for one, caches
+    may miss less.
     """
     traffic = count(nest, FORMATS["fp32"])
     placement = in_levels(traffic, hierarchy)

@@ -1,7 +1,8 @@
 """The loop nest of least energy among those whose extents divide each other.
 
 All of these are searched: any depth, every chain of divisors of each size, any order,
-the window as one block anywhere, and every choice of the buffers that are worth having.
+the window as one block anywhere, and every choice of the buffers that are worth having,
+stripes of the input (`nest.counts`) among them.
 A dynamic programme goes from the outermost loop inwards, over the tiles that are still
 to be walked through. What the rest costs at least is known beforehand for every tile,
 as a function of what the three tensors cost there, so that hardly anything is looked at

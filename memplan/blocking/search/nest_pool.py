@@ -41,7 +41,7 @@ class NestPool:
         self._costs.clear()
         self._arrays.clear()
         for tensor, traffic in self._objective.traffic(nest).items():
-            used = traffic.used
+            used = [buffer for buffer in traffic.choices if buffer.reuses]
             self._nbytes[tensor].append([buffer.nbytes for buffer in used])
             self._flows[tensor].append(
                 [traffic.demand_words, *(b.outward_words for b in used)]

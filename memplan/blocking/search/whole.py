@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
@@ -155,7 +155,7 @@ class _Search:
             self.interrupted = relaxed.interrupted
             self._tried += relaxed.labels
             self._bound = max(self._bound, relaxed.lower_bound * groups)
-            kept = _kept(relaxed.loops)
+            kept = _kept(relaxed.loops, _striped(relaxed))
             if 0 < len(kept) <= _LONG:
                 self._starts.append(kept)
 
@@ -236,17 +236,26 @@ def _one_loop_each(layer: Layer, unroll: Mapping[str, int]) -> list[tuple[int, i
     ]
 
 
-def _kept(loops: _Loops) -> list[tuple[int, int]]:
+def _striped(relaxed: _nest.Optimum) -> set[int]:
+    """Numbers of the loops that sweep over a stripe of the input that is kept."""
+    outer = [number for tensor, number, _, _ in relaxed.kept if tensor == 0]
+    return {number for number in outer if _DIMS[relaxed.loops[number][0]] in "XY"}
+
+
+def _kept(loops: _Loops, striped: Set[int]) -> list[tuple[int, int]]:
     """The relaxation's loops, of which neighbours that use the same tensors again are
-    one of each dimension."""
+    one of each dimension, up to a stripe and outside of it."""
     kept: list[tuple[int, int]] = []
-    for dim, extent in loops:
+    inside = 0  # loops that are in a stripe
+    for number, (dim, extent) in enumerate(loops):
         place = len(kept)
-        while place and _alike(kept[place - 1][0], dim):
+        while place > inside and _alike(kept[place - 1][0], dim):
             place -= 1
             if kept[place][0] == dim:
                 del kept[place]
         kept.append((dim, extent))
+        if number in striped:
+            inside = len(kept)
     return kept
 
 

@@ -10,9 +10,9 @@ from memplan.blocking.cost.paper_pricing import paper_energy
 from memplan.blocking.cost.timing_file import front_entries, latency_entry
 from memplan.blocking.nest.array import MappingSearch
 from memplan.blocking.nest.array_file import mapping_entry
-from memplan.blocking.nest.counts import Traffic, count
-from memplan.blocking.nest.layer import DIMS, Layer
-from memplan.blocking.nest.nest import Nest
+from memplan.blocking.nest.counts import Buffer, Traffic, count
+from memplan.blocking.nest.layer import DIMS, Layer, Tensor
+from memplan.blocking.nest.nest import Loop, Nest
 from memplan.blocking.nest.paper_counts import PaperTraffic, count_as_paper
 from memplan.blocking.nest.precision import Precision
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
@@ -43,6 +43,7 @@ def case_entries(
     if isinstance(objective, Codesign):
         own = replace(objective, budget=None)
     free = best_evaluation(layer, nest, own)
+    traffic = count(nest)
     as_paper, free_pj = count_as_paper(nest), _of_all(free)
     free_by_tensor = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
     found: dict[str, object] = {
@@ -54,7 +55,8 @@ def case_entries(
         "utilisation": nest.utilisation,
         "bits": bits_entry(precision),
         "mac_pJ": given.mac_pj,
-        "exact": {t.value: _exact(own) for t, own in count(nest).items()},
+        "exact": {t.value: _exact(own) for t, own in traffic.items()},
+        "stripes": _stripes(nest, traffic[Tensor.INPUT]),
         "paper_literal": {t.value: _literal(own) for t, own in as_paper.items()},
         "energy_codesign_pJ": {
             "total": free_pj,
@@ -188,9 +190,14 @@ def buffer_entries(found: Evaluation) -> list[dict[str, object]]:
             "writes": placed.buffer.writes,
             "fills": placed.buffer.fills,
             "drains": placed.buffer.drains,
+            "stripe_of": _text(found.swept_by(placed)),
         }
         for placed in found.buffers
     ]
+
+
+def _text(loop: Loop | None) -> str | None:
+    return None if loop is None else str(loop)
 
 
 def _of_all(found: Evaluation) -> float:
@@ -198,17 +205,25 @@ def _of_all(found: Evaluation) -> float:
 
 
 def _exact(own: Traffic) -> dict[str, object]:
-    rows = [
-        {
-            "elements": buffer.elements,
-            "reads_served": buffer.reads,
-            "writes_from_below": buffer.writes,
-            "fills_from_above": buffer.fills,
-            "drains_to_above": buffer.drains,
-        }
-        for buffer in own.buffers
-    ]
+    rows = [_passed(buffer) for buffer in own.buffers]
     return {"buffers": rows, "dram_accesses": own.main}
+
+
+def _stripes(nest: Nest, own: Traffic) -> list[dict[str, object]]:
+    return [
+        {"loop": str(nest.loops[buffer.begin]), **_passed(buffer)}
+        for buffer in own.stripes
+    ]
+
+
+def _passed(buffer: Buffer) -> dict[str, object]:
+    return {
+        "elements": buffer.elements,
+        "reads_served": buffer.reads,
+        "writes_from_below": buffer.writes,
+        "fills_from_above": buffer.fills,
+        "drains_to_above": buffer.drains,
+    }
 
 
 def _literal(own: PaperTraffic) -> dict[str, object]:

@@ -255,6 +255,11 @@ def buffer_table(found: Evaluation, objective: Objective) -> None:
         ]
         for placed in found.buffers
     ]
+    swept = [found.swept_by(placed) for placed in found.buffers]
+    if any(swept):
+        columns.append("stripe of")
+        for row, loop in zip(rows, swept, strict=True):
+            row.append("" if loop is None else str(loop))
     show.table("Buffers, from the inside", columns, rows)
 
 

@@ -83,6 +83,10 @@ void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
   found.loops.clear();
   found.kept.clear();
   std::vector<int> loop_of;
+  std::vector<bool> stripe(pass.moves.size());
+  for (const auto& [t, code, move] : kept) {
+    if (t == kInput) stripe[move] = true;
+  }
   bool mirrored = false;
   for (std::size_t i = 0; i < pass.moves.size(); ++i) {
     const Step& step = tiles.step(pass.moves[i].step);
@@ -91,8 +95,8 @@ void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
     const std::int64_t extent = dim == kF ? 0 : tiles.extent(dim, at[dim]);
     if (mirrored) dim = mirror(dim);
     mirrored ^= step.mirrored;
-    // Loops of one dimension side by side are one loop.
-    if (found.loops.empty() || found.loops.back().dim != dim) {
+    // Loops of one dimension side by side are one loop, unless a stripe lies between.
+    if (found.loops.empty() || found.loops.back().dim != dim || stripe[i]) {
       found.loops.push_back({dim, extent});
     }
     loop_of.push_back(static_cast<int>(found.loops.size()) - 1);

@@ -75,27 +75,37 @@ class Bound::Filler {
     const auto steps = tiles_.inward(index);
     for (auto& best : best_) best.assign(box.volume(), kNever);
     for (auto& best : fresh_) best.assign(box.volume(), kNever);
+    stripe_.assign(box.volume(), kNever);
     if (steps.empty()) serve(box);
     const Tile& tile = tiles_.tiles()[index];
     for (const Step& step : steps) {
       const Box& inner = bound_.boxes_[step.to];
+      const unsigned all = tiles_.reused(step);
       if (is_window(step.dim)) {
         for (int kind = 0; kind < kKinds; ++kind) {
-          peel(box, tile, inner, step.dim, kind, best_[kind].data());
+          const unsigned free = worth_keeping(all, kind);
+          peel(box, tile, inner, step.dim, {kind, 0, free}, best_[kind].data());
         }
         continue;
       }
       // Whichever other tensor's tile is kept, the choices are a fresh tile's.
-      const unsigned again = worth_keeping(step.dim, kFresh, kernel_);
+      const unsigned again = reused_along(step.dim, kernel_);
       const int kept = again ? std::countr_zero(again) + 1 : kFresh;
-      peel(box, tile, inner, step.dim, kFresh, fresh_[kept].data());
-      if (kept) peel(box, tile, inner, step.dim, kept, best_[kept].data());
+      peel(box, tile, inner, step.dim, {kFresh, 0, again}, fresh_[kept].data());
+      if (kept) {
+        const unsigned free = worth_keeping(all, kept);
+        peel(box, tile, inner, step.dim, {kept, 0, free}, best_[kept].data());
+      }
+      // But that of a stripe, which is kept only if the input's tile is not.
+      if (const unsigned stripe = all & ~again) {
+        peel(box, tile, inner, step.dim, {kFresh, stripe, all}, stripe_.data());
+      }
     }
+    for (const int kind : {kFresh, kKeptOutput}) least(best_[kind], stripe_);
     for (int kind = 0; kind < kKinds; ++kind) {
       for (int other = 0; other < kKinds; ++other) {
         if (kind != kFresh && other == kind) continue;
-        std::ranges::transform(best_[kind], fresh_[other], best_[kind].begin(),
-                               [](float a, float b) { return std::min(a, b); });
+        least(best_[kind], fresh_[other]);
       }
     }
     for (int kind = 0; kind < kKinds; ++kind) {
@@ -111,6 +121,17 @@ class Bound::Filler {
     int kind;
     std::array<const Option*, kTensors> kept{};
   };
+
+  // Of tiles of one kind, what must be kept at a step, and what may be; masks.
+  struct Free {
+    int kind;
+    unsigned least, most;
+  };
+
+  static void least(std::vector<float>& best, const std::vector<float>& other) {
+    std::ranges::transform(best, other, best.begin(),
+                           [](float a, float b) { return std::min(a, b); });
+  }
 
   void serve(const Box& box) {
     std::size_t i = 0;
@@ -129,12 +150,11 @@ class Bound::Filler {
   }
 
   // All choices at one step, for tiles of one kind.
-  void peel(const Box& box, const Tile& tile, const Box& inner, int dim, int kind,
-            float* best) {
-    const unsigned free = worth_keeping(dim, kind, kernel_);
-    for (unsigned keep = 0; keep <= free; ++keep) {
-      if (keep & ~free) continue;
-      Choice choice{kind_inside(dim, kind, keep, kernel_)};
+  void peel(const Box& box, const Tile& tile, const Box& inner, int dim,
+            const Free& free, float* best) {
+    for (unsigned keep = free.least; keep <= free.most; ++keep) {
+      if (keep & ~free.most || free.least & ~keep) continue;
+      Choice choice{kind_inside(dim, free.kind, keep, kernel_)};
       choose_memories(box, tile, inner, keep, 0, choice, best);
     }
   }
@@ -218,6 +238,7 @@ class Bound::Filler {
   const bool kernel_;
   // By kind; and, by the tensor that a step uses again, what it costs any other kind.
   std::array<std::vector<float>, kKinds> best_, fresh_;
+  std::vector<float> stripe_;  // what it costs where a stripe of the input is kept
 };
 
 Bound::Bound(const Tiles& tiles, const Grid& grid, int threads,

@@ -130,7 +130,7 @@ class Search::Pass {
       return;
     }
     choose(step, kind, keep, t + 1, next, found);
-    if (!(worth_keeping(step.dim, kind, kernel) >> t & 1)) return;
+    if (!(worth_keeping(tiles_.reused(step), kind) >> t & 1)) return;
     const Tile& tile = tiles_.tiles()[step.from];
     const Problem& problem = tiles_.problem();
     const auto prices = tiles_.prices(t);

@@ -34,6 +34,15 @@ Tiles::Tiles(const Problem& problem, std::size_t most)
   list_steps();
 }
 
+// Whether tiles that follow each other along the loop overlap: a column more then adds
+// less than the window is wide.
+bool Tiles::slides(const Step& step) const {
+  if (step.dim > kY) return false;
+  const int window = kFw + (step.dim - kX);
+  const int at = tiles_[step.from].at[window];
+  return overlap_[window][at] < static_cast<double>(size_[window]);
+}
+
 bool Tiles::flipped(const Position& at) const {
   return mirrors_ &&
          std::pair(at[kX], at[kFw]) < std::pair(at[kY], at[kFh]);

@@ -84,6 +84,13 @@ class Tiles {
   }
   const Step& step(std::int32_t index) const { return out_[index]; }
 
+  /// The tensors whose outer tile is worth keeping at a step, as a mask: those that its
+  /// loop uses again, and the input, of which it is a stripe where the window slides.
+  unsigned reused(const Step& step) const {
+    return reused_along(step.dim, problem_.layer.kernel) |
+           static_cast<unsigned>(slides(step)) << kInput;
+  }
+
   /// pJ of each code, ascending; the last is main memory's.
   std::span<const double> prices(int tensor) const { return prices_[tensor]; }
   int main_code(int tensor) const {
@@ -108,6 +115,7 @@ class Tiles {
   Heights heights() const;
   void add_steps(std::int32_t from, int dim);
   void add_step(std::int32_t from, Position inner, int dim);
+  bool slides(const Step& step) const;
   bool flipped(const Position& at) const;
   bool symmetric(const Position& at) const;
   std::size_t key(const Position& at) const;
@@ -136,17 +144,16 @@ class Tiles {
 /// tensor's tile alone shrinks those of the others.
 enum Kind : int { kFresh, kKeptInput, kKeptKernel, kKeptOutput, kKinds };
 
-/// The tensors that a loop along `dim` uses again and that are not kept yet, as a mask.
-inline unsigned worth_keeping(int dim, int kind, bool kernel) {
-  const unsigned again = reused_along(dim, kernel);
+/// Of the tensors that a loop uses again those that are not kept yet; masks.
+inline unsigned worth_keeping(unsigned again, int kind) {
   return kind == kFresh ? again : again & ~(1u << (kind - 1));
 }
 
 /// The kind of the tile inside such a loop, where the tensors in `keep` are kept.
 inline int kind_inside(int dim, int kind, unsigned keep, bool kernel) {
   if (kind != kFresh) keep |= reused_along(dim, kernel) & (1u << (kind - 1));
-  // With the window the input's halo goes, so that its tile shrinks all the same.
-  if (is_window(dim)) keep &= ~(1u << kInput);
+  // Every loop but that of K shrinks the input's tile: a window's its halo.
+  if (dim != kK) keep &= ~(1u << kInput);
   return keep ? std::countr_zero(keep) + 1 : kFresh;
 }
 

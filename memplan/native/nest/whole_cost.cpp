@@ -60,6 +60,10 @@ struct Cost::Walk {
   double extent(int dim) const { return static_cast<double>(now(dim).extent); }
   double visits(int dim) const { return now(dim).visits; }
 
+  // Whether tiles that follow each other along a loop overlap in the input.
+  bool slides(int dim) const {
+    return dim <= kY && extent(kFw + dim - kX) > stride[dim - kX];
+  }
   Buffer input() const {
     Buffer found{extent(kC) * extent(kB), all[kC] * all[kB] * visits(kK)};
     for (int i = 0; i < 2; ++i) {
@@ -134,14 +138,18 @@ double Cost::operator()(std::span<const Loop> loops, double limit) const {
     }
     open &= ~tensors;
   };
-  for (const Loop& loop : loops) {
-    const unsigned again = reused_along(loop.dim, problem_.layer.kernel);
+  for (std::size_t i = 0; i < loops.size(); ++i) {
+    const int dim = loops[i].dim;
+    const unsigned again = reused_along(dim, problem_.layer.kernel);
     unsigned ends = open & ~again;
-    if (is_window(loop.dim) && by_kernels) ends |= open & 1u << kInput;
+    if (is_window(dim) && by_kernels) ends |= open & 1u << kInput;
     if (ends) close(ends);
-    if (again >> kInput & 1 && !(open >> kInput & 1)) by_kernels = loop.dim == kK;
+    if (again >> kInput & 1 && !(open >> kInput & 1)) by_kernels = dim == kK;
     open |= again;
-    ++walk.at[loop.dim];
+    ++walk.at[dim];
+    // A stripe; where a loop of K comes next, its run has the same.
+    const bool runs_on = i + 1 < loops.size() && loops[i + 1].dim == kK;
+    if (walk.slides(dim) && !runs_on) close(1u << kInput);
   }
   close(open);
   // As if no tensor competed with another for bytes.

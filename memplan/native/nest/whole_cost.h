@@ -12,7 +12,10 @@
 namespace memplan::nest::whole {
 
 using optimum::kAxes;
+using optimum::kFw;
 using optimum::kTensors;
+using optimum::kX;
+using optimum::kY;
 using optimum::Loop;
 using optimum::Problem;
 
@@ -27,6 +30,11 @@ class Cost {
 
   std::int64_t size(int dim) const { return size_[dim]; }
   std::int64_t base(int dim) const { return base_[dim]; }
+  /// Whether a stripe of the input may lie between two loops along `dim`, so that they
+  /// are not one.
+  bool striped(int dim) const {
+    return dim <= kY && size_[kFw + dim - kX] > problem_.layer.stride[dim - kX];
+  }
 
   /// pJ of one group. loops: innermost first, of X Y C K B Fw Fh, at most kMostLoops;
   /// extents ascend within a dimension and end with its size, multiples of the

@@ -23,6 +23,7 @@ Moves::Moves(const Cost& cost) {
   for (int dim = 0; dim < kAxes; ++dim) {
     size_[dim] = cost.size(dim);
     base_[dim] = cost.base(dim);
+    striped_[dim] = cost.striped(dim);
     if (size_[dim] == base_[dim]) continue;
     dims_.push_back(dim);
     const std::int64_t units = (size_[dim] + base_[dim] - 1) / base_[dim];
@@ -54,7 +55,7 @@ void Moves::tidy(Nest& nest) const {
   for (const Loop loop : nest) {
     if (loop.extent <= reached[loop.dim]) continue;
     reached[loop.dim] = loop.extent;
-    if (kept && nest[kept - 1].dim == loop.dim) {
+    if (kept && nest[kept - 1].dim == loop.dim && !striped_[loop.dim]) {
       nest[kept - 1] = loop;
     } else {
       nest[kept++] = loop;

@@ -19,7 +19,8 @@ class Moves {
   explicit Moves(const Cost& cost);
 
   /// The nest without loops of one trip, and loops of one dimension side by side as
-  /// one; extents ascend in each dimension and end with its size.
+  /// one, unless a stripe may lie between them; extents ascend in each dimension and
+  /// end with its size.
   void tidy(Nest& nest) const;
 
   /// One of them, at random.
@@ -42,6 +43,7 @@ class Moves {
   bool both(const Nest& nest, const std::function<bool(Nest&)>& offer) const;
 
   std::array<std::int64_t, kAxes> size_{}, base_{};
+  std::array<bool, kAxes> striped_{};
   std::vector<int> dims_;  // that need a loop
   // By dimension, extents that are worth trying, ascending.
   std::array<std::vector<std::int64_t>, kAxes> extents_;

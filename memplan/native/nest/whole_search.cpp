@@ -90,6 +90,19 @@ class Climb {
   const std::function<bool()>& stop_;
 };
 
+// The nest with loops of one dimension side by side as one where that costs no more.
+Nest merged(const Cost& cost, Nest nest, double energy) {
+  for (std::size_t place = 1; place < nest.size(); ++place) {
+    if (nest[place - 1].dim != nest[place].dim) continue;
+    Nest changed = nest;
+    changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(place - 1));
+    if (cost(changed, kAny) > energy * (1 + kSame)) continue;
+    nest = std::move(changed);
+    --place;
+  }
+  return nest;
+}
+
 void check(const Cost& cost, const Nest& nest) {
   std::array<std::int64_t, kAxes> reached;
   for (int dim = 0; dim < kAxes; ++dim) reached[dim] = cost.base(dim);
@@ -104,15 +117,10 @@ void check(const Cost& cost, const Nest& nest) {
   if (!right) throw std::invalid_argument("a start is no nest of the layer");
 }
 
-}  // namespace
-
-Found find_nest(const optimum::Problem& problem, const std::vector<Nest>& starts,
-                double bound, int rounds, int threads,
-                const std::function<bool()>& stop) {
-  if (starts.empty()) throw std::invalid_argument("need a start");
-  const Cost cost(problem);
+// The best of all climbs.
+Found climb(const Cost& cost, const std::vector<Nest>& starts, double bound, int rounds,
+            int threads, const std::function<bool()>& stop) {
   const Moves moves(cost);
-  for (const Nest& nest : starts) check(cost, nest);
   const auto count = static_cast<std::int32_t>(starts.size());
   std::vector<Found> ends(starts.size());
   Found best;
@@ -150,6 +158,19 @@ Found find_nest(const optimum::Problem& problem, const std::vector<Nest>& starts
     from = best.loops;
     if (best.energy <= bound * (1 + 1e-10) || !best.complete) break;
   }
+  return best;
+}
+
+}  // namespace
+
+Found find_nest(const optimum::Problem& problem, const std::vector<Nest>& starts,
+                double bound, int rounds, int threads,
+                const std::function<bool()>& stop) {
+  if (starts.empty()) throw std::invalid_argument("need a start");
+  const Cost cost(problem);
+  for (const Nest& nest : starts) check(cost, nest);
+  Found best = climb(cost, starts, bound, rounds, threads, stop);
+  best.loops = merged(cost, std::move(best.loops), best.energy);
   return best;
 }
 
