@@ -49,7 +49,7 @@ class Sites:
         self._numbers: dict[int, int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._labelling_ns = 0  # what it took to say what blocks hold, in all
+        self._labelling_ns = 0  # what it took to look at outermost modules
 
     def prepare(self) -> None:
         """Hook what comes after an optimizer's step.
@@ -137,9 +137,10 @@ class Sites:
 
         Of one that is known, and gets plain tensors, the recorder takes note itself.
         """
-        begin = time.perf_counter_ns()
+        # First of all: a compiler may look at this, and knows no clock.
         if sys.modules["torch"].compiler.is_compiling():
             return
+        begin = time.perf_counter_ns()
         if not _alloc.is_root(module):
             self._meet(module)
         # Without an optimizer; walking all parameters is slow, and mostly for nothing.
@@ -165,14 +166,12 @@ class Sites:
         self._label_parameters(itertools.chain(root.parameters(), root.buffers()))
 
     def _stepping(self, optimizer: Any, *_: object) -> None:
-        begin = time.perf_counter_ns()
         known = self._optimizers.get(id(optimizer))
         if known is None or known[0]() is not optimizer:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer), -1
             self._label_parameters(_parameters_of(optimizer))
         _alloc.label_gradients(optimizer, int(Category.GRADIENTS), _fake_class())
         _alloc.set_optimizer(True)
-        self._labelling_ns += time.perf_counter_ns() - begin
 
     def _stepped(self, optimizer: Any, *_: object) -> None:
         if Sites._active is not self:

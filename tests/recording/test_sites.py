@@ -249,6 +249,16 @@ def test_modules_are_seen_without_hooks(tmp_path: Path) -> None:
     assert model(torch.randn(4, 16)).shape == (4, 8)
 
 
+def test_a_module_that_is_compiled_in_place_is_no_matter(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+
+    def program() -> None:
+        model.compile(backend="eager")  # torch warns of what it cannot trace
+        model(torch.randn(2, 4))
+
+    assert len(recorded(tmp_path, program)) > 0
+
+
 def test_a_hooks_memory_belongs_to_its_module(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 8))
     model[0].register_forward_hook(lambda _, __, out: out.clone())

@@ -43,7 +43,8 @@ enum TraceAction : std::int32_t {
 // the same order as the native one's, which has no names.
 constexpr const char* kNamedTable =
     "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
-constexpr const char* kNamed = "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator";
+constexpr const char* kNamed =
+    "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator";
 
 struct Observer {
   std::atomic<const memplan::Observation*> recording = nullptr;
@@ -180,9 +181,10 @@ std::string try_tracker() {
   std::vector<std::int32_t> actions;
   for (const TraceEntry& entry : entries) {
     if (entry.action > kTracedFreeCompleted) continue;
+    const std::uint64_t size = round_up(entry.size, kGranularity);
     const bool right = entry.address == address && entry.device == device &&
                        entry.stream == s.torch.stream_handle(&stream) &&
-                       round_up(entry.size, kGranularity) == round_up(kBytes, kGranularity);
+                       size == round_up(kBytes, kGranularity);
     if (!right) return "what it tells of its events is not as expected";
     actions.push_back(entry.action);
   }
