@@ -23,7 +23,10 @@ MARKED = 77_777  # elements that only workers ask for
 
 LOADING = f"""\
 import sys
+import warnings
 import torch
+
+warnings.filterwarnings("ignore", "This DataLoader will create")  # on one processor
 
 
 class Rows(torch.utils.data.Dataset):
