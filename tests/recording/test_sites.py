@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import memplan  # noqa: E402
-from memplan.recording import cpu  # noqa: E402
+from memplan.recording import events  # noqa: E402
 from memplan.recording.operators import operator_at  # noqa: E402
 from memplan.reporting.attribution import buffers_of  # noqa: E402
 from memplan.reporting.live import live_at  # noqa: E402
@@ -270,8 +270,8 @@ def test_what_sites_take_is_told_where_it_is_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def notes(share: float, stacks: Any, least: float = 0) -> str:
-        monkeypatch.setattr(cpu, "NOTED_SHARE", share)
-        monkeypatch.setattr(cpu, "NOTED_SECONDS", least)
+        monkeypatch.setattr(events, "NOTED_SHARE", share)
+        monkeypatch.setattr(events, "NOTED_SECONDS", least)
         path = tmp_path / "t.parquet"
         with memplan.record(path, device="cpu", stacks=stacks, force=True) as recording:
             whole()
