@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -60,4 +61,23 @@ class ModuleSource:
 
 def _parts(module: Any) -> set[int]:
     """The ids of a module and all that it is made of."""
-    return {id(part) for part in module.modules()}
+    return {id(part) for _, part in named_parts(module)}
+
+
+def named_parts(module: Any) -> Iterator[tuple[str, Any]]:
+    """A module and all that it is made of, each once, by name: as `named_modules` has
+    them, whatever the program's own class has by that name, or by `modules`."""
+    seen: set[int] = set()
+    waiting = [("", module)]
+    while waiting:
+        name, part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield name, part
+        inner = [
+            (f"{name}.{own}" if name else own, each)
+            for own, each in part._modules.items()
+            if each is not None
+        ]
+        waiting += reversed(inner)
