@@ -17,8 +17,9 @@ class ModuleSource:
     TIMES = 3
     MOST_RIVALS = 8
 
-    def __init__(self) -> None:
-        self.chosen = 0  # how often another one was
+    def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
+        """changed: called whenever another one becomes the source, or it is gone."""
+        self._changed = changed
         self._module: weakref.ref[Any] | None = None
         self._inside: set[int] = set()  # it and its parts, by id
         self._rivals: list[tuple[weakref.ref[Any], set[int], int]] = []
@@ -39,8 +40,10 @@ class ModuleSource:
         return id(module) in self._inside
 
     def _choose(self, module: Any, inside: set[int]) -> None:
-        self.chosen += 1
-        self._module, self._inside = weakref.ref(module), inside
+        self._changed()
+        # The ids of what is gone may be those of other modules.
+        self._module = weakref.ref(module, lambda _: self._changed())
+        self._inside = inside
         self._rivals.clear()
 
     def _takes_over(self, module: Any) -> bool:
