@@ -25,6 +25,7 @@ def watch_sites(
     function: object,
     entering: Callable[[Any, tuple[Any, ...]], None] | None,
     tensor: type,
+    modes: Callable[[], int],
     inputs: int,
 ) -> bool: ...
 def watch_steps(function: object, called: Callable[[Any], bool] | None) -> bool: ...

@@ -88,11 +88,8 @@ class Boundaries:
         if source is None:
             if not self._joins(module):
                 return False
-            source = self._sources.module = ModuleSource()
-        chosen = source.chosen
+            source = self._sources.module = ModuleSource(_alloc.tell_again)
         if source.begins_step(module):
-            if source.chosen != chosen:
-                _alloc.tell_again()
             self._forwards += 1
             self._listener(Mark.FORWARD)
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -16,8 +17,9 @@ class ModuleSource:
     TIMES = 3
     MOST_RIVALS = 8
 
-    def __init__(self) -> None:
-        self.chosen = 0  # how often another one was
+    def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
+        """changed: called whenever another one becomes the source, or it is gone."""
+        self._changed = changed
         self._module: weakref.ref[Any] | None = None
         self._inside: set[int] = set()  # it and its parts, by id
         self._rivals: list[tuple[weakref.ref[Any], set[int], int]] = []
@@ -38,8 +40,10 @@ class ModuleSource:
         return id(module) in self._inside
 
     def _choose(self, module: Any, inside: set[int]) -> None:
-        self.chosen += 1
-        self._module, self._inside = weakref.ref(module), inside
+        self._changed()
+        # The ids of what is gone may be those of other modules.
+        self._module = weakref.ref(module, lambda _: self._changed())
+        self._inside = inside
         self._rivals.clear()
 
     def _takes_over(self, module: Any) -> bool:
@@ -60,4 +64,23 @@ class ModuleSource:
 
 def _parts(module: Any) -> set[int]:
     """The ids of a module and all that it is made of."""
-    return {id(part) for part in module.modules()}
+    return {id(part) for _, part in named_parts(module)}
+
+
+def named_parts(module: Any) -> Iterator[tuple[str, Any]]:
+    """A module and all that it is made of, each once, by name: as `named_modules` has
+    them, whatever the program's own class has by that name, or by `modules`."""
+    seen: set[int] = set()
+    waiting = [("", module)]
+    while waiting:
+        name, part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield name, part
+        inner = [
+            (f"{name}.{own}" if name else own, each)
+            for own, each in part._modules.items()
+            if each is not None
+        ]
+        waiting += reversed(inner)

@@ -6,13 +6,14 @@ does, and which blocks hold parameters, gradients, an optimizer's state and inpu
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
 import sysconfig
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import memplan.version
 from memplan.native import _alloc
 from memplan.recording import target
 from memplan.recording.cuda_observer import CudaObserver
+from memplan.recording.module_source import named_parts
 from memplan.recording.operators import operator_at
 from memplan.trace.category import Category
 
@@ -80,7 +82,7 @@ class Sites:
             self._observer.listener = self._see
         self._watched = torch.nn.Module._call_impl
         _alloc.watch_sites(
-            self._watched, self._entering, torch.Tensor, int(Category.INPUTS)
+            self._watched, self._entering, *_tensors_of(torch), int(Category.INPUTS)
         )
         self._handles = [optimizer.register_optimizer_step_pre_hook(self._stepping)]
         Sites._active = self
@@ -95,15 +97,14 @@ class Sites:
                 self._label_state(optimizer)
         for root in self._roots.values():
             if (module := root()) is not None:
-                self._label_parameters(module.parameters())
-                _label_gradients(module.parameters())
+                self._label_parameters(_parameters_in(module))
+                _label_gradients(_parameters_in(module))
         self.let_go()
 
     def let_go(self) -> None:
         """Take the hooks off again, but for one that may be running: see `close`."""
         Sites._active = None
-        tensor = sys.modules["torch"].Tensor
-        _alloc.watch_sites(self._watched, None, tensor, 0)
+        _alloc.watch_sites(self._watched, None, *_tensors_of(sys.modules["torch"]), 0)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -146,7 +147,7 @@ class Sites:
         # Without an optimizer; walking all parameters is slow, and mostly for nothing.
         if _alloc.gradients_wait():
             _alloc.gradients_noted()
-            _label_gradients(module.parameters())
+            _label_gradients(_parameters_in(module))
         _label(list(_tensors_in(arguments)), Category.INPUTS)
         self._labelling_ns += time.perf_counter_ns() - begin
 
@@ -155,22 +156,23 @@ class Sites:
         self._roots[id(root)] = weakref.ref(root)
         _alloc.know_root(root)
         owners: dict[int, int] = {}  # of parameters: the first of those that share one
-        for name, part in root.named_modules():
+        held: dict[int, Any] = {}
+        for name, part in named_parts(root):
             number = _alloc.name_module(name or type(root).__name__, part)
-            for each in itertools.chain(
-                part.parameters(recurse=False), part.buffers(recurse=False)
-            ):
+            for each in (*_own(part._parameters), *_own(part._buffers)):
                 owners.setdefault(id(each), number)
+                held.setdefault(id(each), each)
         # An id may have been that of a parameter that is gone.
         self._numbers.update(owners)
-        self._label_parameters(itertools.chain(root.parameters(), root.buffers()))
+        self._label_parameters(held.values())
 
     def _stepping(self, optimizer: Any, *_: object) -> None:
         known = self._optimizers.get(id(optimizer))
         if known is None or known[0]() is not optimizer:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer), -1
             self._label_parameters(_parameters_of(optimizer))
-        _alloc.label_gradients(optimizer, int(Category.GRADIENTS), _fake_class())
+        with _unseen():
+            _alloc.label_gradients(optimizer, int(Category.GRADIENTS), _fake_class())
         _alloc.set_optimizer(True)
 
     def _stepped(self, optimizer: Any, *_: object) -> None:
@@ -216,8 +218,34 @@ def _parameters_of(optimizer: Any) -> Iterator[Any]:
         yield from group["params"]
 
 
+def _parameters_in(module: Any) -> Iterator[Any]:
+    """Of it and its parts; whatever the program's own class has by that name."""
+    held = (_own(part._parameters) for _, part in named_parts(module))
+    return itertools.chain.from_iterable(held)
+
+
+def _own(tensors: Any) -> list[Any]:
+    """Of a module's own parameters or buffers, those that are there."""
+    return [each for each in tensors.values() if each is not None]
+
+
+def _tensors_of(torch: Any) -> tuple[type, Callable[[], int]]:
+    """What is a plain tensor; and how many modes are told of what tensors are asked."""
+    return torch.Tensor, torch._C._len_torch_function_stack
+
+
+def _unseen() -> contextlib.AbstractContextManager[object]:
+    """Within it, no code of the program's is told of what tensors are asked: neither
+    its modes nor its classes."""
+    disabled: contextlib.AbstractContextManager[object]
+    disabled = sys.modules["torch"]._C.DisableTorchFunction()
+    return disabled
+
+
 def _label_gradients(parameters: Iterable[Any]) -> None:
-    _label([parameter.grad for parameter in parameters], Category.GRADIENTS)
+    with _unseen():
+        gradients = [parameter.grad for parameter in parameters]
+    _label(gradients, Category.GRADIENTS)
 
 
 def _label(tensors: list[Any], category: Category, modules: Sequence[int] = ()) -> None:
@@ -225,7 +253,8 @@ def _label(tensors: list[Any], category: Category, modules: Sequence[int] = ()) 
 
     None is passed over, and what has no block on a device that is recorded.
     """
-    _alloc.label_tensors(tensors, list(modules), int(category), _fake_class())
+    with _unseen():
+        _alloc.label_tensors(tensors, list(modules), int(category), _fake_class())
 
 
 def _fake_class() -> type | None:

@@ -113,7 +113,7 @@ class Journal:
 
     @property
     def devices(self) -> list[int]:
-        """The GPUs that it tells of, ascending."""
+        """The GPUs that it tells of requests to, ascending."""
         return self._places.devices
 
     @property

@@ -28,11 +28,13 @@ class Places:
 
     def __init__(self) -> None:
         self._places = [(0, 0)]  # GPU and stream, by number
+        self._asked: set[int] = set()  # the numbers of those asked for memory
 
     @property
     def devices(self) -> list[int]:
-        """The GPUs, ascending."""
-        return sorted({device for device, _ in self._places[1:]})
+        """The GPUs that were asked for memory, ascending: one that was only made ready
+        has segments, or labels, and no more."""
+        return sorted({self._places[number][0] for number in self._asked})
 
     def note(self, rows: Rows) -> str:
         """Those that some rows tell of. "" or what is wrong with one."""
@@ -43,6 +45,10 @@ class Places:
             if len(self._places) > _MOST_PLACES:
                 return "tells of too many streams"
             self._places.append((int(device), int(stream)))
+        if len(self._places) > 1:
+            asked = np.isin(rows["action"], (Action.ALLOC, Action.OOM))
+            self._asked.update(np.unique(self._numbers(rows[asked])).tolist())
+            self._asked.discard(0)
         return ""
 
     def columns(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:

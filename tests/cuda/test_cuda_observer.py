@@ -219,6 +219,30 @@ def test_every_gpu_gets_a_trace_of_the_same_clock(
     assert first.info.program.marks == "explicit"
 
 
+def test_a_gpu_that_is_only_made_ready_is_not_used(
+    fake_torch: RecorderTorch, tmp_path: Path
+) -> None:
+    """What was tried of its allocator left a segment; the memory is the CPU's."""
+    empty = {"address": 1 << 20, "size": 4096, "state": "inactive"}
+    fake_torch.segments = [
+        {
+            **{"device": 0, "stream": 0, "address": 1 << 20, "total_size": 4096},
+            "blocks": [empty],
+        }
+    ]
+    recording = Recording(tmp_path / "t.parquet", RecordOptions())
+    recording.start()
+    fake_torch.use()
+    mark_step()
+    recording.finish()
+    trace = read_trace(recording.path)
+    assert (recording.paths, trace.info.device) == ({}, "cpu")
+    assert trace.events.action.tolist() == [STEP]
+    recording = begun(tmp_path / "u.parquet")
+    with pytest.raises(RecordError, match="allocated no CUDA memory"):
+        recording.finish()
+
+
 def test_one_gpu_can_be_chosen(fake_torch: RecorderTorch, tmp_path: Path) -> None:
     world = world_in(fake_torch)
     fake_torch.use()

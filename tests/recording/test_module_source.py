@@ -7,7 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from memplan.recording.boundary import Boundaries  # noqa: E402
 from memplan.recording.module_source import ModuleSource  # noqa: E402
+from memplan.trace.trace import Mark  # noqa: E402
 
 
 def marks(calls: str) -> str:
@@ -44,3 +46,23 @@ def test_a_module_that_is_gone_is_followed_by_the_next() -> None:
     assert source.begins_step(first)
     del first
     assert source.begins_step(torch.nn.Linear(1, 1))
+
+
+def test_a_part_that_is_gone_hides_no_other_module() -> None:
+    """Whose place in memory is that of a part of the source before."""
+    marks: list[Mark] = []
+    boundaries = Boundaries(marks.append, (Mark.FORWARD,))
+    boundaries.start()
+    try:
+        source, x = torch.nn.Sequential(torch.nn.Identity()), torch.ones(1)
+        source(x)
+        part = id(source[0])
+        del source
+        held = []
+        while id(held[-1] if held else None) != part:
+            held.append(torch.nn.Identity())
+            assert len(held) < 10_000
+        held[-1](x)
+    finally:
+        boundaries.stop()
+    assert marks == [Mark.FORWARD] * 2

@@ -189,6 +189,31 @@ def test_a_forked_child_may_record_itself(tmp_path: Path) -> None:
     assert events.requested_size[made].tolist() == [4 * MARKED]
 
 
+CHILD_OF_A_GPUS = """\
+import os
+from memplan.native import _alloc
+from memplan.trace.info import encode_metadata
+from memplan.trace.trace import Columns, Trace
+
+info = encode_metadata("t.json", Trace(Columns.of())).decode()
+journal = os.open("t.json.journal", os.O_CREAT | os.O_WRONLY)
+_alloc.start_recording(journal, info, 0, requests=False)
+_alloc.mark_step(1)
+child = os.fork()
+if child == 0:
+    os._exit(_alloc.recorded_events())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), _alloc.recorded_events())
+_alloc.stop_recording(info)
+"""
+
+
+def test_a_forked_child_leaves_a_recording_of_the_gpu_alone(tmp_path: Path) -> None:
+    """No thread writes its copy of the journal: who waited for one would do so for
+    ever."""
+    (tmp_path / "script.py").write_text(CHILD_OF_A_GPUS)
+    assert python("script.py", cwd=tmp_path).split() == ["0", "1"]
+
+
 LATE = """\
 import atexit, pickle, sys, threading, time
 

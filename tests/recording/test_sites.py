@@ -16,6 +16,7 @@ pytestmark = pytest.mark.torch
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_flatten  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -257,6 +258,79 @@ def test_a_module_that_is_compiled_in_place_is_no_matter(tmp_path: Path) -> None
         model(torch.randn(2, 4))
 
     assert len(recorded(tmp_path, program)) > 0
+
+
+class Strict(TorchFunctionMode):
+    """Takes note of all that it is told of, and knows of few functions."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.seen = seen
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.seen.append(func.__name__)
+        if func is not functional.linear:
+            raise TypeError(f"no such function: {func.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_programs_modes_are_not_told(tmp_path: Path) -> None:
+    model, x, seen = nn.Linear(16, 8), torch.randn(4, 16), []
+
+    def program() -> None:
+        for given in (x, x, nn.Parameter(x)):
+            with Strict(seen):
+                model(given)
+
+    recorded(tmp_path, program)
+    assert seen == ["linear"] * 3
+
+
+class Named(nn.Module):
+    """What it holds has names that modules' own methods have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 8)
+        self.buffers: list[Any] = []  # type: ignore[assignment]
+
+    def parameters(self, group: str) -> Any:  # type: ignore[override]
+        raise ValueError(group)
+
+    def named_modules(self) -> Any:  # type: ignore[override]
+        raise ValueError
+
+    def forward(self, x: Any) -> Any:
+        self.buffers.append(self.inner(x))
+        return self.buffers[-1]
+
+
+def test_a_class_may_have_methods_of_its_own(tmp_path: Path) -> None:
+    made = Named()
+
+    def program() -> None:
+        for _ in range(3):
+            made(torch.randn(4, 16)).sum().backward()
+
+    trace = recorded(tmp_path, program)
+    held = {(each.module, each.operator) for each in buffers_of(trace).sites}
+    assert ("inner", "linear") in held
+    assert trace.info.program.marks == "forward"
+    labels = trace.events.requested_size[trace.events.action == Action.LABEL]
+    assert {Category.PARAMETERS, Category.GRADIENTS} <= set(labels.tolist())
+
+
+def test_weights_that_are_not_made_yet_are_no_matter(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(4))
+
+    def program() -> None:
+        for _ in range(2):
+            model(torch.randn(4, 8))
+
+    peak = summarize(recorded(tmp_path, program)).peak
+    weights = sum(each.numel() for each in model.parameters())
+    assert peak.categories[Category.PARAMETERS] == 4 * weights
 
 
 def test_a_hooks_memory_belongs_to_its_module(tmp_path: Path) -> None:

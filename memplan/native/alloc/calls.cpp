@@ -19,9 +19,9 @@ struct Watch {
   vectorcallfunc original = nullptr;
   PyObject* entering = nullptr;
   PyObject* called = nullptr;
-  PyTypeObject* tensor = nullptr;  // torch's own class, which is never gone
-  std::size_t inputs = 0;
-  std::uint64_t told = 0;  // counts listeners: what is quiet is so for one of them
+  PlainTensors tensors = {};  // of torch's own objects, which are never gone
+  // Counts listeners, and when one is to be told again: what is quiet is so until then.
+  std::uint64_t told = 0;
 };
 Watch watch;
 
@@ -67,15 +67,28 @@ bool tell_entering(PyObject* const* arguments, Py_ssize_t count) {
   return result != nullptr;
 }
 
+bool is_plain_tensor(PyObject* argument) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(argument)) == watch.tensors.type;
+}
+
+// Whether the program's own code is told of what tensors are asked.
+bool is_seen() {
+  PyObject* modes = PyObject_CallNoArgs(watch.tensors.modes);
+  const bool seen = modes == nullptr || PyObject_IsTrue(modes) != 0;
+  Py_XDECREF(modes);
+  PyErr_Clear();
+  return seen;
+}
+
 // Whether Python need not be told of the outermost module that is entered: it is known, and
 // all it is given are plain tensors, which are labelled here, and numbers.
 bool is_plain(PyObject* const* arguments, Py_ssize_t count) {
-  if (!is_root(arguments[0]) || gradients_wait()) return false;
+  if (!is_root(arguments[0]) || gradients_wait() || is_seen()) return false;
   for (Py_ssize_t i = 1; i < count; ++i) {
     PyTypeObject* const type = Py_TYPE(arguments[i]);
     const bool other = arguments[i] == Py_None || type == &PyLong_Type ||
                        type == &PyFloat_Type || type == &PyBool_Type;
-    if (type != watch.tensor && !other) return false;
+    if (!is_plain_tensor(arguments[i]) && !other) return false;
   }
   return true;
 }
@@ -83,9 +96,9 @@ bool is_plain(PyObject* const* arguments, Py_ssize_t count) {
 bool label_inputs(PyObject* const* arguments, Py_ssize_t count) {
   std::vector<PyObject*> tensors;
   for (Py_ssize_t i = 1; i < count; ++i) {
-    if (Py_TYPE(arguments[i]) == watch.tensor) tensors.push_back(arguments[i]);
+    if (is_plain_tensor(arguments[i])) tensors.push_back(arguments[i]);
   }
-  return label_tensors(tensors, {}, watch.inputs, nullptr);
+  return label_tensors(tensors, {}, watch.tensors.inputs, nullptr);
 }
 
 bool tell_outermost(PyObject* const* arguments, Py_ssize_t count) {
@@ -139,10 +152,8 @@ bool set_listener(PyObject* function, PyObject*& slot, PyObject* listener) {
 
 }  // namespace
 
-bool watch_sites(_object* function, _object* entering, _object* tensor,
-                 std::size_t inputs) {
-  watch.tensor = reinterpret_cast<PyTypeObject*>(tensor);
-  watch.inputs = inputs;
+bool watch_sites(_object* function, _object* entering, PlainTensors tensors) {
+  watch.tensors = tensors;
   return set_listener(function, watch.entering, entering);
 }
 
@@ -151,6 +162,6 @@ bool watch_steps(_object* function, _object* called) {
   return set_listener(function, watch.called, called);
 }
 
-void tell_again() { quiet_now().modules.clear(); }
+void tell_again() { ++watch.told; }
 
 }  // namespace memplan

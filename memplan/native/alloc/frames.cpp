@@ -11,6 +11,18 @@ namespace {
 
 constexpr std::size_t kMaxDepth = 64;
 
+class NoCollection {
+ public:
+  NoCollection() = default;
+  NoCollection(const NoCollection&) = delete;
+  ~NoCollection() {
+    if (collects_ != 0) PyGC_Enable();
+  }
+
+ private:
+  const int collects_ = PyGC_Disable();
+};
+
 int offset_in(PyFrameObject* frame) {
 #if PY_VERSION_HEX >= 0x030B0000
   return PyFrame_GetLasti(frame);
@@ -74,6 +86,9 @@ bool Frames::take(Walk& walk, PyFrameObject* frame, Reach reach) {
 }
 
 void Frames::walk(Reach reach, std::span<Entered> within, Walk& walk) {
+  // Before Python 3.12 making a frame object may collect garbage, and finalizers may call
+  // modules and ask for memory: `within` and `walk` are to stay as they are.
+  const NoCollection none;
   walk.places.clear();
   walk.users = walk.backward = false;
   std::size_t level = all_ ? 0 : within.size();  // the modules below which it is not yet

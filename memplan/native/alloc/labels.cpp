@@ -54,11 +54,9 @@ std::uint64_t address_of(PyObject* tensor) {
   return PyErr_Occurred() == nullptr ? address : 0;
 }
 
-// What a tensor says that has no storage, or what is none says.
-bool is_refusal() {
-  return PyErr_ExceptionMatches(PyExc_RuntimeError) != 0 ||
-         PyErr_ExceptionMatches(PyExc_AttributeError) != 0;
-}
+// What a tensor says that has no storage, or what is none says, or a class of the
+// program's: any exception but one that ends the program.
+bool is_refusal() { return PyErr_ExceptionMatches(PyExc_Exception) != 0; }
 
 }  // namespace
 
@@ -92,8 +90,7 @@ bool label_gradients(PyObject* optimizer, std::size_t code, PyObject* fake) {
   std::vector<PyObject*> held;
   PyObject* groups = PyObject_GetAttr(optimizer, param_groups);
   const bool listed = groups != nullptr && PyList_Check(groups);
-  const Py_ssize_t many = listed ? PyList_GET_SIZE(groups) : 0;
-  for (Py_ssize_t i = 0; i < many; ++i) {
+  for (Py_ssize_t i = 0; listed && i < PyList_GET_SIZE(groups); ++i) {
     PyObject* group = PyList_GET_ITEM(groups, i);
     PyObject* own = PyDict_Check(group) ? PyDict_GetItem(group, params) : nullptr;
     if (own == nullptr || !PyList_Check(own)) continue;

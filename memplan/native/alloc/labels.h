@@ -16,7 +16,7 @@ void label_devices(bool cpu, bool cuda);
 // modules, by number, or for none where there are none. None is passed over, and so are
 // other devices' tensors, those without a storage (sparse ones), and those of class
 // `fake`, or null: asking these for an address warns. With the GIL; false where a Python
-// error other than a tensor's refusal is left set.
+// error other than an Exception, a tensor's refusal, is left set.
 bool label_tensors(const std::vector<_object*>& tensors, const std::vector<int>& modules,
                    std::size_t code, _object* fake);
 // The same of the gradients of an optimizer's parameters.

@@ -34,7 +34,10 @@ Event event_of(Action action, const void* pointer, std::size_t bytes,
 void Recorder::start(Journal* journal, StackCapture capture, std::uint64_t limit) {
   capture_ = capture;
   limit_ = limit;
-  places_.clear();
+  {
+    std::lock_guard lock(mutex_);
+    places_.clear();
+  }
   lost_ = 0;
   journal_.store(journal);
 }

@@ -210,6 +210,12 @@ void in_child() {
   s.log.take();
 }
 
+// From now on, forked children are on their own; once is enough, again is harmless.
+void let_children_go() {
+  static const int registered = pthread_atfork(&before_fork, &in_parent, &in_child);
+  static_cast<void>(registered);
+}
+
 // From now on, blocks in these arenas are known for what they are. False if there were
 // too many before them.
 bool know(const std::vector<Replay*>& replays) {
@@ -251,13 +257,14 @@ std::string install(const std::string& path) {
     s.base = nullptr;
     return "another CPU allocator is installed, with a higher priority";
   }
-  pthread_atfork(&before_fork, &in_parent, &in_child);
+  let_children_go();
   return {};
 }
 
 void start_recording(Journal* journal, StackCapture capture, std::uint64_t limit,
                      bool requests) {
   State& s = state();
+  let_children_go();
   s.recorder.start(journal, capture, limit);
   if (requests) s.mode.store(Mode::kRecord);
 }

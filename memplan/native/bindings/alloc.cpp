@@ -84,11 +84,12 @@ NB_MODULE(_alloc, m) {
       "name"_a, "module"_a);
   m.def(
       "watch_sites",
-      [](nb::handle function, nb::handle entering, nb::handle tensor,
+      [](nb::handle function, nb::handle entering, nb::handle tensor, nb::handle modes,
          std::size_t inputs) {
-        return memplan::watch_sites(function.ptr(), entering.ptr(), tensor.ptr(), inputs);
+        return memplan::watch_sites(function.ptr(), entering.ptr(),
+                                    {tensor.ptr(), modes.ptr(), inputs});
       },
-      "function"_a, "entering"_a.none(), "tensor"_a, "inputs"_a);
+      "function"_a, "entering"_a.none(), "tensor"_a, "modes"_a, "inputs"_a);
   m.def(
       "watch_steps",
       [](nb::handle function, nb::handle called) {
