@@ -129,6 +129,23 @@ def test_no_nest_takes_less_than_its_mappings_bound(
     assert machine.evaluate(nest, memories) >= float(found.energy[0])
 
 
+@pytest.mark.parametrize("text", ["16,16,16,16", "1,1,14,14,3,3,G8", "32,32,1,1,B32"])
+def test_registers_that_cost_nothing_leave_the_bound_below(text: str) -> None:
+    """Prices in place of none are no part of it, however close it is."""
+    layer, unroll = parse_layer(text), {"X": 4, "C": 4, "K": 4}
+    unroll = {dim: n for dim, n in unroll.items() if n <= layer.size(dim)}
+    machine = small_machine((64, 64, 64), 1 << 30)
+    free, far = machine.hierarchy.levels
+    free = replace(free, pj=dict.fromkeys(Tensor, 1e-9))
+    machine = Fixed(replace(machine.hierarchy, levels=(free, far), count_fills=True))
+    best = optimize(layer, unroll, machine, ONE)
+    assert best.proved
+    counts = np.array([[unroll.get(dim, 1) for dim in DIMS]], dtype=np.int64)
+    bound = float(bounds_of(layer, counts, machine, 5.0, 1).energy[0])
+    assert bound <= best.energy
+    assert bound >= best.energy * (1 - 1e-3)
+
+
 @pytest.mark.parametrize(
     ("sizes", "stride", "sides"),
     [
