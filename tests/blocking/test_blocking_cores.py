@@ -143,7 +143,11 @@ def test_a_nest_of_many_buffers_has_them_all() -> None:
     assert found.total == pytest.approx(Codesign().evaluate(nest, memories), rel=1e-9)
 
 
-@given(nests(window_innermost=False, divisors=False, macs=60), st.data())
+@given(
+    nests(window_innermost=False, divisors=False, macs=60)
+    | nests(window_innermost=False, divisors=False, sliding=True),
+    st.data(),
+)
 @settings(max_examples=12, deadline=None)
 def test_no_nest_is_below_the_bound(nest: Nest, data: st.DataObject) -> None:
     split = data.draw(st.sampled_from(["k", "xy"]))

@@ -189,6 +189,42 @@ def test_the_best_of_all_mappings_is_found(
 
 
 @pytest.mark.parametrize(
+    ("sizes", "stride", "sides"),
+    [
+        ((5, 1, 1, 2, 3, 1, 1, 1), (1, 1), (2, 2)),
+        ((4, 2, 1, 1, 3, 2, 1, 1), (2, 1), (3,)),
+        ((1, 5, 1, 1, 1, 5, 1, 1), (1, 2), (3, 2)),
+        ((3, 3, 1, 1, 2, 2, 1, 2), (1, 1), (4,)),
+    ],
+)
+@pytest.mark.parametrize("memories", [(4, 8, 4), (16, 16, 8)])
+def test_stripes_and_mappings_together(
+    sizes: tuple[int, ...],
+    stride: tuple[int, int],
+    sides: tuple[int, ...],
+    memories: tuple[int, ...],
+) -> None:
+    """Against every nest, with every choice of buffers, around every mapping."""
+    layer = Layer("sliding", *sizes[:6], B=sizes[6], G=sizes[7], stride=stride)
+    machine = small_machine(memories, 32)
+    unrolls = list(every_unroll(layer, Array(sides)))
+    counts = [[unroll.get(dim, 1) for dim in DIMS] for unroll in unrolls]
+    bounds = bounds_of(layer, np.array(counts, dtype=np.int64), machine, 5.0, 1)
+    least = math.inf
+    for unroll, bound in zip(unrolls, bounds.energy.tolist(), strict=True):
+        best = min(
+            least_energy(count(nest_of(layer, loops, unroll)), machine)
+            for loops in all_nests(layer, unroll)
+        )
+        assert bound <= best, unroll
+        least = min(least, best)
+    found = search_datapath(layer, Array(sides), machine, ONE)
+    assert found.energy == pytest.approx(least, rel=1e-9)
+    assert found.lower_bound is not None
+    assert found.lower_bound <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "1,1,14,14,3,3,G24",
