@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.design.cores_search import optimize_for_cores
@@ -16,6 +18,7 @@ from memplan.blocking.design.parallel import (
     best_cores_energy,
     cores_energy,
 )
+from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
 from memplan.blocking.search.optimize import optimize
@@ -34,8 +37,8 @@ def counted(nest: Nest, cores: int, split: str, machine: Codesign) -> float:
     kept = [
         (tensor, one)
         for tensor, own in traffic.items()
-        for one in own.used
-        if one.nbytes <= machine.curves[tensor].dram_above
+        for one in own.choices
+        if one.reuses and one.nbytes <= machine.curves[tensor].dram_above
     ]
     least = float("inf")
     for taken in itertools.product((False, True), repeat=len(kept)):
@@ -65,7 +68,8 @@ def counted(nest: Nest, cores: int, split: str, machine: Codesign) -> float:
 
 
 @given(
-    nests(window_innermost=False, divisors=False),
+    nests(window_innermost=False, divisors=False)
+    | nests(window_innermost=False, divisors=False, sliding=True),
     st.sampled_from(["k", "xy"]),
     st.sampled_from([Codesign(), Codesign(budget=60), Codesign(count_fills=True)]),
     st.data(),
@@ -97,7 +101,7 @@ def test_never_worse_than_one_nest_and_never_below_the_bound(one: Nest) -> None:
     assert [(f.energy.cores, f.energy.split) for f in found] == WAYS
     for (cores, split), own in zip(WAYS, found, strict=True):
         assert own.energy.total <= own.one_nest.total * (1 + 1e-9)
-        assert own.one_nest == cores_energy(one, cores, split)
+        assert own.one_nest == best_cores_energy(one, cores, split)
         again = best_cores_energy(own.nest, cores, split)
         assert own.energy == again
         assert own.nest.unroll == one.unroll
@@ -114,7 +118,36 @@ def test_a_poor_nest_is_left_behind() -> None:
     assert str(found.nest) != str(poor)
 
 
-@given(nests(window_innermost=False, divisors=False, macs=60), st.data())
+def test_stripes_are_kept_where_they_pay() -> None:
+    """As at one core, where the search for nests keeps them."""
+    layer = Layer("depthwise", 14, 14, 1, 1, 3, 3, G=24)
+    longer = replace(SHORT, time_limit=2.0)
+    alone = optimize(layer, {"G": 8}, Codesign(), longer)
+    found = optimize_for_cores(alone.nest, [(1, "xy"), (7, "xy")], options=longer)
+    assert [one.energy.main for one in found] == [
+        pytest.approx(320 * layer.G * (16 * 16 + 3 * 3 + 14 * 14))
+    ] * 2
+    assert found[0].energy.total == pytest.approx(alone.energy, rel=1e-9)
+    assert found[0].one_nest == found[0].energy
+    assert found[1].gap < 0.01
+
+
+def test_a_nest_of_many_buffers_has_them_all() -> None:
+    """Also the outermost, which shields main memory from those inside."""
+    layer = Layer("deep", 64, 64, 4, 256, 3, 3)
+    loops = "Fw3 Fh3 X2 K2 Y2 K4 X4 K8 Y4 K16 X8 K32 Y8 K64 X64 Y64 K256 C4"
+    nest = parse_nest(loops, layer)
+    assert len(count(nest)[Tensor.INPUT].choices) > 6
+    found = best_cores_energy(nest, 1, "xy")
+    memories = best_memories(count(nest), Codesign())
+    assert found.total == pytest.approx(Codesign().evaluate(nest, memories), rel=1e-9)
+
+
+@given(
+    nests(window_innermost=False, divisors=False, macs=60)
+    | nests(window_innermost=False, divisors=False, sliding=True),
+    st.data(),
+)
 @settings(max_examples=12, deadline=None)
 def test_no_nest_is_below_the_bound(nest: Nest, data: st.DataObject) -> None:
     split = data.draw(st.sampled_from(["k", "xy"]))

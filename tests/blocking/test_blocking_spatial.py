@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nest_choices import least_energy
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.latency import datapath_steps
@@ -19,6 +20,7 @@ from memplan.blocking.machine.energy import paper_curves
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.array import Array, MappingSearch, parse_array
+from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import Nest, nest_of
 from memplan.blocking.search.mapping_bounds import bounds_of
@@ -29,6 +31,7 @@ from memplan.blocking.search.result import Options, Result
 from memplan.blocking.search.spatial import search_datapath, search_one_of
 from memplan.errors import UsageError
 from tests.blocking.nest_strategies import layers, nests
+from tests.blocking.test_blocking_whole import all_nests
 
 DIANNAO = Fixed(load_hierarchy("diannao"))
 ONE = Options(threads=1)
@@ -68,13 +71,17 @@ def every_unroll(layer: Layer, array: Array) -> Iterator[dict[str, int]]:
 def test_mappings_are_all_that_differ(layer: Layer, array: Array) -> None:
     found = mappings_of(layer, array)
     assert found.complete
-    trips = [[-(-layer.size(d) // n) for d, n in zip(DIMS, row, strict=True)] for row
-             in found.counts.tolist()]  # fmt: skip
-    expected = {
-        tuple(-(-layer.size(d) // unroll.get(d, 1)) for d in DIMS)
-        for unroll in every_unroll(layer, array)
-    }
-    listed = set(map(tuple, trips))
+    steps = dict(zip(("Fw", "Fh"), layer.stride, strict=True))
+
+    def alike(unroll: Mapping[str, int]) -> Iterator[int]:
+        """What nests around a mapping depend on: trips, but of a window in steps."""
+        for dim in DIMS:
+            n = min(unroll.get(dim, 1), layer.size(dim))
+            yield n if steps.get(dim, 1) > 1 else -(-layer.size(dim) // n)
+
+    trips = [tuple(alike(found.unroll(i))) for i in range(len(found.counts))]
+    expected = {tuple(alike(unroll)) for unroll in every_unroll(layer, array)}
+    listed = set(trips)
     assert len(listed) == len(trips)
     if (layer.X, layer.Fw, layer.stride[0]) == (layer.Y, layer.Fh, layer.stride[1]):
         swapped = {(y, x, c, k, fh, fw, b, g) for x, y, c, k, fw, fh, b, g in listed}
@@ -94,7 +101,11 @@ def test_a_large_array_has_mappings_that_fill_it() -> None:
     assert (found.counts == [1, 1, 128, 128, 1, 1, 1, 1]).all(axis=1).any()
 
 
-@given(nests(window_innermost=False, divisors=False), st.data())
+@given(
+    nests(window_innermost=False, divisors=False)
+    | nests(window_innermost=False, divisors=False, sliding=True),
+    st.data(),
+)
 @settings(max_examples=60, deadline=None)
 def test_no_nest_takes_less_than_its_mappings_bound(
     nest: Nest, data: st.DataObject
@@ -118,6 +129,23 @@ def test_no_nest_takes_less_than_its_mappings_bound(
     assert machine.evaluate(nest, memories) >= float(found.energy[0])
 
 
+@pytest.mark.parametrize("text", ["16,16,16,16", "1,1,14,14,3,3,G8", "32,32,1,1,B32"])
+def test_registers_that_cost_nothing_leave_the_bound_below(text: str) -> None:
+    """Prices in place of none are no part of it, however close it is."""
+    layer, unroll = parse_layer(text), {"X": 4, "C": 4, "K": 4}
+    unroll = {dim: n for dim, n in unroll.items() if n <= layer.size(dim)}
+    machine = small_machine((64, 64, 64), 1 << 30)
+    free, far = machine.hierarchy.levels
+    free = replace(free, pj=dict.fromkeys(Tensor, 1e-9))
+    machine = Fixed(replace(machine.hierarchy, levels=(free, far), count_fills=True))
+    best = optimize(layer, unroll, machine, ONE)
+    assert best.proved
+    counts = np.array([[unroll.get(dim, 1) for dim in DIMS]], dtype=np.int64)
+    bound = float(bounds_of(layer, counts, machine, 5.0, 1).energy[0])
+    assert bound <= best.energy
+    assert bound >= best.energy * (1 - 1e-3)
+
+
 @pytest.mark.parametrize(
     ("sizes", "stride", "sides"),
     [
@@ -126,6 +154,8 @@ def test_no_nest_takes_less_than_its_mappings_bound(
         ((3, 3, 1, 1, 2, 2, 1, 3), (1, 1), (3, 2)),
         ((1, 1, 5, 7, 1, 1, 2, 1), (1, 1), (4,)),
         ((2, 5, 2, 2, 1, 3, 1, 1), (1, 2), (2, 2)),
+        # Four columns of the window and one touch less than three and two.
+        ((7, 1, 1, 1, 5, 1, 1, 1), (2, 1), (4, 2)),
     ],
 )
 @pytest.mark.parametrize("fills", [False, True])
@@ -139,7 +169,12 @@ def test_the_best_of_all_mappings_is_found(
         optimize(layer, unroll, machine, ONE)
         for unroll in every_unroll(layer, Array(sides))
     ]
-    assert all(one.proved for one in tried)
+    for one in tried:
+        if not one.proved:
+            nests_ = all_nests(layer, one.nest.unroll)
+            made = (nest_of(layer, loops, one.nest.unroll) for loops in nests_)
+            all_ = min(least_energy(count(nest), machine) for nest in made)
+            assert one.energy == pytest.approx(all_, rel=1e-9)
     least = min(one.energy for one in tried)
     found = search_datapath(layer, Array(sides), machine, ONE)
     assert found.energy == pytest.approx(least, rel=1e-9)
@@ -151,6 +186,42 @@ def test_the_best_of_all_mappings_is_found(
     alike = [one for one in tried if one.energy <= least * (1 + 1e-10)]
     steps = min(datapath_steps(one.nest) for one in alike)
     assert datapath_steps(found.nest) == steps
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stride", "sides"),
+    [
+        ((5, 1, 1, 2, 3, 1, 1, 1), (1, 1), (2, 2)),
+        ((4, 2, 1, 1, 3, 2, 1, 1), (2, 1), (3,)),
+        ((1, 5, 1, 1, 1, 5, 1, 1), (1, 2), (3, 2)),
+        ((3, 3, 1, 1, 2, 2, 1, 2), (1, 1), (4,)),
+    ],
+)
+@pytest.mark.parametrize("memories", [(4, 8, 4), (16, 16, 8)])
+def test_stripes_and_mappings_together(
+    sizes: tuple[int, ...],
+    stride: tuple[int, int],
+    sides: tuple[int, ...],
+    memories: tuple[int, ...],
+) -> None:
+    """Against every nest, with every choice of buffers, around every mapping."""
+    layer = Layer("sliding", *sizes[:6], B=sizes[6], G=sizes[7], stride=stride)
+    machine = small_machine(memories, 32)
+    unrolls = list(every_unroll(layer, Array(sides)))
+    counts = [[unroll.get(dim, 1) for dim in DIMS] for unroll in unrolls]
+    bounds = bounds_of(layer, np.array(counts, dtype=np.int64), machine, 5.0, 1)
+    least = math.inf
+    for unroll, bound in zip(unrolls, bounds.energy.tolist(), strict=True):
+        best = min(
+            least_energy(count(nest_of(layer, loops, unroll)), machine)
+            for loops in all_nests(layer, unroll)
+        )
+        assert bound <= best, unroll
+        least = min(least, best)
+    found = search_datapath(layer, Array(sides), machine, ONE)
+    assert found.energy == pytest.approx(least, rel=1e-9)
+    assert found.lower_bound is not None
+    assert found.lower_bound <= least * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

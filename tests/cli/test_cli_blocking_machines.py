@@ -68,6 +68,7 @@ def test_of_many_layers_each_has_its_mapping(
     assert table[1].split()[:4] == ["layer", "at", "once", "used"]
     assert [line.split()[0] for line in table[2:]] == [DEPTHWISE, SMALL]
     assert "the best of" in found.out
+    assert "  gaps      to the best of all nests and mappings\n" in found.out
     plan = read_plan("plan.json")
     for one in plan.layers:
         assert one.search.mapping is not None
@@ -174,6 +175,14 @@ def test_cores_have_nests_of_their_own(blocking: Blocking) -> None:
     assert mapped.code == 0, mapped.err
     refused = blocking(*given, "--one-nest", "--string", "X12")
     assert "--one-nest is for a nest that is searched for" in refused.err
+
+
+def test_what_is_proved_names_the_mappings(blocking: Blocking) -> None:
+    given = ("--layer", SMALL, "--memory", "diannao", "--time-limit", "2")
+    large = blocking("optimize", *given, "--unroll", "auto:512x512")
+    assert " all nests and mappings that fill a side\n" in large.out
+    divided = blocking("optimize", *given, "--unroll", "auto:4", "--method", "divisors")
+    assert "mappings and nests of divisors, window in one piece" in divided.out
 
 
 def test_what_became_of_mappings_in_words() -> None:

@@ -3,8 +3,8 @@
 A nest that is best for one core is not best for several: those of the last memories
 that are split get cheaper with their size, and what is shared is sent once to all, over
 wires as long as all memories are wide. Searches run with prices that say so as well as
-prices by size can; what they find is then counted exactly, as `cores_energy` does, with
-the buffers that take the least, and improved by small changes.
+prices by size can; what they find is then counted exactly, with the
+buffers that take the least, and improved by small changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from memplan.blocking.design.parallel import (
     CoresEnergy,
     best_cores_energy,
     check_split,
-    cores_energy,
 )
 from memplan.blocking.machine.energy import Curve
 from memplan.blocking.nest.layer import Layer, Tensor
@@ -46,8 +45,8 @@ _DEFAULT = Options()
 @dataclass(frozen=True)
 class CoresNest:
     """The best nest found for so many cores, and its energy; one_nest: that of the nest
-    that was given, counted as `cores_energy` does; lower_bound: pJ that no nest takes
-    less than on these cores."""
+    that was given; both with the buffers that take the least (`best_cores_energy`);
+    lower_bound: pJ that no nest takes less than on these cores."""
 
     nest: Nest
     energy: CoresEnergy
@@ -112,8 +111,8 @@ class _Search:
         self._options = replace(options, method="whole", time_limit=seconds)
         self.bound = 0.0
         self.nests: list[Nest] = []
-        self._nest, self._best = one, self._energy(one)
-        self._take(one)
+        self._given = self._energy(one)
+        self._nest, self._best = one, self._given
 
     def run(self) -> None:
         """The searches, and the bound: of memories that are so large in all, and hence
@@ -146,10 +145,8 @@ class _Search:
 
     def result(self) -> CoresNest:
         """The best so far."""
-        cores, split, machine = self.cores, self._split, self._machine
-        plain = cores_energy(self._one, cores, split, machine)
         bound = min(self.bound, self._best.total)
-        return CoresNest(self._nest, self._best, plain, bound)
+        return CoresNest(self._nest, self._best, self._given, bound)
 
     def _energy(self, nest: Nest) -> CoresEnergy:
         return best_cores_energy(nest, self.cores, self._split, self._machine)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.errors import UsageError
 
-_MOST = 6  # buffers of a tensor that may have memories
 SHARED: Mapping[str, Tensor] = {"k": Tensor.INPUT, "xy": Tensor.KERNEL}
 
 
@@ -115,8 +113,8 @@ class _Way:
 def best_cores_energy(
     nest: Nest, cores: int, split: str, objective: Codesign | None = None
 ) -> CoresEnergy:
-    """The same as `cores_energy`, with those of the buffers kept that together take the
-    least; raises as it does."""
+    """The same as `cores_energy`, with those of the buffers kept, stripes of the input
+    too, that together take the least; raises as it does."""
     check_split(nest, cores, split)
     objective = objective or Codesign()
     traffic = objective.traffic(nest)
@@ -161,28 +159,29 @@ def _of_all(parts: Sequence[Sequence[float]]) -> Float64Array:
 
 
 def _ways(own: Traffic, cores: int, split: str, objective: Codesign) -> Iterator[_Way]:
-    """All choices of a tensor's buffers that are on the chip."""
+    """Choices of a tensor's buffers that are on the chip, of the input stripes too;
+    without those that others beat whatever lies outside."""
     curve, fills = objective.curves[own.tensor], objective.count_fills
     main_pj, shared = objective.main_pj(own.tensor), own.tensor is SHARED[split]
-    kept = [one for one in own.used if one.nbytes <= curve.dram_above][:_MOST]
-    price = {one.begin: curve(one.nbytes) for one in kept}
-    part = {one.begin: curve(one.nbytes / cores) for one in kept}
     yield _Way(0, 0.0, 0.0, own.demand_words * main_pj)
-    for number in range(1, len(kept) + 1):
-        for *inner, outermost in combinations(kept, number):
-            words, private = own.demand_words, 0.0
-            for buffer in inner:
-                private += paid(words, buffer, fills) * price[buffer.begin]
-                words = buffer.outward_words
-            accesses = paid(words, outermost, fills)
-            main = outermost.outward_words * main_pj
-            nbytes = outermost.nbytes + sum(one.nbytes for one in inner)
-            if cores > 1 and shared:
-                own_price = price[outermost.begin]
-                yield _Way(nbytes, private, 0.0, main, accesses / cores, own_price)
-            else:
-                last = accesses * part[outermost.begin]
-                yield _Way(nbytes, private, last, main)
+    # Of each buffer the choices that end with it, none the last, and what passes out.
+    ends = [(own.demand_words, [_Way(0, 0.0, 0.0, 0.0)])]
+    for buffer in own.choices:
+        if not buffer.reuses or buffer.nbytes > curve.dram_above:
+            continue
+        price, part = curve(buffer.nbytes), curve(buffer.nbytes / cores)
+        main = buffer.outward_words * main_pj
+        found = []
+        for words, inside in ends:
+            accesses = paid(words, buffer, fills)
+            for way in inside:
+                nbytes, pj = way.nbytes + buffer.nbytes, way.private
+                found.append(_Way(nbytes, pj + accesses * price, 0.0, 0.0))
+                if cores > 1 and shared:
+                    yield _Way(nbytes, pj, 0.0, main, accesses / cores, price)
+                else:
+                    yield _Way(nbytes, pj, accesses * part, main)
+        ends.append((buffer.outward_words, _worth(found)))
 
 
 def _worth(ways: Iterable[_Way]) -> list[_Way]:

@@ -57,7 +57,7 @@ Datapath: TypeAlias = Mapping[str, int] | Array
 @dataclass(frozen=True)
 class MappingSearch:
     """How the datapath of a nest was chosen: the spatial mappings that an array can
-    take, of counts that make the same number of trips the least.
+    take, of counts with which nests are the same (`search.mappings`) the least.
 
     mappings: how many there are; complete: whether these are all that fit, or, of a
     large array, those with few dimensions along a side that fill it. pruned: those

@@ -27,8 +27,8 @@ from memplan.blocking.nest.precision import WORD_BITS, Precision
 from memplan.blocking.search.exact import problem_of
 from memplan.native import _nest
 
-_NOTHING = 1e-7  # pJ, in place of none; prices are above 0
-_MAIN = 1e-6  # likewise, of main memory
+_NOTHING = 1e-10  # pJ, in place of none; prices are above 0
+_MAIN = 1e-8  # likewise, of main memory
 _CAPS = (128, 2048)  # bytes of a tensor's tile, of mappings that share a relaxation
 _KNOTS = 96  # of a curve from which a price was taken
 _PORTS = 2  # whose bandwidths bound cycles; main memory's is the first
@@ -39,11 +39,9 @@ _SAFE = 1 - _TINY
 
 @dataclass(frozen=True)
 class MappingBounds:
-    """By mapping, shape (n,): steps: cycles of the datapath; asked: pJ of what the
-    datapath asks for, at least; energy: pJ of all."""
+    """By mapping, shape (n,): steps: cycles of the datapath; energy: pJ, at least."""
 
     steps: Int64Array
-    asked: Float64Array
     energy: Float64Array
 
 
@@ -75,7 +73,7 @@ def bounds_of(
         served = asked * prices[tensor]
         inner += served
         plain += np.minimum(served + compulsory * main, asked * main)
-    energy = plain
+    energy, stood_in = plain, _stood_in(layer, objective)
     left: npt.NDArray[np.bool_] = np.ones(len(counts), dtype=np.bool_)
     classes = list(_classes(objective, tiles, prices))
     begin = time.perf_counter()
@@ -86,9 +84,9 @@ def bounds_of(
             continue
         spent = time.perf_counter() - begin
         part = max(seconds - spent, 0.0) / (len(classes) - number)
-        rest = relaxed(layer, reduced, part, threads)
+        rest = relaxed(layer, reduced, part, threads) - stood_in
         energy = np.where(mine, np.maximum(plain, inner + rest), energy)
-    return MappingBounds(steps, inner, energy * _SAFE)
+    return MappingBounds(steps, energy * _SAFE)
 
 
 def cycles_of(
@@ -107,6 +105,19 @@ def cycles_of(
             passing = bounds_of(layer, counts, priced, part, threads).energy
             found = np.maximum(found, passing * _SLACK)
     return found
+
+
+def _stood_in(layer: Layer, objective: Objective) -> float:
+    """pJ that prices in place of none add to what passes further out, at most: each
+    memory serves and takes in no more than one multiplication after the other asks."""
+    one = {dim: np.ones(1, dtype=np.int64) for dim in DIMS}
+    trips = {dim: one[dim] * layer.size(dim) for dim in DIMS}
+    words = sum(
+        float(_asked(layer, tensor, one, trips, objective.precision)[0][0])
+        for tensor in layer.tensors
+    )
+    depths = len(objective.hierarchy.levels) if isinstance(objective, Fixed) else 1
+    return 2 * words * _NOTHING * depths * (depths + 1) / 2
 
 
 def _asked(

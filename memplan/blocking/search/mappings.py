@@ -36,11 +36,19 @@ def mappings_of(layer: Layer, array: Array) -> Mappings:
 
     Of counts with which a dimension takes the same number of trips the least stands for
     all: to each nest around one of the others there is one around it whose every count
-    of accesses is the same, and whose buffers are no larger. Where columns and rows may
-    be exchanged, one of both is left out.
+    of accesses is the same, and whose buffers are no larger. Not of a window in steps:
+    of the input, parts narrower than its step leave columns out, so that 4 and 1 of 5
+    touch fewer than 3 and 2. Where columns and rows may be exchanged, one of both is
+    left out.
     """
     sizes = [layer.size(dim) for dim in DIMS]
-    least = [_least(size, array.multipliers) for size in sizes]
+    stepping = dict(zip(("Fw", "Fh"), layer.stride, strict=True))
+    least = [
+        _least(layer.size(dim), array.multipliers)
+        if stepping.get(dim, 1) == 1
+        else np.arange(min(layer.size(dim), array.multipliers) + 1, dtype=np.int64)
+        for dim in DIMS
+    ]
     sides = [_all(sizes, side, _MOST) for side in array.sides]
     complete = all(own is not None for own in sides)
     if complete and math.prod(len(own) for own in sides if own is not None) > _MOST:

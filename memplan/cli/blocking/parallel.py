@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.design.cores_search import CoresNest, optimize_for_cores
-from memplan.blocking.design.parallel import SHARED, CoresEnergy, cores_energy
+from memplan.blocking.design.parallel import (
+    SHARED,
+    CoresEnergy,
+    best_cores_energy,
+    cores_energy,
+)
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.search.result import Options
@@ -71,8 +77,9 @@ def command(
     all; cores that split the image share the kernels. What is shared is sent to all
     at once, over wires as long as all memories are wide. Nests are searched for anew
     for every number of cores and split, with these prices, from the best for one core;
-    what that takes on as many is printed beside it. --one-nest and --string spread one
-    nest instead, as the paper's figure 9 does. With --unroll auto the spatial mapping
+    what that takes on as many is printed beside it. --one-nest spreads that one
+    instead, --string any other; of that every buffer is kept, as in the paper's figure
+    9, else those that together take the least. With --unroll auto the spatial mapping
     is chosen for one core. Without --time-limit a number and split takes half a minute
     at most, mostly far less.
 
@@ -95,7 +102,8 @@ def command(
             best = search_datapath(layer, datapath, objective, how, progress)
         report.note_if_interrupted(best)
         nest = best.nest
-    bars = _priced(nest, ways, objective)
+    priced = best_cores_energy if string is None else cores_energy
+    bars = _priced(nest, ways, objective, priced)
     anew: list[CoresNest] = []
     if string is None and not one_nest and not best.interrupted:
         possible = [(one.cores, one.split) for one in bars]
@@ -120,14 +128,17 @@ def command(
 
 
 def _priced(
-    nest: Nest, ways: list[tuple[int, str]], objective: Codesign
+    nest: Nest,
+    ways: list[tuple[int, str]],
+    objective: Codesign,
+    priced: Callable[[Nest, int, str, Codesign], CoresEnergy],
 ) -> list[CoresEnergy]:
     """Energies by number of cores and split; of the default numbers those that share
-    the nest's tiles evenly."""
+    the nest's tiles evenly. priced: counts one of them."""
     found = []
     for cores, way in ways:
         try:
-            found.append(cores_energy(nest, cores, way, objective))
+            found.append(priced(nest, cores, way, objective))
         except UsageError:
             if cores == 1 or arguments.given("cores"):
                 raise

@@ -104,10 +104,21 @@ def proof(planned: PlannedLayer) -> str:
     search, gap = planned.search, planned.gap
     if gap is None:
         return f"gap unknown: {report.no_bound(search.method)}"
-    space = report.space_text(search.space) + " and mappings" * bool(search.mapping)
+    space = _space(search)
     if search.proved_optimal:
         return f"proved optimal among {space}"
     return f"gap at most {format_gap(gap)} to {space}"
+
+
+def _space(search: Search) -> str:
+    """What a bound or a proof is about."""
+    space, mapping = report.space_text(search.space), search.mapping
+    if mapping is None:
+        return space
+    mappings = "mappings" if mapping.complete else "mappings that fill a side"
+    if search.space == "whole":
+        return f"{space} and {mappings}"
+    return f"{mappings} and {space}"
 
 
 def _report(
@@ -139,11 +150,11 @@ def _area(planned: PlannedLayer, objective: Objective) -> float:
 
 def _gaps(searches: Sequence[Search]) -> list[tuple[str, str]]:
     """What the gaps are to, and why some are unknown."""
-    known = {one.space for one in searches if one.lower_bound is not None}
+    known = {_space(one) for one in searches if one.lower_bound is not None}
     unknown = {one.method for one in searches if one.lower_bound is None}
     rows = []
     if known:
-        spaces = " and of ".join(map(report.space_text, sorted(known)))
+        spaces = " and of ".join(sorted(known))
         what = {one.minimized for one in searches} - {"energy"}
         of = "".join(f"of {one}, " for one in sorted(what))
         rows.append(("gaps", f"{of}to the best of {spaces}"))
