@@ -108,7 +108,9 @@ def words(what: str, known: tuple[str, ...] = ()) -> Callable[..., Any]:
     help="The largest relative error to the model's own results.",
 )
 @click.option(
-    "--keep-slower", is_flag=True, help="Fuse it even where that takes longer."
+    "--keep-slower",
+    is_flag=True,
+    help="Fuse it even where that takes longer, or more memory.",
 )
 @click.option(
     "--bench",
@@ -162,7 +164,8 @@ def command(
     The function FACTORY in FILE.py returns a model and its inputs: a tuple of
     arguments, a mapping of keyword arguments, or one tensor; or the model alone, with
     --inputs. It is fused, checked against itself, measured and timed. A model that
-    cannot be fused, or is not faster then, runs as it was, and the report says why.
+    cannot be fused, or takes longer then, or more memory, runs as it was, and the
+    report says why.
 
     With --bench, networks of the paper are measured beside eager PyTorch,
     torch.compile, ONNX Runtime and OpenVINO, as far as these are installed.

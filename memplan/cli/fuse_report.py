@@ -74,7 +74,8 @@ def _part_facts(part: Part, named: bool) -> list[tuple[str, str]]:
     if part.status != "fused":
         return [*rows, ("", f"runs as it was: {part.reason}")]
     became = Counter(each.became for each in part.layers)
-    rows.append(("layers", f"{len(part.layers):,}: {_fates(became)}"))
+    first, *others = _fates(became)
+    rows += show.listed("layers", [f"{len(part.layers):,}: {first}", *others])
     if part.kernels:
         kernels = ", ".join(f"{each} {name}" for name, each in part.kernels.items())
         rows.append(("convolutions", f"{became['convolution']}: {kernels}"))
@@ -102,10 +103,10 @@ _WORDS = {
 }
 
 
-def _fates(became: Counter[str]) -> str:
-    return ", ".join(
+def _fates(became: Counter[str]) -> list[str]:
+    return [
         words.format(became[name]) for name, words in _WORDS.items() if became[name]
-    )
+    ]
 
 
 def _inside(runs: Sequence[Run]) -> str:
@@ -225,7 +226,7 @@ def _listed(title: str, runs: Sequence[Run], part: Part, found: Examined) -> Non
         show.line(
             f"      predicted gain {gain}: {format_bytes(moved.saved)} of "
             f"{format_bytes(moved.layerwise)} of traffic"
-            + (f"; here {_fates(fates)}" if not run.by else "")
+            + (f"; here {', '.join(_fates(fates))}" if not run.by else "")
         )
 
 

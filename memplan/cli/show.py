@@ -16,6 +16,7 @@ import click
 
 from memplan.text import printable
 
+_NAMES = 17  # columns of a fact's name
 _LEAST_FIRST, _LEAST_OTHER = 24, 12  # characters, of a column that is folded
 _ENDS = "/._ "  # a line of a folded text ends with one of these
 _hushed: list[bool] = []  # one for every command that runs and was told to be quiet
@@ -67,6 +68,18 @@ def facts(title: str, rows: Iterable[tuple[str, str]], err: bool = False) -> Non
     lines = [title, *(f"  {name:<{width}}  {value}" for name, value in listed)]
     with _unheard(err):
         click.echo("\n".join(map(printable, lines)), err=err)
+
+
+def listed(name: str, parts: Sequence[str]) -> list[tuple[str, str]]:
+    """A fact of several parts, on as many lines as the terminal's width asks for."""
+    lines, room = list(parts[:1]), width() - _NAMES
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 > room:
+            lines[-1] += ","
+            lines.append(part)
+        else:
+            lines[-1] += f", {part}"
+    return [(name if i == 0 else "", text) for i, text in enumerate(lines)]
 
 
 def table(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from pathlib import Path
 from typing import Any, get_args
@@ -25,7 +24,6 @@ _SAVED_OF = {
     "reserved": "reserved",
     "heaps": "of the C library's heaps",
 }
-_NAMES = 17  # columns of a fact's name
 _OF_ONE = {"kind": "--by", "at": "--at"}
 _UNKNOWN_SITES = (
     "the trace does not say who asked: record again with --stacks site, the default"
@@ -115,8 +113,7 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
         if size
     ]
     if found.has_sites and found.peak.categories[Category.UNKNOWN] < found.peak.bytes:
-        names = itertools.chain(["of it"], itertools.repeat(""))
-        rows += zip(names, _joined(known, show.width() - _NAMES), strict=False)
+        rows += show.listed("of it", known)
     rows += memory_rows.reserved(found)
     rows.append(("events", f"{len(found.trace):,}, {found.steps:,} steps"))
     if found.steps > 2:
@@ -131,18 +128,6 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     if not info.complete:
         rows.append(("incomplete", "the recording was cut off: more may have come"))
     return rows
-
-
-def _joined(parts: list[str], room: int) -> list[str]:
-    """Lines of at most `room` characters, where no part is longer."""
-    lines = parts[:1]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(part) + 3 > room:
-            lines[-1] += ","
-            lines.append(part)
-        else:
-            lines[-1] += f", {part}"
-    return lines
 
 
 def _leak(found: Stats) -> str:

@@ -88,7 +88,7 @@ def source_of(stacks: Iterable[Stack], dtype: str, layout: str) -> str:
         [
             f"#define MEMPLAN_CHANNELS_LAST {int(layout == 'channels_last')}",
             f"#define MEMPLAN_BFLOAT16 {int(dtype == 'bfloat16')}",
-            '#include "stack_bands.h"',
+            '#include "stack_sequences.h"',
             '#include "stack_map.h"',
             *(['#include "depthwise_run.h"'] if depthwise else []),
             "namespace memplan {",

@@ -17,11 +17,11 @@ class FuseOptions:
     joining: which layers are joined into convolutions. kernels: what convolutions may
     run as: this project's own ("direct", "winograd2", "winograd4", and "depthwise" of
     each channel by itself), or oneDNN's with its weights packed; the fastest on this
-    machine is taken. micro_batch: how many
-    images go through the network at a time; None for the fastest of a few.
-    max_steps: of a sequence of a stack, at most (the paper's strategies: 1, 5, None).
-    tolerance: the largest relative error to the model's own results. measure: whether
-    the whole fused network is timed beside the model and given up where it is slower.
+    machine is taken. micro_batch: how many images go through the network at a time;
+    None for the fastest of a few. max_steps: of a sequence of a stack, at most (the
+    paper's strategies: 1, 5, None). tolerance: the largest relative error to the
+    model's own results. measure: whether the whole fused network is measured beside
+    the model, and given up where it takes longer, or more memory.
     """
 
     joining: Joining = field(default_factory=Joining)

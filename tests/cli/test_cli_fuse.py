@@ -127,6 +127,19 @@ def test_text(fuse: Command) -> None:
     assert "7: Softmax is none of the layers that are fused" in said.out
 
 
+def test_what_layers_became_is_in_lines_of_the_terminals_width(
+    fuse: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    facts = fuse("m.py:network", *FAST).out.splitlines()[1:]
+    (at,) = (i for i, line in enumerate(facts) if line.startswith("  layers "))
+    assert facts[at].endswith("2 joined into them, 2 in stacks,")
+    assert facts[at + 1].split("  ")[-1] == (
+        "1 with nothing to compute, 1 left to torch"
+    )
+    assert all(len(line) <= 80 for line in facts[at : at + 2])
+
+
 def test_json(fuse: Command) -> None:
     found = result(fuse("m.py:network", *FAST, "--json"))
     assert (found["schema"], found["version"]) == ("memplan.fuse", 1)

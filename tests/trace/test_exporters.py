@@ -120,6 +120,14 @@ def test_announced_frees_are_not_announced_twice() -> None:
     assert names == ["alloc", "free_requested", "free_completed"]
 
 
+def test_what_has_no_bytes_has_no_block_that_is_freed(tmp_path: Path) -> None:
+    rows = [(0, 64, 64, 0, -1), (1, 0, 0, 0, -1), (1, 64, 64, 0, -1)]
+    write_memory_viz(traced(rows, stacks()), tmp_path / "a.pickle")
+    found = read_snapshot(tmp_path / "a.pickle")
+    assert found.info.dropped_events == 0
+    assert set(found.events.address.tolist()) == {64}
+
+
 def test_a_negative_device_is_refused() -> None:
     with pytest.raises(InputError, match="device is negative"):
         to_snapshot(Trace(Columns.of(action=[0], size=[1], device=[-1])))

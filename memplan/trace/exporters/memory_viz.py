@@ -27,6 +27,7 @@ _NAMES = {
     Action.FREE_COMPLETED: "free_completed",
     Action.OOM: "oom",
 }
+_FREES = (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
 
 
 def write_memory_viz(trace: Trace, path: PathLike) -> None:
@@ -57,8 +58,8 @@ def to_snapshot(trace: Trace) -> dict[str, Any]:
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for action, device, address, size, requested, cuda_stream, stack, time in rows:
         name = _NAMES.get(action)
-        if name is None:
-            continue
+        if name is None or (address == 0 and action in _FREES):
+            continue  # what has no bytes has no block that is freed
         entry = {"action": name, "addr": address, "size": size, "stream": cuda_stream}
         entry |= {"time_us": time, "frames": frames.of(stack)}
         if action == Action.ALLOC:
