@@ -37,6 +37,7 @@ def command(journal: Path, output: Path | None, force: bool, json_: bool) -> Non
         raise UsageError(f"{journal}: name the trace to write with -o")
     path = output or journal.with_suffix("")
     check_suffix(path)
+    refuse_overwrite(path, force)  # before a long journal is read
     for name in paths_of(path, Journal(journal).devices).values():
         refuse_overwrite(name, force)
     traces = recover_devices(journal, path)

@@ -21,7 +21,7 @@ from memplan.blocking.machine.hierarchy_file import load_hierarchy
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
-from memplan.blocking.search import optimize as search_module
+from memplan.blocking.search import spatial as search_module
 from memplan.blocking.search.exact import optimum
 from memplan.blocking.search.incumbent import SearchProgress
 from memplan.blocking.search.optimize import optimize
