@@ -78,12 +78,13 @@ def test_functions_and_batched_products_are_seen(written: Written) -> None:
 def test_what_is_in_no_layer_is_named_with_its_share(written: Written) -> None:
     found = layers_of_model(
         written(
+            "from torch import library\n"
             "from torch.utils.flop_counter import register_flop_formula\n"
             "def double(x: torch.Tensor) -> torch.Tensor:\n"
             "    return 2 * x\n"
             "def flops(shape, *_, out_shape=None, **__) -> int:\n"
             "    return 2 * 300\n"
-            "own = torch.library.custom_op('own::double', double, mutates_args=())\n"
+            "own = library.custom_op('own::double', double, mutates_args=())\n"
             "register_flop_formula(torch.ops.own.double)(flops)\n"
             "class M(nn.Module):\n"
             "    def forward(self, x):\n"
