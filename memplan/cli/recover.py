@@ -10,7 +10,7 @@ from memplan.cli import arguments, show
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
 from memplan.trace.journal import Journal
-from memplan.trace.recovery import path_of, paths_of, recover_devices
+from memplan.trace.recovery import paths_of, recover_journal
 from memplan.trace.write import check_suffix
 from memplan.units import format_bytes
 
@@ -38,9 +38,13 @@ def command(journal: Path, output: Path | None, force: bool, json_: bool) -> Non
     path = output or journal.with_suffix("")
     check_suffix(path)
     refuse_overwrite(path, force)  # before a long journal is read
-    for name in paths_of(path, Journal(journal).devices).values():
+    paths = paths_of(path, Journal(journal).devices)
+    for name in paths.values():
         refuse_overwrite(name, force)
-    traces = recover_devices(journal, path)
+    traces = {
+        each: recover_journal(journal, name, device=each)
+        for each, name in paths.items()
+    }
     device, found = next(iter(traces.items()))
     state = "complete" if found.info.complete else "incomplete: it was cut off"
     rows = [("events", f"{found.summary.events:,}"), ("state", state)]
@@ -62,6 +66,5 @@ def command(journal: Path, output: Path | None, force: bool, json_: bool) -> Non
         )
         return
     show.facts(f"memplan: recovered {path}", rows, err=True)
-    for other in list(traces)[1:]:
-        if other is not None:
-            show.note(f"device {other} is in {path_of(path, other)}")
+    for other, name in list(paths.items())[1:]:
+        show.note(f"device {other} is in {name}")

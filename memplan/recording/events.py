@@ -186,7 +186,8 @@ class Events:
     def _write(self, dropped: int) -> Recovered | None:
         """The traces, of which the first is returned; None if there is nothing to
         write."""
-        devices = Journal(self._journal).devices
+        observed = self._observer is not None and self._observer.began
+        devices = Journal(self._journal).devices if observed else []
         chosen = [each for each in devices if self._options.gpu in (None, each)]
         if not chosen and devices and not self._cpu:
             listed = ", ".join(map(str, devices))

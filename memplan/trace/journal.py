@@ -138,12 +138,12 @@ class Journal:
             blocks, fault = batch, None
             while blocks:
                 after = copy.copy(live)
-                events, freed = self._events(blocks, after)
+                rows = np.concatenate([rows for _, rows in blocks])
+                events, freed = self._events(rows, after)
                 found = check.fault(events)
                 if found is None:
                     live = after
-                    whole = np.concatenate([rows for _, rows in blocks])
-                    chosen = self._places.chosen(whole, device)
+                    chosen = self._places.chosen(rows, device)
                     if chosen is not None:
                         events, freed = events.take(chosen), freed[chosen]
                     self.summary.add(events, freed)
@@ -176,11 +176,8 @@ class Journal:
         if batch:
             yield batch
 
-    def _events(
-        self, blocks: list[tuple[int, _Rows]], live: OpenBlocks
-    ) -> tuple[Columns, Int64Array]:
-        """The events in some blocks, and what each of them frees."""
-        rows = np.concatenate([rows for _, rows in blocks])
+    def _events(self, rows: _Rows, live: OpenBlocks) -> tuple[Columns, Int64Array]:
+        """The events in some rows, and what each of them frees."""
         stack = rows["stack"].astype(np.int32)
         stack[(stack < 0) | (stack >= len(self.stacks))] = NO_STACK
         columns = {name: rows[name] for name in COLUMNS} | self._places.columns(rows)

@@ -39,20 +39,6 @@ class Recovered(Written):
     reason: str
 
 
-def recover_devices(
-    source: PathLike, path: PathLike, dropped: int | None = None
-) -> dict[int | None, Recovered]:
-    """The journal `source` as traces: of each GPU that it tells of, by its index, the
-    first at `path` and the others at their `path_of`; or, with None, of the CPU.
-
-    For `dropped` and the errors see `recover_journal`.
-    """
-    return {
-        device: recover_journal(source, name, dropped, device)
-        for device, name in paths_of(path, Journal(source).devices).items()
-    }
-
-
 def paths_of(path: PathLike, devices: Sequence[int]) -> dict[int | None, Path]:
     """Where the trace of each GPU goes, or, with None, the CPU's if there is none."""
     found: dict[int | None, Path] = {devices[0] if devices else None: Path(path)}

@@ -67,7 +67,7 @@ def test_of_many_layers_each_has_its_mapping(
     assert table[0] == "Spatial mappings"
     assert table[1].split()[:4] == ["layer", "at", "once", "used"]
     assert [line.split()[0] for line in table[2:]] == [DEPTHWISE, SMALL]
-    assert "the best of" in found.out
+    assert "  mappings  on 4 x 4: best of " in found.out
     assert "  gaps      to the best of all nests and mappings\n" in found.out
     plan = read_plan("plan.json")
     for one in plan.layers:

@@ -186,11 +186,14 @@ def _mappings(found: Sequence[MappingSearch | None]) -> list[tuple[str, str]]:
     chosen = [one for one in found if one is not None]
     if not chosen:
         return []
-    searched, pruned = (sum(m.searched for m in chosen), sum(m.pruned for m in chosen))
-    text = f"the best of {sum(m.mappings for m in chosen):,} on {chosen[0].array}: "
-    text += f"{searched:,} searched, {pruned:,} no better by bounds"
-    left = sum(m.open for m in chosen)
-    return [("mappings", text + f", {left:,} left open" * bool(left))]
+    total = MappingSearch(
+        chosen[0].array,
+        sum(one.mappings for one in chosen),
+        sum(one.pruned for one in chosen),
+        sum(one.searched for one in chosen),
+        all(one.complete for one in chosen),
+    )
+    return [("mappings", f"on {total.array}: {report.mapping_text(total)}")]
 
 
 def _curve(plan: BlockingPlan) -> None:
