@@ -30,6 +30,7 @@ class NestPool:
         self._nbytes: dict[Tensor, list[list[int]]] = {t: [] for t in Tensor}
         self._flows: dict[Tensor, list[list[float]]] = {t: [] for t in Tensor}
         self._arrays: dict[Tensor, tuple[Float64Array, Float64Array]] = {}
+        self._outward: dict[tuple[Tensor, int], Float64Array] = {}
         self._costs: dict[tuple[Tensor, Sizes], Float64Array] = {}
 
     def add(self, nest: Nest) -> None:
@@ -39,6 +40,7 @@ class NestPool:
         self._known.add(str(nest))
         self.nests.append(nest)
         self._costs.clear()
+        self._outward.clear()
         self._arrays.clear()
         for tensor, traffic in self._objective.traffic(nest).items():
             used = [buffer for buffer in traffic.choices if buffer.reuses]
@@ -57,9 +59,10 @@ class NestPool:
             return 0.0
         known = self._costs.get((tensor, sizes))
         if known is None:
+            known = self._priced(tensor, sizes)
             # A memory that does not pay is not used.
-            used = [s for n in range(len(sizes) + 1) for s in combinations(sizes, n)]
-            known = np.min([self._priced(tensor, some) for some in used], axis=0)
+            for fewer in combinations(sizes, len(sizes) - 1) if sizes else ():
+                known = np.minimum(known, self.costs(tensor, fewer))
             self._costs[tensor, sizes] = known
         return known
 
@@ -85,15 +88,17 @@ class NestPool:
 
     def _passed(self, tensor: Tensor, nbytes: int) -> Float64Array:
         """What passes out of the buffers of up to so many bytes, in every nest."""
-        if tensor not in self._arrays:
-            self._arrays[tensor] = (
-                _padded(self._nbytes[tensor], np.inf),
-                _padded(self._flows[tensor], 0.0),
-            )
-        sizes, flows = self._arrays[tensor]
-        held = (sizes <= nbytes).sum(axis=1)
-        found: Float64Array = flows[np.arange(len(flows)), held]
-        return found
+        known = self._outward.get((tensor, nbytes))
+        if known is None:
+            if tensor not in self._arrays:
+                self._arrays[tensor] = (
+                    _padded(self._nbytes[tensor], np.inf),
+                    _padded(self._flows[tensor], 0.0),
+                )
+            sizes, flows = self._arrays[tensor]
+            held = (sizes <= nbytes).sum(axis=1)
+            known = self._outward[tensor, nbytes] = flows[np.arange(len(flows)), held]
+        return known
 
 
 def _padded(rows: Sequence[Sequence[float]], rest: float) -> Float64Array:
