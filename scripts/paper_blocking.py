@@ -14,6 +14,8 @@ from pathlib import Path
 from bench import blocking_code as code
 from bench import blocking_figures as figures
 from bench import blocking_machines as machines
+from bench import blocking_sliding as sliding
+from bench import zigzag_bounds as bounds
 from bench.blocking_claims import claims
 from bench.blocking_networks import network_rows
 from bench.blocking_page import Page
@@ -46,9 +48,9 @@ def main() -> None:
         "paper` counts as the paper says). Beside the paper's buffers a nest may have "
         "stripes of the input: along X and Y tiles overlap where the window is wider "
         "than its step, and one buffer for all that such a loop sweeps over is filled "
-        "once; whole, as every buffer is, though the paper's registers can shift and "
-        "take in new columns alone (section 4.2). Energies are its Table 3, words 256, "
-        "512 and 256 bits, elements of 16 bits, a multiplication 1 pJ, the datapath 16 "
+        "once; whole, as every buffer is, unless memories shift as the paper's "
+        "registers do (section 4.2, further down). Energies are its Table 3, words "
+        "256, 512 and 256 bits, elements of 16 bits, a multiplication 1 pJ, the datapath 16 "
         "x 16 channels. Other bits and energies, and bandwidths, are in "
         "[hierarchies.md](hierarchies.md), cycles in [latency.md](latency.md)."
     )
@@ -94,6 +96,8 @@ def main() -> None:
         network_rows(),
     )
     beside_zigzag(page, records)
+    bounds.section(page, records)
+    sliding.section(page, records)
     code.section(page)
     page.say("## Headlines")
     page.table("the paper | here | agrees", list(claims()))

@@ -17,6 +17,7 @@ from typing import TypeVar
 from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.cost.evaluation_file import (
     BUFFER,
+    BUFFER_MORE,
     SHARE,
     buffer_entry,
     read_bits,
@@ -174,7 +175,13 @@ def _planned(table: Table) -> PlannedLayer:
     found = Evaluation(
         layer,
         nest,
-        _each(table, "buffers", BUFFER, lambda row: read_buffer(row, nest, bits)),
+        _each(
+            table,
+            "buffers",
+            BUFFER,
+            lambda row: read_buffer(row, nest, bits),
+            BUFFER_MORE,
+        ),
         _each(table, "shares", SHARE, read_share),
         table.number("compulsory_pJ"),
         table.integer("sram_bytes"),

@@ -84,8 +84,9 @@ class Optimum:
         """(dimension, extent), innermost first; the window's extent is 0."""
 
     @property
-    def kept(self) -> list[tuple[int, int, float, float]]:
-        """(tensor, index of the loop it is used again in, elements, pJ), inside out."""
+    def kept(self) -> list[tuple[int, int, float, float, bool]]:
+        """(tensor, index of the loop it is used again in, elements, pJ, whether it
+        slides along that loop), inside out."""
 
     @property
     def interrupted(self) -> bool:
@@ -95,8 +96,9 @@ class Problem:
     """A layer and its memories; see native/nest/optimum_problem.h.
 
     extent and base: of X Y C K B; memories: of input, kernel and output, each (knots,
-    largest, pool, levels, main_pj), pJ an element, of the output's a partial sum;
-    last_write: of a result, in parts of that.
+    largest, pool, slides, levels, main_pj), pJ an element, of the output's a partial
+    sum; last_write: of a result, in parts of that. slides: whether they can have
+    sliding buffers, which of the input alone makes a difference.
     """
 
     def __init__(
@@ -112,7 +114,8 @@ class Problem:
                 Sequence[tuple[float, float]],
                 float,
                 int,
-                Sequence[tuple[float, float, int]],
+                bool,
+                Sequence[tuple[float, float, int, bool]],
                 float,
             ]
         ],

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.nest.counts import Traffic
+from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
 
 # Energy, and the bytes it takes of each shared memory.
@@ -83,8 +83,7 @@ def _choices(own: Traffic, objective: Objective) -> list[Choice]:
     found: list[Choice] = []
     for many in range(len(own.choices) + 1):
         for chosen in itertools.combinations(own.choices, many):
-            sizes = [-(-own.bits * buffer.elements // 8) for buffer in chosen]
-            for prices, taken in _memories(own.tensor, sizes, objective):
+            for prices, taken in _memories(own, chosen, objective):
                 energy, flow = 0.0, _bits(own, own.demand) / 16
                 for buffer, pj in zip(chosen, prices, strict=True):
                     outward = _bits(own, buffer.outward) / 16
@@ -103,9 +102,11 @@ def _bits(own: Traffic, passed: int) -> int:
 
 
 def _memories(
-    tensor: Tensor, sizes: list[int], objective: Objective
+    own: Traffic, chosen: Sequence[Buffer], objective: Objective
 ) -> Iterator[tuple[list[float], tuple[int, ...]]]:
-    """Prices of buffers of these sizes, and what they take of shared memories."""
+    """Prices of one tensor's buffers, and what they take of shared memories."""
+    tensor = own.tensor
+    sizes = [-(-own.bits * buffer.elements // 8) for buffer in chosen]
     if isinstance(objective, Codesign):
         curve = objective.curves[tensor]
         if all(size <= curve.dram_above for size in sizes):
@@ -115,6 +116,9 @@ def _memories(
     levels = objective.hierarchy.levels
     for depths in itertools.combinations(range(len(levels)), len(sizes)):
         placed = list(zip(sizes, depths, strict=True))
+        slid = [d for one, d in zip(chosen, depths, strict=True) if one.slides]
+        if not all(levels[depth].sliding for depth in slid):
+            continue
         if any(size > levels[depth].capacity(tensor) for size, depth in placed):
             continue
         taken = [0] * len(levels)

@@ -3,13 +3,14 @@ tensor again, and counts what passes through every buffer.
 
 Nothing is taken from memplan's counts: a buffer holds whatever the loops inside it
 touch, is refilled when that set of elements changes, and refuses to give others. It may
-also be asked for buffers elsewhere: `ends` are the numbers of loops inside of each.
+also be asked for buffers elsewhere: `ends` are the numbers of loops inside of each, or,
+of one that slides along the next loop, `Sliding` with that number.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
@@ -20,7 +21,15 @@ from memplan.blocking.nest.nest import Nest
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]  # half-open, by dimension
 Elements: TypeAlias = frozenset[int]
-Ends: TypeAlias = Mapping[Tensor, Sequence[int]]
+
+
+class Sliding(NamedTuple):
+    """A buffer with so many loops inside, which slides along the next one."""
+
+    inside: int
+
+
+Ends: TypeAlias = Mapping[Tensor, Sequence[int | Sliding]]
 
 LETTERS = {"Fw": "w", "Fh": "h"}
 RUNS = {
@@ -96,6 +105,58 @@ class Memory:
         return Row(self.elements, self.reads, self.writes, self.fills, self.drains)
 
 
+class Ring(Memory):
+    """A buffer of the input whose addresses go round: a column, or row, lies where its
+    number modulo those of a tile says, and stays there until another one needs the
+    place.
+
+    places: of an element the number along the axis, and whatever else tells it.
+    """
+
+    def __init__(
+        self, outer: Memory, places: Callable[[int], tuple[int, object]]
+    ) -> None:
+        super().__init__(outer, written=False)
+        self._places = places
+        self._width = 0
+        self._slots: dict[tuple[int, object], tuple[int, int]] = {}
+
+    def begin(self) -> None:
+        """The loop that it slides along begins anew: nothing that it holds counts."""
+        self._slots.clear()
+        self.tile = frozenset()
+
+    def visit(self, tile: Elements) -> None:
+        """Takes in what the tile before did not have."""
+        assert self.outer is not None
+        if not self._width:  # the first tile is as large as any
+            self._width = len({self._places(e)[0] for e in tile})
+            self.elements = len(tile)
+        for element, value in self.outer.read(tile - self.tile).items():
+            address = self._address(element)
+            if self._slots.get(address, (-1, 0))[0] in tile:
+                raise MissError(f"{element} has no place beside the rest of its tile")
+            self._slots[address] = element, value
+            self.fills += 1
+        assert len(self._slots) <= self.elements
+        self.tile = tile
+
+    def read(self, wanted: Elements) -> dict[int, int]:
+        """Their values, from their places."""
+        found = {}
+        for element in wanted:
+            held, value = self._slots.get(self._address(element), (-1, 0))
+            if held != element or element not in self.tile:
+                raise MissError(f"{element} is not in the ring")
+            found[element] = value
+        self.reads += len(found)
+        return found
+
+    def _address(self, element: int) -> tuple[int, object]:
+        along, rest = self._places(element)
+        return along % self._width, rest
+
+
 class Machine:
     """Buffers of all tensors, their values, and the loops that work on them."""
 
@@ -109,6 +170,7 @@ class Machine:
             t: np.arange(v.size).reshape(v.shape) for t, v in self.values.items()
         }
         self.ending: dict[int, list[tuple[Tensor, Memory]]] = {}
+        self.swept: dict[int, list[Ring]] = {}
         where = ends or {t: self._runs(t) for t in self.layer.tensors}
         self.memories = {t: self._memories(t, where[t]) for t in self.layer.tensors}
         self._touched: dict[object, Elements] = {}
@@ -117,7 +179,7 @@ class Machine:
         letters = "".join(LETTERS.get(loop.dim, loop.dim) for loop in self.nest.loops)
         return [run.end() for run in re.finditer(RUNS[tensor], letters)]
 
-    def _memories(self, tensor: Tensor, ends: Sequence[int]) -> list[Memory]:
+    def _memories(self, tensor: Tensor, ends: Sequence[int | Sliding]) -> list[Memory]:
         """Innermost first, main memory last; each is visited where its run ends."""
         written = tensor is Tensor.OUTPUT
         main = Memory(None, written)
@@ -126,9 +188,27 @@ class Machine:
             main.held = dict(enumerate(self.values[tensor].ravel().tolist()))
         made = [main]
         for end in reversed(ends):
-            made.insert(0, Memory(made[0], written))
-            self.ending.setdefault(end, []).append((tensor, made[0]))
+            inside = end.inside if isinstance(end, Sliding) else end
+            if isinstance(end, Sliding):
+                ring = Ring(made[0], self._along(self.nest.loops[inside].dim))
+                self.swept.setdefault(inside + 1, []).append(ring)
+                made.insert(0, ring)
+            else:
+                made.insert(0, Memory(made[0], written))
+            self.ending.setdefault(inside, []).append((tensor, made[0]))
         return made
+
+    def _along(self, dim: str) -> Callable[[int], tuple[int, object]]:
+        """The column (X) or row (Y) of an element of the input, and all else of it."""
+        rows = self.values[Tensor.INPUT].shape[-1]
+        columns = self.values[Tensor.INPUT].shape[-2]
+
+        def places(element: int) -> tuple[int, object]:
+            rest, row = divmod(element, rows)
+            rest, column = divmod(rest, columns)
+            return (column, (rest, row)) if dim == "X" else (row, (rest, column))
+
+        return places
 
     def execute(self) -> None:
         """Runs all loops; raises MissError, or AssertionError if a result is wrong."""
@@ -140,6 +220,8 @@ class Machine:
         assert main.held == dict(enumerate(results.ravel().tolist()))
 
     def _run(self, level: int, ranges: Ranges) -> None:
+        for ring in self.swept.get(level, ()):
+            ring.begin()
         for tensor, memory in self.ending.get(level, ()):
             memory.visit(self.touched(tensor, ranges))
         if level == 0:

@@ -16,8 +16,9 @@ from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.design_moves import descended, ranked_designs
 from memplan.blocking.design.network import LayerEnergy, NetworkEnergy, distinct
-from memplan.blocking.design.network_design import design_network, private_hierarchy
+from memplan.blocking.design.network_design import design_network
 from memplan.blocking.design.networks import NETWORKS
+from memplan.blocking.design.private_hierarchy import private_hierarchy
 from memplan.blocking.design.task import Task
 from memplan.blocking.machine.energy import paper_curves
 from memplan.blocking.machine.hierarchy import Hierarchy

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from memplan.blocking.design.networks import NETWORKS
 from memplan.blocking.nest.array import Array, MappingSearch
+from memplan.blocking.nest.layer import Layer, fully_connected
 from memplan.blocking.planfile import read_plan
 from memplan.errors import FormatError
 from memplan.formats.strictjson import shown
@@ -147,10 +149,65 @@ def test_where_a_mapping_cannot_be_searched_for(
     assert done.out == ""
 
 
-def test_memories_are_designed_for_a_known_datapath(blocking: Blocking) -> None:
-    done = blocking("network", "alexnet", "--budget", "1MiB", "--unroll", "auto")
-    assert done.code == 2
-    assert "--budget designs the memories for a datapath that is known" in done.err
+def test_memories_and_mappings_by_turns(
+    blocking: Blocking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = (Layer("one", 8, 8, 3, 8, 3, 3), fully_connected("two", 24, 10, 4))
+    monkeypatch.setitem(NETWORKS, "tiny", layers)  # type: ignore[arg-type]
+    given = ("network", "tiny", "--budget", "2KiB", "--levels", "1", "--threads", "1")
+    plain = json.loads(blocking(*given, "--unroll", "C4,K4", "--json").out)
+    done = blocking(*given, "--unroll", "auto:4x4")
+    assert done.code == 0, done.err
+    assert "Spatial mappings" in done.out
+    mapped = json.loads(blocking(*given, "--unroll", "auto:4x4", "--json").out)
+    assert mapped["energy_pJ"] < plain["energy_pJ"]
+    assert mapped["sram_bytes"] <= 2048
+    for one in mapped["layers"]:
+        assert one["mapping"]["sides"] == [4, 4]
+        assert one["lower_bound_pJ"] <= one["energy_pJ"] * (1 + 1e-9)
+
+
+def test_memories_that_slide(blocking: Blocking) -> None:
+    given = ("--layer", "16,16,12,12,3,3", "--memory")
+    loops = ("--string", "Fw3 Fh3 Y12 X12")
+    plain = blocking("evaluate", *given, "diannao", *loops)
+    slid = blocking("evaluate", *given, "diannao", *loops, "--sliding")
+    assert slid.code == 0, slid.err
+    assert "slides on" not in plain.out
+    assert "slides on" in slid.out
+    assert "output 2.0 KiB), sliding" in slid.out
+    Path("mine.toml").write_text(
+        '[[level]]\nname = "shift"\nsliding = true\npj = 0.05\n'
+        "private = { input = 576, kernel = 512, output = 64 }\n",
+        encoding="utf-8",
+    )
+    found = json.loads(blocking("evaluate", *given, "mine.toml", *loops, "--json").out)
+    along = [one["slides_along"] for one in found["buffers"]]
+    assert "Y12" in along
+    best = json.loads(blocking("optimize", *given, "mine.toml", "--json").out)
+    assert best["energy_pJ"] <= found["energy_pJ"]
+    own = [
+        json.loads(blocking(*command, "--json").out)["energy_pJ"]
+        for command in (
+            ("codesign", *given[:2], "--time-limit", "1"),
+            ("codesign", *given[:2], "--time-limit", "1", "--sliding"),
+        )
+    ]
+    assert own[1] < own[0]
+    refused = blocking(
+        *("evaluate", *given[:2], *loops, "--counting", "paper", "--sliding")
+    )
+    assert refused.code == 2
+    assert "--counting paper knows no buffers that slide" in refused.err
+
+
+def test_a_wrong_entry_of_sliding_is_named(blocking: Blocking) -> None:
+    Path("mine.toml").write_text(
+        '[[level]]\nname = "one"\nshared = 64\nsliding = 1\n', encoding="utf-8"
+    )
+    done = blocking("optimize", "--layer", SMALL, "--memory", "mine.toml")
+    assert done.code == 3
+    assert "mine.toml: level 1.sliding" in done.err
 
 
 def test_cores_have_nests_of_their_own(blocking: Blocking) -> None:
@@ -173,6 +230,10 @@ def test_cores_have_nests_of_their_own(blocking: Blocking) -> None:
         assert nest["gap"] >= 0
     mapped = blocking(*given[:-1], "auto:16", *short, "--json")
     assert mapped.code == 0, mapped.err
+    assert json.loads(mapped.out)["mapping"]["sides"] == [16]
+    shown_ = blocking(*given[:-1], "auto:16", *short, "--one-nest")
+    assert "mappings          best of " in shown_.out
+    assert json.loads(blocking(*given, *short, "--json").out)["mapping"] is None
     refused = blocking(*given, "--one-nest", "--string", "X12")
     assert "--one-nest is for a nest that is searched for" in refused.err
 

@@ -1,9 +1,10 @@
 """The memories of a nest's buffers that take the least energy: a choice, no rule.
 
-Of each tensor any of its buffers may be kept, of the input stripes too (`counts`), each
-in any memory that holds it. Where
-memories are shared, or there is a budget, tensors compete for bytes; so of each one
-every choice is listed that no other beats in energy and bytes, and all are combined.
+Of each tensor any of its buffers may be kept, of the input stripes too, and sliding
+buffers in memories that can have them (`counts`), each in any memory that holds it.
+Where memories are shared, or there is a budget, tensors compete for bytes; so of each
+one every choice is listed that no other beats in energy and bytes, and all are
+combined.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def _pools(objective: Objective) -> tuple[int, ...]:
     return tuple(one.capacity(Tensor.INPUT) for one in levels if not one.private)
 
 
-def _options(tensor: Tensor, nbytes: int, objective: Objective) -> Iterator[_Option]:
-    """Each memory that holds so many bytes."""
+def _options(tensor: Tensor, buffer: Buffer, objective: Objective) -> Iterator[_Option]:
+    """Each memory that holds the buffer."""
+    nbytes = buffer.nbytes
     if isinstance(objective, Codesign):
         if nbytes <= objective.curves[tensor].dram_above:
             pool = -1 if objective.budget is None else 0
@@ -74,7 +76,7 @@ def _options(tensor: Tensor, nbytes: int, objective: Objective) -> Iterator[_Opt
         return
     shared = 0
     for depth, level in enumerate(objective.hierarchy.levels):
-        if nbytes <= level.capacity(tensor):
+        if nbytes <= level.capacity(tensor) and (level.sliding or not buffer.slides):
             pj = objective.hierarchy.price(depth, tensor)
             yield _Option(pj, -1 if level.private else shared, depth, level.name)
         shared += not level.private
@@ -89,7 +91,7 @@ def _of_tensor(own: Traffic, objective: Objective, pools: Sequence[int]) -> list
     ends: list[tuple[float, list[_Part]]] = [(own.demand_words, [nothing])]
     for buffer in own.choices:
         found = []
-        for option in _options(own.tensor, buffer.nbytes, objective):
+        for option in _options(own.tensor, buffer, objective):
             filled = buffer.outward_words * option.pj if fills else 0.0
             for outward, parts in ends:
                 cost = outward * option.pj + filled
@@ -120,7 +122,9 @@ def _extended(
     taken = tuple(
         n + buffer.nbytes * (i == option.pool) for i, n in enumerate(part.taken)
     )
-    memory = BufferMemory(tensor, buffer.begin, buffer.nbytes, option.pj, option.level)
+    memory = BufferMemory(
+        tensor, buffer.begin, buffer.nbytes, option.pj, option.level, buffer.slides
+    )
     return _Part(part.pj + cost, taken, (*part.chosen, memory), option.depth)
 
 

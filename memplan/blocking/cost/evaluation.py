@@ -89,6 +89,13 @@ class Evaluation:
 
     def swept_by(self, placed: Placed) -> Loop | None:
         """The loop that sweeps over it, of a stripe of the input; None of others."""
+        return None if placed.buffer.slides else self._along(placed)
+
+    def slides_along(self, placed: Placed) -> Loop | None:
+        """The loop along which it slides; None of others."""
+        return self._along(placed) if placed.buffer.slides else None
+
+    def _along(self, placed: Placed) -> Loop | None:
         if placed.tensor is not Tensor.INPUT or not self.nest.loops:
             return None
         loop = self.nest.loops[placed.buffer.begin]

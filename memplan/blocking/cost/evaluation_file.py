@@ -13,6 +13,7 @@ from memplan.formats.table import Table
 
 _COUNTS = ("begin", "end", "elements", "reads", "writes", "fills", "drains")
 BUFFER = frozenset({*_COUNTS, "level", "name", "tensor"})
+BUFFER_MORE = frozenset({"slides"})  # of those that slide
 SHARE = frozenset({"accesses", "level", "pJ", "tensor"})
 _BITS = frozenset({"input", "kernel", "multiplier", "output", "partial"})
 
@@ -24,6 +25,7 @@ def buffer_entry(placed: Placed) -> dict[str, object]:
         "name": placed.name,
         "tensor": placed.tensor.value,
         **{key: getattr(placed.buffer, key) for key in _COUNTS},
+        **({"slides": True} if placed.buffer.slides else {}),
     }
 
 
@@ -62,6 +64,7 @@ def read_buffer(table: Table, nest: Nest, bits: Precision) -> Placed:
         **counts,
         bits=bits.held(tensor),
         last_bits=bits.last(tensor),
+        slides="slides" in table.fields and table.flag("slides"),
     )
     return Placed(table.text("name"), tensor, table.text("level"), buffer)
 

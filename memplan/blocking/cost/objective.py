@@ -45,13 +45,18 @@ class _Machine(ABC):
     def precision(self) -> Precision:
         """Bits of the elements."""
 
+    @property
+    @abstractmethod
+    def sliding(self) -> bool:
+        """Whether any memory of the input can have sliding buffers."""
+
     @abstractmethod
     def main_pj(self, tensor: Tensor) -> float:
         """pJ of an access to 16 bits of main memory."""
 
     def traffic(self, nest: Nest) -> dict[Tensor, Traffic]:
         """Accesses of the nest's tensors, of elements of so many bits."""
-        return count(nest, self.precision)
+        return count(nest, self.precision, self.sliding)
 
     @abstractmethod
     def place(
@@ -90,7 +95,8 @@ class Codesign(_Machine):
 
     curves: energy by memory size for each tensor; budget: bytes on the chip, None for
     as many as pay; count_fills: whether writing what was fetched costs as reading does;
-    precision: bits of the elements; technology: of multiplications, and areas.
+    precision: bits of the elements; technology: of multiplications, and areas;
+    sliding: whether the input's memories can have sliding buffers.
     Raises UsageError where the budget is negative.
     """
 
@@ -99,6 +105,7 @@ class Codesign(_Machine):
     count_fills: bool = False
     precision: Precision = _DEFAULT
     technology: Technology = FORTY_FIVE
+    sliding: bool = False
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget < 0:
@@ -117,7 +124,7 @@ class Codesign(_Machine):
     ) -> Placement:
         if choice is None:
             return own_memories(traffic, self.curves, self.budget)
-        check_own(choice, self.curves, self.budget)
+        check_own(choice, self.curves, self.budget, self.sliding)
         return as_chosen(traffic, choice, lambda one, place: f"B{place}")
 
     def levels(self, placement: Placement) -> list[str]:
@@ -147,6 +154,10 @@ class Fixed(_Machine):
     @property
     def precision(self) -> Precision:
         return self.hierarchy.precision
+
+    @property
+    def sliding(self) -> bool:
+        return self.hierarchy.sliding
 
     @property
     def technology(self) -> Technology:

@@ -28,7 +28,7 @@ class BufferMemory:
 
     loop: index, in the string, of a loop of the run in which it is used again, or of
     the loop that sweeps over it; level: the one it is in, None for the innermost that
-    holds it at its price.
+    holds it at its price; slides: whether it slides along that loop.
     """
 
     tensor: Tensor
@@ -36,6 +36,7 @@ class BufferMemory:
     nbytes: int
     pj: float
     level: str | None = None
+    slides: bool = False
 
 
 def own_memories(
@@ -168,7 +169,7 @@ def _served(
 
 def _buffer(traffic: Traffic, one: BufferMemory) -> Buffer:
     for buffer in traffic.choices:
-        if buffer.begin <= one.loop < buffer.end:
+        if buffer.begin <= one.loop < buffer.end and buffer.slides == one.slides:
             if buffer.nbytes == one.nbytes:
                 return buffer
             break
@@ -176,10 +177,16 @@ def _buffer(traffic: Traffic, one: BufferMemory) -> Buffer:
 
 
 def check_own(
-    choice: Sequence[BufferMemory], curves: Mapping[Tensor, Curve], budget: int | None
+    choice: Sequence[BufferMemory],
+    curves: Mapping[Tensor, Curve],
+    budget: int | None,
+    sliding: bool,
 ) -> None:
-    """Raises MemplanError unless each is priced by its size, and all are in budget."""
+    """Raises MemplanError unless each is priced by its size, all are in budget, and
+    none slides where memories do not."""
     for one in choice:
+        if one.slides and not sliding:
+            raise _wrong(one, "slides")
         if not isclose(curves[one.tensor](one.nbytes), one.pj, rel_tol=_SAME):
             raise _wrong(one, "is not priced by its size")
     total = sum(one.nbytes for one in choice)
@@ -208,6 +215,7 @@ def level_of(one: BufferMemory, hierarchy: Hierarchy) -> str:
         price = hierarchy.price(depth, one.tensor)
         fits = level.capacity(one.tensor) >= one.nbytes
         fits &= one.level in (None, level.name)
+        fits &= level.sliding or not one.slides
         if fits and isclose(price, one.pj, rel_tol=_SAME):
             return level.name
     raise _wrong(one, "is in no level")

@@ -11,8 +11,8 @@ from memplan.blocking.cost.latency import Latency, latency
 from memplan.blocking.cost.objective import Choice, Fixed
 from memplan.blocking.cost.placement import BufferMemory, level_of
 from memplan.blocking.cost.time_weights import weights_of
-from memplan.blocking.machine.hierarchy import Hierarchy
-from memplan.blocking.nest.counts import Traffic
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.errors import UsageError
@@ -132,7 +132,7 @@ def _choices(own: Traffic, machine: Fixed) -> Iterator[tuple[BufferMemory, ...]]
         for buffers in combinations(useful, number):
             for depths in combinations(range(len(levels)), number):
                 pairs = list(zip(buffers, depths, strict=True))
-                if all(b.nbytes <= levels[d].capacity(tensor) for b, d in pairs):
+                if all(_holds(levels[d], tensor, b) for b, d in pairs):
                     yield tuple(
                         BufferMemory(
                             tensor,
@@ -140,9 +140,16 @@ def _choices(own: Traffic, machine: Fixed) -> Iterator[tuple[BufferMemory, ...]]
                             buffer.nbytes,
                             hierarchy.price(depth, tensor),
                             levels[depth].name,
+                            buffer.slides,
                         )
                         for buffer, depth in pairs
                     )
+
+
+def _holds(level: Level, tensor: Tensor, buffer: Buffer) -> bool:
+    return buffer.nbytes <= level.capacity(tensor) and (
+        level.sliding or not buffer.slides
+    )
 
 
 def _fits(choice: Choice, hierarchy: Hierarchy) -> bool:

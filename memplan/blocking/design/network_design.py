@@ -17,7 +17,8 @@ from itertools import combinations
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.design_moves import descended, ranked_designs
 from memplan.blocking.design.network import LayerEnergy, NetworkEnergy, distinct
-from memplan.blocking.machine.hierarchy import Hierarchy, Level
+from memplan.blocking.design.private_hierarchy import private_hierarchy
+from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.search.nest_pool import Design, NestPool, Sizes
 from memplan.blocking.search.optimize import optimize_one_of
@@ -105,36 +106,6 @@ def design_network(  # noqa: PLR0913 - by name, but three
     )
 
 
-def private_hierarchy(design: Design, objective: Codesign) -> Hierarchy:
-    """Levels of memories that each tensor has for itself, innermost first.
-
-    A tensor with fewer memories than others has none in the inner levels, which are of
-    0 bytes.
-    """
-    depth = max(map(len, design.values()))
-    filled = {t: (*(0,) * (depth - len(s)), *s) for t, s in design.items()}
-    levels = tuple(
-        Level(f"SRAM{i + 1}", None, {t: filled[t][i] for t in Tensor}, {})
-        for i in range(depth)
-    )
-    curves = objective.curves
-    drams = {curves[tensor].dram_pj for tensor in Tensor}
-    if len(drams) > 1:
-        raise UsageError("the tensors' curves give main memory several energies")
-    return Hierarchy(
-        "designed",
-        "Designed",
-        "",
-        levels,
-        curves,
-        drams.pop(),
-        objective.mac_pj,
-        objective.count_fills,
-        objective.precision,
-        objective.technology,
-    )
-
-
 class _Designer:
     """The search's state: pools of nests, the common design, and the best."""
 
@@ -148,7 +119,7 @@ class _Designer:
         progress: Callable[[float, float], None] | None,
     ) -> None:
         """most: bytes in all, and memories a tensor."""
-        self._layers = layers
+        self._layers, self._unroll = layers, unroll
         self._unrolls = [
             unroll(layer) if callable(unroll) else unroll for layer, _ in layers
         ]
@@ -190,6 +161,19 @@ class _Designer:
         alone.sort(key=lambda design: self._solve(design).energy)
         for design in alone[:_STARTS]:
             self._descend(design)
+        if self._objective.sliding:
+            self._descend(self._unslid())
+
+    def _unslid(self) -> Design:
+        """The best design where nothing slides, which is no worse where it may."""
+        most = self._budget, self._levels
+        own = replace(self._objective, sliding=False)
+        options = self._options
+        plain = _Designer(self._layers, self._unroll, most, own, options, None)
+        plain._deadline = self._deadline
+        plain.run()
+        assert plain.best is not None
+        return plain.best[0]
 
     def _grid(self) -> list[Sizes]:
         sizes = [_SMALLEST]

@@ -114,7 +114,9 @@ def best_cores_energy(
     nest: Nest, cores: int, split: str, objective: Codesign | None = None
 ) -> CoresEnergy:
     """The same as `cores_energy`, with those of the buffers kept, stripes of the input
-    too, that together take the least; raises as it does."""
+    too and, in memories that can have them, sliding ones, that together take the least;
+    raises as it does. The last memory of the input does not slide where cores split the
+    image: what the next tile has in common with this one lies in another core."""
     check_split(nest, cores, split)
     objective = objective or Codesign()
     traffic = objective.traffic(nest)
@@ -166,6 +168,7 @@ def _ways(own: Traffic, cores: int, split: str, objective: Codesign) -> Iterator
     yield _Way(0, 0.0, 0.0, own.demand_words * main_pj)
     # Of each buffer the choices that end with it, none the last, and what passes out.
     ends = [(own.demand_words, [_Way(0, 0.0, 0.0, 0.0)])]
+    apart = cores > 1 and not shared
     for buffer in own.choices:
         if not buffer.reuses or buffer.nbytes > curve.dram_above:
             continue
@@ -177,6 +180,8 @@ def _ways(own: Traffic, cores: int, split: str, objective: Codesign) -> Iterator
             for way in inside:
                 nbytes, pj = way.nbytes + buffer.nbytes, way.private
                 found.append(_Way(nbytes, pj + accesses * price, 0.0, 0.0))
+                if apart and buffer.slides:
+                    continue  # never the last one
                 if cores > 1 and shared:
                     yield _Way(nbytes, pj, 0.0, main, accesses / cores, price)
                 else:

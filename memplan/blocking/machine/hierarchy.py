@@ -31,7 +31,9 @@ class Level:
     bandwidth: bytes a cycle of each port, by tensor; of a shared level the same for
     all; empty where it is not known. ports: 1, for reads and writes alike, or 2, one
     for each. double_buffered: half of the bytes take the next tile in while the other
-    half is worked on, so that a tile is at most half of them.
+    half is worked on, so that a tile is at most half of them. sliding: the input's
+    bytes can shift, or their addresses go round, so that a buffer takes only new
+    columns in where its loop goes on (`nest.counts`).
     """
 
     name: str
@@ -42,6 +44,7 @@ class Level:
     bandwidth: Mapping[Tensor, float] = field(default_factory=dict)
     ports: int = 1
     double_buffered: bool = False
+    sliding: bool = False
 
     @property
     def private(self) -> bool:
@@ -90,6 +93,17 @@ class Hierarchy:
         """The same memories, with elements of other bits."""
         mac_pj = self.technology.mac_pj(precision)
         return replace(self, precision=precision, mac_pj=mac_pj)
+
+    def slid(self) -> Hierarchy:
+        """The same levels, all of which can have sliding buffers."""
+        return replace(
+            self, levels=tuple(replace(x, sliding=True) for x in self.levels)
+        )
+
+    @property
+    def sliding(self) -> bool:
+        """Whether any level can have sliding buffers."""
+        return any(level.sliding for level in self.levels)
 
     @property
     def timed(self) -> bool:

@@ -31,7 +31,7 @@ _TENSORS = frozenset(tensor.value for tensor in Tensor)
 _TOP = frozenset({"title", "source", "count_fills", "words", "bits"}) | TECHNOLOGY
 _TOP |= {"dram_bandwidth", "dram_ports"}
 _LEVEL = frozenset({"shared", "private", "pj", "ways", "line"})
-_LEVEL |= {"bandwidth", "ports", "double_buffered"}
+_LEVEL |= {"bandwidth", "ports", "double_buffered", "sliding"}
 _BITS = frozenset({"input", "kernel", "partial", "output"})
 
 
@@ -129,6 +129,7 @@ def _level(file: Table, row: object, where: str) -> Level:
         _by_tensor(table, "bandwidth"),
         _ports(table),
         "double_buffered" in table.fields and table.flag("double_buffered"),
+        "sliding" in table.fields and table.flag("sliding"),
     )
     if shared is not None and len(set(level.bandwidth.values())) > 1:
         raise table.error("bandwidth", "is of one shared memory: give one number")

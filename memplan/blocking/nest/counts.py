@@ -12,8 +12,13 @@ of one such loop, and holds all that the loop sweeps over. The rule of section 3
 no such buffer, so none is placed by rule; it is a choice, and may be left out.
 
 A buffer is filled anew, and whole, wherever it is visited with another tile: also where
-that overlaps the one before. Memories that shift, and take only new columns in, as the
-paper's register files can, would fetch less.
+that overlaps the one before. A memory that shifts, as the paper's register files can,
+or whose addresses go round, takes only new columns in. It can have sliding buffers: of
+one loop along X or Y each, of the size of the tile inside that loop. In every sweep of
+the loop all that it sweeps over passes in once, as into a stripe; when the loop begins
+again, the tile is fetched whole. Along the other axis, and where another loop lies
+between two sweeps, nothing stays: for both axes there are two buffers, the outer of
+which slides with whole stripes of the inner one in it, as a line buffer does.
 
 Fetches are an upper bound where tiles that follow each other coincide, for each is
 counted. That can be in two places: where both a window loop and a loop along the image
@@ -24,7 +29,6 @@ outside a buffer have a single trip. Otherwise every count is exact.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,6 +48,8 @@ class Buffer:
     elements: its size; reads: those it serves to what is inside it, writes: those it
     takes from there; fills: those it takes from outside, drains: those it gives back.
     bits: of an element in it; last_bits: of one that is written for the last time.
+    slides: whether it holds the tile inside its one loop, which takes new columns in,
+    and not what the loop sweeps over.
     """
 
     begin: int
@@ -55,6 +61,7 @@ class Buffer:
     drains: int
     bits: int = WORD_BITS
     last_bits: int = WORD_BITS
+    slides: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +102,8 @@ class Traffic:
     last_bits: as of its buffers.
 
     These are counted without stripes, which are optional. stripes: of the input, each
-    as if all that lies inside it were kept."""
+    as if all that lies inside it were kept, and did not slide; sliding: likewise
+    buffers that slide, where they were asked for."""
 
     tensor: Tensor
     alpha: int
@@ -105,6 +113,7 @@ class Traffic:
     bits: int = WORD_BITS
     last_bits: int = WORD_BITS
     stripes: tuple[Buffer, ...] = ()
+    sliding: tuple[Buffer, ...] = ()
 
     @property
     def demand_words(self) -> float:
@@ -139,9 +148,10 @@ class Traffic:
 
     @property
     def choices(self) -> tuple[Buffer, ...]:
-        """Every buffer that a memory may be for, stripes too, inside out: no smaller
-        than the one inside it, and what passes out of it no more."""
-        return tuple(sorted((*self.buffers, *self.stripes), key=lambda one: one.end))
+        """Every buffer that a memory may be for, stripes and sliding ones too, inside
+        out: no smaller than the one inside it, and what passes out of it no more."""
+        every = (*self.buffers, *self.stripes, *self.sliding)
+        return tuple(sorted(every, key=lambda one: (one.end, not one.slides)))
 
     @property
     def served(self) -> tuple[int, int]:
@@ -159,10 +169,12 @@ def words(reads: int, writes: int, bits: int, last_bits: int) -> float:
     return (bits * (reads + writes - last) + last_bits * last) / WORD_BITS
 
 
-def count(nest: Nest, precision: Precision = _DEFAULT) -> dict[Tensor, Traffic]:
+def count(
+    nest: Nest, precision: Precision = _DEFAULT, sliding: bool = False
+) -> dict[Tensor, Traffic]:
     """Accesses of each tensor of the nest's layer, with every buffer it can have, and
-    the stripes beside them."""
-    return {t: _traffic(nest, t, precision) for t in nest.layer.tensors}
+    the stripes beside them. sliding: and the buffers that slide."""
+    return {t: _traffic(nest, t, precision, sliding) for t in nest.layer.tensors}
 
 
 def runs(nest: Nest, tensor: Tensor) -> Iterator[tuple[int, int]]:
@@ -187,22 +199,29 @@ def runs(nest: Nest, tensor: Tensor) -> Iterator[tuple[int, int]]:
         yield begin, position
 
 
+def sweeping(nest: Nest) -> Iterator[int]:
+    """Indices of the loops along which the input's tiles overlap."""
+    for place, loop in enumerate(nest.loops):
+        if loop.dim not in _IMAGE:
+            continue
+        axis = _IMAGE.index(loop.dim)
+        if nest.extents(place)[_WINDOW[axis]] > nest.layer.stride[axis]:
+            yield place
+
+
 def striped(nest: Nest) -> Iterator[int]:
     """Indices of the loops that sweep over a stripe of the input.
 
     None of a loop that one over K comes next to: the run of that holds the same, and
     for longer.
     """
-    dims = [*(loop.dim for loop in nest.loops), ""]
-    for place, (dim, outside) in enumerate(itertools.pairwise(dims)):
-        if dim not in _IMAGE or outside == "K":
-            continue
-        axis = _IMAGE.index(dim)
-        if nest.extents(place)[_WINDOW[axis]] > nest.layer.stride[axis]:
-            yield place
+    outside = [*(loop.dim for loop in nest.loops[1:]), ""]
+    yield from (place for place in sweeping(nest) if outside[place] != "K")
 
 
-def _traffic(nest: Nest, tensor: Tensor, precision: Precision) -> Traffic:
+def _traffic(
+    nest: Nest, tensor: Tensor, precision: Precision, sliding: bool
+) -> Traffic:
     wide = precision.held(tensor), precision.last(tensor)
     layer, base = nest.layer, nest.extents(0)
     alpha = elements(layer, tensor)
@@ -217,12 +236,30 @@ def _traffic(nest: Nest, tensor: Tensor, precision: Precision) -> Traffic:
         counts = reads, writes, fills, drains
         buffers.append(Buffer(begin, end, size, *counts, *wide))
         reads, writes = fills, drains
-    stripes = []
-    for place in striped(nest) if tensor is Tensor.INPUT else ():
-        size, moved = _tile(nest, tensor, place + 1, place + 1)
-        stripes.append(Buffer(place, place + 1, size, 0, 0, moved, 0, *wide))
     found = Traffic(tensor, alpha, demand, tuple(buffers), reads + writes, *wide)
-    return replace(found, stripes=tuple(_served(found, stripes))) if stripes else found
+    return _overlapping(nest, found, sliding) if tensor is Tensor.INPUT else found
+
+
+def _overlapping(nest: Nest, own: Traffic, sliding: bool) -> Traffic:
+    """The input's traffic with the buffers that there are for overlapping tiles."""
+    stripes, rings = [], []
+    with_stripes = set(striped(nest))
+    for place in sweeping(nest):
+        size, moved = _tile(nest, own.tensor, place + 1, place + 1)
+        whole = Buffer(place, place + 1, size, 0, 0, moved, 0, own.bits, own.last_bits)
+        if place in with_stripes:
+            stripes.append(whole)
+        if sliding:
+            inside = footprint(nest.layer, own.tensor, nest.extents(place))
+            rings.append(replace(whole, elements=inside, slides=True))
+    if not stripes and not rings:
+        return own
+    served = list(_served(own, [*stripes, *rings]))
+    return replace(
+        own,
+        stripes=tuple(one for one in served if not one.slides),
+        sliding=tuple(one for one in served if one.slides),
+    )
 
 
 def _tile(nest: Nest, tensor: Tensor, begin: int, end: int) -> tuple[int, int]:
@@ -233,10 +270,11 @@ def _tile(nest: Nest, tensor: Tensor, begin: int, end: int) -> tuple[int, int]:
     return footprint(nest.layer, tensor, tile), moved
 
 
-def _served(own: Traffic, stripes: Sequence[Buffer]) -> Iterator[Buffer]:
-    """The stripes with what the buffers inside them fetch."""
+def _served(own: Traffic, more: Sequence[Buffer]) -> Iterator[Buffer]:
+    """These buffers, beside the tensor's, with what those inside them fetch that do not
+    slide, for not every memory can."""
     reads = own.demand
-    for buffer in replace(own, stripes=tuple(stripes)).choices:
-        if buffer in stripes:
+    for buffer in replace(own, stripes=tuple(more)).choices:
+        if buffer in more:
             yield replace(buffer, reads=reads)
-        reads = buffer.fills
+        reads = reads if buffer.slides else buffer.fills

@@ -2,7 +2,8 @@
 
 All of these are searched: any depth, every chain of divisors of each size, any order,
 the window as one block anywhere, and every choice of the buffers that are worth having,
-stripes of the input (`nest.counts`) among them.
+stripes of the input (`nest.counts`) among them, and sliding buffers in memories that
+can have them.
 A dynamic programme goes from the outermost loop inwards, over the tiles that are still
 to be walked through. What the rest costs at least is known beforehand for every tile,
 as a function of what the three tensors cost there, so that hardly anything is looked at
@@ -30,10 +31,10 @@ DIVISORS = Options("divisors")
 MAX_SHARED = 4  # levels that several tensors share
 LOOPS = ("X", "Y", "C", "K", "B")
 WINDOW = ("Fw", "Fh")
-# (knots, largest, pool, levels, pJ of main memory), as the kernel takes them.
-_Memories = tuple[
-    list[tuple[float, float]], float, int, list[tuple[float, float, int]], float
-]
+# (knots, largest, pool, whether they slide, levels, pJ of main memory), as the kernel
+# takes them; a level is (bytes, pJ, pool, whether it slides).
+_Level = tuple[float, float, int, bool]
+_Memories = tuple[list[tuple[float, float]], float, int, bool, list[_Level], float]
 
 
 def optimum(
@@ -159,26 +160,29 @@ def _own(machine: Codesign) -> tuple[list[_Memories], list[float]]:
         curve = machine.curves[tensor]
         knots = list(zip(curve.nbytes, curve.pj, strict=True))
         largest = 0.0 if nothing else float(curve.dram_above)
-        memories.append((knots, largest, len(pools) - 1, [], curve.dram_pj))
+        slides = machine.sliding and tensor is Tensor.INPUT
+        memories.append((knots, largest, len(pools) - 1, slides, [], curve.dram_pj))
     return memories, pools
 
 
 def _alone(memories: _Memories, pools: Sequence[float]) -> _Memories:
     """The same without others that take bytes of them."""
-    knots, largest, pool, levels, main_pj = memories
+    knots, largest, pool, slides, levels, main_pj = memories
     if pool >= 0:
         largest = min(largest, pools[pool])
-    return knots, largest, -1, [(nbytes, pj, -1) for nbytes, pj, _ in levels], main_pj
+    alone = [(nbytes, pj, -1, slide) for nbytes, pj, _, slide in levels]
+    return knots, largest, -1, slides, alone, main_pj
 
 
 def _scaled(memories: _Memories, scale: float) -> _Memories:
     """Energies of an element, where those given are of 16 bits."""
-    knots, largest, pool, levels, main_pj = memories
+    knots, largest, pool, slides, levels, main_pj = memories
     return (
         [(nbytes, pj * scale) for nbytes, pj in knots],
         largest,
         pool,
-        [(nbytes, pj * scale, own) for nbytes, pj, own in levels],
+        slides,
+        [(nbytes, pj * scale, own, slide) for nbytes, pj, own, slide in levels],
         main_pj * scale,
     )
 
@@ -205,11 +209,13 @@ def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:
                 float(level.capacity(tensor)),
                 hierarchy.price(depth, tensor),
                 shared.index(depth) if depth in shared else -1,
+                level.sliding and tensor is Tensor.INPUT,
             )
             for depth, level in enumerate(hierarchy.levels)
             if level.capacity(tensor)
         ]
-        memories.append(([], 0.0, -1, levels, hierarchy.main_pj(tensor)))
+        main_pj = hierarchy.main_pj(tensor)
+        memories.append(([], 0.0, -1, False, levels, main_pj))
     return memories, pools
 
 
@@ -232,11 +238,12 @@ def _read(
     if base["G"] < sized.G:
         tokens.append(f"G{sized.G}")
     memories = []
-    for number, loop, elements, pj in found.kept:
+    for number, loop, elements, pj, slides in found.kept:
         tensor = tuple(Tensor)[number]
         nbytes = math.ceil(_element_bytes(tensor, base, precision) * elements)
         own_pj = pj / precision.scale(tensor)
-        memories.append(BufferMemory(tensor, first[loop], nbytes, own_pj))
+        own = BufferMemory(tensor, first[loop], nbytes, own_pj, None, slides)
+        memories.append(own)
     unroll = {dim: n for dim, n in base.items() if n > 1}
     return Result(
         parse_nest(" ".join(tokens), sized, unroll),

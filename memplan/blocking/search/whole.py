@@ -155,7 +155,7 @@ class _Search:
             self.interrupted = relaxed.interrupted
             self._tried += relaxed.labels
             self._bound = max(self._bound, relaxed.lower_bound * groups)
-            kept = _kept(relaxed.loops, _striped(relaxed))
+            kept = _kept(relaxed.loops, _striped(relaxed), _slid(relaxed))
             if 0 < len(kept) <= _LONG:
                 self._starts.append(kept)
 
@@ -238,17 +238,25 @@ def _one_loop_each(layer: Layer, unroll: Mapping[str, int]) -> list[tuple[int, i
 
 def _striped(relaxed: _nest.Optimum) -> set[int]:
     """Numbers of the loops that sweep over a stripe of the input that is kept."""
-    outer = [number for tensor, number, _, _ in relaxed.kept if tensor == 0]
+    outer = [number for tensor, number, *_ in relaxed.kept if tensor == 0]
     return {number for number in outer if _DIMS[relaxed.loops[number][0]] in "XY"}
 
 
-def _kept(loops: _Loops, striped: Set[int]) -> list[tuple[int, int]]:
+def _slid(relaxed: _nest.Optimum) -> set[int]:
+    """Numbers of the loops along which a buffer that is kept slides."""
+    return {number for _, number, _, _, slides in relaxed.kept if slides}
+
+
+def _kept(loops: _Loops, striped: Set[int], slid: Set[int]) -> list[tuple[int, int]]:
     """The relaxation's loops, of which neighbours that use the same tensors again are
-    one of each dimension, up to a stripe and outside of it."""
+    one of each dimension, up to a stripe and outside of it; a loop along which a buffer
+    slides stays as it is, around the same tile."""
     kept: list[tuple[int, int]] = []
-    inside = 0  # loops that are in a stripe
+    inside = 0  # loops that are in a stripe, or in a sliding buffer
     for number, (dim, extent) in enumerate(loops):
         place = len(kept)
+        if number in slid:
+            inside = place
         while place > inside and _alike(kept[place - 1][0], dim):
             place -= 1
             if kept[place][0] == dim:

@@ -27,6 +27,7 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 @options.layer
 @options.budget
 @options.precision
+@options.sliding
 @options.unroll_or_auto
 @click.option(
     "--area-curve",
@@ -42,6 +43,7 @@ def command(
     budget: str | None,
     bits: str | None,
     technology: Path | None,
+    sliding: bool,
     unroll: str,
     area_curve: bool,
     time_limit: float | None,
@@ -60,7 +62,7 @@ def command(
     Example: memplan blocking codesign --layer conv1 --budget 1MiB
     """
     layer = parse_layer(layer_text)
-    objective = options.own_memories(budget, bits, technology)
+    objective = options.own_memories(budget, bits, technology, sliding)
     if output is not None:
         refuse_overwrite(output, force)
     datapath = options.datapath_or_array(unroll)

@@ -191,6 +191,7 @@ def buffer_entries(found: Evaluation) -> list[dict[str, object]]:
             "fills": placed.buffer.fills,
             "drains": placed.buffer.drains,
             "stripe_of": _text(found.swept_by(placed)),
+            "slides_along": _text(found.slides_along(placed)),
         }
         for placed in found.buffers
     ]

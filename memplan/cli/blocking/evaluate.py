@@ -31,6 +31,7 @@ _COUNTING = {
 @options.unroll
 @options.budget
 @options.precision
+@options.sliding
 @click.option(
     "--counting",
     type=click.Choice(("exact", "paper", "both")),
@@ -48,6 +49,7 @@ def command(
     budget: str | None,
     bits: str | None,
     technology: Path | None,
+    sliding: bool,
     counting: str,
     minimize: str,
     json_: bool,
@@ -64,9 +66,11 @@ def command(
     """
     if counting == "paper" and minimize != "energy":
         raise UsageError("--counting paper has no cycles to minimize")
+    if counting == "paper" and sliding:
+        raise UsageError("--counting paper knows no buffers that slide")
     layer = parse_layer(layer_text)
     nest = parse_nest(string, layer, options.datapath(unroll))
-    objective = options.machine(memory, budget, bits, technology)
+    objective = options.machine(memory, budget, bits, technology, sliding)
     check_minimized(minimize, objective)
     if json_:
         show.as_json(case_entries(layer, nest, objective, minimize))

@@ -16,6 +16,7 @@ from memplan.blocking.design.network_design import (
     NetworkDesign,
     design_network,
 )
+from memplan.blocking.design.network_mappings import design_mapped_network
 from memplan.blocking.design.networks import NETWORKS
 from memplan.blocking.machine.technology import Technology
 from memplan.blocking.nest.array import parse_array
@@ -38,6 +39,7 @@ _LEVELS = 2  # memories a tensor
 @options.memory()
 @options.budget
 @options.precision
+@options.sliding
 @click.option(
     "--levels",
     type=click.IntRange(1, MAX_LEVELS),
@@ -56,6 +58,7 @@ def command(
     budget: str | None,
     bits: str | None,
     technology: Path | None,
+    sliding: bool,
     levels: int | None,
     unroll: str,
     minimize: str,
@@ -73,7 +76,8 @@ def command(
     than these bytes; it needs at most the energy of the paper's, the best of those
     that are among the ten best designs of every layer. Gaps and proofs are of the
     nests on these memories, not of the memories' sizes. Layers without weights are
-    then left out. With --memory, --unroll auto chooses each layer's spatial mapping.
+    then left out. --unroll auto chooses each layer's spatial mapping; with --budget
+    memories and mappings are looked for by turns, as long as that helps.
 
     \b
     Example: memplan blocking network alexnet --budget 1MiB
@@ -86,24 +90,19 @@ def command(
         raise UsageError("--ray is for a given --memory; leave it out")
     if output is not None:
         refuse_overwrite(output, force)
-    if memory is None and parse_array(unroll) is not None:
-        raise UsageError(
-            "--budget designs the memories for a datapath that is known; give --unroll "
-            "what it does at once, or --memory for auto"
-        )
     if memory is None and minimize != "energy":
         raise UsageError("--minimize is for a given --memory; leave it out")
     how = Options(time_limit=time_limit, threads=threads, minimize=minimize)
     layers = _layers(network)
     hand_over = partial(results.hand_over, output=output, force=force, json_=json_)
     if memory is not None:
-        objective = options.machine(memory, None, bits, technology)
+        objective = options.machine(memory, None, bits, technology, sliding)
         tasks = options.tasks(layers, objective, unroll, how)
         found = swept("layers", tasks, threads, ray)
         hand_over(results.planned(layers, found, objective), objective)
         return
     assert budget is not None
-    own = options.own_memories(budget, bits, technology)
+    own = options.own_memories(budget, bits, technology, sliding)
     design = _designed(layers, unroll, own, levels or _LEVELS, how)
     if not design.complete:
         show.complaint("stopped before all memories were looked at")
@@ -132,10 +131,14 @@ def _designed(
             if told is not None:
                 told(f"{report.energy(energy)}, {format_seconds(seconds)}")
 
-        return design_network(
-            [one.layer for one in weighted],
-            options.datapath(unroll),
-            objective.budget or 0,
+        array = parse_array(unroll)
+        kept, within = [one.layer for one in weighted], objective.budget or 0
+        designed = (
+            partial(design_network, kept, options.datapath(unroll), within)
+            if array is None
+            else partial(design_mapped_network, kept, array, within)
+        )
+        return designed(
             levels=levels,
             counts=[one.count for one in weighted],
             objective=objective,

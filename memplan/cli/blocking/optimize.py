@@ -23,6 +23,7 @@ CACHES = "xeon-e5645"
 @options.memory(options.OWN)
 @options.budget
 @options.precision
+@options.sliding
 @options.unroll_or_auto
 @click.option(
     "--method",
@@ -63,6 +64,7 @@ def command(
     budget: str | None,
     bits: str | None,
     technology: Path | None,
+    sliding: bool,
     unroll: str,
     method: str,
     levels: int | None,
@@ -109,7 +111,7 @@ def command(
         for_code = target_of(for_code).name  # this machine's, wherever searches run
         bits = bits or code.BITS
         memory = memory or (CACHES if budget is None else None)
-    objective = options.machine(memory, budget, bits, technology)
+    objective = options.machine(memory, budget, bits, technology, sliding)
     if output is not None:
         refuse_overwrite(output, force)
     given = options.all_layers(layer_texts)

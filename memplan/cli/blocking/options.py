@@ -115,6 +115,17 @@ def precision(function: F) -> F:
     )(function)
 
 
+def sliding(function: F) -> F:
+    """`--sliding`, memories of the input that shift."""
+    return click.option(
+        "--sliding",
+        is_flag=True,
+        help="Every memory of the input can shift, or its addresses go round: along "
+        "a row or a column a window's tile takes in only what is new. A hierarchy's "
+        "file may say so of some levels (sliding = true).",
+    )(function)
+
+
 def unroll(function: F) -> F:
     """`--unroll`, the datapath: the same of every command."""
     return click.option(
@@ -240,11 +251,12 @@ def machine(
     budget: str | None,
     bits: str | None = None,
     technology: Path | None = None,
+    sliding: bool = False,
 ) -> Objective:
     """The memories and the elements. Raises UsageError for a hierarchy with a budget or
     with a technology, which its file holds, and for bits that make no sense."""
     if memory is None:
-        return own_memories(budget, bits, technology)
+        return own_memories(budget, bits, technology, sliding)
     for name, given, what in (
         ("--budget", budget, "sizes, and --budget is for memories yet to be chosen"),
         ("--technology", technology, "energies, in its file"),
@@ -252,11 +264,13 @@ def machine(
         if given is not None:
             raise UsageError(f"--memory {memory} has its own {what}; leave {name} out")
     hierarchy = load_hierarchy(memory)
-    return Fixed(hierarchy if bits is None else hierarchy.at(parse_precision(bits)))
+    if bits is not None:
+        hierarchy = hierarchy.at(parse_precision(bits))
+    return Fixed(hierarchy.slid() if sliding else hierarchy)
 
 
 def own_memories(
-    budget: str | None, bits: str | None, technology: Path | None
+    budget: str | None, bits: str | None, technology: Path | None, sliding: bool
 ) -> Codesign:
     """A memory for each buffer, within a budget, of elements of so many bits."""
     made = FORTY_FIVE if technology is None else load_technology(technology)
@@ -265,6 +279,7 @@ def own_memories(
         budget=None if budget is None else parse_bytes(budget),
         precision=Precision() if bits is None else parse_precision(bits),
         technology=made,
+        sliding=sliding,
     )
 
 

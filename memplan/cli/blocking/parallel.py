@@ -15,6 +15,8 @@ from memplan.blocking.design.parallel import (
     best_cores_energy,
     cores_energy,
 )
+from memplan.blocking.nest.array import MappingSearch
+from memplan.blocking.nest.array_file import mapping_entry
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.search.result import Options
@@ -55,6 +57,7 @@ from memplan.units import format_gap
 @options.unroll_or_auto
 @options.budget
 @options.precision
+@options.sliding
 @options.search
 @options.json_
 def command(
@@ -67,6 +70,7 @@ def command(
     budget: str | None,
     bits: str | None,
     technology: Path | None,
+    sliding: bool,
     time_limit: float | None,
     threads: int | None,
     json_: bool,
@@ -88,9 +92,10 @@ def command(
     """
     layer = parse_layer(layer_text)
     numbers = _numbers(cores)
-    objective = options.own_memories(budget, bits, technology)
+    objective = options.own_memories(budget, bits, technology, sliding)
     splits = tuple(SHARED) if split is None else (split,)
     ways = [(n, way) for way in splits for n in numbers]
+    mapping: MappingSearch | None = None
     if string is not None:
         if one_nest:
             raise UsageError("--one-nest is for a nest that is searched for")
@@ -101,7 +106,7 @@ def command(
         with searching(how.method) as progress:
             best = search_datapath(layer, datapath, objective, how, progress)
         report.note_if_interrupted(best)
-        nest = best.nest
+        nest, mapping = best.nest, best.mapping
     priced = best_cores_energy if string is None else cores_energy
     bars = _priced(nest, ways, objective, priced)
     anew: list[CoresNest] = []
@@ -110,10 +115,13 @@ def command(
         with searching("cores") as progress, saying_if_interrupted():
             anew = optimize_for_cores(nest, possible, objective, how, progress)
     if json_:
-        show.as_json(_entries(nest, objective, bars, anew))
+        show.as_json(_entries(nest, mapping, objective, bars, anew))
         return
     rows = [("layer", report.layer_text(layer)), *report.loop_rows(nest)]
-    rows += [("datapath", report.unroll_text(dict(nest.unroll)) or "one MAC")]
+    if mapping is not None:
+        rows += report.mapping_rows(nest, mapping)
+    else:
+        rows += [("datapath", report.unroll_text(dict(nest.unroll)) or "one MAC")]
     rows += [*report.bits_rows(objective), *report.memory_rows(objective)]
     show.facts(f"memplan: {layer.name}", rows)
     for way in splits:
@@ -188,6 +196,7 @@ def _nests(layer: Layer, found: list[CoresNest]) -> None:
 
 def _entries(
     nest: Nest,
+    mapping: MappingSearch | None,
     objective: Codesign,
     bars: list[CoresEnergy],
     anew: list[CoresNest],
@@ -200,6 +209,7 @@ def _entries(
         "layer": layer_entry(layer),
         "string": str(nest),
         "unroll": dict(nest.unroll),
+        "mapping": mapping_entry(mapping),
         "bits": bits_entry(objective.precision),
         "cores": [_bar(layer, one) for one in found],
         "one_nest": [_bar(layer, one) for one in bars],

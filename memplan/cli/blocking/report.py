@@ -99,7 +99,8 @@ def level_text(level: Level) -> str:
 
 
 def _timing(level: Level) -> str:
-    return " in two halves" if level.double_buffered else ""
+    halves = " in two halves" if level.double_buffered else ""
+    return halves + ", sliding" * level.sliding
 
 
 def hierarchy_text(hierarchy: Hierarchy) -> str:
@@ -118,7 +119,8 @@ def memory_rows(objective: Objective) -> list[tuple[str, str]]:
         return [("memory", f"{hierarchy.name}:"), *levels, ("", MAIN)]
     limit = objective.budget
     within = "" if limit is None else f", {format_bytes(limit)} in all"
-    return [("memory", f"each buffer its own{within}")]
+    slid = ", the input's sliding" * objective.sliding
+    return [("memory", f"each buffer its own{within}{slid}")]
 
 
 def space_text(space: str) -> str:
@@ -163,17 +165,17 @@ def nest_rows(
         *memory_rows(objective),
     ]
     if mapping is not None:
-        rows[2:2] = mapping_rows(found, mapping)
+        rows[2:2] = mapping_rows(nest, mapping)
     elif unroll := unroll_text(dict(nest.unroll)):
         used = format_share(nest.utilisation)
         rows.insert(2, ("datapath", f"{unroll} at once, {used} of it used"))
     return rows
 
 
-def mapping_rows(found: Evaluation, mapping: MappingSearch) -> list[tuple[str, str]]:
+def mapping_rows(nest: Nest, mapping: MappingSearch) -> list[tuple[str, str]]:
     """The mapping on an array, and what became of the others."""
-    unroll = unroll_text(dict(found.nest.unroll)) or "one MAC"
-    used = format_share(array_used(found.nest, mapping))
+    unroll = unroll_text(dict(nest.unroll)) or "one MAC"
+    used = format_share(array_used(nest, mapping))
     return [
         ("datapath", f"{unroll} at once, {used} of {mapping.array} used"),
         ("mappings", mapping_text(mapping)),
@@ -255,11 +257,12 @@ def buffer_table(found: Evaluation, objective: Objective) -> None:
         ]
         for placed in found.buffers
     ]
-    swept = [found.swept_by(placed) for placed in found.buffers]
-    if any(swept):
-        columns.append("stripe of")
-        for row, loop in zip(rows, swept, strict=True):
-            row.append("" if loop is None else str(loop))
+    for title, of in (("stripe of", found.swept_by), ("slides on", found.slides_along)):
+        loops = [of(placed) for placed in found.buffers]
+        if any(loops):
+            columns.append(title)
+            for row, loop in zip(rows, loops, strict=True):
+                row.append("" if loop is None else str(loop))
     show.table("Buffers, from the inside", columns, rows)
 
 

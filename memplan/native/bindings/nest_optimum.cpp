@@ -28,10 +28,11 @@ using nb::literals::operator""_a;
 
 namespace {
 
-// (bytes, pJ) knots; bytes of the largest; pool; (bytes, pJ, pool) levels; pJ outside.
+// (bytes, pJ) knots; bytes of the largest; pool; whether these slide; (bytes, pJ, pool,
+// whether it slides) levels; pJ outside.
 using MemoriesTuple =
-    std::tuple<std::vector<std::pair<double, double>>, double, int,
-               std::vector<std::tuple<double, double, int>>, double>;
+    std::tuple<std::vector<std::pair<double, double>>, double, int, bool,
+               std::vector<std::tuple<double, double, int, bool>>, double>;
 
 void require(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(what);
@@ -40,7 +41,7 @@ void require(bool condition, const char* what) {
 bool positive(double value) { return value > 0 && std::isfinite(value); }
 
 nest::Memories memories_from(const MemoriesTuple& given, std::size_t pools) {
-  const auto& [knots, largest, pool, levels, main_pj] = given;
+  const auto& [knots, largest, pool, slides, levels, main_pj] = given;
   const auto known = [&](int p) { return -1 <= p && p < static_cast<int>(pools); };
   nest::Memories memories;
   for (const auto& [bytes, pj] : knots) {
@@ -49,15 +50,16 @@ nest::Memories memories_from(const MemoriesTuple& given, std::size_t pools) {
             "need ascending knots");
     memories.knots.push_back({bytes, pj});
   }
-  for (const auto& [bytes, pj, taken] : levels) {
+  for (const auto& [bytes, pj, taken, slide] : levels) {
     require(positive(bytes) && positive(pj), "need levels above 0");
     require(known(taken), "a level's pool is missing");
-    memories.levels.push_back({bytes, pj, taken});
+    memories.levels.push_back({bytes, pj, taken, slide});
   }
   require(known(pool), "a pool is missing");
   require(positive(main_pj), "need main_pj > 0");
   memories.largest = largest;
   memories.pool = pool;
+  memories.slides = slides;
   memories.main_pj = main_pj;
   return memories;
 }
@@ -206,9 +208,10 @@ void bind_optimum(nb::module_& m) {
                    [](const EndedOptimum& self) { return tuples(self.found.loops); })
       .def_prop_ro("kept",
                    [](const EndedOptimum& self) {
-                     std::vector<std::tuple<int, int, double, double>> kept;
-                     for (const auto& [tensor, loop, elements, pj] : self.found.kept) {
-                       kept.emplace_back(tensor, loop, elements, pj);
+                     std::vector<std::tuple<int, int, double, double, bool>> kept;
+                     for (const auto& one : self.found.kept) {
+                       kept.emplace_back(one.tensor, one.loop, one.elements, one.pj,
+                                         one.slides);
                      }
                      return kept;
                    })

@@ -34,14 +34,16 @@ Grid fitting_grid(const Tiles& tiles, std::size_t values) {
   }
 }
 
-// A tile that is kept, and the move that it is used again in.
+// A tile that is kept, and the move that it is used again in, or slides along.
 struct KeptAt {
   int tensor, code;
   std::size_t move;
+  bool slides;
 };
 
 // The tiles that a pass keeps. Each for a whole run of loops that use it again: from
-// the outermost of them, where the pass may have put that off to an inner one.
+// the outermost of them, where the pass may have put that off to an inner one. One that
+// slides does along its one loop.
 std::vector<KeptAt> kept_tiles(const Tiles& tiles, const std::vector<Move>& moves) {
   std::vector<KeptAt> found;
   const auto from = [&](std::size_t move) -> const Tile& {
@@ -52,9 +54,13 @@ std::vector<KeptAt> kept_tiles(const Tiles& tiles, const std::vector<Move>& move
       const int code = moves[i].codes[t];
       const int before = i > 0 ? moves[i - 1].codes[t] : tiles.main_code(t);
       if (code == before) continue;
+      const bool slides = moves[i].slides && t == kInput;
       std::size_t first = i;
-      while (first > 0 && from(first - 1).elements[t] == from(i).elements[t]) --first;
-      found.push_back({t, code, first});
+      while (!slides && first > 0 &&
+             from(first - 1).elements[t] == from(i).elements[t]) {
+        --first;
+      }
+      found.push_back({t, code, first, slides});
     }
   }
   return found;
@@ -66,7 +72,7 @@ double energy_of(const Tiles& tiles, const std::vector<Move>& moves,
   double total = 0;
   std::array<double, kTensors> price;
   for (int t = 0; t < kTensors; ++t) price[t] = tiles.prices(t).back();
-  for (const auto& [t, code, move] : kept) {
+  for (const auto& [t, code, move, slides] : kept) {
     const double pj = tiles.prices(t)[code];
     const double served = price[t] + tiles.problem().filling(pj);
     total += tiles.tiles()[tiles.step(moves[move].step).from].fill[t] * served;
@@ -83,9 +89,11 @@ void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
   found.loops.clear();
   found.kept.clear();
   std::vector<int> loop_of;
-  std::vector<bool> stripe(pass.moves.size());
-  for (const auto& [t, code, move] : kept) {
-    if (t == kInput) stripe[move] = true;
+  // Whether a stripe, or a tile that slides, begins at a move.
+  std::vector<bool> apart(pass.moves.size() + 1);
+  for (const auto& [t, code, move, slides] : kept) {
+    if (t == kInput) apart[move] = true;
+    if (slides) apart[move + 1] = true;
   }
   bool mirrored = false;
   for (std::size_t i = 0; i < pass.moves.size(); ++i) {
@@ -95,17 +103,18 @@ void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
     const std::int64_t extent = dim == kF ? 0 : tiles.extent(dim, at[dim]);
     if (mirrored) dim = mirror(dim);
     mirrored ^= step.mirrored;
-    // Loops of one dimension side by side are one loop, unless a stripe lies between.
-    if (found.loops.empty() || found.loops.back().dim != dim || stripe[i]) {
+    // Loops of one dimension side by side are one loop, unless one of these lies between.
+    if (found.loops.empty() || found.loops.back().dim != dim || apart[i]) {
       found.loops.push_back({dim, extent});
     }
     loop_of.push_back(static_cast<int>(found.loops.size()) - 1);
   }
   const int last = static_cast<int>(found.loops.size()) - 1;
-  for (const auto& [t, code, move] : kept) {
-    const Tile& tile = tiles.tiles()[tiles.step(pass.moves[move].step).from];
+  for (const auto& [t, code, move, slides] : kept) {
+    const Step& step = tiles.step(pass.moves[move].step);
+    const Tile& tile = tiles.tiles()[slides ? step.to : step.from];
     found.kept.push_back(
-        {t, last - loop_of[move], tile.elements[t], tiles.prices(t)[code]});
+        {t, last - loop_of[move], tile.elements[t], tiles.prices(t)[code], slides});
   }
   std::ranges::reverse(found.loops);
   std::ranges::reverse(found.kept);

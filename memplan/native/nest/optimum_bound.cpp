@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <span>
 
 #include "nest/optimum_parallel.h"
 
@@ -14,55 +13,7 @@ namespace {
 
 constexpr float kNever = std::numeric_limits<float>::infinity();
 
-// Points among ascending prices, both ends and the last on the chip included.
-std::vector<double> choose(std::span<const double> prices, int most) {
-  std::vector<double> all(prices.begin(), prices.end());
-  all.erase(std::ranges::unique(all).begin(), all.end());
-  const int n = static_cast<int>(all.size());
-  if (n <= std::max(most, 3)) return all;
-  std::vector<double> points;
-  const double low = std::log(all[0]), high = std::log(all[n - 2]);
-  for (int i = 0, at = 0; i < most - 1; ++i) {
-    const double goal = low + (high - low) * i / (most - 2);
-    while (at < n - 2 && std::log(all[at]) < goal - 1e-9) ++at;
-    if (points.empty() || points.back() < all[at]) points.push_back(all[at]);
-  }
-  points.push_back(all[n - 1]);
-  return points;
-}
-
 }  // namespace
-
-Grid::Grid(const Tiles& tiles, int most) : most_(most) {
-  for (int t = 0; t < kTensors; ++t) {
-    const auto prices = tiles.prices(t);
-    const std::vector<double> points = choose(prices, std::max(most, 3));
-    points_[t].assign(points.begin(), points.end());
-    for (const double price : prices) {
-      const auto above = std::ranges::lower_bound(points, price) - points.begin();
-      const auto at = std::max<std::ptrdiff_t>(above - 1, 0);
-      double part = 0;
-      if (above > 0) part = (price - points[at]) / (points[above] - points[at]);
-      exact_ = exact_ && (part == 0 || part == 1);
-      places_[t].push_back({static_cast<std::int32_t>(at), static_cast<float>(part)});
-    }
-  }
-}
-
-int Grid::lowest(const Tile& tile, int tensor) const {
-  const Place place = places_[tensor][tile.cheapest[tensor]];
-  return place.at + (place.part == 1.0f);
-}
-
-std::size_t Grid::values(const Tiles& tiles) const {
-  std::size_t total = 0;
-  for (const Tile& tile : tiles.tiles()) {
-    std::size_t volume = kKinds;
-    for (int t = 0; t < kTensors; ++t) volume *= size(t) - lowest(tile, t);
-    total += volume;
-  }
-  return total;
-}
 
 // Works out the values of one tile from those of the tiles inside it.
 class Bound::Filler {
@@ -81,6 +32,8 @@ class Bound::Filler {
     for (const Step& step : steps) {
       const Box& inner = bound_.boxes_[step.to];
       const unsigned all = tiles_.reused(step);
+      if (tiles_.may_slide(step)) slide(box, tile, step);
+      if (step.leap) continue;
       if (is_window(step.dim)) {
         for (int kind = 0; kind < kKinds; ++kind) {
           const unsigned free = worth_keeping(all, kind);
@@ -119,13 +72,16 @@ class Bound::Filler {
   // tensors, and what it takes to fill their memories.
   struct Choice {
     int kind;
+    const Tile* slid;
     std::array<const Option*, kTensors> kept{};
   };
 
-  // Of tiles of one kind, what must be kept at a step, and what may be; masks.
+  // Of tiles of one kind, what must be kept at a step, and what may be; masks. slid: the
+  // input's tile where that slides.
   struct Free {
     int kind;
     unsigned least, most;
+    const Tile* slid = nullptr;
   };
 
   static void least(std::vector<float>& best, const std::vector<float>& other) {
@@ -149,12 +105,25 @@ class Bound::Filler {
     }
   }
 
+  // A step along which the inner tile of the input slides: whatever else is kept.
+  void slide(const Box& box, const Tile& tile, const Step& step) {
+    const Box& inner = bound_.boxes_[step.to];
+    const Tile* const slid = &tiles_.tiles()[step.to];
+    const unsigned again = reused_along(step.dim, kernel_), input = 1u << kInput;
+    const int kept = again ? std::countr_zero(again) + 1 : kFresh;
+    peel(box, tile, inner, step.dim, {kFresh, input, again | input, slid},
+         fresh_[kept].data());
+    if (kept) {
+      peel(box, tile, inner, step.dim, {kept, input, input, slid}, best_[kept].data());
+    }
+  }
+
   // All choices at one step, for tiles of one kind.
   void peel(const Box& box, const Tile& tile, const Box& inner, int dim,
             const Free& free, float* best) {
     for (unsigned keep = free.least; keep <= free.most; ++keep) {
       if (keep & ~free.most || free.least & ~keep) continue;
-      Choice choice{kind_inside(dim, free.kind, keep, kernel_)};
+      Choice choice{kind_inside(dim, free.kind, keep, kernel_), free.slid};
       choose_memories(box, tile, inner, keep, 0, choice, best);
     }
   }
@@ -166,7 +135,9 @@ class Bound::Filler {
     } else if (!(keep >> tensor & 1)) {
       choose_memories(box, tile, inner, keep, tensor + 1, choice, best);
     } else {
-      for (const Option& option : tile.options[tensor]) {
+      const bool slides = tensor == kInput && choice.slid;
+      for (const Option& option :
+           slides ? choice.slid->sliding : tile.options[tensor]) {
         choice.kept[tensor] = &option;
         choose_memories(box, tile, inner, keep, tensor + 1, choice, best);
       }

@@ -56,10 +56,12 @@ struct Knot {
   double bytes, pj;
 };
 
-/// A memory that is there: what an access costs, and where its bytes are taken from.
+/// A memory that is there: what an access costs, where its bytes are taken from, and
+/// whether it can have sliding buffers, which only of the input make a difference.
 struct Level {
   double bytes, pj;
   int pool;  // -1: none other uses it
+  bool slides = false;
 };
 
 /// What one tensor's tiles may be kept in.
@@ -71,6 +73,7 @@ struct Memories {
   std::vector<Knot> knots;
   double largest = 0;
   int pool = -1;  // of memories made to measure
+  bool slides = false;  // likewise
   std::vector<Level> levels;
   double main_pj = 0;
 };
@@ -105,10 +108,12 @@ struct Loop {
   std::int64_t extent;
 };
 
-/// A tile that is kept: for the loops from `loop` inwards, counted from the innermost.
+/// A tile that is kept: for the loops from `loop` inwards, counted from the innermost;
+/// or, where it slides, the tile inside of that loop.
 struct Kept {
   int tensor, loop;
   double elements, pj;
+  bool slides;
 };
 
 /// loops: innermost first; empty as long as none were found. lower_bound: no nest takes

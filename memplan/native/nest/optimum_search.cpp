@@ -18,6 +18,7 @@ struct Label {
   Codes codes;
   std::int32_t parent;  // among the labels of the outer tile
   std::int32_t step;
+  bool slides;  // the input's inner tile, along the step
   std::array<double, kPools> left;  // bytes, of each pool
 };
 
@@ -45,7 +46,7 @@ class Search::Pass {
        const Stop& stop)
       : tiles_(search.tiles_), bound_(search.bound_), incumbent_(incumbent),
         width_(width), most_(most), stop_(stop), shelves_(tiles_.tiles().size()) {
-    Label<kPools> label{0, {}, -1, -1, {}};
+    Label<kPools> label{0, {}, -1, -1, false, {}};
     for (int t = 0; t < kTensors; ++t) label.codes[t] = tiles_.main_code(t);
     for (int p = 0; p < kPools; ++p) label.left[p] = tiles_.problem().pools[p];
     shelves_[0].labels = {label};
@@ -64,6 +65,7 @@ class Search::Pass {
           Candidate<kPools> next{shelf.labels[i], 0};
           next.label.parent = i;
           next.label.step = index;
+          next.label.slides = false;
           choose(step, kind, 0, 0, next, found);
         }
       }
@@ -103,7 +105,7 @@ class Search::Pass {
     }
     for (std::int32_t tile = last; best >= 0 && tile > 0;) {
       const auto& label = shelves_[tile].labels[best];
-      result.moves.push_back({label.step, label.codes});
+      result.moves.push_back({label.step, label.codes, label.slides});
       tile = tiles_.step(label.step).from;
       best = label.parent;
     }
@@ -121,7 +123,7 @@ class Search::Pass {
   };
   using Found = std::array<std::vector<Candidate<kPools>>, kKinds>;
 
-  // Every choice of memories for those tensors from t on that are used again.
+  // Every choice of memories for those tensors from t on that are used again, or slide.
   void choose(const Step& step, int kind, unsigned keep, int t,
               Candidate<kPools>& next, Found& found) {
     const bool kernel = tiles_.problem().layer.kernel;
@@ -129,22 +131,36 @@ class Search::Pass {
       offer(step.to, kind_inside(step.dim, kind, keep, kernel), next, found);
       return;
     }
-    choose(step, kind, keep, t + 1, next, found);
-    if (!(worth_keeping(tiles_.reused(step), kind) >> t & 1)) return;
+    const bool leaps = step.leap && t == kInput;
+    if (!leaps) choose(step, kind, keep, t + 1, next, found);
+    if (t == kInput && tiles_.may_slide(step)) {
+      choose_memory(step, kind, keep, t, true, next, found);
+    }
+    if (!leaps && worth_keeping(tiles_.reused(step), kind) >> t & 1) {
+      choose_memory(step, kind, keep, t, false, next, found);
+    }
+  }
+
+  // Every memory of one tensor's outer tile, or of the inner one that slides; and then
+  // of the tensors after it.
+  void choose_memory(const Step& step, int kind, unsigned keep, int t, bool slides,
+                     Candidate<kPools>& next, Found& found) {
     const Tile& tile = tiles_.tiles()[step.from];
+    const Tile& held = slides ? tiles_.tiles()[step.to] : tile;
     const Problem& problem = tiles_.problem();
     const auto prices = tiles_.prices(t);
-    for (const Option& option : tile.options[t]) {
+    for (const Option& option : slides ? held.sliding : held.options[t]) {
       const double pj = prices[option.code], before = prices[next.label.codes[t]];
       if (pj >= before) continue;
       const Label<kPools> saved = next.label;
       next.label.cost += tile.fill[t] * (before + problem.filling(pj));
       next.label.codes[t] = option.code;
+      next.label.slides |= slides;
       bool fits = true;
       if constexpr (kPools > 0) {
         if (option.pool >= 0) {
           double& left = next.label.left[option.pool];
-          left -= problem.bytes(t, tile.elements[t]);
+          left -= problem.bytes(t, held.elements[t]);
           fits = left >= 0;
         }
       }

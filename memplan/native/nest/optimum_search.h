@@ -13,10 +13,12 @@ namespace memplan::nest::optimum {
 
 inline constexpr int kMostPools = 4;
 
-/// A step of a complete nest, and the tensors' codes inside of it.
+/// A step of a complete nest, the tensors' codes inside of it, and whether the input's
+/// inner tile slides along it.
 struct Move {
   std::int32_t step;
   Codes codes;
+  bool slides;
 };
 
 /// How a pass ended. improved: it found a nest, of `energy` and `moves`, outermost

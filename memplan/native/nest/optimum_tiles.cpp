@@ -1,8 +1,6 @@
 #include "nest/optimum_tiles.h"
 
 #include <algorithm>
-#include <cmath>
-#include <map>
 #include <stdexcept>
 #include <utility>
 
@@ -27,6 +25,9 @@ Tiles::Tiles(const Problem& problem, std::size_t most)
     return size_[a] == size_[b] && base_[a] == base_[b];
   };
   mirrors_ = alike(kX, kY) && alike(kFw, kFh) && stride[0] == stride[1];
+  const Memories& inputs = problem_.memories[kInput];
+  sliding_ = (inputs.slides && !inputs.knots.empty()) ||
+             std::ranges::any_of(inputs.levels, &Level::slides);
   list_extents();
   if (whole_) coarsen(most);
   list_tiles();
@@ -147,74 +148,39 @@ void Tiles::fill_in(Tile& tile) const {
                        problem_.passes(visits[kC] * visits[kFw] * visits[kFh]);
 }
 
-double Tiles::curve(int tensor, double bytes) const {
-  const std::vector<Knot>& knots = problem_.memories[tensor].knots;
-  if (bytes <= knots.front().bytes) return knots.front().pj;
-  if (bytes >= knots.back().bytes) return knots.back().pj;
-  const auto above = std::ranges::upper_bound(knots, bytes, {}, &Knot::bytes);
-  const Knot &a = above[-1], &b = above[0];
-  const double part = std::log(bytes / a.bytes) / std::log(b.bytes / a.bytes);
-  return std::exp(std::log(a.pj) + part * (std::log(b.pj) - std::log(a.pj)));
-}
-
-void Tiles::list_prices() {
-  for (int t = 0; t < kTensors; ++t) {
-    const Memories& memories = problem_.memories[t];
-    // By size: what it costs to keep, and where the bytes come from.
-    std::map<double, std::vector<std::pair<double, int>>> kept;
-    for (const Tile& tile : tiles_) kept[tile.elements[t]];
-    std::vector<std::pair<double, int>> all;
-    for (auto& [elements, choices] : kept) {
-      const double bytes = problem_.bytes(t, elements);
-      const auto offer = [&](double pj, int pool) {
-        if (pj >= memories.main_pj || elements <= 0) return;
-        if (pool >= 0 && bytes > problem_.pools[pool]) return;
-        choices.emplace_back(pj, pool);
-      };
-      if (!memories.knots.empty() && bytes <= memories.largest) {
-        offer(curve(t, bytes), memories.pool);
-      }
-      for (const Level& level : memories.levels) {
-        if (bytes <= level.bytes) offer(level.pj, level.pool);
-      }
-      // The cheapest that nobody else uses makes all dearer ones pointless.
-      std::ranges::sort(choices);
-      const auto own = std::ranges::find(choices, -1, [](auto& c) { return c.second; });
-      if (own != choices.end()) choices.erase(own + 1, choices.end());
-      all.insert(all.end(), choices.begin(), choices.end());
-    }
-    std::ranges::sort(all);
-    all.erase(std::ranges::unique(all).begin(), all.end());
-    for (const auto& [pj, pool] : all) prices_[t].push_back(pj);
-    prices_[t].push_back(memories.main_pj);
-    std::map<double, std::pair<std::size_t, std::size_t>> ranges;
-    std::map<double, int> cheapest;
-    int least = static_cast<int>(all.size());
-    for (auto entry = kept.rbegin(); entry != kept.rend(); ++entry) {
-      const std::size_t begin = options_[t].size();
-      for (const auto& choice : entry->second) {
-        const auto code = std::ranges::lower_bound(all, choice) - all.begin();
-        options_[t].push_back({static_cast<int>(code), choice.second});
-        least = std::min(least, static_cast<int>(code));
-      }
-      ranges[entry->first] = {begin, options_[t].size() - begin};
-      cheapest[entry->first] = least;
-    }
-    for (Tile& tile : tiles_) {
-      const auto [begin, count] = ranges[tile.elements[t]];
-      tile.options[t] = {options_[t].data() + begin, count};
-      tile.cheapest[t] = cheapest[tile.elements[t]];
-    }
+const Tile& Tiles::tile_at(Position at) const {
+  if (flipped(at)) {
+    std::swap(at[kX], at[kY]);
+    std::swap(at[kFw], at[kFh]);
   }
+  return tiles_[index_[key(at)]];
 }
 
-void Tiles::add_step(std::int32_t from, Position inner, int dim) {
+void Tiles::add_step(std::int32_t from, Position inner, int dim, bool leap) {
   const bool mirrored = flipped(inner);
   if (mirrored) {
     std::swap(inner[kX], inner[kY]);
     std::swap(inner[kFw], inner[kFh]);
   }
-  out_.push_back({from, index_[key(inner)], static_cast<std::int8_t>(dim), mirrored});
+  out_.push_back(
+      {from, index_[key(inner)], static_cast<std::int8_t>(dim), mirrored, leap});
+}
+
+// Steps past `inner`, to the largest tile for each choice of memories to slide in: a
+// smaller one in the same memory is of no use, unless its bytes are others' too.
+void Tiles::add_leaps(std::int32_t from, Position inner, int dim) {
+  const auto same = [](const Option& a, const Option& b) {
+    return a.code == b.code && a.pool < 0 && b.pool < 0;
+  };
+  auto before = tile_at(inner).sliding;
+  while (inner[dim] > 0) {
+    --inner[dim];
+    const auto own = tile_at(inner).sliding;
+    if (!own.empty() && !std::ranges::equal(own, before, same)) {
+      add_step(from, inner, dim, true);
+    }
+    before = own;
+  }
 }
 
 void Tiles::add_steps(std::int32_t from, int dim) {
@@ -225,6 +191,9 @@ void Tiles::add_steps(std::int32_t from, int dim) {
     if (at[dim] == 0) return;
     --inner[dim];
     add_step(from, inner, dim);
+    if (may_slide({from, 0, static_cast<std::int8_t>(dim), false, true})) {
+      add_leaps(from, inner, dim);
+    }
     return;
   }
   for (inner[dim] = 0; inner[dim] < at[dim]; ++inner[dim]) {

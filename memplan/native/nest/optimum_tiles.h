@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "nest/optimum_problem.h"
@@ -19,12 +20,14 @@ struct Option {
 /// A tile, and the loops outside it.
 ///
 /// at: index of each dimension's extent. elements: each tensor's; fill: elements that
-/// pass its boundary if it is kept, over all visits. options: memories it may be kept in.
-/// cheapest: code below which nothing that holds this tile or a larger one costs.
+/// pass its boundary if it is kept, over all visits. options: memories it may be kept in;
+/// sliding: those that the input's may slide in. cheapest: code below which nothing that
+/// holds this tile or a larger one costs.
 struct Tile {
   std::array<std::uint16_t, kAxes> at{};
   std::array<double, kTensors> elements{}, fill{};
   std::array<std::span<const Option>, kTensors> options;
+  std::span<const Option> sliding;
   std::array<int, kTensors> cheapest{};
 };
 
@@ -44,6 +47,7 @@ struct Step {
   std::int32_t from, to;
   std::int8_t dim;
   bool mirrored;  // columns and rows change places in `to`
+  bool leap;      // past other extents: only for a buffer that slides along it
 };
 
 /// All tiles between the layer and what the datapath does at once.
@@ -53,7 +57,10 @@ struct Step {
 /// tiles around it; here it is as often as it must be at least, n / t rounded up, so
 /// what a nest takes here is no more than what it takes. Of the extents with the same
 /// n / t only the smallest is listed; where these are too many tiles, several are taken
-/// together, as large as the smallest and visited as often as the largest of them.
+/// together, as large as the smallest and visited as often as the largest of them. Steps
+/// are from one extent to the next, for two along one dimension are as good as one over
+/// both; but a buffer that slides is as small as the inner tile and filled as seldom as
+/// the outer one, so that for these there are leaps.
 ///
 /// Tiles are ordered by how many steps they are from the datapath's, farthest first, in
 /// layers: no step leads from a tile to one of the same layer. Tile 0 is the whole
@@ -91,6 +98,10 @@ class Tiles {
            static_cast<unsigned>(slides(step)) << kInput;
   }
 
+  /// Whether the input's inner tile may slide along a step's loop, as far as there are
+  /// memories for it: all that the loop sweeps over then passes once.
+  bool may_slide(const Step& step) const { return sliding_ && slides(step); }
+
   /// pJ of each code, ascending; the last is main memory's.
   std::span<const double> prices(int tensor) const { return prices_[tensor]; }
   int main_code(int tensor) const {
@@ -104,6 +115,7 @@ class Tiles {
  private:
   using Position = std::array<std::uint16_t, kAxes>;
   using Heights = std::array<std::vector<int>, kAxes>;
+  using Choices = std::vector<std::pair<double, int>>;  // pJ, and pool
 
   void list_extents();
   void coarsen(std::size_t most);
@@ -114,15 +126,18 @@ class Tiles {
   void fill_in(Tile& tile) const;
   Heights heights() const;
   void add_steps(std::int32_t from, int dim);
-  void add_step(std::int32_t from, Position inner, int dim);
+  void add_leaps(std::int32_t from, Position inner, int dim);
+  void add_step(std::int32_t from, Position inner, int dim, bool leap = false);
+  const Tile& tile_at(Position at) const;
   bool slides(const Step& step) const;
   bool flipped(const Position& at) const;
   bool symmetric(const Position& at) const;
   std::size_t key(const Position& at) const;
   double curve(int tensor, double bytes) const;
+  Choices choices(int tensor, double elements, bool sliding) const;
 
   Problem problem_;
-  bool mirrors_, whole_;
+  bool mirrors_, whole_, sliding_;
   // Sizes and the datapath's; of all axes.
   std::array<std::int64_t, kAxes> size_{}, base_{};
   // By axis: extents, how often they come at least, and of the window's what a column
@@ -149,7 +164,9 @@ inline unsigned worth_keeping(unsigned again, int kind) {
   return kind == kFresh ? again : again & ~(1u << (kind - 1));
 }
 
-/// The kind of the tile inside such a loop, where the tensors in `keep` are kept.
+/// The kind of the tile inside such a loop, where the tensors in `keep` are kept. Of a
+/// sliding buffer the inner tile is kept, but may be once more in a memory where nothing
+/// slides: that counts as not kept.
 inline int kind_inside(int dim, int kind, unsigned keep, bool kernel) {
   if (kind != kFresh) keep |= reused_along(dim, kernel) & (1u << (kind - 1));
   // Every loop but that of K shrinks the input's tile: a window's its halo.

@@ -4,22 +4,17 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <utility>
-#include <vector>
 
 #include "nest/optimum_problem.h"
+#include "nest/whole_pricing.h"
 
 namespace memplan::nest::whole {
 
 using optimum::kAxes;
 using optimum::kFw;
-using optimum::kTensors;
 using optimum::kX;
 using optimum::kY;
 using optimum::Loop;
-using optimum::Problem;
-
-inline constexpr int kMostLoops = 32;
 
 /// Energies of the nests of one problem, by the counts of memplan/blocking/nest, with
 /// the memories that take the least.
@@ -43,33 +38,11 @@ class Cost {
   double operator()(std::span<const Loop> loops, double limit) const;
 
  private:
-  // A buffer of one tensor: elements, and what passes between it and what is outside.
-  struct Buffer {
-    double elements, outward;
-  };
-  struct Buffers {
-    std::array<Buffer, kMostLoops> rows;
-    int count = 0;
-    double demand = 0;
-  };
   struct Walk;
-  // Energy, and bytes of each pool.
-  struct Part {
-    double pj;
-    std::array<double, 4> taken;
-  };
-
-  double price(int tensor, double bytes) const;
-  std::pair<double, int> cheapest(int tensor, double bytes) const;
-  Part least(int tensor, const Buffers& own) const;
-  void parts(int tensor, const Buffers& own, std::vector<Part>& found) const;
-  bool fits(const Part& part) const;
-  void unbeaten(std::vector<Part>& parts) const;
-  double combined(const std::array<Buffers, kTensors>& buffers) const;
 
   Problem problem_;
+  Pricing pricing_;
   std::array<std::int64_t, kAxes> size_{}, base_{};
-  std::array<std::vector<double>, kTensors> log_bytes_, log_pj_;
 };
 
 }  // namespace memplan::nest::whole
