@@ -40,8 +40,8 @@ def main() -> None:
     page.say(
         "What *A Systematic Approach to Blocking Convolutional Neural Networks* (Yang "
         "et al., 2016) reports, and what memplan's model gives for the same layers. "
-        "Every number here is written by `scripts/paper_blocking.py`. Nests have "
-        "any extents, and the window's loops anywhere, where nothing else is said; "
+        "Every number here is written by `scripts/paper_blocking.py`. Nests have any "
+        "extents, and the window's loops anywhere, where nothing else is said; "
         "optimal means optimal among all of these. The model counts each level's own "
         "halo, 2n - 1 accesses for n updates of a sum, and the first fetch from main "
         "memory, none of which equation 1 does (`memplan blocking evaluate --counting "
@@ -50,8 +50,8 @@ def main() -> None:
         "than its step, and one buffer for all that such a loop sweeps over is filled "
         "once; whole, as every buffer is, unless memories shift as the paper's "
         "registers do (section 4.2, further down). Energies are its Table 3, words "
-        "256, 512 and 256 bits, elements of 16 bits, a multiplication 1 pJ, the datapath 16 "
-        "x 16 channels. Other bits and energies, and bandwidths, are in "
+        "256, 512 and 256 bits, elements of 16 bits, a multiplication 1 pJ, the "
+        "datapath 16 x 16 channels. Other bits and energies, and bandwidths, are in "
         "[hierarchies.md](hierarchies.md), cycles in [latency.md](latency.md)."
     )
     figures.figures_3_and_4(page)

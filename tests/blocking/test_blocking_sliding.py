@@ -40,7 +40,7 @@ INPUT = Tensor.INPUT
 DIANNAO = load_hierarchy("diannao")
 SLID = Fixed(DIANNAO.slid())
 DEPTHWISE = Layer("depthwise", 14, 14, 1, 1, 3, 3, G=2)
-LAYERS = 24
+LAYERS = 16
 
 
 def sliding(text: str, layer: Layer) -> list[tuple[str, int, int]]:
@@ -84,7 +84,7 @@ def test_a_stride_wider_than_one_takes_in_as_many_columns() -> None:
     nests(window_innermost=False, divisors=False, sliding=True),
     st.lists(st.booleans(), min_size=32, max_size=32),
 )
-@examples(300)
+@examples(150)
 def test_counts_are_those_of_rings_that_go_round(
     nest: Nest, keep: Sequence[bool]
 ) -> None:

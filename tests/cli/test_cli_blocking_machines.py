@@ -231,8 +231,8 @@ def test_cores_have_nests_of_their_own(blocking: Blocking) -> None:
     mapped = blocking(*given[:-1], "auto:16", *short, "--json")
     assert mapped.code == 0, mapped.err
     assert json.loads(mapped.out)["mapping"]["sides"] == [16]
-    shown_ = blocking(*given[:-1], "auto:16", *short, "--one-nest")
-    assert "mappings          best of " in shown_.out
+    one_nest = blocking(*given[:-1], "auto:16", *short, "--one-nest")
+    assert "  mappings  best of " in one_nest.out
     assert json.loads(blocking(*given, *short, "--json").out)["mapping"] is None
     refused = blocking(*given, "--one-nest", "--string", "X12")
     assert "--one-nest is for a nest that is searched for" in refused.err

@@ -134,11 +134,16 @@ def _fits(taken: _Taken, pools: Sequence[int]) -> bool:
 
 def _unbeaten(parts: Iterator[_Part]) -> list[_Part]:
     kept: list[_Part] = []
-    # At the same energy fewer memories come first: they are enough.
-    for part in sorted(parts, key=lambda one: (one.pj, len(one.chosen))):
+    # At the same energy fewer memories come first: they are enough; so does what does
+    # not slide.
+    for part in sorted(parts, key=_simplest):
         if not any(_fits(one.taken, part.taken) for one in kept):
             kept.append(part)
     return kept
+
+
+def _simplest(part: _Part) -> tuple[float, int, int]:
+    return part.pj, len(part.chosen), sum(one.slides for one in part.chosen)
 
 
 def _combined(parts: Sequence[list[_Part]], pools: Sequence[int]) -> Iterator[_Part]:
