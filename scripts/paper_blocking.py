@@ -88,11 +88,12 @@ def main() -> None:
         "and so on, where they have nothing. Ours starts from its result, and "
         "from others. Each layer's nest, but the last one's, whose 1,000 channels the "
         "datapath does not divide, is proved optimal on the memories among nests "
-        "whose extents divide each other and whose window is in one piece; the "
-        "memories' sizes are not proved."
+        "whose extents divide each other and whose window is in one piece. The "
+        "gap is to what such nests take where each layer has all memories for itself, "
+        "less than which none that they share take."
     )
     page.table(
-        "network | budget | paper's method, mJ | memplan, mJ | ratio | seconds",
+        "network | budget | paper's method, mJ | memplan, mJ | ratio | gap | seconds",
         network_rows(),
     )
     beside_zigzag(page, records)

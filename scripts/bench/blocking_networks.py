@@ -28,6 +28,7 @@ def network_rows() -> list[tuple[str, ...]]:
                     f"{paper / 1e9:.3f}",
                     f"{ours / 1e9:.3f}" + ("" if found.complete else " *"),
                     f"{ours / paper:.3f}",
+                    "" if found.gap is None else f"{found.gap:.1%}",
                     f"{found.seconds:.0f}",
                 )
             )

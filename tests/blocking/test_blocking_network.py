@@ -188,12 +188,47 @@ def test_a_designed_network(levels: int) -> None:
     assert design.considered >= 10
     assert sum(map(sum, design.sizes.values())) <= budget
     assert all(len(own) <= levels for own in design.sizes.values())
+    assert design.lower_bound is not None and design.gap is not None
+    assert 0 <= design.gap == design.network.energy / design.lower_bound - 1
     # The same again, from the sizes alone.
     hierarchy = private_hierarchy(design.sizes, Codesign())
     again = on(hierarchy)
     assert again.energy == pytest.approx(design.network.energy, rel=1e-9)
     # DianNao has less memory, in parts that are not made for these layers.
     assert design.network.energy < on(DIANNAO).energy
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.integers(4, 3000), min_size=1, max_size=2, unique=True),
+        min_size=3,
+        max_size=3,
+    ),
+    st.booleans(),
+)
+def test_no_memories_take_less_than_the_bound(
+    sizes: list[list[int]], fills: bool
+) -> None:
+    layers = [LAYERS[1], Layer("odd", 5, 7, 6, 10, 3, 2), fully_connected("fc", 30, 8)]
+    unroll, counts = {"C": 2, "K": 2}, [1, 2, 3]
+    objective = Codesign(count_fills=fills)
+    any_ = {t: tuple(sorted(own)) for t, own in zip(Tensor, sizes, strict=True)}
+    budget = max(sum(map(sum, any_.values())), 960)
+    design = design_network(layers, unroll, budget, counts=counts, objective=objective)
+    machine = Fixed(private_hierarchy(any_, objective))
+    energy = sum(
+        count * optimize(layer, unroll, machine, Options("divisors")).energy
+        for layer, count in zip(layers, counts, strict=True)
+    )
+    assert design.lower_bound is not None
+    assert design.lower_bound <= min(energy, design.network.energy) * (1 + 1e-12)
+
+
+def test_no_bound_where_memories_may_be_larger_than_a_chip_holds() -> None:
+    small = [LAYERS[1]]
+    assert design_network(small, CORE, 16 << 20, levels=1).gap is not None
+    assert design_network(small, CORE, 17 << 20, levels=1).gap is None
 
 
 def test_every_layer_may_have_a_datapath_of_its_own() -> None:
@@ -238,7 +273,7 @@ def test_the_end_of_the_time_returns_the_best_so_far(
     def later(energy: float, seconds: float) -> None:
         best[0] += 1
 
-    from memplan.blocking.design import network_design  # its clock is set by hand
+    from memplan.blocking.design import network_design, network_search  # their clock
 
     class Clock:
         @staticmethod
@@ -246,13 +281,14 @@ def test_the_end_of_the_time_returns_the_best_so_far(
             return now[0]
 
     monkeypatch.setattr(network_design, "time", Clock)
-    solve: Any = network_design._Designer._descend
+    monkeypatch.setattr(network_search, "time", Clock)
+    solve: Any = network_search.NetworkSearch._descend
 
     def stop(designer: Any, design: Any) -> None:
         now[0] = 100.0
         solve(designer, design)
 
-    monkeypatch.setattr(network_design._Designer, "_descend", stop)
+    monkeypatch.setattr(network_search.NetworkSearch, "_descend", stop)
     found = design_network(
         LAYERS, CORE, 48 << 10, options=Options(time_limit=50), levels=1, progress=later
     )

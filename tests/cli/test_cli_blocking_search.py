@@ -236,7 +236,7 @@ def test_memories_for_a_network(blocking: Blocking) -> None:
     assert said["layers"][1]["utilisation"] == 1
     shown = blocking(*network)
     assert "the paper's way" in shown.out
-    assert "sizes            the best found, not proved" in shown.out
+    assert f"sizes            within {said['sizes_gap']:.2%}"[:-1] in shown.out
     assert shown.out.splitlines()[-1].split()[:2] == ["all", "8"]
 
 

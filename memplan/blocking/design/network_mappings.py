@@ -123,4 +123,5 @@ def _mapped(
             )
         found.append(LayerEnergy(one.layer, one.count, result))
     network = NetworkEnergy(design.network.hierarchy, tuple(found))
-    return replace(design, network=network)
+    # The bound is of the mappings that the memories were designed for.
+    return replace(design, network=network, lower_bound=None)
