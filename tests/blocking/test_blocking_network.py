@@ -17,14 +17,17 @@ from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.design_moves import descended, ranked_designs
 from memplan.blocking.design.network import LayerEnergy, NetworkEnergy, distinct
 from memplan.blocking.design.network_design import design_network
+from memplan.blocking.design.network_mappings import design_mapped_network
 from memplan.blocking.design.networks import NETWORKS
 from memplan.blocking.design.private_hierarchy import private_hierarchy
 from memplan.blocking.design.task import Task
 from memplan.blocking.machine.energy import paper_curves
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.nest.array import Array
 from memplan.blocking.nest.layer import Layer, Tensor, fully_connected, pooling
 from memplan.blocking.nest.nest import Nest
+from memplan.blocking.search.mappings import usual
 from memplan.blocking.search.nest_pool import NestPool
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options
@@ -331,3 +334,23 @@ def test_curves_have_to_agree_on_main_memory() -> None:
 def test_a_time_that_is_too_short_for_anything() -> None:
     with pytest.raises(NoPlanError, match="too short to compare"):
         design_network(LAYERS, CORE, 1 << 20, options=Options(time_limit=0.0))
+
+
+def test_mappings_are_chosen_on_memories_designed_for_them() -> None:
+    layers = [Layer("one", 8, 8, 3, 8, 3, 3), fully_connected("two", 24, 10, 4)]
+    array, budget = Array((4, 4)), 2048
+    known = design_network(
+        layers, lambda layer: usual(layer, array), budget, levels=1
+    ).network
+    found = design_mapped_network(layers, array, budget, levels=1)
+    assert found.complete
+    assert found.network.nbytes <= budget
+    assert found.network.energy <= known.energy
+    machine = Fixed(found.network.hierarchy)
+    for one in found.network.layers:
+        assert one.result.mapping is not None
+        assert one.result.mapping.array == array
+        energy = machine.evaluate(one.result.nest, one.result.memories)
+        assert energy == pytest.approx(one.result.energy, rel=1e-9)
+    with pytest.raises(NoPlanError, match="too short to compare any designs"):
+        design_mapped_network(layers, array, budget, options=Options(time_limit=0))

@@ -19,6 +19,7 @@ from memplan.blocking.nest.layer import Layer
 from memplan.blocking.search.mappings import usual
 from memplan.blocking.search.result import Options
 from memplan.blocking.search.spatial import search_one_of
+from memplan.errors import NoPlanError
 
 _ROUNDS = 4
 _USUAL = 6.0  # seconds of a layer's mappings, where there is no limit
@@ -78,6 +79,8 @@ def design_mapped_network(  # noqa: PLR0913 - by name, but three
                 progress=progress,
             )
             best = best or design
+            if not design.complete and options.time_limit is None:
+                raise KeyboardInterrupt  # which `design_network` takes for its end
             mapped = _mapped(design, array, options, limit.share(0.5))
             if number and mapped.network.energy >= best.network.energy * (1 - _SAME):
                 break
@@ -89,7 +92,7 @@ def design_mapped_network(  # noqa: PLR0913 - by name, but three
                 progress(mapped.network.energy, time.monotonic() - limit.begin)
             if mappings == before or limit.share(1.0) == 0.0:
                 break
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, NoPlanError):  # the latter, where time is too short
         if best is None:
             raise
         complete = False
