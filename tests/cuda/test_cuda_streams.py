@@ -265,12 +265,15 @@ def test_random_programs_under_changing_plans_share_no_byte(
     assert min(outcome["recorded"], outcome["exchanged"]) > 0
     stats = world.stats()
     assert min(stats["planned"], stats["online"], stats["conflicts"]) > 0
+    assert stats["arenas_made"] > 10
     world.assert_no_leak()
 
 
 def test_a_million_requests_under_changing_plans_share_no_byte(world: World) -> None:
     outcome = world.soak(1_000_000, 4, 1)
     assert outcome["overlaps"] == outcome["unexpected"] == 0
+    stats = world.stats()
+    assert min(stats["arenas_refused"], stats["arenas_given_back"]) > 0
     world.assert_no_leak()
 
 
