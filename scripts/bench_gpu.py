@@ -67,6 +67,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", choices=BATCHES, default=[*BATCHES])
     parser.add_argument("--batch-size", type=int, help="default: each network's own")
     parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--no-cudnn", action="store_true", help="train without it")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--recorded-steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+# Libraries that are not built for it, and share memory in ways that it cannot see.
+SUPPRESSED = "race:libparquet\nrace:libarrow\n"
 TOOLS = ("scikit-build-core>=0.10", "nanobind>=2.2", "cmake", "ninja")
 # Most of their time passes in C++; what Python does is slow under a sanitizer.
 THREADED = (
@@ -64,7 +66,7 @@ SANITIZERS = {
     "thread": Sanitizer(
         "thread",
         ("libtsan.so",),
-        {"TSAN_OPTIONS": "exitcode=66"},
+        {"TSAN_OPTIONS": "exitcode=66:suppressions={suppressions}"},
         (
             ((*THREADED, "tests/cuda/test_cuda_streams.py"), ""),
             # Each test has a library of its own there, whose locks are all taken when
@@ -127,6 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
     findings.mkdir(exist_ok=True)
     for old in findings.iterdir():
         old.unlink()
+    suppressions = folder / "suppressions"
+    suppressions.write_text(SUPPRESSED, encoding="utf-8")
     code = 0
     for tests, own in [((*asked.tests,), "")] if asked.tests else sanitizer.runs:
         environment = {
@@ -134,7 +138,8 @@ def main(arguments: list[str] | None = None) -> int:
             "LD_PRELOAD": " ".join(map(located, sanitizer.libraries)),
         }
         for name, options in sanitizer.options.items():
-            environment[name] = f"{options}{own}:log_path={findings}/found"
+            environment[name] = options.format(suppressions=suppressions)
+            environment[name] += f"{own}:log_path={findings}/found"
         # Fixed addresses: ThreadSanitizer's own memory has its place among them.
         command = ["setarch", "-R", python, "-m", "pytest", "-m", "not soak", *tests]
         done = subprocess.run(command, cwd=ROOT, env=environment, check=False)

@@ -31,6 +31,7 @@ class Case:
         return [
             *(PROGRAM, self.name, "--batch-size", str(batch), "--steps", str(steps)),
             *("--image-size", str(self._args.image_size)),
+            *["--no-cudnn"] * self._args.no_cudnn,
         ]
 
     def plan(self, batch: int) -> None:

@@ -229,9 +229,11 @@ def _how(code: int | None) -> str:
     return "not done" if code is None else f"ended with {code}"
 
 
-def build(visit: Visit, folder: Path) -> None:
-    """The native code into the source tree, unless it is there for this Python."""
-    if subprocess.run([sys.executable, "-c", BUILT], cwd=ROOT, check=False).returncode:
+def build(visit: Visit, folder: Path) -> bool:
+    """The native code into the source tree, unless it is there for this Python; whether
+    it is there then."""
+    built = [sys.executable, "-c", BUILT]
+    if subprocess.run(built, cwd=ROOT, capture_output=True, check=False).returncode:
         pip = "python -m pip wheel -q --no-index --no-build-isolation --no-deps"
         visit.do(Step("build", f"{pip} -w {folder} {ROOT}", 300))
         tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -245,6 +247,7 @@ def build(visit: Visit, folder: Path) -> None:
                     if name.startswith("memplan/native/") and name.endswith(".so"):
                         archive.extract(name, ROOT)
     visit.do(Step("built", f"python -c {shlex.quote(BUILT)}"))
+    return visit.outcomes[-1].code == 0
 
 
 def main() -> None:
@@ -258,8 +261,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         visit = Visit(args.run, output, args.seconds, folder)
-        build(visit, folder)
-        for step in RUNS[args.run]:
+        for step in RUNS[args.run] if build(visit, folder) else ():
             visit.do(step)
     sys.exit(any(outcome.code != 0 for outcome in visit.outcomes))
 
