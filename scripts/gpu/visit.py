@@ -74,6 +74,7 @@ def planned(program: str, plan: str, *, flags: str = "") -> list[Step]:
     ]
 
 
+PYTEST = "python -m pytest -q -rs -p no:cacheprovider"
 COMPATIBILITY = f"{GPU}/compatibility.py"
 SMALL = "scripts/train_gpu.py gpt2 --batch-size 1 --length 128 --steps 6"
 MANY = f"{GPU}/many_requests.py 300000"
@@ -81,7 +82,11 @@ RUNS: dict[str, list[Step]] = {
     "tests": [
         Step("driver", "nvidia-smi", needs="nvidia-smi"),
         Step("facts", f"python -c {shlex.quote(FACTS)}"),
-        Step("tests", "python -m pytest tests/gpu -q -rs -p no:cacheprovider", 270),
+        # A file of its own each: one that ends the interpreter ends no other.
+        *(
+            Step(f"tests {name}", f"{PYTEST} tests/gpu/test_gpu_{name}.py", 150)
+            for name in ("training", "soak", "stacks")
+        ),
         Step("soak", f"python {GPU}/soak.py 1000000", 180),
         Step("cost", f"python {GPU}/cost.py", 60),
         Step("requests", f"python {MANY}", 60),
