@@ -164,11 +164,13 @@ void Arenas::count_elsewhere(std::uint64_t bytes) {
 
 void* Arenas::serve(Arena& arena, std::uint64_t bytes) {
   const Server& server = arena.server;
+  const std::uint64_t before = server.departed_bytes();
   const Place place = arena.server.serve(bytes);
   void* address = address_in(arena, place.offset, bytes);
-  if (place.entry == Matcher::kNoMatch) {
+  // What is torch's as planned is neither: a weight, a workspace.
+  if (server.departed_bytes() > before) {
     arena.evidence.departed(bytes);
-  } else {
+  } else if (place.entry != Matcher::kNoMatch) {
     arena.evidence.followed(bytes, bytes);
   }
   const std::uint64_t size = server.ranges().size();
