@@ -57,8 +57,8 @@ tidy: setup  ## Look through the C++ with clang-tidy.
 warnings:  ## Let $(CXX) look at the C++; its warnings are errors.
 	printf '%s\n' $(SOURCES) $(NATIVE_TESTS) | grep '\.cpp$$' | \
 		grep -v -e /bindings/ -e /kernels/ | xargs -P $(JOBS) -n 4 \
-		$(CXX) -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Wshadow \
-			-Wconversion -Werror -Imemplan/native -isystem $$($(PYTHON) -c \
+		$(CXX) -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Wshadow -Werror \
+			-Imemplan/native -isystem $$($(PYTHON) -c \
 				'import sysconfig; print(sysconfig.get_path("include"))')
 
 sanitize: setup  ## The tests of the native code under ASan, UBSan and TSan.
