@@ -58,7 +58,7 @@ warnings:  ## Let $(CXX) look at the C++; its warnings are errors.
 	printf '%s\n' $(SOURCES) $(NATIVE_TESTS) | grep '\.cpp$$' | \
 		grep -v -e /bindings/ -e /kernels/ | xargs -P $(JOBS) -n 4 \
 		$(CXX) -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Wshadow -Werror \
-			-Wno-deprecated-declarations \
+			-Wno-deprecated-declarations -Wno-bitwise-instead-of-logical \
 			-Imemplan/native -isystem $$($(PYTHON) -c \
 				'import sysconfig; print(sysconfig.get_path("include"))')
 
