@@ -15,8 +15,8 @@ needs = PATH="$(abspath $(BIN)):$$PATH" command -v $(1) || \
 	{ echo "there is no $(1) here: $(BIN)/pip install $(1)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu lint format tidy sanitize coverage wheel demo soak \
-	bench traces clean
+.PHONY: help setup test test-gpu lint format tidy warnings sanitize coverage wheel demo \
+	soak bench traces clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
@@ -53,6 +53,14 @@ tidy: setup  ## Look through the C++ with clang-tidy.
 		grep '\.cpp$$' | grep -v /bindings/ | xargs -P $(JOBS) -n 4 \
 		sh -c "$$tool --quiet \"\$$@\" -- \
 			-std=c++20 -Imemplan/native -isystem $(PYTHON_H)" tidy
+
+warnings:  ## Let $(CXX) look at the C++; its warnings are errors.
+	printf '%s\n' $(SOURCES) $(NATIVE_TESTS) | grep '\.cpp$$' | \
+		grep -v -e /bindings/ -e /kernels/ | xargs -P $(JOBS) -n 4 \
+		$(CXX) -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Wshadow -Werror \
+			-Wno-deprecated-declarations -Wno-bitwise-instead-of-logical \
+			-Imemplan/native -isystem $$($(PYTHON) -c \
+				'import sysconfig; print(sysconfig.get_path("include"))')
 
 sanitize: setup  ## The tests of the native code under ASan, UBSan and TSan.
 	$(BIN)/python scripts/sanitize.py address

@@ -37,6 +37,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=512, help="longest text")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument(
+        "--no-cudnn", action="store_true", help="where it is not there, or not wanted"
+    )
+    parser.add_argument(
         "--side-stream",
         type=int,
         default=0,
@@ -83,6 +86,7 @@ def on_another_stream(stream: torch.cuda.Stream, mib: int) -> None:
 def main() -> None:
     args = parse_arguments()
     prepare(args)
+    torch.backends.cudnn.enabled = not args.no_cudnn
     torch.use_deterministic_algorithms(True, warn_only=True)
     model = network(args).cuda()
     parameters = model.parameters()

@@ -111,21 +111,28 @@ def _arenas(report: Report) -> list[tuple[str, str]]:
     for each in report.devices.values():
         total.update(each)
     rows = []
-    if total["requests"] and not total["arena_bytes_peak"]:
+    none = total["requests"] and not total["arena_bytes_peak"]
+    if none and total["arenas_deferred"]:
+        why = "torch's allocator kept as much memory free"
+        rows.append(("no arena", f"none was made: {why}"))
+    elif none and not total["arenas_refused"]:
         why = "the program did not ask for what was planned"
-        if total["arenas_deferred"]:
-            why = "torch's allocator kept as much memory free"
         rows.append(("no arena", f"none was made: {why}"))
     elif total["arenas_deferred"]:
         count = total["arenas_deferred"]
-        rows.append(("arena", f"put off {count} times: torch kept as much memory free"))
+        why = "torch kept as much memory free"
+        rows.append(("arena", f"put off {_times(count)}: {why}"))
     if total["arenas_refused"]:
         count = total["arenas_refused"]
-        rows.append(("no arena", f"torch had no memory for it, {count} times"))
+        rows.append(("no arena", f"torch had no memory for it, {_times(count)}"))
     if total["arenas_given_back"]:
         count = total["arenas_given_back"]
-        rows.append(("arena", f"given back {count} times, when memory ran out"))
+        rows.append(("arena", f"given back {_times(count)}, when memory ran out"))
     return rows
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _device_figures(report: Report) -> list[tuple[str, str, str]]:

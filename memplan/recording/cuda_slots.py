@@ -20,8 +20,8 @@ from memplan.recording.cuda_library import Role, SlotLibrary
 FIRST = 2  # after the two destructors
 ALLOCATE = 2
 # Releases that were looked at; another is first tried in a process of its own.
-KNOWN = ((2, 11), (2, 14))
-EVENTS_KNOWN = ((2, 14),)  # of them, whose events were recorded, too
+KNOWN = ((2, 11), (2, 12), (2, 14))
+EVENTS_KNOWN = KNOWN  # of them, whose events were recorded, too
 _TRIAL_SECONDS = 120
 
 

@@ -8,6 +8,7 @@ makes is the GPU's; where it asks a tensor for its device, it is told so.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -165,6 +166,17 @@ def patch_cuda(torch: Any, gpu: CachingAllocator, name: str) -> Iterator[Any]:
     def free(*_: Any) -> tuple[int, int]:
         return told.total_memory - gpu.reserved, told.total_memory
 
+    def stats(*_: Any) -> Counter[str]:
+        """What is simulated; of all else 0, where torch counts much more."""
+        return Counter(
+            {
+                "allocated_bytes.all.current": gpu.allocated,
+                "allocated_bytes.all.peak": gpu.most_allocated,
+                "reserved_bytes.all.current": gpu.reserved,
+                "reserved_bytes.all.peak": gpu.most_reserved,
+            }
+        )
+
     answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -178,6 +190,7 @@ def patch_cuda(torch: Any, gpu: CachingAllocator, name: str) -> Iterator[Any]:
         "max_memory_allocated": lambda *_: gpu.most_allocated,
         "memory_reserved": lambda *_: gpu.reserved,
         "max_memory_reserved": lambda *_: gpu.most_reserved,
+        "memory_stats": stats,
         "reset_peak_memory_stats": reset,
         "mem_get_info": free,
         "empty_cache": gpu.empty_cache,

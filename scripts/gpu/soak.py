@@ -1,9 +1,15 @@
 """A million requests on four threads and four streams, under plans exchanged at random.
 
-    python scripts/gpu/soak.py [REQUESTS]
+    python scripts/gpu/soak.py [REQUESTS [SEED]]
 
-Counts blocks that overlap while both are alive, and blocks left in arenas at the end;
-ends with 1 unless both are none.
+Step by step each thread follows the plan of a stream, outgrows it, or asks for what is
+in none; streams and their arenas are shared by threads, blocks are used on other
+streams and freed by other threads, some lie in memory pools. Meanwhile plans are
+exchanged, given up and forgotten, and memory is bounded so that it runs out.
+
+Counts blocks that overlap while both are alive, and what is left in arenas at the end,
+or of torch's memory; ends with 1 unless all are none and arenas were made, refused and
+given back.
 """
 
 from __future__ import annotations
@@ -12,17 +18,22 @@ import bisect
 import random
 import sys
 import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
+from soak_plans import SIZES, Loop, random_loop
 
 from memplan.applying import cuda
 from memplan.applying.cuda_library import Library, Place
-from memplan.applying.tables import ReplayArrays
+from memplan.errors import EnvironmentUnfitError
 from memplan.recording.cuda_slots import take_slots
 
-THREADS = 4
-SIZES = (100, 512, 4096, 30_000, 65_536, 1 << 20)
+THREADS = STREAMS = 4
+MOST_ALIVE = 60  # blocks that one thread keeps beyond a step
+MOST_HANDED = 8
 
 
 class Ledger:
@@ -45,84 +56,228 @@ class Ledger:
             del self._blocks[bisect.bisect_left(self._blocks, (begin, end))]
 
 
-def random_plan(rng: random.Random) -> tuple[ReplayArrays, int]:
-    arena = rng.choice([2, 16, 48]) << 20
-    sizes = [rng.choice(SIZES) for _ in range(600)]
-    places = [rng.randrange((arena - (1 << 20)) // 512) * 512 for _ in sizes]
-    places = [-1 if rng.random() < 0.05 else place for place in places]
-    columns = [
-        np.array(each, dtype=np.int64) for each in (sizes, places, [0, 200, 400])
-    ]
-    none = np.zeros(len(sizes), dtype=np.bool_)
-    return ReplayArrays(*columns, 1, 3, [False] * 3, none), arena
+class Block:
+    """A tensor in the ledger, until `free`."""
+
+    def __init__(self, ledger: Ledger, size: int) -> None:
+        self._ledger = ledger
+        self.tensor: torch.Tensor | None = torch.empty(
+            size, dtype=torch.uint8, device="cuda"
+        )
+        begin = self.tensor.data_ptr()
+        self._range = begin, begin + size
+        ledger.add(*self._range)
+
+    def free(self) -> None:
+        self._ledger.remove(*self._range)
+        self.tensor = None
 
 
-def work(library: Library, ledger: Ledger, requests: int, seed: int) -> None:
-    rng = random.Random(seed)
-    streams = [torch.cuda.Stream() for _ in range(4)]
-    live: list[tuple[int, int, torch.Tensor]] = []
-    for number in range(requests):
-        if number % 50 == 0:
-            torch.cuda.set_stream(rng.choice(streams))
-        size = rng.choice(SIZES)
-        block = torch.empty(size, dtype=torch.uint8, device="cuda")
-        begin = block.data_ptr()
-        ledger.add(begin, begin + size)
-        live.append((begin, begin + size, block))
-        if rng.random() < 0.1:
-            block.record_stream(rng.choice(streams))
-        del block
-        while len(live) > 60 or (live and rng.random() < 0.49):
-            begin, end, last = live.pop(rng.randrange(len(live)))
-            ledger.remove(begin, end)
-            del last
-        if rng.random() < 0.003:
-            library.next_step()
-        if rng.random() < 0.001:
-            place = Place(0, rng.randrange(5))
-            if rng.random() < 0.2:
-                library.stand_aside(place, rng.random() < 0.5)
-            if rng.random() < 0.05:
-                library.retire()
-            library.load_plan(place, *random_plan(rng))
-    while live:
-        begin, end, _ = live.pop()
-        ledger.remove(begin, end)
+@dataclass
+class Shared:
+    """What all threads see: the streams, the plan of each, and blocks handed over."""
+
+    library: Library
+    rng: random.Random
+    streams: list[torch.cuda.Stream]
+    ledger: Ledger = field(default_factory=Ledger)
+    loops: list[Loop] = field(default_factory=list)
+    handed: deque[Block] = field(default_factory=deque)
+    requests: int = 0
+    out_of_memory: int = 0
+    exchanged: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def load(self, stream: int, rng: random.Random, *, later: bool = False) -> None:
+        loop = random_loop(rng)
+        place = Place(0, stream + 1)  # 0 is the default stream's
+        try:
+            self.library.load_plan(place, loop.arrays(), loop.arena, later=later)
+        except EnvironmentUnfitError:  # there is none to be exchanged
+            return
+        self.loops[stream] = loop
+        self.exchanged += 1
+
+    def step_ended(self) -> None:
+        """All threads are done with theirs."""
+        self.library.next_step()
 
 
-def main() -> None:
-    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    torch.cuda.init()
-    library = cuda.usable_library(torch)
-    take_slots(library, torch)
-    rng = random.Random(1)
-    for rank in range(5):
-        library.load_plan(Place(0, rank), *random_plan(rng))
-    library.serve(True)
-    ledger = Ledger()
-    threads = [
-        threading.Thread(target=work, args=(library, ledger, requests // THREADS, seed))
-        for seed in range(THREADS)
-    ]
+class Program:
+    """One thread's."""
+
+    def __init__(self, shared: Shared, number: int, seed: int) -> None:
+        self._all, self._number = shared, number
+        self._rng = random.Random(seed)
+        self._alive: list[Block] = []
+        self._pool = torch.cuda.MemPool()
+        self.requests = 0
+
+    def step(self) -> None:
+        rng, shared = self._rng, self._all
+        stream = self._number if rng.random() < 0.8 else rng.randrange(STREAMS)
+        with torch.cuda.stream(shared.streams[stream]):
+            chance = rng.random()
+            if chance < 0.7:
+                self._follow(shared.loops[stream], 1)
+            elif chance < 0.8:
+                self._follow(shared.loops[stream], rng.uniform(1.1, 3))
+            elif chance < 0.81:
+                with torch.cuda.use_mem_pool(self._pool):
+                    self._stray()
+            else:
+                self._stray()
+        if rng.random() < 0.03:
+            self._disturb()
+
+    def end(self) -> None:
+        for block in self._alive:
+            block.free()
+        self._alive.clear()
+
+    def _follow(self, loop: Loop, larger: float) -> None:
+        due: dict[int, list[Block]] = {}
+        for i, size in enumerate(loop.sizes):
+            for block in due.pop(i, []):
+                self._let_go(block)
+            made = self._take(int(size * larger))
+            if made is not None:
+                due.setdefault(loop.frees[i], []).append(made)
+            if self._rng.random() < 0.0005:
+                self._disturb()
+        for blocks in due.values():
+            for block in blocks:
+                self._let_go(block)
+
+    def _stray(self) -> None:
+        rng = self._rng
+        for _ in range(rng.randrange(1, 60)):
+            made = self._take(rng.choice(SIZES))
+            if made is not None:
+                self._alive.append(made)
+            while len(self._alive) > MOST_ALIVE or (
+                self._alive and rng.random() < 0.49
+            ):
+                self._let_go(self._alive.pop(rng.randrange(len(self._alive))))
+
+    def _take(self, size: int) -> Block | None:
+        self.requests += 1
+        try:
+            made = Block(self._all.ledger, size)
+        except torch.OutOfMemoryError:
+            with self._all.lock:
+                self._all.out_of_memory += 1
+            return None
+        if self._rng.random() < 0.1 and made.tensor is not None:
+            made.tensor.record_stream(self._rng.choice(self._all.streams))
+        return made
+
+    def _let_go(self, block: Block) -> None:
+        """Free it, or leave that to another thread."""
+        if self._rng.random() < 0.01:
+            self._all.handed.append(block)
+            if len(self._all.handed) <= MOST_HANDED:
+                return
+            block = self._all.handed.popleft()
+        block.free()
+
+    def _disturb(self) -> None:
+        """Another plan, or none for a while, or little memory, or as much as before."""
+        rng, shared = self._rng, self._all
+        stream, chance = rng.randrange(STREAMS), rng.random()
+        if chance < 0.5:
+            shared.load(stream, rng, later=rng.random() < 0.5)
+        elif chance < 0.65:
+            shared.library.stand_aside(Place(0, stream + 1), rng.random() < 0.5)
+        elif chance < 0.7:
+            shared.library.retire()
+            for each in range(STREAMS):
+                shared.load(each, rng)
+        elif chance < 0.8:
+            most = torch.cuda.memory_reserved() * rng.choice([0.5, 0.8, 1.0, 1.2])
+            whole = torch.cuda.mem_get_info()[1]
+            torch.cuda.set_per_process_memory_fraction(min(most / whole, 1.0))
+        elif chance < 0.95:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        else:
+            torch.cuda.empty_cache()
+
+
+def run(shared: Shared, requests: int, seed: int) -> None:
+    """All threads' programs, step by step, until there were so many requests."""
+    programs = [Program(shared, i, seed + i) for i in range(THREADS)]
+    failures: list[BaseException] = []
+
+    def done() -> None:
+        shared.step_ended()
+        shared.requests = sum(program.requests for program in programs)
+
+    barrier = threading.Barrier(THREADS, action=done)
+
+    def work(program: Program) -> None:
+        try:
+            while shared.requests < requests:
+                program.step()
+                barrier.wait()
+            program.end()
+        except threading.BrokenBarrierError:
+            pass
+        except BaseException as failure:  # told by the thread that waits
+            failures.append(failure)
+            barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(each,)) for each in programs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if failures:
+        raise failures[0]
+    while shared.handed:
+        shared.handed.popleft().free()
+
+
+@contextmanager
+def planned(rng: random.Random) -> Iterator[Shared]:
+    """Plans on all streams, each of which has its number from here on."""
+    library = cuda.usable_library(torch)
+    take_slots(library, torch)
+    shared = Shared(library, rng, [torch.cuda.Stream() for _ in range(STREAMS)])
+    shared.loops = [random_loop(rng) for _ in range(STREAMS)]
+    for stream in range(STREAMS):
+        shared.load(stream, rng)
+    library.serve(True)
+    for stream in shared.streams:
+        with torch.cuda.stream(stream):
+            torch.empty(1, device="cuda")
+    yield shared
+    torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.synchronize()
     library.retire()
     torch.empty(1, device="cuda")  # which finds that other streams are done
     library.next_step()
+
+
+def main() -> None:
+    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    torch.cuda.init()
+    before = torch.cuda.memory_allocated()
+    with planned(random.Random(seed)) as shared:
+        run(shared, requests, seed)
     stats = cuda.stats()[0]
-    left = library.blocks()
-    torch.cuda.set_stream(torch.cuda.default_stream())
+    left = shared.library.blocks() + stats["arena_bytes"] + stats["stranded_blocks"]
+    left += torch.cuda.memory_allocated() - before
     print(
-        f"{requests:,} requests, {stats['planned']:,} planned, {stats['online']:,} "
-        f"placed in arenas, {stats['conflicts']:,} conflicts; "
-        f"{ledger.overlaps} overlaps, {left} blocks and {stats['arena_bytes']} bytes "
-        "left in arenas, "
-        f"{torch.cuda.memory_allocated()} bytes allocated"
+        f"{shared.requests:,} requests, {stats['planned']:,} planned, "
+        f"{stats['online']:,} placed in arenas, {stats['conflicts']:,} conflicts, "
+        f"{shared.out_of_memory:,} out of memory; {shared.exchanged:,} exchanges; "
+        f"arenas: {stats['arenas_made']:,} made, {stats['arenas_refused']:,} refused, "
+        f"{stats['arenas_given_back']:,} given back when memory ran out; "
+        f"{shared.ledger.overlaps} overlaps, {left} blocks and bytes left"
     )
-    sys.exit(bool(ledger.overlaps or left or stats["arena_bytes"]))
+    met = min(stats[f"arenas_{what}"] for what in ("made", "refused", "given_back"))
+    sys.exit(bool(shared.ledger.overlaps or left or not met))
 
 
 if __name__ == "__main__":

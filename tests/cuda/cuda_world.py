@@ -20,7 +20,7 @@ FUNCTIONS = (
     *("cudaEventQuery", "cudaEventSynchronize", "cudaDeviceSynchronize"),
 )
 _COUNTS = (
-    *("live_bytes", "live_events", "overwritten", "wild_accesses", "freed_in_use"),
+    *("live_bytes", "overwritten", "wild_accesses", "freed_in_use"),
     *("bad_frees", "capture_violations", "injected"),
     *FUNCTIONS,
 )
@@ -259,12 +259,14 @@ class World:
             sizes = [rng.choice([8, 512, 1000, 4096, 5000, 65536]) for _ in range(900)]
             places = [rng.randrange((arena - 65536) // 512) * 512 for _ in sizes]
             places = [-1 if rng.random() < 0.05 else place for place in places]
+            elastic = rng.random() < 0.5
             kept.append(
                 ReplayArrays(
                     np.array(sizes, dtype=np.int64),
                     np.array(places, dtype=np.int64),
                     np.array([0, 300, 600], dtype=np.int64),
-                    *(1, 3, [False] * 3, np.zeros(900, dtype=np.bool_)),
+                    *(1, 3, [False, elastic, elastic]),
+                    np.zeros(900, dtype=np.bool_),
                 )
             )
             plans.append(plan_arrays(kept[-1], arena))
@@ -286,6 +288,7 @@ class World:
             ),
         )
         streams = (_POINTER * 5)(None, *[self.stream() for _ in range(4)])
+        self.release(self.take(512, streams[1]))  # the first to ask: of rank 1
         addresses = (_POINTER * len(plans))(*[ctypes.addressof(plan) for plan in plans])
         outcome = (_U64 * len(_OUTCOME))()
         self._fake.soak(

@@ -64,7 +64,6 @@ struct World {
   std::map<int, int> codes;
   FakeCounts counts = {};
   int last_error = 0;
-  void (*once_synchronized)() = nullptr;
 
   World() { devices[1].default_stream.device = 1; }
 };
@@ -271,18 +270,8 @@ API int cudaEventCreateWithFlags(void** event, unsigned) {
   if (int code = injected(kEventCreate)) return result(code);
   auto* made = new FakeEvent{current_device};
   w.events.insert(made);
-  w.counts.live_events = w.events.size();
   *event = made;
   return 0;
-}
-
-API int cudaEventDestroy(void* event) {
-  World& w = world();
-  Lock lock(w.mutex);
-  auto* found = static_cast<FakeEvent*>(event);
-  if (w.events.erase(found) == 0) return result(kBadHandle);
-  w.counts.live_events = w.events.size();
-  return 0;  // the queues may still name it: it is leaked on purpose
 }
 
 API int cudaEventRecord(void* event, void* handle) {
@@ -331,13 +320,10 @@ API int cudaEventSynchronize(void* event) {
 
 API int cudaDeviceSynchronize() {
   World& w = world();
-  std::unique_lock lock(w.mutex);
+  Lock lock(w.mutex);
   if (int code = forbidden()) return result(code);
   if (int code = injected(kDeviceSynchronize)) return result(code);
   run_all();
-  const auto call = std::exchange(w.once_synchronized, nullptr);
-  lock.unlock();
-  if (call != nullptr) call();
   return 0;
 }
 
@@ -420,12 +406,6 @@ API std::uint64_t fake_advance(void* stream, std::uint64_t count) {
 API void fake_run_all() {
   Lock lock(world().mutex);
   run_all();
-}
-
-// What another thread does right after the next cudaDeviceSynchronize has waited.
-API void fake_once_synchronized(void (*call)()) {
-  Lock lock(world().mutex);
-  world().once_synchronized = call;
 }
 
 API void fake_counts(FakeCounts* counts) {

@@ -19,7 +19,6 @@ enum FakeFunction {
 
 struct FakeCounts {
   std::uint64_t live_bytes;          // taken by cudaMalloc and not given back
-  std::uint64_t live_events;         // created and not destroyed
   std::uint64_t overwritten;         // checks that found another block's token
   std::uint64_t wild_accesses;       // work on memory that was not allocated then
   std::uint64_t freed_in_use;        // cudaFree while work on the block was queued
@@ -38,5 +37,4 @@ API void fake_check(void* stream, void* address, std::uint64_t bytes, std::uint3
 API void fake_wait(void* waiter, void* stream);
 API std::uint64_t fake_advance(void* stream, std::uint64_t count);
 API void fake_run_all();
-API void fake_once_synchronized(void (*call)());
 API void fake_counts(FakeCounts* counts);

@@ -14,6 +14,22 @@
 
 namespace {
 
+// As memplan_cuda_load_plan takes it.
+struct Plan {
+  const std::int64_t* sizes;
+  const std::int64_t* offsets;
+  std::size_t count;
+  const std::int64_t* starts;
+  const bool* elastic;
+  std::size_t steps;
+  std::size_t loop_begin;
+  std::size_t loop_end;
+  std::uint64_t arena_bytes;
+  bool unmarked;
+};
+
+constexpr unsigned kRanks = 2;  // of the streams that have plans, the first ones
+
 // What the program may call, and what goes on behind its back.
 struct Allocator {
   void* (*allocate)(std::uint64_t, int, void*, const char**);
@@ -23,7 +39,7 @@ struct Allocator {
   int (*begin_pool)(int, std::uint64_t);
   void (*end_pool)(int, std::uint64_t);
   void (*next_step)(unsigned char);
-  const char* (*load_plan)(int, unsigned, bool, const void*);
+  const char* (*load_plan)(int, unsigned, bool, const Plan*);
   void (*stand_aside)(int, unsigned, bool);
   void (*retire)();
 };
@@ -72,7 +88,7 @@ std::atomic<std::uint32_t> next_token{0};
 class Program {
  public:
   Program(const Allocator& allocator, const std::vector<void*>& streams,
-          const std::vector<const void*>& plans, Ledger& ledger, unsigned seed, bool alone)
+          const std::vector<const Plan*>& plans, Ledger& ledger, unsigned seed, bool alone)
       : use_(allocator),
         streams_(streams),
         plans_(plans),
@@ -87,6 +103,7 @@ class Program {
       if (chance(0.01)) slow_ = any_stream();
       while (live_.size() > 120 || (!live_.empty() && chance(0.49))) release();
       if (chance(0.003)) use_.next_step(1);
+      if (chance(0.003)) i += follow();
       if (chance(0.002)) exchange();
       if (alone_ && chance(0.0005)) use_.empty();
       if (chance(0.01)) inject();
@@ -110,7 +127,10 @@ class Program {
   void request(void* stream) {
     static constexpr std::array<std::uint64_t, 8> kSizes = {
         8, 512, 1000, 4096, 5000, 65536, 300000, 1 << 20};
-    const std::uint64_t size = kSizes[below(chance(0.1) ? 8 : 6)];
+    request(stream, kSizes[below(chance(0.1) ? 8 : 6)]);
+  }
+
+  void request(void* stream, std::uint64_t size) {
     ++outcome.requests;
     const char* message = nullptr;
     void* address = use_.allocate(size, 0, stream, &message);
@@ -133,6 +153,25 @@ class Program {
     }
   }
 
+  // A step as one of the plans has it, now and then a larger one: so that arenas are
+  // made, and outgrown. Returns how many requests it was.
+  std::uint64_t follow() {
+    const std::size_t rank = below(kRanks);
+    if (streams_[rank] == slow_) return 0;
+    const Plan& plan = *plans_[below(plans_.size())];
+    const std::uint64_t larger = chance(0.2) ? 2 : 1;
+    use_.load_plan(0, static_cast<unsigned>(rank), false, &plan);
+    const auto first = static_cast<std::size_t>(plan.starts[0]);
+    const auto last = static_cast<std::size_t>(plan.starts[1]);
+    for (std::size_t i = first; i < last; ++i) {
+      request(streams_[rank], static_cast<std::uint64_t>(plan.sizes[i]) * larger);
+      while (live_.size() > 60 || (!live_.empty() && chance(0.4))) release();
+    }
+    fake_advance(streams_[rank], 1000);
+    use_.next_step(1);
+    return last - first;
+  }
+
   void release() {
     std::swap(live_[below(live_.size())], live_.back());
     const Live block = live_.back();
@@ -152,7 +191,7 @@ class Program {
 
   // Another plan, now or from the next step on, or none for a while.
   void exchange() {
-    const auto rank = static_cast<unsigned>(below(2));
+    const auto rank = static_cast<unsigned>(below(kRanks));
     if (chance(0.1)) use_.retire();
     if (chance(0.2)) use_.stand_aside(0, rank, chance(0.5));
     const char* fault =
@@ -173,7 +212,7 @@ class Program {
 
   const Allocator& use_;
   const std::vector<void*>& streams_;
-  const std::vector<const void*>& plans_;
+  const std::vector<const Plan*>& plans_;
   Ledger& ledger_;
   std::mt19937_64 random_;
   const bool alone_;
@@ -188,10 +227,10 @@ class Program {
 // Runs `requests` in all, on `threads` threads and the `count` streams given, under the
 // plans given in turn. Ends with every block freed and no failure left to be injected.
 API void soak(const Allocator* allocator, void** streams, std::size_t count,
-              const void** plans, std::size_t planned, std::uint64_t requests,
+              const Plan** plans, std::size_t planned, std::uint64_t requests,
               unsigned threads, unsigned seed, Outcome* total) {
   const std::vector<void*> all(streams, streams + count);
-  const std::vector<const void*> exchanged(plans, plans + planned);
+  const std::vector<const Plan*> exchanged(plans, plans + planned);
   Ledger ledger;
   std::vector<Program> programs;
   for (unsigned i = 0; i < threads; ++i) {

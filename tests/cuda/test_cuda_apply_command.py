@@ -72,7 +72,10 @@ def test_which_gpu_a_plan_is_for(
             {"requests": 5, "arenas_deferred": 2, "arena_bytes_peak": 512},
             "put off 2 times: torch kept as much memory free",
         ),
-        ({"requests": 5, "arenas_refused": 1}, "torch had no memory for it, 1 times"),
+        (
+            {"requests": 5, "arenas_refused": 3, "arena_bytes_peak": 512},
+            "torch had no memory for it, 3 times",
+        ),
         (
             {"requests": 5, "arena_bytes_peak": 512, "arenas_given_back": 3},
             "given back 3 times, when memory ran out",
@@ -86,3 +89,17 @@ def test_what_became_of_the_arena_is_said(
     plan = small_plan("cuda")
     show_report(make_report(plan, none, none, 0, StepClock(), devices={0: stats}))
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_arena_that_torch_refused_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    none = dict.fromkeys(COUNTERS, 0)
+    stats = {"requests": 5, "arenas_refused": 1}
+    report = make_report(
+        small_plan("cuda"), none, none, 0, StepClock(), devices={0: stats}
+    )
+    show_report(report)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "torch had no memory for it, once" in said
+    assert "did not ask" not in said

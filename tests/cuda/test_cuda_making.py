@@ -88,6 +88,16 @@ def test_a_warm_up_step_that_turns_out_another_gives_the_arena_up(world: World) 
     world.assert_no_leak()
 
 
+def test_what_is_torchs_as_planned_does_not_tell_against_the_plan(world: World) -> None:
+    """As the workspace that cuBLAS asks for amid the first step."""
+    first = [*STEP[:4], (16 * MIB, -1), *STEP[4:]]
+    world.plan([*first, *STEP], ARENA, starts=(0, 17), loop_start=1)
+    held = run_step(world, [size for size, _ in first])
+    assert held == [True] * 4 + [False] + [True] * 12
+    assert all(run_step(world, [size for size, _ in STEP]))
+    world.assert_no_leak()
+
+
 def test_a_step_unlike_the_plan_soon_goes_to_free_space_in_the_arena(
     world: World,
 ) -> None:

@@ -224,6 +224,42 @@ def test_while_a_pool_is_open_torch_serves_all(world: World) -> None:
     world.assert_no_leak()
 
 
+def test_what_a_pool_asks_for_keeps_its_place_in_the_step(world: World) -> None:
+    """It was recorded, too: what comes after it must not be taken for it."""
+    step = [(1024, -1), (1024, 0), (1024, 1024)]
+    world.plan([*step, *step], 2048, starts=(0, 3), loop_start=1)
+    for _ in range(4):
+        assert world.begin_pool()
+        pooled = world.take(1024)
+        world.end_pool()
+        first, second = world.take(1024), world.take(1024)
+        assert world.native.holds(first)
+        assert second - first == 1024
+        for block in (pooled, first, second):
+            world.release(block)
+        world.native.next_step()
+    stats = world.stats()
+    assert (stats["in_pools"], stats["requests"], stats["planned"]) == (4, 8, 8)
+    world.assert_no_leak()
+
+
+def test_a_loop_without_marks_goes_on_in_a_pool(world: World) -> None:
+    sizes = [512 * (i + 1) for i in range(12)]
+    offsets = [sum(sizes[:i]) for i in range(12)]
+    plan = list(zip(sizes, [-1, *offsets[1:]], strict=True))
+    world.plan(plan, sum(sizes), unmarked=True)
+    for turn in range(4):
+        assert world.begin_pool()
+        blocks = [world.take(sizes[0])]
+        world.end_pool()
+        blocks += [world.take(size) for size in sizes[1:]]
+        held = [world.native.holds(block) for block in blocks]
+        assert turn == 0 or held == [False] + [True] * 11
+        for block in blocks:
+            world.release(block)
+    world.assert_no_leak()
+
+
 def test_a_pool_that_torch_refuses_was_never_open(world: World) -> None:
     world.plan(PLAN, 1536)
     assert not world.begin_pool(number=666)
@@ -265,12 +301,15 @@ def test_random_programs_under_changing_plans_share_no_byte(
     assert min(outcome["recorded"], outcome["exchanged"]) > 0
     stats = world.stats()
     assert min(stats["planned"], stats["online"], stats["conflicts"]) > 0
+    assert stats["arenas_made"] > 10
     world.assert_no_leak()
 
 
 def test_a_million_requests_under_changing_plans_share_no_byte(world: World) -> None:
     outcome = world.soak(1_000_000, 4, 1)
     assert outcome["overlaps"] == outcome["unexpected"] == 0
+    stats = world.stats()
+    assert min(stats["arenas_refused"], stats["arenas_given_back"]) > 0
     world.assert_no_leak()
 
 

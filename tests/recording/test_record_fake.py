@@ -81,6 +81,9 @@ for step in range(4):
     optimizer.step()
     torch.cuda.synchronize()
     print(loss.cpu().item(), torch.cuda.max_memory_allocated())
+stats = torch.cuda.memory_stats()
+assert stats["reserved_bytes.all.peak"] == torch.cuda.max_memory_reserved() > 0
+assert stats.get("num_ooms", 0) == 0
 """
 
 

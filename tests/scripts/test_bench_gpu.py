@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import bench_gpu
-from bench_gpu import BenchError, Case, Run, largest_batch, read_run, row
+from bench import gpu_runs
+from bench.gpu_case import Case
+from bench.gpu_largest import largest_batch
+from bench.gpu_runs import BenchError, Clock, OutOfTimeError, Run, read_run
+from bench_gpu import row
 
 OUTPUT = """\
 step 1 loss 0x0p+0 0.0
@@ -50,22 +55,27 @@ def test_a_mode_has_its_own_setting_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
-    assert "PYTORCH_ALLOC_CONF" not in bench_gpu.environment("native")
-    settings = bench_gpu.environment("expandable")
+    assert "PYTORCH_ALLOC_CONF" not in gpu_runs.environment("native")
+    settings = gpu_runs.environment("expandable")
     assert settings["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
 
 
 def test_a_program_that_fails_is_told() -> None:
     program = ["-c", "import sys; print('x'); sys.exit('no memory')"]
     with pytest.raises(BenchError, match=r"ended with 1: .*no memory"):
-        bench_gpu.run(program, "native", 60)
+        gpu_runs.run(program, "native", 60)
     with pytest.raises(BenchError, match=r"more than 0\.1 s"):
-        bench_gpu.run(["-c", "import time; time.sleep(9)"], "native", 0.1)
+        gpu_runs.run(["-c", "import time; time.sleep(9)"], "native", 0.1)
 
 
+@pytest.mark.parametrize("first", [0, 1, 30, 37, 64])
 @pytest.mark.parametrize(("limit", "most"), [(0, 64), (5, 64), (37, 64), (200, 100)])
 def test_the_largest_batch_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, most: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    most: int,
+    first: int,
 ) -> None:
     tried: list[int] = []
 
@@ -77,6 +87,45 @@ def test_the_largest_batch_is_found(
 
     monkeypatch.setattr(Case, "train", train)
     case = Case("gpt2-medium", options(), tmp_path)
-    found = largest_batch(case, "native", most)
+    found = largest_batch(case, "native", most, first)
     assert min(limit, most) * 31 // 32 <= found <= min(limit, most)
     assert len(set(tried)) == len(tried) <= 12
+
+
+def test_what_is_about_known_takes_few_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def train(_: Case, mode: str, batch: int) -> None:
+        tried.append(batch)
+        if batch > 120:
+            raise BenchError("out of memory")
+
+    monkeypatch.setattr(Case, "train", train)
+    case = Case("unet", options(), tmp_path)
+    assert largest_batch(case, "native", 1024, 116) in range(117, 121)
+    assert len(tried) <= 5
+
+
+def test_nothing_is_begun_that_would_not_end_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(gpu_runs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    clock = Clock(1000, 60)
+    assert clock.timeout() == 60
+    with clock.turn("long"):
+        now[0] = 400
+    with clock.turn("long"):
+        now[0] = 800
+    with pytest.raises(OutOfTimeError), clock.turn("long"):
+        raise AssertionError
+    with pytest.raises(BenchError), clock.turn("short"):
+        raise BenchError
+    now[0] = 970
+    assert clock.timeout() == 30
+    # A program that was stopped for want of time did not fail.
+    with pytest.raises(OutOfTimeError), clock.turn("short"):
+        now[0] = 1000
+        raise BenchError

@@ -134,6 +134,22 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
   return served ? Answer{serve(*arena, bytes)} : follow(*arena, bytes, stream);
 }
 
+void Arenas::pass_by(std::uint64_t requested, std::int64_t stream) {
+  const std::uint64_t bytes = round_up(std::min(requested, kMostBytes), kGranularity);
+  Lock lock(mutex_);
+  ++stats_[kInPools];
+  // The stream of a capture gets no number of its own here.
+  const auto known = std::find_if(ranks_.begin(), ranks_.end(),
+                                  [&](const auto& entry) { return entry.first == stream; });
+  Arena* arena = known == ranks_.end() ? nullptr : of_rank(known->second);
+  if (arena == nullptr || arena->aside || arena->server.overdue()) return;
+  if (arena->server.turns(bytes)) {
+    end_step(*arena);
+    turns_.note();
+  }
+  arena->server.pass_by(bytes);
+}
+
 // On a stream without a plan.
 void Arenas::count_elsewhere(std::uint64_t bytes) {
   ++stats_[kOtherStream];
@@ -148,11 +164,13 @@ void Arenas::count_elsewhere(std::uint64_t bytes) {
 
 void* Arenas::serve(Arena& arena, std::uint64_t bytes) {
   const Server& server = arena.server;
+  const std::uint64_t before = server.departed_bytes();
   const Place place = arena.server.serve(bytes);
   void* address = address_in(arena, place.offset, bytes);
-  if (place.entry == Matcher::kNoMatch) {
+  // What is torch's as planned is neither: a weight, a workspace.
+  if (server.departed_bytes() > before) {
     arena.evidence.departed(bytes);
-  } else {
+  } else if (place.entry != Matcher::kNoMatch) {
     arena.evidence.followed(bytes, bytes);
   }
   const std::uint64_t size = server.ranges().size();

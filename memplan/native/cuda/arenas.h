@@ -81,6 +81,8 @@ class Arenas {
   Blocks retire();
 
   Answer allocate(std::uint64_t bytes, std::int64_t stream);
+  // A request under capture or in a pool, which torch serves: the recording had it, too.
+  void pass_by(std::uint64_t bytes, std::int64_t stream);
   std::uint64_t arena_bytes(const Arena* arena) const;
   // The arena that was wanted is not to be made yet.
   void defer(Arena* arena);

@@ -104,11 +104,15 @@ c10::DataPtr served(void* self, std::size_t bytes) {
   }
   Arenas* arenas = existing(device);
   if (arenas == nullptr) return s.allocate(self, bytes);
-  if (arenas->pool_open() || interrupted()) {
-    arenas->note(arenas->pool_open() ? kInPools : kInterrupted);
+  if (interrupted()) {
+    arenas->note(kInterrupted);
     return s.allocate(self, bytes);
   }
   const std::int64_t stream = s.torch.current_stream(device).id;
+  if (arenas->pool_open()) {
+    arenas->pass_by(bytes, stream);
+    return s.allocate(self, bytes);
+  }
   const Arenas::Answer answer = arenas->allocate(bytes, stream);
   void* address = answer.address;
   if (answer.wanted != nullptr) {

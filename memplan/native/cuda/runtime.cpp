@@ -8,11 +8,10 @@
 namespace memplan::cuda {
 
 std::string find_runtime(void* library, Runtime& runtime) {
-  const std::array<std::pair<const char*, void*>, 8> wanted = {{
+  const std::array<std::pair<const char*, void*>, 7> wanted = {{
       {"cudaGetDevice", &runtime.get_device},
       {"cudaSetDevice", &runtime.set_device},
       {"cudaEventCreateWithFlags", &runtime.event_create},
-      {"cudaEventDestroy", &runtime.event_destroy},
       {"cudaEventRecord", &runtime.event_record},
       {"cudaEventQuery", &runtime.event_query},
       {"cudaStreamIsCapturing", &runtime.is_capturing},

@@ -16,7 +16,6 @@ struct Runtime {
   Error (*get_device)(int*) = nullptr;
   Error (*set_device)(int) = nullptr;
   Error (*event_create)(Event*, unsigned flags) = nullptr;
-  Error (*event_destroy)(Event) = nullptr;
   Error (*event_record)(Event, Stream) = nullptr;
   Error (*event_query)(Event) = nullptr;
   Error (*is_capturing)(Stream, int* status) = nullptr;

@@ -13,6 +13,7 @@ enum Stat : std::size_t {
   kArenasPeak,
   kInUse,           // bytes of blocks in them: alive, or waited for
   kInUsePeak,
+  kArenasMade,      // times that one came to be there
   kArenasRefused,   // times that torch had no memory for one
   kArenasDeferred,  // times that one was not made: torch kept as much memory free
   kArenasGivenBack, // times that an unused one was given back
@@ -28,8 +29,8 @@ enum Stat : std::size_t {
 };
 
 constexpr const char* kStatNames =
-    "arena_bytes,arena_bytes_peak,in_use_bytes,in_use_bytes_peak,arenas_refused,"
-    "arenas_deferred,arenas_given_back,other_stream,in_pools,interrupted,pending_blocks,"
+    "arena_bytes,arena_bytes_peak,in_use_bytes,in_use_bytes_peak,arenas_made,"
+    "arenas_refused,arenas_deferred,arenas_given_back,other_stream,in_pools,interrupted,pending_blocks,"
     "event_failures,last_resort,out_of_memory,stranded_blocks";
 
 class Stats {

@@ -58,7 +58,7 @@ bool Waiting::arm(void* address, State& state) {
 
 void Waiting::add(void* address, std::vector<Stream> users, bool now) {
   State& state =
-      states_.emplace(address, State{++serial_, std::move(users), 0}).first->second;
+      states_.emplace(address, State{std::move(users), 0}).first->second;
   missing_.push_back(address);
   if (now && arm(address, state)) missing_.pop_back();
 }
@@ -91,49 +91,6 @@ std::vector<void*> Waiting::collect() {
     }
   }
   return done;
-}
-
-std::vector<Event> Waiting::newest() const {
-  std::vector<Event> events;
-  for (const auto& [stream, marks] : marks_) {
-    if (!marks.empty()) events.push_back(marks.back().event);
-  }
-  return events;
-}
-
-std::vector<Waiting::Lacking> Waiting::lacking() const {
-  std::vector<Lacking> found;
-  for (void* address : missing_) {
-    found.push_back({address, states_.at(address).serial});
-  }
-  return found;
-}
-
-std::vector<void*> Waiting::settle(const std::vector<Lacking>& blocks) {
-  std::vector<void*> done;
-  for (const Lacking& block : blocks) {
-    const auto found = states_.find(block.address);
-    if (found == states_.end() || found->second.serial != block.serial) continue;
-    State& state = found->second;
-    if (state.unarmed.empty()) continue;
-    state.unarmed.clear();
-    std::erase(missing_, block.address);
-    if (state.events > 0) continue;
-    done.push_back(block.address);
-    states_.erase(found);
-  }
-  return done;
-}
-
-std::size_t Waiting::destroy_spare() {
-  std::size_t left = 0;
-  for (const Event event : spare_) {
-    if (runtime_.event_destroy(event) == kSuccess) continue;
-    runtime_.last_error();
-    ++left;
-  }
-  spare_.clear();
-  return left;
 }
 
 }  // namespace memplan::cuda

@@ -26,25 +26,12 @@ class Waiting {
   // Records what events are still missing, and returns the blocks that no stream
   // uses any more. Not to be called while a capture is under way.
   std::vector<void*> collect();
-  // The newest event of each stream, to be waited for.
-  std::vector<Event> newest() const;
-  // The blocks that lack an event now. Once the device has been idle after that, they
-  // lack nothing any more: pass them to `settle`, which returns those that are free.
-  struct Lacking {
-    void* address;
-    std::uint64_t serial;  // the address may be freed, used and freed again meanwhile
-  };
-  std::vector<Lacking> lacking() const;
-  std::vector<void*> settle(const std::vector<Lacking>& blocks);
 
   std::size_t blocks() const { return states_.size(); }
   std::uint64_t failures() const { return failures_; }
-  // Destroys the events kept for reuse. Returns how many CUDA would not destroy.
-  std::size_t destroy_spare();
 
  private:
   struct State {
-    std::uint64_t serial;
     std::vector<Stream> unarmed;  // streams that lack an event
     std::size_t events = 0;       // recorded, and not known to have completed
   };
@@ -62,7 +49,6 @@ class Waiting {
   std::map<Stream, std::deque<Mark>> marks_;  // in the order they were recorded
   std::vector<void*> missing_;                // addresses with unarmed streams
   std::vector<Event> spare_;
-  std::uint64_t serial_ = 0;
   std::uint64_t failures_ = 0;
 };
 

@@ -66,8 +66,8 @@ void Search<V>::keep_tightest(Range range, V roof) {
   std::fill(options_.begin() + range.first, options_.begin() + range.end, 0);
   for (const auto& [offset, i] : candidates_) {
     const std::int32_t add = offset > lowest ? kHigher : 1;
-    each_section(pool_[i], [&, offset = offset](std::int32_t s) {
-      if (offset <= most - state_.remaining()[s]) options_[s] += add;
+    each_section(pool_[i], [&, at = offset](std::int32_t s) {
+      if (at <= most - state_.remaining()[s]) options_[s] += add;
     });
   }
   const auto fewest_below = [&](V limit) {

@@ -85,8 +85,9 @@ FitTree::Node FitTree::inner_node(std::size_t node) const {
 std::int32_t FitTree::best_in_leaf(std::size_t leaf, std::int32_t left,
                                    std::int32_t right, std::int32_t limit) const {
   for (std::size_t s = leaf * kLeaf; s < (leaf + 1) * kLeaf; ++s) {
-    const bool inside = (start_[s] >= left) & (end_[s] <= right);
-    limit = std::min(limit, inside ? rank_[s] : kNone);
+    // Not &&, which would be a branch.
+    const int inside = int{start_[s] >= left} & int{end_[s] <= right};
+    limit = std::min(limit, inside != 0 ? rank_[s] : kNone);
   }
   return limit;
 }

@@ -64,6 +64,9 @@ class Server {
     ++step_.requests;
     depart(bytes, -1);
   }
+  // One of the plan's, perhaps, that is another allocator's whatever the plan says: it is
+  // only taken note of, so that those after it are told apart.
+  void pass_by(std::uint64_t bytes) { matcher_.match(bytes); }
   // Without a look at the plan, but in the arena's free space where that holds it:
   // returns the offset, or -1.
   std::int64_t serve_anywhere(std::uint64_t bytes) {

@@ -1,0 +1,54 @@
+"""A network that trains on a GPU under each mode, with its plan."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bench.gpu_runs import MODES, Clock, Run, read_run, run
+
+PROGRAM = str(Path(__file__).resolve().parents[1] / "train_gpu.py")
+BATCHES = {"resnet50": 64, "gpt2-medium": 8, "unet": 16, "seq2seq": 64}
+
+
+class Case:
+    """One network, with its plan, and the runs of each mode."""
+
+    def __init__(
+        self,
+        name: str,
+        args: argparse.Namespace,
+        folder: Path,
+        clock: Clock | None = None,
+    ) -> None:
+        """clock: of all programs together; None: there is time."""
+        self.name, self._args = name, args
+        self.clock = clock or Clock(None, args.timeout)
+        self.runs: dict[str, list[Run]] = {mode: [] for mode in MODES}
+        self._trace, self._plan = folder / f"{name}.parquet", folder / f"{name}.json"
+
+    def program(self, batch: int, steps: int) -> list[str]:
+        return [
+            *(PROGRAM, self.name, "--batch-size", str(batch), "--steps", str(steps)),
+            *("--image-size", str(self._args.image_size)),
+            *["--no-cudnn"] * self._args.no_cudnn,
+        ]
+
+    def plan(self, batch: int) -> None:
+        """Record some steps, and plan them."""
+        steps = self._args.recorded_steps
+        # What is recorded has to be there: seq2seq's lengths differ, so more of them.
+        program = self.program(batch, steps * (4 if self.name == "seq2seq" else 1))
+        memplan = ["-m", "memplan"]
+        record = ["record", "-q", "--force", "--device", "cuda", "--steps", "all"]
+        recorded = [*memplan, *record, "-o", str(self._trace), *program]
+        run(recorded, "native", self.clock.timeout())
+        solve = ["solve", "--force", str(self._trace), "-o", str(self._plan)]
+        run([*memplan, *solve], "native", self.clock.timeout())
+
+    def train(self, mode: str, batch: int) -> Run:
+        """Raises BenchError."""
+        program = self.program(batch, self._args.steps)
+        if mode == "memplan":
+            program = ["-m", "memplan", "apply", "-q", str(self._plan), *program]
+        return read_run(run(program, mode, self.clock.timeout()))
