@@ -29,8 +29,8 @@ from memplan.trace.user_frames import NO_FILES
 # A step becomes longer by so many times what noting sites takes by the clock: after it,
 # the program's own code and data are out of the core's caches, and hooks are not timed.
 # Measured, as the difference between recordings with sites and without: 4 times of a
-# perceptron's training, 3 of an inference of convolutions, 2 of a transformer's training;
-# on a core that others use, up to 6.
+# perceptron's training, 3 of an inference of convolutions, 2 of a transformer's
+# training; on a core that others use, up to 6.
 _DISPLACED = 3
 SITE, ALL = 1, 2  # as `Depth` of memplan/native/alloc/stacks.h
 
