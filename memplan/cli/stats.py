@@ -115,7 +115,9 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     if found.has_sites and found.peak.categories[Category.UNKNOWN] < found.peak.bytes:
         rows += show.listed("of it", known)
     rows += memory_rows.reserved(found)
-    rows.append(("events", f"{len(found.trace):,}, {found.steps:,} steps"))
+    steps = f"{found.steps:,}" if found.steps else "no"
+    words = "step" if found.steps == 1 else "steps"
+    rows.append(("events", f"{len(found.trace):,}, {steps} {words}"))
     if found.steps > 2:
         rows.append(("kept at end", format_bytes(found.kept_at_end_bytes)))
         rows.append(("leak", _leak(found)))
@@ -141,10 +143,10 @@ def _leak(found: Stats) -> str:
 
 
 def _moment(live: Live, at: str) -> str:
-    when = format_seconds(live.seconds)
+    when = f"after {format_seconds(live.seconds)}"
     if at == "peak":
-        return f"at the peak, after {when}, in step {live.step}"
-    return f"after {when}, in step {live.step}"
+        when = f"at the peak, {when}"
+    return f"{when}, in step {live.step}" if len(live.buffers.bounds) else when
 
 
 def _next(found: Stats, name: str) -> str:

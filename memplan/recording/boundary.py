@@ -34,6 +34,7 @@ class Boundaries:
         self._listener = listener
         self._kinds = frozenset(kinds)
         self._handles: dict[Mark, Any] = {}
+        self._watches_modules = False
         # The first optimizer to step, and the first module called, cut the steps of a
         # thread; a second one beside it (an adversary's, a metric's) does not.
         self._sources = threading.local()
@@ -49,10 +50,11 @@ class Boundaries:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
             self._handles[Mark.OPTIMIZER] = register_optimizer_step_post_hook(
-                self._optimizer_stepped
+                _alloc.quietly(self._optimizer_stepped)
             )
         if Mark.FORWARD in self._kinds:
             self._handles[Mark.FORWARD] = _Calls(self._forward_called)
+            self._watches_modules = True
 
     def stop(self) -> None:
         """Take the hooks off again; harmless when there are none."""
@@ -63,6 +65,7 @@ class Boundaries:
 
     def _unhook(self, mark: Mark) -> None:
         handle = self._handles.pop(mark, None)
+        self._watches_modules = Mark.FORWARD in self._handles
         if handle is not None:
             handle.remove()
 
@@ -72,7 +75,8 @@ class Boundaries:
             self._sources.optimizer = known = weakref.ref(optimizer)
         if known() is optimizer:
             # From now on the stronger sign is there; modules need not be watched.
-            self._unhook(Mark.FORWARD)
+            if self._watches_modules:
+                self._unhook(Mark.FORWARD)
             self._listener(Mark.OPTIMIZER)
 
     def _forward_called(self, module: Any) -> bool:

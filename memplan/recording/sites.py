@@ -24,10 +24,13 @@ from memplan.recording.cuda_observer import CudaObserver
 from memplan.recording.module_source import named_parts
 from memplan.recording.operators import operator_at
 from memplan.trace.category import Category
+from memplan.trace.user_frames import NO_FILES
 
 # A step becomes longer by so many times what noting sites takes by the clock: after it,
-# the program's own code and data are out of the core's caches. Measured as
-# scripts/bench_record.py does, of a perceptron and of a transformer alike.
+# the program's own code and data are out of the core's caches, and hooks are not timed.
+# Measured, as the difference between recordings with sites and without: 4 times of a
+# perceptron's training, 3 of an inference of convolutions, 2 of a transformer's
+# training; on a core that others use, up to 6.
 _DISPLACED = 3
 SITE, ALL = 1, 2  # as `Depth` of memplan/native/alloc/stacks.h
 
@@ -50,7 +53,7 @@ class Sites:
         # Of the modules of parameters, by id, as the recorder has them.
         self._numbers: dict[int, int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
-        self._optimizers: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._labelling_ns = 0  # what it took to look at outermost modules
 
     def prepare(self) -> None:
@@ -60,7 +63,7 @@ class Sites:
         """
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._after = register_optimizer_step_post_hook(self._stepped)
+        self._after = register_optimizer_step_post_hook(_alloc.optimizer_stepped)
 
     def start(self) -> None:
         """Watch modules, and hook optimizers."""
@@ -84,14 +87,16 @@ class Sites:
         _alloc.watch_sites(
             self._watched, self._entering, *_tensors_of(torch), int(Category.INPUTS)
         )
-        self._handles = [optimizer.register_optimizer_step_pre_hook(self._stepping)]
+        _watch_optimizers(torch, self._stepping, self._label_state)
+        before = optimizer.register_optimizer_step_pre_hook(_alloc.optimizer_begins)
+        self._handles = [before]
         Sites._active = self
 
     def stop(self) -> None:
         """Take the hooks off again, and say what is known at the end."""
         if Sites._active is not self:
             return
-        for ref, _ in self._optimizers.values():
+        for ref in self._optimizers.values():
             if (optimizer := ref()) is not None:
                 _label_gradients(_parameters_of(optimizer))
                 self._label_state(optimizer)
@@ -104,7 +109,9 @@ class Sites:
     def let_go(self) -> None:
         """Take the hooks off again, but for one that may be running: see `close`."""
         Sites._active = None
-        _alloc.watch_sites(self._watched, None, *_tensors_of(sys.modules["torch"]), 0)
+        torch = sys.modules["torch"]
+        _alloc.watch_sites(self._watched, None, *_tensors_of(torch), 0)
+        _watch_optimizers(torch, None, None)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -142,7 +149,7 @@ class Sites:
         if sys.modules["torch"].compiler.is_compiling():
             return
         begin = time.perf_counter_ns()
-        if not _alloc.is_root(module):
+        if not _alloc.is_known(module):
             self._meet(module)
         # Without an optimizer; walking all parameters is slow, and mostly for nothing.
         if _alloc.gradients_wait():
@@ -154,7 +161,7 @@ class Sites:
     def _meet(self, root: Any) -> None:
         """Name the parts of an outermost module."""
         self._roots[id(root)] = weakref.ref(root)
-        _alloc.know_root(root)
+        _alloc.know(root)
         owners: dict[int, int] = {}  # of parameters: the first of those that share one
         held: dict[int, Any] = {}
         for name, part in named_parts(root):
@@ -166,23 +173,17 @@ class Sites:
         self._numbers.update(owners)
         self._label_parameters(held.values())
 
-    def _stepping(self, optimizer: Any, *_: object) -> None:
-        known = self._optimizers.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer), -1
-            self._label_parameters(_parameters_of(optimizer))
-        with _unseen():
-            _alloc.label_gradients(optimizer, int(Category.GRADIENTS), _fake_class())
-        _alloc.set_optimizer(True)
+    def _stepping(self, optimizer: Any) -> None:
+        """An optimizer's step begins.
 
-    def _stepped(self, optimizer: Any, *_: object) -> None:
-        if Sites._active is not self:
-            return
-        _alloc.set_optimizer(False)
-        ref, entries = self._optimizers.get(id(optimizer), (None, 0))
-        if ref is not None and len(optimizer.state) != entries:
-            self._optimizers[id(optimizer)] = ref, len(optimizer.state)
-            self._label_state(optimizer)
+        Of one that is known, and has plain tensors, the recorder takes note itself.
+        """
+        if not _alloc.is_known(optimizer):
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+            _alloc.know(optimizer)
+            self._label_parameters(_parameters_of(optimizer))
+        _label_gradients(_parameters_of(optimizer))
+        _alloc.set_optimizer(True, above=1)
 
     def _label_parameters(self, parameters: Iterable[Any]) -> None:
         each = list(parameters)
@@ -210,7 +211,7 @@ def foreign_files(torch_folder: Path) -> list[str]:
         entry for entry in os.listdir(python) if not entry.endswith("-packages")
     )
     within = [os.path.join(python, entry) for entry in files]
-    return [f"{torch_folder}{os.sep}", f"{own}{os.sep}", "<frozen", *within]
+    return [f"{torch_folder}{os.sep}", f"{own}{os.sep}", *NO_FILES, *within]
 
 
 def _parameters_of(optimizer: Any) -> Iterator[Any]:
@@ -227,6 +228,12 @@ def _parameters_in(module: Any) -> Iterator[Any]:
 def _own(tensors: Any) -> list[Any]:
     """Of a module's own parameters or buffers, those that are there."""
     return [each for each in tensors.values() if each is not None]
+
+
+def _watch_optimizers(torch: Any, begins: Any, changed: Any) -> None:
+    tensor, modes = _tensors_of(torch)
+    parameter, gradients = torch.nn.Parameter, int(Category.GRADIENTS)
+    _alloc.watch_optimizers(begins, changed, tensor, parameter, modes, gradients)
 
 
 def _tensors_of(torch: Any) -> tuple[type, Callable[[], int]]:

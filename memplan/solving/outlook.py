@@ -30,14 +30,18 @@ MOST_EVENTS = 300_000  # of a trace that are looked at
 MAPPED = 32 << 20  # bytes: the C library maps larger blocks, and returns them at once
 HEADER = 64  # bytes that a block takes up beside its own: its header, and alignment
 HEAP = 1 << 46  # bytes; none is there
+# What heaps are taken to waste at most, of what was live at once. What a run added
+# beyond that is no tensor's, but modules that were imported, and data.
+MOST_WASTED = 1.0
 
 
 @dataclass(frozen=True)
 class Outlook:
     """Bytes. peak_now: resident at most, as recorded; under the plan, from
     peak_planned_least, if all that the run added were tensors and what their heaps
-    waste, to peak_planned, if those heaps had wasted as little as can be;
-    out_of_reach: of the latter and of peak_now, what no plan of this program changes.
+    waste (as much again as was live, at most), to peak_planned, if those heaps had
+    wasted as little as can be; out_of_reach: of the latter and of peak_now, what no
+    plan of this program changes.
 
     most_live: of tensors, at the trace's peak; persistent: of those that outlive their
     step and the next, and that no plan holds. peak_now is 0 where nothing was
@@ -83,7 +87,8 @@ def outlook(trace: Trace, plan: Plan) -> Outlook | None:
     # An estimate that is more than was measured is wrong, not the measurement.
     heaps = min(heaps, measured) if measured else heaps
     beyond = max(measured - heaps, 0)
-    least = measured - max(trace.info.added_bytes, heaps) + planned
+    added = min(trace.info.added_bytes, int((1 + MOST_WASTED) * most_live))
+    least = measured - max(added, heaps) + planned
     return Outlook(
         measured, beyond + planned, max(least, 0), beyond + left, most_live, left
     )

@@ -10,6 +10,8 @@ from memplan.trace.stacks import Frame, Stack
 
 # What torch.compile writes into its cache, wherever it is: ab/cab….py, by a hash.
 _GENERATED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py\Z")
+# Python's frozen modules; the code of a graph, as torch.fx writes it.
+NO_FILES = ("<frozen", "<eval_with_key>")
 _NATIVE = (".cpp", ".c", ".cc", ".cu", ".h", ".so")
 
 
@@ -35,7 +37,7 @@ def is_native(file: str) -> bool:
 @lru_cache(maxsize=1 << 14)
 def _is_users(file: str) -> bool:
     # Snapshots hold the frames of C++, too.
-    if is_native(file) or file.startswith("<frozen") or _GENERATED.search(file):
+    if is_native(file) or file.startswith(NO_FILES) or _GENERATED.search(file):
         return False
     parts = file.replace("\\", "/").split("/")
     for folder in ("site-packages", "dist-packages"):

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "alloc/labels.h"
+#include "alloc/quiet_call.h"
 #include "alloc/stacks.h"
 
 namespace memplan {
@@ -37,17 +38,9 @@ Quiet& quiet_now() {
   return quiet;
 }
 
-// A new reference, or null with Python's error set. The callee may take itself off.
-PyObject* call(PyObject* callee, PyObject* module, PyObject* arguments) {
-  Py_INCREF(callee);
-  PyObject* result = PyObject_CallFunctionObjArgs(callee, module, arguments, nullptr);
-  Py_DECREF(callee);
-  return result;
-}
-
 bool tell_called(PyObject* module) {
   if (quiet_now().modules.contains(module)) return true;
-  PyObject* result = call(watch.called, module, nullptr);
+  PyObject* result = call_quietly(watch.called, module);
   if (result == nullptr) return false;
   if (result == Py_True) quiet_now().modules.insert(module);
   Py_DECREF(result);
@@ -61,7 +54,7 @@ bool tell_entering(PyObject* const* arguments, Py_ssize_t count) {
     Py_INCREF(arguments[i]);
     PyTuple_SET_ITEM(rest, i - 1, arguments[i]);
   }
-  PyObject* result = call(watch.entering, arguments[0], rest);
+  PyObject* result = call_quietly(watch.entering, arguments[0], rest);
   Py_DECREF(rest);
   Py_XDECREF(result);
   return result != nullptr;
@@ -71,19 +64,11 @@ bool is_plain_tensor(PyObject* argument) {
   return reinterpret_cast<PyObject*>(Py_TYPE(argument)) == watch.tensors.type;
 }
 
-// Whether the program's own code is told of what tensors are asked.
-bool is_seen() {
-  PyObject* modes = PyObject_CallNoArgs(watch.tensors.modes);
-  const bool seen = modes == nullptr || PyObject_IsTrue(modes) != 0;
-  Py_XDECREF(modes);
-  PyErr_Clear();
-  return seen;
-}
-
 // Whether Python need not be told of the outermost module that is entered: it is known, and
 // all it is given are plain tensors, which are labelled here, and numbers.
 bool is_plain(PyObject* const* arguments, Py_ssize_t count) {
-  if (!is_root(arguments[0]) || gradients_wait() || is_seen()) return false;
+  if (!is_known(arguments[0]) || gradients_wait()) return false;
+  if (modes_see(watch.tensors.modes)) return false;
   for (Py_ssize_t i = 1; i < count; ++i) {
     PyTypeObject* const type = Py_TYPE(arguments[i]);
     const bool other = arguments[i] == Py_None || type == &PyLong_Type ||

@@ -18,7 +18,7 @@ namespace memplan {
 // module is known and all it is given are numbers and what `tensors` can label.
 struct PlainTensors {
   _object* type;       // objects of this class itself, and
-  _object* modes;      // while this, called, returns 0: nothing sees what they are asked
+  _object* modes;      // while `modes_see` them not
   std::size_t inputs;  // as what they are labelled: the code of a Category
 };
 bool watch_sites(_object* function, _object* entering, PlainTensors tensors);

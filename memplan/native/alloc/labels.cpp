@@ -83,27 +83,37 @@ bool label_tensors(const std::vector<PyObject*>& tensors, const std::vector<int>
   return true;
 }
 
-bool label_gradients(PyObject* optimizer, std::size_t code, PyObject* fake) {
+bool label_gradients(PyObject* optimizer, std::size_t code, bool (*plain)(PyObject*)) {
   static PyObject* const param_groups = interned("param_groups");
   static PyObject* const params = interned("params");
   static PyObject* const grad = interned("grad");
   std::vector<PyObject*> held;
   PyObject* groups = PyObject_GetAttr(optimizer, param_groups);
-  const bool listed = groups != nullptr && PyList_Check(groups);
-  for (Py_ssize_t i = 0; listed && i < PyList_GET_SIZE(groups); ++i) {
+  bool fine = groups != nullptr && PyList_Check(groups);
+  for (Py_ssize_t i = 0; fine && i < PyList_GET_SIZE(groups); ++i) {
     PyObject* group = PyList_GET_ITEM(groups, i);
     PyObject* own = PyDict_Check(group) ? PyDict_GetItem(group, params) : nullptr;
-    if (own == nullptr || !PyList_Check(own)) continue;
-    for (Py_ssize_t j = 0; j < PyList_GET_SIZE(own); ++j) {
-      PyObject* gradient = PyObject_GetAttr(PyList_GET_ITEM(own, j), grad);
-      if (gradient == nullptr) PyErr_Clear();
+    fine = own != nullptr && PyList_Check(own);
+    for (Py_ssize_t j = 0; fine && j < PyList_GET_SIZE(own); ++j) {
+      PyObject* parameter = PyList_GET_ITEM(own, j);
+      PyObject* gradient = plain(parameter) ? PyObject_GetAttr(parameter, grad) : nullptr;
+      fine = gradient != nullptr && (gradient == Py_None || plain(gradient));
       if (gradient != nullptr) held.push_back(gradient);
     }
   }
   Py_XDECREF(groups);
-  const bool fine = PyErr_Occurred() == nullptr && label_tensors(held, {}, code, fake);
+  PyErr_Clear();
+  fine = fine && label_tensors(held, {}, code, nullptr);
   for (PyObject* gradient : held) Py_DECREF(gradient);
   return fine;
+}
+
+bool modes_see(PyObject* modes) {
+  PyObject* count = PyObject_CallNoArgs(modes);
+  const bool seen = count == nullptr || PyObject_IsTrue(count) != 0;
+  Py_XDECREF(count);
+  PyErr_Clear();
+  return seen;
 }
 
 }  // namespace memplan

@@ -19,7 +19,11 @@ void label_devices(bool cpu, bool cuda);
 // error other than an Exception, a tensor's refusal, is left set.
 bool label_tensors(const std::vector<_object*>& tensors, const std::vector<int>& modules,
                    std::size_t code, _object* fake);
-// The same of the gradients of an optimizer's parameters.
-bool label_gradients(_object* optimizer, std::size_t code, _object* fake);
+// The same of the gradients of an optimizer's parameters; false, too, and nothing is said,
+// where one of these or of those is not `plain`.
+bool label_gradients(_object* optimizer, std::size_t code, bool (*plain)(_object*));
+// Whether the program's own modes are told of what tensors are asked; modes: called, it
+// returns how many there are. With the GIL.
+bool modes_see(_object* modes);
 
 }  // namespace memplan

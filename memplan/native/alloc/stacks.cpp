@@ -5,81 +5,22 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "alloc/frames.h"
+#include "alloc/python_calls.h"
+#include "alloc/quiet_call.h"
 #include "alloc/site_cost.h"
-#include "alloc/stack_keys.h"
+#include "alloc/stack_state.h"
 #include "alloc/stack_text.h"
 
 namespace memplan {
 namespace {
 
-constexpr std::size_t kSequences = 1 << 16;  // of a thread, kept; a power of two
-constexpr std::uint64_t kReach = 256;  // nodes that ask for nothing lie between two
-
-// The stack of the request that first saw a sequence number: its node's successor.
-struct Seen {
-  std::uint64_t sequence = 0;
-  std::int32_t stack = -1;
-};
-using Forward = std::shared_ptr<std::vector<Seen>>;
-
-struct Noted {
-  std::string frames;  // JSON
-  std::int32_t module;
-};
-
-// Guarded by the GIL.
-struct Table {
-  Depth depth = Depth::kNone;
-  StackRules rules;
-  std::uint64_t (*peek_sequence)() = nullptr;
-  Frames frames;
-  std::unordered_map<Key, std::int32_t, KeyHash, KeyEqual> index;
-  std::unordered_map<std::string, std::int32_t> written;  // what is in the journal
-  std::vector<Noted> noted;  // of each index
-  std::vector<std::string> modules = {""};
-  // Of the thread that made nodes last, and how many threads did: a GPU's backward pass
-  // runs in a thread of autograd's own.
-  Forward forward;
-  int forwards = 0;
-  std::unordered_map<const void*, int> numbers;  // of modules, by where they are
-  std::uint64_t generation = 0;
-  std::unordered_map<const void*, PyObject*> roots;  // weak references
-  bool backward = false;    // a backward pass asked, since `gradients_noted`
-  bool optimizers = false;  // one has stepped
-  SampledCost requests;
-  SampledCost calls;  // of modules
-};
-Table& table() {
-  static Table* const the_table = new Table;
-  return *the_table;
-}
-std::atomic<std::int32_t> latest = -1;
-
-// What the calling thread is doing.
-struct Doing {
-  std::vector<Entered> modules;
-  bool optimizer = false;
-  Place optimizer_place = {};  // the program's own call of it, if that is noted
-  std::uint64_t generation = 0;
-  Forward forward;
-  std::uint64_t sequence = 0;  // as the request before saw it
-  Place node_place = {};       // what made a node, outside of modules
-};
-thread_local Doing own;
-
-// Of this thread, in the recording that runs.
-Doing& now_doing() {
-  if (own.generation != table().generation) {
-    own = Doing{};
-    own.generation = table().generation;
-  }
-  return own;
-}
+SampledCost requests;
+SampledCost calls;  // of modules
 
 std::string frames_json(const std::vector<Place>& places) {
   // What ran is no call of the program's own, unless there is nothing else.
@@ -92,9 +33,9 @@ std::string frames_json(const std::vector<Place>& places) {
   return json + ']';
 }
 
-std::int32_t write_stack(Journal& journal, Noted noted, const std::string& operation,
+std::int32_t write_stack(Journal& journal, NotedStack noted, const std::string& operation,
                          int phase) {
-  Table& t = table();
+  SiteTable& t = table();
   std::string json = "{\"frames\":" + noted.frames + ",\"origin\":[" +
                      quoted(t.modules[static_cast<std::size_t>(noted.module)]) + ',' +
                      quoted(operation) + ',' + std::to_string(phase) + "]}";
@@ -117,9 +58,14 @@ PyObject* running_node() {
 }
 
 // Whether the calling thread runs a backward pass, though what asks is the program's own.
-bool in_backward() {
-  if (table().rules.current_task == nullptr) return false;
-  PyObject* task = PyObject_CallNoArgs(table().rules.current_task);
+// Nothing without the GIL where that takes it.
+std::optional<bool> in_backward(const SiteTable* t) {
+  if (int (*task)() = shared.current_task.load(std::memory_order_relaxed)) {
+    return task() >= 0;
+  }
+  if (t == nullptr) return std::nullopt;
+  if (t->rules.current_task == nullptr) return false;
+  PyObject* task = PyObject_CallNoArgs(t->rules.current_task);
   const bool runs = task != nullptr && PyLong_AsLong(task) >= 0;
   Py_XDECREF(task);
   PyErr_Clear();
@@ -127,8 +73,8 @@ bool in_backward() {
 }
 
 // The stack of the forward pass's request that made `node`, or of the next one; or -1.
-std::int32_t forward_stack(PyObject* node) {
-  Forward forward = now_doing().forward;
+std::int32_t forward_stack(const Doing& doing, PyObject* node) {
+  Forward forward = doing.forward;
   if (!forward && table().forwards == 1) forward = table().forward;
   if (!forward) return -1;
   static PyObject* const name = PyUnicode_InternFromString("_sequence_nr");
@@ -138,29 +84,27 @@ std::int32_t forward_stack(PyObject* node) {
   const std::uint64_t sequence = PyLong_AsUnsignedLongLongMask(number);
   Py_DECREF(number);
   PyErr_Clear();
-  for (std::uint64_t next = sequence + 1; next <= sequence + kReach; ++next) {
-    const Seen& seen = (*forward)[next % kSequences];
-    if (seen.sequence == next) return seen.stack;
-  }
-  return -1;
+  return forward->stack_of(sequence);
 }
 
-// walk: as far as it went; without any place, a thread of autograd's own may be asking.
-std::int32_t note_backward(Journal& journal, Walk& walk) {
-  Table& t = table();
+// doing.walk: as far as it went; without any place, a thread of autograd's own may be
+// asking.
+std::int32_t note_backward(Journal& journal, Doing& doing, const Walker& walker) {
+  SiteTable& t = table();
+  Walk& walk = doing.walk;
   PyObject* node = running_node();
   if (node == nullptr && walk.places.empty()) return -1;
   t.backward = true;
   KeyView key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
-  if (node != nullptr) key.origin = forward_stack(node);
+  if (node != nullptr) key.origin = forward_stack(doing, node);
   if (key.origin < 0) {
-    t.frames.walk(Reach::kUsers, {}, walk);
+    walker.walk(Reach::kUsers, {}, {}, walk);
     key.places = walk.places;
   }
   const auto known = t.index.find(key);
   std::int32_t result = known == t.index.end() ? -1 : known->second;
   if (result < 0) {
-    Noted noted{frames_json(walk.places), 0};
+    NotedStack noted{frames_json(walk.places), 0};
     if (key.origin >= 0) noted = t.noted[static_cast<std::size_t>(key.origin)];
     const std::string operation = node == nullptr ? "" : type_name(node);
     if (node != nullptr) Py_INCREF(reinterpret_cast<PyObject*>(Py_TYPE(node)));
@@ -171,65 +115,111 @@ std::int32_t note_backward(Journal& journal, Walk& walk) {
   return result;
 }
 
-std::int32_t note(Journal& journal, const Walk& walk, int phase) {
-  Table& t = table();
-  const Doing& doing = now_doing();
-  const KeyView key{walk.places, nullptr,
-                    doing.modules.empty() ? 0 : doing.modules.back().number, phase};
+std::string described(PyCodeObject* code, int at) {
+  const Unobserved unobserved;
+  return call_described(table().rules.describe, code, at);
+}
+
+// The index of what this thread's walk found, with the GIL.
+std::int32_t note(Journal& journal, const Walk& walk, int module, int phase) {
+  SiteTable& t = table();
+  const KeyView key{walk.places, nullptr, module, phase};
   const auto known = t.index.find(key);
   if (known != t.index.end()) return known->second;
   const Key kept(key);  // what describes may be recorded, too, and walk anew
   const auto& [code, at] = kept.places.front();
-  std::string operation = call_described(t.rules.describe, code, at);
-  Noted noted{frames_json(kept.places), kept.origin};
+  std::string operation = described(code, at);
+  NotedStack noted{frames_json(kept.places), kept.origin};
   const std::int32_t result = write_stack(journal, std::move(noted), operation, phase);
   t.index.emplace(kept, result);
   return result;
 }
 
-// A node was made just before this request: backward passes will refer to it.
-void remember(std::uint64_t sequence, std::int32_t stack) {
-  Doing& doing = now_doing();
-  if (!doing.forward) {
-    doing.forward = std::make_shared<std::vector<Seen>>(kSequences);
-    table().forward = doing.forward;
-    ++table().forwards;
-  }
-  Seen& seen = (*doing.forward)[sequence % kSequences];
-  if (seen.sequence != sequence) seen = {sequence, stack};
+// Of the node that this thread makes next.
+std::uint64_t sequence_now() {
+  std::uint64_t (*const peek)() = shared.peek_sequence.load(std::memory_order_relaxed);
+  return peek == nullptr ? 0 : peek();
 }
 
-std::int32_t capture_with_gil(Journal& journal) {
-  Table& t = table();
+// With the GIL.
+Walker walker_of(Doing& doing) {
+  return {PyThreadState_Get(), shared.read.load(), doing.kinds, &table().frames};
+}
+
+// The calling thread's stack; t: null without the GIL, and then nothing is returned, and
+// nothing done, where that would take it.
+std::optional<std::int32_t> capture(Journal& journal, PyThreadState* thread, SiteTable* t) {
   Doing& doing = now_doing();
-  const std::uint64_t sequence = t.peek_sequence == nullptr ? 0 : t.peek_sequence();
-  const bool outside = doing.modules.empty() && !doing.optimizer;
-  const bool known = doing.optimizer_place.first != nullptr;
-  thread_local Walk walk;  // keeps its memory
-  t.frames.walk(known ? Reach::kOne : Reach::kEngine, doing.modules, walk);
-  if (walk.places.empty() || walk.backward) return note_backward(journal, walk);
-  if (known && !walk.users && t.depth == Depth::kSite) {
-    walk.places.push_back(doing.optimizer_place);
-  }
+  Walk& walk = doing.walk;
+  const std::uint64_t sequence = sequence_now();
   const bool made_node = sequence != doing.sequence;
-  doing.sequence = sequence;
-  int phase = doing.optimizer ? kOptimizer : kForward;
-  if (outside) {
-    // An operator made of several asks more than once for its one node.
-    const bool again = doing.node_place == walk.places.front();
-    const bool forward = made_node || again;
-    phase = in_backward() ? kBackward : forward ? kForward : kOutside;
-    doing.node_place = forward ? walk.places.front() : Place{};
+  if (made_node && !doing.forward && t == nullptr) return std::nullopt;
+  const Walker walker{thread, shared.read.load(std::memory_order_relaxed), doing.kinds,
+                      t == nullptr ? nullptr : &t->frames};
+  // A step that raises ends without a hook.
+  if (doing.step.identity != nullptr && !walker.is_in(doing.step)) doing.step = {};
+  if (!walker.walk(Reach::kEngine, doing.modules, doing.step, walk)) return std::nullopt;
+  if (walk.places.empty() || walk.backward) {
+    if (t == nullptr) return std::nullopt;
+    return note_backward(journal, doing, walker);
   }
-  const std::int32_t stack = note(journal, walk, phase);
-  if (made_node && stack >= 0) remember(sequence, stack);
+  const bool sites = t == nullptr || t->depth == Depth::kSite;
+  int phase = kForward;
+  Place node_place = doing.node_place;
+  if (doing.step.identity != nullptr) {
+    // A step may call what makes a forward pass.
+    const bool forward = made_node || doing.modules.size() > doing.step_within;
+    phase = forward ? kForward : kOptimizer;
+  } else if (doing.modules.empty()) {
+    const std::optional<bool> backward = in_backward(t);
+    if (!backward) return std::nullopt;
+    // An operator made of several asks more than once for its one node.
+    const bool again = node_place == walk.places.front();
+    const bool forward = made_node || again;
+    phase = *backward ? kBackward : forward ? kForward : kOutside;
+    node_place = forward ? walk.places.front() : Place{};
+  }
+  const int module = doing.modules.empty() ? 0 : doing.modules.back().number;
+  const Place users = walk.places.size() > 1 ? walk.places[1] : Place{};
+  const Asked request{walk.places.front(), users, module, phase};
+  const std::int32_t* const before = sites ? doing.stacks.find(request) : nullptr;
+  if (before == nullptr && t == nullptr) return std::nullopt;
+  const std::int32_t stack =
+      before != nullptr ? *before : note(journal, walk, module, phase);
+  // What describes a new one may have asked, too, and another recording have begun.
+  Doing& after = before != nullptr ? doing : now_doing();
+  if (sites && before == nullptr) after.stacks.put(request, stack);
+  after.sequence = sequence;
+  after.node_place = node_place;
+  // A node was made just before this request: backward passes will refer to it.
+  if (made_node && stack >= 0) {
+    if (!after.forward) {
+      after.forward = std::make_shared<ForwardMemory>();
+      t->forward = after.forward;
+      ++t->forwards;
+    }
+    after.forward->remember(sequence, stack);
+  }
   return stack;
+}
+
+std::int32_t capture_with_gil(Journal& journal, bool& is_new) {
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  const std::size_t before = table().noted.size();
+  // An exception may be under way; ours must not disturb it.
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  const auto index = capture(journal, PyGILState_GetThisThreadState(), &table());
+  PyErr_Restore(type, value, trace);
+  is_new = table().noted.size() != before;
+  PyGILState_Release(gil);
+  return index.value_or(-1);
 }
 
 }  // namespace
 
 StackCapture begin_stacks(Depth depth, StackRules rules) {
-  Table& t = table();
+  SiteTable& t = table();
   t.frames.let_go();
   for (const auto& [key, index] : t.index) {
     Py_XDECREF(static_cast<PyObject*>(const_cast<void*>(key.node)));
@@ -240,63 +230,69 @@ StackCapture begin_stacks(Depth depth, StackRules rules) {
   for (PyObject* given : {rules.describe, rules.current_node, rules.current_task}) {
     Py_XINCREF(given);
   }
-  for (const auto& [root, reference] : t.roots) Py_XDECREF(reference);
-  const std::uint64_t generation = t.generation + 1;
-  t = Table{};
+  for (const auto& [object, reference] : t.known) Py_XDECREF(reference);
+  t = SiteTable{};
   t.depth = depth;
-  t.generation = generation;
   t.frames = Frames(depth == Depth::kAll, rules.runner, rules.foreign);
   t.rules = std::move(rules);
-  latest.store(-1);
-  if (depth == Depth::kNone) return nullptr;
-  if (void* library = dlopen(t.rules.torch_library.c_str(), RTLD_LAZY | RTLD_NOLOAD)) {
-    void* symbol = dlsym(library, "_ZN2at15sequence_number4peekEv");
-    t.peek_sequence = reinterpret_cast<std::uint64_t (*)()>(symbol);
+  requests.forget();
+  calls.forget();
+  shared.latest = -1;
+  shared.read = frames_are_as_known(PyThreadState_Get());
+  shared.sites = depth == Depth::kSite;
+  shared.peek_sequence = nullptr;
+  shared.current_task = nullptr;
+  if (depth != Depth::kNone) {
+    if (void* library = dlopen(t.rules.torch_library.c_str(), RTLD_LAZY | RTLD_NOLOAD)) {
+      void* peek = dlsym(library, "_ZN2at15sequence_number4peekEv");
+      void* task = dlsym(library, "_ZN5torch8autograd25get_current_graph_task_idEv");
+      shared.peek_sequence = reinterpret_cast<std::uint64_t (*)()>(peek);
+      shared.current_task = reinterpret_cast<int (*)()>(task);
+    }
   }
-  return &capture_stack;
+  shared.generation.fetch_add(1, std::memory_order_release);
+  return depth == Depth::kNone ? nullptr : &capture_stack;
 }
 
 std::int32_t capture_stack(Journal& journal) {
   if (!Py_IsInitialized()) return -1;
-  if (PyGILState_GetThisThreadState() == nullptr) return latest.load();
-  const std::int64_t begin = now_ns();
-  const PyGILState_STATE gil = PyGILState_Ensure();
-  const bool timed = table().requests.begins();
-  const std::size_t before = table().noted.size();
-  // An exception may be under way; ours must not disturb it.
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
-  const std::int32_t index = capture_with_gil(journal);
-  if (index >= 0) latest.store(index, std::memory_order_relaxed);
-  PyErr_Restore(type, value, trace);
+  PyThreadState* const thread = PyGILState_GetThisThreadState();
+  if (thread == nullptr) return shared.latest.load(std::memory_order_relaxed);
+  const bool timed = requests.begins();
+  const std::int64_t begin = timed ? now_ns() : 0;
+  std::optional<std::int32_t> found;
+  bool is_new = false;
+  const bool read = shared.read.load(std::memory_order_relaxed);
+  if (read && shared.sites.load(std::memory_order_relaxed)) {
+    found = capture(journal, thread, nullptr);
+  }
+  const std::int32_t index = found ? *found : capture_with_gil(journal, is_new);
+  if (index >= 0) shared.latest.store(index, std::memory_order_relaxed);
   // A new stack is slow, and is new but once.
-  if (timed && table().noted.size() == before) table().requests.timed(begin);
-  PyGILState_Release(gil);
+  if (timed && !is_new) requests.timed(begin);
   return index;
 }
 
 SitesCost sites_cost() {
-  const Table& t = table();
-  return {t.requests.count(), t.requests.median_ns(), t.calls.count(),
-          t.calls.median_ns()};
+  return {requests.count(), requests.mean_ns(), calls.count(), calls.mean_ns()};
 }
 
 std::int32_t stack_of_module(Journal& journal, int module) {
-  return module == 0 ? -1 : write_stack(journal, Noted{"[]", module}, "", kUnknown);
+  return module == 0 ? -1 : write_stack(journal, NotedStack{"[]", module}, "", kUnknown);
 }
 
-void know_root(PyObject* module) {
-  PyObject* reference = PyWeakref_NewRef(module, nullptr);
+void know(PyObject* object) {
+  PyObject* reference = PyWeakref_NewRef(object, nullptr);
   if (reference == nullptr) PyErr_Clear();
-  PyObject*& known = table().roots[module];
+  PyObject*& known = table().known[object];
   Py_XDECREF(known);
   known = reference;
 }
 
-bool is_root(PyObject* module) {
-  const auto known = table().roots.find(module);
-  if (known == table().roots.end() || known->second == nullptr) return false;
-  return PyWeakref_GET_OBJECT(known->second) == module;
+bool is_known(PyObject* object) {
+  const auto known = table().known.find(object);
+  if (known == table().known.end() || known->second == nullptr) return false;
+  return PyWeakref_GET_OBJECT(known->second) == object;
 }
 
 bool gradients_wait() { return table().backward && !table().optimizers; }
@@ -304,7 +300,7 @@ bool gradients_wait() { return table().backward && !table().optimizers; }
 void gradients_noted() { table().backward = false; }
 
 int name_module(std::string name, const void* module) {
-  Table& t = table();
+  SiteTable& t = table();
   t.modules.push_back(std::move(name));
   const int number = static_cast<int>(t.modules.size()) - 1;
   if (module != nullptr) t.numbers[module] = number;
@@ -312,13 +308,14 @@ int name_module(std::string name, const void* module) {
 }
 
 std::uint64_t enter_module(const void* module) {
-  const bool timed = table().calls.begins();
+  const bool timed = calls.begins();
   const std::int64_t begin = timed ? now_ns() : 0;
   Doing& doing = now_doing();
   const auto known = table().numbers.find(module);
   const int number = known == table().numbers.end() ? 0 : known->second;
-  doing.modules.push_back({.number = number, .caller = PyEval_GetFrame()});
-  if (timed) table().calls.timed(begin);
+  const Walker walker = walker_of(doing);
+  doing.modules.push_back({.number = number, .caller = walker.call(0).identity});
+  if (timed) calls.timed(begin);
   return doing.generation;
 }
 
@@ -329,16 +326,13 @@ void leave_module(std::uint64_t recording) {
 
 bool in_module() { return !now_doing().modules.empty(); }
 
-void set_optimizer(bool runs) {
+void set_optimizer(bool runs, std::size_t above) {
   Doing& doing = now_doing();
-  doing.optimizer = runs;
-  doing.optimizer_place = {};
+  doing.step = runs ? walker_of(doing).call(above) : Call{};
   if (!runs) return;
+  doing.step_within = doing.modules.size();
+  doing.sequence = sequence_now();  // nodes that were made before are no part of it
   table().optimizers = true;
-  // Found once, and not for each of the many requests that an optimizer makes.
-  Walk walk;
-  table().frames.walk(Reach::kUsers, {}, walk);
-  if (walk.users) doing.optimizer_place = walk.places.back();
 }
 
 }  // namespace memplan

@@ -38,11 +38,12 @@ StackCapture begin_stacks(Depth depth, StackRules rules);
 
 // The calling thread's stack, as an index into the journal's table; -1 where no Python
 // runs. What a backward pass asks for has the stack of the forward pass that made it
-// necessary. A thread without any Python works for whoever was noted last. Takes the GIL.
+// necessary. A thread without any Python works for whoever was noted last. Takes the GIL
+// for what the thread has not asked for before, and for backward passes.
 std::int32_t capture_stack(Journal& journal);
 
 // How often, since `begin_stacks`, all threads asked and called modules, and what one took
-// in the median of some that were timed. With the GIL.
+// in the mean of some that were timed.
 struct SitesCost {
   std::uint64_t requests;
   std::int64_t request_ns;
@@ -51,11 +52,11 @@ struct SitesCost {
 };
 SitesCost sites_cost();
 
-// An outermost module whose parts have their names is one, until it is gone. Whether a
-// backward pass asked for memory since `gradients_noted`, and no optimizer ever steps,
-// which would note gradients. With the GIL.
-void know_root(_object* module);
-bool is_root(_object* module);
+// An outermost module whose parts have their names is known, and an optimizer that was met,
+// until it is gone. Whether a backward pass asked for memory since `gradients_noted`, and no
+// optimizer ever steps, which would note gradients. With the GIL.
+void know(_object* object);
+bool is_known(_object* object);
 bool gradients_wait();
 void gradients_noted();
 
@@ -70,7 +71,8 @@ int name_module(std::string name, const void* module);
 std::uint64_t enter_module(const void* module);
 void leave_module(std::uint64_t recording);
 bool in_module();
-// It begins or ends an optimizer's step.
-void set_optimizer(bool runs);
+// It begins or ends an optimizer's step; above: how many Python calls lie between, where
+// it begins, and what calls the step.
+void set_optimizer(bool runs, std::size_t above = 0);
 
 }  // namespace memplan

@@ -15,6 +15,8 @@
 #include "alloc/calls.h"
 #include "alloc/labels.h"
 #include "alloc/last_words.h"
+#include "alloc/optimizers.h"
+#include "alloc/quiet_call.h"
 #include "alloc/replay.h"
 #include "alloc/shim.h"
 #include "alloc/stacks.h"
@@ -98,18 +100,43 @@ NB_MODULE(_alloc, m) {
       "function"_a, "called"_a.none());
   m.def("tell_again", &memplan::tell_again);
   m.def(
-      "know_root", [](nb::handle module) { memplan::know_root(module.ptr()); },
-      "module"_a);
+      "know", [](nb::handle thing) { memplan::know(thing.ptr()); }, "thing"_a);
   m.def(
-      "is_root", [](nb::handle module) { return memplan::is_root(module.ptr()); },
-      "module"_a);
+      "is_known", [](nb::handle thing) { return memplan::is_known(thing.ptr()); },
+      "thing"_a);
   m.def("gradients_wait", &memplan::gradients_wait);
   m.def("gradients_noted", &memplan::gradients_noted);
   m.def("sites_cost", [] {
     const memplan::SitesCost cost = memplan::sites_cost();
     return std::make_tuple(cost.requests, cost.request_ns, cost.calls, cost.call_ns);
   });
-  m.def("set_optimizer", &memplan::set_optimizer, "runs"_a);
+  m.def(
+      "watch_optimizers",
+      [](nb::handle begins, nb::handle changed, nb::handle tensor, nb::handle parameter,
+         nb::handle modes, std::size_t gradients) {
+        memplan::watch_optimizers({or_null(begins), or_null(changed), tensor.ptr(),
+                                   parameter.ptr(), modes.ptr(), gradients});
+      },
+      "begins"_a.none(), "changed"_a.none(), "tensor"_a, "parameter"_a, "modes"_a,
+      "gradients"_a);
+  // Hooks, as PyTorch calls them: with the optimizer, and its step's arguments.
+  m.def("optimizer_begins", [](nb::handle optimizer, nb::handle, nb::handle) {
+    if (!memplan::optimizer_begins(optimizer.ptr())) throw nb::python_error();
+  });
+  m.def("optimizer_stepped", [](nb::handle optimizer, nb::handle, nb::handle) {
+    if (!memplan::optimizer_stepped(optimizer.ptr())) throw nb::python_error();
+  });
+  // What calls `callee` with what it is called with, unobserved.
+  m.def(
+      "quietly",
+      [](nb::callable callee) {
+        return nb::cpp_function([callee = std::move(callee)](nb::args arguments) {
+          const memplan::Unobserved unobserved;
+          return callee(*arguments);
+        });
+      },
+      "callee"_a);
+  m.def("set_optimizer", &memplan::set_optimizer, "runs"_a, "above"_a = 0);
   m.def("label_devices", &memplan::label_devices, "cpu"_a, "cuda"_a);
   m.def(
       "label_tensors",
@@ -122,18 +149,11 @@ NB_MODULE(_alloc, m) {
         }
       },
       "tensors"_a, "modules"_a, "code"_a, "fake"_a.none());
-  m.def(
-      "label_gradients",
-      [](nb::handle optimizer, std::size_t code, nb::handle fake) {
-        if (!memplan::label_gradients(optimizer.ptr(), code, or_null(fake))) {
-          throw nb::python_error();
-        }
-      },
-      "optimizer"_a, "code"_a, "fake"_a.none());
   m.def("step_usage", [] {
     const memplan::Turn now = memplan::turn_now();
     return std::make_tuple(now.time_ns, now.page_faults, now.cpu_ns);
   });
+  m.def("monotonic_ns", &memplan::now_ns);
   m.def("recorded_events", &memplan::recorded_events);
   m.def("take_digest", &memplan::take_digest);
   m.def(
