@@ -89,6 +89,10 @@ class Replay {
   // See Arena.
   std::uint64_t resident_bytes() { return locked([&] { return arena_.resident(); }); }
   std::uint64_t refaulted_bytes() { return locked([&] { return arena_.refaulted(); }); }
+  // Bytes of the table's largest request.
+  std::uint64_t largest_request() {
+    return locked([&] { return server_.table().largest_request(); });
+  }
   // The most bytes of tensors that were ever alive, in the arena and outside it, of
   // those that were asked for here.
   std::uint64_t most_live() { return locked([&] { return most_live_; }); }
@@ -117,6 +121,7 @@ class Replay {
   void unlock() { mutex_.unlock(); }
 
  private:
+  void allow_huge();
   bool end_step();
   void follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes);
   std::uint64_t outside() const {
