@@ -25,9 +25,13 @@ Place Server::serve(std::uint64_t bytes) {
   // In the warm-up a stranger may be there to stay, and would stand in the way of
   // every step to come.
   const bool placed = matcher_.looped() && departures_placed_;
-  const std::int64_t offset =
-      placed ? ranges_.take_anywhere(bytes, table().online_bytes) : -1;
-  return {depart(bytes, offset), Matcher::kNoMatch};
+  return {depart(bytes, placed ? take_online(bytes) : -1), Matcher::kNoMatch};
+}
+
+std::int64_t Server::take_online(std::uint64_t bytes) {
+  const std::int64_t offset = ranges_.take_anywhere(bytes, table().arena_bytes);
+  if (offset >= 0 || table().online_bytes <= table().arena_bytes) return offset;
+  return ranges_.take_anywhere(bytes, table().online_bytes);
 }
 
 Followed Server::follow(std::uint64_t bytes) {
