@@ -87,6 +87,22 @@ def test_a_block_alive_keeps_its_pages_whatever_is_returned() -> None:
     assert program.step(MIB) == [0]
 
 
+def test_cold_pages_that_come_back_are_kept_for_longer() -> None:
+    """A program of rounds of twelve steps, whose first asks for most."""
+    table = table_of([(64 * MIB, 0), (64, 64 * MIB)], arena=RESERVE)
+    program = Served(_alloc.make_replay(table, RESERVE, 2))
+    refaulted = []
+    for _ in range(8):
+        program.step(64 * MIB, 64)
+        for _ in range(11):
+            program.step(64)
+        refaulted.append(program.replay.refaulted_bytes)
+    assert refaulted[-1] == refaulted[-4] == 3 * 64 * MIB  # 2, 4 and 8 were too few
+    for _ in range(40):
+        program.step(64)
+    assert program.replay.resident_bytes <= MIB  # for good, they are cold all the same
+
+
 def test_a_warm_up_without_an_end_is_left_to_the_default_allocator() -> None:
     table = table_of([(MIB, 0), (64, MIB)], (0, 1), (1, 2), arena=RESERVE)
     program = Served(_alloc.make_replay(table, RESERVE))

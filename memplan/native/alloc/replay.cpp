@@ -18,6 +18,8 @@ constexpr std::uint64_t kSlackPart = 16;
 constexpr std::uint64_t kAtOncePart = 64;
 // Arenas from this size on are asked huge pages for.
 constexpr std::uint64_t kWorthHuge = 32 << 20;
+// Steps at most after which pages are cold.
+constexpr std::uint32_t kMostCold = 4096;
 // Sparse blocks return their pages in one step of so many: what a longer step touched
 // does not stay for good, and most steps find their pages in place.
 constexpr std::size_t kSparseSteps = 4;
@@ -46,6 +48,7 @@ void Replay::allow_huge() {
 
 void* Replay::allocate(std::uint64_t bytes, bool* turned) {
   std::lock_guard lock(mutex_);
+  if (bytes > largest_request()) largest_.store(bytes, std::memory_order_relaxed);
   if (aside()) {
     server_.pass(bytes);
     return nullptr;
@@ -154,8 +157,20 @@ bool Replay::end_step() {
   // What the table before left behind, or all that nobody needs any more.
   if (end.adopted || aside()) returned_ += arena_.return_dead(used, arena_.size());
   if (end.adopted) allow_huge();
-  if (cold_ != 0) returned_ += arena_.release_cold(used, cold_);
+  if (cold_ != 0) return_cold();
   return end.adopted || (server_.matcher().looped() && !end.hot);
+}
+
+void Replay::return_cold() {
+  const std::uint64_t back = arena_.refaulted() - refaulted_before_;
+  if (cooled_ > kLarge && back > cooled_ / 2 && cold_ < kMostCold) {
+    cold_ *= 2;
+    cooled_ = 0;
+  }
+  if (cooled_ == 0) refaulted_before_ = arena_.refaulted();
+  const std::uint64_t cooled = arena_.release_cold(server_.ranges().used(), cold_);
+  cooled_ += cooled;
+  returned_ += cooled;
 }
 
 void Replay::unsettle(bool unsettled) {

@@ -13,11 +13,6 @@ namespace {
 // the heap's end: as glibc's own thresholds relate, which move up to the first of these.
 constexpr std::uint64_t kMostMapped = 32 << 20, kLeastMapped = 128 << 10;
 
-void set_thresholds(std::uint64_t mapped) {
-  mallopt(M_MMAP_THRESHOLD, static_cast<int>(mapped));
-  mallopt(M_TRIM_THRESHOLD, static_cast<int>(2 * mapped));
-}
-
 // What serves large requests by itself has its own way to keep pages.
 bool others_serve() {
   return dlsym(RTLD_DEFAULT, "memplan_malloc_counts") != nullptr;
@@ -26,17 +21,20 @@ bool others_serve() {
 }  // namespace
 
 void Scratch::look_after(Replay& replay) {
+  std::uint64_t now = mapped_.load();
+  std::uint64_t wanted = kMostMapped;
   if (replay.aside()) {
-    Thresholds kept = Thresholds::kScratch;
-    if (!thresholds_.compare_exchange_strong(kept, Thresholds::kTensors)) return;
-    if (others_serve()) return;
+    if (now == kOwn) return;
     // glibc moves its own to the largest block it mapped that was freed.
-    set_thresholds(std::clamp(replay.largest_request(), kLeastMapped, kMostMapped));
-    hand_back();
-  } else if (thresholds_.load() != Thresholds::kScratch && replay.pays()) {
-    if (thresholds_.exchange(Thresholds::kScratch) == Thresholds::kScratch) return;
-    if (!others_serve()) set_thresholds(kMostMapped);
+    wanted = std::clamp(replay.largest_request(), kLeastMapped, kMostMapped);
+  } else if (now == kMostMapped || !replay.pays()) {
+    return;
   }
+  if (now == wanted || !mapped_.compare_exchange_strong(now, wanted)) return;
+  if (others_serve()) return;
+  mallopt(M_MMAP_THRESHOLD, static_cast<int>(wanted));
+  mallopt(M_TRIM_THRESHOLD, static_cast<int>(2 * wanted));
+  if (wanted < now) hand_back();
 }
 
 void Scratch::hand_back() { malloc_trim(0); }

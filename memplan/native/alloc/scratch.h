@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 
 #include "alloc/replay.h"
 
@@ -20,8 +21,9 @@ class Scratch {
   static void hand_back();
 
  private:
-  enum class Thresholds : int { kOwn, kScratch, kTensors };
-  std::atomic<Thresholds> thresholds_ = Thresholds::kOwn;
+  static constexpr std::uint64_t kOwn = 0;
+  // Bytes from which on blocks are mapped one by one; glibc's own until it is set.
+  std::atomic<std::uint64_t> mapped_ = kOwn;
 };
 
 }  // namespace memplan

@@ -1,7 +1,6 @@
 // A plan as the server of requests goes by it: requests with their offsets, in steps.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -36,12 +35,6 @@ struct Table {
   // No marks tell where a step begins: the requests themselves do. There is no warm-up
   // then, and requests between one pass of the loop and the next are none of the plan's.
   bool unmarked = false;
-
-  std::uint64_t largest_request() const {
-    std::uint64_t most = 0;
-    for (const Request& request : requests) most = std::max(most, request.size);
-    return most;
-  }
 };
 
 // What a table is made of: plain arrays, as both interfaces are given them.
