@@ -7,7 +7,6 @@
 #include <limits>
 #include <new>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 namespace memplan {
@@ -57,9 +56,8 @@ void Arena::allow_huge(std::uint64_t bytes) {
   if (huge_.size() < count) huge_.resize(count, Huge::kNo);
   for (std::uint64_t i = 0; i < count; ++i) {
     const std::uint32_t* first = &last_use_[i * kInHuge];
-    const bool untouched = std::all_of(first, first + kInHuge, [](std::uint32_t use) {
-      return use <= kReturned;
-    });
+    const bool untouched = std::all_of(
+        first, first + kInHuge, [](std::uint32_t use) { return use <= kReturned; });
     if (!untouched || huge_[i] == Huge::kAllowed) continue;
     huge_[i] = Huge::kAllowed;
     ++still_allowed_;
@@ -67,7 +65,8 @@ void Arena::allow_huge(std::uint64_t bytes) {
 }
 
 void Arena::ask_huge(std::uint64_t offset, std::uint64_t end) {
-  const std::uint64_t last = std::min<std::uint64_t>((end - 1) / kHugePage + 1, huge_.size());
+  const std::uint64_t last =
+      std::min<std::uint64_t>((end - 1) / kHugePage + 1, huge_.size());
   for (std::uint64_t i = offset / kHugePage; i < last; ++i) {
     if (huge_[i] != Huge::kAllowed) continue;
     --still_allowed_;
@@ -87,7 +86,8 @@ void Arena::start_clock_anew() {
 
 // Granules [first, last) are the system's again.
 void Arena::forget(std::uint64_t first, std::uint64_t last, std::uint32_t as) {
-  const std::uint64_t above = std::min<std::uint64_t>((last - 1) / kInHuge + 1, huge_.size());
+  const std::uint64_t above =
+      std::min<std::uint64_t>((last - 1) / kInHuge + 1, huge_.size());
   for (std::uint64_t i = first / kInHuge; i < above; ++i) {
     if (huge_[i] != Huge::kAsked) continue;
     huge_[i] = Huge::kNo;
@@ -112,7 +112,8 @@ void Arena::return_pages(std::uint64_t offset, std::uint64_t bytes, bool fresh) 
   const std::uint64_t begin = round_up(offset, kPage);
   const std::uint64_t end = (offset + bytes) / kPage * kPage;
   if (begin >= end || madvise(base_ + begin, end - begin, MADV_DONTNEED) != 0) return;
-  const std::uint64_t first = round_up(begin, kGranule) / kGranule, last = end / kGranule;
+  const std::uint64_t first = round_up(begin, kGranule) / kGranule,
+                      last = end / kGranule;
   if (first < last) forget(first, last, fresh ? 0 : kReturned);
 }
 

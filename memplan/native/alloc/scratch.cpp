@@ -14,9 +14,7 @@ namespace {
 constexpr std::uint64_t kMostMapped = 32 << 20, kLeastMapped = 128 << 10;
 
 // What serves large requests by itself has its own way to keep pages.
-bool others_serve() {
-  return dlsym(RTLD_DEFAULT, "memplan_malloc_counts") != nullptr;
-}
+bool others_serve() { return dlsym(RTLD_DEFAULT, "memplan_malloc_counts") != nullptr; }
 
 }  // namespace
 
