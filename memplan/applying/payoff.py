@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 PAGE = 4096
 FAULT_SECONDS = 1.5e-6  # what a page takes to come back, zeroed
 FAULTS_SHARE = 0.01  # of the program's CPU time may go into that
-WINDOW = 8  # steps over which faults are averaged
+WINDOW = 8  # steps over which faults are counted
+# What was not used of the faults allowed is saved, for so many windows, and is there at
+# first for so many: programs of long rounds (a prompt, then its words) fault at the
+# beginning of each.
+SAVED_WINDOWS = 8
+SAVED_AT_FIRST = 2
 SLACK_PARTS = (8, 6)  # of the most live bytes, one part in so many may stay as well
 DEPARTED = 0.05  # of a step's requests: more than that, and the plan does not fit it
 LOST = 0.5  # and more than that, it is of no use to the step
@@ -57,6 +62,7 @@ class Payoff:
         self._default = recorded.page_faults_per_step
         self._slacks = list(SLACK_PARTS)
         self._steps = self._refaulted = 0
+        self._saved: float | None = None  # faults
         self._begun = time.process_time()
 
     def pays(self, steps: int) -> bool:
@@ -67,7 +73,12 @@ class Payoff:
         now, refaulted = time.process_time(), self._replay.refaulted_bytes
         faults = (refaulted - self._refaulted) / PAGE
         free = self._share * FAULTS_SHARE * (now - self._begun) / FAULT_SECONDS
-        pays = faults <= self._default * self._steps + free
+        allowed = self._default * self._steps + free
+        if self._saved is None:
+            self._saved = SAVED_AT_FIRST * allowed
+        left = self._saved + allowed - faults
+        pays = left >= 0
+        self._saved = min(max(left, 0.0), SAVED_WINDOWS * allowed)
         self._steps, self._refaulted, self._begun = 0, refaulted, now
         if pays or not self._slacks:
             return pays

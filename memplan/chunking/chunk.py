@@ -15,6 +15,7 @@ from memplan.chunking.options import BudgetError, ChunkOptions
 from memplan.chunking.parts import Target, export_parts
 from memplan.chunking.plan import ChunkPlan
 from memplan.chunking.planfile import read_chunk_plan
+from memplan.chunking.refusals import too_large, too_slow
 from memplan.chunking.search import Search, Trial
 from memplan.chunking.shapes import OtherSizes
 from memplan.chunking.timing import calibrated
@@ -246,44 +247,15 @@ class _Chunking:
         """The module found. Raises BudgetError if it is too slow."""
         if self._too_slow(module):
             fits = f"fits {format_bytes(limit)}"
-            raise self._slow(module, fits, "give more memory (--budget)")
+            raise too_slow(module, self._enough, fits, "give more memory (--budget)")
         if self._interrupted:
             reason = "the search was interrupted, and this is the best found until then"
             module.memplan = replace(module.memplan, reason=reason)
         return module
 
-    def _slow(self, module: Any, but: str, instead: str) -> BudgetError:
-        plan = module.memplan
-        return BudgetError(
-            f"{but}, but takes {plan.slowdown:.2f} times as long, above "
-            f"{self._options.max_slowdown:.2f}; allow more (--max-slowdown, or "
-            f"max_slowdown in ChunkOptions) or {instead}",
-            plan.measured_bytes_after,
-            plan.regions[0]["line"] if plan.regions else "",
-            module,
-        )
-
     def _refusal(self, limit: int) -> BudgetError:
         nearest = self._nearest or self._bench.unchanged(limit, "nothing found")
-        plan = nearest.memplan
-        floor, line = plan.measured_bytes_after, plan.peak_after.get("line", "")
-        where = f", at {line}" if line else ""
-        if floor >= self._before:
-            return BudgetError(
-                f"no plan found within {format_bytes(limit)}: nothing found needs less "
-                f"than the {format_bytes(self._before)} that it takes as it is{where}; "
-                "give at least that (--budget)",
-                self._before,
-                line,
-                nearest,
-            )
-        return BudgetError(
-            f"no plan found within {format_bytes(limit)}: the lowest found is "
-            f"{format_bytes(floor)}{where}; give at least that (--budget)",
-            floor,
-            line,
-            nearest,
-        )
+        return too_large(nearest, limit, self._before)
 
     def _reuse(self, plan: Any) -> Any:
         """The module of a plan that was found before, checked anew."""
@@ -311,5 +283,6 @@ class _Chunking:
             return module
         module = self._bench.fastest([module], self._enough)
         if self._too_slow(module):
-            raise self._slow(module, f"{name} keeps to its budget", "make it anew")
+            but = f"{name} keeps to its budget"
+            raise too_slow(module, self._enough, but, "make it anew")
         return module

@@ -53,6 +53,22 @@ def test_more_requests_than_planned_are_departures() -> None:
     assert (counts["planned"], counts["online"]) == (3, 1)
 
 
+def test_departures_lie_among_the_plans_blocks_and_conflicts_beyond_them() -> None:
+    """Whose place is taken would take another's in turn, and so on for ever."""
+    table = table_of(PLACES, arena=512, online=1 << 12, elastic=True)
+    program = Served(_alloc.make_replay(table, 1 << 12))
+    program.replay.next_step()
+    stranger = [program.ask(size) for size in (101, 64)]
+    assert stranger == [0, 128]
+    assert program.step(100, 300, 50) == [512, 640, 448]
+    for offset in stranger:
+        program.drop(offset)
+    assert program.step(100, 300, 50) == [0, 128, 448]
+    assert program.step(100, 600, 600) == [0, 128, 768]  # no room among them
+    counts = program.replay.hot_counts()
+    assert (counts["conflicts"], counts["online"], counts["planned"]) == (2, 6, 5)
+
+
 @pytest.mark.parametrize("strays", [(900,), (900, 900), (900, 1, 1, 1)])
 def test_nothing_is_learnt_of_steps_of_other_lengths(strays: tuple[int, ...]) -> None:
     program = served()

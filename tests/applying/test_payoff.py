@@ -8,7 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from memplan.applying import payoff, planning
-from memplan.applying.payoff import SLACK_PARTS, WINDOW, Payoff
+from memplan.applying.payoff import (
+    SAVED_AT_FIRST,
+    SAVED_WINDOWS,
+    SLACK_PARTS,
+    WINDOW,
+    Payoff,
+)
 from memplan.core.plan import RunStats
 from memplan.native import _alloc
 from tests.applying.served import Served, table_of
@@ -81,6 +87,22 @@ def test_a_block_alive_keeps_its_pages_whatever_is_returned() -> None:
     assert program.step(MIB) == [0]
 
 
+def test_cold_pages_that_come_back_are_kept_for_longer() -> None:
+    """A program of rounds of twelve steps, whose first asks for most."""
+    table = table_of([(64 * MIB, 0), (64, 64 * MIB)], arena=RESERVE)
+    program = Served(_alloc.make_replay(table, RESERVE, 2))
+    refaulted = []
+    for _ in range(8):
+        program.step(64 * MIB, 64)
+        for _ in range(11):
+            program.step(64)
+        refaulted.append(program.replay.refaulted_bytes)
+    assert refaulted[-1] == refaulted[-4] == 3 * 64 * MIB  # 2, 4 and 8 were too few
+    for _ in range(40):
+        program.step(64)
+    assert program.replay.resident_bytes <= MIB  # for good, they are cold all the same
+
+
 def test_a_warm_up_without_an_end_is_left_to_the_default_allocator() -> None:
     table = table_of([(MIB, 0), (64, MIB)], (0, 1), (1, 2), arena=RESERVE)
     program = Served(_alloc.make_replay(table, RESERVE))
@@ -116,9 +138,21 @@ def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_time_passes")
 def test_faults_beyond_the_defaults_get_more_slack_and_then_end_the_plan() -> None:
-    said, allowed = watched([WINDOW * 10, 0, WINDOW * 11, 900, 900], 10)
-    assert said == [True, True, True, True, False]
+    said, allowed = watched([WINDOW * 10, 0, WINDOW * 11, 900, 900, 900], 10)
+    assert said == [True, True, True, True, True, False]
     assert allowed == [4800 // part for part in SLACK_PARTS]
+
+
+@pytest.mark.usefixtures("no_time_passes")
+def test_faults_that_were_allowed_and_not_used_are_saved_for_a_burst() -> None:
+    burst = (SAVED_WINDOWS + 1) * WINDOW * 10
+    good = [0] * (SAVED_WINDOWS + 1)
+    assert watched([*good, burst], 10)[1] == []
+    assert watched([*good, *good, burst + 1], 10)[1] != []  # and no more than that
+    at_first = (SAVED_AT_FIRST + 1) * WINDOW * 10
+    assert watched([at_first], 10)[1] == []
+    assert watched([at_first + 1], 10)[1] != []
+    assert watched([at_first, WINDOW * 10 + 1], 10)[1] != []  # once
 
 
 @pytest.mark.usefixtures("no_time_passes")

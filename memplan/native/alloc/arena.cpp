@@ -39,6 +39,7 @@ void Arena::note_use(std::uint64_t offset, std::uint64_t bytes) {
   top_ = std::max(top_, end);
   if (clock_ == std::numeric_limits<std::uint32_t>::max()) start_clock_anew();
   ++clock_;
+  if (still_allowed_ > 0) ask_huge(offset, end);
   const std::uint64_t last = (end - 1) / kGranule;
   for (std::uint64_t i = offset / kGranule; i <= last; ++i) {
     std::uint32_t& use = last_use_[i];
@@ -47,6 +48,31 @@ void Arena::note_use(std::uint64_t offset, std::uint64_t bytes) {
       if (use == kReturned) refaulted_ += kGranule;
     }
     use = clock_;
+  }
+}
+
+void Arena::allow_huge(std::uint64_t bytes) {
+  const std::uint64_t count = std::min(bytes, size_) / kHugePage;
+  if (huge_.size() < count) huge_.resize(count, Huge::kNo);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::uint32_t* first = &last_use_[i * kInHuge];
+    const bool untouched = std::all_of(
+        first, first + kInHuge, [](std::uint32_t use) { return use <= kReturned; });
+    if (!untouched || huge_[i] == Huge::kAllowed) continue;
+    huge_[i] = Huge::kAllowed;
+    ++still_allowed_;
+  }
+}
+
+void Arena::ask_huge(std::uint64_t offset, std::uint64_t end) {
+  const std::uint64_t last =
+      std::min<std::uint64_t>((end - 1) / kHugePage + 1, huge_.size());
+  for (std::uint64_t i = offset / kHugePage; i < last; ++i) {
+    if (huge_[i] != Huge::kAllowed) continue;
+    --still_allowed_;
+    const bool covered = i * kHugePage >= offset && (i + 1) * kHugePage <= end;
+    huge_[i] = covered ? Huge::kAsked : Huge::kNo;
+    if (covered) madvise(base_ + i * kHugePage, kHugePage, MADV_HUGEPAGE);
   }
 }
 
@@ -60,6 +86,14 @@ void Arena::start_clock_anew() {
 
 // Granules [first, last) are the system's again.
 void Arena::forget(std::uint64_t first, std::uint64_t last, std::uint32_t as) {
+  const std::uint64_t above =
+      std::min<std::uint64_t>((last - 1) / kInHuge + 1, huge_.size());
+  for (std::uint64_t i = first / kInHuge; i < above; ++i) {
+    if (huge_[i] != Huge::kAsked) continue;
+    huge_[i] = Huge::kNo;
+    // A small block there is not to have all of it come back.
+    madvise(base_ + i * kHugePage, kHugePage, MADV_NOHUGEPAGE);
+  }
   for (std::uint64_t i = first; i < last; ++i) {
     if (last_use_[i] <= kReturned) continue;
     last_use_[i] = as;
@@ -67,11 +101,19 @@ void Arena::forget(std::uint64_t first, std::uint64_t last, std::uint32_t as) {
   }
 }
 
+bool Arena::give_back(std::uint64_t first, std::uint64_t last) {
+  const std::uint64_t bytes = (last - first) * kGranule;
+  if (madvise(base_ + first * kGranule, bytes, MADV_DONTNEED) != 0) return false;
+  forget(first, last);
+  return true;
+}
+
 void Arena::return_pages(std::uint64_t offset, std::uint64_t bytes, bool fresh) {
   const std::uint64_t begin = round_up(offset, kPage);
   const std::uint64_t end = (offset + bytes) / kPage * kPage;
   if (begin >= end || madvise(base_ + begin, end - begin, MADV_DONTNEED) != 0) return;
-  const std::uint64_t first = round_up(begin, kGranule) / kGranule, last = end / kGranule;
+  const std::uint64_t first = round_up(begin, kGranule) / kGranule,
+                      last = end / kGranule;
   if (first < last) forget(first, last, fresh ? 0 : kReturned);
 }
 
@@ -106,9 +148,7 @@ std::uint64_t Arena::return_dead(const Ranges::Map& used, std::uint64_t bytes) {
     const std::uint64_t most = round_up(bytes - returned, kGranule) / kGranule;
     first = std::max(first, last - std::min(last, most));
     const std::uint64_t count = (last - first) * kGranule;
-    if (madvise(base_ + first * kGranule, count, MADV_DONTNEED) != 0) continue;
-    forget(first, last);
-    returned += count;
+    if (give_back(first, last)) returned += count;
   }
   return returned;
 }
@@ -149,9 +189,7 @@ std::uint64_t Arena::release_cold(const Ranges::Map& used, std::uint32_t age) {
   });
   for (const auto& [first, last] : cold) {
     const std::uint64_t count = (last - first) * kGranule;
-    if (madvise(base_ + first * kGranule, count, MADV_DONTNEED) != 0) continue;
-    forget(first, last);
-    returned += count;
+    if (give_back(first, last)) returned += count;
   }
   return returned;
 }

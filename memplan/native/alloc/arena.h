@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <deque>
 #include <memory>
+#include <vector>
 
 #include "replay/ranges.h"
 
@@ -29,6 +30,11 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
+  // From now on, where nothing was touched yet in [0, bytes), huge pages are asked for
+  // beneath blocks that cover them: they fault less, and are found faster. What counts as
+  // resident is the same with them, since their blocks count as a whole. Any part of one
+  // that goes back to the system leaves small pages there.
+  void allow_huge(std::uint64_t bytes);
   // A block was placed at `offset`, or freed there; `bytes` is rounded. Its pages count
   // as resident from then on.
   void note_use(std::uint64_t offset, std::uint64_t bytes);
@@ -71,13 +77,20 @@ class Arena {
   };
 
   void forget(std::uint64_t first, std::uint64_t last, std::uint32_t as = kReturned);
+  // A block lies in [offset, end), the first one there where huge pages are allowed.
+  void ask_huge(std::uint64_t offset, std::uint64_t end);
+  // Granules [first, last) go back to the system; false if it does not take them.
+  bool give_back(std::uint64_t first, std::uint64_t last);
   void start_clock_anew();
   // Calls `visit(first, last)` for runs of granules that are resident, of which nothing
   // is `used`, and that were last used at one time.
   template <typename Visit>
   void dead_runs(const Ranges::Map& used, Visit&& visit) const;
 
+  enum class Huge : std::uint8_t { kNo, kAllowed, kAsked };
+
   static constexpr std::uint32_t kReturned = 1;  // in `last_use_`
+  static constexpr std::uint64_t kInHuge = kHugePage / kGranule;
   char* base_;
   std::uint64_t size_;
   std::uint64_t top_ = 0;
@@ -89,6 +102,8 @@ class Arena {
   // those that the system has again, 0 for those never used. Of the whole range, but
   // resident itself only as far as the arena was used.
   std::unique_ptr<std::uint32_t[], Free> last_use_;
+  std::vector<Huge> huge_;  // per huge page, as far as they were ever allowed
+  std::uint64_t still_allowed_ = 0;  // how many of them are kAllowed
 };
 
 }  // namespace memplan

@@ -1,5 +1,6 @@
 #include "alloc/replay.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace memplan {
@@ -15,6 +16,10 @@ constexpr std::uint64_t kLarge = 1 << 20;
 // them; and so many are returned beyond what is needed, not to search at every request.
 constexpr std::uint64_t kSlackPart = 16;
 constexpr std::uint64_t kAtOncePart = 64;
+// Arenas from this size on are asked huge pages for.
+constexpr std::uint64_t kWorthHuge = 32 << 20;
+// Steps at most after which pages are cold.
+constexpr std::uint32_t kMostCold = 4096;
 // Sparse blocks return their pages in one step of so many: what a longer step touched
 // does not stay for good, and most steps find their pages in place.
 constexpr std::size_t kSparseSteps = 4;
@@ -25,10 +30,25 @@ Replay::Replay(Table table, std::uint64_t reserve, std::uint32_t cold)
     : server_(std::move(table), reserve, kAlignment),
       arena_(reserve),
       cold_(cold),
-      touched_(server_.table().requests.size(), kUnknown) {}
+      touched_(server_.table().requests.size(), kUnknown) {
+  allow_huge();
+}
+
+// Blocks of elastic steps, and sparse ones, are looked at page by page.
+void Replay::allow_huge() {
+  const Table& table = server_.table();
+  const bool elastic = std::any_of(table.steps.begin(), table.steps.end(),
+                                   [](const Step& step) { return step.elastic; });
+  const bool sparse = std::any_of(table.requests.begin(), table.requests.end(),
+                                  [](const Request& request) { return request.sparse; });
+  if (!elastic && !sparse && table.arena_bytes >= kWorthHuge) {
+    arena_.allow_huge(table.arena_bytes);
+  }
+}
 
 void* Replay::allocate(std::uint64_t bytes, bool* turned) {
   std::lock_guard lock(mutex_);
+  if (bytes > largest_request()) largest_.store(bytes, std::memory_order_relaxed);
   if (aside()) {
     server_.pass(bytes);
     return nullptr;
@@ -136,8 +156,21 @@ bool Replay::end_step() {
   const Ranges::Map& used = server_.ranges().used();
   // What the table before left behind, or all that nobody needs any more.
   if (end.adopted || aside()) returned_ += arena_.return_dead(used, arena_.size());
-  if (cold_ != 0) returned_ += arena_.release_cold(used, cold_);
+  if (end.adopted) allow_huge();
+  if (cold_ != 0) return_cold();
   return end.adopted || (server_.matcher().looped() && !end.hot);
+}
+
+void Replay::return_cold() {
+  const std::uint64_t back = arena_.refaulted() - refaulted_before_;
+  if (cooled_ > kLarge && back > cooled_ / 2 && cold_ < kMostCold) {
+    cold_ *= 2;
+    cooled_ = 0;
+  }
+  if (cooled_ == 0) refaulted_before_ = arena_.refaulted();
+  const std::uint64_t cooled = arena_.release_cold(server_.ranges().used(), cold_);
+  cooled_ += cooled;
+  returned_ += cooled;
 }
 
 void Replay::unsettle(bool unsettled) {

@@ -31,7 +31,8 @@ class Replay {
  public:
   // Reserves `reserve` bytes of address space, of which the table's `arena_bytes` are
   // used; a later table may use more. Pages that no block used in the last `cold`
-  // steps go back to the system; 0 keeps them.
+  // steps go back to the system; 0 keeps them. Where such pages come back, as in rounds of
+  // more steps than that, it is twice as many steps from then on.
   Replay(Table table, std::uint64_t reserve, std::uint32_t cold);
 
   // An address in the arena, or null: then the default allocator must serve.
@@ -89,6 +90,10 @@ class Replay {
   // See Arena.
   std::uint64_t resident_bytes() { return locked([&] { return arena_.resident(); }); }
   std::uint64_t refaulted_bytes() { return locked([&] { return arena_.refaulted(); }); }
+  // Bytes of the largest request so far, served here or not.
+  std::uint64_t largest_request() const {
+    return largest_.load(std::memory_order_relaxed);
+  }
   // The most bytes of tensors that were ever alive, in the arena and outside it, of
   // those that were asked for here.
   std::uint64_t most_live() { return locked([&] { return most_live_; }); }
@@ -117,6 +122,7 @@ class Replay {
   void unlock() { mutex_.unlock(); }
 
  private:
+  void allow_huge();
   bool end_step();
   void follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes);
   std::uint64_t outside() const {
@@ -126,17 +132,21 @@ class Replay {
   void go_aside();
   std::uint64_t allowance() const;
   void keep_within();
+  void return_cold();
 
   std::mutex mutex_;
   Server server_;
   Arena arena_;
-  const std::uint32_t cold_;
+  std::uint32_t cold_;
+  std::uint64_t cooled_ = 0;  // bytes that went back as cold, with this `cold_`
+  std::uint64_t refaulted_before_ = 0;  // before any of them did
   std::uint64_t steps_ = 0;    // ended so far
   std::uint64_t adopted_ = 0;  // of them, before the table was adopted
   bool unsettled_ = false;
   std::atomic<bool> aside_ = false;
   bool overdue_ = false;  // aside, but only to the end of this step of the warm-up
   std::atomic<std::int64_t> outside_ = 0;  // live bytes
+  std::atomic<std::uint64_t> largest_ = 0;
   std::uint64_t most_live_ = 0;
   std::uint64_t slack_ = 0;
   std::uint64_t looked_at_ = 0;  // bytes whose pages were made new, in this step

@@ -74,6 +74,20 @@ std::int64_t Ranges::take_anywhere(std::uint64_t bytes, std::uint64_t limit) {
   return static_cast<std::int64_t>(begin);
 }
 
+std::int64_t Ranges::take_above(std::uint64_t bytes, std::uint64_t floor) {
+  if (bytes - 1 >= size_) return -1;
+  const std::uint64_t want = round_up(bytes, granularity_);
+  auto above = used_.lower_bound(floor);
+  std::uint64_t begin = round_up(floor, granularity_);
+  if (above != used_.begin()) begin = std::max(begin, std::prev(above)->second);
+  for (; above != used_.end() && above->first < begin + want; ++above) {
+    begin = above->second;
+  }
+  if (begin > size_ || want > size_ - begin) return -1;
+  insert(above, begin, begin + want);
+  return static_cast<std::int64_t>(begin);
+}
+
 std::uint64_t Ranges::give_back(std::uint64_t offset) {
   const auto range = used_.find(offset);
   if (range == used_.end()) return 0;

@@ -35,6 +35,8 @@ class Ranges {
   // Best fit below `limit`: the smallest hole that holds `bytes`, the lowest among
   // equals. Returns its offset, or -1 when no hole is large enough.
   std::int64_t take_anywhere(std::uint64_t bytes, std::uint64_t limit);
+  // The lowest fit from `floor` on, or -1.
+  std::int64_t take_above(std::uint64_t bytes, std::uint64_t floor);
   // Gives back the range at `offset`; returns its rounded bytes, 0 if none begins there.
   std::uint64_t give_back(std::uint64_t offset);
 

@@ -25,9 +25,18 @@ Place Server::serve(std::uint64_t bytes) {
   // In the warm-up a stranger may be there to stay, and would stand in the way of
   // every step to come.
   const bool placed = matcher_.looped() && departures_placed_;
-  const std::int64_t offset =
-      placed ? ranges_.take_anywhere(bytes, table().online_bytes) : -1;
-  return {depart(bytes, offset), Matcher::kNoMatch};
+  const bool conflict = entry != Matcher::kNoMatch;
+  return {depart(bytes, placed ? take_online(bytes, conflict) : -1), Matcher::kNoMatch};
+}
+
+std::int64_t Server::take_online(std::uint64_t bytes, bool conflict) {
+  const std::uint64_t planned = table().arena_bytes, all = table().online_bytes;
+  std::int64_t offset = -1;
+  if (all > planned) {
+    offset = conflict ? ranges_.take_above(bytes, planned)
+                      : ranges_.take_anywhere(bytes, planned);
+  }
+  return offset >= 0 ? offset : ranges_.take_anywhere(bytes, all);
 }
 
 Followed Server::follow(std::uint64_t bytes) {

@@ -103,6 +103,10 @@ class Server {
   static constexpr std::uint64_t kOverdue = 1024;
   static constexpr std::size_t kNearby = 64;  // entries; beyond, it is another step's
 
+  // Free space for a departure. Where there is more than the plan's: what it did not
+  // expect comes to lie among the plan's blocks, whose pages are resident; what it did,
+  // and found its place taken, beyond them, not to take another's place in turn.
+  std::int64_t take_online(std::uint64_t bytes, bool conflict);
   // Counts a request that lies at `offset` against the plan, or, if -1, elsewhere.
   std::int64_t depart(std::uint64_t bytes, std::int64_t offset) {
     ++(offset < 0 ? step_.fallback : step_.online);
