@@ -12,7 +12,8 @@ from memplan.trace.stacks import Frame, Stack
 _GENERATED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py\Z")
 # Python's frozen modules; the code of a graph, as torch.fx writes it.
 NO_FILES = ("<frozen", "<eval_with_key>")
-_NATIVE = (".cpp", ".c", ".cc", ".cu", ".h", ".so")
+# C, C++ and assembly: where a thread of autograd's own begins is in the last.
+_NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".s", ".S", ".so")
 
 
 def first_of_user(stack: Stack) -> Frame:
@@ -30,7 +31,7 @@ def first_of_user(stack: Stack) -> Frame:
 
 
 def is_native(file: str) -> bool:
-    """Whether a frame of that file is C++, or no file is known."""
+    """Whether a frame of that file is machine code's, or no file is known."""
     return not file or file.startswith("??") or file.endswith(_NATIVE)
 
 

@@ -157,6 +157,12 @@ def test_the_first_frame_of_the_users(files: list[str], first: int) -> None:
     assert first_of_user(stack) is stack[first]
 
 
+def test_a_thread_without_python_has_no_line() -> None:
+    files = ["??", "./nptl/pthread_create.c", "./sysdeps/x86_64/clone3.S"]
+    stack = tuple(Frame(file, 81, "f") for file in files)
+    assert first_of_user(stack) == Frame("", 0, "")
+
+
 def test_what_ran_is_named_by_pytorchs_own_function_where_nothing_else_is() -> None:
     inner = Frame("/v/lib/python3.11/site-packages/torch/nn/functional.py", 9, "gelu")
     stacks = StackTable([(inner, Frame("/w/a.py", 3, "g"))])
