@@ -58,10 +58,7 @@ class _Attempt:
 
     def run(self) -> None:
         """Better offsets and bounds, until both meet or a limit is reached."""
-        peak = self.problem.peak(self.offsets)
-        if peak <= self._goal():
-            at = "at the lower bound" if peak == self.bound else "within the capacity"
-            self.did.append(f"best fit by {self.name} is {at}")
+        if self._reached(f"best fit by {self.name} is"):
             return
         if self.gapped:
             self.did.append(f"best fit by {self.name} uses the gaps in lifespans")
@@ -70,12 +67,23 @@ class _Attempt:
             self.did.append(f"{len(parts):,} independent parts")
         self.races = [(part, self._race(part)) for part in parts]
         self._learn(base)
+        if self._reached("taken apart, best fit is"):
+            return
         try:
             self._take_turns(base)
         finally:
             self._learn(base)
             for part, race in self.races:
                 self._say(part, race)
+
+    def _reached(self, what: str) -> bool:
+        """Whether the offsets are low enough; then `what` has done it."""
+        peak = self.problem.peak(self.offsets)
+        if peak <= self._goal():
+            at = "at the lower bound" if peak == self.bound else "within the capacity"
+            self.did.append(f"{what} {at}")
+            return True
+        return False
 
     def _take_turns(self, base: Int64Array) -> None:
         """The highest part comes next; of those as high, the one with fewest turns."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from memplan.plotting import style
 
@@ -14,6 +16,7 @@ Bar = tuple[str, str, Mapping[str, float]]
 
 _COLOURS = (*style.SHORT_TO_LONG, style.WRAPPED, style.BOUND, style.MUTED)
 _BOX = (0.075, 0.25, 0.905, 0.6)
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def bars(
@@ -45,6 +48,8 @@ def bars(
                 bottom += 0.0 if log else height
         if log:
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(_power_of_ten))
+            axes.yaxis.set_minor_formatter(NullFormatter())
             least = min(min(heights.values()) for _, _, heights in rows)
             axes.set_ylim(bottom=least / 2)
         if line is not None:
@@ -81,3 +86,8 @@ def curves(
         style.set_title(figure, _BOX[0], title, facts)
         axes.legend(frameon=False, fontsize=9)
     return figure
+
+
+def _power_of_ten(height: float, _: object) -> str:
+    """matplotlib's own are formulas, which names with dollar signs forbid."""
+    return "10" + f"{math.log10(height):.0f}".translate(_RAISED)

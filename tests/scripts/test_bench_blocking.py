@@ -138,3 +138,14 @@ def test_a_page_with_a_table_and_a_figure(tmp_path: Path) -> None:
     assert "| a | b |\n| --- | ---: |\n| x | 1 |" in text
     assert "![caption](blocking-one.svg)" in text
     assert (tmp_path / "blocking-one.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_powers_of_ten_are_no_formulas() -> None:
+    from bench.blocking_plots import bars
+
+    rows = [("g", "n", {"p": 3e5}), ("g", "m", {"p": 2e7})]
+    drawn = bars(rows, "T", "f", "u", log=True)
+    drawn.draw_without_rendering()
+    labels = [tick.get_text() for tick in drawn.axes[0].get_yticklabels(which="both")]
+    assert {"10⁶", "10⁷"} <= set(labels)
+    assert not any("$" in label for label in labels)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from exact_oracle import brute_force
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from puzzles import puzzle
 from strategies import problems
 
@@ -39,6 +39,7 @@ def side_by_side(*problems: Problem) -> Problem:
 
 @settings(max_examples=150, deadline=None)
 @given(problems(fixed=True, max_size=7))
+@example(Problem.of([0, 0], [1, 1], [1, 3], alignment=[3, 3]))  # taken apart, it is 4
 def test_small_problems_are_proved(problem: Problem) -> None:
     plan = auto.solve(problem)
     assert verify(plan) == []
