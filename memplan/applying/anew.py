@@ -13,7 +13,6 @@ from memplan.core.placement import Placement
 from memplan.core.plan import UNMARKED, Plan
 from memplan.core.problem import Problem
 from memplan.errors import NoPlanError
-from memplan.trace.journal import COLUMNS, ROW
 from memplan.trace.trace import Action, Columns, Trace, TraceInfo
 
 
@@ -45,7 +44,9 @@ def from_log(plan: Plan, log: bytes) -> Plan:
     Raises NoPlanError where no step repeats, or threads make them side by side: one
     arena follows one sequence of marked steps.
     """
-    from memplan.solving.from_trace import solve_trace  # some MiB; few need it
+    # Some MiB; few need it.
+    from memplan.solving.from_trace import solve_trace
+    from memplan.trace.journal import COLUMNS, ROW
 
     rows = np.frombuffer(log, dtype=ROW)
     if not (rows["action"] == Action.STEP).any():

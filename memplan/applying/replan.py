@@ -27,7 +27,12 @@ from memplan.applying.payoff import (
 )
 from memplan.applying.planning import Made, PlanningThread
 from memplan.applying.sparse import METHOD, solved_apart, sparse_buffers
-from memplan.applying.tables import ReplayArrays, joined, replay_arrays
+from memplan.applying.tables import (
+    ReplayArrays,
+    joined,
+    replay_arrays,
+    room_for_departures,
+)
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.plan import Plan
 
@@ -125,7 +130,7 @@ class Replanner:
             arena = max(arena, self._replay.arena_bytes)
         self.plan, self._arrays, self._first = plan, arrays, 0
         self._watch(self._sparse)
-        online = self._replay.reserved_bytes if plan.elastic else arena
+        online = room_for_departures(plan, arena, self._replay.reserved_bytes)
         self._replay.adopt(self._table(arrays, arena, online))
         self._note(made, adopted=True, arena=arena)
 

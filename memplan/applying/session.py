@@ -14,7 +14,11 @@ from memplan.applying.replan import Replanner
 from memplan.applying.report import Report, make_report
 from memplan.applying.residency import Before, where_memory_lives
 from memplan.applying.suitability import check_plan, step_marks
-from memplan.applying.tables import ReplayArrays, replay_arrays
+from memplan.applying.tables import (
+    ReplayArrays,
+    replay_arrays,
+    room_for_departures,
+)
 from memplan.core.plan import Plan
 from memplan.core.planfile import read_plan
 from memplan.errors import EnvironmentUnfitError, UsageError
@@ -93,7 +97,7 @@ class Loader:
                 return self._make_lanes(arrays)
             self._refuse()
         for reserve in (arena * GROWTH + SPARE, arena)[not self._replan :]:
-            online = reserve if self.plan.elastic else arena
+            online = room_for_departures(self.plan, arena, reserve)
             # Only the native code knows what address space is left.
             with contextlib.suppress(MemoryError, OverflowError, TypeError):
                 table = arrays.table(arena, online)

@@ -14,6 +14,8 @@ from memplan.core.plan import UNMARKED, Plan
 if TYPE_CHECKING:
     from memplan.native._alloc import Table
 
+GROWN = 2  # times the arena, for departures of elastic steps
+
 
 @dataclass(frozen=True, eq=False)
 class ReplayArrays:
@@ -115,3 +117,13 @@ def joined(first: ReplayArrays, second: ReplayArrays) -> ReplayArrays:
         [*first.elastic, *[False] * len(kept)],
         np.concatenate([first.sparse, second.sparse[chosen]]),
     )
+
+
+def room_for_departures(plan: Plan, arena_bytes: int, reserved: int) -> int:
+    """Below how many bytes of the arena requests that depart from `plan` are placed.
+
+    Those of an elastic plan may be its own, grown: they get as much again as was
+    planned, if that is reserved. More than that is another part of the program, whose
+    pages the default allocator has kept from the last time.
+    """
+    return min(GROWN * arena_bytes, reserved) if plan.elastic else arena_bytes

@@ -13,7 +13,7 @@ import click
 from memplan.applying.preload import preload_malloc
 from memplan.applying.session import loader_of
 from memplan.applying.suitability import check_program
-from memplan.cli import apply_report, arguments, show
+from memplan.cli import arguments, show
 from memplan.core.plan import Plan
 from memplan.errors import MemplanError, UsageError
 from memplan.files import refuse_overwrite, write_bytes
@@ -110,6 +110,8 @@ def command(
         sys.exit(code)
     result = loader.report()
     if not show.is_hushed():
+        from memplan.cli import apply_report  # of use only now
+
         apply_report.show_report(result)
     elif result.fault:
         show.complaint(f"the plan was not applied: {result.fault}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from memplan.core.plan import RunStats
 from memplan.recording.resident import peak_resident_bytes
@@ -30,9 +31,8 @@ class Spread:
         """Of one value or more; all 0 for none."""
         if not values:
             return cls()
-        ranked = [float(value) for value in values] * (2 if len(values) == 1 else 1)
-        low, middle, high = statistics.quantiles(ranked, n=4, method="inclusive")
-        return cls(statistics.fmean(ranked), low, middle, high, max(ranked))
+        ranks = np.quantile(values, [0.25, 0.5, 0.75, 1.0]).tolist()
+        return cls(float(np.mean(values)), *ranks)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memplan.applying.tables import replay_arrays
+from memplan.applying.tables import replay_arrays, room_for_departures
 from memplan.core.plan import Plan
 from memplan.native import _alloc
 from memplan.trace.trace import Action, Mark, Trace
@@ -20,7 +20,8 @@ Counts = dict[str, int]
 
 def replay_of(plan: Plan, reserve: int = RESERVE, cold: int = 0) -> _alloc.Replay:
     arena = plan.arena_bytes
-    table = replay_arrays(plan).table(arena, reserve if plan.elastic else arena)
+    online = room_for_departures(plan, arena, reserve)
+    table = replay_arrays(plan).table(arena, online)
     return _alloc.make_replay(table, max(reserve, arena), cold)
 
 

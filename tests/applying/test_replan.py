@@ -20,6 +20,7 @@ from memplan.applying.replan import (
     UNPROVEN,
     Replanner,
 )
+from memplan.applying.tables import room_for_departures
 from memplan.core.plan import Plan
 from memplan.errors import NoPlanError
 from memplan.trace.journal import ROW
@@ -112,6 +113,26 @@ def test_what_is_asked_before_the_boundary_does_not_confuse_what_is_made() -> No
     assert (first, last) == (603, 803)
     assert 5000 <= grown <= 5000 + 5000 // SLACK
     assert all(adopted for _, adopted in reasons(program))
+
+
+def test_departures_of_elastic_steps_get_as_much_room_again_as_was_planned() -> None:
+    program = Program(elastic_plan())
+    while not reasons(program):
+        program.step(600, 9000, 800)
+        program.wait()
+    arena = program.served.replay.arena_bytes
+    assert program.replanner.plan.arena_bytes == arena < RESERVE // 4
+    *_, near, far = program.step(600, 700, 800, arena // 2, 3 * arena)
+    assert near is not None
+    assert far is None  # though reserved, its pages would be nobody else's
+
+
+def test_departures_of_other_steps_get_no_more_than_was_planned() -> None:
+    plan = elastic_plan()
+    assert room_for_departures(plan, 4096, 1 << 20) == 8192
+    assert room_for_departures(plan, 4096, 6000) == 6000
+    fixed = memplan.solve(trace_of([(Made(600, 0),)] * 4))
+    assert room_for_departures(fixed, 4096, 1 << 20) == 4096
 
 
 def test_what_does_not_fit_the_reserve_is_given_up() -> None:
