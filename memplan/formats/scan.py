@@ -1,8 +1,8 @@
 """What a JSON text would take up, told from its brackets before anything is built.
 
-One pass of numpy over the text, a megabyte at a time, finds the marks that stand
-outside of strings. It refuses what is nested too deeply, weighs the rest, and finds
-the long flat lists, which need not become Python objects all at once.
+One pass of numpy over the text, so much at a time that caches hold it, finds the marks
+that stand outside of strings. It refuses what is nested too deeply, weighs the rest,
+and finds the long flat lists, which need not become Python objects all at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_KEYS = 1024  # of one object
 # Bytes that a parsed value takes up at the most, in usual files at least: a list, an
 # object, a key in it, a text beside its characters, and any other value in its place.
 _WEIGHTS = {"[": 112, "{": 160, ":": 24, '"': 56, ",": 41}
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16
 _LONG = 1 << 16  # bytes of a list worth setting aside
 _QUOTE, _COLON, _COMMA = ord('"'), ord(":"), ord(",")
 _LIST, _LIST_END, _OBJECT = ord("["), ord("]"), ord("{")
