@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 from memplan.applying.lanes import Lanes, replays_of
 from memplan.applying.payoff import GivenUp
 from memplan.applying.replan import Replanner
-from memplan.applying.report import Report, make_report
 from memplan.applying.residency import Before, where_memory_lives
 from memplan.applying.suitability import check_plan, step_marks
 from memplan.applying.tables import (
@@ -30,6 +29,7 @@ from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.applying.cuda import CudaLoader, StreamPlan
+    from memplan.applying.report import Report
     from memplan.native._alloc import Replay
 
 # Address space for plans to come, of which nothing is resident before it is used.
@@ -133,6 +133,7 @@ class Loader:
 
     def report(self) -> Report:
         """How it went so far. Raises UsageError before `start`."""
+        from memplan.applying.report import make_report  # of use only at the end
         from memplan.native import _alloc
 
         if not self._started:
