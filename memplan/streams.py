@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from memplan.errors import EnvironmentUnfitError, ReaderGoneError
 
@@ -43,6 +44,50 @@ def open_missing_streams() -> None:
             os.set_inheritable(null, True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+@contextlib.contextmanager
+def lent_streams() -> Iterator[None]:
+    """Standard output and error for a program to replace or close, as many do to log.
+
+    Afterwards they are what they were, so that what is said next is heard, and not in
+    the program's log; its exit handlers find its own again.
+    """
+    ours = {1: sys.stdout, 2: sys.stderr}
+    try:
+        yield
+    finally:
+        for number, stream in ours.items():
+            _take_back(number, stream)
+
+
+def _take_back(number: int, ours: Any) -> None:
+    name = "stdout" if number == 1 else "stderr"
+    theirs = getattr(sys, name, None)
+    closed = getattr(ours, "closed", False)
+    if theirs is ours and not closed:
+        return
+    # Closing Python's stream leaves its descriptor open.
+    instead = _writing(number) if closed else ours
+    setattr(sys, name, instead)
+
+    def give_back() -> None:
+        if getattr(sys, name, None) is instead:
+            setattr(sys, name, theirs)
+        if closed:
+            with contextlib.suppress(OSError):
+                instead.close()
+
+    atexit.register(give_back)  # the last to be registered, and the first to run
+
+
+def _writing(number: int) -> IO[str]:
+    """A stream to the descriptor, or to nowhere if it is closed."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return open(os.devnull, "w")
+    return open(number, "w", errors="backslashreplace", closefd=False)
 
 
 def silence(stream: IO[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
@@ -13,6 +14,7 @@ import click
 from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
 from memplan.recording.launchers import through_launcher
+from memplan.recording.leaving import leaving_concluded
 from memplan.recording.options import History, RecordOptions, Stacks, Steps
 from memplan.recording.ranks import written_by_rank
 from memplan.recording.record import Recording
@@ -133,22 +135,39 @@ def command(
     )
     recording = Recording(path, options)
     recording.start()
+    conclude = functools.cache(lambda: _conclude(path, recording))
+
+    def left(goes_on: bool) -> None:
+        conclude()
+        if goes_on:
+            show.note("the program goes on as another one, which is not recorded")
+
     try:
-        code = run(target)
+        with leaving_concluded(left):
+            code = run(target)
     finally:
         # A forked child may get here, too: the recording is its parent's.
-        ours = os.getpid() == process
-        failure = _finish(recording) if ours else None
-    if failure is not None:
+        failed = conclude() if os.getpid() == process else 0
+    sys.exit(code or failed)
+
+
+def _conclude(path: Path, recording: Recording) -> int:
+    """Finish, and say what was recorded; the exit code of a failure, or 0.
+
+    The program's exit code comes first: a failure of ours is told, not raised.
+    """
+    try:
+        recording.close()
+    except MemplanError as failure:
         show.complaint(str(failure))
-        sys.exit(code or failure.exit_code)
-    if ours and recording.written is not None:
+        return failure.exit_code
+    if recording.written is not None:
         if not show.is_hushed():
             _summarise(path, recording, recording.written)
         _tell_of_cuda(path, recording)
         for text in recording.notes:
             show.note(text)
-    sys.exit(code)
+    return 0
 
 
 def _words(output: Path | None, device: str, steps: Steps, stacks: Stacks) -> list[str]:
@@ -156,15 +175,6 @@ def _words(output: Path | None, device: str, steps: Steps, stacks: Stacks) -> li
     named = [] if output is None else ["--output", str(output)]
     options = ["--device", device, "--steps", str(steps), "--stacks", stacks]
     return ["record", *named, *options]
-
-
-def _finish(recording: Recording) -> MemplanError | None:
-    """The program's exit code comes first: a failure of ours is told, not raised."""
-    try:
-        recording.close()
-    except MemplanError as failure:
-        return failure
-    return None
 
 
 def _summarise(path: Path, recording: Recording, written: Written) -> None:

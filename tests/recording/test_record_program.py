@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 PROBE = """\
 import os, sys
 print(__name__, __file__, sys.argv, os.path.basename(sys.path[0]), __spec__)
+print(__builtins__, sorted(name for name in globals() if name.startswith("__")))
 import neighbour
 assert sys.modules["__main__"].__dict__ is globals()
 """
