@@ -63,9 +63,9 @@ def command(
 ) -> None:
     """Say which lines, modules and operators make the peak, and whether memory leaks.
 
-    SOURCE is a recorded trace, PyTorch's memory snapshot, or a plan. Of many traces, as
-    in 'trace.*.parquet', there is a row each: those that differ most come first. A
-    cluster that reads them finds them under the same paths.
+    A SNAPSHOT is one of PyTorch's memory. Of many traces, as in 'trace.*.parquet',
+    there is a row each: those that differ most come first. A cluster that reads them
+    finds them under the same paths.
 
     \b
     Example: memplan stats train.parquet --by module

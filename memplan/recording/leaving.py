@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from memplan.streams import present_streams, streams_again
 
 # What the other functions of `os` call in the end.
 EXIT = "_exit"
@@ -19,12 +20,12 @@ def leaving_concluded(conclude: Callable[[bool], object]) -> Iterator[None]:
     """Call `conclude`, once, before this process leaves by one of WAYS: whether it
     goes on as another program.
 
-    It prints to the streams that there are now. Forked children leave without it, as
-    those of multiprocessing always do.
+    It prints to the streams that there are now, also if the program closed them.
+    Forked children leave without it, as those of multiprocessing always do.
     """
     process = os.getpid()
     before = {name: getattr(os, name) for name in WAYS}
-    ours = sys.stdout, sys.stderr
+    ours = present_streams()
     left: list[str] = []
 
     def concluding(name: str) -> Callable[..., Any]:
@@ -32,15 +33,16 @@ def leaving_concluded(conclude: Callable[[bool], object]) -> Iterator[None]:
 
         @functools.wraps(leave)
         def leaving(*arguments: Any, **named: Any) -> Any:
-            if os.getpid() == process and not left:
+            here = os.getpid() == process and not left
+            if here and (name == EXIT or _runs(*arguments[:1])):
                 left.append(name)
-                theirs, (sys.stdout, sys.stderr) = (sys.stdout, sys.stderr), ours
-                # Whatever happens, the program leaves.
-                with contextlib.suppress(Exception):
+                # Whatever happens, Ctrl-C included, the program leaves.
+                with contextlib.suppress(BaseException), streams_again(ours):
                     conclude(name != EXIT)
-                sys.stdout, sys.stderr = theirs
             return leave(*arguments, **named)
 
+        # Where pickle finds it: pools are told to run os._exit.
+        leaving.__module__ = os.__name__
         return leaving
 
     wrapped = {name: concluding(name) for name in WAYS}
@@ -52,3 +54,13 @@ def leaving_concluded(conclude: Callable[[bool], object]) -> Iterator[None]:
         for name, leave in wrapped.items():
             if getattr(os, name, None) is leave:
                 setattr(os, name, before[name])
+
+
+def _runs(file: Any = None) -> bool:
+    """Whether exec will find a program there: `execvp` tries folder after folder."""
+    if isinstance(file, int):
+        return True
+    try:
+        return os.path.isfile(file) and os.access(file, os.X_OK)
+    except (TypeError, ValueError):
+        return False

@@ -38,6 +38,11 @@ class Target:
 
     def check(self) -> None:
         """Raise InputError if there is no such script or module, or it is shut."""
+        if not self.is_module and Path(self.name).is_dir():
+            raise InputError(
+                f"{self.name} is a folder; name the script in it, as "
+                f"{self.name}/__main__.py if it has one"
+            )
         if not self.is_module and not Path(self.name).is_file():
             raise InputError(f"{self.name}: no such script")
         if not self.is_module and not os.access(self.name, os.R_OK):

@@ -269,3 +269,14 @@ def test_fit_of_what_never_fits_ends_with_one(memplan: Run, tmp_path: Path) -> N
     assert done.returncode == 1, done.stderr
     assert "train.py does not fit (1 recording, no memory used)" in done.stdout
     assert "out of memory" in done.stderr
+
+
+def test_fit_says_nothing_of_a_program_that_asks_for_nothing_itself(
+    memplan: Run, tmp_path: Path
+) -> None:
+    inner = "import torch; torch.ones(10000)"
+    body = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {inner!r}])"
+    script(tmp_path, body)
+    done = memplan("fit", "--capacity", "1GiB", "train.py")
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "train.py asked for no memory that is seen" in done.stderr

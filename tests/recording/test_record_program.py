@@ -138,6 +138,7 @@ def test_children_by_spawn_and_by_fork_run_as_they_would(
     ("arguments", "code", "message"),
     [
         (["missing.py"], 3, "missing.py: no such script"),
+        (["folder"], 3, "folder is a folder; name the script in it"),
         (["-m", "no.such.module"], 3, "no.such.module: no such module"),
         ([], 2, "name a script to run"),
         (["-o", "t.txt", "s.py"], 2, "t.txt: no such form"),
@@ -152,6 +153,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_program_starts(
     memplan: Run, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "s.py").write_text("print('started')")
+    (tmp_path / "folder").mkdir()
     (tmp_path / "taken.parquet").write_text("precious")
     done = memplan("record", *arguments)
     assert done.returncode == code

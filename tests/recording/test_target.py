@@ -37,6 +37,12 @@ ENDS = {
     "replaces both": TEE + "sys.stdout, sys.stderr = Log(sys.stdout), Log(sys.stderr)",
     "into memory": "import io, sys; sys.stderr = io.StringIO(); print(2)",
     "none": "import sys; sys.stdout = sys.stderr = None; print(2)",
+    "wraps the bytes": "import io, sys\nfor name in ('stdout', 'stderr'):\n"
+    "    raw = getattr(sys, name).buffer\n"
+    "    setattr(sys, name, io.TextIOWrapper(raw, encoding='utf-8'))\nprint('\xfc')",
+    "takes the bytes": "import io, sys\nfor name in ('stdout', 'stderr'):\n"
+    "    raw = getattr(sys, name).detach()\n"
+    "    setattr(sys, name, io.TextIOWrapper(raw, encoding='utf-8'))\nprint('\xfc')",
     "deleted": "import sys; del sys.stdout, sys.stderr",
     "closes its log": "import sys; sys.stdout = open('log', 'w'); sys.stdout.close()",
     "exits in its hook": "import sys; sys.excepthook = lambda *_: sys.exit(42); 1 / 0",
@@ -85,10 +91,13 @@ def test_exit_handlers_write_to_the_programs_log(tmp_path: Path) -> None:
         ("os._exit(9)", 9, False),
         ("os.execlp(sys.executable, 'python', '-c', 'print(5)')", 0, True),
         (
-            "\ntry: os.execv('none', ['none'])\nexcept OSError: os._exit(6)",
+            "\ntry: os.execvp('no-such', ['no-such'])\nexcept OSError: os._exit(6)",
             6,
-            True,
+            False,
         ),
+        ("del sys.stdout, sys.stderr; os._exit(5)", 5, False),
+        ("sys.__stderr__.close(); os._exit(4)", 4, False),
+        ("sys.__stderr__.detach(); os._exit(3)", 3, False),
     ],
 )
 def test_leaving_at_once_is_told_once(
@@ -104,6 +113,12 @@ def test_leaving_at_once_is_told_once(
     done = ran("-c", RUNNER, str(ROOT), "script.py", cwd=tmp_path)
     assert done.returncode == code
     assert done.stderr == f"goes on {goes_on}\n"
+
+
+def test_a_pool_can_be_told_to_leave_at_once(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os, pickle; pickle.dumps(os._exit)")
+    done = ran("-c", RUNNER, str(ROOT), "script.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "said afterwards\n")
 
 
 def test_a_recording_and_a_report_end_with_a_program_that_leaves_at_once(
