@@ -6,6 +6,8 @@ import dataclasses
 import json
 import pickle
 import pickletools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
