@@ -187,10 +187,10 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
     ]
     if recording.stopped:
         rows.insert(1, ("stopped", recording.stopped))
-    after = f"memplan solve {shlex.quote(str(path))}"
+    verb, whole = "solve", ""
     if summary.failed:
         rows += _failed(recording, summary)
-        after = f"memplan stats {shlex.quote(str(path))}"
+        verb = "stats"
     if summary.events > MOST_SEARCHED:
         rows.append(("hot step", "not looked for among so many events; solving does"))
     else:
@@ -198,9 +198,10 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
             found = step_problem(read_trace(recording.path, NEEDED))
         except NoPlanError as failure:
             rows.append(("hot step", f"none: {failure}"))
-            if not summary.failed:
-                after += " --step all"
+            whole = " --step all" if verb == "solve" else ""
         else:
+            if not len(found.problem):  # what is not freed is not planned
+                verb = "stats"
             rows += [
                 ("hot step", _hot(found)),
                 ("persistent", format_bytes(found.persistent_bytes)),
@@ -216,7 +217,9 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
     if written.info.device != "cpu":
         rows.insert(0, ("device", written.info.device))
     show.facts(f"memplan: recorded {path}", rows, err=True)
-    show.facts(f"  next: {after}", (), err=True)
+    if summary.events:
+        after = f"memplan {verb} {shlex.quote(str(path))}{whole}"
+        show.facts(f"  next: {after}", (), err=True)
 
 
 def _failed(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
@@ -259,7 +262,8 @@ _CUTS = {
 
 
 def _hot(found: StepWorkload) -> str:
-    buffers = f"{len(found.problem) // found.unrolled:,} transient buffers"
+    count = len(found.problem) // found.unrolled
+    buffers = f"{count:,} transient buffer{'s' * (count != 1)}"
     if found.hot is None:
         return f"the whole run: {buffers}"
     if found.together is not None:

@@ -96,7 +96,11 @@ def command(
     if len(found.at.chosen):
         title = f"live {_moment(found.at, at)}, {format_bytes(found.at.bytes)}"
         site_table.shown(f"{title}, by {kind}", kind, found.at.by(kind), most)
-    if not found.has_sites and kind in ("line", "function", "module", "op"):
+    if (
+        len(given)
+        and not found.has_sites
+        and kind in ("line", "function", "module", "op")
+    ):
         show.note(_UNKNOWN_SITES)
     if not show.is_hushed():
         named = [str(paths[0]), *([] if device is None else ["--device", str(device)])]

@@ -232,3 +232,23 @@ def test_fake_tensors_of_pytorchs_own_are_not(memplan: Run, tmp_path: Path) -> N
         tmp_path,
     )
     assert "FakeTensorMode" not in said
+
+
+@pytest.mark.parametrize(
+    ("body", "told", "follows"),
+    [
+        ("", "0 transient buffers", ""),
+        ("keep = torch.ones(9)", "0 transient buffers", "memplan stats t.parquet"),
+        ("torch.ones(9)", ": 1 transient buffer\n", "memplan solve t.parquet"),
+    ],
+)
+def test_what_follows_a_recording_can_be_done_with_it(
+    memplan: Run, tmp_path: Path, body: str, told: str, follows: str
+) -> None:
+    (tmp_path / "s.py").write_text(f"import torch\n{body}\n")
+    done = memplan("record", "-o", "t.parquet", "s.py")
+    assert told in done.stderr
+    assert done.stderr.partition("  next: ")[2].strip() == follows
+    done = memplan("stats", "t.parquet")
+    assert done.returncode == 0
+    assert "who asked" not in done.stderr  # sites are in it, if anything is
