@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -18,12 +19,14 @@ from memplan.core.plan import Plan
 from memplan.errors import MemplanError, UsageError
 from memplan.files import refuse_overwrite, write_bytes
 from memplan.recording.launchers import through_launcher
+from memplan.recording.leaving import leaving_concluded
 from memplan.recording.ranks import of_rank, written_by_rank
 from memplan.recording.shim import require_torch
 from memplan.recording.target import run
 
 if TYPE_CHECKING:
     from memplan.applying.cuda import StreamPlan
+    from memplan.applying.report import Report
 
 _DIGITS = 3  # of a GPU's number
 
@@ -102,28 +105,44 @@ def command(
     _compare_environment(found)
     loader.start()
     process = os.getpid()
+
+    @functools.cache
+    def conclude() -> int:
+        loader.stop()
+        return _conclude(loader.report(), found, report)
+
+    def left(goes_on: bool) -> None:
+        conclude()
+        if goes_on:
+            show.note("the program goes on as another one, without the plan")
+
     try:
-        code = run(target)
+        with leaving_concluded(left):
+            code = run(target)
     finally:
         loader.stop()
-    if os.getpid() != process:  # a forked child got here: its parent reports
-        sys.exit(code)
-    result = loader.report()
+    # A forked child may get here, too: its parent reports.
+    failed = conclude() if os.getpid() == process else 0
+    sys.exit(code or failed)
+
+
+def _conclude(result: Report, plan: Plan, file: Path | None) -> int:
+    """Say how it went, and write it to `file`; the exit code of a failure, or 0."""
     if not show.is_hushed():
         from memplan.cli import apply_report  # of use only now
 
         apply_report.show_report(result)
     elif result.fault:
         show.complaint(f"the plan was not applied: {result.fault}")
-    _compare_threads(found)
-    if report is not None:
+    _compare_threads(plan)
+    if file is not None:
         text = json.dumps(result.to_json(), indent=2, sort_keys=True)
         try:
-            write_bytes(report, text.encode() + b"\n")
+            write_bytes(file, text.encode() + b"\n")
         except MemplanError as failure:
             show.complaint(str(failure))
-            code = code or failure.exit_code
-    sys.exit(code)
+            return failure.exit_code
+    return 0
 
 
 def _placed(devices: tuple[str, ...]) -> tuple[int | None, list[StreamPlan]]:

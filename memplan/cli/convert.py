@@ -98,8 +98,8 @@ def _form_of(output: Path) -> str:
 
 
 def _check_name(form: str, output: Path) -> None:
-    """A trace's name says its form, and standard output has none."""
-    if not output.name.endswith(_ENDS[form]):
+    """A trace's name says its form; standard output has none to say another."""
+    if output != STDOUT and not output.name.endswith(_ENDS[form]):
         ends = " or ".join(_ENDS[form])
         raise UsageError(f"{output}: name a file that ends in {ends} for {form}")
 
@@ -132,10 +132,14 @@ def _problem(source: Opened, step: str, device: int | None) -> Problem:
 
 def _other(file: Opened, output: Path, form: str, device: int | None) -> str:
     trace = _trace(file, form, device)
-    if form in ("parquet", "json"):
-        from memplan.trace.write import write_trace
+    if form == "parquet":
+        from memplan.trace.parquet import write_parquet
 
-        write_trace(trace, output)
+        write_parquet(trace, output)
+    elif form == "json":
+        from memplan.trace.columnar_json import write_json
+
+        write_json(trace, output)
     elif form == "memory_viz":
         from memplan.trace.exporters.memory_viz import write_memory_viz
 

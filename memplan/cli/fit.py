@@ -148,12 +148,13 @@ def command(
     found = Search(lambda value: runs.fake(value, limit), flag.low, flag.high).run(
         limit
     )
-    confirmed = runs.confirmed(found) if confirm else {}
+    confirmed = runs.confirmed(found, limit) if confirm else {}
+    answer = _answer(found, limit, confirmed)
     if json_:
         show.as_json(_entries(found, runs, limit, confirmed))
     else:
         _tell(found, runs, limit, confirmed)
-    sys.exit(0 if found.best is not None else 1)
+    sys.exit(0 if answer is not None else 1)
 
 
 class Runs:
@@ -187,26 +188,49 @@ class Runs:
             show.note(f"{self.label(value)}: {told}")
         return size, fits
 
-    def confirmed(self, found: Fitted) -> dict[int, int]:
-        """By value the live bytes of real runs: of the answer's and the next one's."""
-        sizes = {}
-        for one in (found.best, found.beyond):
-            if one is not None:
-                sizes[one.value] = self._trial(one.value, "cpu").live
-                if not self.quiet:
-                    told = format_bytes(sizes[one.value])
-                    show.note(f"{self.label(one.value)}, really run: {told}")
+    def confirmed(self, found: Fitted, limit: int) -> dict[int, int]:
+        """By value the live bytes of real runs: of the answer's and the next one's; and
+        where the answer really needs more than `limit`, of smaller ones, to find the
+        largest that does not."""
+        ends = (found.best, found.beyond)
+        sizes = {one.value: self._real(one.value) for one in ends if one is not None}
+
+        def real(value: int) -> tuple[int, bool]:
+            if value not in sizes:
+                sizes[value] = self._real(value)
+            return sizes[value], True
+
+        if found.best is not None and sizes[found.best.value] > limit:
+            low = found.measured[0].value
+            Search(real, low, found.best.value).largest(limit)
         return sizes
+
+    def _real(self, value: int) -> int:
+        size = self._trial(value, "cpu").live
+        if not self.quiet:
+            show.note(f"{self.label(value)}, really run: {format_bytes(size)}")
+        return size
 
     def _trial(self, value: int, device: str) -> Trial:
         target = self.flag.of(self.target, value) if self.flag else self.target
         return trial(target, device, self.steps)
 
 
+def _answer(found: Fitted, limit: int, confirmed: dict[int, int]) -> int | None:
+    """The largest value that fits; of those really run, if any were; None if none."""
+    if found.best is None:
+        return None
+    if not confirmed:
+        return found.best.value
+    fit = (v for v, size in confirmed.items() if size <= limit)
+    return max((value for value in fit if value <= found.best.value), default=None)
+
+
 def _tell(found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]) -> None:
     what = "live tensors" if runs.device == "cpu" else "reserved by torch's allocator"
     exact = _look_alike(found, limit)
     rows = [("limit", f"{_size(limit, exact)} of {what}")]
+    answer = _answer(found, limit, confirmed)
     for title, one in (("fits", found.best), ("does not", found.beyond)):
         if one is not None:
             size = _size(one.bytes, exact) if one.fits else "out of memory"
@@ -214,6 +238,12 @@ def _tell(found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]) -> N
             if one.value in confirmed:
                 real = _size(confirmed[one.value], exact=True)
                 rows.append(("", f"really run: {real}"))
+    if found.best is not None and confirmed and answer != found.best.value:
+        for value in sorted(confirmed, reverse=True):
+            if value < found.best.value:
+                word = "really fits" if value == answer else "does not really"
+                real = _size(confirmed[value], exact=True)
+                rows.append((word, f"{runs.label(value)}: {real}"))
     percent = f"{float(MARGIN):.0%}".replace("%", " %")
     if found.best is not None:
         if runs.flag is None:
@@ -224,10 +254,11 @@ def _tell(found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]) -> N
     if not found.steady:
         rows.append(("unsteady", "a larger value took less memory: read the list"))
     count = len(found.measured)
+    smallest = found.measured[0].value
     title = (
-        f"{runs.label(found.best.value)} fits"
-        if found.best is not None
-        else f"{runs.label(found.measured[0].value)} does not fit"
+        f"{runs.label(smallest)} does not fit"
+        if answer is None
+        else f"{runs.label(answer)} fits"
     )
     show.facts(f"{title} ({count} recording{'s' * (count > 1)}, no memory used)", rows)
     show.line(
@@ -271,5 +302,6 @@ def _entries(
         "steady": found.steady,
         "measured": [asdict(one) for one in found.measured],
         "confirmed": {str(value): size for value, size in confirmed.items()},
+        "answer": _answer(found, limit, confirmed),
         "notes": list(runs.notes),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
@@ -13,6 +14,7 @@ import click
 from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
 from memplan.recording.launchers import through_launcher
+from memplan.recording.leaving import leaving_concluded
 from memplan.recording.options import History, RecordOptions, Stacks, Steps
 from memplan.recording.ranks import written_by_rank
 from memplan.recording.record import Recording
@@ -133,22 +135,39 @@ def command(
     )
     recording = Recording(path, options)
     recording.start()
+    conclude = functools.cache(lambda: _conclude(path, recording))
+
+    def left(goes_on: bool) -> None:
+        conclude()
+        if goes_on:
+            show.note("the program goes on as another one, which is not recorded")
+
     try:
-        code = run(target)
+        with leaving_concluded(left):
+            code = run(target)
     finally:
         # A forked child may get here, too: the recording is its parent's.
-        ours = os.getpid() == process
-        failure = _finish(recording) if ours else None
-    if failure is not None:
+        failed = conclude() if os.getpid() == process else 0
+    sys.exit(code or failed)
+
+
+def _conclude(path: Path, recording: Recording) -> int:
+    """Finish, and say what was recorded; the exit code of a failure, or 0.
+
+    The program's exit code comes first: a failure of ours is told, not raised.
+    """
+    try:
+        recording.close()
+    except MemplanError as failure:
         show.complaint(str(failure))
-        sys.exit(code or failure.exit_code)
-    if ours and recording.written is not None:
+        return failure.exit_code
+    if recording.written is not None:
         if not show.is_hushed():
             _summarise(path, recording, recording.written)
         _tell_of_cuda(path, recording)
         for text in recording.notes:
             show.note(text)
-    sys.exit(code)
+    return 0
 
 
 def _words(output: Path | None, device: str, steps: Steps, stacks: Stacks) -> list[str]:
@@ -156,15 +175,6 @@ def _words(output: Path | None, device: str, steps: Steps, stacks: Stacks) -> li
     named = [] if output is None else ["--output", str(output)]
     options = ["--device", device, "--steps", str(steps), "--stacks", stacks]
     return ["record", *named, *options]
-
-
-def _finish(recording: Recording) -> MemplanError | None:
-    """The program's exit code comes first: a failure of ours is told, not raised."""
-    try:
-        recording.close()
-    except MemplanError as failure:
-        return failure
-    return None
 
 
 def _summarise(path: Path, recording: Recording, written: Written) -> None:
@@ -177,10 +187,10 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
     ]
     if recording.stopped:
         rows.insert(1, ("stopped", recording.stopped))
-    after = f"memplan solve {shlex.quote(str(path))}"
+    verb, whole = "solve", ""
     if summary.failed:
         rows += _failed(recording, summary)
-        after = f"memplan stats {shlex.quote(str(path))}"
+        verb = "stats"
     if summary.events > MOST_SEARCHED:
         rows.append(("hot step", "not looked for among so many events; solving does"))
     else:
@@ -188,9 +198,10 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
             found = step_problem(read_trace(recording.path, NEEDED))
         except NoPlanError as failure:
             rows.append(("hot step", f"none: {failure}"))
-            if not summary.failed:
-                after += " --step all"
+            whole = " --step all" if verb == "solve" else ""
         else:
+            if not len(found.problem):  # what is not freed is not planned
+                verb = "stats"
             rows += [
                 ("hot step", _hot(found)),
                 ("persistent", format_bytes(found.persistent_bytes)),
@@ -206,7 +217,9 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
     if written.info.device != "cpu":
         rows.insert(0, ("device", written.info.device))
     show.facts(f"memplan: recorded {path}", rows, err=True)
-    show.facts(f"  next: {after}", (), err=True)
+    if summary.events:
+        after = f"memplan {verb} {shlex.quote(str(path))}{whole}"
+        show.facts(f"  next: {after}", (), err=True)
 
 
 def _failed(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
@@ -249,7 +262,8 @@ _CUTS = {
 
 
 def _hot(found: StepWorkload) -> str:
-    buffers = f"{len(found.problem) // found.unrolled:,} transient buffers"
+    count = len(found.problem) // found.unrolled
+    buffers = f"{count:,} transient buffer{'s' * (count != 1)}"
     if found.hot is None:
         return f"the whole run: {buffers}"
     if found.together is not None:

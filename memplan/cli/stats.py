@@ -63,9 +63,9 @@ def command(
 ) -> None:
     """Say which lines, modules and operators make the peak, and whether memory leaks.
 
-    SOURCE is a recorded trace, PyTorch's memory snapshot, or a plan. Of many traces, as
-    in 'trace.*.parquet', there is a row each: those that differ most come first. A
-    cluster that reads them finds them under the same paths.
+    A SNAPSHOT is one of PyTorch's memory. Of many traces, as in 'trace.*.parquet',
+    there is a row each: those that differ most come first. A cluster that reads them
+    finds them under the same paths.
 
     \b
     Example: memplan stats train.parquet --by module
@@ -96,7 +96,11 @@ def command(
     if len(found.at.chosen):
         title = f"live {_moment(found.at, at)}, {format_bytes(found.at.bytes)}"
         site_table.shown(f"{title}, by {kind}", kind, found.at.by(kind), most)
-    if not found.has_sites and kind in ("line", "function", "module", "op"):
+    if (
+        len(given)
+        and not found.has_sites
+        and kind in ("line", "function", "module", "op")
+    ):
         show.note(_UNKNOWN_SITES)
     if not show.is_hushed():
         named = [str(paths[0]), *([] if device is None else ["--device", str(device)])]

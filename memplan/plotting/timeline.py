@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from memplan.units import format_bytes, format_seconds
 
 MAX_MARKS = 25  # step boundaries drawn; of more, every 2nd, 5th, 10th, ...
 OUTLINED = 4000  # events: up to here the curve has a line along it
+UNEVEN = 100  # events: of fewer, seconds are always the axis
+CROWDED = 1 / 20  # of the seconds: where half of the events lie closer, these are
 
 _BOX = (0.085, 0.19, 0.885, 0.64)
 _UNITS = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
@@ -41,20 +44,23 @@ def timeline(
     outlive steps, shape (m,) or one number; the rest is transient. failure: a request
     that failed, which is marked.
 
+    Where half of the events come at once, as the steps after a long start do, the axis
+    counts events: of seconds there would be a sliver to see.
+
     Raises InputError if there is nothing to draw, or the arrays do not fit together.
     """
     run = _Run.of(times_s, live_bytes, marks_s, persistent)
     with style.settled():
         figure = Figure(figsize=(12, 5.4), facecolor="white")
         axes = style.bare_axes(figure, _BOX)
-        axes.set_xlim(0, run.span * run.scale)
+        axes.set_xlim(0, run.width)
         style.set_byte_axis(axes, run.peak * 1.1)
         _draw_areas(axes, run)
         _draw_steps(axes, run)
         _draw_peak(axes, run)
         if failure is not None:
             _draw_failure(axes, run, failure)
-        axes.set_xlabel(f"time ({run.unit})", fontsize=10, color=style.INK)
+        axes.set_xlabel(run.axis, fontsize=10, color=style.INK)
         axes.set_ylabel("live bytes", fontsize=10, color=style.INK)
         style.set_title(figure, _BOX[0], title or "live bytes", _facts(run))
         _draw_legend(figure, run)
@@ -72,13 +78,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class _Run:
-    """A checked run: seconds from its begin, and bytes. persistent: shape (m,)."""
+    """A checked run: seconds from its begin, and bytes. persistent: shape (m,). marks:
+    those within it, of `steps` in all."""
 
     begin: float
     times: Float64Array
     live: Float64Array
     marks: Float64Array
     persistent: Float64Array | None
+    steps: int
 
     @classmethod
     def of(
@@ -105,7 +113,7 @@ class _Run:
             base = np.minimum(np.broadcast_to(base, times.shape), live)
         begin = times[0]
         inside = marks[(marks >= begin) & (marks <= times[-1])]
-        return cls(float(begin), times - begin, live, inside - begin, base)
+        return cls(float(begin), times - begin, live, inside - begin, base, len(marks))
 
     @property
     def span(self) -> float:
@@ -113,14 +121,48 @@ class _Run:
         return float(self.times[-1]) or 1e-6
 
     @property
-    def scale(self) -> float:
-        """What seconds are multiplied by on the axis."""
-        return next(scale for limit, scale, _ in _UNITS if self.span >= limit)
+    def axis(self) -> str:
+        """What the axis says."""
+        _, _, unit = self._unit
+        if self.half is None:
+            return f"time ({unit})"
+        half = format_seconds(self.half)
+        return f"allocations and frees, of which half came within {half}"
 
     @property
-    def unit(self) -> str:
-        """The unit of the axis."""
-        return next(unit for limit, _, unit in _UNITS if self.span >= limit)
+    def width(self) -> float:
+        """Where the axis ends."""
+        return self.x(self.span) if self.half is None else float(len(self.times))
+
+    def x(self, seconds: float) -> float:
+        """Where a moment is on the axis."""
+        return float(self.xs(np.array([seconds]))[0])
+
+    def xs(self, seconds: Float64Array) -> Float64Array:
+        """Where moments are on the axis, of the same shape."""
+        if self.half is None:
+            return seconds * self._unit[1]
+        return np.searchsorted(self.times, seconds).astype(np.float64)
+
+    def events(self) -> Float64Array:
+        """Where the events are on the axis, shape (m,)."""
+        if self.half is None:
+            return self.xs(self.times)
+        return np.arange(len(self.times), dtype=np.float64)
+
+    @property
+    def _unit(self) -> tuple[float, float, str]:
+        return next(unit for unit in _UNITS if self.span >= unit[0])
+
+    @functools.cached_property
+    def half(self) -> float | None:
+        """Seconds in which half of the events came, if that is hardly any of them."""
+        count = len(self.times)
+        if count < UNEVEN:
+            return None
+        half = count // 2
+        least = float((self.times[half:] - self.times[: count - half]).min())
+        return least if least < CROWDED * self.span else None
 
     @property
     def peak(self) -> float:
@@ -139,10 +181,10 @@ def _floats(name: str, values: npt.ArrayLike) -> Float64Array:
 
 
 def _draw_areas(axes: Axes, run: _Run) -> None:
-    times, live = style.thinned(run.times, run.live)
-    times, live = np.append(times, run.span), np.append(live, live[-1])
+    x, live = style.thinned(run.events(), run.live)
+    x, live = np.append(x, run.width), np.append(live, live[-1])
     axes.fill_between(
-        times * run.scale,
+        x,
         live,
         step="post",
         color=style.SHORT_TO_LONG[1],
@@ -150,9 +192,9 @@ def _draw_areas(axes: Axes, run: _Run) -> None:
         zorder=1,
     )
     if run.persistent is not None:
-        at, base = style.thinned(run.times, run.persistent)
+        at, base = style.thinned(run.events(), run.persistent)
         axes.fill_between(
-            np.append(at, run.span) * run.scale,
+            np.append(at, run.width),
             np.append(base, base[-1]),
             step="post",
             color=style.SHORT_TO_LONG[3],
@@ -161,7 +203,7 @@ def _draw_areas(axes: Axes, run: _Run) -> None:
         )
     few = len(run.times) <= OUTLINED
     axes.plot(
-        times * run.scale,
+        x,
         live,
         drawstyle="steps-post",
         color=style.INK if few else style.SHORT_TO_LONG[1],
@@ -177,13 +219,13 @@ def _draw_steps(axes: Axes, run: _Run) -> None:
         return
     every = _stride(count)
     steps = np.arange(every, count + 1, every)  # step k begins at mark k - 1
-    begins = run.marks[steps - 1] * run.scale
+    begins = run.xs(run.marks[steps - 1])
     high = axes.get_xaxis_transform()
     lines = axes.vlines(begins, 0, 1, transform=high, colors=style.MUTED, zorder=4)
     lines.set(linewidth=0.7, linestyle=(0, (2, 2)), gid="steps")
     last = -np.inf
     for step, x in zip(steps.tolist(), begins.tolist(), strict=True):
-        if x - last < 0.02 * run.span * run.scale:
+        if x - last < 0.02 * run.width:
             continue  # no room beside the number before
         last = x
         text = axes.text(x, 1.015, str(step), transform=high, ha="center")
@@ -204,20 +246,20 @@ def _draw_peak(axes: Axes, run: _Run) -> None:
     place = int(np.argmax(run.live))
     when = format_seconds(float(run.times[place]))
     words = f"peak {format_bytes(int(run.peak))} at {when}"
-    style.mark_peak(axes, (float(run.times[place]) * run.scale, run.peak), words)
+    style.mark_peak(axes, (float(run.events()[place]), run.peak), words)
 
 
 def _draw_failure(axes: Axes, run: _Run, failure: Failure) -> None:
     """A cross where the curve was when the request failed, and its size and site."""
     when = min(max(failure.seconds - run.begin, 0.0), run.span)
     at = int(np.searchsorted(run.times, when, side="right")) - 1
-    live, x = float(run.live[max(at, 0)]), when * run.scale
+    live, x = float(run.live[max(at, 0)]), run.x(when)
     (cross,) = axes.plot([x], [live], marker="X", color=style.BOUND, zorder=9, ms=9)
     cross.set(clip_on=False, gid="failure")
     words = f"{format_bytes(failure.requested_bytes)} could not be had"
     if failure.site:
         words += f"\n{printable(failure.site)}"
-    late = x > 0.5 * run.span * run.scale
+    late = x > 0.5 * run.width
     axes.annotate(
         words,
         (x, live),
@@ -233,11 +275,12 @@ def _draw_failure(axes: Axes, run: _Run, failure: Failure) -> None:
 
 
 def _facts(run: _Run) -> str:
-    facts = [_counted(len(run.times), "event")]
+    count = len(run.times)
+    facts = ["1 allocation" if count == 1 else f"{count:,} allocations and frees"]
     if len(run.times) > 1:
         facts.append(format_seconds(float(run.times[-1])))
-    if len(run.marks):
-        facts.append(_counted(len(run.marks), "step"))
+    if run.steps:
+        facts.append(_counted(run.steps, "step"))
     facts.append(f"peak {format_bytes(int(run.peak))}")
     if run.persistent is not None:
         base = int(run.persistent[int(np.argmax(run.live))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import hashlib
 import importlib.util
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from memplan.core.plan import Program
 from memplan.errors import EXIT_INTERRUPTED, InputError
+from memplan.streams import lent_streams
 from memplan.text import name_as_text
 
 
@@ -36,6 +38,11 @@ class Target:
 
     def check(self) -> None:
         """Raise InputError if there is no such script or module, or it is shut."""
+        if not self.is_module and Path(self.name).is_dir():
+            raise InputError(
+                f"{self.name} is a folder; name the script in it, as "
+                f"{self.name}/__main__.py if it has one"
+            )
         if not self.is_module and not Path(self.name).is_file():
             raise InputError(f"{self.name}: no such script")
         if not self.is_module and not os.access(self.name, os.R_OK):
@@ -76,26 +83,27 @@ def run(target: Target) -> int:
     Exceptions are printed as Python prints them, without memplan's own frames. Waits
     for the program's own non-daemon threads.
     """
+    with lent_streams():
+        try:
+            return _code_of(_stopped_by(target))
+        finally:
+            _join_threads()
+            for name in ("stdout", "stderr"):
+                with _unheard():
+                    getattr(sys, name).flush()
+
+
+def _stopped_by(target: Target) -> BaseException | None:
+    """What the program was ended by, if not by its last line."""
     try:
         _set_arguments(target)
         if target.is_module:
             _run_module(target.name)
         else:
             _run_script(target.name)
-    except SystemExit as stop:
-        return _exit_code(stop.code)
-    except KeyboardInterrupt as error:
-        _print_traceback(error)
-        return EXIT_INTERRUPTED
     except BaseException as error:
-        _print_traceback(error)
-        return 1
-    finally:
-        _join_threads()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-    return 0
+        return error
+    return None
 
 
 def _set_arguments(target: Target) -> None:
@@ -141,7 +149,8 @@ def _run_code(code: types.CodeType, **names: object) -> None:
     It stays: threads, pickles, exit handlers and child processes look it up to the end.
     """
     module = types.ModuleType("__main__")
-    module.__dict__.update(__builtins__=__builtins__, **names)
+    # The module, as in Python's own __main__; other modules have its dictionary.
+    module.__dict__.update(__builtins__=builtins, __annotations__={}, **names)
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 
@@ -151,18 +160,43 @@ def _exit_code(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    print(code, file=sys.stderr)
+    with _unheard():
+        print(code, file=sys.stderr)
     return 1
 
 
-def _print_traceback(error: BaseException) -> None:
+def _code_of(error: BaseException | None) -> int:
+    """The exit code that Python ends with for `error`, which is shown, as it would be,
+    by the program's own hook if it has one."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        return _exit_code(error.code)
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
+    code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     if sys.excepthook is sys.__excepthook__:
-        traceback.print_exception(type(error), error, trace)
-    else:
+        with _unheard():
+            traceback.print_exception(type(error), error, trace)
+        return code
+    try:
         sys.excepthook(type(error), error, trace)
+    except SystemExit as stop:
+        return _exit_code(stop.code)
+    except BaseException as failure:
+        own = failure.__traceback__
+        with _unheard():
+            print("Error in sys.excepthook:", file=sys.stderr)
+            traceback.print_exception(type(failure), failure, own and own.tb_next)
+            print("\nOriginal exception was:", file=sys.stderr)
+            traceback.print_exception(type(error), error, trace)
+    return code
+
+
+def _unheard() -> contextlib.AbstractContextManager[None]:
+    """The program may have closed its streams, or put something else in their place."""
+    return contextlib.suppress(OSError, ValueError, AttributeError)
 
 
 def _join_threads() -> None:

@@ -33,7 +33,8 @@ def trial(target: Target, device: str, steps: int) -> Trial:
     """Record `steps` steps of a program, and end it there.
 
     device: as `record --device` takes it. Raises RecordError, with the last line that
-    the program said, if it failed for any other reason than memory.
+    the program said, if it failed for any other reason than memory; and if nothing of
+    it was recorded.
     """
     with tempfile.TemporaryDirectory(prefix="memplan-fit-") as folder:
         path = Path(folder) / "trace.parquet"
@@ -52,6 +53,11 @@ def trial(target: Target, device: str, steps: int) -> Trial:
         if not path.exists():
             raise RecordError(_failure(target, said, done.returncode))
         events = read_trace(path).events
+    if not len(events):
+        raise RecordError(
+            f"{' '.join(target.command())} asked for no memory that is seen, so nothing"
+            " is known of what it needs; if it starts others that do, name one of them"
+        )
     failed = ran_out(events)
     if done.returncode and not failed:
         raise RecordError(_failure(target, said, done.returncode))

@@ -21,7 +21,7 @@ from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import Problem
-from memplan.solving.exact_ladder import MOST_BUFFERS, Ladder, Tuning
+from memplan.solving.exact_ladder import MOST_BUFFERS, Ladder, Tuning, paced
 from memplan.solving.gapped import refuse_gaps
 from memplan.solving.options import DEFAULTS, Options, Progress
 from memplan.solving.parts import Part, take_apart
@@ -88,8 +88,9 @@ def improve(
     """Better offsets than `incumbent`, a plan for `problem`, or a proof of its worth.
 
     bound: bytes that are known to be needed. options: as for `solve`; `max_nodes` is
-    DEFAULT_NODES where it and the time limit are None. tuning: rules and rankings; its
-    threads and limits are those of the options, which may name more rules to leave out.
+    DEFAULT_NODES, paced, where it and the time limit are None. tuning: rules and
+    rankings; its threads and limits are those of the options, which may name more rules
+    to leave out.
 
     Raises UsageError for gaps in lifespans, and for a rule that there is not.
     """
@@ -98,7 +99,7 @@ def improve(
     tuning = Tuning() if tuning is None else tuning
     limit, most = options.time_limit, options.max_nodes
     if most is None:
-        most = DEFAULT_NODES if limit is None else 1 << 62
+        most = paced(DEFAULT_NODES, len(problem)) if limit is None else 1 << 62
     tuning = replace(
         tuning,
         without=tuple(dict.fromkeys((*tuning.without, *options.without))),

@@ -52,10 +52,20 @@ MOST_BUFFERS = 2000
 MOST_UNITS = 1 << 42  # of a capacity
 
 _SLICE = 1000  # placements that a search makes in its turn
+_SWIFT = 200  # buffers up to which a placement takes the same time, about
 _SHARE = 8  # slices of each search in the first pass, at each capacity
 _AT_ONCE = 4  # slices between looks at the keyboard
 _MOST_PROBES = 10  # that wait for an answer at a time: they take memory
 _SIXTEENTHS = (8, 12, 14, 4, 15, 10, 6)  # of the gap: where to ask, in this order
+
+
+def paced(nodes: int, buffers: int) -> int:
+    """So many nodes, or as many as take as long with more buffers than a few.
+
+    Of 942 buffers a node takes 50 microseconds, of 200 some 5.
+    """
+    slower = max(1.0, buffers / _SWIFT)
+    return math.ceil(nodes / slower)
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,7 @@ class Tuning:
     """How to search; the answers do not depend on it.
 
     threads: how many work at once; the offsets do not depend on it, either.
+    slice: placements that a search makes in its turn.
     deadline: when to stop, by `time.perf_counter`; most_nodes: placements in all.
     without: rules to do without, of RULES. orders: rankings, as in ORDERS.
     memo_bytes: for the failures each search remembers.
@@ -74,6 +85,7 @@ class Tuning:
     without: tuple[str, ...] = ()
     orders: tuple[str, ...] = ORDERS
     memo_bytes: int = 1 << 22
+    slice: int = _SLICE
 
     def __post_init__(self) -> None:
         """Raises UsageError for a rule or an order that there is not."""
@@ -195,7 +207,7 @@ class Ladder:
             share -= now
             probe = self._probe(capacity)
             seconds = self._tuning.deadline - time.perf_counter()
-            answer = probe.run(now, _SLICE, self._tuning.threads, seconds)
+            answer = probe.run(now, self._tuning.slice, self._tuning.threads, seconds)
             if answer == "fits":
                 self._take(probe.offsets())
             elif answer == "never":

@@ -15,7 +15,7 @@ import time
 from memplan.arrays import Int64Array
 from memplan.core.problem import Problem
 from memplan.solving.ejection import Ejection
-from memplan.solving.exact_ladder import Ladder, Tuning
+from memplan.solving.exact_ladder import Ladder, Tuning, paced
 from memplan.solving.options import Options, Progress
 from memplan.solving.search import Search
 
@@ -23,12 +23,13 @@ from memplan.solving.search import Search
 MOST_FOR_EXACT = 1000
 # Ejection of more takes hundreds of megabytes, and minutes to come anywhere.
 MOST_FOR_EJECTION = 300_000
-NODES = 4_000_000  # of exact search where there is no limit: some seconds
+NODES = 4_000_000  # of exact search where there is no limit, paced: some seconds
 _FIRST_SHARE = 0.05  # of what the other two try by themselves, in the first turn
-_FIRST_NODES = 40_000
+_FIRST_NODES = 40_000  # paced
 _DOUBLINGS = 4  # of all three, from turn to turn
 _AT_FIRST = 0.25  # of the first turn's effort, for a small problem
-_ALONE = 3  # turns of a small problem without ejection: most are solved by then
+_ALONE = 3  # turns without ejection: most problems of so many are solved by then
+_MOST_ALONE = 500
 
 
 class Race:
@@ -56,7 +57,8 @@ class Race:
         orders, nodes = options.iterations, options.max_nodes
         usual = self.search.usual
         self.most_orders = (1 << 62 if free else usual) if orders is None else orders
-        self.most_nodes = (1 << 62 if free else NODES) if nodes is None else nodes
+        usually = paced(NODES, len(problem))
+        self.most_nodes = (1 << 62 if free else usually) if nodes is None else nodes
         self.most_placed = self.ejection.usual
         if orders is not None:  # as much less, or more, as was asked of the other
             self.most_placed = math.ceil(self.most_placed * orders / usual)
@@ -109,6 +111,7 @@ class Race:
             without=self.options.without,
             deadline=self._deadline,
             most_nodes=self.most_nodes,
+            slice=paced(Tuning.slice, len(self.problem)),
         )
         self.ladder = Ladder(
             self.problem, self.search.offsets, self.search.bound, tuning
@@ -132,7 +135,8 @@ class Race:
         self.ladder.take(self.search.offsets)
         self.ladder.goal = max(goal, self.ladder.goal)
         try:
-            self._climb_on(min(self.nodes + _FIRST_NODES * part, self.most_nodes))
+            nodes = paced(_FIRST_NODES, len(self.problem)) * part
+            self._climb_on(min(self.nodes + nodes, self.most_nodes))
         finally:
             self.search.take(self.ladder.offsets)
 
@@ -148,8 +152,9 @@ class Race:
         orders = min(self.search.tried + orders, self.most_orders)
         self.search.seek(goal, orders, self.start)
         between = self.search.peak
-        alone = not self.most_placed or (self.small and self.turns <= _ALONE)
-        if between <= goal or alone:
+        alone = len(self.problem) <= _MOST_ALONE and self.turns <= _ALONE
+        alone |= self.small and self.turns == 1
+        if not self.most_placed or between <= goal or alone:
             return
         self.ejection.take(self.search.offsets)
         placed = max(1, round(self._usually_placed * share * (1 - self._portion)))

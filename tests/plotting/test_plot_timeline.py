@@ -42,7 +42,7 @@ def test_the_curve_and_its_peak() -> None:
     text = words(figure)
     assert "peak 5.0 MiB at 1 s" in text
     assert "run.parquet" in text
-    assert "5 events" in text
+    assert "5 allocations and frees" in text
     assert axes_of(figure).get_xlabel() == "time (s)"
     assert "step" not in text
 
@@ -133,7 +133,7 @@ def test_the_peak_is_named_inside_the_picture(where: int) -> None:
 
 
 def test_a_single_event_and_no_bytes_are_drawn() -> None:
-    assert "1 event " in words(timeline([3.0], [100]))
+    assert "1 allocation " in words(timeline([3.0], [100]))
     assert "peak 0 B" in words(timeline(TIMES, [0] * 5))
 
 
@@ -192,3 +192,18 @@ def test_the_picture_of_a_trace_marks_what_failed() -> None:
     assert "1.0 TiB could not be had\ntrain.py:21 main" in said
     whole = memory(asking(3))
     assert not whole.findobj(lambda one: one.get_gid() == "failure")
+
+
+def test_steps_after_a_long_start_have_room() -> None:
+    times = np.concatenate([[0.0], 100.0 + np.arange(200) * 1e-3])
+    live = np.arange(201) % 7 * 1024
+    marks = [100.0495, 100.1495, 100.2]
+    figure = timeline(times, live, marks)
+    assert curve(figure)[0][:3] == [0, 1, 2]
+    (steps,) = [c for c in axes_of(figure).collections if c.get_gid() == "steps"]
+    assert [path.get_extents().x0 for path in steps.get_paths()] == [51, 151]
+    text = words(figure)
+    assert "201 allocations and frees" in text
+    assert "3 steps" in text  # the last one ends as the run does
+    label = axes_of(figure).get_xlabel()
+    assert label == "allocations and frees, of which half came within 100 ms"

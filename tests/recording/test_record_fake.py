@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 import memplan as package
+from memplan.cli import fit
 from memplan.core.bounds import lower_bound
+from memplan.recording.target import Target
+from memplan.recording.trial import Trial
 from memplan.trace.liveness import step_problem
 from memplan.trace.pieces import Summary
 from memplan.trace.read import read_trace
@@ -269,3 +272,61 @@ def test_fit_of_what_never_fits_ends_with_one(memplan: Run, tmp_path: Path) -> N
     assert done.returncode == 1, done.stderr
     assert "train.py does not fit (1 recording, no memory used)" in done.stdout
     assert "out of memory" in done.stderr
+
+
+def test_fit_says_nothing_of_a_program_that_asks_for_nothing_itself(
+    memplan: Run, tmp_path: Path
+) -> None:
+    inner = "import torch; torch.ones(10000)"
+    body = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {inner!r}])"
+    script(tmp_path, body)
+    done = memplan("fit", "--capacity", "1GiB", "train.py")
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "train.py asked for no memory that is seen" in done.stderr
+
+
+IN_A_THREAD = """
+import sys, threading
+import torch
+n = int(sys.argv[1])
+kept = [torch.zeros(n, dtype=torch.uint8)]
+def more():  # which recordings without memory do not see
+    kept.append(torch.zeros(n // 10, dtype=torch.uint8))
+other = threading.Thread(target=more)
+other.start()
+other.join()
+"""
+
+
+def test_fit_is_told_by_a_real_run_that_it_does_not(
+    memplan: Run, tmp_path: Path
+) -> None:
+    script(tmp_path, IN_A_THREAD)
+    options = ("-q", "--confirm", "--capacity", "4000000", "train.py", "3900000")
+    done = memplan("fit", *options)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("train.py does not fit (1 recording")
+    assert "fits               train.py: 3.7 MiB\n" in done.stdout
+    assert "really run: 4.1 MiB, 4,290,000 bytes\n" in done.stdout
+
+
+def test_fit_goes_down_to_what_really_fits(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def trial(target: Target, device: str, steps: int) -> Trial:
+        size = int(target.arguments[-1])
+        return Trial(size + size // 10 * (device == "cpu"), 0, False, ())
+
+    monkeypatch.setattr(fit, "trial", trial)
+    script(tmp_path, ONE_TENSOR)
+    options = ["-q", "--confirm", "--capacity", "4000000", "--vary", "n=1..5000000"]
+    with pytest.raises(SystemExit) as ended:
+        fit.command.main([*options, str(tmp_path / "train.py"), "{n}"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith("-n 3636364 fits (")
+    assert "really run: 4.2 MiB, 4,400,000 bytes\n" in said
+    assert "really fits        -n 3636364: 3.8 MiB, 4,000,000 bytes\n" in said
+    assert "does not really    -n 3636365: 3.8 MiB, 4,000,001 bytes\n" in said

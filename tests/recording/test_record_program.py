@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 PROBE = """\
 import os, sys
 print(__name__, __file__, sys.argv, os.path.basename(sys.path[0]), __spec__)
+print(__builtins__, sorted(name for name in globals() if name.startswith("__")))
 import neighbour
 assert sys.modules["__main__"].__dict__ is globals()
 """
@@ -137,6 +138,7 @@ def test_children_by_spawn_and_by_fork_run_as_they_would(
     ("arguments", "code", "message"),
     [
         (["missing.py"], 3, "missing.py: no such script"),
+        (["folder"], 3, "folder is a folder; name the script in it"),
         (["-m", "no.such.module"], 3, "no.such.module: no such module"),
         ([], 2, "name a script to run"),
         (["-o", "t.txt", "s.py"], 2, "t.txt: no such form"),
@@ -151,6 +153,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_program_starts(
     memplan: Run, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "s.py").write_text("print('started')")
+    (tmp_path / "folder").mkdir()
     (tmp_path / "taken.parquet").write_text("precious")
     done = memplan("record", *arguments)
     assert done.returncode == code
@@ -229,3 +232,23 @@ def test_fake_tensors_of_pytorchs_own_are_not(memplan: Run, tmp_path: Path) -> N
         tmp_path,
     )
     assert "FakeTensorMode" not in said
+
+
+@pytest.mark.parametrize(
+    ("body", "told", "follows"),
+    [
+        ("", "0 transient buffers", ""),
+        ("keep = torch.ones(9)", "0 transient buffers", "memplan stats t.parquet"),
+        ("torch.ones(9)", ": 1 transient buffer\n", "memplan solve t.parquet"),
+    ],
+)
+def test_what_follows_a_recording_can_be_done_with_it(
+    memplan: Run, tmp_path: Path, body: str, told: str, follows: str
+) -> None:
+    (tmp_path / "s.py").write_text(f"import torch\n{body}\n")
+    done = memplan("record", "-o", "t.parquet", "s.py")
+    assert told in done.stderr
+    assert done.stderr.partition("  next: ")[2].strip() == follows
+    done = memplan("stats", "t.parquet")
+    assert done.returncode == 0
+    assert "who asked" not in done.stderr  # sites are in it, if anything is

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from exact_oracle import brute_force
+from hard import swept
 from hypothesis import example, given, settings
 from puzzles import puzzle
 from strategies import problems
@@ -19,6 +21,7 @@ from memplan.errors import InfeasibleError, NoPlanError
 from memplan.solving import auto, race
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import Options, Progress
+from memplan.solving.priorities import best_of_six
 
 # Each meets each other, but never do all three: 10 bytes alive, and 15 needed.
 TRIANGLE = Problem.of([0, 2, 4], [3, 5, 1], [5, 5, 5], length=6)
@@ -163,3 +166,14 @@ def test_a_time_limit_ends_it() -> None:
     none = auto.solve(puzzle(200, seed=8), Options(time_limit=0.0))
     assert verify(none) == []
     assert none.peak >= plan.lower_bound
+
+
+def test_many_buffers_get_fewer_nodes_and_ejection_at_once() -> None:
+    problem = swept(620, 60, 3, spare=0.04)
+    offsets, _ = best_of_six(problem, Options())
+    searches = race.Race(problem, offsets, Options(threads=1), time.perf_counter())
+    searches.turn(0)
+    searches.enter_exact(0, None)
+    searches.turn(0)
+    assert 0 < searches.nodes < 40_000  # of 200 buffers 80,000 take as long
+    assert searches.ejection.tried

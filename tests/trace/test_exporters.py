@@ -6,6 +6,8 @@ import dataclasses
 import json
 import pickle
 import pickletools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +215,7 @@ def test_convert_says_what_it_cannot_write(memplan: Any) -> None:
     for words, reason in (
         (["out.txt"], "end its name in one of"),
         (["out.txt", "--to", "parquet"], "ends in .parquet"),
-        (["-", "--to", "json"], "ends in .json"),
+        (["out.txt", "--to", "json"], "ends in .json"),
         (["out.pickle", "--step", "3"], "for csv only"),
     ):
         done = memplan("convert", sample, *words)
@@ -221,3 +223,14 @@ def test_convert_says_what_it_cannot_write(memplan: Any) -> None:
         assert reason in done.stderr
     done = memplan("convert", sample, "-", "--to", "speedscope")
     assert json.loads(done.stdout)["exporter"].startswith("memplan")
+
+
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_a_trace_on_standard_output_is_what_a_file_would_be(
+    memplan: Any, tmp_path: Path, form: str
+) -> None:
+    sample = ROOT / "traces/infer_resnet50.parquet"
+    assert memplan("convert", sample, f"out.{form}").returncode == 0
+    line = [sys.executable, "-m", "memplan", "convert", sample, "-", "--to", form]
+    done = subprocess.run(line, capture_output=True, check=True)
+    assert done.stdout == (tmp_path / f"out.{form}").read_bytes()
