@@ -38,6 +38,7 @@ class _PlanArrays(ctypes.Structure):
         ("loop_end", ctypes.c_size_t),
         ("arena_bytes", U64),
         ("unmarked", ctypes.c_bool),
+        ("brief", ctypes.POINTER(ctypes.c_bool)),
     )
 
 
@@ -51,6 +52,7 @@ def plan_arrays(plan: ReplayArrays, arena: int) -> ctypes.Structure:
         *(sizes, offsets, len(plan.sizes), starts),
         *((ctypes.c_bool * len(plan.elastic))(*plan.elastic), len(plan.starts)),
         *(plan.loop_begin, plan.loop_end, arena, plan.unmarked),
+        None if plan.brief is None else (ctypes.c_bool * len(plan.brief))(*plan.brief),
     )
 
 

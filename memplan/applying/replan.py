@@ -173,9 +173,14 @@ class Replanner:
         """How the plan did in one step."""
         self._steps += 1
         self._requests = counts["requests"]
-        departures = counts["online"] + counts["fallback"]
+        # By lifespan, whatever finds room in the arena lies as well as any other.
+        arena = self.plan.lifespan_bytes
+        departures = counts["fallback"] + (0 if arena else counts["online"])
         # What came as planned, but found no arena there yet, is no departure.
-        departures -= counts.get("followed", 0)
+        followed = counts.get("followed", 0)
+        departures -= followed
+        if arena and not followed and counts["fallback_bytes"] > LOST * arena:
+            departures = counts["requests"]  # the few that found none are what matters
         # Larger requests are no other program.
         grows = counts["outgrown"] > 0 and self._grow()
         fits = grows or departures <= DEPARTED * counts["requests"]

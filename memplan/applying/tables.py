@@ -26,6 +26,8 @@ class ReplayArrays:
     loop_end) repeat. elastic: per step, whether requests are told by their place.
     sparse: per request, whether its pages go back when it is freed, shape (m,).
     unmarked: no marks cut the steps, the requests themselves tell where one begins.
+    brief: per request, whether its block is freed soon, shape (m,), where blocks lie by
+    how long they live, as on CUDA they may; None: at their offsets.
     """
 
     sizes: Int64Array
@@ -36,6 +38,7 @@ class ReplayArrays:
     elastic: list[bool]
     sparse: BoolArray
     unmarked: bool = False
+    brief: BoolArray | None = None
 
     def table(self, arena_bytes: int, online_bytes: int) -> Table:
         """The native table, for an arena of so many bytes.
@@ -68,7 +71,7 @@ def replay_arrays(
     if sparse is None:
         sparse = np.zeros(len(plan.problem), dtype=np.bool_)
     none = np.empty(0, dtype=np.int64)
-    returns = [none.astype(np.bool_)]
+    returns, brief = [none.astype(np.bool_)], [none.astype(np.bool_)]
     sizes, offsets, starts = [none], [none], [none]
     before = loop_begin = loop_end = 0
     for placed in plan.placements:
@@ -82,6 +85,7 @@ def replay_arrays(
         sizes.append(requests.size)
         offsets.append(requests.by_request(placed.offsets, UNPLANNED))
         returns.append(requests.by_request(returned, False))
+        brief.append(requests.by_request(placed.problem.brief, False))
         starts.append(np.array(requests.starts, dtype=np.int64) + before)
         before += len(requests)
     steps = range(sum(map(len, starts)))
@@ -94,6 +98,7 @@ def replay_arrays(
         [plan.elastic and loop_begin <= step < loop_end for step in steps],
         np.concatenate(returns),
         plan.provenance.program.marks == UNMARKED,
+        np.concatenate(brief) if plan.lifespan_bytes else None,
     )
 
 
@@ -106,6 +111,7 @@ def joined(first: ReplayArrays, second: ReplayArrays) -> ReplayArrays:
     kept = [i for i, elastic in enumerate(second.elastic) if not elastic]
     rows = [np.arange(second.starts[i], ends[i]) for i in kept]
     chosen = np.concatenate([np.empty(0, dtype=np.int64), *rows])
+    brief = np.zeros(len(second.sizes), bool) if second.brief is None else second.brief
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     begins = len(first.sizes) + np.cumsum(lengths) - lengths
     return ReplayArrays(
@@ -116,6 +122,7 @@ def joined(first: ReplayArrays, second: ReplayArrays) -> ReplayArrays:
         first.loop_end,
         [*first.elastic, *[False] * len(kept)],
         np.concatenate([first.sparse, second.sparse[chosen]]),
+        brief=None if first.brief is None else np.append(first.brief, brief[chosen]),
     )
 
 

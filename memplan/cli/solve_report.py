@@ -6,7 +6,7 @@ import contextlib
 import shlex
 from pathlib import Path
 
-from memplan.cli import capacities, outlooks, show
+from memplan.cli import capacities, outlooks, plan_rows, show
 from memplan.core.plan import UNMARKED, Plan
 from memplan.core.problem import Problem
 from memplan.files import STDOUT
@@ -77,6 +77,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     ]
     if plan.elastic:
         rows.insert(1, ("steps", "alike but for their sizes: planned for the largest"))
+    rows += plan_rows.by_lifespan(plan)
     if plan.lanes:
         arena = format_bytes(plan.arena_bytes)
         many = f"{plan.lanes:,} at a time, each in an arena of its own"

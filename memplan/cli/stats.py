@@ -8,7 +8,15 @@ from typing import Any, get_args
 
 import click
 
-from memplan.cli import arguments, memory_rows, show, site_table, sources, stats_many
+from memplan.cli import (
+    arguments,
+    memory_rows,
+    plan_rows,
+    show,
+    site_table,
+    sources,
+    stats_many,
+)
 from memplan.core.plan import Plan
 from memplan.errors import UsageError
 from memplan.reporting.check import described
@@ -198,6 +206,7 @@ def _of_plan(plan: Plan, path: Path, json_: bool) -> None:
         ("planned peak", format_bytes(plan.peak)),
         ("lower bound", f"{bound}, gap {format_gap(plan.gap)}"),
         ("buffers", f"{len(plan.problem):,}"),
+        *plan_rows.by_lifespan(plan),
     ]
     show.facts(f"memplan: {path}", rows)
     show.line(f"  next: memplan plot {shlex.quote(str(path))} -o packing.png")

@@ -95,6 +95,8 @@ class Plan:
     kinds: steps that may stand in place of a hot one, in the same arena.
     elastic: requests of the hot steps are told by their place in the step, and may be
         for fewer bytes than planned.
+    lifespan_bytes: of an elastic plan of CUDA memory, the arena's bytes where a block
+        goes wherever there is room, by how long it lives; 0: it goes to its offset.
     lanes: 0 where the program's requests are one sequence, whatever threads make them;
         else each thread that marks steps has a sequence of its own, and at most so many
         threads an arena each, a lane, at a time. There is no warm-up then.
@@ -108,6 +110,7 @@ class Plan:
     warmup: Warmup | None = None
     kinds: tuple[StepKind, ...] = ()
     elastic: bool = False
+    lifespan_bytes: int = 0
     lanes: int = 0
     stated: Stated | None = None
 
@@ -183,7 +186,12 @@ class Plan:
     @property
     def arena_bytes(self) -> int:
         """Bytes of the arena, or of all lanes together."""
-        return self.lane_bytes * max(self.lanes, 1)
+        return self.lifespan_bytes or self.lane_bytes * max(self.lanes, 1)
+
+    @property
+    def warmup_room(self) -> int:
+        """Bytes that offsets of the warm-up may reach."""
+        return max(self.peak, self.lifespan_bytes)
 
     @property
     def gap(self) -> float:

@@ -28,10 +28,20 @@ def check_structure(plan: Plan, path: object, remedy: str = "") -> None:
         problem = problem or _kind_misfit(kind, number)
     if not problem and plan.elastic and plan.hot.requests is None:
         problem = "an elastic plan must list its requests"
+    if not problem and plan.lifespan_bytes:
+        problem = _lifespan_misfit(plan)
     if not problem and plan.lanes:
         problem = _lanes_misfit(plan)
     if problem:
         raise FormatError(path, problem, remedy)
+
+
+def _lifespan_misfit(plan: Plan) -> str:
+    if plan.provenance.device != "cuda":
+        return "lifespan_bytes is of CUDA memory, and this plan is not"
+    return (
+        "" if plan.elastic else "lifespan_bytes is an elastic plan's, and this is none"
+    )
 
 
 def _lanes_misfit(plan: Plan) -> str:

@@ -109,6 +109,8 @@ def _fields(plan: Plan) -> tuple[dict[str, str], Buffers]:
     fields = {name: _encode(value) for name, value in header.items()}
     if plan.elastic:
         fields["elastic"] = "true"
+    if plan.lifespan_bytes:
+        fields["lifespan_bytes"] = str(plan.lifespan_bytes)
     if plan.lanes:
         fields["lanes"] = str(plan.lanes)
     if plan.kinds:

@@ -48,7 +48,7 @@ _KEYS = (
     | _PLACEMENT
 )
 # Left out where there is nothing to say.
-_EXTRA = frozenset({"elastic", "kinds", "lanes"})
+_EXTRA = frozenset({"elastic", "kinds", "lanes", "lifespan_bytes"})
 _CONDITIONS = frozenset({"cpu_nanoseconds", "milli_load", "steps"})  # of `recorded`
 _CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
 # What is no plan by its first bytes, and the command to give it to.
@@ -119,7 +119,8 @@ def _plan(
         warmup=_warmup(table),
         kinds=_kinds(table),
         elastic="elastic" in table.fields and table.flag("elastic"),
-        lanes=table.integer("lanes", 1) if "lanes" in table.fields else 0,
+        lifespan_bytes=_optional(table, "lifespan_bytes"),
+        lanes=_optional(table, "lanes"),
         **header,
     )
     check_structure(plan, name, _REMEDY)
@@ -184,6 +185,11 @@ def _check_sum(table: Table, data: bytes) -> None:
         raise table.error(
             "checksum", "does not match: the file was damaged or edited since written"
         )
+
+
+def _optional(table: Table, key: str) -> int:
+    """A positive integer; 0 where there is none."""
+    return table.integer(key, 1) if key in table.fields else 0
 
 
 def _warmup(table: Table) -> Warmup | None:

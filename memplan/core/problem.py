@@ -20,6 +20,7 @@ from memplan.errors import InputError
 from memplan.limits import MAX_LENGTH, MAX_TOTAL_BYTES
 
 FREE = -1  # in `fixed`: this buffer may go anywhere
+BRIEF = 16  # ticks that a brief buffer lives at the most
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,13 @@ class Problem:
     def wraps(self) -> BoolArray:
         """Which buffers are alive across the end of the clock's period."""
         return self.lower > self.upper
+
+    @property
+    def brief(self) -> BoolArray:
+        """Which buffers are freed soon after they are made."""
+        turn = np.where(self.wraps, self.length or 0, 0)
+        brief: BoolArray = self.upper + turn - self.lower <= BRIEF
+        return brief
 
     def peak(self, offsets: Int64Array) -> int:
         """Bytes up to the highest one that a buffer takes up at these offsets."""

@@ -164,7 +164,7 @@ def _overlap(
 def _verify_warmup(plan: Plan, warmup: Warmup) -> list[Violation]:
     """The warm-up, and the first hot step that follows it, on one linear clock."""
     joint, offsets = warmup_with_first_step(plan, warmup)
-    return verify_offsets(joint, offsets, plan.peak)
+    return verify_offsets(joint, offsets, plan.warmup_room)
 
 
 def warmup_with_first_step(plan: Plan, warmup: Warmup) -> tuple[Problem, Int64Array]:

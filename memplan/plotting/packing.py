@@ -197,8 +197,9 @@ def _draw_levels(axes: Axes, plan: Plan) -> None:
     peak, bound = style.told_apart(plan.peak, plan.lower_bound)
     middle = (plan.peak + plan.lower_bound) / 2
     apart = max(abs(plan.peak - plan.lower_bound) / 2, 0.033 * axes.get_ylim()[1])
+    top = "peak" if plan.lifespan_bytes else "arena"
     for y, text, colour in (
-        (middle + apart, f"arena\n{peak}", style.INK),
+        (middle + apart, f"{top}\n{peak}", style.INK),
         (middle - apart, f"lower bound\n{bound}", style.BOUND),
     ):
         axes.text(
@@ -230,6 +231,9 @@ def _facts(plan: Plan) -> str:
         f"lower bound {bound}",
         f"gap {format_gap(plan.gap)}" + ", proved optimal" * plan.proved_optimal,
     ]
+    if plan.lifespan_bytes:
+        arena = format_bytes(plan.arena_bytes)
+        facts.append(f"applied in {arena}, by how long blocks live")
     if plan.lanes:
         arena = format_bytes(plan.arena_bytes)
         facts.append(f"{plan.lanes:,} threads' arenas like this, {arena}")

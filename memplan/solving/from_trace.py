@@ -12,6 +12,7 @@ from memplan.core.problem import FREE, Problem
 from memplan.core.verify import warmup_with_first_step
 from memplan.limits import MAX_LANES
 from memplan.solving.greedy import place_around
+from memplan.solving.lifespans import arena_by_lifespan
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import DEFAULTS, Options
 from memplan.solving.step_kinds import plan_kinds
@@ -37,9 +38,9 @@ def solve_trace(
     source: written into the plan. options: for the method, which also says
     what it raises.
 
-    The hot step alone decides the arena's size. The warm-up before it is placed
-    around the hot step's first pass; what does not fit is left to the default
-    allocator, once.
+    The hot step alone decides the arena's size, or of elastic steps of CUDA memory what
+    all of them came to, if that is less. The warm-up before it is placed around the hot
+    step's first pass; what does not fit is left to the default allocator, once.
     """
     found = step_problem(one_stream(trace), step, alignment)
     elastic = found.hot is not None and found.hot.elastic
@@ -59,12 +60,19 @@ def solve_trace(
     )
     plan = replace(plan, hot=replace(plan.hot, requests=found.requests))
     plan = replace(plan, kinds=plan_kinds(plan, found.kinds))
-    return replace(
+    plan = replace(
         plan,
         lanes=0 if found.together is None else _lanes(plan, found.together),
         elastic=elastic,
-        warmup=None if found.warmup is None else _place_warmup(plan, found.warmup),
     )
+    warmup = found.warmup
+    if (varied := found.varied) is not None:
+        arena = arena_by_lifespan(varied.blocks, varied.steps, plan.peak)
+        plan = replace(plan, lifespan_bytes=arena)
+        warmup = varied.start if arena else warmup
+    if warmup is None:
+        return plan
+    return replace(plan, warmup=_place_warmup(plan, warmup))
 
 
 def _lanes(plan: Plan, together: Together) -> int:
@@ -93,7 +101,7 @@ def _place_warmup(plan: Plan, warmup: WarmupWorkload) -> Warmup:
         rounding=joint.rounding,
     )
     tried = [
-        place_around(obstacles, plan.peak, order=order)[:count]
+        place_around(obstacles, plan.warmup_room, order=order)[:count]
         for order in ("lifetime", "size")
     ]
     left_out = [int(warmup.problem.size[placed < 0].sum()) for placed in tried]

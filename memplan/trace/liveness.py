@@ -42,6 +42,19 @@ class WarmupWorkload(Workload):
 
 
 @dataclass(frozen=True, eq=False)
+class VariedWorkload:
+    """Steps that differ in their sizes, as they came.
+
+    blocks: of all `steps` but the program's start, those that die within their step or
+    the next one, on a linear clock. start: the warm-up without any of those steps.
+    """
+
+    steps: int
+    blocks: Problem
+    start: WarmupWorkload
+
+
+@dataclass(frozen=True, eq=False)
 class StepWorkload(Workload):
     """What is to be planned, and how it came about.
 
@@ -51,7 +64,8 @@ class StepWorkload(Workload):
     warmup: the steps before them. kinds: steps after the first hot one that are of
     another kind. together: where threads make their steps side by side, each by its own
     sequence, what they hold of the planned blocks at one time. unmarked: the steps are
-    not marked in the trace, but found in its sequence of requests.
+    not marked in the trace, but found in its sequence of requests. varied: of elastic
+    steps of CUDA memory.
     """
 
     hot: HotSteps | None
@@ -61,6 +75,7 @@ class StepWorkload(Workload):
     kinds: tuple[KindWorkload, ...] = ()
     together: Together | None = None
     unmarked: bool = False
+    varied: VariedWorkload | None = None
 
 
 def step_problem(
@@ -84,7 +99,9 @@ def step_problem(
     if step == "hot":
         hot = find_hot(line)
         if hot is not None:
-            return _cycle(line, hot, unit)
+            found = _cycle(line, hot, unit)
+            varies = hot.elastic and trace.info.device == "cuda"
+            return replace(found, varied=_varied(line, unit)) if varies else found
         if on_cpu and (unmarked := unmarked_steps(line)) is not None:
             return _unmarked(unmarked, unit)
     if step == "all" or (step == "hot" and line.steps == 1):
@@ -208,11 +225,28 @@ def _cycle(
     )
 
 
+def _varied(line: Timeline, alignment: int) -> VariedWorkload:
+    start = line.requests(1).start
+    lower, upper = line.lower[start:], line.upper[start:]
+    chosen = np.flatnonzero(_transient(line, lower, upper))
+    blocks = Problem.of(
+        lower[chosen],
+        upper[chosen],
+        line.size[start:][chosen],
+        alignment=alignment,
+        rounding=alignment,
+    )
+    return VariedWorkload(line.steps - 1, blocks, _before(line, 1, alignment))
+
+
 def _warmup(line: Timeline, hot: HotSteps, alignment: int) -> WarmupWorkload | None:
-    if hot.begin == 0:
-        return None
-    begin = line.span(hot.begin)[0]
-    count = line.requests(hot.begin).start
+    return _before(line, hot.begin, alignment) if hot.begin else None
+
+
+def _before(line: Timeline, step: int, alignment: int) -> WarmupWorkload:
+    """The steps before `step`, which is not the first."""
+    begin = line.span(step)[0]
+    count = line.requests(step).start
     transient = _transient(line, line.lower[:count], line.upper[:count])
-    starts = tuple(line.first[: hot.begin].tolist())
+    starts = tuple(line.first[:step].tolist())
     return WarmupWorkload(*_begun(line, transient, starts, alignment), begin)

@@ -70,17 +70,21 @@ def kinds(draw: st.DrawFn) -> StepKind:
 
 
 @settings(max_examples=150, deadline=None)
-@given(plans(), st.lists(kinds(), max_size=3), st.booleans())
+@given(plans(), st.lists(kinds(), max_size=3), st.booleans(), st.integers(0, 1 << 62))
 def test_a_plan_is_read_back_as_it_was(
-    plan: Plan, others: list[StepKind], elastic: bool
+    plan: Plan, others: list[StepKind], elastic: bool, lifespan: int
 ) -> None:
     elastic = elastic and plan.hot.requests is not None
-    plan = changed(plan, kinds=tuple(others), elastic=elastic)
+    lifespan = lifespan if elastic else 0
+    plan = changed(plan, kinds=tuple(others), elastic=elastic, lifespan_bytes=lifespan)
+    plan = changed(plan, device="cuda") if lifespan else plan
     data = dump_plan(plan)
     again = load_plan(data)
     assert_same_with_kinds(plan, again)
     assert dump_plan(again) == data
+    assert again.lifespan_bytes == lifespan
     assert (b'\n"elastic": true' in data) == elastic
+    assert (b'\n"lifespan_bytes": ' in data) == (lifespan > 0)
     assert (b'\n"kinds": [' in data) == bool(others)
     assert [v.failure for v in verify(again)] == [v.failure for v in verify(plan)]
 
@@ -105,6 +109,8 @@ def test_fields_that_say_nothing_may_be_there() -> None:
     [
         (put("elastic", 1), "elastic is 1, and must be"),
         (put("elastic", None), "elastic is null"),
+        (put("lifespan_bytes", -1), "lifespan_bytes is -1"),
+        (put("lifespan_bytes", "64"), "lifespan_bytes is"),
         (put("kinds", None), "kinds is null, and must be a list"),
         (put("kinds", {}), "kinds is an object, and must be a list"),
         (put("kinds.0", 7), r"kinds\[0\] is 7, and must be an object"),
@@ -139,6 +145,13 @@ def test_unsound_kinds_are_refused_by_name(
 ) -> None:
     with pytest.raises(FormatError, match=rf"^bad\.json: .*{message}"):
         load_plan(edited(PLAN, change), "bad.json")
+
+
+def test_lifespans_are_an_elastic_plans_of_cuda_memory() -> None:
+    with pytest.raises(FormatError, match="lifespan_bytes is of CUDA memory"):
+        dump_plan(changed(sample(), elastic=True, lifespan_bytes=64))
+    with pytest.raises(FormatError, match="lifespan_bytes is an elastic plan's"):
+        dump_plan(changed(sample(), device="cuda", lifespan_bytes=64))
 
 
 def test_an_elastic_plan_lists_its_requests() -> None:

@@ -201,12 +201,14 @@ class World:
         kinds: int = 0,
         elastic: bool = False,
         unmarked: bool = False,
+        brief: tuple[int, ...] | None = None,
         device: int = 0,
         rank: int = 0,
         later: bool = False,
     ) -> None:
         """Serve a stream from (size, offset) requests; the last steps are other kinds,
-        and those that repeat may be elastic. Requests are served from here on."""
+        and those that repeat may be elastic. brief: requests whose blocks are freed
+        soon; then all lie by lifespan. Requests are served from here on."""
         sizes = np.array([size for size, _ in requests], dtype=np.int64)
         offsets = np.array([offset for _, offset in requests], dtype=np.int64)
         first = np.array(starts, dtype=np.int64)
@@ -221,6 +223,7 @@ class World:
             [elastic and loop_start <= i < loop_end for i in range(steps)],
             np.zeros(len(sizes), dtype=np.bool_),
             unmarked,
+            None if brief is None else np.isin(np.arange(len(sizes)), brief),
         )
         self.native.load_plan(Place(device, rank), plan, arena, later=later)
         self.native.serve(True)
@@ -267,6 +270,7 @@ class World:
                     np.array([0, 300, 600], dtype=np.int64),
                     *(1, 3, [False, elastic, elastic]),
                     np.zeros(900, dtype=np.bool_),
+                    brief=np.arange(900) % 3 == 0 if len(kept) % 2 else None,
                 )
             )
             plans.append(plan_arrays(kept[-1], arena))

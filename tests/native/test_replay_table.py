@@ -34,8 +34,8 @@ def make(**changes: Any) -> _alloc.Table:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"offsets": [0]}, "sizes, offsets and sparse differ in length"),
-        ({"sparse": [True]}, "sizes, offsets and sparse differ in length"),
+        ({"offsets": [0]}, "sizes, offsets, sparse and brief differ in length"),
+        ({"sparse": [True]}, "sizes, offsets, sparse and brief differ in length"),
         ({"elastic": [True]}, "starts and elastic differ in length"),
         ({"sizes": [64, 0]}, "a size is not positive"),
         ({"sizes": [-64, 64]}, "a size is not positive"),

@@ -276,10 +276,10 @@ NB_MODULE(_alloc, m) {
   nb::class_<memplan::Ranges>(m, "Ranges")
       .def(nb::init<std::uint64_t, std::uint64_t>(), "size"_a, "granularity"_a)
       .def("take_anywhere",
-           [](memplan::Ranges& self, std::uint64_t bytes) {
-             return self.take_anywhere(bytes, self.size());
+           [](memplan::Ranges& self, std::uint64_t bytes, bool high) {
+             return self.take_anywhere(bytes, self.size(), high);
            },
-           "bytes"_a)
+           "bytes"_a, "high"_a = false)
       .def("give_back", &memplan::Ranges::give_back, "offset"_a);
   m.def("start_lanes", &memplan::start_lanes, "replays"_a);
   m.def("outside_lanes", [] { return to_dict(memplan::outside_lanes()); });

@@ -41,7 +41,7 @@ bool installed();
 Arenas* arenas_of(int device);
 // Those that are there.
 std::vector<Arenas*> all_arenas();
-// Whether an arena of so many bytes may be made now; hot: its plan's warm-up is over.
+// Whether an arena of so many bytes may be made now; hot: see Arenas::Arena.
 // Called with no lock held.
 using Permission = bool (*)(int device, unsigned rank, std::uint64_t bytes, bool hot);
 // Who is asked from now on; null: nobody, and it may.

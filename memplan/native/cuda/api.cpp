@@ -44,6 +44,7 @@ struct PlanArrays {
   std::size_t loop_end;
   std::uint64_t arena_bytes;
   bool unmarked;
+  const bool* brief;  // null: every request lies at its offset
 };
 
 Table table_from(const PlanArrays& plan) {
@@ -51,6 +52,7 @@ Table table_from(const PlanArrays& plan) {
   return table_of({.sizes = {plan.sizes, plan.count},
                    .offsets = {plan.offsets, plan.count},
                    .sparse = {},
+                   .brief = {plan.brief, plan.brief == nullptr ? 0 : plan.count},
                    .starts = {plan.starts, plan.steps},
                    .elastic = {plan.elastic, plan.steps},
                    .loop_begin = plan.loop_begin,
@@ -111,7 +113,8 @@ MEMPLAN_API std::uint64_t memplan_cuda_missed() { return missed(); }
 
 // Requests of `sizes` bytes at `offsets` (-1: not planned), in steps that begin at
 // `starts`, `elastic` or not; steps [loop_begin, loop_end) repeat, and those after them
-// are of other kinds. `later`: from the next step on, in place of the plan that is there.
+// are of other kinds. `brief`: see Table::by_lifespan. `later`: from the next step on, in
+// place of the plan that is there.
 MEMPLAN_API const char* memplan_cuda_load_plan(int device, unsigned rank, bool later,
                                                const PlanArrays* plan) {
   try {

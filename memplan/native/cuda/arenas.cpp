@@ -79,6 +79,11 @@ void Arenas::end_step(Arena& arena) {
   arena.departed = 0;
   arena.evidence = {};
   if (arena.wait > 0) --arena.wait;
+  if (end.hot) ++arena.hot_steps;
+  if (end.counts.fallback_bytes > arena.beside_most) {
+    arena.beside_most = end.counts.fallback_bytes;
+    arena.outgrown = true;
+  }
   if (end.hot && arena.ended.size() < kMostSteps) arena.ended.push_back(end);
   if (end.adopted) arena.aside = false;
 }
@@ -131,7 +136,23 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
     turns_.note();
   }
   const bool served = there || arena->server.ranges().size() == 0;
-  return served ? Answer{serve(*arena, bytes)} : follow(*arena, bytes, stream);
+  if (!served) return follow(*arena, bytes, stream);
+  void* address = serve(*arena, bytes);
+  return {.address = address, .beside = address == nullptr && outgrows(*arena, bytes)};
+}
+
+// Whether a block that found no room is a large one, and larger than those that torch keeps
+// by now, or of a step after one that had more of them than any.
+bool Arenas::outgrows(Arena& arena, std::uint64_t bytes) {
+  const Server& server = arena.server;
+  if (!server.table().by_lifespan || !server.matcher().looped() ||
+      bytes < server.ranges().size() / Arena::kLargePart) {
+    return false;
+  }
+  if (!arena.outgrown && bytes <= arena.beside) return false;
+  arena.outgrown = false;
+  arena.beside = bytes;
+  return true;
 }
 
 void Arenas::pass_by(std::uint64_t requested, std::int64_t stream) {
@@ -186,15 +207,16 @@ Arenas::Answer Arenas::follow(Arena& arena, std::uint64_t bytes, std::int64_t st
   arena.evidence.departed(found.departed);
   if (found.offset < 0) return {};
   arena.evidence.followed(bytes, found.planned);
+  const std::uint64_t size = arena.server.ranges().size();
   if (arena.memory != Arena::Memory::kNone || arena.tried || arena.wait > 0 ||
-      arena.refusals >= kAttempts ||
-      !arena.evidence.enough(arena.server.ranges().size())) {
+      arena.refusals >= kAttempts || !arena.evidence.enough(size) ||
+      (arena.server.table().by_lifespan && arena.evidence.late(size, bytes))) {
     return {};
   }
   arena.memory = Arena::Memory::kInMaking;
   arena.stream = stream;
   arena.tried = true;
-  return {nullptr, &arena, found.offset, arena.server.matcher().looped()};
+  return {nullptr, &arena, found.offset, arena.hot()};
 }
 
 // Of a range that was taken there, or null for -1.

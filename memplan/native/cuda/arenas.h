@@ -39,6 +39,8 @@ class Arenas {
         : server(std::move(table), bytes, kGranularity) {}
 
     enum class Memory { kNone, kInMaking, kThere };
+    static constexpr std::uint64_t kSettling = 16;    // steps
+    static constexpr std::uint64_t kLargePart = 64;  // of the arena
 
     Server server;
     c10::DataPtr block;
@@ -57,14 +59,29 @@ class Arenas {
     bool retired = false;  // another plan took over, or none
     std::optional<Table> larger;  // adopted, and too large for this arena
     std::vector<StepEnd> ended;
+    std::uint64_t hot_steps = 0;  // so many have ended
+    // Of blocks that found no room: bytes of the largest since torch gave back what it kept,
+    // and the most of a step, which the last one had.
+    std::uint64_t beside = 0;
+    std::uint64_t beside_most = 0;
+    bool outgrown = false;
+
+    // Whether the warm-up is over, and some steps of a loop whose sizes vary: before that
+    // torch's own allocator has not settled.
+    bool hot() const {
+      const bool settled = !server.table().by_lifespan || hot_steps >= kSettling;
+      return server.matcher().looped() && settled;
+    }
   };
   // Of a request: its address in an arena, or null, and then perhaps the arena that is to
-  // be made for it, and its offset there; hot: the warm-up is over.
+  // be made for it, and its offset there; hot: see Arena::hot. beside: it is large, and
+  // found no room in the arena; what torch keeps is to be given back before.
   struct Answer {
     void* address = nullptr;
     Arena* wanted = nullptr;
     std::int64_t offset = -1;
     bool hot = false;
+    bool beside = false;
   };
   using Blocks = std::vector<c10::DataPtr>;  // of torch's allocator: to be given back
 
@@ -140,6 +157,7 @@ class Arenas {
   Arena* holding(const void* address);
   void* address_in(Arena& arena, std::int64_t offset, std::uint64_t bytes);
   void* serve(Arena& arena, std::uint64_t bytes);
+  bool outgrows(Arena& arena, std::uint64_t bytes);
   void count_elsewhere(std::uint64_t bytes);
   Answer follow(Arena& arena, std::uint64_t bytes, std::int64_t stream);
   void end_step(Arena& arena);

@@ -37,8 +37,7 @@ void* Arenas::made(const Answer& answer, c10::DataPtr block, std::uint64_t reque
   arena.departed = arena.server.departed_bytes();
   stats_.grow(kArenas, arena.server.ranges().size());
   ++stats_[kArenasMade];
-  if (!arena.server.place_followed(answer.offset, bytes)) return nullptr;
-  return address_in(arena, answer.offset, bytes);
+  return address_in(arena, arena.server.place_followed(answer.offset, bytes), bytes);
 }
 
 }  // namespace memplan::cuda

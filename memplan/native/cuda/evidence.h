@@ -28,6 +28,11 @@ class Evidence {
            followed_ >= size / kLeastPart && followed_ >= kTimes * departed_ &&
            kSmallest * followed_ >= planned_;
   }
+  // Before the latest request, of `bytes`, a good part of an arena of `size` bytes came in
+  // this step, and lies elsewhere.
+  bool late(std::uint64_t size, std::uint64_t bytes) const {
+    return followed_ - bytes > size / kGoodPart;
+  }
   // Enough for that the step is another: a good part of the arena, and next to nothing of
   // it as planned.
   bool against(std::uint64_t size) const {

@@ -73,13 +73,19 @@ c10::DataPtr from_torch(State& s, void* self, std::size_t bytes, Arenas* arenas,
   }
 }
 
+// Whether `bytes` at once may be taken; what torch keeps free is given back first.
+bool permitted(State& s, Arenas& arenas, std::int64_t stream, std::uint64_t bytes,
+               bool hot) {
+  const Permission permission = s.permission.load();
+  return permission == nullptr ||
+         permission(arenas.device(), arenas.rank_of(stream), bytes, hot);
+}
+
 // Memory for the arena that is wanted, and the request's place there.
 void* in_new_arena(State& s, void* self, Arenas& arenas, const Arenas::Answer& answer,
                    std::size_t bytes, std::int64_t stream) {
   const std::uint64_t size = arenas.arena_bytes(answer.wanted);
-  const Permission permission = s.permission.load();
-  if (permission != nullptr &&
-      !permission(arenas.device(), arenas.rank_of(stream), size, answer.hot)) {
+  if (!permitted(s, arenas, stream, size, answer.hot)) {
     arenas.defer(answer.wanted);
     return nullptr;
   }
@@ -118,6 +124,9 @@ c10::DataPtr served(void* self, std::size_t bytes) {
   if (answer.wanted != nullptr) {
     address = in_new_arena(s, self, *arenas, answer, bytes, stream);
   }
+  // It is torch's, permitted or not: steps that get larger and larger would each leave
+  // one more block, too small for the next.
+  if (answer.beside) static_cast<void>(permitted(s, *arenas, stream, bytes, false));
   const bool log = s.log.is_open() && logged(s, device, arenas->rank_of(stream));
   if (address != nullptr) {
     if (log) note_request(s, address, bytes);

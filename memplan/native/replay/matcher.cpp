@@ -46,7 +46,7 @@ void Matcher::enter(std::size_t step) {
   if (step >= table_.steps.size()) return;
   const auto [first, last, elastic] = table_.steps[step];
   cursor_ = reach_ = first;
-  if (elastic) elastic_.begin(first, last);
+  if (elastic && !table_.by_lifespan) elastic_.begin(first, last);
   std::fill(used_.begin() + static_cast<std::ptrdiff_t>(first),
             used_.begin() + static_cast<std::ptrdiff_t>(last), false);
   if (step >= table_.loop_begin && step < table_.loop_end) {
@@ -91,7 +91,8 @@ void Matcher::next_step() {
   }
   const bool idle = seen_ == 0 && step_ < table_.steps.size() &&
                     table_.steps[step_].first < table_.steps[step_].last;
-  const bool elastic = step_ < table_.steps.size() && table_.steps[step_].elastic;
+  const bool elastic =
+      step_ < table_.steps.size() && table_.steps[step_].elastic && !table_.by_lifespan;
   if (elastic) elastic_.end();
   if (!looped()) {
     enter(step_ + 1);
@@ -117,6 +118,9 @@ std::size_t Matcher::match(std::uint64_t bytes) {
   } else {
     in_order_ = false;
     found = match_nearby(bytes);
+    if (found == kNoMatch && table_.by_lifespan && !looped()) {
+      found = match_size_apart(expected);
+    }
     if (found == kNoMatch) ++missed_;
   }
   if (history_.size() == position && position < kHistory) history_.push_back(bytes);
@@ -124,12 +128,23 @@ std::size_t Matcher::match(std::uint64_t bytes) {
 }
 
 std::size_t Matcher::match_by_position(std::uint64_t bytes) {
-  if (!elastic_.take(bytes)) return kNoMatch;
   const std::size_t entry = table_.steps[step_].first + seen_ - 1;
+  if (table_.by_lifespan) return entry < table_.steps[step_].last ? entry : kNoMatch;
+  if (!elastic_.take(bytes)) return kNoMatch;
   // One that is too large would lie in the way of those planned after it: from then
   // on, the step goes without the plan.
   if (bytes > table_.requests[entry].size) outgrown_ = true;
   return outgrown_ ? kNoMatch : entry;
+}
+
+// Of a warm-up whose sizes differ from run to run: what keeps its size, weights above all,
+// is told by it, and so not met here.
+std::size_t Matcher::match_size_apart(std::size_t expected) {
+  const std::size_t end = std::min(table_.steps[step_].last, expected + kWindow);
+  for (std::size_t i = expected; i < end; ++i) {
+    if (!used_[i] && table_.requests[i].offset >= 0) return take(i);
+  }
+  return kNoMatch;
 }
 
 std::size_t Matcher::match_nearby(std::uint64_t bytes) {

@@ -58,6 +58,7 @@ class Matcher {
   void enter(std::size_t step);
   std::size_t match_by_position(std::uint64_t bytes);
   std::size_t match_nearby(std::uint64_t bytes);
+  std::size_t match_size_apart(std::size_t expected);
   bool follow_another(std::uint64_t bytes);
   // The step that this one, so far, and a request of `bytes` begin; or kNoMatch.
   std::size_t another_like(std::uint64_t bytes) const;

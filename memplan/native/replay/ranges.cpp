@@ -58,7 +58,7 @@ Ranges::Hole Ranges::hole_at(std::uint64_t limit) const {
   return {limit - begin, begin};
 }
 
-std::int64_t Ranges::take_anywhere(std::uint64_t bytes, std::uint64_t limit) {
+std::int64_t Ranges::take_anywhere(std::uint64_t bytes, std::uint64_t limit, bool high) {
   if (bytes - 1 >= size_) return -1;
   const std::uint64_t want = round_up(bytes, granularity_);
   limit = std::min(limit, size_);
@@ -69,7 +69,8 @@ std::int64_t Ranges::take_anywhere(std::uint64_t bytes, std::uint64_t limit) {
   const bool cut_fits = cut.first >= want;
   if (hole == holes_.end() && !cut_fits) return -1;
   const bool take_cut = cut_fits && (hole == holes_.end() || cut < *hole);
-  const std::uint64_t begin = take_cut ? cut.second : hole->second;
+  const Hole chosen = take_cut ? cut : *hole;
+  const std::uint64_t begin = chosen.second + (high ? chosen.first - want : 0);
   insert(used_.lower_bound(begin), begin, begin + want);
   return static_cast<std::int64_t>(begin);
 }

@@ -33,8 +33,9 @@ class Ranges {
   // use. No bytes are never taken.
   bool take(std::uint64_t offset, std::uint64_t bytes);
   // Best fit below `limit`: the smallest hole that holds `bytes`, the lowest among
-  // equals. Returns its offset, or -1 when no hole is large enough.
-  std::int64_t take_anywhere(std::uint64_t bytes, std::uint64_t limit);
+  // equals, and there the low end, or the high one. Returns the offset, or -1 when no hole
+  // is large enough.
+  std::int64_t take_anywhere(std::uint64_t bytes, std::uint64_t limit, bool high = false);
   // The lowest fit from `floor` on, or -1.
   std::int64_t take_above(std::uint64_t bytes, std::uint64_t floor);
   // Gives back the range at `offset`; returns its rounded bytes, 0 if none begins there.

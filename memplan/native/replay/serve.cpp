@@ -16,9 +16,10 @@ Place Server::serve(std::uint64_t bytes) {
       ++step_.unplanned;
       return {-1, Matcher::kNoMatch};
     }
-    if (ranges_.take(static_cast<std::uint64_t>(offset), bytes)) {
+    const std::int64_t place = take_planned(table().requests[entry], bytes);
+    if (place >= 0) {
       ++step_.planned;
-      return {offset, entry};
+      return {place, entry};
     }
     ++step_.conflicts;
   }
@@ -27,6 +28,14 @@ Place Server::serve(std::uint64_t bytes) {
   const bool placed = matcher_.looped() && departures_placed_;
   const bool conflict = entry != Matcher::kNoMatch;
   return {depart(bytes, placed ? take_online(bytes, conflict) : -1), Matcher::kNoMatch};
+}
+
+std::int64_t Server::take_planned(const Request& request, std::uint64_t bytes) {
+  if (table().by_lifespan) {
+    return ranges_.take_anywhere(bytes, table().arena_bytes, request.brief);
+  }
+  const auto offset = static_cast<std::uint64_t>(request.offset);
+  return ranges_.take(offset, bytes) ? request.offset : -1;
 }
 
 std::int64_t Server::take_online(std::uint64_t bytes, bool conflict) {
@@ -63,15 +72,15 @@ Followed Server::follow(std::uint64_t bytes) {
   return {request.offset, request.size, passed};
 }
 
-bool Server::place_followed(std::int64_t offset, std::uint64_t bytes) {
-  if (!ranges_.take(static_cast<std::uint64_t>(offset), bytes)) return false;
+std::int64_t Server::place_followed(std::int64_t offset, std::uint64_t bytes) {
+  const std::int64_t place = take_planned({bytes, offset}, bytes);
   // Unless its step has ended meanwhile, it was counted as one that was only followed.
-  if (followed_ == 0 || step_.fallback_bytes < bytes) return true;
+  if (place < 0 || followed_ == 0 || step_.fallback_bytes < bytes) return place;
   --followed_;
   --step_.fallback;
   step_.fallback_bytes -= bytes;
   ++step_.planned;
-  return true;
+  return place;
 }
 
 bool Server::turns(std::uint64_t bytes) {

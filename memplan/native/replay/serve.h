@@ -52,9 +52,9 @@ class Server {
   // While there is no memory for an arena: the default allocator serves the request, but
   // the plan is followed.
   Followed follow(std::uint64_t bytes);
-  // The arena is there now, and the request followed last goes to its planned place;
-  // false if that is taken.
-  bool place_followed(std::int64_t offset, std::uint64_t bytes);
+  // The arena is there now, and the request followed last goes to its planned place:
+  // returns that, or -1 if it is taken.
+  std::int64_t place_followed(std::int64_t offset, std::uint64_t bytes);
   // Bytes of this step's departures so far.
   std::uint64_t departed_bytes() const {
     return step_.online_bytes + step_.fallback_bytes;
@@ -103,6 +103,8 @@ class Server {
   static constexpr std::uint64_t kOverdue = 1024;
   static constexpr std::size_t kNearby = 64;  // entries; beyond, it is another step's
 
+  // Where a request of the plan's is to lie, taken for `bytes`; -1: another is there.
+  std::int64_t take_planned(const Request& request, std::uint64_t bytes);
   // Free space for a departure. Where there is more than the plan's: what it did not
   // expect comes to lie among the plan's blocks, whose pages are resident; what it did,
   // and found its place taken, beyond them, not to take another's place in turn.

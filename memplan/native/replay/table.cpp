@@ -16,8 +16,9 @@ void check(const TableArrays& arrays) {
   const std::size_t count = arrays.sizes.size(), steps = arrays.starts.size();
   const std::size_t begin = arrays.loop_begin, end = arrays.loop_end;
   refuse(arrays.offsets.size() != count ||
-             (!arrays.sparse.empty() && arrays.sparse.size() != count),
-         "sizes, offsets and sparse differ in length");
+             (!arrays.sparse.empty() && arrays.sparse.size() != count) ||
+             (!arrays.brief.empty() && arrays.brief.size() != count),
+         "sizes, offsets, sparse and brief differ in length");
   refuse(arrays.elastic.size() != steps, "starts and elastic differ in length");
   refuse(begin > end || end > steps || (steps > 0 && begin == end),
          "the steps that repeat must be some, and reach beyond none");
@@ -45,7 +46,8 @@ Table table_of(const TableArrays& arrays, std::uint64_t granularity,
                                   std::to_string(granularity));
     }
     table.requests.push_back({round_up(static_cast<std::uint64_t>(size), size_unit), offset,
-                              !arrays.sparse.empty() && arrays.sparse[i]});
+                              !arrays.sparse.empty() && arrays.sparse[i],
+                              !arrays.brief.empty() && arrays.brief[i]});
   }
   table.steps.reserve(steps);
   for (std::size_t i = 0; i < steps; ++i) {
@@ -60,6 +62,7 @@ Table table_of(const TableArrays& arrays, std::uint64_t granularity,
   table.arena_bytes = arrays.arena_bytes;
   table.online_bytes = arrays.online_bytes;
   table.unmarked = arrays.unmarked;
+  table.by_lifespan = !arrays.brief.empty();
   return table;
 }
 

@@ -12,6 +12,7 @@ struct Request {
   std::uint64_t size;   // exact bytes; in an elastic step, the most that were asked for
   std::int64_t offset;  // -1: the default allocator serves it, as planned
   bool sparse = false;  // touched in part: its pages go back when it is freed
+  bool brief = false;   // freed soon; see Table::by_lifespan
 };
 
 // Requests [first, last) of the table. In an elastic step they are told by their
@@ -35,6 +36,12 @@ struct Table {
   // No marks tell where a step begins: the requests themselves do. There is no warm-up
   // then, and requests between one pass of the loop and the next are none of the plan's.
   bool unmarked = false;
+  // Requests lie by how long they live, not at their offsets (which only say that they
+  // are planned): brief ones at the high end of a hole, others at the low one. Offsets
+  // for the largest sizes of many steps would need more than any one of those steps.
+  // Elastic steps may be of any sizes then, and of a few requests more or fewer: whether
+  // one is brief is a guess, by its position, that costs no more than room if it is wrong.
+  bool by_lifespan = false;
 };
 
 // What a table is made of: plain arrays, as both interfaces are given them.
@@ -42,6 +49,7 @@ struct TableArrays {
   std::span<const std::int64_t> sizes;    // per request, bytes; positive
   std::span<const std::int64_t> offsets;  // per request, bytes; -1: not planned
   std::span<const bool> sparse;           // per request; empty: none of them
+  std::span<const bool> brief = {};       // per request; empty: all lie at their offsets
   std::span<const std::int64_t> starts;   // per step, its first request; ascending
   std::span<const bool> elastic;          // per step
   std::size_t loop_begin;
