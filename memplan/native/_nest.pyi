@@ -97,9 +97,9 @@ class Problem:
 
     extent and base: of X Y C K B; memories: of input, kernel and output, each (knots,
     largest, pool, slides, levels, main_pj, last), pJ an element, of the output's a
-    partial sum; last_write: of a result, in parts of that. slides: whether they can have
-    sliding buffers, which of the input alone makes a difference. last: knots of what
-    lies outermost of the tensor's buffers; none, if these are the same.
+    partial sum; last_write: of a result, in parts of that. slides: whether they can
+    have sliding buffers, which of the input alone makes a difference. last: knots of
+    what lies outermost of the tensor's buffers; none, if these are the same.
     """
 
     def __init__(
