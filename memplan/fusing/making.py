@@ -9,7 +9,7 @@ from typing import Any
 
 from memplan.errors import InputError, MemplanError
 from memplan.fusing.engine.build import Engine
-from memplan.fusing.engine.clock import CLEARLY, seconds, tells, timed
+from memplan.fusing.engine.clock import CLEARLY, seconds, tells
 from memplan.fusing.engine.decide import Maker
 from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.front.exported import exported
@@ -25,6 +25,7 @@ from memplan.fusing.noise import Noise, varied
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.peaks import fits, room
 from memplan.fusing.prepared import LeftAlone, Prepared
+from memplan.graph.clock import timed
 from memplan.graph.measure import relative_error
 from memplan.graph.program import Program
 

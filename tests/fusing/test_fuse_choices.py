@@ -457,7 +457,7 @@ def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> N
 
         return body
 
-    monkeypatch.setattr(clock, "clock", lambda: lambda: now)
+    monkeypatch.setattr("memplan.graph.clock.clock", lambda: lambda: now)
     runs = [run(0, 0.012), run(1, 0.01), run(2, 0.02)]
     assert seconds(runs, enough=0.0) == pytest.approx([0.012, 0.01, 0.02])
     # Once to begin with, and once more until what takes far longer is out.
