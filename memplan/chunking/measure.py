@@ -88,9 +88,9 @@ def paired(first: Run, second: Run, device: str = "cpu") -> Paired:
     while len(times) < MOST:
         times.append((run_seconds(first, device), run_seconds(second, device)))
         took = time.perf_counter() - began
-        if took > (ENOUGH_SECONDS if len(times) < REPEATS else SHORT_SECONDS):
-            if len(times) >= LEAST:
-                break
+        enough = ENOUGH_SECONDS if len(times) < REPEATS else SHORT_SECONDS
+        if len(times) >= LEAST and took > enough:
+            break
     one, other = (median(each) for each in zip(*times, strict=True))
     return Paired(one, other, other / one, len(times))
 

@@ -270,6 +270,8 @@ def test_what_writes_to_its_buffers_is_left_alone() -> None:
     with torch.no_grad():
         small(x)
     assert int(model.calls) == before + 1
+    with pytest.raises(BudgetError, match=r"parts of it can be: .*its buffer 'calls'"):
+        chunked(model, x, 1000)
 
 
 def test_arguments_that_make_no_sense() -> None:
