@@ -29,7 +29,8 @@ def too_large(nearest: Any, limit: int, before: int) -> BudgetError:
     floor, line = plan.measured_bytes_after, plan.peak_after.get("line", "")
     where = f", at {line}" if line else ""
     whole = plan.left_alone.get("")
-    alone = f" (only parts of it can be: {whole})" if whole else ""
+    which = "nothing" if plan.reason.startswith("nothing of it") else "only parts"
+    alone = f" ({which} of it can be exported: {whole})" if whole else ""
     if floor >= before:
         return BudgetError(
             f"no plan found within {format_bytes(limit)}: nothing found needs less "
