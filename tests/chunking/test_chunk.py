@@ -283,9 +283,7 @@ def test_what_writes_to_its_buffers_is_left_alone() -> None:
     with torch.no_grad():
         small(x)
     assert int(model.calls) == before + 1
-    with pytest.raises(
-        BudgetError, match=r"be exported: .*its buffer 'calls'"
-    ):
+    with pytest.raises(BudgetError, match=r"be exported: .*its buffer 'calls'"):
         chunked(model, x, 1000)
 
 
