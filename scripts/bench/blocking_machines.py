@@ -88,9 +88,10 @@ def figure_9(page: Page) -> None:
         "split (`memplan blocking parallel`). Of these two only memories that pay are "
         "kept. That the larger memory should be shared holds of a given nest; with "
         "nests for each, eight cores that share the input need no more than eight that "
-        "share the kernels. The gap is to what no nest takes less than; it bounds the "
-        "length of the wires from below, and is wide where a large part of the energy "
-        "is sent over them."
+        "share the kernels. The gap is to what no nest takes less than. Only a tensor's "
+        "last memory is spread: nests are parted by the sizes of theirs, each part is "
+        "bounded with prices at which smaller memories are no cores', and the least is "
+        "divided again until the time is over: more time makes the gap smaller."
     )
     page.table(
         "shared | cores | pJ/MAC | on chip, KiB | nest",

@@ -9,35 +9,31 @@ buffers that take the least, and improved by small changes.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from memplan.blocking.cost.objective import Codesign
+from memplan.blocking.design.cores_bound import CoresBound
+from memplan.blocking.design.cores_prices import spread
 from memplan.blocking.design.parallel import (
     SHARED,
     CoresEnergy,
     best_cores_energy,
     check_split,
 )
-from memplan.blocking.machine.energy import Curve
-from memplan.blocking.nest.layer import Layer, Tensor
+from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Nest, nest_of
-from memplan.blocking.search.exact import problem_of
 from memplan.blocking.search.incumbent import ProgressReport
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options
 from memplan.cores import cores as all_cores
 from memplan.errors import UsageError
-from memplan.native import _nest
 
 _USUAL = 3.0  # seconds of a search, where there is no limit
-_LONGER = 3  # times that, of a bound
-_PARTS = (16, 256, 0)  # of the best's bytes that memories have, at least
-_CHANGES = 200  # of a nest, tried one after the other
+_LONGER = 9  # times that, of a bound
+_STARTS = 3  # nests that are improved, the best first
+_CHANGES = 1000  # of a nest and of what it became, tried at most
 _SAME = 1e-9
 _DEFAULT = Options()
 
@@ -69,8 +65,8 @@ def optimize_for_cores(
     """For each number of cores and split, "k" or "xy", the best nest found, over the
     layer and on the datapath of `one`, and never worse than it.
 
-    options: threads, and the seconds of each of two searches a way, by default 3; three
-    bounds may take three times as long.
+    options: threads, and the seconds of each of two searches a way, by default 3; its
+    bound may take nine times as long.
     Ctrl-C ends all.
     Raises UsageError where the layer cannot be split so, or for options that minimize
     anything but energy.
@@ -115,33 +111,51 @@ class _Search:
         self._nest, self._best = one, self._given
 
     def run(self) -> None:
-        """The searches, and the bound: of memories that are so large in all, and hence
-        the wires so long, or larger; and of ever smaller ones."""
-        nbytes = self._best.sram_bytes
+        """The searches, and the bound."""
         if self.cores > 1:
+            nbytes = self._best.sram_bytes
             self._look(self._priced(self._wires(nbytes), least=False))
             # Cheap large memories, and memories that are smaller for shorter wires.
             self._look(self._priced(self._wires(nbytes // 4), least=True))
-        bounds, most = [], self._machine.budget
-        for part in _PARTS:
-            small = nbytes // part if part else 0
-            priced = self._priced(self._wires(small) if small else 0.0, least=True)
-            least = self._least(replace(priced, budget=most))
-            bounds.append(least + self._shuffle(max(small, 1)))
-            most = small if most is None else min(most, small)
-        self.bound = min(bounds)
+        threads = self._options.threads or all_cores()
+        bound = CoresBound(self._one, self.cores, self._split, self._machine, threads)
+        seconds = _LONGER * (self._options.time_limit or 0.0)
+        self.bound = bound.pj(self._best.total, seconds)
 
     def improve(self, nests: Sequence[Nest]) -> None:
         """From the best of these nests to where small changes do not help."""
-        for nest in nests:
-            self._take(nest)
         if self.cores == 1:
+            for nest in nests:
+                self._take(nest)
             return  # the nest given is that of a search for one core
-        chance = random.Random(0)
-        for _ in range(_CHANGES):
-            changed = _changed(self._nest, chance)
-            if changed is not None:
-                self._take(changed)
+        starts = {str(nest): nest for nest in (self._nest, *nests)}
+        priced = [(self._energy(nest), nest) for nest in starts.values()]
+        for energy, nest in sorted(priced, key=lambda each: each[0].total)[:_STARTS]:
+            found, better = self._descended(energy, nest)
+            if found.total < self._best.total * (1 - _SAME):
+                self._nest, self._best = better, found
+
+    def _descended(self, energy: CoresEnergy, nest: Nest) -> tuple[CoresEnergy, Nest]:
+        """What a nest becomes by changes that each make it better, in an order of
+        chance that is always the same, until none does or _CHANGES were tried."""
+        chance, seen = random.Random(0), {str(nest)}
+        better = True
+        while better and len(seen) < _CHANGES:
+            better = False
+            changes = list(neighbours(nest))
+            chance.shuffle(changes)
+            for loops in changes:
+                changed = _made(nest.layer, loops, nest.unroll)
+                if changed is None or str(changed) in seen:
+                    continue
+                seen.add(str(changed))
+                found = self._energy(changed)
+                if found.total < energy.total * (1 - _SAME):
+                    energy, nest, better = found, changed, True
+                    break
+                if len(seen) >= _CHANGES:
+                    break
+        return energy, nest
 
     def result(self) -> CoresNest:
         """The best so far."""
@@ -165,88 +179,37 @@ class _Search:
         self.nests.append(found.nest)
         self._take(found.nest)
 
-    def _least(self, machine: Codesign) -> float:
-        """pJ that no nest takes less than at these prices; the compulsory accesses to
-        main memory at least."""
-        layer = self._one.layer
-        found = _nest.optimum(
-            problem_of(layer, self._one.unroll, machine, shared=False),
-            whole=True,
-            incumbent=self._best.total / layer.G,
-            seconds=_LONGER * (self._options.time_limit or 0.0),
-            threads=self._options.threads or all_cores(),
-        )
-        if found.interrupted:
-            raise KeyboardInterrupt
-        return max(found.lower_bound * layer.G, self._compulsory())
-
-    def _compulsory(self) -> float:
-        traffic = self._machine.traffic(self._one)
-        pj = (
-            (own.compulsory_words, self._machine.main_pj(t))
-            for t, own in traffic.items()
-        )
-        return sum(words * each for words, each in pj)
-
     def _wires(self, nbytes: int) -> float:
         return self._machine.curves[SHARED[self._split]].on_chip(nbytes)
-
-    def _shuffle(self, nbytes: int) -> float:
-        """pJ of handing the outputs to all, if memories have at least so many bytes."""
-        if self._split != "k" or self.cores == 1:
-            return 0.0
-        curve = self._machine.curves[Tensor.OUTPUT]
-        outputs = self._machine.traffic(self._one)[Tensor.OUTPUT]
-        return outputs.compulsory_words * curve.on_chip(nbytes)
 
     def _priced(self, wires: float, least: bool) -> Codesign:
         """Prices by size. least: those of a split tensor's last memory for all it has;
         else those of the others."""
-        curves: dict[Tensor, Curve] = dict(self._machine.curves)
-        if self.cores > 1:
-            for tensor, curve in self._machine.curves.items():
-                if tensor is SHARED[self._split]:
-                    curves[tensor] = _shared(curve, self.cores, wires)
-                elif least:
-                    sizes = tuple(n * self.cores for n in curve.nbytes)
-                    curves[tensor] = replace(curve, nbytes=sizes)
+        own, shared = self._machine.curves, SHARED[self._split]
+        curves = spread(own, self.cores, self._split, wires)
+        if not least:
+            curves = {**own, shared: curves[shared]}
         return replace(self._machine, curves=curves)
 
 
-def _shared(curve: Curve, cores: int, wires: float) -> Curve:
-    """The cheaper of a core's own memory, and the last one that all share."""
-    sizes = {*curve.nbytes, *_where(curve, wires), *_where(curve, wires / cores)}
-    knots = sorted(sizes)
-    pj = []
-    for nbytes in knots:
-        own = curve.on_chip(nbytes)
-        pj.append(min(own, max(own, wires) / cores))
-    return replace(curve, nbytes=tuple(knots), pj=tuple(pj))
-
-
-def _where(curve: Curve, pj: float) -> Iterator[float]:
-    """The size at which an access costs so much."""
-    if curve.pj[0] < pj < curve.pj[-1]:
-        at = np.interp(math.log(pj), np.log(curve.pj), np.log(curve.nbytes))
-        yield math.exp(float(at))
-
-
-def _changed(nest: Nest, chance: random.Random) -> Nest | None:
-    """The nest with two loops exchanged, a loop more or less, or another extent."""
+def neighbours(nest: Nest) -> Iterator[list[tuple[str, int]]]:
+    """The nest's loops with two exchanged, one more or less, or another extent. Not all
+    of them are nests."""
     loops = [(loop.dim, loop.outer) for loop in nest.loops]
-    place = chance.randrange(max(len(loops), 1))
-    kind = chance.randrange(4)
-    if kind == 0 and place + 1 < len(loops):
-        loops[place : place + 2] = loops[place + 1], loops[place]
-    elif kind == 1 and loops and _inner(loops, place):
-        del loops[place]
-    elif kind == 2 and loops and _inner(loops, place):
-        dim = loops[place][0]
-        loops[place] = dim, _extent(nest, dim, chance)
-    else:
-        dim = chance.choice("XYCKB")
-        loops.insert(place, (dim, _extent(nest, dim, chance)))
-    return _made(nest.layer, loops, nest.unroll)
+    extents = {dim: _extents(nest, dim) for dim in "XYCKB"}
+    for place, (dim, extent) in enumerate(loops):
+        if place + 1 < len(loops):
+            yield [*loops[:place], loops[place + 1], loops[place], *loops[place + 2 :]]
+        if not _inner(loops, place):
+            continue
+        yield loops[:place] + loops[place + 1 :]
+        for other in extents.get(dim, ()):
+            if other != extent:
+                yield [*loops[:place], (dim, other), *loops[place + 1 :]]
+    for place in range(len(loops) + 1):
+        for dim, sizes in extents.items():
+            for size in sizes:
+                yield [*loops[:place], (dim, size), *loops[place:]]
 
 
 def _inner(loops: Sequence[tuple[str, int]], place: int) -> bool:
@@ -254,11 +217,17 @@ def _inner(loops: Sequence[tuple[str, int]], place: int) -> bool:
     return loops[place][0] in {dim for dim, _ in loops[place + 1 :]}
 
 
-def _extent(nest: Nest, dim: str, chance: random.Random) -> int:
-    """One that makes another number of trips than the next."""
+def _extents(nest: Nest, dim: str) -> list[int]:
+    """Those that make other numbers of trips than the next."""
     lanes, size = nest.unroll.get(dim, 1), nest.layer.size(dim)
     tiles = -(-size // lanes)
-    return min(-(-tiles // chance.randint(1, tiles)) * lanes, size)
+    trips, found = 1, []
+    while trips <= tiles:
+        tile = -(-tiles // trips)
+        found.append(min(tile * lanes, size))
+        # The fewest trips that a smaller tile makes.
+        trips = -(-tiles // (tile - 1)) if tile > 1 else tiles + 1
+    return found
 
 
 def _made(
