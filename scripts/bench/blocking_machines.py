@@ -88,10 +88,10 @@ def figure_9(page: Page) -> None:
         "split (`memplan blocking parallel`). Of these two only memories that pay are "
         "kept. That the larger memory should be shared holds of a given nest; with "
         "nests for each, eight cores that share the input need no more than eight that "
-        "share the kernels. The gap is to what no nest takes less than. Only a tensor's "
-        "last memory is spread: nests are parted by the sizes of theirs, each part is "
-        "bounded with prices at which smaller memories are no cores', and the least is "
-        "divided again until the time is over: more time makes the gap smaller."
+        "share the kernels. The gap is to what no nest takes less than. Only a "
+        "tensor's last memory is spread: nests are parted by the sizes of theirs, each "
+        "part is bounded with prices at which smaller memories are no cores', and the "
+        "least is divided again until the time is over: more time makes it smaller."
     )
     page.table(
         "shared | cores | pJ/MAC | on chip, KiB | nest",
