@@ -10,20 +10,19 @@ small changes.
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.design.cores_bound import CoresBound
+from memplan.blocking.design.nest_changes import descended
 from memplan.blocking.design.parallel import (
     CoresEnergy,
     best_cores_energy,
     check_split,
 )
-from memplan.blocking.nest.layer import Layer
-from memplan.blocking.nest.nest import Nest, nest_of
+from memplan.blocking.nest.nest import Nest
 from memplan.blocking.search.exact import problem_of
 from memplan.blocking.search.incumbent import ProgressReport, SearchProgress
 from memplan.blocking.search.kernel_loops import nest_from, numbered
@@ -35,7 +34,8 @@ from memplan.native import _nest
 _USUAL = 3.0  # seconds of a search, where there is no limit
 _LONGER = 3  # times that, of a part of the bound
 _ROUNDS = 2  # of annealing
-_CHANGES = 200  # of a nest, tried one after the other
+_STARTS = 3  # nests that are improved, the best first
+_CHANGES = 1000  # of each, and of what it became, tried at most
 _SAME = 1e-9
 _DEFAULT = Options()
 
@@ -67,9 +67,8 @@ def optimize_for_cores(
     """For each number of cores and split, "k" or "xy", the best nest found, over the
     layer and on the datapath of `one`, and never worse than it.
 
-    options: threads, and the seconds of each of two searches a way, by default 3; three
-    bounds may take three times as long.
-    Ctrl-C ends all.
+    options: threads, and the seconds of each of three searches a way, by default 3; a
+    bound may take about nine times as long. Ctrl-C ends all.
     Raises UsageError where the layer cannot be split so, or for options that minimize
     anything but energy.
     """
@@ -137,11 +136,9 @@ class _Search:
             self._take(nest)
         if self.cores == 1:
             return  # the nest given is that of a search for one core
-        chance = random.Random(0)
-        for _ in range(_CHANGES):
-            changed = _changed(self._nest, chance)
-            if changed is not None:
-                self._take(changed)
+        starts = {str(nest): nest for nest in (self._nest, *nests)}.values()
+        for nest in sorted(starts, key=self._pj)[:_STARTS]:
+            self._take(descended(nest, self._pj, _CHANGES))
 
     def result(self) -> CoresNest:
         """The best so far."""
@@ -150,6 +147,9 @@ class _Search:
 
     def _energy(self, nest: Nest) -> CoresEnergy:
         return best_cores_energy(nest, self.cores, self._split, self._machine)
+
+    def _pj(self, nest: Nest) -> float:
+        return self._energy(nest).total
 
     def _take(self, nest: Nest) -> None:
         found = self._energy(nest)
@@ -186,51 +186,3 @@ class _Search:
         if self._progress is not None:
             seconds = time.perf_counter() - self._begin
             self._progress(SearchProgress(self._best.total, self._tried, seconds))
-
-
-def _changed(nest: Nest, chance: random.Random) -> Nest | None:
-    """The nest with two loops exchanged, a loop more or less, or another extent."""
-    loops = [(loop.dim, loop.outer) for loop in nest.loops]
-    place = chance.randrange(max(len(loops), 1))
-    kind = chance.randrange(4)
-    if kind == 0 and place + 1 < len(loops):
-        loops[place : place + 2] = loops[place + 1], loops[place]
-    elif kind == 1 and loops and _inner(loops, place):
-        del loops[place]
-    elif kind == 2 and loops and _inner(loops, place):
-        dim = loops[place][0]
-        loops[place] = dim, _extent(nest, dim, chance)
-    else:
-        dim = chance.choice("XYCKB")
-        loops.insert(place, (dim, _extent(nest, dim, chance)))
-    return _made(nest.layer, loops, nest.unroll)
-
-
-def _inner(loops: Sequence[tuple[str, int]], place: int) -> bool:
-    """Whether another loop of its dimension lies outside."""
-    return loops[place][0] in {dim for dim, _ in loops[place + 1 :]}
-
-
-def _extent(nest: Nest, dim: str, chance: random.Random) -> int:
-    """One that makes another number of trips than the next."""
-    lanes, size = nest.unroll.get(dim, 1), nest.layer.size(dim)
-    tiles = -(-size // lanes)
-    return min(-(-tiles // chance.randint(1, tiles)) * lanes, size)
-
-
-def _made(
-    layer: Layer, loops: Sequence[tuple[str, int]], unroll: Mapping[str, int]
-) -> Nest | None:
-    """The nest, if these loops are one: extents must not fall, groups stay outside."""
-    reached: dict[str, int] = {}
-    kept = []
-    for dim, extent in loops:
-        if extent < reached.get(dim, 1):
-            return None
-        reached[dim] = extent
-        kept.append((dim, extent))
-    groups = [loop for loop in kept if loop[0] == "G"]
-    try:
-        return nest_of(layer, [o for o in kept if o[0] != "G"] + groups, unroll)
-    except UsageError:
-        return None
