@@ -11,6 +11,8 @@ from memplan.chunking.sweep import Candidate, Landscape, ends, sweep
 from memplan.chunking.weigh import Weight, weigh
 from memplan.graph.program import Program
 
+PROMISING = 4  # regions that are widened and were not the best before
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -52,6 +54,9 @@ def around(program: Program, peak: int, budget: int, effort: Effort) -> list[Reg
     chosen = _varied(list(weighed.values()), budget, effort.built)
     wider = (extended(land, each, weight, budget) for each, weight in chosen)
     chosen += [pair for pair in wider if pair is not None]
+    promising = _promising(list(weighed.values()), chosen, budget)
+    wider = (extended(land, each, weight, budget) for each, weight in promising)
+    chosen += [pair for pair in wider if pair is not None]
     sized = (_sized(each, weight, budget, effort) for each, weight in chosen)
     return [region for region in sized if region is not None]
 
@@ -82,6 +87,25 @@ def _varied(
         if len(chosen) == count:
             break
     return chosen
+
+
+def _promising(
+    weighed: list[tuple[Candidate, Weight]],
+    chosen: list[tuple[Candidate, Weight]],
+    budget: int,
+) -> list[tuple[Candidate, Weight]]:
+    """The few that would need less than all chosen ones, if who takes their members'
+    results ran in the loop as well."""
+    least = min((_level(*pair, budget) for pair in chosen), default=0)
+    found = []
+    for pair in weighed:
+        candidate, weight = pair
+        if weight.leaving and pair not in chosen:
+            closed = weight._replace(base=weight.base - weight.leaving)
+            level = _level(candidate, closed, budget)
+            if level < least:
+                found.append((level, weight.dear, pair))
+    return [pair for *_, pair in sorted(found, key=lambda each: each[:2])[:PROMISING]]
 
 
 def _sized(

@@ -103,7 +103,10 @@ class _Chunking:
         if self._before <= limit:
             return self._bench.unchanged(limit, "it fits the budget as it is")
         if not self._exports.targets:
-            return self._bench.unchanged(limit, "nothing of it can be exported")
+            nothing = self._bench.unchanged(limit, "nothing of it can be exported")
+            if wanted.least:
+                return nothing
+            raise too_large(nothing, limit, self._before)
         return self._searched(wanted, limit)
 
     def _searched(self, wanted: Budget, limit: int) -> Any:

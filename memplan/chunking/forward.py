@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import lcm
 
 from memplan.chunking.rules.flow import Slice
-from memplan.chunking.sweep import Candidate, Landscape
+from memplan.chunking.sweep import Candidate, Landscape, parts_of
 from memplan.chunking.weigh import Weight, weigh
 from memplan.graph.program import Meta, Op
 
@@ -53,12 +53,13 @@ def _wider(land: Landscape, region: Candidate) -> list[Candidate]:
         piece = None
         if isinstance(op, Op) and following.isdisjoint(taken) and len(found) < MOST:
             piece = _joins(land, op, slices, region)
-        if piece is None:
+        if piece is None or not isinstance(op, Op):
             following.update(names)
             continue
-        slices[op.name] = piece
+        added = {op.name, *parts_of(land, op, piece, len(ops))}
+        slices.update(dict.fromkeys(added, piece))
         granule = lcm(granule, piece.ratio.denominator)
-        last = max(last, i)
+        last = max(last, *(land.maker[name] for name in added))
         ordered = dict(sorted(slices.items(), key=lambda pair: land.maker[pair[0]]))
         hoisted = region.hoisted | _before(land, region.first, last, ordered)
         found.append(
@@ -74,11 +75,13 @@ def _looped(name: str, slices: dict[str, Slice], region: Candidate) -> bool:
 def _joins(
     land: Landscape, op: Op, slices: dict[str, Slice], region: Candidate
 ) -> Slice | None:
-    """The slice of an operator's result that follows from the members' slices."""
+    """The slice of an operator's result that follows from the members' slices; of
+    several results, that of each, if all who take one can be members too."""
     meta = land.program.metas[op.name]
-    if not isinstance(meta, Meta):
+    first = meta if isinstance(meta, Meta) else meta[0]
+    if not isinstance(first, Meta):
         return None
-    for dim, size in enumerate(meta.shape):
+    for dim, size in enumerate(first.shape):
         piece = Slice(dim, Fraction(size, region.extent))
         found = land.flow(op, piece) if size > 1 else None
         if found is None:
@@ -91,8 +94,17 @@ def _joins(
         if whole and all(
             slices[name] == need for name, need in pairs if name in slices
         ):
+            if first is not meta and not _all_parts(land, op, piece):
+                continue
             return piece
     return None
+
+
+def _all_parts(land: Landscape, op: Op, piece: Slice) -> bool:
+    """Whether nothing but its parts, in slices, is taken of several results."""
+    parts = parts_of(land, op, piece, len(land.program.ops))
+    users = land.users.get(op.name, ())
+    return parts == {name for i in users for name in land.made_by(i)}
 
 
 def _before(

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from memplan.graph.clock import timed
 from memplan.graph.measure import MEMORY, Run, events_of
 
-REPEATS = 5
-ENOUGH_SECONDS = 10.0  # of timing one model; slow ones get fewer repeats, at least 3
+LEAST, REPEATS, MOST = 3, 5, 25  # pairs: of slow models, of others, of short ones
+ENOUGH_SECONDS = 10.0  # of timing one model, after which there are only LEAST
+SHORT_SECONDS = 0.2  # within which there are more than REPEATS
 
 TOLERANCE = 1e-5  # of single precision
 MARK = "memplan: "
@@ -73,22 +75,21 @@ def run_seconds(run: Run, device: str = "cpu") -> float:
     import torch
 
     with torch.no_grad():
-        start = time.perf_counter()
-        run()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - start
+        return timed(run, device)[1]
 
 
 def paired(first: Run, second: Run, device: str = "cpu") -> Paired:
-    """Time two runs in turns, after each has run once."""
+    """Time two runs in turns, after each has run once: REPEATS times, less often if
+    they are slow, and more often if they are short."""
     began = time.perf_counter()
     for run in (first, second):
         run_seconds(run, device)
     times: list[tuple[float, float]] = []
-    while len(times) < REPEATS:
+    while len(times) < MOST:
         times.append((run_seconds(first, device), run_seconds(second, device)))
-        if len(times) >= 3 and time.perf_counter() - began > ENOUGH_SECONDS:
+        took = time.perf_counter() - began
+        enough = ENOUGH_SECONDS if len(times) < REPEATS else SHORT_SECONDS
+        if len(times) >= LEAST and took > enough:
             break
     one, other = (median(each) for each in zip(*times, strict=True))
     return Paired(one, other, other / one, len(times))

@@ -97,6 +97,8 @@ def first_calls(model: Any, inputs: Inputs) -> dict[str, Inputs]:
 
 @contextlib.contextmanager
 def _hooked(model: Any, calls: dict[str, Inputs]) -> Iterator[None]:
+    import torch
+
     def note(path: str) -> Any:
         def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             calls.setdefault(path, Inputs(args, kwargs))
@@ -106,7 +108,7 @@ def _hooked(model: Any, calls: dict[str, Inputs]) -> Iterator[None]:
     handles = [
         module.register_forward_pre_hook(note(path), with_kwargs=True)
         for path, module in model.named_modules()
-        if path
+        if path and not isinstance(module, torch.jit.ScriptModule)  # takes no hooks
     ]
     try:
         yield

@@ -28,10 +28,13 @@ def too_large(nearest: Any, limit: int, before: int) -> BudgetError:
     plan = nearest.memplan
     floor, line = plan.measured_bytes_after, plan.peak_after.get("line", "")
     where = f", at {line}" if line else ""
+    whole = plan.left_alone.get("")
+    which = "nothing" if plan.reason.startswith("nothing of it") else "only parts"
+    alone = f" ({which} of it can be exported: {whole})" if whole else ""
     if floor >= before:
         return BudgetError(
             f"no plan found within {format_bytes(limit)}: nothing found needs less "
-            f"than the {format_bytes(before)} that it takes as it is{where}; "
+            f"than the {format_bytes(before)} that it takes as it is{where}{alone}; "
             "give at least that (--budget)",
             before,
             line,
@@ -39,7 +42,7 @@ def too_large(nearest: Any, limit: int, before: int) -> BudgetError:
         )
     return BudgetError(
         f"no plan found within {format_bytes(limit)}: the lowest found is "
-        f"{format_bytes(floor)}{where}; give at least that (--budget)",
+        f"{format_bytes(floor)}{where}{alone}; give at least that (--budget)",
         floor,
         line,
         nearest,

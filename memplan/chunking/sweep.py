@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import lcm
+from operator import getitem
 
 from memplan.chunking.region import call_of
 from memplan.chunking.rules.flow import Flow, Slice
 from memplan.chunking.rules.table import flow
 from memplan.chunking.timing import PRODUCTS
 from memplan.graph.liveness import Profile, lifetimes, owners, profile, roots_of
-from memplan.graph.program import Loop, Meta, Op, Program, refs, results
+from memplan.graph.program import Loop, Meta, Op, Program, Step, refs, results
 
 MAX_COPIED = 12  # operators that run both whole and in a loop, in one region
 
@@ -99,7 +100,7 @@ def ends(land: Landscape, peak: int, reach: int) -> Iterator[tuple[int, int]]:
     ops = land.program.ops
     for i in range(peak, min(len(ops), peak + reach)):
         op = ops[i]
-        if isinstance(op, Loop) or not land.made[i]:
+        if isinstance(op, Loop) or not (land.made[i] or _last_part(ops, i)):
             continue
         meta = land.program.metas[op.name]
         if not isinstance(meta, Meta):
@@ -135,7 +136,7 @@ def sweep(
         piece, found = _sliced(land, op, wish)
         if found is not None and not _whole_ends(found, extent):
             found = None
-        if found is None or piece is None:
+        if found is None or piece is None or not isinstance(op, Op):
             if i == last:
                 return
             _hoist(land, i, wishes, hoisted)
@@ -146,7 +147,7 @@ def sweep(
                 continue
             copied.add(op.name)
             _hoist(land, i, wishes, hoisted)
-        slices[op.name] = piece
+        slices = _with_member(land, slices, op, piece, last)
         ratios = [need.ratio.denominator for need in found.needs if need is not None]
         granule = lcm(granule, *ratios)
         for name, need in zip(land.takes[i], found.needs, strict=True):
@@ -168,6 +169,50 @@ def sweep(
                 extent,
                 granule,
             )
+
+
+def _with_member(
+    land: Landscape, slices: dict[str, Slice], op: Op, piece: Slice, last: int
+) -> dict[str, Slice]:
+    """`slices` with one more operator, and its parts, from the last to the first."""
+    beside = parts_of(land, op, piece, last) - slices.keys()
+    slices[op.name] = piece
+    if not beside:
+        return slices
+    slices.update(dict.fromkeys(beside, piece))
+    ordered = sorted(slices, key=lambda name: -land.maker[name])
+    return {name: slices[name] for name in ordered}
+
+
+def _last_part(ops: list[Step], i: int) -> bool:
+    """Whether the operator at `i` takes the last of several results that are taken one
+    after the other: where a region ends, it has those before."""
+    op, after = ops[i], ops[i + 1] if i + 1 < len(ops) else None
+    return (
+        isinstance(op, Op)
+        and op.target is getitem
+        and not (
+            isinstance(after, Op)
+            and after.target is getitem
+            and after.operands() == op.operands()
+        )
+    )
+
+
+def parts_of(land: Landscape, op: Op, piece: Slice, last: int) -> set[str]:
+    """Of an operator with several results, those that are taken up to the position
+    `last`: made in the loop as well, or others could not have them."""
+    if isinstance(land.program.metas[op.name], Meta) or piece.before or piece.after:
+        return set()
+    parts = ((i, land.program.ops[i]) for i in land.users.get(op.name, ()))
+    return {
+        part.name
+        for i, part in parts
+        if isinstance(part, Op)
+        and part.target is getitem
+        and i <= last
+        and land.flow(part, piece) == Flow((piece,))
+    }
 
 
 def _sliced(

@@ -12,12 +12,15 @@ from memplan.graph.workspace import temporaries
 
 class Weight(NamedTuple):
     """Bytes of a loop: base, whatever the step; body, what all of it would need if it
-    ran in one iteration. covered: the bytes above the budget at each operator from its
-    first to its last, added up. dear: bytes that each iteration takes whole, with a
-    little for each operator: what running in chunks costs most."""
+    ran in one iteration. leaving: bytes of the base that are results of members, but
+    for the last one's: less if who takes them ran in the loop as well. covered: the
+    bytes above the budget at each operator from its first to its last, added up. dear:
+    bytes that each iteration takes whole, with a little for each operator: what running
+    in chunks costs most."""
 
     base: int
     body: int
+    leaving: int
     covered: int
     dear: int
 
@@ -32,7 +35,7 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
     looped = {land.maker[name] for name in region.slices if name not in region.copied}
     positions = sorted(land.maker[name] for name in region.slices)
     before, members = region.hoisted, set(positions)
-    base = 0
+    base = leaving = 0
     for root, size in land.owned.items():
         uses = land.root_uses[root]
         born = uses[0]
@@ -40,7 +43,9 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
             continue
         if born in looped:
             if _leaves(land, root, looped, last):
-                base += _output_bytes(land, region, root, size)
+                taken = _output_bytes(land, region, root, size)
+                base += taken
+                leaving += taken if born != last else 0
         elif born < first or born in before:
             # Members take what runs both ways from the loop itself.
             twice = bool(set(land.made_by(born)) & region.copied)
@@ -54,6 +59,7 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
     return Weight(
         base,
         _body_peak(land, positions),
+        leaving,
         sum(max(0, land.profile.live[i] - budget) for i in range(first, last + 1)),
         _dear(land, region, positions),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from memplan.errors import InputError, MemplanError
 from memplan.fusing.engine.build import Engine
-from memplan.fusing.engine.clock import CLEARLY, seconds, tells, timed
+from memplan.fusing.engine.clock import CLEARLY, seconds, tells
 from memplan.fusing.engine.decide import Maker
 from memplan.fusing.engine.slabs import Slabs
 from memplan.fusing.front.exported import exported
@@ -25,6 +25,8 @@ from memplan.fusing.noise import Noise, varied
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.peaks import fits, room
 from memplan.fusing.prepared import LeftAlone, Prepared
+from memplan.fusing.trial import Trial, ever_more_exact, used
+from memplan.graph.clock import timed
 from memplan.graph.measure import relative_error
 from memplan.graph.program import Program
 
@@ -37,15 +39,6 @@ COARSE = 2.0**-5  # what results in bfloat16 may differ by: a few of its roundin
 def run_model(model: Any, fixed: dict[str, Any], inputs: dict[str, Any]) -> Any:
     """What a model gives on these inputs and other arguments."""
     return model(**inputs, **fixed)
-
-
-@dataclass
-class Trial:
-    """An engine, or None; how its results differ; seconds of its fastest run so far."""
-
-    engine: Engine | None
-    error: float
-    seconds: float = float("inf")
 
 
 @dataclass
@@ -170,21 +163,36 @@ class Making:
                 return trial
         best = self._fastest(maker, expected)
         if best.engine is not None:
-            maker.keep(best.engine, _used(best.engine, self.options.kernels))
+            maker.keep(best.engine, used(best.engine, best.kernels))
         return best
 
     def _fastest(self, maker: Maker, expected: Any) -> Trial:
-        """Of engines for so many images at a time the fastest, and how it differs.
+        """The fastest engine, and how it differs; without oneDNN's convolutions, which
+        take memory beside their results, where with them it takes too much.
 
-        Where fewer at a time take longer than all, other numbers are not tried. Raises
-        InputError where all take more memory than the model.
+        Raises InputError where all take more memory than the model.
         """
+        every = self.options.kernels
+        best = self._fastest_of(maker, expected, every)
+        lean = tuple(each for each in every if each != "onednn")
+        if best.bytes and lean not in ((), every):
+            other = self._fastest_of(maker, expected, lean)
+            best = other if other.engine is not None else best
+        if best.bytes:
+            share = best.bytes / max(self.peak, 1)
+            raise InputError(f"fused, it would take {share:.2f} times the memory")
+        return best
+
+    def _fastest_of(
+        self, maker: Maker, expected: Any, kernels: tuple[str, ...]
+    ) -> Trial:
+        """Of engines for so many images at a time the fastest, and how it differs.
+        Where fewer at a time take longer than all, other numbers are not tried."""
         best = Trial(None, float("inf"))
         off, least = float("inf"), 0
         noise = self._noise(maker)
         for batch in maker.batches():
-            plan = self.options.kernels, batch
-            trial = self._exact(maker, plan, expected, noise)
+            trial = self._exact(maker, (kernels, batch), expected, noise)
             off = min(off, trial.error)
             if trial.engine is None:
                 continue
@@ -198,10 +206,10 @@ class Making:
                     break
                 continue
             best = trial
-        if best.engine is None and least:
-            share = least / max(self.peak, 1)
-            raise InputError(f"fused, it would take {share:.2f} times the memory")
-        return Trial(None, off) if best.engine is None else best
+        if best.engine is None:
+            return Trial(None, off, bytes=least)
+        best.kernels = kernels
+        return best
 
     def _fits(self, engine: Engine) -> bool:
         run = partial(run_model, self.model, self.fixed, self.inputs)
@@ -232,7 +240,7 @@ class Making:
         left out until results are right, on `noise` too."""
         trial = Trial(None, float("inf"))
         kernels, batch = plan
-        for left in _ever_more_exact(kernels):
+        for left in ever_more_exact(kernels):
             engine = maker.engine(left, batch)
             engine.learn(expected, self.inputs)
             trial = self._tried_on(engine, expected, noise)
@@ -280,21 +288,3 @@ class Making:
             ready=True,
         )
         return plain / fused
-
-
-def _ever_more_exact(kernels: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Sets of kernels, each without the coarsest of the one before."""
-    found = [kernels]
-    for name in ("winograd4", "winograd2"):
-        rest = tuple(each for each in found[-1] if each != name)
-        if rest and rest != found[-1]:
-            found.append(rest)
-    return found
-
-
-def _used(engine: Engine, kernels: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the kernels allowed, those that the engine's choice was made among."""
-    used = set(engine.kernels.values())
-    return tuple(
-        each for each in kernels if each in used or not each.startswith("winograd")
-    )

@@ -36,6 +36,7 @@ FILLS = {
     "aten.zeros_like": 0,
     "aten.new_ones": 1,
     "aten.new_zeros": 0,
+    "aten.zero": 0,
     "aten.ones": 1,
     "aten.zeros": 0,
 }
@@ -131,8 +132,9 @@ class _Lowering:
             return first
         if op.key in DROPOUTS and not op.args[-1]:
             return first
-        if op.key == "aten.clone" and isinstance(first, Ref):
-            return first if self._needless(first, op) else None
+        if op.key in {"aten.clone", "aten.copy"}:
+            source = op.args[op.key == "aten.copy"]
+            return source if self._is_spare(op, source) else None
         if op.key in CASTS and isinstance(first, Ref):
             before, after = self._program.metas[first.name], meta_of(node.meta["val"])
             copies = op.kwargs.get("memory_format") is not None
@@ -144,6 +146,22 @@ class _Lowering:
                     if meta == meta_of(node.meta["val"]):
                         return this
         return None
+
+    def _is_spare(self, op: Op, source: Any) -> bool:
+        """Whether the copy that `op` makes of a value is one that nobody needs."""
+        if not isinstance(source, Ref):
+            return False
+        if op.key == "aten.clone":
+            return self._needless(source, op)
+        return self._copied_alone(op.args[0], source)
+
+    def _copied_alone(self, onto: Ref, source: Ref) -> bool:
+        """Whether a copy over another value is that of one like it, of the program's
+        own: what was there is not needed, nor is the copy."""
+        there, here = (self._program.metas[each.name] for each in (onto, source))
+        given = {*self._program.inputs, *self._program.constants}
+        alike = there._replace(strides=here.strides) == here
+        return alike and self._program.roots[source.name] not in given
 
     def _needless(self, source: Ref, op: Op) -> bool:
         """Whether a copy is not needed: nothing is written to, but what the caller
@@ -164,10 +182,10 @@ class _Lowering:
         import torch
 
         aten = torch.ops.aten
-        if op.key in FILLS or op.key == "aten.full_like":
-            value = FILLS.get(op.key)
-            if value is None:
-                value = op.args[1]
+        value = FILLS.get(op.key)
+        if op.key in {"aten.full_like", "aten.fill"}:
+            value = op.args[1]
+        if isinstance(value, int | float):
             meta = meta_of(node.meta["val"])
             self._fills[op.name] = value
             options = {"dtype": meta.dtype, "device": torch.device(meta.device)}

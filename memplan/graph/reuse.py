@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from memplan.graph.program import Op, Program, Ref
+from memplan.graph.program import Meta, Op, Program, Ref
 
+
+def slice_written(
+    x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    """slice_scatter over x itself."""
+    import torch
+
+    torch.ops.aten.slice.Tensor(x, dim, start, end, step).copy_(source)
+    return x
+
+
+def select_written(x: Any, source: Any, dim: int, index: int) -> Any:
+    """select_scatter over x itself."""
+    x.select(dim, index).copy_(source)
+    return x
+
+
+WRITTEN = {"aten.slice_scatter": slice_written, "aten.select_scatter": select_written}
 SWAPPED = {"aten.add", "aten.mul"}  # where the second operand serves as well
 NO_SUCH = {"aten.where"}
 
@@ -34,7 +52,7 @@ def overwrites(
                 owner in owned
                 and ends[owner] == i
                 and program.metas[name] == program.metas[op.name]
-                and program.metas[root] == program.metas[name]
+                and _fills(program.metas[name], program.metas[root])
                 and not _read_twice(program, op, name, root)
             ):
                 found[op.name] = name
@@ -44,10 +62,20 @@ def overwrites(
     return found
 
 
+def _fills(view: Meta, owner: Meta) -> bool:
+    """Whether a view is all of a value's storage."""
+    return view == owner or (
+        view.contiguous and owner.contiguous and view.bytes == owner.bytes
+    )
+
+
 def in_place(op: Op) -> Any:
-    """The overload that writes over its first argument; None if there is none."""
+    """What writes over its first argument: the overload, or a function whose source
+    says it all; None if there is none."""
     import torch
 
+    if op.key in WRITTEN:
+        return WRITTEN[op.key]
     overload = getattr(op.target, "_overloadname", None)
     if overload is None or op.key in NO_SUCH:
         return None

@@ -96,9 +96,10 @@ class Problem:
     """A layer and its memories; see native/nest/optimum_problem.h.
 
     extent and base: of X Y C K B; memories: of input, kernel and output, each (knots,
-    largest, pool, slides, levels, main_pj), pJ an element, of the output's a partial
-    sum; last_write: of a result, in parts of that. slides: whether they can have
-    sliding buffers, which of the input alone makes a difference.
+    largest, pool, slides, levels, main_pj, last), pJ an element, of the output's a
+    partial sum; last_write: of a result, in parts of that. slides: whether they can
+    have sliding buffers, which of the input alone makes a difference. last: knots of
+    what lies outermost of the tensor's buffers; none, if these are the same.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Problem:
                 bool,
                 Sequence[tuple[float, float, int, bool]],
                 float,
+                Sequence[tuple[float, float]],
             ]
         ],
         pools: Sequence[float],

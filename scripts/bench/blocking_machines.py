@@ -88,9 +88,9 @@ def figure_9(page: Page) -> None:
         "split (`memplan blocking parallel`). Of these two only memories that pay are "
         "kept. That the larger memory should be shared holds of a given nest; with "
         "nests for each, eight cores that share the input need no more than eight that "
-        "share the kernels. The gap is to what no nest takes less than; it bounds the "
-        "length of the wires from below, and is wide where a large part of the energy "
-        "is sent over them."
+        "share the kernels. The gap is to what no nest takes less than: the least of "
+        "several bounds, each of nests whose memories take so many bytes in all to so "
+        "many, with wires as long as the fewer ask for."
     )
     page.table(
         "shared | cores | pJ/MAC | on chip, KiB | nest",

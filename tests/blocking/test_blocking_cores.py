@@ -13,6 +13,7 @@ from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.design.cores_search import optimize_for_cores
+from memplan.blocking.design.nest_changes import neighbours
 from memplan.blocking.design.parallel import (
     SHARED,
     best_cores_energy,
@@ -194,3 +195,15 @@ def test_a_choice_of_buffers_is_one_of_the_nests(one: Nest) -> None:
     assert all(isinstance(memory, BufferMemory) for memory in memories)
     single = best_cores_energy(found.nest, 1, "k")
     assert single.total == pytest.approx(found.energy, rel=1e-9)
+
+
+@pytest.mark.parametrize("way", [(3, "k"), (2, "xy")])
+def test_no_change_of_a_nest_makes_it_better(way: tuple[int, str]) -> None:
+    """What is found does not depend on the clock alone."""
+    poor = parse_nest("Fw3 Fh3 X12 Y8 K24 C16", LAYER, {})
+    (found,) = optimize_for_cores(poor, [way], options=SHORT)
+    changed = list(neighbours(found.nest))
+    assert len(changed) > 30
+    for nest in changed:
+        energy = best_cores_energy(nest, *way)
+        assert energy.total >= found.energy.total * (1 - 1e-8)

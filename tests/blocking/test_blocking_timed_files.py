@@ -50,7 +50,9 @@ def test_a_stall_of_the_datapaths_own_accesses_is_called_so(tmp_path: Path) -> N
     layer = ("--layer", "16,16,6,6,3,3", "--string", "Fw3 Fh3 X6 Y6")
     command = ["evaluate", *layer, "--memory", str(path)]
     done = CliRunner().invoke(blocking, command)
-    assert "most waiting for a step's own operands and sums: " in done.output
+    assert "most for      a step's own operands and sums: " in done.output
+    told = done.output[: done.output.index("\n\n")].splitlines()
+    assert max(map(len, told)) <= 80
     entries = json.loads(CliRunner().invoke(blocking, [*command, "--json"]).stdout)
     stalls = entries["latency"]["stalls"]
     assert max(stalls, key=lambda name: stalls[name]) == "datapath"

@@ -256,9 +256,22 @@ def test_submodules_where_the_model_cannot_be_exported() -> None:
 
 def test_nothing_can_be_exported() -> None:
     model, x = models.Opaque().eval(), torch.randn(8)
-    plan = chunked(model, x, "50%").memplan
+    with pytest.raises(BudgetError, match=r"\(nothing of it can be exported: torch"):
+        chunked(model, x, "50%")
+    plan = chunked(model, x, "min").memplan
     assert (plan.status, plan.reason) == ("unchanged", "nothing of it can be exported")
     assert "torch.export cannot take this model" in plan.left_alone[""]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_modules_take_no_hooks() -> None:
+    mlp, x = models.mlp()
+    model = models.Branching().eval()
+    model.second = torch.jit.script(torch.nn.GELU())
+    small = chunked(model, x, "60%")
+    assert list(small.chunks) == ["first"]
+    with pytest.raises(BudgetError, match="nothing of it can be exported"):
+        chunked(torch.jit.script(mlp), x, "50%")
 
 
 def test_what_writes_to_its_buffers_is_left_alone() -> None:
@@ -270,6 +283,8 @@ def test_what_writes_to_its_buffers_is_left_alone() -> None:
     with torch.no_grad():
         small(x)
     assert int(model.calls) == before + 1
+    with pytest.raises(BudgetError, match=r"be exported: .*its buffer 'calls'"):
+        chunked(model, x, 1000)
 
 
 def test_arguments_that_make_no_sense() -> None:

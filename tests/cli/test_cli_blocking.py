@@ -19,7 +19,7 @@ from memplan.blocking.nest.layer import PAPER_LAYERS, parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.cli.blocking import command as group
 from memplan.cli.blocking import report
-from memplan.cli.blocking.options import datapath
+from memplan.cli.blocking.meanings import datapath
 from tests.blocking.nest_cases import every_case
 from tests.cli.conftest import Blocking
 from tests.conftest import ROOT

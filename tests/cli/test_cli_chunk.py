@@ -137,6 +137,8 @@ def test_it_fits_as_it_is(chunk: Command, tmp_path: Path) -> None:
 
 def test_nothing_can_be_exported(chunk: Command) -> None:
     said = chunk("m.py:opaque", "--budget", "50%")
+    assert said.code == 4 and "nothing of it can be exported" in said.err
+    said = chunk("m.py:opaque", "--budget", "min")
     assert said.code == 0
     assert "stays as it is: nothing of it can be exported" in said.out
     assert "the model as a whole: torch.export cannot take this model" in said.out

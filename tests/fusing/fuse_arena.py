@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from memplan.fusing.engine.places import Place, copies, place, plan
+from memplan.fusing.front.anew import makes_anew
 from memplan.fusing.join import join
 from memplan.fusing.nodes import Called, Catenated, Joined, Node, Stacked, reasons
 from memplan.graph.program import refs
@@ -88,7 +89,11 @@ def check_places(
                 intact(each)
         if isinstance(node, Called):
             held[node.value] = set().union(
-                *(held.get(name, {name}) for name in node.inputs())
+                *(
+                    held.get(name, {name})
+                    for name in node.inputs()
+                    if not makes_anew(node.op)
+                )
             )
         elif isinstance(node, Catenated):
             for piece, target in copies(node, places, shapes):

@@ -350,6 +350,43 @@ def test_peaks_are_what_the_allocator_says() -> None:
     assert theirs - conversion <= engine.peak({"input": x}) * 1.05 <= peak
 
 
+@pytest.mark.parametrize("images", [1, 2])
+def test_pictures_are_enlarged_within_the_models_memory(images: int) -> None:
+    """Torch shuffles what the arena holds as it lies, and into memory of its own: what
+    it took is let go."""
+    from memplan.graph.measure import activation_peak
+
+    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.PixelShuffle(2), nn.ReLU()]
+    ends = nn.Conv2d(8, 32, 3, padding=1), nn.PixelShuffle(2), nn.ReLU()
+    model = nn.Sequential(*layers, *ends, nn.Conv2d(8, 3, 3, padding=1)).eval()
+    x = torch.randn(images, 3, 32, 32)
+    ready = called(model, x, FuseOptions(measure=False, kernels=("direct",)))
+    engine = ready.programs()[0].engine
+    shuffled = 4 * images * 32 * 64 * 64  # bytes of the larger of the two
+    with torch.no_grad():
+        assert activation_peak(lambda: engine.run({"input": x})) < 1.5 * shuffled
+        assert engine.arena.bytes < 1.5 * shuffled
+        assert engine.peak({"input": x}) <= activation_peak(lambda: model(x))
+
+
+def test_without_onednn_where_it_takes_too_much(
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def peak(engine: Any, inputs: Any) -> int:
+        return 1 << 30 if "onednn" in engine.kernels.values() else 0
+
+    monkeypatch.setattr(build.Engine, "peak", peak)
+    monkeypatch.setattr(preparing, "fits", lambda *_: False)
+    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [1.0, 2.0])
+    monkeypatch.setattr(decide, "fastest", lambda *_: ["onednn", "direct"])
+    options = FuseOptions(kernels=("direct", "onednn"))
+    for _ in range(2):  # the other time by what was kept
+        ready = called(model_of(), torch.randn(1, 3, 8, 8), options)
+        assert set(ready.programs()[0].engine.kernels.values()) == {"direct"}
+    with pytest.warns(UserWarning, match="times the memory"):
+        called(model_of(), torch.randn(1, 3, 8, 8), FuseOptions(kernels=("onednn",)))
+
+
 def test_results_that_differ_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = build.Engine.run
     monkeypatch.setattr(
@@ -457,7 +494,7 @@ def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> N
 
         return body
 
-    monkeypatch.setattr(clock, "clock", lambda: lambda: now)
+    monkeypatch.setattr("memplan.graph.clock.clock", lambda: lambda: now)
     runs = [run(0, 0.012), run(1, 0.01), run(2, 0.02)]
     assert seconds(runs, enough=0.0) == pytest.approx([0.012, 0.01, 0.02])
     # Once to begin with, and once more until what takes far longer is out.

@@ -16,9 +16,9 @@ from memplan.chunking.code import compiled, source  # noqa: E402
 from memplan.chunking.module import Weights  # noqa: E402
 from memplan.graph.export import NotExportableError, export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
-from memplan.graph.liveness import lifetimes  # noqa: E402
+from memplan.graph.liveness import lifetimes, profile  # noqa: E402
 from memplan.graph.lower import UnsupportedGraphError, lower  # noqa: E402
-from memplan.graph.program import Program  # noqa: E402
+from memplan.graph.program import Program, Ref  # noqa: E402
 from memplan.graph.reuse import overwrites  # noqa: E402
 
 
@@ -208,3 +208,32 @@ def test_others_do_not(function: Callable[..., Any]) -> None:
     first = {op.name: op for op in program.ops}
     for name in over(program):
         assert first[name].key != "aten.relu"
+
+
+def written_to(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    y[:, ::2] = y[:, ::2].sin()
+    y[0] = y[1] + y[2]
+    y[:, :2].zero_()
+    y.view(-1).relu_()
+    return y
+
+
+def test_what_is_assigned_is_written_where_it_goes() -> None:
+    """No copy of what is assigned, nor of what it is assigned to."""
+    program = lowered(lambda m, x: written_to(x), X)
+    assert not {"copy", "zero"} & set(keys(program))
+    kinds = {op.name: op.key for op in program.ops}
+    written = {kinds[name]: operand for name, operand in over(program).items()}
+    assert {"aten.slice_scatter", "aten.select_scatter", "aten.relu"} <= written.keys()
+    assert profile(program).peak == 1.5 * 4 * X.numel()  # of float32
+
+
+def test_what_the_caller_gave_is_not_given_back() -> None:
+    def assigned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x.exp()
+        z.copy_(y)
+        return z
+
+    program = lowered(lambda m, x, y: assigned(x, y), X, X + 1)
+    assert program.outputs != (Ref("y"),)

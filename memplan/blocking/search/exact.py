@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.placement import BufferMemory
+from memplan.blocking.machine.energy import Curve
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
 from memplan.blocking.nest.nest import parse_nest
@@ -31,10 +32,12 @@ DIVISORS = Options("divisors")
 MAX_SHARED = 4  # levels that several tensors share
 LOOPS = ("X", "Y", "C", "K", "B")
 WINDOW = ("Fw", "Fh")
-# (knots, largest, pool, whether they slide, levels, pJ of main memory), as the kernel
-# takes them; a level is (bytes, pJ, pool, whether it slides).
+# (knots, largest, pool, whether they slide, levels, pJ of main memory, knots of what
+# lies outermost), as the kernel takes them; a level is (bytes, pJ, pool, whether it
+# slides).
+_Knots = list[tuple[float, float]]
 _Level = tuple[float, float, int, bool]
-_Memories = tuple[list[tuple[float, float]], float, int, bool, list[_Level], float]
+_Memories = tuple[_Knots, float, int, bool, list[_Level], float, _Knots]
 
 
 def optimum(
@@ -106,18 +109,24 @@ def base_of(layer: Layer, unroll: Mapping[str, int]) -> dict[str, int]:
 
 
 def problem_of(
-    layer: Layer, unroll: Mapping[str, int], objective: Objective, shared: bool = True
+    layer: Layer,
+    unroll: Mapping[str, int],
+    objective: Objective,
+    shared: bool = True,
+    last: Mapping[Tensor, Curve] | None = None,
 ) -> _nest.Problem:
     """One group of the layer, and the memories, for the kernels.
 
-    shared: otherwise, each tensor has all bytes that it would share with others.
+    shared: otherwise, each tensor has all bytes that it would share with others. last:
+    prices of the outermost of a tensor's buffers, where these have their own; of a
+    Codesign.
     Raises UsageError where there are more than MAX_SHARED shared levels.
     """
     base = base_of(layer, unroll)
     if isinstance(objective, Fixed):
         memories, pools = _levels(objective.hierarchy)
     else:
-        memories, pools = _own(objective)
+        memories, pools = _own(objective, last or {})
     if not shared:
         memories, pools = [_alone(one, pools) for one in memories], []
     precision = objective.precision
@@ -151,32 +160,39 @@ def check_unroll(unroll: Mapping[str, int]) -> None:
             )
 
 
-def _own(machine: Codesign) -> tuple[list[_Memories], list[float]]:
+def _own(
+    machine: Codesign, last: Mapping[Tensor, Curve]
+) -> tuple[list[_Memories], list[float]]:
     """A memory for each buffer; one pool of bytes if there is a budget."""
     nothing = machine.budget == 0
     pools = [] if machine.budget is None or nothing else [float(machine.budget)]
     memories: list[_Memories] = []
     for tensor in Tensor:
         curve = machine.curves[tensor]
-        knots = list(zip(curve.nbytes, curve.pj, strict=True))
         largest = 0.0 if nothing else float(curve.dram_above)
         slides = machine.sliding and tensor is Tensor.INPUT
-        memories.append((knots, largest, len(pools) - 1, slides, [], curve.dram_pj))
+        knots, outer = _knots(curve), _knots(last[tensor]) if tensor in last else []
+        pool = len(pools) - 1
+        memories.append((knots, largest, pool, slides, [], curve.dram_pj, outer))
     return memories, pools
+
+
+def _knots(curve: Curve) -> _Knots:
+    return list(zip(curve.nbytes, curve.pj, strict=True))
 
 
 def _alone(memories: _Memories, pools: Sequence[float]) -> _Memories:
     """The same without others that take bytes of them."""
-    knots, largest, pool, slides, levels, main_pj = memories
+    knots, largest, pool, slides, levels, main_pj, last = memories
     if pool >= 0:
         largest = min(largest, pools[pool])
     alone = [(nbytes, pj, -1, slide) for nbytes, pj, _, slide in levels]
-    return knots, largest, -1, slides, alone, main_pj
+    return knots, largest, -1, slides, alone, main_pj, last
 
 
 def _scaled(memories: _Memories, scale: float) -> _Memories:
     """Energies of an element, where those given are of 16 bits."""
-    knots, largest, pool, slides, levels, main_pj = memories
+    knots, largest, pool, slides, levels, main_pj, last = memories
     return (
         [(nbytes, pj * scale) for nbytes, pj in knots],
         largest,
@@ -184,6 +200,7 @@ def _scaled(memories: _Memories, scale: float) -> _Memories:
         slides,
         [(nbytes, pj * scale, own, slide) for nbytes, pj, own, slide in levels],
         main_pj * scale,
+        [(nbytes, pj * scale) for nbytes, pj in last],
     )
 
 
@@ -215,7 +232,7 @@ def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:
             if level.capacity(tensor)
         ]
         main_pj = hierarchy.main_pj(tensor)
-        memories.append(([], 0.0, -1, False, levels, main_pj))
+        memories.append(([], 0.0, -1, False, levels, main_pj, []))
     return memories, pools
 
 

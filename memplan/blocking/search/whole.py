@@ -14,34 +14,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Nest, nest_of
 from memplan.blocking.search.exact import (
-    LOOPS,
-    WINDOW,
     base_of,
     check_unroll,
     optimum_so_far,
     problem_of,
 )
 from memplan.blocking.search.incumbent import ProgressReport, SearchProgress
+from memplan.blocking.search.kernel_loops import (
+    DIMS,
+    nest_from,
+    numbered,
+    relaxed_loops,
+)
 from memplan.blocking.search.result import Options, Result, Space
 from memplan.cores import cores
 from memplan.errors import NoPlanError, UsageError
 from memplan.native import _nest
 
-_DIMS = (*LOOPS, *WINDOW)  # as the kernels number them
-_Loops = Sequence[tuple[int, int]]
 # Seconds, where there is no limit: for the smaller space's optimum, for the bound, and
 # for the search, which mostly ends before.
 _START, _BOUND, _CLIMB = 2.0, 4.0, 3.5
 _ROUNDS = 2
 _NEAR = 1e-3  # relative; a bound that is so close is worth no more time
-_LONG = 24  # loops that a start may have
 _SAME = 1e-9  # relative; a bound that is as close is reached
 
 
@@ -89,7 +90,7 @@ class _Search:
         self._tried, self._complete = 0, False
         self.interrupted = False
         self._energy = math.inf
-        self._take(self._nest(self._starts[0]))
+        self._take(nest_from(self._starts[0], layer, unroll))
 
     def run(self) -> None:
         """All of it, until Ctrl-C, which `interrupted` says."""
@@ -126,8 +127,9 @@ class _Search:
             return  # too little time, or too many divisors: there are other starts
         self.interrupted = found.interrupted
         self._tried += found.tried
-        start = nest_of(layer, _pairs(found.nest), unroll)
-        self._starts.append(_numbered(start))
+        pairs = [(loop.dim, loop.outer) for loop in found.nest.loops]
+        start = nest_of(layer, pairs, unroll)
+        self._starts.append(numbered(start))
         self._take(start)
 
     def _relax(self) -> None:
@@ -155,9 +157,8 @@ class _Search:
             self.interrupted = relaxed.interrupted
             self._tried += relaxed.labels
             self._bound = max(self._bound, relaxed.lower_bound * groups)
-            kept = _kept(relaxed.loops, _striped(relaxed), _slid(relaxed))
-            if 0 < len(kept) <= _LONG:
-                self._starts.append(kept)
+            if start := relaxed_loops(relaxed):
+                self._starts.append(start)
 
     def _climb(self) -> None:
         """To the best nest that the local search comes to."""
@@ -171,13 +172,7 @@ class _Search:
             report=self._report,
         )
         self._tried += tried
-        self._take(self._nest(loops))
-
-    def _nest(self, loops: _Loops) -> Nest:
-        named = [(_DIMS[dim], extent) for dim, extent in loops]
-        if base_of(self._layer, self._unroll)["G"] < self._layer.G:
-            named.append(("G", self._layer.G))
-        return nest_of(self._layer, named, self._unroll)
+        self._take(nest_from(loops, self._layer, self._unroll))
 
     def _take(self, nest: Nest) -> None:
         """Keep the nest and its memories, unless there is a better one."""
@@ -211,63 +206,17 @@ class _Clock:
 
 def _compulsory(layer: Layer, objective: Objective) -> float:
     """pJ of each element's one access to main memory, which every nest takes."""
-    nest = nest_of(layer, [(d, layer.size(d)) for d in (*_DIMS, "G")], {})
+    nest = nest_of(layer, [(d, layer.size(d)) for d in (*DIMS, "G")], {})
     return sum(
         own.compulsory_words * objective.main_pj(tensor)
         for tensor, own in objective.traffic(nest).items()
     )
 
 
-def _pairs(nest: Nest) -> list[tuple[str, int]]:
-    return [(loop.dim, loop.outer) for loop in nest.loops]
-
-
-def _numbered(nest: Nest) -> list[tuple[int, int]]:
-    """The loops as the kernels have them, without groups."""
-    return [(_DIMS.index(d), n) for d, n in _pairs(nest) if d != "G"]
-
-
 def _one_loop_each(layer: Layer, unroll: Mapping[str, int]) -> list[tuple[int, int]]:
     base = base_of(layer, unroll)
     return [
         (number, layer.size(dim))
-        for number, dim in enumerate(_DIMS)
+        for number, dim in enumerate(DIMS)
         if layer.size(dim) > base[dim]
     ]
-
-
-def _striped(relaxed: _nest.Optimum) -> set[int]:
-    """Numbers of the loops that sweep over a stripe of the input that is kept."""
-    outer = [number for tensor, number, *_ in relaxed.kept if tensor == 0]
-    return {number for number in outer if _DIMS[relaxed.loops[number][0]] in "XY"}
-
-
-def _slid(relaxed: _nest.Optimum) -> set[int]:
-    """Numbers of the loops along which a buffer that is kept slides."""
-    return {number for _, number, _, _, slides in relaxed.kept if slides}
-
-
-def _kept(loops: _Loops, striped: Set[int], slid: Set[int]) -> list[tuple[int, int]]:
-    """The relaxation's loops, of which neighbours that use the same tensors again are
-    one of each dimension, up to a stripe and outside of it; a loop along which a buffer
-    slides stays as it is, around the same tile."""
-    kept: list[tuple[int, int]] = []
-    inside = 0  # loops that are in a stripe, or in a sliding buffer
-    for number, (dim, extent) in enumerate(loops):
-        place = len(kept)
-        if number in slid:
-            inside = place
-        while place > inside and _alike(kept[place - 1][0], dim):
-            place -= 1
-            if kept[place][0] == dim:
-                del kept[place]
-        kept.append((dim, extent))
-        if number in striped:
-            inside = len(kept)
-    return kept
-
-
-def _alike(one: int, other: int) -> bool:
-    """Whether loops of both dimensions use the same tensors again."""
-    groups = (("X", "Y", "B"), ("C",), ("K",), ("Fw", "Fh"))
-    return any(_DIMS[one] in group and _DIMS[other] in group for group in groups)

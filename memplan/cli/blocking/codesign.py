@@ -14,7 +14,7 @@ from memplan.blocking.plan import CurvePoint
 from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.search.result import Options, Result
 from memplan.blocking.search.spatial import search_datapath
-from memplan.cli.blocking import options, report, results
+from memplan.cli.blocking import meanings, options, report, results
 from memplan.cli.blocking.progress import searching
 from memplan.cli.progress import working
 from memplan.files import refuse_overwrite
@@ -62,10 +62,10 @@ def command(
     Example: memplan blocking codesign --layer conv1 --budget 1MiB
     """
     layer = parse_layer(layer_text)
-    objective = options.own_memories(budget, bits, technology, sliding)
+    objective = meanings.own_memories(budget, bits, technology, sliding)
     if output is not None:
         refuse_overwrite(output, force)
-    datapath = options.datapath_or_array(unroll)
+    datapath = meanings.datapath_or_array(unroll)
     how = Options(time_limit=time_limit, threads=threads)
     with searching(how.method) as progress:
         found = search_datapath(layer, datapath, objective, how, progress)

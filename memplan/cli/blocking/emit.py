@@ -13,7 +13,7 @@ from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.run.emit import compiler_flags, emit
 from memplan.blocking.run.layout import Layout, padded
 from memplan.cli import arguments, show
-from memplan.cli.blocking import options
+from memplan.cli.blocking import meanings, options
 from memplan.files import STDOUT, refuse_overwrite, write_bytes
 
 
@@ -61,7 +61,7 @@ def command(
       --string "Fw3 Fh3 C8 X28 Y14 C256 K64 Y28 K512"
     """
     layer = parse_layer(layer_text)
-    nest = parse_nest(string, layer, options.datapath(unroll))
+    nest = parse_nest(string, layer, meanings.datapath(unroll))
     hierarchy = load_hierarchy(cache)
     layout = padded(layer, Layout.dense(layer), hierarchy) if pad else None
     path = output or STDOUT

@@ -12,7 +12,7 @@ from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.search.timed import evaluation_of
 from memplan.cli import show
-from memplan.cli.blocking import options, report
+from memplan.cli.blocking import meanings, options, report
 from memplan.cli.blocking.entries import case_entries
 from memplan.cli.blocking.timing import time_rows, time_table
 from memplan.errors import UsageError
@@ -69,8 +69,8 @@ def command(
     if counting == "paper" and sliding:
         raise UsageError("--counting paper knows no buffers that slide")
     layer = parse_layer(layer_text)
-    nest = parse_nest(string, layer, options.datapath(unroll))
-    objective = options.machine(memory, budget, bits, technology, sliding)
+    nest = parse_nest(string, layer, meanings.datapath(unroll))
+    objective = meanings.machine(memory, budget, bits, technology, sliding)
     check_minimized(minimize, objective)
     if json_:
         show.as_json(case_entries(layer, nest, objective, minimize))

@@ -24,7 +24,7 @@ from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.run.sources import is_model
 from memplan.blocking.search.result import Options
 from memplan.cli import show
-from memplan.cli.blocking import options, report, results
+from memplan.cli.blocking import meanings, options, report, results
 from memplan.cli.blocking.progress import swept
 from memplan.cli.progress import working
 from memplan.errors import UsageError
@@ -97,13 +97,13 @@ def command(
     layers = _layers(network)
     hand_over = partial(results.hand_over, output=output, force=force, json_=json_)
     if memory is not None:
-        objective = options.machine(memory, None, bits, technology, sliding)
-        tasks = options.tasks(layers, objective, unroll, how)
+        objective = meanings.machine(memory, None, bits, technology, sliding)
+        tasks = meanings.tasks(layers, objective, unroll, how)
         found = swept("layers", tasks, threads, ray)
         hand_over(results.planned(layers, found, objective), objective)
         return
     assert budget is not None
-    own = options.own_memories(budget, bits, technology, sliding)
+    own = meanings.own_memories(budget, bits, technology, sliding)
     design = _designed(layers, unroll, own, levels or _LEVELS, how)
     if not design.complete:
         show.complaint("stopped before all memories were looked at")
@@ -135,7 +135,7 @@ def _designed(
         array = parse_array(unroll)
         kept, within = [one.layer for one in weighted], objective.budget or 0
         designed = (
-            partial(design_network, kept, options.datapath(unroll), within)
+            partial(design_network, kept, meanings.datapath(unroll), within)
             if array is None
             else partial(design_mapped_network, kept, array, within)
         )
@@ -151,7 +151,7 @@ def _designed(
 def _layers(network: str) -> list[ModelLayer]:
     """Layers that differ, and how often each is run."""
     if is_model(network):
-        every = options.all_layers([network])
+        every = meanings.all_layers([network])
     elif network.lower() in NETWORKS:
         every = [ModelLayer(layer, 1) for layer in NETWORKS[network.lower()]]
     else:

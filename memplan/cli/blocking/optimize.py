@@ -10,7 +10,7 @@ from memplan.blocking.machine.registers import target_of
 from memplan.blocking.search.result import METHODS, Options
 from memplan.blocking.search.spatial import search_datapath
 from memplan.cli import arguments
-from memplan.cli.blocking import code, options, results
+from memplan.cli.blocking import code, meanings, options, results
 from memplan.cli.blocking.progress import searching, swept
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
@@ -111,12 +111,12 @@ def command(
         for_code = target_of(for_code).name  # this machine's, wherever searches run
         bits = bits or code.BITS
         memory = memory or (CACHES if budget is None else None)
-    objective = options.machine(memory, budget, bits, technology, sliding)
+    objective = meanings.machine(memory, budget, bits, technology, sliding)
     if output is not None:
         refuse_overwrite(output, force)
-    given = options.all_layers(layer_texts)
+    given = meanings.all_layers(layer_texts)
     how = Options(method, levels, time_limit, threads, seed, minimize, front, for_code)
-    tasks = options.tasks(given, objective, unroll, how)
+    tasks = meanings.tasks(given, objective, unroll, how)
     if len(tasks) > 1:
         found = swept("optimize", tasks, threads, ray)
     elif ray is not None:

@@ -22,7 +22,7 @@ from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.search.result import Options
 from memplan.blocking.search.spatial import search_datapath
 from memplan.cli import arguments, show
-from memplan.cli.blocking import options, report
+from memplan.cli.blocking import meanings, options, report
 from memplan.cli.blocking.entries import bits_entry, layer_entry
 from memplan.cli.blocking.progress import searching
 from memplan.cli.progress import saying_if_interrupted
@@ -92,16 +92,16 @@ def command(
     """
     layer = parse_layer(layer_text)
     numbers = _numbers(cores)
-    objective = options.own_memories(budget, bits, technology, sliding)
+    objective = meanings.own_memories(budget, bits, technology, sliding)
     splits = tuple(SHARED) if split is None else (split,)
     ways = [(n, way) for way in splits for n in numbers]
     mapping: MappingSearch | None = None
     if string is not None:
         if one_nest:
             raise UsageError("--one-nest is for a nest that is searched for")
-        nest = parse_nest(string, layer, options.datapath(unroll))
+        nest = parse_nest(string, layer, meanings.datapath(unroll))
     else:
-        datapath = options.datapath_or_array(unroll)
+        datapath = meanings.datapath_or_array(unroll)
         how = Options(time_limit=time_limit, threads=threads)
         with searching(how.method) as progress:
             best = search_datapath(layer, datapath, objective, how, progress)

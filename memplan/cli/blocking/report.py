@@ -22,7 +22,7 @@ from memplan.cli import show
 from memplan.units import format_bytes, format_gap, format_share
 
 _LITTLE = 0.5  # of the datapath; less is warned of
-_SHORT = 76  # characters of a value that one line holds
+_SHORT = 64  # characters of a value that one line holds
 _NAMES = 16  # columns that names take, beside values
 _EXACT_UP_TO = 9_999_999
 _THOUSANDS = ("", " k", " M", " G", " T", " P", " E")

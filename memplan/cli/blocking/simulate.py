@@ -9,7 +9,7 @@ from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.run.cache import MAX_MACS, Simulation, simulate
 from memplan.cli import show
-from memplan.cli.blocking import options, report
+from memplan.cli.blocking import meanings, options, report
 from memplan.cli.blocking.entries import layer_entry
 from memplan.cli.progress import working
 
@@ -55,7 +55,7 @@ def command(
       --string "Fw3 Fh3 C32 K8 X28 Y4 K128 C256 Y28 K512"
     """
     layer = parse_layer(layer_text)
-    nest = parse_nest(string, layer, options.datapath(unroll))
+    nest = parse_nest(string, layer, meanings.datapath(unroll))
     hierarchy = load_hierarchy(cache)
     with working("simulating"):
         found = simulate(layer, nest, hierarchy, pad=pad, max_macs=max_macs)

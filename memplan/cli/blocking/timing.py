@@ -23,8 +23,10 @@ def time_rows(
         busy, what = busy * mapping.share(found.nest.unroll), f"{mapping.array}"
     used = f"{format_share(busy)} of {what} used"
     if not latency.bounded:
-        what = "the datapath's alone: no bandwidth is given"
-        return [("cycles", f"{latency.steps:,}, {used}; {what}")]
+        return [
+            ("cycles", f"{latency.steps:,}, {used}"),
+            ("bandwidths", "none is given: cycles are the datapath's alone"),
+        ]
     rows = [("cycles", f"{latency.cycles:,.0f}, {used}")]
     if latency.staller is None:
         rows.append(("stalls", "none: the datapath is never waited for"))
@@ -33,7 +35,8 @@ def time_rows(
         total = f"{latency.cycles - latency.steps:,.0f} cycles"
         own = latency.staller == DATAPATH
         where = "a step's own operands and sums" if own else latency.staller
-        rows.append(("stalls", f"{total}, most waiting for {where}: {most:,.0f}"))
+        rows.append(("stalls", total))
+        rows.append(("most for", f"{where}: {most:,.0f}"))
     if latency.edges:
         rows.append(("edges", f"{latency.edges:,.0f}: first tiles in, last ones out"))
     rows.append(("energy-delay", f"{found.edp:.5g} pJ cycles, with the MACs' energy"))

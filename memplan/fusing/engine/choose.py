@@ -11,7 +11,7 @@ from typing import Any
 from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import Epilogue, Prologue, bind
 from memplan.fusing.engine import onednn
-from memplan.fusing.engine.clock import CLEARLY, clock
+from memplan.fusing.engine.clock import CLEARLY
 from memplan.fusing.engine.depthwise import is_depthwise
 from memplan.fusing.engine.fold import as_planes
 from memplan.fusing.engine.packs import four, geometry
@@ -24,6 +24,7 @@ from memplan.fusing.operands import taps
 from memplan.fusing.operations import Operation
 from memplan.fusing.packing import blank
 from memplan.fusing.reference import reference
+from memplan.graph.clock import clock
 
 ROUNDS = 3
 ASIDE = 1.08  # what leaving the tape and the arena costs beyond the time of the kernel

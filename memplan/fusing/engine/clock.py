@@ -6,28 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from memplan.graph.clock import timed
+
 LEAST, MOST = 3, 20  # rounds of timing
 LONG = 0.1  # seconds of a run that needs fewer: it tells more by itself
 CLEARLY = 1.5  # times the least: what takes longer is out of the running
-
-
-def clock() -> Callable[[], float]:
-    """What tells how long one thread has computed, where one does; else the time."""
-    import torch
-
-    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-
-
-def timed(run: Callable[[], Any], device: str = "cpu") -> tuple[Any, float]:
-    """What a run gives, and its seconds; on a GPU, until it is done."""
-    import torch
-
-    now = clock() if device == "cpu" else time.perf_counter
-    start = now()
-    result = run()
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-    return result, now() - start
 
 
 def tells(took: float, device: str = "cpu") -> bool:

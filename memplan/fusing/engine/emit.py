@@ -52,10 +52,14 @@ class Emitter:
 
     def views(self) -> Values:
         """The values in the arena, as tensors of their shapes."""
-        return {
-            name: self._view(name, place).reshape(self._shapes[name])
-            for name, place in self._places.items()
-        }
+        return {name: self._whole(name, place) for name, place in self._places.items()}
+
+    def _whole(self, name: str, place: Place) -> Any:
+        """A tensor of a value's own shape where it lies. One of four dimensions is as
+        it is: of a single image, reshaping would change its first stride, by which
+        torch's kernels tell that channels are last."""
+        planes, shape = self._view(name, place), self._shapes[name]
+        return planes if len(shape) == 4 else planes.reshape(shape)
 
     def _view(self, name: str, place: Place) -> Any:
         """A tensor (n, c, h, w) where a value lies."""
@@ -189,7 +193,7 @@ class Emitter:
         )
 
     def _copied(self, piece: str, target: Place) -> Step:
-        view = self._view(piece, target).reshape(self._shapes[piece])
+        view = self._whole(piece, target)
         return Call("", lambda values: view.copy_(values[piece]))
 
     def _called(self, node: Node) -> Step:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from memplan.core.problem import Problem
+from memplan.fusing.front.anew import makes_anew
 from memplan.fusing.nodes import Called, Catenated, Node
 from memplan.solving.bestfit import best_fit
 
@@ -108,7 +109,7 @@ def plan(
     """Offsets of the buffers that `places` names.
 
     size: bytes of a buffer. kept: values that are wanted at the end. What torch makes
-    of a value may be a view of it, so the value lives as long.
+    of a value may be a view of it, so the value then lives as long.
     """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -122,7 +123,7 @@ def plan(
             last[buffer] = max(last.get(buffer, 0), moment)
 
     for moment, node in enumerate(nodes):
-        if isinstance(node, Called):
+        if isinstance(node, Called) and not makes_anew(node.op):
             holders[node.value] = set().union(
                 *(holders.get(name, set()) for name in node.inputs())
             )

@@ -28,11 +28,12 @@ using nb::literals::operator""_a;
 
 namespace {
 
+using Knots = std::vector<std::pair<double, double>>;
 // (bytes, pJ) knots; bytes of the largest; pool; whether these slide; (bytes, pJ, pool,
-// whether it slides) levels; pJ outside.
+// whether it slides) levels; pJ outside; knots of an outermost one.
 using MemoriesTuple =
-    std::tuple<std::vector<std::pair<double, double>>, double, int, bool,
-               std::vector<std::tuple<double, double, int, bool>>, double>;
+    std::tuple<Knots, double, int, bool,
+               std::vector<std::tuple<double, double, int, bool>>, double, Knots>;
 
 void require(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(what);
@@ -40,16 +41,23 @@ void require(bool condition, const char* what) {
 
 bool positive(double value) { return value > 0 && std::isfinite(value); }
 
+std::vector<nest::Knot> knots_from(const Knots& given) {
+  std::vector<nest::Knot> knots;
+  for (const auto& [bytes, pj] : given) {
+    require(positive(bytes) && positive(pj), "need knots above 0");
+    require(knots.empty() || knots.back().bytes < bytes, "need ascending knots");
+    knots.push_back({bytes, pj});
+  }
+  return knots;
+}
+
 nest::Memories memories_from(const MemoriesTuple& given, std::size_t pools) {
-  const auto& [knots, largest, pool, slides, levels, main_pj] = given;
+  const auto& [knots, largest, pool, slides, levels, main_pj, last] = given;
   const auto known = [&](int p) { return -1 <= p && p < static_cast<int>(pools); };
   nest::Memories memories;
-  for (const auto& [bytes, pj] : knots) {
-    require(positive(bytes) && positive(pj), "need knots above 0");
-    require(memories.knots.empty() || memories.knots.back().bytes < bytes,
-            "need ascending knots");
-    memories.knots.push_back({bytes, pj});
-  }
+  memories.knots = knots_from(knots);
+  memories.last = knots_from(last);
+  require(!knots.empty() || last.empty(), "knots of an outermost memory need others");
   for (const auto& [bytes, pj, taken, slide] : levels) {
     require(positive(bytes) && positive(pj), "need levels above 0");
     require(known(taken), "a level's pool is missing");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <vector>
@@ -20,10 +21,12 @@ constexpr double kWide = 0.01;
 // Labels for each tile, pass by pass; all that there are only after the last round.
 constexpr std::size_t kWidths[] = {1, 8, 64};
 constexpr int kMostPoints = 48;
+constexpr int kSteps = 6;  // of the last round, where it may take long
+constexpr double kNever = std::numeric_limits<double>::infinity();
 // Tiles of the whole space: of given memories, whose prices are few, and of others.
 constexpr std::size_t kMostTiles = 400'000, kMostTilesMade = 40'000;
-// Values of their bound, which only a fine one makes close: 128 MiB.
-constexpr std::size_t kWholeValues = 1u << 25;
+// Values of their bound, which only a fine one makes close: 256 MiB.
+constexpr std::size_t kWholeValues = 1u << 26;
 // Labels in memory at a time, about 2 GiB.
 constexpr std::size_t kMostLabels = 40'000'000;
 
@@ -120,17 +123,32 @@ void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
   std::ranges::reverse(found.kept);
 }
 
-// Runs one pass, and says whether to go on.
-bool improve(const Tiles& tiles, const Search& search, std::size_t width,
+// Runs one pass, for energies below `below` and what was found so far, and says whether
+// to go on.
+bool improve(const Tiles& tiles, const Search& search, std::size_t width, double below,
              const std::function<bool()>& stop, Optimum& found) {
-  const PassResult pass = search.pass(found.energy, width, kMostLabels, stop);
+  const double incumbent = std::min(found.energy, below);
+  const PassResult pass = search.pass(incumbent, width, kMostLabels, stop);
   found.labels += pass.labels;
   if (pass.stopped) return false;
   if (pass.improved) write_down(tiles, pass, found);
   found.lower_bound = std::max(found.lower_bound, pass.lower_bound);
-  found.proved = found.lower_bound >= pass.energy;
+  found.proved = found.lower_bound >= (pass.improved ? pass.energy : found.energy);
   if (found.proved) found.lower_bound = found.energy;
   return !found.proved;
+}
+
+// Passes with all labels that may lead below ever more energy: the first are short, and
+// each raises the bound, should there be no time for the last.
+void finish(const Tiles& tiles, const Search& search, bool by_steps,
+            const std::function<bool()>& stop, Optimum& found) {
+  const double low = found.lower_bound, high = found.energy;
+  const bool apart = by_steps && low > 0 && std::isfinite(high);
+  for (int step = apart ? 1 : kSteps; step <= kSteps; ++step) {
+    const double part = static_cast<double>(step) / kSteps;
+    const double below = step < kSteps ? low * std::pow(high / low, part) : high;
+    if (!improve(tiles, search, 0, below, stop, found)) return;
+  }
 }
 
 }  // namespace
@@ -152,11 +170,11 @@ Optimum find_optimum(const Problem& problem, double incumbent, int threads,
     const bool finest = whole || grid.exact() || grid.most() == kMostPoints ||
                         values == *std::rbegin(kValues);
     for (const std::size_t width : kWidths) {
-      if (!improve(tiles, search, width, stop, found)) return found;
+      if (!improve(tiles, search, width, kNever, stop, found)) return found;
       if (!finest && found.lower_bound < (1 - kWide) * found.energy) break;
     }
     if (finest) {
-      improve(tiles, search, 0, stop, found);
+      finish(tiles, search, whole, stop, found);
       break;
     }
   }

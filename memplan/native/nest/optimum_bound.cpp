@@ -69,11 +69,13 @@ class Bound::Filler {
 
  private:
   // One term of a choice: the inner tile's values at a price of its own for some
-  // tensors, and what it takes to fill their memories.
+  // tensors, and what it takes to fill their memories; in [first, past) of the outer
+  // tile's points.
   struct Choice {
     int kind;
     const Tile* slid;
     std::array<const Option*, kTensors> kept{};
+    std::array<std::int32_t, kTensors> first{}, past{};
   };
 
   // Of tiles of one kind, what must be kept at a step, and what may be; masks. slid: the
@@ -124,6 +126,7 @@ class Bound::Filler {
     for (unsigned keep = free.least; keep <= free.most; ++keep) {
       if (keep & ~free.most || free.least & ~keep) continue;
       Choice choice{kind_inside(dim, free.kind, keep, kernel_), free.slid};
+      choice.past = box.size;
       choose_memories(box, tile, inner, keep, 0, choice, best);
     }
   }
@@ -136,16 +139,30 @@ class Bound::Filler {
       choose_memories(box, tile, inner, keep, tensor + 1, choice, best);
     } else {
       const bool slides = tensor == kInput && choice.slid;
-      for (const Option& option :
-           slides ? choice.slid->sliding : tile.options[tensor]) {
-        choice.kept[tensor] = &option;
-        choose_memories(box, tile, inner, keep, tensor + 1, choice, best);
+      const Tile& held = slides ? *choice.slid : tile;
+      const std::int32_t size = box.size[tensor];
+      const auto choose = [&](bool last, std::int32_t first, std::int32_t past) {
+        choice.first[tensor] = first;
+        choice.past[tensor] = past;
+        for (const Option& option : held.options(tensor, slides, last)) {
+          choice.kept[tensor] = &option;
+          choose_memories(box, tile, inner, keep, tensor + 1, choice, best);
+        }
+      };
+      // Served by main memory, the last point, what is kept here lies outermost.
+      if (tiles_.tells_last(tensor)) {
+        choose(false, 0, size - 1);
+        choose(true, size - 1, size);
+      } else {
+        choose(false, 0, size);
       }
+      choice.first[tensor] = 0;
+      choice.past[tensor] = size;
       choice.kept[tensor] = nullptr;
     }
   }
 
-  // best = min(best, cost of the choice), over the whole box.
+  // best = min(best, cost of the choice), over its points of the box.
   void lower(const Box& box, const Tile& tile, const Box& inner, const Choice& choice,
              float* best) {
     const Grid& grid = *bound_.grid_;
@@ -168,10 +185,13 @@ class Bound::Filler {
     std::array<int, kTensors> shift;
     for (int t = 0; t < kTensors; ++t) shift[t] = box.low[t] - inner.low[t];
     const bool input = choice.kept[0], kernel = choice.kept[1], output = choice.kept[2];
-    for (int a = 0; a < box.size[0]; ++a) {
+    const auto& first_at = choice.first;
+    float* const all = best;
+    for (int a = first_at[0]; a < choice.past[0]; ++a) {
       const float low_a = static_cast<float>(fixed) +
                           slope[0] * grid.point(0, box.low[0] + a);
-      for (int b = 0; b < box.size[1]; ++b, best += box.size[2]) {
+      for (int b = first_at[1]; b < choice.past[1]; ++b) {
+        best = all + (static_cast<std::size_t>(a) * box.size[1] + b) * box.size[2];
         const float start = low_a + slope[1] * grid.point(1, box.low[1] + b);
         const auto row = [&](int i, int k) {
           return values + (static_cast<std::size_t>(i) * inner.size[1] + k) *
@@ -181,24 +201,24 @@ class Bound::Filler {
         const float* first = row(i, k);
         const float* second = input ? row(next[0], k) : row(i, kernel ? next[1] : k);
         const float mix = input ? part[0] : part[1];
-        const int n = box.size[2];
+        const int from = first_at[2], n = choice.past[2];
         if (output) {
           const float near = first[at[2]] + mix * (second[at[2]] - first[at[2]]);
           const float far = first[next[2]] + mix * (second[next[2]] - first[next[2]]);
           const float value = start + near + part[2] * (far - near);
-          for (int c = 0; c < n; ++c) {
+          for (int c = from; c < n; ++c) {
             best[c] = std::min(best[c],
                                value + slope[2] * grid.point(2, box.low[2] + c));
           }
         } else if (input || kernel) {
           first += shift[2], second += shift[2];
-          for (int c = 0; c < n; ++c) {
+          for (int c = from; c < n; ++c) {
             const float inside = first[c] + mix * (second[c] - first[c]);
             best[c] = std::min(best[c], start + inside);
           }
         } else {
           first += shift[2];
-          for (int c = 0; c < n; ++c) best[c] = std::min(best[c], first[c]);
+          for (int c = from; c < n; ++c) best[c] = std::min(best[c], first[c]);
         }
       }
     }

@@ -10,8 +10,10 @@
 
 namespace memplan::nest::optimum {
 
-double Tiles::curve(int tensor, double bytes) const {
-  const std::vector<Knot>& knots = problem_.memories[tensor].knots;
+namespace {
+
+// pJ of a memory made to measure.
+double curve(const std::vector<Knot>& knots, double bytes) {
   if (bytes <= knots.front().bytes) return knots.front().pj;
   if (bytes >= knots.back().bytes) return knots.back().pj;
   const auto above = std::ranges::upper_bound(knots, bytes, {}, &Knot::bytes);
@@ -20,9 +22,11 @@ double Tiles::curve(int tensor, double bytes) const {
   return std::exp(std::log(a.pj) + part * (std::log(b.pj) - std::log(a.pj)));
 }
 
+}  // namespace
+
 // What so many elements of a tensor cost to keep, and where the bytes come from. sliding:
-// only in memories that can have sliding buffers.
-Tiles::Choices Tiles::choices(int t, double elements, bool sliding) const {
+// only in memories that can have sliding buffers. last: outermost.
+Tiles::Choices Tiles::choices(int t, double elements, bool sliding, bool last) const {
   const Memories& memories = problem_.memories[t];
   const double bytes = problem_.bytes(t, elements);
   Choices found;
@@ -32,7 +36,8 @@ Tiles::Choices Tiles::choices(int t, double elements, bool sliding) const {
     found.emplace_back(pj, pool);
   };
   if (!memories.knots.empty() && bytes <= memories.largest) {
-    offer(curve(t, bytes), memories.pool, memories.slides);
+    const auto& knots = last && tells_last(t) ? memories.last : memories.knots;
+    offer(curve(knots, bytes), memories.pool, memories.slides);
   }
   for (const Level& level : memories.levels) {
     if (bytes <= level.bytes) offer(level.pj, level.pool, level.slides);
@@ -47,13 +52,16 @@ Tiles::Choices Tiles::choices(int t, double elements, bool sliding) const {
 void Tiles::list_prices() {
   for (int t = 0; t < kTensors; ++t) {
     const bool slides = sliding_ && t == kInput;
-    // By size: in any memory, and in one where it slides.
-    std::map<double, std::array<Choices, 2>> kept;
+    // By size: inside others and outermost, in any memory, and where it slides.
+    std::map<double, std::array<Choices, 4>> kept;
     for (const Tile& tile : tiles_) kept[tile.elements[t]];
     Choices all;
     for (auto& [elements, own] : kept) {
-      own[0] = choices(t, elements, false);
-      if (slides) own[1] = choices(t, elements, true);
+      for (const bool last : {false, true}) {
+        if (last && !tells_last(t)) continue;
+        own[2 * last] = choices(t, elements, false, last);
+        if (slides) own[2 * last + 1] = choices(t, elements, true, last);
+      }
       for (const Choices& some : own) all.insert(all.end(), some.begin(), some.end());
     }
     std::ranges::sort(all);
@@ -61,14 +69,14 @@ void Tiles::list_prices() {
     for (const auto& [pj, pool] : all) prices_[t].push_back(pj);
     prices_[t].push_back(problem_.memories[t].main_pj);
     struct Listed {
-      std::array<std::size_t, 3> begin;
+      std::array<std::size_t, 5> begin;
       int cheapest;
     };
     std::map<double, Listed> listed;
     int least = static_cast<int>(all.size());
     for (auto entry = kept.rbegin(); entry != kept.rend(); ++entry) {
       Listed& own = listed[entry->first];
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 4; ++i) {
         own.begin[i] = options_[t].size();
         for (const auto& choice : entry->second[i]) {
           const auto code = std::ranges::lower_bound(all, choice) - all.begin();
@@ -76,14 +84,19 @@ void Tiles::list_prices() {
           least = std::min(least, static_cast<int>(code));
         }
       }
-      own.begin[2] = options_[t].size();
+      own.begin[4] = options_[t].size();
       own.cheapest = least;
     }
     for (Tile& tile : tiles_) {
       const auto& [begin, cheapest] = listed[tile.elements[t]];
       const Option* const first = options_[t].data();
-      tile.options[t] = {first + begin[0], first + begin[1]};
-      if (slides) tile.sliding = {first + begin[1], first + begin[2]};
+      const int last = tells_last(t) ? 2 : 0;  // otherwise the same as inside
+      tile.inside[t] = {first + begin[0], first + begin[1]};
+      tile.outermost[t] = {first + begin[last], first + begin[last + 1]};
+      if (slides) {
+        tile.sliding = {std::span(first + begin[1], first + begin[2]),
+                        std::span(first + begin[last + 1], first + begin[last + 2])};
+      }
       tile.cheapest[t] = cheapest;
     }
   }

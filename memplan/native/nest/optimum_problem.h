@@ -68,9 +68,10 @@ struct Level {
 ///
 /// Either memories made to measure, whose energy is given by `knots`, ascending and
 /// linear between them if both axes are logarithmic, up to `largest` bytes; or
-/// `levels`. Outside of both lies main memory, at `main_pj`.
+/// `levels`. Outside of both lies main memory, at `main_pj`. last: knots of a memory made
+/// to measure that no other of the tensor's lies outside of, where that has its own.
 struct Memories {
-  std::vector<Knot> knots;
+  std::vector<Knot> knots, last;
   double largest = 0;
   int pool = -1;  // of memories made to measure
   bool slides = false;  // likewise

@@ -28,11 +28,15 @@ struct Candidate {
   double bound;  // of the energy of nests that it leads to
 };
 
-// Whether a is at least as good as b in all respects.
+// Whether a is at least as good as b in all respects. open: by tensor, the code of what
+// may still have its outermost memory at a price of its own.
 template <int kPools>
-bool dominates(const Label<kPools>& a, const Label<kPools>& b) {
+bool dominates(const Label<kPools>& a, const Label<kPools>& b, const Codes& open) {
   bool ok = a.cost <= b.cost;
-  for (int t = 0; t < kTensors; ++t) ok &= a.codes[t] <= b.codes[t];
+  for (int t = 0; t < kTensors; ++t) {
+    ok &= a.codes[t] <= b.codes[t];
+    ok &= b.codes[t] != open[t] || a.codes[t] == open[t];
+  }
   for (int p = 0; p < kPools; ++p) ok &= a.left[p] >= b.left[p];
   return ok;
 }
@@ -47,7 +51,10 @@ class Search::Pass {
       : tiles_(search.tiles_), bound_(search.bound_), incumbent_(incumbent),
         width_(width), most_(most), stop_(stop), shelves_(tiles_.tiles().size()) {
     Label<kPools> label{0, {}, -1, -1, false, {}};
-    for (int t = 0; t < kTensors; ++t) label.codes[t] = tiles_.main_code(t);
+    for (int t = 0; t < kTensors; ++t) {
+      label.codes[t] = tiles_.main_code(t);
+      open_[t] = tiles_.tells_last(t) ? label.codes[t] : -1;
+    }
     for (int p = 0; p < kPools; ++p) label.left[p] = tiles_.problem().pools[p];
     shelves_[0].labels = {label};
     shelves_[0].begin = {0, 1, 1, 1, 1};
@@ -149,7 +156,8 @@ class Search::Pass {
     const Tile& held = slides ? tiles_.tiles()[step.to] : tile;
     const Problem& problem = tiles_.problem();
     const auto prices = tiles_.prices(t);
-    for (const Option& option : slides ? held.sliding : held.options[t]) {
+    const bool last = next.label.codes[t] == tiles_.main_code(t);
+    for (const Option& option : held.options(t, slides, last)) {
       const double pj = prices[option.code], before = prices[next.label.codes[t]];
       if (pj >= before) continue;
       const Label<kPools> saved = next.label;
@@ -189,7 +197,7 @@ class Search::Pass {
         if (++seen % 1024 == 0 && stopped()) return;
         // A fresh label can do all that another can.
         const auto better = [&](const Label<kPools>& label) {
-          return dominates(label, candidate.label);
+          return dominates(label, candidate.label, open_);
         };
         const auto begin = shelf.labels.begin();
         if (std::any_of(begin + shelf.begin[kind], shelf.labels.end(), better) ||
@@ -215,6 +223,7 @@ class Search::Pass {
   const double incumbent_;
   const std::size_t width_, most_;
   const Stop& stop_;
+  Codes open_;
   std::vector<Shelf> shelves_;
   std::atomic<std::size_t> labels_ = 0;
   std::atomic<bool> stopped_ = false;

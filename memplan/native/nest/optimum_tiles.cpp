@@ -176,8 +176,10 @@ void Tiles::add_leaps(std::int32_t from, Position inner, int dim) {
   while (inner[dim] > 0) {
     --inner[dim];
     const auto own = tile_at(inner).sliding;
-    if (!own.empty() && !std::ranges::equal(own, before, same)) {
+    for (const int last : {0, 1}) {
+      if (own[last].empty() || std::ranges::equal(own[last], before[last], same)) continue;
       add_step(from, inner, dim, true);
+      break;
     }
     before = own;
   }

@@ -20,15 +20,22 @@ struct Option {
 /// A tile, and the loops outside it.
 ///
 /// at: index of each dimension's extent. elements: each tensor's; fill: elements that
-/// pass its boundary if it is kept, over all visits. options: memories it may be kept in;
-/// sliding: those that the input's may slide in. cheapest: code below which nothing that
-/// holds this tile or a larger one costs.
+/// pass its boundary if it is kept, over all visits. inside: memories it may be kept in
+/// where another lies outside, outermost: where none does; sliding: those that the
+/// input's may slide in, likewise. cheapest: code below which nothing that holds this
+/// tile or a larger one costs.
 struct Tile {
   std::array<std::uint16_t, kAxes> at{};
   std::array<double, kTensors> elements{}, fill{};
-  std::array<std::span<const Option>, kTensors> options;
-  std::span<const Option> sliding;
+  std::array<std::span<const Option>, kTensors> inside, outermost;
+  std::array<std::span<const Option>, 2> sliding;
   std::array<int, kTensors> cheapest{};
+
+  /// Memories of a tensor's tile, where it slides and lies outermost or not.
+  std::span<const Option> options(int tensor, bool slides, bool last) const {
+    if (slides) return sliding[last];
+    return last ? outermost[tensor] : inside[tensor];
+  }
 };
 
 /// The same dimension where columns and rows change places.
@@ -107,6 +114,8 @@ class Tiles {
   int main_code(int tensor) const {
     return static_cast<int>(prices_[tensor].size()) - 1;
   }
+  /// Whether what costs what depends on whether it lies outermost.
+  bool tells_last(int tensor) const { return !problem_.memories[tensor].last.empty(); }
   /// Elements that the datapath moves in all.
   double demand(int tensor) const { return demand_[tensor]; }
   std::int64_t extent(int dim, int at) const { return extents_[dim][at]; }
@@ -133,8 +142,7 @@ class Tiles {
   bool flipped(const Position& at) const;
   bool symmetric(const Position& at) const;
   std::size_t key(const Position& at) const;
-  double curve(int tensor, double bytes) const;
-  Choices choices(int tensor, double elements, bool sliding) const;
+  Choices choices(int tensor, double elements, bool sliding, bool last) const;
 
   Problem problem_;
   bool mirrors_, whole_, sliding_;

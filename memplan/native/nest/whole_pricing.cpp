@@ -24,12 +24,26 @@ bool holds(const Level& level, const Buffer& buffer, double bytes) {
 Pricing::Pricing(const Problem& problem) : problem_(problem) {
   const Memories& inputs = problem_.memories[kInput];
   sliding_ = inputs.slides || std::ranges::any_of(inputs.levels, &Level::slides);
-  for (int t = 0; t < kTensors; ++t) {
-    for (const Knot& knot : problem_.memories[t].knots) {
-      log_bytes_[t].push_back(std::log(knot.bytes));
-      log_pj_[t].push_back(std::log(knot.pj));
-    }
+  for (const Memories& memories : problem_.memories) {
+    own_.emplace_back(memories.knots);
+    last_.emplace_back(memories.last);
   }
+}
+
+Pricing::Curve::Curve(const std::vector<Knot>& knots) {
+  for (const Knot& knot : knots) {
+    log_bytes.push_back(std::log(knot.bytes));
+    log_pj.push_back(std::log(knot.pj));
+  }
+}
+
+double Pricing::Curve::operator()(double bytes) const {
+  const double where = std::log(bytes);
+  if (where <= log_bytes.front()) return std::exp(log_pj.front());
+  if (where >= log_bytes.back()) return std::exp(log_pj.back());
+  const auto i = std::ranges::upper_bound(log_bytes, where) - log_bytes.begin();
+  const double part = (where - log_bytes[i - 1]) / (log_bytes[i] - log_bytes[i - 1]);
+  return std::exp(log_pj[i - 1] + part * (log_pj[i] - log_pj[i - 1]));
 }
 
 double Pricing::operator()(const std::array<Buffers, kTensors>& buffers,
@@ -46,45 +60,41 @@ double Pricing::operator()(const std::array<Buffers, kTensors>& buffers,
   return alone.pj >= limit || fits(alone) ? alone.pj : combined(buffers);
 }
 
-double Pricing::price(int tensor, double bytes) const {
-  const auto& at = log_bytes_[tensor];
-  const auto& pj = log_pj_[tensor];
-  const double where = std::log(bytes);
-  if (where <= at.front()) return std::exp(pj.front());
-  if (where >= at.back()) return std::exp(pj.back());
-  const auto i = std::upper_bound(at.begin(), at.end(), where) - at.begin();
-  const double part = (where - at[i - 1]) / (at[i] - at[i - 1]);
-  return std::exp(pj[i - 1] + part * (pj[i] - pj[i - 1]));
-}
-
-// The memory of least energy that holds a buffer, of so many bytes, and its pool.
-std::pair<double, int> Pricing::cheapest(int tensor, const Buffer& buffer,
-                                         double bytes) const {
+// Calls offer(pJ, pool) for every memory that holds a buffer of so many bytes. last: it
+// lies outermost.
+template <typename Offer>
+void Pricing::offered(int tensor, const Buffer& buffer, double bytes, bool last,
+                      const Offer& offer) const {
   const Memories& memories = problem_.memories[tensor];
-  std::pair<double, int> least{std::numeric_limits<double>::infinity(), -1};
-  const auto offer = [&](double pj, int pool) {
-    if (pool >= 0 && bytes > problem_.pools[pool]) return;
-    if (pj < least.first) least = {pj, pool};
+  const auto fit = [&](double pj, int pool) {
+    const bool fits = pool < 0 || bytes <= problem_.pools[pool];
+    if (fits && pj < memories.main_pj) offer(pj, pool);
   };
-  if (made(memories, buffer, bytes)) offer(price(tensor, bytes), memories.pool);
-  for (const auto& level : memories.levels) {
-    if (holds(level, buffer, bytes)) offer(level.pj, level.pool);
+  if (made(memories, buffer, bytes)) {
+    const Curve& curve = last && tells_last(tensor) ? last_[tensor] : own_[tensor];
+    fit(curve(bytes), memories.pool);
   }
-  return least;
+  for (const auto& level : memories.levels) {
+    if (holds(level, buffer, bytes)) fit(level.pj, level.pool);
+  }
 }
 
 // Least energy of one tensor, as if no other competed for its memories.
 Pricing::Part Pricing::least(int tensor, const Buffers& own) const {
+  constexpr double never = std::numeric_limits<double>::infinity();
   const double main_pj = problem_.memories[tensor].main_pj;
   std::array<Part, Buffers::kMost> ends;  // where this buffer is the last, but for what
-                                      // leaves it
+                                          // leaves it
   Part best{own.demand * main_pj, {}};
-  for (int i = 0; i < own.count; ++i) {
+  const auto end_at = [&](int i, bool last) {
     const Buffer& buffer = own.rows[i];
     const double bytes = problem_.bytes(tensor, buffer.elements);
-    const auto [pj, pool] = cheapest(tensor, buffer, bytes);
-    ends[i].pj = std::numeric_limits<double>::infinity();
-    if (!(pj < main_pj)) continue;
+    double pj = never;
+    int pool = -1;
+    offered(tensor, buffer, bytes, last, [&](double its, int from) {
+      if (its < pj) pj = its, pool = from;
+    });
+    if (pj == never) return Part{never, {}};
     Part here{own.demand * pj, {}};
     for (int j = 0; j < i; ++j) {
       const double inside = ends[j].pj + own.rows[j].outward * pj;
@@ -92,9 +102,13 @@ Pricing::Part Pricing::least(int tensor, const Buffers& own) const {
     }
     here.pj += buffer.outward * problem_.filling(pj);
     if (pool >= 0) here.taken[pool] += bytes;
-    ends[i] = here;
-    if (const double all = here.pj + buffer.outward * main_pj; all < best.pj) {
-      best = {all, here.taken};
+    return here;
+  };
+  for (int i = 0; i < own.count; ++i) {
+    ends[i] = end_at(i, false);
+    const Part last = tells_last(tensor) ? end_at(i, true) : ends[i];
+    if (const double all = last.pj + own.rows[i].outward * main_pj; all < best.pj) {
+      best = {all, last.taken};
     }
   }
   return best;
@@ -127,21 +141,12 @@ void Pricing::unbeaten(std::vector<Part>& parts) const {
 // All choices of one tensor's buffers and memories that are worth having.
 void Pricing::parts(int tensor, const Buffers& own, std::vector<Part>& found) const {
   const Memories& memories = problem_.memories[tensor];
+  // By the buffer that is outermost so far, and what leaves it.
   std::vector<std::pair<double, std::vector<Part>>> ends{{own.demand, {Part{}}}};
-  std::vector<std::pair<double, int>> options;
-  for (int i = 0; i < own.count; ++i) {
-    const Buffer& buffer = own.rows[i];
+  const auto end_at = [&](const Buffer& buffer, bool last) {
     const double bytes = problem_.bytes(tensor, buffer.elements);
-    options.clear();
-    if (made(memories, buffer, bytes)) {
-      options.emplace_back(price(tensor, bytes), memories.pool);
-    }
-    for (const auto& level : memories.levels) {
-      if (holds(level, buffer, bytes)) options.emplace_back(level.pj, level.pool);
-    }
     std::vector<Part> here;
-    for (const auto& [pj, pool] : options) {
-      if (pj >= memories.main_pj) continue;
+    offered(tensor, buffer, bytes, last, [&](double pj, int pool) {
       for (const auto& [outward, parts] : ends) {
         const double more = outward * pj + buffer.outward * problem_.filling(pj);
         for (Part part : parts) {
@@ -150,16 +155,23 @@ void Pricing::parts(int tensor, const Buffers& own, std::vector<Part>& found) co
           if (fits(part)) here.push_back(part);
         }
       }
-    }
+    });
     unbeaten(here);
-    ends.emplace_back(buffer.outward, std::move(here));
-  }
+    return here;
+  };
   found.clear();
-  for (const auto& [outward, parts] : ends) {
+  const auto finish = [&](double outward, const std::vector<Part>& parts) {
     for (Part part : parts) {
       part.pj += outward * memories.main_pj;
       found.push_back(part);
     }
+  };
+  finish(own.demand, ends.front().second);
+  for (int i = 0; i < own.count; ++i) {
+    const Buffer& buffer = own.rows[i];
+    std::vector<Part> here = end_at(buffer, false);
+    finish(buffer.outward, tells_last(tensor) ? end_at(buffer, true) : here);
+    ends.emplace_back(buffer.outward, std::move(here));
   }
   unbeaten(found);
 }

@@ -52,8 +52,18 @@ class Pricing {
     std::array<double, 4> taken;
   };
 
-  double price(int tensor, double bytes) const;
-  std::pair<double, int> cheapest(int tensor, const Buffer& buffer, double bytes) const;
+  // Knots by their logarithms.
+  struct Curve {
+    explicit Curve(const std::vector<optimum::Knot>& knots);
+    double operator()(double bytes) const;
+
+    std::vector<double> log_bytes, log_pj;
+  };
+
+  bool tells_last(int tensor) const { return !last_[tensor].log_bytes.empty(); }
+  template <typename Offer>
+  void offered(int tensor, const Buffer& buffer, double bytes, bool last,
+               const Offer& offer) const;
   Part least(int tensor, const Buffers& own) const;
   void parts(int tensor, const Buffers& own, std::vector<Part>& found) const;
   bool fits(const Part& part) const;
@@ -62,7 +72,7 @@ class Pricing {
 
   Problem problem_;
   bool sliding_;
-  std::array<std::vector<double>, kTensors> log_bytes_, log_pj_;
+  std::vector<Curve> own_, last_;  // of each tensor
 };
 
 }  // namespace memplan::nest::whole
