@@ -19,15 +19,8 @@ from memplan.core.problem import Problem
 if TYPE_CHECKING:
     from memplan.native._alloc import Ranges
 
-SPARE_PARTS = (
-    32,
-    24,
-    16,
-    12,
-    8,
-    6,
-    4,
-)  # of the most live bytes, one in so many is added
+# Of the most live bytes, one in so many is added.
+SPARE_PARTS = (32, 24, 16, 12, 8, 6, 4)
 
 
 def arena_by_lifespan(blocks: Problem, steps: int, peak: int) -> int:
