@@ -25,8 +25,8 @@ constexpr int kSteps = 6;  // of the last round, where it may take long
 constexpr double kNever = std::numeric_limits<double>::infinity();
 // Tiles of the whole space: of given memories, whose prices are few, and of others.
 constexpr std::size_t kMostTiles = 400'000, kMostTilesMade = 40'000;
-// Values of their bound, which only a fine one makes close: 256 MiB.
-constexpr std::size_t kWholeValues = 1u << 26;
+// Values of their bounds, which only fine ones make close: 128 and 256 MiB.
+constexpr std::size_t kWholeValues = 1u << 25, kWholeValuesMade = 1u << 26;
 // Labels in memory at a time, about 2 GiB.
 constexpr std::size_t kMostLabels = 40'000'000;
 
@@ -161,7 +161,7 @@ Optimum find_optimum(const Problem& problem, double incumbent, int threads,
   const bool made = !problem.memories[kInput].knots.empty();
   const Tiles tiles(problem, made ? kMostTilesMade : kMostTiles);
   for (std::size_t values : kValues) {
-    if (whole) values = kWholeValues;
+    if (whole) values = made ? kWholeValuesMade : kWholeValues;
     const Grid grid = fitting_grid(tiles, values);
     const Bound bound(tiles, grid, threads, stop);
     if (!bound.complete()) return found;
