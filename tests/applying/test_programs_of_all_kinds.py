@@ -234,13 +234,26 @@ def test_a_plan_covers_steps_whose_blocks_another_thread_frees(
     assert report["planned_requests"] >= 0.95 * report["requests"]
 
 
-@pytest.mark.parametrize(("kind", "code"), [("exit_at_once", 5), ("terminated", -15)])
-def test_a_program_that_ends_in_a_step_ends_as_it_would(
-    memplan: Run, tmp_path: Path, known: Known, kind: str, code: int
+def test_a_program_that_leaves_in_a_step_is_reported_first(
+    memplan: Run, tmp_path: Path, known: Known
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    done = memplan("apply", "--report", "r.json", known.plan, "program.py", kind)
-    assert (done.returncode, done.stderr) == (code, "")
+    arguments = ("apply", "--report", "r.json", known.plan, "program.py")
+    done = memplan(*arguments, "exit_at_once")
+    assert done.returncode == 5
+    assert done.stdout.split() == known.losses[:7]
+    assert "memplan: 7 steps under the plan" in done.stderr
+    assert json.loads((tmp_path / "r.json").read_bytes())["steps"] == 7
+
+
+def test_a_program_that_is_terminated_in_a_step_ends_as_it_would(
+    memplan: Run, tmp_path: Path, known: Known
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = memplan(
+        "apply", "--report", "r.json", known.plan, "program.py", "terminated"
+    )
+    assert (done.returncode, done.stderr) == (-15, "")
     assert done.stdout.split() == known.losses[:7]
     assert not (tmp_path / "r.json").exists()  # nobody was left to write it
 
