@@ -29,7 +29,7 @@ from tests.blocking.nest_strategies import nests
 
 LAYER = Layer("small", 12, 8, 16, 24, 3, 3)
 WAYS = [(cores, split) for split in ("xy", "k") for cores in (1, 2, 3)]
-SHORT = Options(threads=1, time_limit=0.2)
+SHORT = Options(threads=1, time_limit=0.1)
 
 
 def counted(nest: Nest, cores: int, split: str, machine: Codesign) -> float:
@@ -160,7 +160,7 @@ def test_no_nest_is_below_the_bound(nest: Nest, data: st.DataObject) -> None:
     )
     loops = [(dim, nest.layer.size(dim)) for dim in (*"XYCKB", "Fw", "Fh", "G")]
     plain = nest_of(nest.layer, loops, nest.unroll)
-    options = Options(threads=1, time_limit=0.1)
+    options = Options(threads=1, time_limit=0.05)
     (found,) = optimize_for_cores(plain, [(cores, split)], options=options)
     other = best_cores_energy(nest, cores, split)
     assert other.total >= found.lower_bound * (1 - 1e-9)

@@ -152,7 +152,7 @@ def test_more_time_raises_the_bound() -> None:
     given = best_cores_energy(one, 4, "k")
     bound = CoresBound(one, (4, "k"), Codesign(), 1)
     first = bound.least(given.total, given.sram_bytes, 0.0, 5.0)
-    later = bound.least(given.total, given.sram_bytes, 2.0, 5.0)
+    later = bound.least(given.total, given.sram_bytes, 1.0, 5.0)
     assert 0 < first <= later <= given.total
     assert bound.nests
     assert all(nest.layer == layer for nest in bound.nests)
