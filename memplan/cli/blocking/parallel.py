@@ -84,7 +84,7 @@ def command(
     what that takes on as many is printed beside it. --one-nest spreads that one
     instead, --string any other; of that every buffer is kept, as in the paper's figure
     9, else those that together take the least. With --unroll auto the spatial mapping
-    is chosen for one core. Without --time-limit a number and split takes half a minute
+    is chosen for one core. Without --time-limit a number and split takes 40 seconds
     at most, mostly far less.
 
     \b
