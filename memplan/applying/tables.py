@@ -85,7 +85,8 @@ def replay_arrays(
         sizes.append(requests.size)
         offsets.append(requests.by_request(placed.offsets, UNPLANNED))
         returns.append(requests.by_request(returned, False))
-        brief.append(requests.by_request(placed.problem.brief, False))
+        if plan.lifespan_bytes:
+            brief.append(requests.by_request(placed.problem.brief, False))
         starts.append(np.array(requests.starts, dtype=np.int64) + before)
         before += len(requests)
     steps = range(sum(map(len, starts)))

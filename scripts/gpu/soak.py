@@ -77,7 +77,7 @@ class Block:
 class Shared:
     """What all threads see: the streams, the plan of each, and blocks handed over."""
 
-    library: Library
+    native: Library
     rng: random.Random
     streams: list[torch.cuda.Stream]
     ledger: Ledger = field(default_factory=Ledger)
@@ -92,7 +92,7 @@ class Shared:
         loop = random_loop(rng)
         place = Place(0, stream + 1)  # 0 is the default stream's
         try:
-            self.library.load_plan(place, loop.arrays(), loop.arena, later=later)
+            self.native.load_plan(place, loop.arrays(), loop.arena, later=later)
         except EnvironmentUnfitError:  # there is none to be exchanged
             return
         self.loops[stream] = loop
@@ -100,7 +100,7 @@ class Shared:
 
     def step_ended(self) -> None:
         """All threads are done with theirs."""
-        self.library.next_step()
+        self.native.next_step()
 
 
 class Program:
@@ -188,9 +188,9 @@ class Program:
         if chance < 0.5:
             shared.load(stream, rng, later=rng.random() < 0.5)
         elif chance < 0.65:
-            shared.library.stand_aside(Place(0, stream + 1), rng.random() < 0.5)
+            shared.native.stand_aside(Place(0, stream + 1), rng.random() < 0.5)
         elif chance < 0.7:
-            shared.library.retire()
+            shared.native.retire()
             for each in range(STREAMS):
                 shared.load(each, rng)
         elif chance < 0.8:
@@ -266,7 +266,7 @@ def main() -> None:
     with planned(random.Random(seed)) as shared:
         run(shared, requests, seed)
     stats = cuda.stats()[0]
-    left = shared.library.blocks() + stats["arena_bytes"] + stats["stranded_blocks"]
+    left = shared.native.blocks() + stats["arena_bytes"] + stats["stranded_blocks"]
     left += torch.cuda.memory_allocated() - before
     print(
         f"{shared.requests:,} requests, {stats['planned']:,} planned, "

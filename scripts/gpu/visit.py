@@ -42,8 +42,9 @@ for device in range(torch.cuda.device_count()):
     print(torch.cuda.get_device_properties(device), torch.cuda.mem_get_info(device))
 """
 # The native code is there, for this interpreter.
-BUILT = "import memplan.native._alloc, memplan.recording.cuda_slots as s; "
-BUILT += "assert s.library_path().exists()"
+BUILT = "import memplan.native._alloc; "
+BUILT += "from memplan.recording.cuda_slots import library_path; "
+BUILT += "assert library_path().exists()"
 
 
 @dataclass(frozen=True)

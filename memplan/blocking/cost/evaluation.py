@@ -157,7 +157,7 @@ def evaluate(
         tuple(one for t, own in traffic.items() for one in _placed(own, placement[t])),
         # A level that a machine was given is named though it may serve nothing.
         tuple(s for s in shares if s.accesses or isinstance(objective, Fixed)),
-        sum(own.compulsory_words * objective.main_pj(t) for t, own in traffic.items()),
+        objective.compulsory_pj(traffic),
         objective.sram_bytes(placement),
         objective.mac_pj,
         objective.precision,

@@ -54,6 +54,13 @@ class _Machine(ABC):
     def main_pj(self, tensor: Tensor) -> float:
         """pJ of an access to 16 bits of main memory."""
 
+    def compulsory_pj(self, traffic: Mapping[Tensor, Traffic]) -> float:
+        """pJ of each element's one access to main memory, which every nest takes."""
+        return sum(
+            own.compulsory_words * self.main_pj(tensor)
+            for tensor, own in traffic.items()
+        )
+
     def traffic(self, nest: Nest) -> dict[Tensor, Traffic]:
         """Accesses of the nest's tensors, of elements of so many bits."""
         return count(nest, self.precision, self.sliding)

@@ -128,17 +128,14 @@ class CoresBound:
                 heapq.heappush(bands, replace(half, least=least))
         return bands[0].least
 
-    def wires(self, nbytes: float) -> float:
-        """pJ of an access to what is shared, over memories of so many bytes."""
-        return self._machine.curves[SHARED[self._split]].on_chip(max(nbytes, 1.0))
-
     def prices(self, nbytes: float) -> Mapping[Tensor, Curve]:
         """Of last memories, where all take so many bytes."""
-        return last_prices(self._machine, self._cores, self._split, self.wires(nbytes))
+        wires = self._machine.curves[SHARED[self._split]].on_chip(max(nbytes, 1.0))
+        return last_prices(self._machine, self._cores, self._split, wires)
 
     def _band(self, low: int, high: int | None, seconds: float) -> _Band:
         budget = self._machine.budget
-        most = budget if high is None else min(high, high if budget is None else budget)
+        most = min((n for n in (budget, high) if n is not None), default=None)
         if budget is not None and low > budget:
             return _Band(math.inf, low, high)
         shuffle = self._shuffle(low)
@@ -161,15 +158,9 @@ class CoresBound:
         if loops := relaxed_loops(found):
             layer, unroll = self._one.layer, self._one.unroll
             self.nests.append(nest_from(loops, layer, unroll))
-        least = max(found.lower_bound * self._one.layer.G, self._compulsory())
+        compulsory = self._machine.compulsory_pj(self._traffic)
+        least = max(found.lower_bound * self._one.layer.G, compulsory)
         return _Band(least + shuffle, low, high)
-
-    def _compulsory(self) -> float:
-        """pJ of each element's one access to main memory."""
-        return sum(
-            own.compulsory_words * self._machine.main_pj(tensor)
-            for tensor, own in self._traffic.items()
-        )
 
     def _shuffle(self, nbytes: int) -> float:
         """pJ of handing the outputs to all, if memories have at least so many bytes."""

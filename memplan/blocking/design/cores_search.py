@@ -108,8 +108,8 @@ class _Search:
         limit = options.time_limit
         self._seconds = _USUAL if limit is None else limit
         self._begin = time.perf_counter()
-        self._bound = CoresBound(one, way, machine, self._threads, self._report)
-        self.bound, self._tried = 0.0, 0
+        self._below = CoresBound(one, way, machine, self._threads, self._report)
+        self.bound, self._tried = 0.0, 0  # pJ, and nests
         self.nests: list[Nest] = []
         self._given = self._energy(one)
         self._nest, self._best = one, self._given
@@ -119,12 +119,12 @@ class _Search:
         if self.cores > 1:
             self._climb(self._best.sram_bytes)  # a better nest makes bounds quicker
         longer = _LONGER * self._seconds
-        self.bound = self._bound.least(
+        self.bound = self._below.least(
             self._best.total, self._best.sram_bytes, 3 * longer, longer
         )
         if self.cores == 1:
             return  # the nest given is that of a search for one core
-        for nest in self._bound.nests:
+        for nest in self._below.nests:
             self._keep(nest)
         # Larger memories are cheaper ones, smaller ones have shorter wires.
         for part in (1, 4):
@@ -132,10 +132,10 @@ class _Search:
 
     def improve(self, nests: Sequence[Nest]) -> None:
         """From the best of these nests to where small changes do not help."""
-        for nest in nests:
-            self._take(nest)
-        if self.cores == 1:
-            return  # the nest given is that of a search for one core
+        if self.cores == 1:  # the nest given is that of a search for one core
+            for nest in nests:
+                self._take(nest)
+            return
         starts = {str(nest): nest for nest in (self._nest, *nests)}.values()
         for nest in sorted(starts, key=self._pj)[:_STARTS]:
             self._take(descended(nest, self._pj, _CHANGES))
@@ -168,7 +168,7 @@ class _Search:
                 layer,
                 unroll,
                 self._machine,
-                last=self._bound.prices(nbytes),
+                last=self._below.prices(nbytes),
             ),
             [numbered(nest) for nest in (self._nest, self._one, *self.nests)],
             bound=0.0,

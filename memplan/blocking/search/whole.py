@@ -205,12 +205,9 @@ class _Clock:
 
 
 def _compulsory(layer: Layer, objective: Objective) -> float:
-    """pJ of each element's one access to main memory, which every nest takes."""
+    """pJ that every nest takes."""
     nest = nest_of(layer, [(d, layer.size(d)) for d in (*DIMS, "G")], {})
-    return sum(
-        own.compulsory_words * objective.main_pj(tensor)
-        for tensor, own in objective.traffic(nest).items()
-    )
+    return objective.compulsory_pj(objective.traffic(nest))
 
 
 def _one_loop_each(layer: Layer, unroll: Mapping[str, int]) -> list[tuple[int, int]]:
