@@ -1,62 +1,34 @@
-"""What a plan saves on a GPU: against PyTorch's allocator, with and without
-expandable segments.
+"""Training on a GPU under torch's allocator, its expandable segments, and memplan.
 
     python scripts/bench_gpu.py                         # the table
     python scripts/bench_gpu.py --largest 24            # and the largest batches that
                                                         # fit when 24 GiB are free
     python scripts/bench_gpu.py --seconds 500           # as much as there is time for
+    python scripts/bench_gpu.py --output f.json         # and every run's figures
+    python scripts/bench_gpu.py --table f.json          # the table of them once more
 
 Each network is recorded for a few steps and planned; then it trains in turn under each
-of the three, round after round. Peaks are of the whole run, in GB; driver is what the
-driver says is used at its end; calls are those of cudaMalloc and cudaFree by the
-allocator after the warm-up; a step's time is the median of its medians, each step
-waiting for the device. Losses must be equal bit for bit, or the row says so. Each run's
-figures are printed as it ends, too, on standard error.
+of the three, round after round. Peaks are of the whole run; a step's time is the median
+of its medians, each step waiting for the device, and its ratio the median of those to
+native's in the same round. Each run's figures are printed as it ends, too, on standard
+error. Ends with 1 where a program failed, or losses differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.gpu_case import BATCHES, Case
 from bench.gpu_largest import search_largest
-from bench.gpu_runs import MODES, BenchError, Clock, OutOfTimeError, Run, tell
-
-
-def row(case: Case, runs: dict[str, list[Run]]) -> str:
-    """Of the table: for each mode its bytes, calls and time."""
-    cells = [case.name]
-    base = runs["native"]
-    for mode in MODES:
-        made = runs[mode]
-        if not made:
-            cells += ["-"] * 5
-            continue
-        worst = max(made, key=lambda each: each.reserved)
-        ratios = [a.seconds / b.seconds for a, b in zip(made, base, strict=False)]
-        cells += [
-            *(f"{value / 1e9:.2f}" for value in (worst.reserved, worst.allocated)),
-            f"{worst.driver / 1e9:.2f}",
-            f"{worst.calls:,}",
-            f"{statistics.median(ratios):.3f}",
-        ]
-    digests = {each.digest for made in runs.values() for each in made}
-    cells.append("equal" if len(digests) == 1 else f"{len(digests)} different")
-    return f"| {' | '.join(cells)} |"
-
-
-def header() -> str:
-    parts = ("reserved", "allocated", "driver", "calls", "time")
-    names = ["network", *(f"{mode} {part}" for mode in MODES for part in parts)]
-    names.append("losses")
-    return f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
+from bench.gpu_runs import MODES, BenchError, Clock, OutOfTimeError, tell
+from bench.gpu_table import equal_losses, tables
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -76,60 +48,89 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=1024, help="batch to try")
     parser.add_argument("--seconds", type=float, help="for all; default: no limit")
     parser.add_argument("--timeout", type=float, default=600, help="seconds a program")
+    parser.add_argument("--output", type=Path, help="JSON file for the figures")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="only print it")
     return parser.parse_args(words)
 
 
-def plan_all(cases: list[Case], args: argparse.Namespace) -> Iterator[Case]:
-    """Those that could be recorded and planned. Raises OutOfTimeError."""
-    for case in cases:
+class Bench:
+    """All networks, and what is known of them by now."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        clock = Clock(args.seconds, args.timeout)
+        self._args = args
+        self.cases = [Case(name, args, folder, clock) for name in args.networks]
+        self.well = True
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "steps": self._args.steps,
+            "free_gib": self._args.largest,
+            "networks": {case.name: case.to_json() for case in self.cases},
+        }
+
+    def keep(self) -> None:
+        """Write the figures down, if they are to be."""
+        if self._args.output:
+            text = json.dumps(self.figures(), indent=1)
+            self._args.output.write_text(text + "\n", encoding="utf-8")
+
+    def run(self) -> None:
+        """Everything. Raises OutOfTimeError."""
+        if self._args.rounds:
+            self._plan()
+        for _ in range(self._args.rounds):
+            for case in self.cases:
+                for mode in self._args.modes:
+                    if mode not in case.failed:
+                        self._train(case, mode)
+        if self._args.largest:
+            search_largest(self.cases, self._args, self.keep)
+
+    def _plan(self) -> None:
+        for case in self.cases if "memplan" in self._args.modes else ():
+            try:
+                with case.clock.turn("plan"):
+                    case.plan(case.batch)
+            except BenchError as failure:
+                self._failed(case, "memplan", failure)
+
+    def _train(self, case: Case, mode: str) -> None:
         try:
-            with case.clock.turn("plan"):
-                case.plan(args.batch_size or BATCHES[case.name])
+            with case.clock.turn((case.name, mode)):
+                made = case.train(mode, case.batch)
         except BenchError as failure:
-            tell(f"{case.name}: {failure}")
-        else:
-            yield case
+            self._failed(case, mode, failure)
+            return
+        case.runs[mode].append(made)
+        self.keep()
+        tell(f"{case.name}, {mode}: {json.dumps(asdict(made))}")
 
-
-def train_in_turn(cases: list[Case], args: argparse.Namespace) -> bool:
-    """Every network under every mode, round by round; False where a program failed.
-    Raises OutOfTimeError."""
-    well = True
-    for _ in range(args.rounds):
-        for case in cases:
-            for mode in args.modes:
-                try:
-                    with case.clock.turn((case.name, mode)):
-                        batch = args.batch_size or BATCHES[case.name]
-                        made = case.train(mode, batch)
-                except BenchError as failure:
-                    tell(f"{case.name}, {mode}: {failure}")
-                    well = False
-                    continue
-                case.runs[mode].append(made)
-                tell(f"{case.name}, {mode}: {json.dumps(asdict(made))}")
-    return well
+    def _failed(self, case: Case, mode: str, failure: BenchError) -> None:
+        """It is not tried again: there is little time on a GPU."""
+        case.failed.add(mode)
+        self.well = False
+        tell("\n".join(filter(None, (f"{case.name}, {mode}: {failure}", failure.said))))
 
 
 def main() -> None:
     args = parse_arguments()
-    clock = Clock(args.seconds, args.timeout)
+    if args.table:
+        print("\n".join(tables(json.loads(args.table.read_text(encoding="utf-8")))))
+        return
     with tempfile.TemporaryDirectory() as folder:
-        cases = [Case(name, args, Path(folder), clock) for name in args.networks]
-        planned: list[Case] = []
-        well = True
+        bench = Bench(args, Path(folder))
         try:
-            if args.rounds:
-                planned.extend(plan_all(cases, args))
-                well = len(planned) == len(cases)
-                well = train_in_turn(planned, args) and well
-            if args.largest:
-                search_largest(cases, args)
+            bench.run()
         except OutOfTimeError:
-            print(f"after {args.seconds:g} s there was no time for more", flush=True)
-        if args.rounds:
-            print("\n".join([header(), *(row(case, case.runs) for case in planned)]))
-    sys.exit(not well)
+            tell(f"after {args.seconds:g} s there was no time for more")
+        except BenchError as failure:  # nothing but those programs
+            tell(str(failure))
+            bench.well = False
+        bench.keep()
+    figures = bench.figures()
+    print("\n".join(tables(figures)))
+    sys.exit(not (bench.well and equal_losses(figures)))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """Train a network on a GPU with random data: an ordinary program, unaware of memplan.
 
-python scripts/train_gpu.py resnet50 --batch-size 64 --steps 20
+    python scripts/train_gpu.py resnet50 --batch-size 64 --steps 20
 
-The last line, `cuda {...}`, is what torch.cuda says of its memory.
+Two runs with the same seed have the same losses, bit for bit: only algorithms that see
+to it are used. The last line, `cuda {...}`, is what torch.cuda says of its memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA is used
 
@@ -58,24 +61,36 @@ def network(args: argparse.Namespace) -> nn.Module:
     return UNet() if args.network == "unet" else ResNet(RESNET50, 64, 1000)
 
 
-def loss_of(model: nn.Module, args: argparse.Namespace) -> Tensor:
-    """Of one batch, made on the host and sent over."""
-    count, size = args.batch_size, args.image_size
-    if args.network in TEXTS:
-        text = torch.randint(VOCABULARY, (count, args.length + 1)).cuda()
-        logits, target = model(text[:, :-1]), text[:, 1:]
-        return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
-    if args.network == "seq2seq":  # of lengths that differ from step to step
-        lengths = torch.randint(args.length // 8, args.length // 4, (2,)).tolist()
-        source, text = (torch.randint(1, 8000, (count, n)).cuda() for n in lengths)
-        with torch.device("cuda"):  # where it makes its masks
-            logits = model(source, text[:, :-1])
-        return functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-    images = torch.randn(count, 3, size, size).cuda()
+def batches(args: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
+    """What to learn from, and what: on the host, one after the other without end."""
+    count, size, length = args.batch_size, args.image_size, args.length
+    while args.network in TEXTS:
+        text = torch.randint(VOCABULARY, (count, length + 1))
+        yield text[:, :-1], text[:, 1:]
+    while args.network == "seq2seq":  # of lengths that differ from step to step
+        lengths = torch.randint(length // 8, length // 4, (2,)).tolist()
+        source, text = (torch.randint(1, 8000, (count, n)) for n in lengths)
+        yield source, text
     shape = (count, size, size) if args.network == "unet" else (count,)
     classes = 2 if args.network == "unet" else 1000
-    target = torch.randint(classes, shape).cuda()
-    return functional.cross_entropy(model(images), target)
+    # Two of them in turn: to make one takes longer than a step.
+    yield from itertools.cycle(
+        (torch.randn(count, 3, size, size), torch.randint(classes, shape))
+        for _ in range(2)
+    )
+
+
+def loss_of(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    """Of one batch, sent over here."""
+    source, target = source.cuda(), target.cuda()
+    if isinstance(model, Translator):
+        with torch.device("cuda"):  # where it makes its masks
+            logits = model(source, target[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
+    logits = model(source)
+    if isinstance(model, UNet):  # each pixel is one to be told
+        logits = logits.movedim(1, -1)
+    return functional.cross_entropy(logits.flatten(0, -2), target.flatten())
 
 
 def on_another_stream(stream: torch.cuda.Stream, mib: int) -> None:
@@ -87,8 +102,10 @@ def main() -> None:
     args = parse_arguments()
     prepare(args)
     torch.backends.cudnn.enabled = not args.no_cudnn
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    model = network(args).cuda()
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # none is read
+    with torch.device("cuda"):
+        model = network(args)
     parameters = model.parameters()
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-4)
     if args.network == "resnet50":
@@ -96,9 +113,9 @@ def main() -> None:
     side = torch.cuda.Stream()
     log = StepLog()
     before = dict.fromkeys(CALLS, 0)
-    for number in range(args.steps):
+    for number, (source, target) in zip(range(args.steps), batches(args), strict=False):
         optimizer.zero_grad()
-        loss = loss_of(model, args)
+        loss = loss_of(model, source, target)
         if args.side_stream:
             on_another_stream(side, args.side_stream)
         loss.backward()
@@ -111,6 +128,7 @@ def main() -> None:
     free, whole = torch.cuda.mem_get_info()
     stats = torch.cuda.memory_stats()
     said = {
+        "on": f"{torch.cuda.get_device_name()}, torch {torch.__version__}",
         "reserved": stats["reserved_bytes.all.peak"],
         "allocated": stats["allocated_bytes.all.peak"],
         "driver": whole - free,

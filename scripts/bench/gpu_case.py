@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.gpu_runs import MODES, Clock, Run, read_run, run
 
@@ -12,7 +14,12 @@ BATCHES = {"resnet50": 64, "gpt2-medium": 8, "unet": 16, "seq2seq": 64}
 
 
 class Case:
-    """One network, with its plan, and the runs of each mode."""
+    """One network, with its plan, and what was found of it.
+
+    runs: of each mode. largest: of each mode the largest batch that trained, and
+    whether the next larger one to be told from it failed. failed: modes not to be
+    tried again.
+    """
 
     def __init__(
         self,
@@ -23,9 +30,22 @@ class Case:
     ) -> None:
         """clock: of all programs together; None: there is time."""
         self.name, self._args = name, args
+        self.batch: int = args.batch_size or BATCHES[name]
         self.clock = clock or Clock(None, args.timeout)
         self.runs: dict[str, list[Run]] = {mode: [] for mode in MODES}
+        self.largest: dict[str, tuple[int, bool]] = {}
+        self.failed: set[str] = set()
         self._trace, self._plan = folder / f"{name}.parquet", folder / f"{name}.json"
+
+    def to_json(self) -> dict[str, Any]:
+        """What was found, as `gpu_table` reads it."""
+        return {
+            "batch": self.batch,
+            "runs": {
+                mode: [asdict(one) for one in made] for mode, made in self.runs.items()
+            },
+            "largest": self.largest,
+        }
 
     def program(self, batch: int, steps: int) -> list[str]:
         return [

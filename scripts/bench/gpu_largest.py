@@ -6,10 +6,12 @@ import argparse
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from bench.gpu_case import BATCHES, Case
-from bench.gpu_runs import BenchError, tell
+from bench.gpu_case import Case
+from bench.gpu_runs import BenchError, Run, tell
+
+ROOM = 0.97  # of what is free: CUDA itself takes some
 
 _BALLAST = """\
 import sys, torch
@@ -39,39 +41,46 @@ def ballast(free: int) -> Iterator[None]:
             process.stdin.close()
 
 
-def largest_batch(case: Case, mode: str, most: int, first: int = 0) -> int:
-    """The largest batch that trains, to one part in 32; 0 if none does.
+def largest_batch(case: Case, mode: str, args: argparse.Namespace) -> None:
+    """Find the largest batch that trains, to one part in 32; 0 if none does.
 
-    first: is tried first; 0: the network's own. Raises OutOfTimeError.
+    It is left in `case.largest`, with whether a larger one failed, trial by trial. The
+    first that is tried is the network's own, or what another mode came to; what a run
+    reserved tells about how many more there is room for. Raises OutOfTimeError.
     """
-
-    def fits(batch: int) -> bool:
-        try:
-            with case.clock.turn((case.name, mode)):
-                if mode == "memplan":
-                    with_plan(case, batch)
-                case.train(mode, batch)
-        except BenchError as failure:
-            tell(f"  {case.name} {mode} {batch}: {failure}")
-            return False
-        tell(f"  {case.name} {mode} {batch}: fits")
-        return True
-
+    free, most = args.largest * (1 << 30), args.most
+    known = [batch for batch, _ in case.largest.values() if batch]
+    batch = min(known[-1] if known else case.batch, most)
+    stride = max(batch // 32, 1)
     good, bad = 0, most + 1
-    batch = min(first or BATCHES[case.name], most)
-    stride = max(batch // 8, 1) if first else batch
+    case.largest[mode] = 0, False
     while bad - good > max(1, good // 32):
-        if fits(batch):
-            good = batch
-        else:
-            bad = batch
-        if bad > most:
-            batch, stride = min(good + stride, most), 2 * stride
-        elif good == 0 and first:
-            batch, stride = max(bad - stride, 1), 2 * stride
-        else:
+        run = _trained(case, mode, batch)
+        good, bad = (good, batch) if run is None else (batch, bad)
+        case.largest[mode] = good, False
+        if good and bad <= most:
             batch = (good + bad) // 2
-    return good
+        elif run:
+            room = int(batch * min(ROOM * free / run.reserved, 4.0))
+            batch, stride = min(max(room, batch + stride), most), 2 * stride
+        else:
+            stride = max(4 * stride, 1 if known else batch // 2)
+            batch = max(batch - stride, 1)
+    case.largest[mode] = good, True
+
+
+def _trained(case: Case, mode: str, batch: int) -> Run | None:
+    """The run, or None where the batch does not fit."""
+    try:
+        with case.clock.turn((case.name, mode)):
+            if mode == "memplan":
+                with_plan(case, batch)
+            made = case.train(mode, batch)
+    except BenchError as failure:
+        tell(f"  {case.name} {mode} {batch}: {failure}")
+        return None
+    tell(f"  {case.name} {mode} {batch}: fits, {made.reserved / 1e9:.2f} GB reserved")
+    return made
 
 
 def with_plan(case: Case, batch: int) -> None:
@@ -80,17 +89,13 @@ def with_plan(case: Case, batch: int) -> None:
         case.plan(batch)
 
 
-def search_largest(cases: list[Case], args: argparse.Namespace) -> None:
-    """Print each network's largest batches, with all but --largest GiB held by another
-    process. Raises OutOfTimeError."""
-    free = int(args.largest * (1 << 30))
-    with ballast(free):
+def search_largest(
+    cases: list[Case], args: argparse.Namespace, found: Callable[[], object]
+) -> None:
+    """Find each network's largest batches, with all but --largest GiB held by another
+    process; `found` is called when there is one more. Raises OutOfTimeError."""
+    with ballast(int(args.largest * (1 << 30))):
         for case in cases:
-            found: dict[str, int] = {}
-            reserved = [each.reserved for each in case.runs["native"]]
-            batch = args.batch_size or BATCHES[case.name]
-            first = int(batch * free / max(reserved)) if reserved else 0
             for mode in args.modes:
-                found[mode] = largest_batch(case, mode, args.most, first)
-                first = found[mode] or first
-                print(f"{case.name}, largest batch, {mode}: {found[mode]}", flush=True)
+                largest_batch(case, mode, args)
+                found()

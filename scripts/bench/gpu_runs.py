@@ -13,13 +13,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 MODES = ("native", "expandable", "memplan")
+LINES = 20  # of what a program that failed said last
 _SAID = re.compile(r"^cuda (\{.*\})$", re.MULTILINE)
 _DIGEST = re.compile(r"^loss-sha256 (\w+)$", re.MULTILINE)
 _SECONDS = re.compile(r"^seconds/step median ([\d.]+)$", re.MULTILINE)
 
 
 class BenchError(Exception):
-    """A program that did not end well."""
+    """A program that did not end well. said: its last lines."""
+
+    def __init__(self, what: str, said: str = "") -> None:
+        super().__init__(what)
+        self.said = said
 
 
 class OutOfTimeError(Exception):
@@ -59,7 +64,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Run:
-    """Of one run; bytes, calls after the warm-up, seconds a step."""
+    """Of one run; bytes, calls after the warm-up, seconds a step, GPU and torch."""
 
     reserved: int
     allocated: int
@@ -67,6 +72,7 @@ class Run:
     calls: int
     seconds: float
     digest: str
+    on: str
 
 
 def environment(mode: str) -> dict[str, str]:
@@ -92,8 +98,11 @@ def run(command: Sequence[str], mode: str, timeout: float) -> str:
     except subprocess.TimeoutExpired:
         raise BenchError(f"took more than {timeout:g} s: {' '.join(command)}") from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise BenchError(f"ended with {done.returncode}: {' '.join(command)}: {last}")
+        lines = done.stderr.strip().splitlines() or [""]
+        raise BenchError(
+            f"ended with {done.returncode}: {' '.join(command)}: {lines[-1]}",
+            "\n".join(lines[-LINES:]),
+        )
     return done.stdout
 
 
@@ -104,14 +113,14 @@ def read_run(output: str) -> Run:
         raise BenchError("a program did not say what it took")
     said, digest, seconds = (each.group(1) for each in found if each)
     entries = json.loads(said)
-    calls = entries["num_device_alloc"] + entries["num_device_free"]
     return Run(
         entries["reserved"],
         entries["allocated"],
         entries["driver"],
-        calls,
+        entries["num_device_alloc"] + entries["num_device_free"],
         float(seconds),
         digest,
+        entries["on"],
     )
 
 

@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     scrubbed = without_paths(everything())
-    with args.output.open("xb") as file:
+    with args.output.open("wb") as file:
         pickle.dump(scrubbed, file)
     print(f"{args.output}: {args.output.stat().st_size:,} bytes")
 

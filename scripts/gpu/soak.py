@@ -1,6 +1,6 @@
 """A million requests on four threads and four streams, under plans exchanged at random.
 
-    python scripts/gpu/soak.py [REQUESTS [SEED]]
+    python scripts/gpu/soak.py [REQUESTS [SEED]] [--seconds SECONDS]
 
 Step by step each thread follows the plan of a stream, outgrows it, or asks for what is
 in none; streams and their arenas are shared by threads, blocks are used on other
@@ -14,10 +14,12 @@ given back.
 
 from __future__ import annotations
 
+import argparse
 import bisect
 import random
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +86,7 @@ class Shared:
     loops: list[Loop] = field(default_factory=list)
     handed: deque[Block] = field(default_factory=deque)
     requests: int = 0
+    going: bool = True
     out_of_memory: int = 0
     exchanged: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -203,20 +206,23 @@ class Program:
             torch.cuda.empty_cache()
 
 
-def run(shared: Shared, requests: int, seed: int) -> None:
-    """All threads' programs, step by step, until there were so many requests."""
+def run(shared: Shared, requests: int, seed: int, seconds: float) -> None:
+    """All threads' programs, step by step, until there were so many requests, or for so
+    many seconds."""
+    end = time.monotonic() + seconds
     programs = [Program(shared, i, seed + i) for i in range(THREADS)]
     failures: list[BaseException] = []
 
     def done() -> None:
         shared.step_ended()
         shared.requests = sum(program.requests for program in programs)
+        shared.going = shared.requests < requests and time.monotonic() < end
 
     barrier = threading.Barrier(THREADS, action=done)
 
     def work(program: Program) -> None:
         try:
-            while shared.requests < requests:
+            while shared.going:
                 program.step()
                 barrier.wait()
             program.end()
@@ -259,12 +265,15 @@ def planned(rng: random.Random) -> Iterator[Shared]:
 
 
 def main() -> None:
-    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("requests", type=int, nargs="?", default=1_000_000)
+    parser.add_argument("seed", type=int, nargs="?", default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="at most")
+    args = parser.parse_args()
     torch.cuda.init()
     before = torch.cuda.memory_allocated()
-    with planned(random.Random(seed)) as shared:
-        run(shared, requests, seed)
+    with planned(random.Random(args.seed)) as shared:
+        run(shared, args.requests, args.seed, args.seconds)
     stats = cuda.stats()[0]
     left = shared.native.blocks() + stats["arena_bytes"] + stats["stranded_blocks"]
     left += torch.cuda.memory_allocated() - before

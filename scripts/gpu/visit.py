@@ -1,4 +1,4 @@
-"""What to run on a GPU that is there for a while: four runs, each within ten minutes.
+"""What to run on a GPU that is there for a while: four runs, under half an hour in all.
 
     python scripts/gpu/visit.py tests --output OUT      # and builds memplan before
     python scripts/gpu/visit.py bench --output OUT
@@ -8,16 +8,21 @@
 Nothing is fetched and nothing installed: memplan is built where it stands, with what
 the interpreter has (scikit-build-core, nanobind, CMake, ninja, a C++20 compiler), or
 its native code is taken from a wheel for this Python in dist/. Each run leaves RUN.log,
-all that was printed, and RUN.json: of each step the command, its exit code (null: there
-was no time for it, or no more), its seconds and its last lines. Ends with 1 unless
-every step ended well.
+all that was printed, line by line as it is, and RUN.json: of each step the command, its
+exit code (null: left out, or not done in its time), its seconds and its last lines;
+bench and largest also RUN.figures.json, which `scripts/bench_gpu.py --table` reads.
+What one step does takes nothing from the others. Ends with 1 unless every step ended
+well, but for those whose program is not on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -32,7 +37,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = "scripts/gpu"
-LINES = 40  # of a step's output that RUN.json keeps
+LINES = 60  # of a step's output that RUN.json keeps
 LEAST = 5  # seconds, with less of which no step is begun
 FACTS = """\
 import sys, torch
@@ -52,8 +57,8 @@ class Step:
     """A command, as a shell would split it; python is this interpreter, {left} how many
     seconds there are left, {out} where the figures go.
 
-    seconds: it may take. to: a file in the run's folder that gets its standard output.
-    needs: a program without which it is left out.
+    seconds: it may take; 0: all that are left. to: a file in the run's folder that gets
+    its standard output. needs: a program without which it is left out.
     """
 
     name: str
@@ -76,9 +81,11 @@ def planned(program: str, plan: str) -> list[Step]:
 
 
 PYTEST = "python -m pytest -q -rs -p no:cacheprovider"
+BENCH = "python scripts/bench_gpu.py --timeout 150 --seconds {left}"
 COMPATIBILITY = f"{GPU}/compatibility.py"
 SMALL = "scripts/train_gpu.py gpt2 --batch-size 1 --length 128 --steps 6"
 MANY = f"{GPU}/many_requests.py 300000"
+SECONDS = {"tests": 300, "bench": 510, "largest": 360, "programs": 360}  # of a run
 RUNS: dict[str, list[Step]] = {
     "tests": [
         Step("driver", "nvidia-smi", needs="nvidia-smi"),
@@ -88,7 +95,6 @@ RUNS: dict[str, list[Step]] = {
             Step(f"tests {name}", f"{PYTEST} tests/gpu/test_gpu_{name}.py", 150)
             for name in ("training", "soak", "stacks")
         ),
-        Step("soak", f"python {GPU}/soak.py 1000000", 180),
         Step("cost", f"python {GPU}/cost.py", 60),
         Step("requests", f"python {MANY}", 60),
         Step(
@@ -97,16 +103,18 @@ RUNS: dict[str, list[Step]] = {
             f"--steps all -o m.parquet {MANY}",
             90,
         ),
+        # As many requests as there is time for.
+        Step("soak", f"python {GPU}/soak.py 1000000 --seconds {{left}}", 0),
     ],
     "bench": [
-        Step("bench", "python scripts/bench_gpu.py --rounds 3 --seconds {left}", 600)
+        Step("bench", f"{BENCH} --rounds 3 --output {{out}}/bench.figures.json", 0)
     ],
     "largest": [
         Step(
             "largest",
-            "python scripts/bench_gpu.py --rounds 0 --largest 24 --steps 8 "
-            "--networks resnet50 gpt2-medium --seconds {left}",
-            600,
+            f"{BENCH} --rounds 0 --largest 24 --steps 6 --recorded-steps 4 "
+            "--networks resnet50 gpt2-medium --output {out}/largest.figures.json",
+            0,
         )
     ],
     "programs": [
@@ -119,25 +127,26 @@ RUNS: dict[str, list[Step]] = {
         ),
         Step("planned as native", "diff native.txt planned.txt"),
         Step(
-            "sample", f"python {GPU}/sample_snapshot.py --output {{out}}/sample.pickle"
-        ),
-        Step("sample read", "python -m memplan stats {out}/sample.pickle"),
-        *planned(SMALL, "s"),
-        Step(
-            "memcheck",
-            "compute-sanitizer --tool memcheck --error-exitcode 99 --target-processes "
-            f"all python -m memplan apply -q s.json {SMALL}",
-            200,
-            needs="compute-sanitizer",
-        ),
-        Step(
             "recorded",
             "python -m memplan record -q --force --device cuda --steps all "
             f"-o r.parquet {COMPATIBILITY}",
             to="recorded.txt",
         ),
         Step("recorded as native", "diff native.txt recorded.txt"),
+        Step(
+            "sample", f"python {GPU}/sample_snapshot.py --output {{out}}/sample.pickle"
+        ),
+        Step("sample read", "python -m memplan stats {out}/sample.pickle"),
         Step("plans that do not fit", f"python {GPU}/unfit.py --steps 8", 240),
+        *planned(SMALL, "s"),
+        # Last, as it takes longest: many times what it takes without.
+        Step(
+            "memcheck",
+            "compute-sanitizer --tool memcheck --error-exitcode 99 --target-processes "
+            f"all python -m memplan apply -q s.json {SMALL}",
+            0,
+            needs="compute-sanitizer",
+        ),
     ],
 }
 
@@ -162,6 +171,7 @@ class Visit:
         self._log = output / f"{run}.log"
         self._log.write_bytes(b"")
         self.outcomes: list[Outcome] = []
+        self.well = True
 
     @property
     def left(self) -> float:
@@ -170,106 +180,140 @@ class Visit:
 
     def do(self, step: Step) -> None:
         """Run it, and write down what came of it."""
-        words = [
-            word.format(left=int(self.left - 15), out=self._output)
-            for word in shlex.split(step.command)
-        ]
-        if "python" in words:
-            words[words.index("python")] = sys.executable
-        for i, word in enumerate(words):
-            if word.startswith(("scripts/", "tests/")):
-                words[i] = str(ROOT / word)
-        begun = time.monotonic()
+        words = self._words(step)
+        begun, at = time.monotonic(), self._log.stat().st_size
+        self.tell(f"==== {step.name}: {shlex.join(words)}")
+        code: int | None = None
         if step.needs and shutil.which(step.needs) is None:
-            code, printed, errors = 0, "", f"left out: there is no {step.needs}"
+            self._note(f"there is no {step.needs}")
+            how = "left out"
         elif self.left < LEAST:
-            code, printed, errors = None, "", "left out: there is no time for it"
+            self._note("there is no time for it")
+            how = "left out"
+            self.well = False
         else:
-            code, printed, errors = self._call(words, min(step.seconds, self.left))
-        if step.to:
-            (self._folder / step.to).write_text(printed, encoding="utf-8")
+            code = self._call(words, min(step.seconds or self.left, self.left), step.to)
+            how = "not done" if code is None else f"ended with {code}"
+            self.well = self.well and code == 0
         seconds = round(time.monotonic() - begun, 1)
-        lines = [*printed.splitlines(), *errors.splitlines()]
-        self._tell(f"==== {step.name}: {' '.join(words)}", *lines)
-        self._tell(f"---- {step.name}: {_how(code)} after {seconds} s")
-        self.outcomes.append(Outcome(step.name, words, code, seconds, lines[-LINES:]))
+        said = self._log.read_bytes()[at:].decode("utf-8", "replace").splitlines()
+        print(*said[1:], sep="\n", flush=True)
+        self.tell(f"---- {step.name}: {how} after {seconds} s")
+        self.outcomes.append(
+            Outcome(step.name, words, code, seconds, said[1:][-LINES:])
+        )
         entries = {"run": self._run, "steps": [asdict(one) for one in self.outcomes]}
         path = self._output / f"{self._run}.json"
         path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
-    def _call(
-        self, words: Sequence[str], seconds: float
-    ) -> tuple[int | None, str, str]:
-        """Exit code, standard output and errors."""
+    def _words(self, step: Step) -> list[str]:
+        words = [
+            word.format(left=max(int(self.left - 15), 1), out=self._output)
+            for word in shlex.split(step.command)
+        ]
+        if "python" in words:
+            words[words.index("python")] = sys.executable
+        return [
+            str(ROOT / word) if word.startswith(("scripts/", "tests/")) else word
+            for word in words
+        ]
+
+    def _call(self, words: Sequence[str], seconds: float, to: str) -> int | None:
+        """Exit code. What it prints is in the log at once: nothing is lost with it."""
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONUNBUFFERED": "1",
+        }
+        own = self._folder / to if to else None
         code: int | None = None
-        with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
-            with subprocess.Popen(
+        with (
+            self._log.open("ab") as log,
+            own.open("wb") if own else contextlib.nullcontext(log) as printed,
+            subprocess.Popen(
                 words,
                 cwd=self._folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
-                stderr=errors,
+                stderr=log,
                 start_new_session=True,
-            ) as process:
-                try:
-                    code = process.wait(seconds)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-            texts = []
-            for file in (printed, errors):
-                file.seek(0)
-                texts.append(file.read().decode("utf-8", "replace"))
-        return code, *texts
+            ) as process,
+        ):
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+        if own:
+            with self._log.open("ab") as log:
+                log.write(own.read_bytes())
+        return code
 
-    def _tell(self, *lines: str) -> None:
-        text = "\n".join(lines) + "\n"
-        print(text, end="", flush=True)
+    def _note(self, line: str) -> None:
         with self._log.open("a", encoding="utf-8") as log:
-            log.write(text)
+            log.write(f"{line}\n")
 
-
-def _how(code: int | None) -> str:
-    return "not done" if code is None else f"ended with {code}"
+    def tell(self, line: str) -> None:
+        """Printed, and in the log."""
+        print(line, flush=True)
+        self._note(line)
 
 
 def build(visit: Visit, folder: Path) -> bool:
-    """The native code into the source tree, unless it is there for this Python; whether
-    it is there then."""
+    """The native code into the source tree, unless it was built there from these
+    sources for this Python; whether it is there then."""
     built = [sys.executable, "-c", BUILT]
-    if subprocess.run(built, cwd=ROOT, capture_output=True, check=False).returncode:
+    there = subprocess.run(built, cwd=ROOT, capture_output=True, check=False)
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    mark, digest = ROOT / "build" / f"visit-{tag}", _digest()
+    if there.returncode or not mark.exists() or mark.read_text() != digest:
         pip = "python -m pip wheel -q --no-index --no-build-isolation --no-deps"
-        visit.do(Step("build", f"{pip} -w {folder} {ROOT}", 300))
-        tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-        wheels = [
-            *folder.glob("*.whl"),
-            *(ROOT / "dist").glob(f"memplan-*-{tag}-*.whl"),
-        ]
-        for wheel in wheels[:1]:
+        # Half of the time: there may be a wheel, where a machine is this slow.
+        visit.do(Step("build", f"{pip} -w {folder} {ROOT}", visit.left / 2))
+        version = re.search(r'"(.+)"', (ROOT / "memplan/version.py").read_text())
+        known = f"memplan-{version.group(1)}-{tag}-*.whl" if version else ""
+        for wheel in [*folder.glob("*.whl"), *(ROOT / "dist").glob(known)][:1]:
+            visit.tell(f"the native code is that of {wheel}")
             with zipfile.ZipFile(wheel) as archive:
                 for name in archive.namelist():
                     if name.startswith("memplan/native/") and name.endswith(".so"):
                         archive.extract(name, ROOT)
+            mark.parent.mkdir(exist_ok=True)
+            mark.write_text(digest)
     visit.do(Step("built", f"python -c {shlex.quote(BUILT)}"))
-    return visit.outcomes[-1].code == 0
+    visit.well = visit.outcomes[-1].code == 0
+    return visit.well
+
+
+def _digest() -> str:
+    """Of the sources that are compiled."""
+    found = hashlib.sha256((ROOT / "CMakeLists.txt").read_bytes())
+    for path in sorted((ROOT / "memplan/native").rglob("*")):
+        if path.suffix in (".cpp", ".h"):
+            found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", choices=RUNS)
     parser.add_argument("--output", type=Path, required=True, help="folder")
-    parser.add_argument("--seconds", type=float, default=570, help="for all of it")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="for all of it; default: "
+        + ", ".join(f"{name} {seconds}" for name, seconds in SECONDS.items()),
+    )
     args = parser.parse_args()
     output = args.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        visit = Visit(args.run, output, args.seconds, folder)
+        visit = Visit(args.run, output, args.seconds or SECONDS[args.run], folder)
         for step in RUNS[args.run] if build(visit, folder) else ():
             visit.do(step)
-    sys.exit(any(outcome.code != 0 for outcome in visit.outcomes))
+    sys.exit(not visit.well)
 
 
 if __name__ == "__main__":
