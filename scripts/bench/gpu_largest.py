@@ -51,7 +51,7 @@ def largest_batch(case: Case, mode: str, args: argparse.Namespace) -> None:
     free, most = args.largest * (1 << 30), args.most
     known = [batch for batch, _ in case.largest.values() if batch]
     batch = min(known[-1] if known else case.batch, most)
-    stride = max(batch // 32, 1)
+    stride = 1
     good, bad = 0, most + 1
     case.largest[mode] = 0, False
     while bad - good > max(1, good // 32):
@@ -62,9 +62,12 @@ def largest_batch(case: Case, mode: str, args: argparse.Namespace) -> None:
             batch = (good + bad) // 2
         elif run:
             room = int(batch * min(ROOM * free / run.reserved, 4.0))
-            batch, stride = min(max(room, batch + stride), most), 2 * stride
+            if room <= batch:
+                room = batch + max(stride, batch // 32)
+                stride *= 2
+            batch = min(room, most)
         else:
-            stride = max(4 * stride, 1 if known else batch // 2)
+            stride = max(2 * stride, batch // (8 if known else 2))
             batch = max(batch - stride, 1)
     case.largest[mode] = good, True
 

@@ -22,7 +22,7 @@ _SECONDS = re.compile(r"^seconds/step median ([\d.]+)$", re.MULTILINE)
 class BenchError(Exception):
     """A program that did not end well. said: its last lines."""
 
-    def __init__(self, what: str, said: str = "") -> None:
+    def __init__(self, what: str = "", said: str = "") -> None:
         super().__init__(what)
         self.said = said
 
