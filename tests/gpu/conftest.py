@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,9 +119,18 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-@pytest.fixture
-def planned_bench(bench: Bench) -> Bench:
-    """A bench with the training recorded (t.parquet) and planned (p.json)."""
+@pytest.fixture(scope="session")
+def planned_training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the training recorded (t.parquet) and planned (p.json)."""
+    bench = Bench(tmp_path_factory.mktemp("planned"))
     bench.memplan("record", "-q", "--device", "auto", "-o", "t.parquet", "train.py")
     bench.memplan("solve", "t.parquet", "-o", "p.json")
+    return bench.folder
+
+
+@pytest.fixture
+def planned_bench(bench: Bench, planned_training: Path) -> Bench:
+    """A bench with the trace and the plan of the training."""
+    for name in ("t.parquet", "p.json"):
+        shutil.copy(planned_training / name, bench.folder)
     return bench
