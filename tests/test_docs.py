@@ -1,4 +1,4 @@
-"""The README cannot rot: its commands, names and files are there."""
+"""README and docs cannot rot: their commands, names and files are there."""
 
 from __future__ import annotations
 
@@ -13,9 +13,19 @@ from memplan.cli import cli
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# Lines that end in a backslash go on in the next one.
-JOINED = re.sub(r" *\\\n\s+", " ", README)
-COMMANDS = sorted(set(re.findall(r"^memplan (\w+ .*?)(?:\s{2,}#.*)?$", JOINED, re.M)))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in PAGES}
+
+
+def commands() -> list[str]:
+    """Of all pages, in blocks of code."""
+    found: set[str] = set()
+    for text in TEXTS.values():
+        # Lines that end in a backslash go on in the next one.
+        joined = re.sub(r" *\\\n\s+", " ", text)
+        for block in re.findall(r"^```\n(.*?)^```$", joined, re.M | re.S):
+            found |= set(re.findall(r"^memplan (\w+ .*?)(?:\s+#.*)?$", block, re.M))
+    return sorted(found)
 
 
 def names(group: click.Group, before: str = "") -> list[str]:
@@ -43,8 +53,8 @@ def test_the_readme_shows_every_command() -> None:
     assert set(cli.list_commands(click.Context(cli))) <= shown
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_in_the_readme_parses(line: str) -> None:
+@pytest.mark.parametrize("line", commands())
+def test_a_command_on_a_page_parses(line: str) -> None:
     name, *arguments = shlex.split(line)
     if isinstance(command(name), click.Group):
         name, arguments = f"{name} {arguments[0]}", arguments[1:]
@@ -59,13 +69,33 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_python_names_in_the_readme_are_public() -> None:
-    assert set(re.findall(r"memplan\.(\w+)\(", README)) <= set(memplan.__all__)
+@pytest.mark.parametrize("page", TEXTS)
+def test_python_names_on_a_page_are_public(page: str) -> None:
+    assert set(re.findall(r"memplan\.(\w+)\(", TEXTS[page])) <= set(memplan.__all__)
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_and_pictures_on_a_page_are_there(page: str) -> None:
+    for target in re.findall(r"\]\((?!https?:)(.*?)\)", TEXTS[page]):
+        path, _, heading = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), target
+        if heading:
+            assert heading in headings(file.read_text(encoding="utf-8")), target
+
+
+def headings(text: str) -> set[str]:
+    """What links go to: lower case, without punctuation, hyphens for spaces."""
+    found = set()
+    for line in re.findall(r"^#+ (.*)$", text, re.M):
+        kept = re.sub(r"[^\w\- ]", "", line.lower())
+        found.add(kept.replace(" ", "-"))
+    return found
 
 
 def test_files_the_readme_names_are_there() -> None:
-    for path in re.findall(r"!\[.*?\]\((.*?)\)|`([\w/]+\.(?:md|json|py))`", README):
-        assert (ROOT / next(filter(None, path))).exists(), path
+    for path in re.findall(r"`([\w/.-]+\.(?:md|json|py))`", README):
+        assert (ROOT / path).exists() or "/" not in path, path
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])

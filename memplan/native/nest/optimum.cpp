@@ -25,6 +25,7 @@ constexpr int kSteps = 6;  // of the last round, where it may take long
 constexpr double kNever = std::numeric_limits<double>::infinity();
 // Tiles of the whole space: of given memories, whose prices are few, and of others.
 constexpr std::size_t kMostTiles = 400'000, kMostTilesMade = 40'000;
+constexpr std::size_t kFewTiles = 4'000, kFewValues = 1u << 21;
 // Values of their bounds, which only fine ones make close: 128 and 256 MiB.
 constexpr std::size_t kWholeValues = 1u << 25, kWholeValuesMade = 1u << 26;
 // Labels in memory at a time, about 2 GiB.
@@ -151,33 +152,59 @@ void finish(const Tiles& tiles, const Search& search, bool by_steps,
   }
 }
 
-}  // namespace
+// How many tiles there may be, and values of each round's bounds; whether the last
+// round goes on until nothing is left out.
+struct Effort {
+  std::size_t tiles;
+  std::vector<std::size_t> values;
+  bool thorough = true;
+};
 
-Optimum find_optimum(const Problem& problem, double incumbent, int threads,
-                     const std::function<bool()>& stop) {
+// From one set of tiles, with ever finer bounds.
+Optimum search_tiles(const Problem& problem, const Effort& effort, double incumbent,
+                     int threads, const std::function<bool()>& stop) {
   Optimum found;
   found.energy = incumbent;
   const bool whole = problem.space == Space::kWhole;
-  const bool made = !problem.memories[kInput].knots.empty();
-  const Tiles tiles(problem, made ? kMostTilesMade : kMostTiles);
-  for (std::size_t values : kValues) {
-    if (whole) values = made ? kWholeValuesMade : kWholeValues;
+  const Tiles tiles(problem, effort.tiles);
+  for (const std::size_t values : effort.values) {
     const Grid grid = fitting_grid(tiles, values);
     const Bound bound(tiles, grid, threads, stop);
     if (!bound.complete()) return found;
     const Search search(tiles, bound, threads);
     found.lower_bound = std::max(found.lower_bound, search.root_bound());
-    const bool finest = whole || grid.exact() || grid.most() == kMostPoints ||
-                        values == *std::rbegin(kValues);
+    const bool finest = grid.exact() || grid.most() == kMostPoints ||
+                        values == effort.values.back();
     for (const std::size_t width : kWidths) {
       if (!improve(tiles, search, width, kNever, stop, found)) return found;
       if (!finest && found.lower_bound < (1 - kWide) * found.energy) break;
     }
     if (finest) {
-      finish(tiles, search, whole, stop, found);
+      if (effort.thorough) finish(tiles, search, whole, stop, found);
       break;
     }
   }
+  return found;
+}
+
+}  // namespace
+
+Optimum find_optimum(const Problem& problem, double incumbent, int threads,
+                     const std::function<bool()>& stop) {
+  const Effort divisors{kMostTiles, {std::begin(kValues), std::end(kValues)}};
+  const auto search = [&](const Effort& effort) {
+    return search_tiles(problem, effort, incumbent, threads, stop);
+  };
+  if (problem.space != Space::kWhole) return search(divisors);
+  // What few tiles tell is soon there, should there be no time for more.
+  const Optimum rough = search({kFewTiles, {kFewValues}, false});
+  if (rough.lower_bound >= incumbent || stop()) return rough;
+  const bool made = !problem.memories[kInput].knots.empty();
+  Optimum found = search(made ? Effort{kMostTilesMade, {kWholeValuesMade}}
+                              : Effort{kMostTiles, {kWholeValues}});
+  found.labels += rough.labels;
+  found.lower_bound = std::max(found.lower_bound, rough.lower_bound);
+  if (found.loops.empty()) found.loops = rough.loops;
   return found;
 }
 
