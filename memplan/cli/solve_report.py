@@ -64,7 +64,6 @@ def _entries(plan: Plan, path: Path | None) -> dict[str, object]:
 
 
 def _rows(plan: Plan) -> list[tuple[str, str]]:
-    proof = ", proved optimal" if plan.proved_optimal and len(plan.problem) else ""
     rows = [
         (
             "method",
@@ -73,7 +72,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
         ("buffers", f"{len(plan.problem):,}"),
         ("peak", format_bytes(plan.peak)),
         ("lower bound", format_bytes(plan.lower_bound)),
-        ("gap", format_gap(plan.gap) + proof),
+        ("gap", format_gap(plan.gap) + plan_rows.proof(plan)),
     ]
     if plan.elastic:
         rows.insert(1, ("steps", "alike but for their sizes: planned for the largest"))

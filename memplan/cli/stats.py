@@ -196,6 +196,7 @@ def _of_plan(plan: Plan, path: Path, json_: bool) -> None:
         "script": plan.provenance.program.script,
         "peak_bytes": plan.peak,
         "lower_bound": plan.lower_bound,
+        "arena_bytes": plan.arena_bytes,
         "buffers": len(plan.problem),
     }
     if json_:

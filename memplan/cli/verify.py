@@ -60,7 +60,10 @@ def command(plan: Path, trace: Path | None, device: int | None, json_: bool) -> 
     if violations:
         raise CheckFailed(f"{plan} is not safe to apply; solve the trace again")
     buffers = f"{len(found.problem):,} buffers"
-    show.line(f"{plan}: valid: {buffers} in {format_bytes(found.peak)}, none overlap")
+    size, arena = format_bytes(found.peak), ""
+    if found.lifespan_bytes:  # another than the offsets reach
+        arena = f"; arena {format_bytes(found.arena_bytes)}"
+    show.line(f"{plan}: valid: {buffers} in {size}, none overlap{arena}")
 
 
 def _against(plan: Plan, path: Path, device: int | None) -> list[Violation]:

@@ -217,7 +217,10 @@ def _label_axes(axes: Axes, plan: Plan) -> None:
     where = "" if plan.problem.length is None else " in the step"
     ticks = "" if plan.hot.requests is None else ", one per allocation and free"
     axes.set_xlabel(f"time{where} (ticks{ticks})", fontsize=10, color=style.INK)
-    axes.set_ylabel("offset in the arena", fontsize=10, color=style.INK)
+    where = "offset in the arena"
+    if plan.lifespan_bytes:
+        where = "offset, as solved for the largest sizes"
+    axes.set_ylabel(where, fontsize=10, color=style.INK)
     axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
@@ -229,11 +232,13 @@ def _facts(plan: Plan) -> str:
         f"{count:,} buffer{'s' * (count != 1)}",
         f"peak {peak}",
         f"lower bound {bound}",
-        f"gap {format_gap(plan.gap)}" + ", proved optimal" * plan.proved_optimal,
     ]
     if plan.lifespan_bytes:
         arena = format_bytes(plan.arena_bytes)
         facts.append(f"applied in {arena}, by how long blocks live")
+    else:
+        proof = ", proved optimal" * plan.proved_optimal
+        facts.append(f"gap {format_gap(plan.gap)}{proof}")
     if plan.lanes:
         arena = format_bytes(plan.arena_bytes)
         facts.append(f"{plan.lanes:,} threads' arenas like this, {arena}")

@@ -125,11 +125,11 @@ def _failed(oom: OutOfMemory, limit: int | None) -> Verdict:
 
 
 def _alike(source: Trace | Plan, baseline: Trace | Plan | None) -> None:
-    """A plan's peak lacks what is persistent, which a trace's has in it."""
+    """A plan's arena lacks what is persistent, which a trace's peak has in it."""
     if baseline is None or isinstance(source, Plan) == isinstance(baseline, Plan):
         return
     raise UsageError(
-        "a plan's peak is without what is persistent, a trace's is with it; give a "
+        "a plan's arena is without what is persistent, a trace's is with it; give a "
         "trace a trace as its baseline, and a plan a plan"
     )
 
@@ -138,7 +138,7 @@ def _value(source: Trace | Plan, stats: Stats | None, of: Of) -> tuple[str, int]
     if isinstance(source, Plan):
         if of == "reserved":
             raise UsageError("--of reserved needs a trace: a plan reserves its arena")
-        return "planned peak", source.arena_bytes
+        return "planned arena", source.arena_bytes
     if of == "reserved":
         return "reserved", _reserved(source)
     if of == "live":

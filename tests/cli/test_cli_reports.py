@@ -174,7 +174,7 @@ def test_what_makes_no_sense_is_refused(
         (
             ["p.plan.json", "--max", "127"],
             1,
-            "peak 128 B is 1 B, 0.8 %, above 127 B",
+            "arena 128 B is 1 B, 0.8 %, above 127 B",
         ),
         (["p.plan.json", "--max", "128"], 0, "check passed"),
         (["steady.parquet", "--max", "1", "--of", "planned"], 1, "planned and persist"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from memplan.core.plan import Plan
 from memplan.reporting.html.scene import SceneMaker, sites_of
 from memplan.text import printable
+from memplan.trace.reserved import most_reserved
 from memplan.trace.trace import Action, Trace
 from memplan.units import format_bytes, format_gap, format_seconds
 from memplan.version import __version__
@@ -132,8 +133,12 @@ def _figures(maker: SceneMaker, plan: Plan | None) -> list[dict[str, object]]:
         add("peak", format_bytes(maker.peak), f"at {format_seconds(at)}", True)
         held = int(lives.live[-1])
         add("held at the end", format_bytes(held))
-    if maker.trace.info.run.peak_rss_bytes:
-        add("process, resident", format_bytes(maker.trace.info.run.peak_rss_bytes))
+    resident = maker.trace.info.run.peak_rss_bytes
+    if maker.trace.info.device == "cuda":  # where a host's figure says nothing
+        if most := most_reserved(maker.trace.events):
+            add("reserved", format_bytes(most), "at most, by torch")
+    elif resident:
+        add("process, resident", format_bytes(resident))
     if plan is not None:
         hot = format_bytes(plan.peak)
         if plan.lanes:
@@ -144,9 +149,10 @@ def _figures(maker: SceneMaker, plan: Plan | None) -> list[dict[str, object]]:
         else:
             note, of = "of transient tensors", ""
         add("plan's arena", format_bytes(plan.arena_bytes), note, True)
-        proof = "proved optimal" if plan.proved_optimal else ""
-        found_gap = f"gap {format_gap(plan.gap)}"
-        add("lower bound", format_bytes(plan.lower_bound), of + (proof or found_gap))
+        gap = "proved optimal" if plan.proved_optimal else f"gap {format_gap(plan.gap)}"
+        if plan.lifespan_bytes:
+            gap = "all of the largest sizes"
+        add("lower bound", format_bytes(plan.lower_bound), of + gap)
     return found
 
 

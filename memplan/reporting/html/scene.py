@@ -158,7 +158,7 @@ class SceneMaker:
             "peak": placed.peak,
             "bound": plan.lower_bound if k == 0 else 0,
             "before_top": top,
-            "note": _placement_words(placed, top, len(rows), plan.lanes),
+            "note": _placement_words(placed, top, len(rows), plan),
         }
 
     def _before(self, placed: Placed, rows: Int64Array) -> tuple[Int64Array, int]:
@@ -197,16 +197,19 @@ class SceneMaker:
         )
 
 
-def _placement_words(placed: Placed, before: int, shown: int, lanes: int) -> str:
+def _placement_words(placed: Placed, before: int, shown: int, plan: Plan) -> str:
     words = f"{placed.name} in {format_bytes(placed.peak)}"
-    if lanes:
-        words += f" of a lane; {lanes:,} threads at a time have one each"
+    if plan.lanes:
+        words += f" of a lane; {plan.lanes:,} threads at a time have one each"
     if before:
         saved = 1 - placed.peak / before
         words += (
             f", where the default allocator spread the same buffers over "
             f"{format_bytes(before)} of addresses ({saved:.1%} less)"
         )
+    if plan.lifespan_bytes:
+        arena = format_bytes(plan.arena_bytes)
+        words += f"; applied, blocks lie by how long they live, in {arena}"
     if shown < len(placed.size):
         words += f"; {shown:,} of {len(placed.size):,} boxes are drawn, the largest"
     return f"{words[0].upper()}{words[1:]}."
