@@ -92,6 +92,7 @@ class Bench:
             try:
                 with case.clock.turn("plan"):
                     case.plan(case.batch)
+                tell(f"{case.name}: planned")
             except BenchError as failure:
                 self._failed(case, "memplan", failure)
 
