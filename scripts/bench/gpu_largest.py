@@ -63,8 +63,8 @@ def largest_batch(case: Case, mode: str, args: argparse.Namespace) -> None:
         elif run:
             room = int(batch * min(ROOM * free / run.reserved, 4.0))
             if room <= batch:
-                room = batch + max(stride, batch // 32)
-                stride *= 2
+                step = max(stride, batch // 32)
+                room, stride = batch + step, 2 * step
             batch = min(room, most)
         else:
             stride = max(2 * stride, batch // (8 if known else 2))
