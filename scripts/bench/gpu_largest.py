@@ -51,7 +51,7 @@ def largest_batch(case: Case, mode: str, args: argparse.Namespace) -> None:
     free, most = args.largest * (1 << 30), args.most
     known = [batch for batch, _ in case.largest.values() if batch]
     batch = min(known[-1] if known else case.batch, most)
-    stride = 1
+    stride, steps = 1, 0
     good, bad = 0, most + 1
     case.largest[mode] = 0, False
     while bad - good > max(1, good // 32):
@@ -63,8 +63,8 @@ def largest_batch(case: Case, mode: str, args: argparse.Namespace) -> None:
         elif run:
             room = int(batch * min(ROOM * free / run.reserved, 4.0))
             if room <= batch:
-                step = max(stride, batch // 32)
-                room, stride = batch + step, 2 * step
+                room = batch + (max(batch // 32, 1) << max(steps - 1, 0))
+                steps += 1
             batch = min(room, most)
         else:
             stride = max(2 * stride, batch // (8 if known else 2))
