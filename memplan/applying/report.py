@@ -10,7 +10,7 @@ from memplan.applying.payoff import GivenUp
 from memplan.applying.preload import LargeRequests, large_requests
 from memplan.applying.replan import Replan
 from memplan.applying.residency import Memory
-from memplan.core.plan import Plan, RunStats
+from memplan.core.plan import DeviceRun, Plan, RunStats
 from memplan.recording.ranks import rank
 from memplan.recording.stats import Spread, StepSpreads, run_stats, step_spreads
 from memplan.recording.step_clock import StepClock
@@ -47,6 +47,7 @@ class Report:
     run, recorded: memory, faults and time of this run, and of the recorded one, which
     ran under the recorder and perhaps for another time: no measure of what the plan
     saves. spread: over this run's steps. threads, recorded_threads: of torch.
+    recorded_device: what the recorded run took of its GPU.
     steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
     interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
     replans: each time the plan was made anew; given_up: each time it did not pay, and
@@ -76,6 +77,7 @@ class Report:
     spread: StepSpreads
     threads: int = 0
     recorded_threads: int = 0
+    recorded_device: DeviceRun = field(default_factory=DeviceRun)
     interrupted_requests: int = 0
     replans: tuple[Replan, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
@@ -128,6 +130,7 @@ def make_report(
         threads=_threads(),
         malloc=large_requests(),
         recorded_threads=plan.provenance.program.threads,
+        recorded_device=plan.provenance.recorded_device,
         device=plan.provenance.device,
         **more,
     )

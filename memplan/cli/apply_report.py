@@ -11,7 +11,7 @@ from memplan.applying.replan import Replan
 from memplan.applying.report import Report
 from memplan.applying.residency import Memory
 from memplan.cli import show
-from memplan.core.plan import RunStats
+from memplan.core.plan import DeviceRun, RunStats
 from memplan.recording.stats import Spread
 from memplan.units import format_bytes, format_seconds
 
@@ -136,21 +136,30 @@ def _times(count: int) -> str:
 
 
 def _device_figures(report: Report) -> list[tuple[str, str, str]]:
-    """Of the devices, this run alone: the host's figures say nothing of them."""
+    """Of the devices: the host's figures say nothing of them."""
     rows = [("steps", f"{report.recorded.steps or '-'}", f"{report.steps:,}")]
+    then = report.recorded_device
     for device, memory in report.device_memory.items():
-        name = f"GPU {device}: " if len(report.device_memory) > 1 else ""
+        several = len(report.device_memory) > 1
+        name = f"GPU {device}: " if several else ""
+        if several:  # which of them was recorded is not told
+            then = DeviceRun()
+        calls = f"{then.mallocs:,}, {then.frees:,}" if then.reserved_bytes else "-"
         rows += [
             (
                 f"{name}reserved by torch, at most",
-                "-",
+                _or_none(then.reserved_bytes, format_bytes),
                 format_bytes(memory.reserved_peak),
             ),
-            (f"{name}allocated, at most", "-", format_bytes(memory.allocated_peak)),
+            (
+                f"{name}allocated, at most",
+                _or_none(then.allocated_bytes, format_bytes),
+                format_bytes(memory.allocated_peak),
+            ),
             (f"{name}used, says the driver", "-", format_bytes(memory.driver_used)),
             (
                 f"{name}cudaMalloc, cudaFree",
-                "-",
+                calls,
                 f"{memory.mallocs:,}, {memory.frees:,}",
             ),
         ]

@@ -48,6 +48,19 @@ class RunStats:
 
 
 @dataclass(frozen=True)
+class DeviceRun:
+    """What a recorded run took of a GPU, by torch's allocator; 0 where it is not known.
+
+    Bytes at most; mallocs, frees: calls of cudaMalloc and cudaFree.
+    """
+
+    reserved_bytes: int = 0
+    allocated_bytes: int = 0
+    mallocs: int = 0
+    frees: int = 0
+
+
+@dataclass(frozen=True)
 class Source:
     """Where the problem came from: file name, SHA-256 (hex), the step asked for."""
 
@@ -83,6 +96,7 @@ class Provenance:
     source: Source = field(default_factory=Source)
     program: Program = field(default_factory=Program)
     recorded: RunStats = field(default_factory=RunStats)
+    recorded_device: DeviceRun = field(default_factory=DeviceRun)
 
 
 @dataclass(frozen=True, eq=False)

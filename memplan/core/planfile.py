@@ -124,6 +124,7 @@ def _fields(plan: Plan) -> tuple[dict[str, str], Buffers]:
 
 def _header(plan: Plan) -> dict[str, object]:
     made, run = plan.provenance, plan.provenance.recorded
+    device = asdict(made.recorded_device)
     return {
         "bounds": {
             "lower_bound": int(plan.lower_bound),
@@ -140,6 +141,7 @@ def _header(plan: Plan) -> dict[str, object]:
             "peak_rss_bytes": run.peak_rss_bytes,
             "step_nanoseconds": _rounded(run.step_seconds * 1e9),
             **_conditions(run),
+            **{name: value for name, value in device.items() if value},
         },
         "schema": SCHEMA,
         "seed": made.seed,

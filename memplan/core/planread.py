@@ -6,11 +6,13 @@ import hashlib
 import os
 import re
 import shlex
+from dataclasses import fields
 from typing import Any
 
 from memplan.arrays import Int64Array
 from memplan.core.placement import Requests, StepKind, Warmup
 from memplan.core.plan import (
+    DeviceRun,
     Plan,
     Program,
     Provenance,
@@ -49,7 +51,9 @@ _KEYS = (
 )
 # Left out where there is nothing to say.
 _EXTRA = frozenset({"elastic", "kinds", "lanes", "lifespan_bytes"})
-_CONDITIONS = frozenset({"cpu_nanoseconds", "milli_load", "steps"})  # of `recorded`
+_DEVICE = frozenset(each.name for each in fields(DeviceRun))
+# Of `recorded`.
+_CONDITIONS = _DEVICE | {"cpu_nanoseconds", "milli_load", "steps"}
 _CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
 # What is no plan by its first bytes, and the command to give it to.
 _OTHERS = {
@@ -155,6 +159,7 @@ def read_header(table: Table) -> dict[str, Any]:
                 condition("steps"),
                 condition("milli_load") / 1e3,
             ),
+            recorded_device=DeviceRun(**{name: condition(name) for name in _DEVICE}),
         ),
         "stated": Stated(table.integer("peak"), trace.text("fingerprint")),
     }

@@ -17,6 +17,7 @@ from memplan.solving.methods import solve_problem
 from memplan.solving.options import DEFAULTS, Options
 from memplan.solving.step_kinds import plan_kinds
 from memplan.trace.liveness import WarmupWorkload, step_problem
+from memplan.trace.reserved import device_run
 from memplan.trace.streams import one_stream
 from memplan.trace.threads import Together
 from memplan.trace.trace import Trace
@@ -57,6 +58,7 @@ def solve_trace(
         source=source or Source(step=step),
         program=program,
         recorded=trace.info.run,
+        recorded_device=device_run(trace.events),
     )
     plan = replace(plan, hot=replace(plan.hot, requests=found.requests))
     plan = replace(plan, kinds=plan_kinds(plan, found.kinds))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.arrays import Int64Array
+from memplan.core.plan import DeviceRun
 from memplan.trace.match import lives
 from memplan.trace.trace import Action, Columns
 
@@ -43,6 +44,21 @@ def reserved_bytes(events: Columns) -> Int64Array:
 def most_reserved(events: Columns) -> int:
     """The most bytes of segments at any moment; 0 where none is told of."""
     return int(reserved_bytes(events).max(initial=0))
+
+
+def device_run(events: Columns) -> DeviceRun:
+    """What the recorded run took of its GPU: all 0 where no segment is told of."""
+    most = most_reserved(events)
+    if not most:
+        return DeviceRun()
+    change = np.where(events.action == Action.ALLOC, events.size, 0)
+    change -= np.where(events.action == Action.FREE_COMPLETED, events.size, 0)
+    return DeviceRun(
+        most,
+        int(np.cumsum(change).max(initial=0)),
+        int((events.action == Action.SEGMENT_ALLOC).sum()),
+        int((events.action == Action.SEGMENT_FREE).sum()),
+    )
 
 
 def ran_out(events: Columns) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from plan_samples import assert_same, plans, recorded, sample
 
 from memplan.core.placement import Requests, Warmup
-from memplan.core.plan import Plan, Provenance, RunStats, Source
+from memplan.core.plan import DeviceRun, Plan, Provenance, RunStats, Source
 from memplan.core.planfile import dump_plan, load_plan, read_plan, write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
@@ -44,7 +44,9 @@ def test_the_file_is_this() -> None:
         requests=recorded(problem, [7]),
         source=Source("net.parquet", "00ff", "hot"),
         recorded=RunStats(4096, 1.5, 2e-6),
+        recorded_device=DeviceRun(reserved_bytes=7, frees=2),
     )
+    assert load_plan(dump_plan(plan)).provenance == plan.provenance
     assert dump_plan(plan).decode() == (
         f"""\
 {{
@@ -61,8 +63,8 @@ def test_the_file_is_this() -> None:
 "peak": 30,
 "producer": "memplan {__version__}",
 "program": {{"marks": "none", "script": "", "sha256": "", "threads": 0, "torch": ""}},
-"recorded": {{"milli_faults_per_step": 1500, "peak_rss_bytes": 4096, """
-        f""""step_nanoseconds": 2000}},
+"recorded": {{"frees": 2, "milli_faults_per_step": 1500, "peak_rss_bytes": 4096, """
+        f""""reserved_bytes": 7, "step_nanoseconds": 2000}},
 "schema": "memplan.plan",
 "seed": 3,
 "starts": [0],

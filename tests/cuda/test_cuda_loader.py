@@ -18,7 +18,8 @@ from memplan.applying import cuda as cuda_room
 from memplan.applying.cuda import CudaLoader, StreamPlan
 from memplan.applying.cuda_library import Library
 from memplan.applying.report import DeviceMemory
-from memplan.core.plan import Plan
+from memplan.cli.apply_report import show_report
+from memplan.core.plan import DeviceRun, Plan
 from memplan.errors import EnvironmentUnfitError, InputError, UsageError
 from memplan.recording import cuda_slots
 from memplan.recording.boundary import step as mark_step
@@ -168,6 +169,21 @@ def test_a_program_under_its_own_plan_is_planned_throughout(ready: World) -> Non
     assert cuda_room.stats()[0]["arena_bytes"] == 0  # given back: it was empty
     ready.release(weight)
     ready.assert_no_leak()
+
+
+def test_the_report_sets_the_device_s_bytes_beside_the_recorded_ones(
+    ready: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = changed(make_plan(), recorded_device=DeviceRun(8192, 6144, 5, 1))
+    loader = CudaLoader(plan)
+    loader.start()
+    ready.release(run(ready))
+    show_report(loader.report())
+    loader.stop()
+    lines = [" ".join(line.split()) for line in capsys.readouterr().err.splitlines()]
+    assert "reserved by torch, at most 8.0 KiB 4.0 KiB" in lines
+    assert "allocated, at most 6.0 KiB 0 B" in lines
+    assert "cudaMalloc, cudaFree 5, 1 3, 0" in lines
 
 
 def test_it_begins_when_the_program_begins_to_use_cuda(

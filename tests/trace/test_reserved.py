@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan.core.plan import DeviceRun
 from memplan.recording.caching_allocator import CachingAllocator
 from memplan.trace.importers.snapshot import from_snapshot
-from memplan.trace.reserved import Reserved, reserved_at
+from memplan.trace.reserved import Reserved, device_run, reserved_at
 from memplan.trace.trace import Action, Columns
 from tests.snapshot_samples import Device, segment, snapshot
 
@@ -38,6 +39,8 @@ def test_holes_between_blocks_and_segments_without_any() -> None:
     assert last(events) == Reserved(220, 60, split=40, empty=120, largest_free=70)
     assert reserved_at(events, 5) == Reserved(220, 130, 40, 50, 50)
     assert reserved_at(events, -1) == Reserved(0, 0, 0, 0, 0)
+    assert device_run(events) == DeviceRun(220, 130, mallocs=3, frees=0)
+    assert device_run(of((Action.ALLOC, 0, 9))) == DeviceRun()  # as on a CPU
 
 
 def test_segments_grow_and_shrink_by_pieces() -> None:
