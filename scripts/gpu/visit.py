@@ -166,7 +166,7 @@ def build(visit: Visit, folder: Path) -> bool:
     if there.returncode or not mark.exists() or mark.read_text() != digest:
         # Half of the time: there may be a wheel, where a machine is this slow.
         visit.do(Step("build", f"{PIP} -w {folder} {ROOT}", visit.left / 2))
-        version = re.search(r'"(.+)"', (ROOT / "memplan/version.py").read_text())
+        version = re.search(r'= "(.+)"', (ROOT / "memplan/version.py").read_text())
         known = f"memplan-{version.group(1)}-{tag}-*.whl" if version else ""
         for wheel in [*folder.glob("*.whl"), *(ROOT / "dist").glob(known)][:1]:
             visit.tell(f"the native code is that of {wheel}")
