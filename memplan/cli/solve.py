@@ -141,7 +141,7 @@ def command(
     if path is not None:
         refuse_overwrite(path, force)
     with sniff(trace) as file:
-        given = arguments.read_input(file, device=device)
+        given = arguments.read_input(file, "size", device=device)
         source = Source(name_as_text(trace.name), file.sha256(), step)
     if output is None and path is not None and _is_large(given):
         path = path.with_suffix(PARQUET)

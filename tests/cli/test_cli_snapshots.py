@@ -56,6 +56,16 @@ def snapshots(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_plan_knows_what_the_recorded_run_took_of_its_gpu(
+    memplan: Run, snapshots: Path
+) -> None:
+    done = memplan("solve", "one.pickle", "--step", "all", "-o", "p.json")
+    assert done.returncode == 0, done.stderr
+    found = package.read_plan(snapshots / "p.json").provenance.recorded_device
+    assert (found.reserved_bytes, found.allocated_bytes) == (22 * MIB, 12 * MIB)
+    assert (found.mallocs, found.frees) == (2, 0)
+
+
 def test_stats_tells_of_fragmentation(memplan: Run, snapshots: Path) -> None:
     done = memplan("stats", "one.pickle")
     assert done.returncode == 0, done.stderr
