@@ -34,6 +34,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from visit_runs import RUNS, SECONDS, Step
 
@@ -41,6 +42,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LINES = 60  # of a step's output that RUN.json keeps
 LEAST = 5  # seconds, with less of which no step is begun
 PIP = "python -m pip wheel -q --no-index --no-build-isolation --no-deps"
+# A step's processes end together, and with the session that this runs in, if that can
+# be had: none is to hold a GPU when its time is over.
+GROUP: dict[str, Any] = {"start_new_session": True}
+if sys.version_info >= (3, 11):
+    GROUP = {"process_group": 0}
 # The native code is there, for this interpreter.
 BUILT = "import memplan.native._alloc; "
 BUILT += "from memplan.recording.cuda_slots import library_path; "
@@ -134,7 +140,7 @@ class Visit:
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=log,
-                start_new_session=True,
+                **GROUP,
             ) as process,
         ):
             try:

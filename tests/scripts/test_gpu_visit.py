@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -65,6 +68,18 @@ def test_what_a_step_printed_is_kept_when_its_time_is_over(output: Path) -> None
     assert following["code"] == 0
     assert "---- long: not done after" in (output / "tests.log").read_text()
     assert not made.well
+
+
+def test_what_a_step_began_ends_with_it(output: Path) -> None:
+    made = begin(output)
+    program = "import os; made = os.fork(); made and print(made, flush=True); "
+    made.do(Step("forks", f'python -c "{program} import time; time.sleep(99)"', 3))
+    (forks,) = outcomes(output)
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(1000):  # it may wait to be buried
+            os.kill(int(forks["said"][0]), 0)
+            time.sleep(0.01)
+        raise AssertionError("it goes on")
 
 
 def test_nothing_is_begun_without_time(output: Path) -> None:
