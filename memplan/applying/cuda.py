@@ -187,6 +187,10 @@ class CudaLoader:
             total["arena_bytes_peak"],
             self._clock,
             devices=devices,
+            recorded_devices={
+                each.device: each.plan.provenance.recorded_device
+                for each in reversed(self._plans)
+            },
             device_memory={device: _memory_of(torch, device) for device in devices},
             device_seconds=Spread.of(seconds[len(seconds) // 2 :]),
             interrupted_requests=total["interrupted"],

@@ -47,7 +47,7 @@ class Report:
     run, recorded: memory, faults and time of this run, and of the recorded one, which
     ran under the recorder and perhaps for another time: no measure of what the plan
     saves. spread: over this run's steps. threads, recorded_threads: of torch.
-    recorded_device: what the recorded run took of its GPU.
+    recorded_devices: what the recorded run of each device's plan took of its GPU.
     steps: boundaries seen. arena_bytes is reserved; only pages touched are resident.
     interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
     replans: each time the plan was made anew; given_up: each time it did not pay, and
@@ -77,7 +77,7 @@ class Report:
     spread: StepSpreads
     threads: int = 0
     recorded_threads: int = 0
-    recorded_device: DeviceRun = field(default_factory=DeviceRun)
+    recorded_devices: dict[int, DeviceRun] = field(default_factory=dict)
     interrupted_requests: int = 0
     replans: tuple[Replan, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
@@ -130,7 +130,6 @@ def make_report(
         threads=_threads(),
         malloc=large_requests(),
         recorded_threads=plan.provenance.program.threads,
-        recorded_device=plan.provenance.recorded_device,
         device=plan.provenance.device,
         **more,
     )

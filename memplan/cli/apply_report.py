@@ -138,12 +138,9 @@ def _times(count: int) -> str:
 def _device_figures(report: Report) -> list[tuple[str, str, str]]:
     """Of the devices: the host's figures say nothing of them."""
     rows = [("steps", f"{report.recorded.steps or '-'}", f"{report.steps:,}")]
-    then = report.recorded_device
     for device, memory in report.device_memory.items():
-        several = len(report.device_memory) > 1
-        name = f"GPU {device}: " if several else ""
-        if several:  # which of them was recorded is not told
-            then = DeviceRun()
+        name = f"GPU {device}: " if len(report.device_memory) > 1 else ""
+        then = report.recorded_devices.get(device, DeviceRun())
         calls = f"{then.mallocs:,}, {then.frees:,}" if then.reserved_bytes else "-"
         rows += [
             (
