@@ -11,7 +11,7 @@ Each network is recorded for a few steps and planned; then it trains in turn und
 of the three, round after round. Peaks are of the whole run; a step's time is the median
 of its medians, each step waiting for the device, and its ratio the median of those to
 native's in the same round. Each run's figures are printed as it ends, too, on standard
-error. Ends with 1 where a program failed, or losses differ.
+error. Ends with 1 where a program failed, a figure is missing, or losses differ.
 """
 
 from __future__ import annotations
@@ -75,6 +75,15 @@ class Bench:
             text = json.dumps(self.figures(), indent=1)
             self._args.output.write_text(text + "\n", encoding="utf-8")
 
+    def whole(self) -> bool:
+        """Whether each network has a figure under each mode."""
+        return all(
+            (case.runs[mode] or not self._args.rounds)
+            and (mode in case.largest or not self._args.largest)
+            for case in self.cases
+            for mode in self._args.modes
+        )
+
     def run(self) -> None:
         """Everything. Raises OutOfTimeError."""
         if self._args.rounds:
@@ -131,7 +140,7 @@ def main() -> None:
         bench.keep()
     figures = bench.figures()
     print("\n".join(tables(figures)))
-    sys.exit(not (bench.well and equal_losses(figures)))
+    sys.exit(not (bench.well and bench.whole() and equal_losses(figures)))
 
 
 if __name__ == "__main__":

@@ -178,6 +178,29 @@ def find(
     return case.largest["native"], tried
 
 
+@pytest.mark.parametrize(("trials", "code"), [(2, 1), (3, 0), (9, 0)])
+def test_it_ends_well_with_a_figure_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: int, code: int
+) -> None:
+    """Of three modes, when there is time for so many trials."""
+    made: list[str] = []
+
+    def train(_: Case, mode: str, batch: int) -> Run:
+        if len(made) == trials:
+            raise OutOfTimeError
+        made.append(mode)
+        return trained()
+
+    monkeypatch.setattr(Case, "plan", lambda *_: None)
+    monkeypatch.setattr(Case, "train", train)
+    command = ["bench_gpu.py", "--networks", "unet", "--seconds", "60"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as end:
+        bench_gpu.main()
+    assert end.value.code == code
+    assert made == (["native", "expandable", "memplan"] * 3)[:trials]
+
+
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("known", [0, 1, 30, 37, 64])
 @pytest.mark.parametrize(("limit", "most"), [(0, 64), (5, 64), (37, 64), (200, 100)])
