@@ -7,8 +7,8 @@ they can be or need be. With a time limit that goes on for all of it; without on
 gives up after a fixed effort for each part, and says so.
 
 Gaps in lifespans are used by the six priorities, and at last by random search. Before
-that, all searches take every buffer for used all its life, whole, where that may come to
-less: what they find is a plan all the same, but what they prove does not hold.
+that, all searches take every buffer for used all its life, whole, where that may come
+to less: what they find is a plan all the same, but what they prove does not hold.
 """
 
 from __future__ import annotations
