@@ -15,7 +15,8 @@ _SIZE = re.compile(
 def parse_bytes(text: str) -> int:
     """Bytes from ``"12GiB"`` (2^30), ``"12GB"`` (10^9), ``"0.5g"`` (2^30), ``"512"``.
 
-    A bare letter counts in powers of 1024, as memory does. Raises UsageError.
+    A bare letter counts in powers of 1024, as memory does. Raises UsageError, also for
+    parts of a byte: who writes 1.5 has left out the unit.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -23,6 +24,8 @@ def parse_bytes(text: str) -> int:
     number, prefix, binary, unit = match.groups()
     if not prefix and binary:
         raise UsageError(f"{text!r} is not a size; write 12GiB, 12GB, 0.5g or 4096")
+    if not prefix and "." in number:
+        raise UsageError(f"{text!r} has no unit; write {number}GiB, or whole bytes")
     base = 1000 if prefix and unit and not binary else 1024
     power = " kmgtp".index(prefix.lower()) if prefix else 0
     scale: int = base**power

@@ -30,6 +30,12 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.owner)
 
+    @property
+    def table(self) -> Int64Array:
+        """owner, lower, upper, begin and end, shape (5, m)."""
+        columns = (self.owner, self.lower, self.upper, self.begin, self.end)
+        return np.stack(columns).astype(np.int64)
+
 
 def pieces(problem: Problem) -> Pieces:
     """What the buffers use, all of it once; without gaps, each buffer whole.

@@ -64,6 +64,8 @@ class Search:
     highest first. `fixed` as in `fill_gaps`, but None where all blocks are free.
     taken: bytes of each block that count for the peak, int64 of shape (n,), at most its
     size; None for all.
+    pieces: owner, lower, upper, begin and end of what blocks use, int64, shape (5, m);
+    None where they use all of them all their life. On a linear clock alone.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Search:
         fixed: _Int64 | None = None,
         period: int = 0,
         taken: _Int64 | None = None,
+        pieces: _Int64 | None = None,
     ) -> None: ...
     def advance(
         self,

@@ -23,18 +23,21 @@ class Anytime(ABC):
     """A search that can be run on and on. Not to be shared between threads.
 
     offsets: of the best plan so far, bytes, shape (n,). bound: bytes that no plan needs
-    less than. method: its name. tries: what is counted, for people.
+    less than. method: its name. tries: what is counted, for people. gaps: whether it
+    takes problems with gaps in lifespans.
     """
 
     method: ClassVar[str]
     tries: ClassVar[str]
+    gaps: ClassVar[bool] = False
 
     def __init__(self, problem: Problem, options: Options, offsets: Int64Array) -> None:
         """offsets: a plan to begin with, in which nothing collides.
 
-        Raises UsageError for gaps in lifespans.
+        Raises UsageError for gaps in lifespans that it does not take.
         """
-        refuse_gaps(problem, self.method)
+        if not self.gaps:
+            refuse_gaps(problem, self.method)
         self.problem = problem
         self.options = options
         self.offsets = offsets
@@ -108,9 +111,11 @@ class Anytime(ABC):
 def solve_by(kind: type[Anytime], problem: Problem, options: Options) -> Plan:
     """The best Plan found within the limits of `options`, or until Ctrl-C.
 
-    Raises NoPlanError where fixed offsets collide, UsageError for gaps in lifespans.
+    Raises NoPlanError where fixed offsets collide, UsageError for gaps in lifespans
+    that it does not take.
     """
-    refuse_gaps(problem, kind.method)
+    if not kind.gaps:
+        refuse_gaps(problem, kind.method)
     start = time.perf_counter()
     offsets, _ = best_of_six(problem, options)
     search = kind(problem, options, offsets)

@@ -6,9 +6,9 @@ random, by ejection and exactly by turns, until another is higher, or all are as
 they can be or need be. With a time limit that goes on for all of it; without one it
 gives up after a fixed effort for each part, and says so.
 
-Gaps in lifespans are used by the six priorities. The searches take every buffer for
-used all its life, whole: what they find is a plan all the same, but what they prove
-does not hold.
+Gaps in lifespans are used by the six priorities, and at last by random search. Before
+that, all searches take every buffer for used all its life, whole, where that may come
+to less: what they find is a plan all the same, but what they prove does not hold.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from memplan.solving.options import DEFAULTS, Options, Progress
 from memplan.solving.parts import Part, take_apart
 from memplan.solving.priorities import best_of_six
 from memplan.solving.race import Race
+from memplan.solving.search import Search
+
+_BARE_SHARE = 0.5  # of a time limit, for searches without the gaps
 
 
 def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
@@ -44,13 +47,13 @@ class _Attempt:
     """What is known of a problem so far: always some offsets, and a bound.
 
     offsets: bytes, shape (n,); bound: bytes that no plan can do with less than.
-    did: what was done, for people.
+    did: what was done, for people. least: the bound without gaps.
     """
 
     def __init__(self, problem: Problem, options: Options) -> None:
         self.problem, self.options = problem, options
         self.start = time.perf_counter()
-        self.bound = lower_bound(problem)
+        self.bound = self.least = lower_bound(problem)
         self.gapped = problem.gaps is not None
         self.offsets, self.name = best_of_six(problem, options)
         self.races: list[tuple[Part, Race]] = []
@@ -60,9 +63,16 @@ class _Attempt:
         """Better offsets and bounds, until both meet or a limit is reached."""
         if self._reached(f"best fit by {self.name} is"):
             return
-        if self.gapped:
-            self.did.append(f"best fit by {self.name} uses the gaps in lifespans")
-        base, parts = take_apart(replace(self.problem, gaps=None))
+        bare = replace(self.problem, gaps=None)
+        self.least = lower_bound(bare)
+        if self.least < self.problem.peak(self.offsets):
+            self._race_all(bare)
+        if self.gapped and not self._reached("without the gaps it is"):
+            self._use_gaps()
+
+    def _race_all(self, problem: Problem) -> None:
+        """Each independent part of `problem` on its own."""
+        base, parts = take_apart(problem)
         if len(parts) > 1:
             self.did.append(f"{len(parts):,} independent parts")
         self.races = [(part, self._race(part)) for part in parts]
@@ -76,6 +86,15 @@ class _Attempt:
             for part, race in self.races:
                 self._say(part, race)
 
+    def _use_gaps(self) -> None:
+        """At random, from the best so far on."""
+        search = Search(self.problem, self.options, self.offsets)
+        try:
+            search.run(self.start)
+        finally:
+            self.offsets = search.offsets
+            self.did.append(f"search with the gaps, {search.tried:,} orders")
+
     def _reached(self, what: str) -> bool:
         """Whether the offsets are low enough; then `what` has done it."""
         peak = self.problem.peak(self.offsets)
@@ -88,7 +107,7 @@ class _Attempt:
     def _take_turns(self, base: Int64Array) -> None:
         """The highest part comes next; of those as high, the one with fewest turns."""
         while self.races:
-            goal = self._goal()
+            goal = self._part_goal
             high = [
                 (part.floor + race.peak, -race.turns, -k)
                 for k, (part, race) in enumerate(self.races)
@@ -110,6 +129,11 @@ class _Attempt:
 
     def _goal(self) -> int:
         return max(self.bound, self.options.capacity or 0)
+
+    @property
+    def _part_goal(self) -> int:
+        """What is enough without the gaps."""
+        return max(self.least, self._goal())
 
     def _fails(self) -> bool:
         """Whether it is proved that nothing keeps within the capacity."""
@@ -133,6 +157,8 @@ class _Attempt:
             self.options.report(Progress(peak, self.bound, tried, seconds))
 
         options = replace(self.options, capacity=None, progress=report)
+        if self.gapped and options.time_limit is not None:
+            options = replace(options, time_limit=_BARE_SHARE * options.time_limit)
         return Race(part.problem, offsets, options, self.start)
 
     def _learn(self, base: Int64Array) -> None:
@@ -149,7 +175,7 @@ class _Attempt:
         if not race.turns:
             return
         count, orders = len(part.members), race.search.tried
-        low = part.floor + race.peak <= self._goal()
+        low = part.floor + race.peak <= self._part_goal
         if race.ladder is None and low:
             self.did.append(f"search reached the goal in {orders:,} orders")
             return

@@ -28,7 +28,7 @@ def refuse_gaps(problem: Problem, method: str) -> None:
     raise UsageError(
         f"{method} takes every buffer for one rectangle, all of its bytes all its "
         f"life, and lifespans here have gaps ({count:,} of {len(problem):,}); take "
-        "auto, skyline or one of the bestfit methods"
+        "auto, search, skyline or one of the bestfit methods"
     )
 
 

@@ -69,7 +69,6 @@ METHODS = {
     "search": Method(
         "randomised best fit, better the longer it may take",
         "memplan.solving.search:solve",
-        gaps=False,
     ),
     "ejection": Method(
         "puts what ends too high back in lower: for thousands of buffers",

@@ -4,7 +4,8 @@ The orders of `priorities` are where it starts. It packs an order by best fit, b
 the buffers that came too late to end below the best peak so far, gives those more
 priority, and packs again (squeaky wheel optimisation: Joslin and Clements, Journal of
 Artificial Intelligence Research 10, 1999); and it refines the best order by small
-disturbances about a buffer that touches the peak. The kernel is compiled.
+disturbances about a buffer that touches the peak. Where lifespans have gaps, an order
+is packed piece by piece, each buffer as low as it can go. The kernel is compiled.
 
 Without a time limit it does a fixed amount of work, and the same seed gives the same
 plan on any number of threads.
@@ -17,6 +18,7 @@ import math
 import numpy as np
 
 from memplan.arrays import Int64Array
+from memplan.core.pieces import pieces
 from memplan.core.plan import Plan
 from memplan.core.problem import FREE, Problem
 from memplan.native import _dsa
@@ -25,11 +27,14 @@ from memplan.solving.clock import quietest_moment, spans
 from memplan.solving.options import DEFAULTS, Options
 from memplan.solving.priorities import merits
 
+_DEPTH = 4.0  # of the priorities of offsets from 0 to the peak
+_SLOWER = 4  # times, about, an order is packed around gaps
+
 
 def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     """The best Plan found within the limits of `options`, or until Ctrl-C.
 
-    Raises NoPlanError where fixed offsets collide, UsageError for gaps in lifespans.
+    Raises NoPlanError where fixed offsets collide.
     """
     return solve_by(Search, problem, options)
 
@@ -47,6 +52,7 @@ class Search(Anytime):
 
     method = "search"
     tries = "orders tried"
+    gaps = True
 
     def __init__(self, problem: Problem, options: Options, offsets: Int64Array) -> None:
         super().__init__(problem, options, offsets)
@@ -58,7 +64,8 @@ class Search(Anytime):
 
     @property
     def usual(self) -> int:
-        return default_orders(len(self.problem))
+        orders = default_orders(len(self.problem))
+        return orders if self.problem.gaps is None else max(12, orders // _SLOWER)
 
     def _advance(self, goal: int, most: int, seconds: float, left: float) -> None:
         if self._kernel is None:
@@ -74,8 +81,11 @@ class Search(Anytime):
         fixed = problem.fixed if (problem.fixed != FREE).any() else None
         # Padded sizes stack up to multiples of the granularity by themselves.
         uniform = bool((problem.alignment == problem.granularity).all())
-        needed = not uniform or fixed is not None
+        gaps = problem.gaps is not None
+        needed = not uniform or fixed is not None or gaps
         starts = np.log(np.stack(list(merits(problem).values())))
+        if gaps:  # and the best so far, let down into the gaps from the lowest up
+            starts = np.vstack([starts, -_DEPTH * self.offsets / self.peak])
         return _dsa.Search(
             start,
             end,
@@ -86,4 +96,5 @@ class Search(Anytime):
             fixed,
             problem.length or 0,
             problem.taken if problem.slack.any() else None,
+            pieces(problem).table if gaps else None,
         )

@@ -225,6 +225,7 @@ def test_threads_and_time(chunk: Command) -> None:
         ("m.py --budget 20%", 2, "write it as FILE.py:FUNCTION"),
         ("m.py:both --budget 0%", 2, "above 0%"),
         ("m.py:both --budget x", 2, "'x' is not a size"),
+        ("m.py:both --budget 0.2", 2, "'0.2' has no unit"),
         ("m.py:both --budget 20% --inputs x", 2, "write it as FILE.py:FUNCTION"),
         ("m.py:both --budget 20% -o no/p.json", 2, "no is not a folder"),
         ("m.py:both --budget 20% -o m.py", 2, "m.py exists; pass --force"),

@@ -124,6 +124,7 @@ def test_a_damaged_one_of_many_is_named(memplan: Run, traces: Path) -> None:
             "without what is persistent",
         ),
         (["check", "grows.parquet", "--max", "x"], 2, "is not a size"),
+        (["check", "grows.parquet", "--max", "1.5"], 2, "'1.5' has no unit; write 1"),
         (
             [
                 "check",

@@ -26,6 +26,28 @@ std::vector<std::int64_t> copied(const In<std::int64_t>& array) {
   return {array.data(), array.data() + array.size()};
 }
 
+// The rows of a table: owner, lower, upper, begin and end.
+using Table =
+    nb::ndarray<const std::int64_t, nb::shape<5, -1>, nb::c_contig, nb::device::cpu>;
+
+dsa::Pieces pieces_from(const Table& table, const dsa::Blocks& blocks) {
+  const std::size_t m = table.shape(1), n = blocks.size.size();
+  const auto row = [&](std::size_t k) {
+    return std::span<const std::int64_t>(table.data() + k * m, m);
+  };
+  const dsa::Pieces found{row(0), row(1), row(2), row(3), row(4)};
+  for (std::size_t k = 0; k < m; ++k) {
+    require(0 <= found.owner[k] && static_cast<std::size_t>(found.owner[k]) < n,
+            "a piece of no block");
+    require(found.lower[k] < found.upper[k], "need lower < upper");
+    require(0 <= found.begin[k] && found.begin[k] < found.end[k] &&
+                found.end[k] <= blocks.size[static_cast<std::size_t>(found.owner[k])],
+            "need 0 <= begin < end <= size");
+  }
+  require(blocks.period == 0, "pieces need a linear clock");
+  return found;
+}
+
 // Keeps the blocks that the search looks at, and lets one thread in at a time.
 class Search {
  public:
@@ -33,7 +55,8 @@ class Search {
          const In<std::int64_t>& size, const Rows& classic, std::uint64_t seed,
          const std::optional<In<std::int64_t>>& alignment,
          const std::optional<In<std::int64_t>>& fixed, std::int64_t period,
-         const std::optional<In<std::int64_t>>& taken)
+         const std::optional<In<std::int64_t>>& taken,
+         const std::optional<Table>& pieces)
       : lower_(copied(lower)), upper_(copied(upper)), size_(copied(size)) {
     dsa::Blocks blocks = blocks_from(lower, upper, size, alignment, period);
     const std::size_t n = size_.size();
@@ -60,8 +83,10 @@ class Search {
       }
       rows.emplace_back(row, row + n);
     }
+    std::optional<dsa::Pieces> used;
+    if (pieces) used = pieces_from(*pieces, blocks);
     nb::gil_scoped_release released;
-    search_.emplace(blocks, fixed_, std::move(rows), seed);
+    search_.emplace(blocks, fixed_, std::move(rows), seed, used);
   }
 
   void advance(std::int64_t goal, std::int64_t orders, double seconds,
@@ -97,10 +122,11 @@ void bind_search(nb::module_& m) {
                     const In<std::int64_t>&, const Rows&, std::uint64_t,
                     const std::optional<In<std::int64_t>>&,
                     const std::optional<In<std::int64_t>>&, std::int64_t,
-                    const std::optional<In<std::int64_t>>&>(),
+                    const std::optional<In<std::int64_t>>&,
+                    const std::optional<Table>&>(),
            "lower"_a, "upper"_a, "size"_a, "classic"_a, "seed"_a,
            "alignment"_a = nb::none(), "fixed"_a = nb::none(), "period"_a = 0,
-           "taken"_a = nb::none())
+           "taken"_a = nb::none(), "pieces"_a = nb::none())
       .def("advance", &Search::advance, "goal"_a, "orders"_a, "seconds"_a,
            "hard_seconds"_a, "threads"_a,
            "below"_a = std::numeric_limits<std::int64_t>::max())

@@ -42,7 +42,8 @@ struct Search::Round {
 };
 
 Search::Search(const Blocks& blocks, std::span<const std::int64_t> fixed,
-               std::vector<std::vector<double>> classic, std::uint64_t seed)
+               std::vector<std::vector<double>> classic, std::uint64_t seed,
+               const std::optional<Pieces>& pieces)
     : blocks_(blocks),
       fixed_(fixed),
       terrain_{cut_into_sections(blocks.lower, blocks.upper, blocks.period),
@@ -52,6 +53,7 @@ Search::Search(const Blocks& blocks, std::span<const std::int64_t> fixed,
       terrain_.movable.push_back(static_cast<std::int32_t>(i));
     }
   }
+  if (pieces) board_.emplace(*pieces, blocks.size.size());
   Random seeds(seed);
   for (std::size_t k = 0; k < terrain_.classic.size(); ++k) {
     lanes_.emplace_back(terrain_, k, seeds.bits());
@@ -128,6 +130,7 @@ void Search::play(Round& round, int threads) {
 }
 
 std::unique_ptr<Packer> Search::new_packer() const {
+  if (board_) return std::make_unique<PiecePacker>(*board_, blocks_, fixed_);
   if (terrain_.movable.size() < blocks_.size.size()) {
     return std::make_unique<GapPacker>(blocks_, fixed_);
   }

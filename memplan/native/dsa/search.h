@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "dsa/bestfit.h"
 #include "dsa/search_lane.h"
 #include "dsa/search_pack.h"
+#include "dsa/search_pieces.h"
 
 namespace memplan::dsa {
 
@@ -23,8 +25,10 @@ class Search {
   /// blocks: must outlive the search, as must `fixed`: offsets that are given, -1 for
   /// none; empty if all are free.
   /// classic: priorities to start from, at least one; each a finite number per block.
+  /// pieces: what blocks use, where that is less than all of them all their life.
   Search(const Blocks& blocks, std::span<const std::int64_t> fixed,
-         std::vector<std::vector<double>> classic, std::uint64_t seed);
+         std::vector<std::vector<double>> classic, std::uint64_t seed,
+         const std::optional<Pieces>& pieces = {});
 
   struct Limits {
     std::int64_t goal = 0;    // stop at a peak of so many bytes, or less
@@ -50,6 +54,7 @@ class Search {
 
   Blocks blocks_;
   std::span<const std::int64_t> fixed_;
+  std::optional<PieceBoard> board_;
   Terrain terrain_;
   std::vector<Lane> lanes_;
   std::vector<std::unique_ptr<Packer>> packers_;  // one a thread
