@@ -47,6 +47,8 @@ void Matcher::enter(std::size_t step) {
   const auto [first, last, elastic] = table_.steps[step];
   cursor_ = reach_ = first;
   if (elastic && !table_.by_lifespan) elastic_.begin(first, last);
+  of_kept_.clear();
+  if (table_.by_lifespan && step < table_.loop_begin) index_kept(table_.steps[step]);
   std::fill(used_.begin() + static_cast<std::ptrdiff_t>(first),
             used_.begin() + static_cast<std::ptrdiff_t>(last), false);
   if (step >= table_.loop_begin && step < table_.loop_end) {
@@ -117,13 +119,13 @@ std::size_t Matcher::match(std::uint64_t bytes) {
     found = take(table_.steps[step_].first + position);
   } else {
     in_order_ = false;
-    found = match_nearby(bytes);
-    if (found == kNoMatch && table_.by_lifespan && !looped()) {
-      found = match_size_apart(expected);
-    }
+    const bool apart = table_.by_lifespan && !looped();
+    found = apart && keeps(bytes) ? match_kept(expected, bytes) : match_nearby(bytes);
+    if (found == kNoMatch && apart && !keeps(bytes)) found = match_size_apart(expected);
     if (found == kNoMatch) ++missed_;
   }
   if (history_.size() == position && position < kHistory) history_.push_back(bytes);
+  previous_ = bytes;
   return found;
 }
 
@@ -137,14 +139,45 @@ std::size_t Matcher::match_by_position(std::uint64_t bytes) {
   return outgrown_ ? kNoMatch : entry;
 }
 
-// Of a warm-up whose sizes differ from run to run: what keeps its size, weights above all,
-// is told by it, and so not met here.
+// Of a warm-up whose sizes differ from run to run, or which does more or less: what keeps
+// its size is told by it, see `match_kept`, and the others by position.
 std::size_t Matcher::match_size_apart(std::size_t expected) {
   const std::size_t end = std::min(table_.steps[step_].last, expected + kWindow);
   for (std::size_t i = expected; i < end; ++i) {
     if (!used_[i] && table_.requests[i].offset >= 0) return take(i);
   }
   return kNoMatch;
+}
+
+void Matcher::index_kept(const Step& step) {
+  std::vector<std::uint64_t> sizes;
+  for (std::size_t i = step.first; i < step.last; ++i) {
+    if (table_.requests[i].offset < 0) sizes.push_back(table_.requests[i].size);
+  }
+  std::sort(sizes.begin(), sizes.end());
+  for (std::size_t i = step.first; i < step.last; ++i) {
+    const std::uint64_t size = table_.requests[i].size;
+    if (std::binary_search(sizes.begin(), sizes.end(), size)) of_kept_.emplace_back(size, i);
+  }
+  std::sort(of_kept_.begin(), of_kept_.end());
+}
+
+// A weight, its gradient, and the optimizer's state of it are of one size. In a step that
+// does more or less than planned, one is told from the other by the request before it.
+std::size_t Matcher::match_kept(std::size_t expected, std::uint64_t bytes) {
+  const auto [first, last, elastic] = table_.steps[step_];
+  std::size_t found = kNoMatch;
+  if (expected < last && table_.requests[expected].size == bytes && !used_[expected]) {
+    found = expected;
+  }
+  for (auto at = of_kept_size(bytes);
+       found == kNoMatch && at != of_kept_.end() && at->first == bytes; ++at) {
+    const std::size_t entry = at->second;
+    const bool after = entry > first && table_.requests[entry - 1].size == previous_;
+    if (after && !used_[entry]) found = entry;
+  }
+  if (found != kNoMatch) used_[found] = true;
+  return found;
 }
 
 std::size_t Matcher::match_nearby(std::uint64_t bytes) {

@@ -24,8 +24,9 @@ Place Server::serve(std::uint64_t bytes) {
     ++step_.conflicts;
   }
   // In the warm-up a stranger may be there to stay, and would stand in the way of
-  // every step to come.
-  const bool placed = matcher_.looped() && departures_placed_;
+  // every step to come; by lifespan, whatever stays was told by its size.
+  const bool known = matcher_.looped() || table().by_lifespan;
+  const bool placed = known && departures_placed_;
   const bool conflict = entry != Matcher::kNoMatch;
   return {depart(bytes, placed ? take_online(bytes, conflict) : -1), Matcher::kNoMatch};
 }
@@ -60,7 +61,9 @@ Followed Server::follow(std::uint64_t bytes) {
   }
   const Request& request = requests[entry];
   std::uint64_t passed = 0;
-  for (std::size_t i = next; i < entry && entry - next < kNearby; ++i) {
+  // By lifespan a step of the warm-up may be of other sizes, some of which come by later.
+  const bool expected = entry - next < kNearby && !table().by_lifespan;
+  for (std::size_t i = next; expected && i < entry; ++i) {
     if (requests[i].offset >= 0) passed += requests[i].size;
   }
   if (request.offset < 0) {

@@ -55,9 +55,9 @@ class Server {
   // The arena is there now, and the request followed last goes to its planned place:
   // returns that, or -1 if it is taken.
   std::int64_t place_followed(std::int64_t offset, std::uint64_t bytes);
-  // Bytes of this step's departures so far.
+  // Bytes of this step's departures so far; by lifespan, one in the arena is none.
   std::uint64_t departed_bytes() const {
-    return step_.online_bytes + step_.fallback_bytes;
+    return (table().by_lifespan ? 0 : step_.online_bytes) + step_.fallback_bytes;
   }
   // A request that is the default allocator's without a look at the plan.
   void pass(std::uint64_t bytes) {
