@@ -9,6 +9,9 @@ namespace {
 // How many entries ahead of the last match, and behind it, a request may be matched:
 // threads that allocate side by side change places by a few.
 constexpr std::size_t kWindow = 64;
+// By how many requests less than this a step of the warm-up that is of other sizes is held
+// to do more, or fewer.
+constexpr std::size_t kNearly = 16;
 // How far into a step another kind may still be recognised.
 constexpr std::size_t kHistory = 512;
 // Without marks: by how many requests a step is told, and how many of a step may miss
@@ -163,19 +166,23 @@ void Matcher::index_kept(const Step& step) {
 }
 
 // A weight, its gradient, and the optimizer's state of it are of one size. In a step that
-// does more or less than planned, one is told from the other by the request before it.
+// does more or less than planned, one is told from the other by the request before it, or
+// by its place if that is nearly the one planned.
 std::size_t Matcher::match_kept(std::size_t expected, std::uint64_t bytes) {
-  const auto [first, last, elastic] = table_.steps[step_];
-  std::size_t found = kNoMatch;
-  if (expected < last && table_.requests[expected].size == bytes && !used_[expected]) {
-    found = expected;
-  }
-  for (auto at = of_kept_size(bytes);
-       found == kNoMatch && at != of_kept_.end() && at->first == bytes; ++at) {
+  const std::size_t first = table_.steps[step_].first;
+  std::size_t found = kNoMatch, near = kNoMatch, apart = kNearly;
+  for (auto at = of_kept_size(bytes); at != of_kept_.end() && at->first == bytes; ++at) {
     const std::size_t entry = at->second;
+    if (used_[entry]) continue;
+    const std::size_t by = entry < expected ? expected - entry : entry - expected;
+    if (by < apart) {
+      near = entry;
+      apart = by;
+    }
     const bool after = entry > first && table_.requests[entry - 1].size == previous_;
-    if (after && !used_[entry]) found = entry;
+    if (after && found == kNoMatch) found = entry;
   }
+  if (found == kNoMatch) found = near;
   if (found != kNoMatch) used_[found] = true;
   return found;
 }

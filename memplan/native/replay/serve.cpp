@@ -72,11 +72,12 @@ Followed Server::follow(std::uint64_t bytes) {
     depart(bytes, -1);
     ++followed_;
   }
-  return {request.offset, request.size, passed};
+  return {request.offset, request.size, passed, request.brief};
 }
 
-std::int64_t Server::place_followed(std::int64_t offset, std::uint64_t bytes) {
-  const std::int64_t place = take_planned({bytes, offset}, bytes);
+std::int64_t Server::place_followed(std::int64_t offset, std::uint64_t bytes, bool brief) {
+  const Request request = {.size = bytes, .offset = offset, .brief = brief};
+  const std::int64_t place = take_planned(request, bytes);
   // Unless its step has ended meanwhile, it was counted as one that was only followed.
   if (place < 0 || followed_ == 0 || step_.fallback_bytes < bytes) return place;
   --followed_;
