@@ -133,9 +133,7 @@ def test_a_warm_up_that_does_more_or_less_keeps_its_states_with_torch(
     states = [(512, -1), (STATE, -1), (STATE, -1)]
     temporary = [(4096, FAR), (STATE, FAR)]
     warmup = [(STATE, -1), *[*PASS, GRADIENT] * 2, *states, *temporary]
-    world.plan(
-        [*warmup, *STEP], ARENA, starts=(0, len(warmup)), loop_start=1, brief=()
-    )
+    world.plan([*warmup, *STEP], ARENA, starts=(0, len(warmup)), loop_start=1, brief=())
     weight = world.take(STATE)
     for size, _ in PASS:
         world.release(world.take(size))
