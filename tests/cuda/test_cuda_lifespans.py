@@ -151,6 +151,21 @@ def test_a_warm_up_that_does_more_or_less_keeps_its_states_with_torch(
     world.assert_no_leak()
 
 
+def test_blocks_of_a_weights_size_by_chance_do_not_tell_against_the_plan(
+    world: World,
+) -> None:
+    weights = [(3 * MIB, -1), (2 * MIB, -1)]
+    warmup = [*weights, *[(MIB, FAR)] * 30]
+    world.plan([*warmup, *STEP], ARENA, starts=(0, 32), loop_start=1, brief=())
+    kept = [world.take(size) for size, _ in weights]
+    for size in (2 * MIB, 700 << 10, 2 * MIB, 700 << 10, 700 << 10):
+        world.release(world.take(size))
+    assert world.stats()["arena_bytes"] == ARENA
+    for block in kept:
+        world.release(block)
+    world.assert_no_leak()
+
+
 def test_strangers_in_the_warm_up_have_room_in_the_arena(world: World) -> None:
     world.plan([*STEP, *STEP], ARENA, starts=(0, 6), loop_start=1, brief=())
     blocks = [world.take(MIB) for _ in range(6)]

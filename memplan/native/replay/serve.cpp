@@ -57,7 +57,8 @@ Followed Server::follow(std::uint64_t bytes) {
   if (entry == Matcher::kNoMatch) {
     depart(bytes, -1);
     const bool waited = next >= requests.size() || requests[next].offset >= 0;
-    return {-1, 0, waited ? bytes : 0};
+    // Of a weight's size by chance, it may be as planned but for its size.
+    return {-1, 0, waited && !matcher_.keeps(bytes) ? bytes : 0};
   }
   const Request& request = requests[entry];
   std::uint64_t passed = 0;
