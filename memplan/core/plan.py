@@ -109,8 +109,9 @@ class Plan:
     kinds: steps that may stand in place of a hot one, in the same arena.
     elastic: requests of the hot steps are told by their place in the step, and may be
         for fewer bytes than planned.
-    lifespan_bytes: of an elastic plan of CUDA memory, the arena's bytes where a block
-        goes wherever there is room, by how long it lives; 0: it goes to its offset.
+    lifespan_bytes: of CUDA memory, where steps are of many sizes or in no order, the
+        arena's bytes where a block goes wherever there is room, by how long it lives;
+        0: it goes to its offset.
     lanes: 0 where the program's requests are one sequence, whatever threads make them;
         else each thread that marks steps has a sequence of its own, and at most so many
         threads an arena each, a lane, at a time. There is no warm-up then.

@@ -39,9 +39,9 @@ def check_structure(plan: Plan, path: object, remedy: str = "") -> None:
 def _lifespan_misfit(plan: Plan) -> str:
     if plan.provenance.device != "cuda":
         return "lifespan_bytes is of CUDA memory, and this plan is not"
-    return (
-        "" if plan.elastic else "lifespan_bytes is an elastic plan's, and this is none"
-    )
+    if plan.hot.requests is None:
+        return "a plan with lifespan_bytes must list its requests"
+    return ""
 
 
 def _lanes_misfit(plan: Plan) -> str:

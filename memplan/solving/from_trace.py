@@ -39,9 +39,10 @@ def solve_trace(
     source: written into the plan. options: for the method, which also says
     what it raises.
 
-    The hot step alone decides the arena's size, or of elastic steps of CUDA memory what
-    all of them came to, if that is less. The warm-up before it is placed around the hot
-    step's first pass; what does not fit is left to the default allocator, once.
+    The hot step alone decides the arena's size, or of CUDA memory what all steps came
+    to, where they are elastic, if that is less, or in no order. The warm-up before it
+    is placed around the hot step's first pass; what does not fit is left to the default
+    allocator, once.
     """
     found = step_problem(one_stream(trace), step, alignment)
     elastic = found.hot is not None and found.hot.elastic

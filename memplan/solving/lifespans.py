@@ -1,10 +1,11 @@
 """How large an arena must be in which blocks lie by how long they live.
 
 Offsets for steps of many sizes hold the largest of each block, which together is more
-than any one step takes. Instead a block may go to the smallest hole that holds it,
-brief ones to the hole's high end and others to its low one, so that what is freed soon
-leaves no holes between what stays. The recorded steps are played so, in arenas of a few
-sizes, by the code that places the program's blocks.
+than any one step takes; those for steps of a few kinds lie in the way of what the step
+before, of another kind, has left. Instead a block may go to the smallest hole that
+holds it, brief ones to the hole's high end and others to its low one, so that what is
+freed soon leaves no holes between what stays. The recorded steps are played so, in
+arenas of a few sizes, by the code that places the program's blocks.
 """
 
 from __future__ import annotations

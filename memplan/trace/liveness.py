@@ -22,7 +22,7 @@ from memplan.trace.match import lives
 from memplan.trace.period import Period
 from memplan.trace.persistent import persistent_bytes
 from memplan.trace.step_kinds import KindWorkload, other_kinds
-from memplan.trace.steps import HotSteps, Timeline, find_hot, timeline
+from memplan.trace.steps import HotSteps, Timeline, find_hot, irregular, timeline
 from memplan.trace.threads import ThreadSteps, Together, steps_by_thread, together
 from memplan.trace.trace import Trace
 from memplan.trace.unmarked import unmarked_steps
@@ -43,7 +43,7 @@ class WarmupWorkload(Workload):
 
 @dataclass(frozen=True, eq=False)
 class VariedWorkload:
-    """Steps that differ in their sizes, as they came.
+    """Steps that differ in their sizes, or of a few kinds in any order, as they came.
 
     blocks: of all `steps` but the program's start, those that die within their step or
     the next one, on a linear clock. start: the warm-up without any of those steps.
@@ -64,8 +64,8 @@ class StepWorkload(Workload):
     warmup: the steps before them. kinds: steps after the first hot one that are of
     another kind. together: where threads make their steps side by side, each by its own
     sequence, what they hold of the planned blocks at one time. unmarked: the steps are
-    not marked in the trace, but found in its sequence of requests. varied: of elastic
-    steps of CUDA memory.
+    not marked in the trace, but found in its sequence of requests. varied: of CUDA
+    memory, where steps are elastic or in no order.
     """
 
     hot: HotSteps | None
@@ -99,9 +99,10 @@ def step_problem(
     if step == "hot":
         hot = find_hot(line)
         if hot is not None:
-            found = _cycle(line, hot, unit)
-            varies = hot.elastic and trace.info.device == "cuda"
-            return replace(found, varied=_varied(line, unit)) if varies else found
+            if trace.info.device == "cuda" and (hot.elastic or irregular(line, hot)):
+                found = _cycle(line, hot, unit, kinds_from=1)
+                return replace(found, varied=_varied(line, unit))
+            return _cycle(line, hot, unit)
         if on_cpu and (unmarked := unmarked_steps(line)) is not None:
             return _unmarked(unmarked, unit)
     if step == "all" or (step == "hot" and line.steps == 1):
@@ -205,15 +206,21 @@ def _transient(line: Timeline, lower: Int64Array, upper: Int64Array) -> BoolArra
 
 
 def _cycle(
-    line: Timeline, hot: HotSteps, alignment: int, least_seen: int = 1
+    line: Timeline,
+    hot: HotSteps,
+    alignment: int,
+    least_seen: int = 1,
+    kinds_from: int | None = None,
 ) -> StepWorkload:
+    """kinds_from: as `begin` of `other_kinds`."""
     period = Period(line, hot)
     workload, unrolled = period.workload(alignment)
     begin = period.begin
     persistent = (line.lower < begin) & (line.step_of(line.upper) > hot.begin + 1)
     kinds: tuple[KindWorkload, ...] = ()
     if hot.passes > 1:
-        kinds = other_kinds(line, hot, workload.requests, alignment, least_seen)
+        requests = workload.requests
+        kinds = other_kinds(line, hot, requests, alignment, least_seen, kinds_from)
     return StepWorkload(
         workload.problem,
         workload.requests,

@@ -60,8 +60,9 @@ def other_kinds(
     requests: Requests,
     alignment: int,
     least_seen: int = 1,
+    begin: int | None = None,
 ) -> tuple[KindWorkload, ...]:
-    """The kinds of the steps after the first hot one that are not hot.
+    """The kinds of the steps from `begin` on that are not hot; None: the first hot one.
 
     requests: of the hot steps, as planned. The kinds seen most often, at most
     MOST_KINDS, without those seen less than `least_seen` times; none where the hot
@@ -69,7 +70,8 @@ def other_kinds(
     """
     if hot.elastic:
         return ()
-    chosen = _Steps(line, hot, requests, least_seen)
+    begin = hot.begin if begin is None else begin
+    chosen = _Steps(line, hot, requests, least_seen, begin)
     numbers = range(len(chosen.kinds))
     return tuple(_kind(line, chosen, number, alignment) for number in numbers)
 
@@ -83,7 +85,12 @@ class _Steps:
     """
 
     def __init__(
-        self, line: Timeline, hot: HotSteps, requests: Requests, least_seen: int
+        self,
+        line: Timeline,
+        hot: HotSteps,
+        requests: Requests,
+        least_seen: int,
+        begin: int,
     ) -> None:
         self.of: dict[int, tuple[int, int]] = {}
         self.expected: dict[int, int] = {}
@@ -95,7 +102,7 @@ class _Steps:
         loop = period * (len(requests.starts) // hot.period)
         groups: dict[bytes, list[int]] = {}
         following = 0
-        for step in range(hot.begin, line.steps - 1):
+        for step in range(begin, line.steps - 1):
             mark = signature(line, step, Alike.REQUESTS)
             place = _next_like(loop, following, mark)
             self.expected[step] = following

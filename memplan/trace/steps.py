@@ -21,6 +21,7 @@ from memplan.trace.match import pairs
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
 MAX_PERIOD = 8
+RARE = 8  # one step in so many may be another than is due
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -273,3 +274,19 @@ def signature(line: Timeline, step: int, alike: Alike) -> bytes:
     rows = np.stack([before, order - own.start], axis=1).astype("<i8")
     digest.update(rows.tobytes())
     return digest.digest()
+
+
+def irregular(line: Timeline, hot: HotSteps) -> bool:
+    """Whether steps come in another order than `hot` says, more than now and then.
+
+    Then chance may have it that so many were alike in a row, and another run will have
+    another order: batches of a few shapes, tasks by turns. Steps before the hot ones
+    count where they come again; those that do not are the program's start.
+    """
+    marks = [signature(line, step, Alike.REQUESTS) for step in range(1, line.steps - 1)]
+    before, after = marks[: hot.begin - 1], marks[hot.begin - 1 :]
+    loop, due = after[: hot.period], 0
+    for mark in after:
+        due += mark == loop[due % len(loop)]
+    again = sum(before.count(mark) > 1 or mark in after for mark in before)
+    return RARE * (len(after) - due + again) > len(after) + again

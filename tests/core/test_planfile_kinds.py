@@ -75,7 +75,7 @@ def test_a_plan_is_read_back_as_it_was(
     plan: Plan, others: list[StepKind], elastic: bool, lifespan: int
 ) -> None:
     elastic = elastic and plan.hot.requests is not None
-    lifespan = lifespan if elastic else 0
+    lifespan = lifespan if plan.hot.requests is not None else 0
     plan = changed(plan, kinds=tuple(others), elastic=elastic, lifespan_bytes=lifespan)
     plan = changed(plan, device="cuda") if lifespan else plan
     data = dump_plan(plan)
@@ -147,11 +147,12 @@ def test_unsound_kinds_are_refused_by_name(
         load_plan(edited(PLAN, change), "bad.json")
 
 
-def test_lifespans_are_an_elastic_plans_of_cuda_memory() -> None:
+def test_lifespans_are_of_cuda_memory_and_of_requests() -> None:
     with pytest.raises(FormatError, match="lifespan_bytes is of CUDA memory"):
         dump_plan(changed(sample(), elastic=True, lifespan_bytes=64))
-    with pytest.raises(FormatError, match="lifespan_bytes is an elastic plan's"):
-        dump_plan(changed(sample(), device="cuda", lifespan_bytes=64))
+    bare = Plan.of(Problem.of([0], [1], [64]), np.array([0]), "bestfit")
+    with pytest.raises(FormatError, match="lifespan_bytes must list its requests"):
+        dump_plan(changed(bare, device="cuda", lifespan_bytes=64))
 
 
 def test_an_elastic_plan_lists_its_requests() -> None:

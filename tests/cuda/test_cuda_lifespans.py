@@ -120,6 +120,81 @@ def test_a_warm_up_of_other_sizes_has_its_blocks_there_but_for_weights(
     world.assert_no_leak()
 
 
+STATE = 2 * MIB  # of a weight, its gradient, and the optimizer's two states
+PASS = [(MIB, FAR), *[(1024, FAR)] * 20, (700 << 10, FAR)]  # a micro-batch
+GRADIENT = (STATE, FAR)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, 4])
+def test_a_warm_up_that_does_more_or_less_keeps_its_states_with_torch(
+    world: World, passes: int
+) -> None:
+    # Recorded with two micro-batches: the second one's gradient is added to the first.
+    states = [(512, -1), (STATE, -1), (STATE, -1)]
+    temporary = [(4096, FAR), (STATE, FAR)]
+    warmup = [(STATE, -1), *[*PASS, GRADIENT] * 2, *states, *temporary]
+    world.plan([*warmup, *STEP], ARENA, starts=(0, len(warmup)), loop_start=1, brief=())
+    weight = world.take(STATE)
+    for size, _ in PASS:
+        world.release(world.take(size))
+    inside = [world.take(STATE)]
+    for _ in range(passes - 1):
+        for size, _ in [*PASS, GRADIENT]:
+            world.release(world.take(size))
+    kept = [weight, *(world.take(size) for size in (512, STATE, STATE))]
+    inside += [world.take(4096), world.take(STATE)]
+    assert [world.native.holds(block) for block in inside] == [True] * 3
+    assert [world.native.holds(block) for block in kept] == [False] * 4
+    assert world.stats()["in_use_bytes"] == 4096 + 2 * STATE
+    for block in (*inside, *kept):
+        world.release(block)
+    world.assert_no_leak()
+
+
+def test_blocks_of_a_weights_size_by_chance_do_not_tell_against_the_plan(
+    world: World,
+) -> None:
+    weights = [(3 * MIB, -1), (2 * MIB, -1)]
+    warmup = [*weights, *[(MIB, FAR)] * 30]
+    world.plan([*warmup, *STEP], ARENA, starts=(0, 32), loop_start=1, brief=())
+    kept = [world.take(size) for size, _ in weights]
+    for size in (2 * MIB, 700 << 10, 2 * MIB, 700 << 10, 700 << 10):
+        world.release(world.take(size))
+    assert world.stats()["arena_bytes"] == ARENA
+    for block in kept:
+        world.release(block)
+    world.assert_no_leak()
+
+
+def test_strangers_in_the_warm_up_have_room_in_the_arena(world: World) -> None:
+    world.plan([*STEP, *STEP], ARENA, starts=(0, 6), loop_start=1, brief=())
+    blocks = [world.take(MIB) for _ in range(6)]
+    blocks += [world.take(size) for size in (512, MIB, 3000)]  # beyond what was planned
+    stats = world.stats()
+    assert (stats["fallback"], stats["online"]) == (0, 3)
+    for block in blocks:
+        world.release(block)
+    world.native.next_step()
+    run_step(world, [MIB] * 6)
+    assert world.stats()["arena_bytes"] == ARENA  # it was not held for another step's
+    world.assert_no_leak()
+
+
+@pytest.mark.parametrize("brief", [(), (0,)])
+def test_the_block_that_an_arena_is_made_for_lies_as_the_others(
+    world: World, brief: tuple[int, ...]
+) -> None:
+    world.plan([(ARENA // 4, FAR), (MIB, FAR)], ARENA, brief=brief)
+    first, second = world.take(ARENA // 4), world.take(MIB)
+    base = second if brief else first
+    assert (first - base, second - base) == (
+        (ARENA - ARENA // 4, 0) if brief else (0, ARENA // 4)
+    )
+    for block in (first, second):
+        world.release(block)
+    world.assert_no_leak()
+
+
 def test_a_program_of_much_smaller_sizes_gets_no_arena(world: World) -> None:
     world.plan(
         [*STEP, *STEP], ARENA, starts=(0, 6), loop_start=1, elastic=True, brief=()
@@ -238,8 +313,9 @@ def test_steps_of_any_sizes_lie_where_a_plain_placement_puts_them(
     plain = Plain(units)  # a world whose plans are retired is as a new one
     brief = tuple(i for i, hint in enumerate(hints) if hint)
     world.plan([(12 * UNIT, FAR)] * len(hints), units * UNIT, elastic=True, brief=brief)
-    base = world.take(12 * UNIT)  # enough for the arena to be there
-    world.release(base)
+    made = world.take(12 * UNIT)  # enough for the arena to be there
+    base = made - (units - 12) * UNIT if hints[0] else made
+    world.release(made)
     world.native.next_step()
     due: list[tuple[int, int, int | None, int]] = []  # when, address, begin, units
     now = 0

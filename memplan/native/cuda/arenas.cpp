@@ -216,7 +216,7 @@ Arenas::Answer Arenas::follow(Arena& arena, std::uint64_t bytes, std::int64_t st
   arena.memory = Arena::Memory::kInMaking;
   arena.stream = stream;
   arena.tried = true;
-  return {nullptr, &arena, found.offset, arena.hot()};
+  return {nullptr, &arena, found.offset, found.brief, arena.hot()};
 }
 
 // Of a range that was taken there, or null for -1.

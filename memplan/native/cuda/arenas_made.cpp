@@ -37,7 +37,9 @@ void* Arenas::made(const Answer& answer, c10::DataPtr block, std::uint64_t reque
   arena.departed = arena.server.departed_bytes();
   stats_.grow(kArenas, arena.server.ranges().size());
   ++stats_[kArenasMade];
-  return address_in(arena, arena.server.place_followed(answer.offset, bytes), bytes);
+  const std::int64_t offset =
+      arena.server.place_followed(answer.offset, bytes, answer.brief);
+  return address_in(arena, offset, bytes);
 }
 
 }  // namespace memplan::cuda

@@ -9,6 +9,9 @@ namespace {
 // How many entries ahead of the last match, and behind it, a request may be matched:
 // threads that allocate side by side change places by a few.
 constexpr std::size_t kWindow = 64;
+// By how many requests less than this a step of the warm-up that is of other sizes is held
+// to do more, or fewer.
+constexpr std::size_t kNearly = 16;
 // How far into a step another kind may still be recognised.
 constexpr std::size_t kHistory = 512;
 // Without marks: by how many requests a step is told, and how many of a step may miss
@@ -47,6 +50,8 @@ void Matcher::enter(std::size_t step) {
   const auto [first, last, elastic] = table_.steps[step];
   cursor_ = reach_ = first;
   if (elastic && !table_.by_lifespan) elastic_.begin(first, last);
+  of_kept_.clear();
+  if (table_.by_lifespan && step < table_.loop_begin) index_kept(table_.steps[step]);
   std::fill(used_.begin() + static_cast<std::ptrdiff_t>(first),
             used_.begin() + static_cast<std::ptrdiff_t>(last), false);
   if (step >= table_.loop_begin && step < table_.loop_end) {
@@ -117,13 +122,13 @@ std::size_t Matcher::match(std::uint64_t bytes) {
     found = take(table_.steps[step_].first + position);
   } else {
     in_order_ = false;
-    found = match_nearby(bytes);
-    if (found == kNoMatch && table_.by_lifespan && !looped()) {
-      found = match_size_apart(expected);
-    }
+    const bool apart = table_.by_lifespan && !looped();
+    found = apart && keeps(bytes) ? match_kept(expected, bytes) : match_nearby(bytes);
+    if (found == kNoMatch && apart && !keeps(bytes)) found = match_size_apart(expected);
     if (found == kNoMatch) ++missed_;
   }
   if (history_.size() == position && position < kHistory) history_.push_back(bytes);
+  previous_ = bytes;
   return found;
 }
 
@@ -137,14 +142,49 @@ std::size_t Matcher::match_by_position(std::uint64_t bytes) {
   return outgrown_ ? kNoMatch : entry;
 }
 
-// Of a warm-up whose sizes differ from run to run: what keeps its size, weights above all,
-// is told by it, and so not met here.
+// Of a warm-up whose sizes differ from run to run, or which does more or less: what keeps
+// its size is told by it, see `match_kept`, and the others by position.
 std::size_t Matcher::match_size_apart(std::size_t expected) {
   const std::size_t end = std::min(table_.steps[step_].last, expected + kWindow);
   for (std::size_t i = expected; i < end; ++i) {
     if (!used_[i] && table_.requests[i].offset >= 0) return take(i);
   }
   return kNoMatch;
+}
+
+void Matcher::index_kept(const Step& step) {
+  std::vector<std::uint64_t> sizes;
+  for (std::size_t i = step.first; i < step.last; ++i) {
+    if (table_.requests[i].offset < 0) sizes.push_back(table_.requests[i].size);
+  }
+  std::sort(sizes.begin(), sizes.end());
+  for (std::size_t i = step.first; i < step.last; ++i) {
+    const std::uint64_t size = table_.requests[i].size;
+    if (std::binary_search(sizes.begin(), sizes.end(), size)) of_kept_.emplace_back(size, i);
+  }
+  std::sort(of_kept_.begin(), of_kept_.end());
+}
+
+// A weight, its gradient, and the optimizer's state of it are of one size. In a step that
+// does more or less than planned, one is told from the other by the request before it, or
+// by its place if that is nearly the one planned.
+std::size_t Matcher::match_kept(std::size_t expected, std::uint64_t bytes) {
+  const std::size_t first = table_.steps[step_].first;
+  std::size_t found = kNoMatch, near = kNoMatch, apart = kNearly;
+  for (auto at = of_kept_size(bytes); at != of_kept_.end() && at->first == bytes; ++at) {
+    const std::size_t entry = at->second;
+    if (used_[entry]) continue;
+    const std::size_t by = entry < expected ? expected - entry : entry - expected;
+    if (by < apart) {
+      near = entry;
+      apart = by;
+    }
+    const bool after = entry > first && table_.requests[entry - 1].size == previous_;
+    if (after && found == kNoMatch) found = entry;
+  }
+  if (found == kNoMatch) found = near;
+  if (found != kNoMatch) used_[found] = true;
+  return found;
 }
 
 std::size_t Matcher::match_nearby(std::uint64_t bytes) {

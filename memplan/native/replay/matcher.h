@@ -7,8 +7,10 @@
 // the step expected and agree with another, that one is followed.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "replay/elastic.h"
@@ -49,6 +51,9 @@ class Matcher {
   // Per request of the table, the most bytes asked for in its place; of elastic steps
   // that came by whole.
   std::vector<std::uint64_t> largest() const { return elastic_.largest(); }
+  // Whether this is a step of the warm-up, by lifespan, in which something of so many bytes
+  // is not planned.
+  bool keeps(std::uint64_t bytes) const { return of_kept_size(bytes) != of_kept_.end(); }
   // Whether all of this step's requests so far came as planned, sizes and all.
   bool in_order() const {
     return in_order_ && !lost_ && step_ < table_.steps.size() && !table_.steps[step_].elastic;
@@ -59,6 +64,13 @@ class Matcher {
   std::size_t match_by_position(std::uint64_t bytes);
   std::size_t match_nearby(std::uint64_t bytes);
   std::size_t match_size_apart(std::size_t expected);
+  void index_kept(const Step& step);
+  std::size_t match_kept(std::size_t expected, std::uint64_t bytes);
+  using Sized = std::pair<std::uint64_t, std::size_t>;  // a size, and the request of it
+  std::vector<Sized>::const_iterator of_kept_size(std::uint64_t bytes) const {
+    const auto found = std::lower_bound(of_kept_.begin(), of_kept_.end(), Sized{bytes, 0});
+    return found != of_kept_.end() && found->first == bytes ? found : of_kept_.end();
+  }
   bool follow_another(std::uint64_t bytes);
   // The step that this one, so far, and a request of `bytes` begin; or kNoMatch.
   std::size_t another_like(std::uint64_t bytes) const;
@@ -78,6 +90,10 @@ class Matcher {
   std::size_t missed_ = 0;     // requests of this step that none of the table's is
   std::vector<bool> used_;
   std::vector<std::uint64_t> history_;  // sizes of this step's first requests
+  // Of this step, one of a warm-up by lifespan: all requests of a size that something has
+  // that is not planned, by size and in order.
+  std::vector<Sized> of_kept_;
+  std::uint64_t previous_ = 0;  // bytes of the request before
   std::vector<std::uint64_t> recent_;   // while lost: the sizes of the last requests
   ElasticStep elastic_;
 };

@@ -24,8 +24,9 @@ Place Server::serve(std::uint64_t bytes) {
     ++step_.conflicts;
   }
   // In the warm-up a stranger may be there to stay, and would stand in the way of
-  // every step to come.
-  const bool placed = matcher_.looped() && departures_placed_;
+  // every step to come; by lifespan, whatever stays was told by its size.
+  const bool known = matcher_.looped() || table().by_lifespan;
+  const bool placed = known && departures_placed_;
   const bool conflict = entry != Matcher::kNoMatch;
   return {depart(bytes, placed ? take_online(bytes, conflict) : -1), Matcher::kNoMatch};
 }
@@ -56,11 +57,14 @@ Followed Server::follow(std::uint64_t bytes) {
   if (entry == Matcher::kNoMatch) {
     depart(bytes, -1);
     const bool waited = next >= requests.size() || requests[next].offset >= 0;
-    return {-1, 0, waited ? bytes : 0};
+    // Of a weight's size by chance, it may be as planned but for its size.
+    return {-1, 0, waited && !matcher_.keeps(bytes) ? bytes : 0};
   }
   const Request& request = requests[entry];
   std::uint64_t passed = 0;
-  for (std::size_t i = next; i < entry && entry - next < kNearby; ++i) {
+  // By lifespan a step of the warm-up may be of other sizes, some of which come by later.
+  const bool expected = entry - next < kNearby && !table().by_lifespan;
+  for (std::size_t i = next; expected && i < entry; ++i) {
     if (requests[i].offset >= 0) passed += requests[i].size;
   }
   if (request.offset < 0) {
@@ -69,11 +73,12 @@ Followed Server::follow(std::uint64_t bytes) {
     depart(bytes, -1);
     ++followed_;
   }
-  return {request.offset, request.size, passed};
+  return {request.offset, request.size, passed, request.brief};
 }
 
-std::int64_t Server::place_followed(std::int64_t offset, std::uint64_t bytes) {
-  const std::int64_t place = take_planned({bytes, offset}, bytes);
+std::int64_t Server::place_followed(std::int64_t offset, std::uint64_t bytes, bool brief) {
+  const Request request = {.size = bytes, .offset = offset, .brief = brief};
+  const std::int64_t place = take_planned(request, bytes);
   // Unless its step has ended meanwhile, it was counted as one that was only followed.
   if (place < 0 || followed_ == 0 || step_.fallback_bytes < bytes) return place;
   --followed_;

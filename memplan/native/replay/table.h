@@ -38,7 +38,8 @@ struct Table {
   bool unmarked = false;
   // Requests lie by how long they live, not at their offsets (which only say that they
   // are planned): brief ones at the high end of a hole, others at the low one. Offsets
-  // for the largest sizes of many steps would need more than any one of those steps.
+  // for the largest sizes of many steps would need more than any one of those steps, and
+  // those of one kind of step lie in the way of what another leaves behind.
   // Elastic steps may be of any sizes then, and of a few requests more or fewer: whether
   // one is brief is a guess, by its position, that costs no more than room if it is wrong.
   bool by_lifespan = false;
