@@ -3,10 +3,8 @@
 None finds what the others do: random orders get low soon where many buffers are small,
 ejection where there are thousands of them, the exact search where few plans fit, and
 only that one proves anything. A turn is some orders, some nodes and some placements,
-about as long; the turns grow. Where the least peak is asked for, the exact search is
-kept short as long as the others come lower without it. All of it is counted, not timed,
-so that the same problem gives the same plan on any number of threads, unless there is a
-time limit.
+about as long; the turns grow. All of it is counted, not timed, so that the same problem
+gives the same plan on any number of threads, unless there is a time limit.
 """
 
 from __future__ import annotations
@@ -65,7 +63,6 @@ class Race:
         self.most_nodes = 1 << 62 if nodes is None else nodes
         self._gives_up = nodes is None and not free
         self._decides = False  # it is asked for a capacity, not for the least peak
-        self._exact_level = 1  # of doublings
         self.most_placed = self.ejection.usual
         if orders is not None:  # as much less, or more, as was asked of the other
             self.most_placed = math.ceil(self.most_placed * orders / usual)
@@ -146,15 +143,10 @@ class Race:
             if self.peak > goal and not self.closed:
                 search(goal, share)
             peaks.append(self.peak)
-        random, exact, ejection = (a - b for a, b in pairwise(peaks))
+        random, _, ejection = (a - b for a, b in pairwise(peaks))
         if self.ejection.tried > ejected:
             gained = random + 2 * ejection  # which comes on top of the other
             self._portion = 0.1 + 0.7 * (random / gained if gained else 0.5)
-        # As long as the others come lower by themselves, the exact search, which gets
-        # nowhere, is no more than looked after.
-        idle = self._decides or exact or not (random or ejection)
-        if self.ladder is not None and idle:
-            self._exact_level = min(self._exact_level + 1, _DOUBLINGS)
 
     def _at_random(self, goal: int, share: float) -> None:
         """share: of what is usual without a limit; so does ejection."""
@@ -167,7 +159,7 @@ class Race:
             return
         self.ladder.take(self.search.offsets)
         self.ladder.goal = max(goal, self.ladder.goal)
-        nodes = self._paced(_FIRST_NODES) * 2**self._exact_level
+        nodes = self._paced(_FIRST_NODES) * 2 ** min(self.turns - 1, _DOUBLINGS)
         try:
             self._climb_on(min(self.nodes + nodes, self.most_nodes))
         finally:
