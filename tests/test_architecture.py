@@ -28,6 +28,7 @@ GROUND: dict[str, set[str]] = {
     "arrays": {"errors", "limits"},
     "streams": {"errors"},
     "files": {"errors", "limits", "streams"},
+    "scratch": {"errors"},
     "factory": {"errors"},
     "cores": set(),
     "sweep": {"errors", "cores"},

@@ -128,6 +128,8 @@ class Ejection:
         fixed: _Int64 | None = None,
         period: int = 0,
     ) -> None: ...
+    def offer(self, offsets: _Int64) -> None:
+        """Take this packing, if it is better, where nothing better is under way."""
     def advance(
         self,
         goal: int,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from memplan.errors import RecordError
 from memplan.recording.target import Target
+from memplan.scratch import scratch_folder
 from memplan.trace.pieces import Summary
 from memplan.trace.read import read_trace
 from memplan.trace.reserved import most_reserved, ran_out
@@ -36,8 +35,8 @@ def trial(target: Target, device: str, steps: int) -> Trial:
     the program said, if it failed for any other reason than memory; and if nothing of
     it was recorded.
     """
-    with tempfile.TemporaryDirectory(prefix="memplan-fit-") as folder:
-        path = Path(folder) / "trace.parquet"
+    with scratch_folder("memplan-fit-") as folder:
+        path = folder / "trace.parquet"
         options = ["--device", device, "--steps", str(steps), "--then-exit"]
         command = [sys.executable, "-m", "memplan", "record", *options]
         done = subprocess.run(

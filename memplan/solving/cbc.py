@@ -15,7 +15,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import numpy as np
 from memplan.arrays import Float64Array
 from memplan.errors import EnvironmentUnfitError
 from memplan.files import write_bytes
+from memplan.scratch import scratch_folder
 from memplan.solving.model import Model
 from memplan.solving.mps import tops, write_mps
 from memplan.solving.options import Options
@@ -69,8 +69,7 @@ def run(model: Model, options: Options) -> Found:
     limit = options.time_limit
     deadline = math.inf if limit is None else time.perf_counter() + limit
     solve = _highs if options.mip_solver == "highs" else _cbc
-    with tempfile.TemporaryDirectory(prefix="memplan-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         names = write_mps(model, folder / _MODEL, deadline)
         if names is None:
             return Found("no time was left to write the model")

@@ -53,11 +53,10 @@ class Ejection(Anytime):
         super().__init__(problem, options, offsets)
         self._unit = problem.granularity  # of the kernel's bytes
         self._kernel: _dsa.Ejection | None = None
-        self._before = 0  # placements of kernels that are gone
 
     @property
     def tried(self) -> int:
-        return self._before + (0 if self._kernel is None else self._kernel.placed)
+        return 0 if self._kernel is None else self._kernel.placed
 
     @property
     def usual(self) -> int:
@@ -65,17 +64,15 @@ class Ejection(Anytime):
 
     def take(self, offsets: Int64Array) -> bool:
         better = super().take(offsets)
-        if better and self._kernel is not None:  # that one goes on from its own
-            self._before = self.tried
-            self._kernel = None
+        if better and self._kernel is not None:
+            self._kernel.offer(offsets // self._unit)
         return better
 
     def _advance(self, goal: int, most: int, seconds: float, left: float) -> None:
         if self._kernel is None:
             self._kernel = self._new_kernel()
-        unit, placements = self._unit, most - self._before
-        workers = self.options.workers()
-        self._kernel.advance(goal // unit, placements, seconds, left, workers)
+        unit, workers = self._unit, self.options.workers()
+        self._kernel.advance(goal // unit, most, seconds, left, workers)
         super().take(self._kernel.offsets * unit)
 
     def _new_kernel(self) -> _dsa.Ejection:

@@ -2,7 +2,7 @@
 
 None finds what the others do: random orders get low soon where many buffers are small,
 ejection where there are thousands of them, the exact search where few plans fit, and
-only that one proves anything. A turn is some orders, some placements and some nodes,
+only that one proves anything. A turn is some orders, some nodes and some placements,
 about as long; the turns grow. All of it is counted, not timed, so that the same problem
 gives the same plan on any number of threads, unless there is a time limit.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from itertools import pairwise
 
 from memplan.arrays import Int64Array
 from memplan.core.problem import Problem
@@ -28,7 +29,9 @@ _FIRST_SHARE = 0.05  # of what the other two try by themselves, in the first tur
 _FIRST_NODES = 40_000  # paced
 _DOUBLINGS = 4  # of all three, from turn to turn
 _AT_FIRST = 0.25  # of the first turn's effort, for a small problem
-_ALONE = 3  # turns without ejection: most problems of so many are solved by then
+# Turns without ejection where a capacity is asked for: most problems of so many are
+# solved by then.
+_ALONE = 3
 _MOST_ALONE = 500
 
 
@@ -57,8 +60,9 @@ class Race:
         orders, nodes = options.iterations, options.max_nodes
         usual = self.search.usual
         self.most_orders = (1 << 62 if free else usual) if orders is None else orders
-        usually = paced(NODES, len(problem))
-        self.most_nodes = (1 << 62 if free else usually) if nodes is None else nodes
+        self.most_nodes = 1 << 62 if nodes is None else nodes
+        self._gives_up = nodes is None and not free
+        self._decides = False  # it is asked for a capacity, not for the least peak
         self.most_placed = self.ejection.usual
         if orders is not None:  # as much less, or more, as was asked of the other
             self.most_placed = math.ceil(self.most_placed * orders / usual)
@@ -106,6 +110,9 @@ class Race:
     def enter_exact(self, goal: int, capacity: int | None) -> None:
         """Have the exact search take part: for any peak down to `goal` bytes, or, with
         a `capacity`, just for one that keeps within."""
+        self._decides = capacity is not None
+        if self._gives_up:
+            self.most_nodes = self._paced(NODES)
         tuning = Tuning(
             threads=self.options.workers(),
             without=self.options.without,
@@ -125,36 +132,44 @@ class Race:
         )
 
     def turn(self, goal: int) -> None:
-        """Search at random, then exactly, until a peak of `goal` bytes is reached or
-        the turn is over. The goal may have risen since."""
-        part = 2 ** min(self.turns, _DOUBLINGS)
+        """Search at random, exactly and by ejection, until a peak of `goal` bytes is
+        reached or the turn is over. The goal may have risen since."""
+        share = 2 * _FIRST_SHARE * 2 ** min(self.turns, _DOUBLINGS)
         self.turns += 1
-        self._search(goal, 2 * _FIRST_SHARE * part)
-        if self.ladder is None or self.peak <= goal:
+        if self.small and self.turns == 1:
+            share *= _AT_FIRST  # exact search comes next, and is often quicker
+        peaks, ejected = [self.peak], self.ejection.tried
+        for search in (self._at_random, self._exactly, self._by_ejection):
+            if self.peak > goal and not self.closed:
+                search(goal, share)
+            peaks.append(self.peak)
+        random, _, ejection = (a - b for a, b in pairwise(peaks))
+        if self.ejection.tried > ejected:
+            gained = random + 2 * ejection  # which comes on top of the other
+            self._portion = 0.1 + 0.7 * (random / gained if gained else 0.5)
+
+    def _at_random(self, goal: int, share: float) -> None:
+        """share: of what is usual without a limit; so does ejection."""
+        orders = max(1, round(self._usual * share * self._portion))
+        orders = min(self.search.tried + orders, self.most_orders)
+        self.search.seek(goal, orders, self.start)
+
+    def _exactly(self, goal: int, share: float) -> None:
+        if self.ladder is None:
             return
         self.ladder.take(self.search.offsets)
         self.ladder.goal = max(goal, self.ladder.goal)
+        nodes = self._paced(_FIRST_NODES) * 2 ** min(self.turns - 1, _DOUBLINGS)
         try:
-            nodes = paced(_FIRST_NODES, len(self.problem)) * part
             self._climb_on(min(self.nodes + nodes, self.most_nodes))
         finally:
             self.search.take(self.ladder.offsets)
 
-    def _search(self, goal: int, share: float) -> None:
-        """At random and by ejection; whoever gained more gets more of the next turn.
-
-        share: of what the two do without a limit.
-        """
-        if self.small and self.turns == 1:
-            share *= _AT_FIRST  # exact search comes next, and is often quicker
-        before = self.search.peak
-        orders = max(1, round(self._usual * share * self._portion))
-        orders = min(self.search.tried + orders, self.most_orders)
-        self.search.seek(goal, orders, self.start)
-        between = self.search.peak
-        alone = len(self.problem) <= _MOST_ALONE and self.turns <= _ALONE
-        alone |= self.small and self.turns == 1
-        if not self.most_placed or between <= goal or alone:
+    def _by_ejection(self, goal: int, share: float) -> None:
+        alone = self.small and self.turns == 1
+        if self._decides:
+            alone |= len(self.problem) <= _MOST_ALONE and self.turns <= _ALONE
+        if not self.most_placed or alone:
             return
         self.ejection.take(self.search.offsets)
         placed = max(1, round(self._usually_placed * share * (1 - self._portion)))
@@ -163,9 +178,12 @@ class Race:
             self.ejection.seek(goal, placed, self.start)
         finally:
             self.search.take(self.ejection.offsets)
-        if self.search.peak < before:
-            gained = before - between > between - self.search.peak
-            self._portion = 0.8 if gained else 0.1
+
+    def _paced(self, nodes: int) -> int:
+        """So many nodes, or fewer of many buffers: as long as of a few, or, where the
+        least peak is asked for, less, for that of many is seldom proved."""
+        many = paced(nodes, len(self.problem))
+        return many if self._decides else paced(many, len(self.problem))
 
     def _climb_on(self, nodes: int) -> None:
         assert self.ladder is not None

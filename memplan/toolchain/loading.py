@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import json
 import os
 import platform
 import re
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.files import read_bytes, write_bytes
+from memplan.scratch import scratch_folder
 from memplan.toolchain.cache import Cache
 from memplan.toolchain.compiler import (
     TIMEOUT,
@@ -99,7 +98,7 @@ def _lacks_openmp(compiler: Compiler) -> bool:
 def _has_openmp(compiler: Compiler, timeout: float) -> bool:
     """Whether the compiler has a runtime of OpenMP, tried on a source of two lines."""
     try:
-        with _private_folder() as folder:
+        with scratch_folder() as folder:
             _compile(compiler, {_Job.SOURCE: _PROBE}, (_OPENMP,), folder, timeout)
     except CompileError:
         _without_openmp.add(compiler)
@@ -154,7 +153,7 @@ class _Job:
             return None
 
     def _made(self, key: str, flags: tuple[str, ...]) -> ctypes.CDLL:
-        with _private_folder() as folder:
+        with scratch_folder() as folder:
             result = _compile(self.compiler, self.files, flags, folder, self.timeout)
             self.cache.write(key, ".so", read_bytes(result))
             kept = self._kept(key)
@@ -167,19 +166,6 @@ class _Job:
                     f"{result}: cannot be loaded ({error}); "
                     "set MEMPLAN_CACHE_DIR to a folder on a disk that runs programs"
                 ) from error
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A temporary folder with mode 0700."""
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="memplan-")
-    except OSError as error:
-        raise EnvironmentUnfitError(
-            f"no temporary folder can be made ({error.strerror}); set TMPDIR"
-        ) from error
-    with folder as name:
-        yield Path(name)
 
 
 def _compile(

@@ -168,12 +168,25 @@ def test_a_time_limit_ends_it() -> None:
     assert none.peak >= plan.lower_bound
 
 
-def test_many_buffers_get_fewer_nodes_and_ejection_at_once() -> None:
-    problem = swept(620, 60, 3, spare=0.04)
+def two_turns(problem: Problem, capacity: int | None) -> race.Race:
+    """The second one with exact search."""
     offsets, _ = best_of_six(problem, Options())
     searches = race.Race(problem, offsets, Options(threads=1), time.perf_counter())
     searches.turn(0)
-    searches.enter_exact(0, None)
+    searches.enter_exact(0, capacity)
     searches.turn(0)
-    assert 0 < searches.nodes < 40_000  # of 200 buffers 80,000 take as long
+    return searches
+
+
+def test_many_buffers_get_fewer_nodes_and_ejection_at_once() -> None:
+    searches = two_turns(swept(620, 60, 3, spare=0.04), None)
+    assert 0 < searches.nodes < 20_000  # of 200 buffers 80,000 take as long
     assert searches.ejection.tried
+
+
+def test_exact_search_comes_first_only_where_a_capacity_is_asked_for() -> None:
+    """Without ejection, which for the least peak goes beside it."""
+    problem = swept(300, 40, 3, spare=0.04)
+    decides, optimises = (two_turns(problem, each) for each in (1 << 20, None))
+    assert not decides.ejection.tried
+    assert optimises.ejection.tried

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from puzzles import puzzle
 from strategies import problems
 
+from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
+from memplan.core.plan import Plan
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import verify
 from memplan.errors import UsageError
@@ -120,6 +122,26 @@ def test_slices_do_not_change_what_is_found() -> None:
     assert parts.offsets.tolist() == whole.offsets.tolist()
 
 
+@pytest.mark.parametrize("kind", ["linear", "circle", "mixed", "fixed", "aligned"])
+def test_it_goes_on_from_a_better_plan(kind: str) -> None:
+    """And from no worse one, and counts on."""
+    problem = _of_kind(kind, 400)
+    first, _ = best_of_six(problem)
+    start = time.perf_counter()
+    search = Ejection(problem, Options(threads=1), first)
+    search.seek(0, 1, start)
+    tried, peak = search.tried, search.peak
+    other = Ejection(problem, Options(threads=1, seed=1), search.offsets)
+    other.seek(peak - 1, 1 << 40, start)
+    assert search.take(other.offsets)
+    assert not search.take(first)
+    assert (search.tried, search.peak) == (tried, other.peak)
+    search.seek(0, tried + 1, start)
+    assert search.tried > tried
+    assert search.peak <= other.peak < peak
+    assert verify(Plan.of(problem, search.offsets, "ejection")) == []
+
+
 @settings(max_examples=30, deadline=None)
 @given(problems(), st.integers(1, 100))
 def test_a_capacity_is_enough(problem: Problem, percent: int) -> None:
@@ -219,6 +241,33 @@ def test_the_kernel_refuses(changed: dict[str, list[int]], message: str) -> None
     }
     with pytest.raises(ValueError, match=message):
         _dsa.Ejection(**arrays, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([0], "arrays differ"),
+        ([8, -4], "an offset is negative"),
+        ([8, 3], "not aligned"),
+        ([2, 4], "not where it is fixed"),
+    ],
+)
+def test_the_kernel_is_offered_no_nonsense(offsets: list[int], message: str) -> None:
+    def column(*values: int) -> Int64Array:
+        return np.array(values, dtype=np.int64)
+
+    search = _dsa.Ejection(
+        column(0, 0),
+        column(1, 1),
+        column(2, 2),
+        column(8, 0),
+        seed=0,
+        alignment=column(2, 4),
+        fixed=column(8, -1),
+    )
+    with pytest.raises(ValueError, match=message):
+        search.offer(np.array(offsets, dtype=np.int64))
+    assert search.offsets.tolist() == [8, 0]
 
 
 def test_the_kernel_refuses_no_blocks() -> None:

@@ -121,6 +121,29 @@ def test_equal_to_the_reference(problem: Problem, data: st.DataObject) -> None:
     assert found.proved_optimal
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.booleans(), st.sampled_from(ORDERS))
+def test_what_is_forced_is_so_on_long_clocks(
+    seed: int, circle: bool, order: str
+) -> None:
+    """In dozens of sections, which that rule looks at by blocks."""
+    rng = np.random.default_rng(seed)
+    n, ticks = 18, 80
+    lower = rng.integers(0, ticks, n)
+    life = rng.choice([3, 12, 30], n)
+    upper = (lower + life) % ticks if circle else lower + life
+    upper = np.where(upper == 0, ticks, upper)
+    length = ticks if circle else None
+    problem = Problem.of(lower, upper, rng.integers(1, 9, n), length=length)
+    peaks = []
+    for without in ((), ("forced",)):
+        tuning = Tuning(without=without, orders=(order,))
+        found = exact.improve(problem, stacked(problem), options=QUIET, tuning=tuning)
+        assert found.proved_optimal
+        peaks.append(peak_of(problem, found.offsets))
+    assert peaks[0] == peaks[1]
+
+
 @settings(max_examples=100, deadline=None)
 @given(problems(max_size=10, fixed=True))
 def test_the_method_proves_small_problems(problem: Problem) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -299,8 +300,9 @@ def test_nothing_is_left_behind_and_nothing_is_said(
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_solver_outlives_its_caller() -> None:
-    """Not even when that is killed."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_no_solver_outlives_its_caller(tmp_path: Path, number: signal.Signals) -> None:
+    """Not even when that is killed; told to end, it puts its folder away, too."""
     code = (
         "from puzzles import puzzle\n"
         "from exact_oracle import stacked\n"
@@ -314,7 +316,11 @@ def test_no_solver_outlives_its_caller() -> None:
     folders = (Path(__file__).parent, Path(__file__).parents[2])
     caller = subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, folders)),
+            "TMPDIR": str(tmp_path),  # what is killed puts nothing away
+        },
         stdout=subprocess.PIPE,
     )
     assert caller.stdout is not None
@@ -326,8 +332,10 @@ def test_no_solver_outlives_its_caller() -> None:
         pytest.skip("needs Linux's /proc")
     while not (found := children.read_text().split()):
         time.sleep(0.02)
-    caller.kill()
+    caller.send_signal(number)
     caller.communicate()
+    assert caller.returncode == -number
+    assert number == signal.SIGKILL or list(tmp_path.iterdir()) == []
     solver = Path(f"/proc/{found[0]}/stat")
     for _ in range(200):
         if not solver.exists() or solver.read_text().split()[2] in "ZX":

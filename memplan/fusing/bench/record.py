@@ -15,10 +15,10 @@ from memplan.fusing.bench.rounds import (
     ChildError,
     Contender,
     Rounds,
-    folders,
     started,
 )
 from memplan.fusing.bench.worker import Job
+from memplan.scratch import scratch_folder
 
 Record = dict[str, Any]
 Key = tuple[str, int, int]  # network, batch, threads
@@ -98,7 +98,7 @@ def bench(keys: Sequence[Key], options: BenchOptions | None = None) -> Iterator[
 
 def _measured(key: Key, options: BenchOptions) -> Record:
     name, batch, threads = key
-    with folders() as folder:
+    with scratch_folder("memplan-bench-") as folder:
         jobs = []
         for number, contender in enumerate(_expanded(options)):
             own = folder / str(number)
@@ -200,7 +200,7 @@ def first_calls(
     A contender's name stands for itself alone: "compile" is torch.compile's default.
     """
     found: dict[str, dict[str, float | str]] = {}
-    with folders() as folder:
+    with scratch_folder("memplan-bench-") as folder:
         for number, name in enumerate(names):
             check(name)
             own = Path(folder / str(number))

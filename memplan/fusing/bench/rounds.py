@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -192,10 +191,3 @@ class Rounds:
         except ChildError as error:
             self.found[name].failure = str(error)
             self._alive.pop(name).close()
-
-
-@contextlib.contextmanager
-def folders() -> Iterator[Path]:
-    """A folder for what workers write, gone when this ends."""
-    with tempfile.TemporaryDirectory(prefix="memplan-bench-") as folder:
-        yield Path(folder)

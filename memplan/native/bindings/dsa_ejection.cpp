@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -27,19 +28,21 @@ class Ejection {
     const dsa::Blocks blocks = blocks_from(lower, upper, size, alignment, period);
     const std::size_t n = blocks.size.size();
     require(n > 0, "there are no blocks");
-    require(offsets.size() == n && (!fixed || fixed->size() == n),
-            "arrays differ in length");
-    for (std::size_t i = 0; i < n; ++i) {
-      const std::int64_t offset = offsets.data()[i];
-      require(offset >= 0, "an offset is negative");
-      require(!alignment || offset % blocks.alignment[i] == 0,
-              "an offset is not aligned");
-      require(!fixed || fixed->data()[i] < 0 || fixed->data()[i] == offset,
-              "a block is not where it is fixed");
-    }
+    require(!fixed || fixed->size() == n, "arrays differ in length");
+    alignment_.assign(blocks.alignment.begin(), blocks.alignment.end());
+    fixed_.assign(n, -1);
+    if (fixed) std::copy_n(fixed->data(), n, fixed_.begin());
+    refuse_misplaced(offsets);
     const auto given = fixed ? span_of(*fixed) : std::span<const std::int64_t>{};
     nb::gil_scoped_release released;
     search_.emplace(blocks, given, span_of(offsets), seed);
+  }
+
+  void offer(const In<std::int64_t>& offsets) {
+    refuse_misplaced(offsets);
+    nb::gil_scoped_release released;
+    const std::scoped_lock one_at_a_time(mutex_);
+    search_->offer(span_of(offsets));
   }
 
   void advance(std::int64_t goal, std::int64_t placements, double seconds,
@@ -54,6 +57,18 @@ class Ejection {
   Out<std::int64_t> offsets() const { return numpy_from(search_->offsets()); }
 
  private:
+  void refuse_misplaced(const In<std::int64_t>& offsets) const {
+    require(offsets.size() == fixed_.size(), "arrays differ in length");
+    for (std::size_t i = 0; i < fixed_.size(); ++i) {
+      const std::int64_t offset = offsets.data()[i];
+      require(offset >= 0, "an offset is negative");
+      require(alignment_.empty() || offset % alignment_[i] == 0,
+              "an offset is not aligned");
+      require(fixed_[i] < 0 || fixed_[i] == offset, "a block is not where it is fixed");
+    }
+  }
+
+  std::vector<std::int64_t> alignment_, fixed_;  // empty: 1; -1: free
   std::optional<dsa::Ejection> search_;
   std::mutex mutex_;
 };
@@ -68,6 +83,7 @@ void bind_ejection(nb::module_& m) {
                     const std::optional<In<std::int64_t>>&, std::int64_t>(),
            "lower"_a, "upper"_a, "size"_a, "offsets"_a, "seed"_a,
            "alignment"_a = nb::none(), "fixed"_a = nb::none(), "period"_a = 0)
+      .def("offer", &Ejection::offer, "offsets"_a)
       .def("advance", &Ejection::advance, "goal"_a, "placements"_a, "seconds"_a,
            "hard_seconds"_a, "threads"_a)
       .def_prop_ro("placed", &Ejection::placed)

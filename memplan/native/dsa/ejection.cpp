@@ -34,14 +34,33 @@ double seconds_since(Clock::time_point start) {
 Ejection::Ejection(const Blocks& blocks, std::span<const std::int64_t> fixed,
                    std::span<const std::int64_t> offsets, std::uint64_t seed)
     : grounds_(blocks, fixed) {
-  std::vector<std::int64_t> renumbered;
-  for (const std::int32_t i : grounds_.original) renumbered.push_back(offsets[i]);
+  const std::vector<std::int64_t> first = renumbered(offsets);
   Random seeds(seed);
   const std::size_t count = grounds_.size() > kMany ? kLanesForMany : kTempers.size();
   for (std::size_t k = 0; k < count; ++k) {
     lanes_.push_back(std::make_unique<EjectionLane>(grounds_, kTempers[k], seeds.bits(),
-                                                    renumbered));
+                                                    first));
   }
+}
+
+void Ejection::offer(std::span<const std::int64_t> offsets) {
+  const std::vector<std::int64_t> packing = renumbered(offsets);
+  std::int64_t offered = 0;
+  for (std::size_t k = 0; k < packing.size(); ++k) {
+    offered = std::max(offered, packing[k] + grounds_.bytes[k]);
+  }
+  if (offered >= peak()) return;
+  const auto worst = std::ranges::max_element(
+      lanes_, {}, [](const auto& lane) { return lane->peak(); });
+  (*worst)->adopt(packing);
+  share();
+}
+
+std::vector<std::int64_t> Ejection::renumbered(
+    std::span<const std::int64_t> offsets) const {
+  std::vector<std::int64_t> packing;
+  for (const std::int32_t i : grounds_.original) packing.push_back(offsets[i]);
+  return packing;
 }
 
 void Ejection::advance(const Limits& limits) {
@@ -106,7 +125,7 @@ void Ejection::share() {
   const EjectionLane& best = *lanes_[best_];
   for (const auto& lane : lanes_) {
     const bool vain = lane->roof() < 0 || lane->roof() >= best.peak();
-    if (lane->peak() > best.peak() && vain) lane->adopt(best);
+    if (lane->peak() > best.peak() && vain) lane->adopt(best.best());
   }
 }
 

@@ -31,6 +31,10 @@ class Ejection {
     int threads = 1;
   };
 
+  /// Another packing: if it is better, lanes that are not already at work on a better
+  /// one go on from there.
+  void offer(std::span<const std::int64_t> offsets);
+
   /// Searches on until one of the limits says stop.
   void advance(const Limits& limits);
 
@@ -41,6 +45,7 @@ class Ejection {
  private:
   void play(const Limits& limits, double left);
   void share();
+  std::vector<std::int64_t> renumbered(std::span<const std::int64_t> offsets) const;
 
   Grounds grounds_;
   std::vector<std::unique_ptr<EjectionLane>> lanes_;

@@ -33,14 +33,13 @@ EjectionLane::EjectionLane(const Grounds& grounds, const Temper& temper,
       random_(seed),
       gravity_(grounds),
       penalty_(grounds.bytes.size(), 1.0),
-      offsets_(offsets.begin(), offsets.end()),
-      best_(offsets_) {
+      offsets_(offsets.begin(), offsets.end()) {
   for (std::int32_t i = 0; i < grounds.size(); ++i) {
     const double life = grounds.end[i] - grounds.start[i];
     worth_.push_back(static_cast<double>(grounds.bytes[i]) *
                      std::pow(life, temper.life_power));
-    peak_ = std::max(peak_, offsets_[i] + grounds.bytes[i]);
   }
+  keep(offsets_);
 }
 
 void EjectionLane::run(std::int64_t goal, std::int64_t work,
@@ -89,11 +88,7 @@ void EjectionLane::begin_round(std::int64_t goal) {
 void EjectionLane::end_round() {
   gravity_.fall(offsets_);
   worked_ += kWorkABlock * grounds_->size();
-  best_ = offsets_;
-  peak_ = 0;
-  for (std::int32_t i = 0; i < grounds_->size(); ++i) {
-    peak_ = std::max(peak_, best_[i] + grounds_->bytes[i]);
-  }
+  keep(offsets_);
   step_ = std::min(1.5 * step_, kMostOfTheWay);
   roof_ = -1;
 }
@@ -107,11 +102,19 @@ void EjectionLane::give_up() {
   roof_ = -1;
 }
 
-void EjectionLane::adopt(const EjectionLane& other) {
-  best_ = offsets_ = other.best_;
-  peak_ = other.peak_;
+void EjectionLane::adopt(std::span<const std::int64_t> offsets) {
+  keep(offsets);
+  offsets_ = best_;
   out_.clear();
   roof_ = -1;
+}
+
+void EjectionLane::keep(std::span<const std::int64_t> offsets) {
+  best_.assign(offsets.begin(), offsets.end());
+  peak_ = 0;
+  for (std::int32_t i = 0; i < grounds_->size(); ++i) {
+    peak_ = std::max(peak_, best_[i] + grounds_->bytes[i]);
+  }
 }
 
 void EjectionLane::shake() {

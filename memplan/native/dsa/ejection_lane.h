@@ -39,8 +39,8 @@ class EjectionLane {
   /// ends it at once. Units of work are blocks looked at, whatever the machine.
   void run(std::int64_t goal, std::int64_t work, const std::function<bool()>& stop);
 
-  /// Goes on from another's packing; what was out is put where that has it.
-  void adopt(const EjectionLane& other);
+  /// Goes on from this packing; what was out is put where that has it.
+  void adopt(std::span<const std::int64_t> offsets);
 
   std::int64_t peak() const { return peak_; }
   std::int64_t roof() const { return roof_; }
@@ -57,6 +57,7 @@ class EjectionLane {
     std::int64_t offset;
   };
 
+  void keep(std::span<const std::int64_t> offsets);
   void begin_round(std::int64_t goal);
   void end_round();
   void give_up();

@@ -17,6 +17,8 @@ Bounds<V>::Bounds(const Model<V>& model, const Rules& rules)
   order_.resize(model.n);
   deadline_.resize(model.n);
   for (auto* column : {&lowest_, &second_, &owner_}) column->resize(model.sections);
+  roomiest_.resize(model.sections / kBlock + 1);
+  open_.resize(roomiest_.size());
 }
 
 template <class V>
@@ -111,25 +113,72 @@ Lowest<V> Bounds<V>::lowest_neighbour(std::int32_t at, std::int32_t count,
 // Something that waits in a section must lie so low that the rest can lie above. Where
 // there is but one that can, it has a deadline; whatever does not fit beneath that
 // must lie on top of it, and there may be one elsewhere that is left alone with its
-// section then. Some rounds of this, for the first ones find the most.
+// section then. Some rounds of this, for the first ones find the most. Where one lies
+// too high to be among those that can, it is not looked at; nor is a section, after the
+// first round, where nothing that could was lifted. Both go by blocks of sections.
 template <class V>
 bool Bounds<V>::force(const State<V>& state, std::int32_t count, std::int32_t first,
                       std::int32_t end, V capacity) {
   constexpr int kRounds = 4;
   const V none = 2 * capacity + 1;
   std::fill(deadline_.begin(), deadline_.begin() + count, none);
-  for (int round = 0; round < kRounds; ++round) {
-    std::fill(lowest_.begin() + first, lowest_.begin() + end, none);
-    std::fill(second_.begin() + first, second_.begin() + end, none);
-    for (std::int32_t i = 0; i < count; ++i) {
-      two_lowest(&lowest_[start_[i]], &second_[start_[i]], &owner_[start_[i]],
-                 end_[i] - start_[i], offset_[i], static_cast<V>(i));
-      if (!model_->periodic || !end_again_[i]) continue;
-      two_lowest(lowest_.data(), second_.data(), owner_.data(), end_again_[i],
-                 offset_[i], static_cast<V>(i));
+  const std::int32_t from = first / kBlock, to = (end - 1) / kBlock + 1;
+  for (std::int32_t b = from; b < to; ++b) {
+    V least = none;
+    const std::int32_t high = std::min(end, (b + 1) * kBlock);
+    for (std::int32_t s = std::max(first, b * kBlock); s < high; ++s) {
+      const V remaining = state.remaining()[s];
+      least = std::min(least, remaining ? remaining : none);
     }
-    rushed_.clear();
-    for (std::int32_t s = first; s < end; ++s) {
+    roomiest_[b] = open_[b] = std::max<V>(capacity - least, -1);
+  }
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::int32_t b = from; b < to; ++b) {
+      if (open_[b] < 0) continue;
+      const std::int32_t low = b * kBlock;
+      const std::int32_t high = std::min(model_->sections, low + kBlock);
+      std::fill(lowest_.begin() + low, lowest_.begin() + high, none);
+      std::fill(second_.begin() + low, second_.begin() + high, none);
+    }
+    for (std::int32_t i = 0; i < count; ++i) {
+      lay(i, start_[i], end_[i]);
+      if (model_->periodic && end_again_[i]) lay(i, 0, end_again_[i]);
+    }
+    if (!find_rushed(state, first, end, capacity)) return false;
+    std::fill(open_.begin() + from, open_.begin() + to, V{-1});
+    const std::int64_t before = lifts_;
+    for (const std::int32_t at : rushed_) {
+      if (!lift_off(at, count, capacity)) return false;
+    }
+    if (lifts_ == before) break;
+  }
+  return true;
+}
+
+// Puts one among the two lowest of the sections [start, end), where blocks are open.
+template <class V>
+void Bounds<V>::lay(std::int32_t i, std::int32_t start, std::int32_t end) {
+  const V offset = offset_[i];
+  for (std::int32_t b = start / kBlock; b * kBlock < end; ++b) {
+    if (offset > open_[b]) continue;
+    const std::int32_t from = std::max(start, b * kBlock);
+    while ((b + 1) * kBlock < end && offset <= open_[b + 1]) ++b;
+    const std::int32_t count = std::min(end, (b + 1) * kBlock) - from;
+    two_lowest(&lowest_[from], &second_[from], &owner_[from], count, offset,
+               static_cast<V>(i));
+  }
+}
+
+// Those that alone can lie low enough in a section, with their deadlines; false if
+// there is a section where nothing can.
+template <class V>
+bool Bounds<V>::find_rushed(const State<V>& state, std::int32_t first, std::int32_t end,
+                            V capacity) {
+  rushed_.clear();
+  for (std::int32_t b = first / kBlock; b * kBlock < end; ++b) {
+    if (open_[b] < 0) continue;
+    const std::int32_t high = std::min(end, (b + 1) * kBlock);
+    for (std::int32_t s = std::max(first, b * kBlock); s < high; ++s) {
       const V remaining = state.remaining()[s];
       if (remaining == 0 || second_[s] <= capacity - remaining) continue;
       if (lowest_[s] > capacity - remaining) return false;
@@ -138,15 +187,17 @@ bool Bounds<V>::force(const State<V>& state, std::int32_t count, std::int32_t fi
       if (rushed_.empty() || rushed_.back() != at) rushed_.push_back(at);
       deadline_[at] = capacity - remaining;
     }
-    bool lifted = false;
-    for (const std::int32_t at : rushed_) {
-      const std::int64_t before = lifts_;
-      if (!lift_off(at, count, capacity)) return false;
-      lifted |= lifts_ != before;
-    }
-    if (!lifted) break;
   }
   return true;
+}
+
+// Looks at the sections [start, end) in the next round, where one at that offset
+// was among those that can lie low enough.
+template <class V>
+void Bounds<V>::reopen(std::int32_t start, std::int32_t end, V offset) {
+  for (std::int32_t b = start / kBlock; b * kBlock < end; ++b) {
+    if (offset <= roomiest_[b]) open_[b] = roomiest_[b];
+  }
 }
 
 // What overlaps the one with a deadline, and cannot lie beneath it, lies above.
@@ -165,6 +216,8 @@ bool Bounds<V>::lift_off(std::int32_t at, std::int32_t count, V capacity) {
       continue;
     }
     if (top > capacity - size_[i] || top > deadline_[i]) return false;
+    reopen(start_[i], end_[i], offset_[i]);
+    if (model_->periodic) reopen(0, end_again_[i], offset_[i]);
     offset_[i] = top;
     ++lifts_;
   }

@@ -36,7 +36,11 @@ class Bounds {
   bool lift_stranded(std::span<const std::int32_t> waiting, V capacity);
   bool force(const State<V>& state, std::int32_t count, std::int32_t first,
              std::int32_t end, V capacity);
+  void lay(std::int32_t i, std::int32_t start, std::int32_t end);
+  bool find_rushed(const State<V>& state, std::int32_t first, std::int32_t end,
+                   V capacity);
   bool lift_off(std::int32_t at, std::int32_t count, V capacity);
+  void reopen(std::int32_t start, std::int32_t end, V offset);
   Lowest<V> lowest_neighbour(std::int32_t k, std::int32_t count, V none) const;
   bool stacks_fit(std::span<const std::int32_t> waiting, std::int32_t first,
                   std::int32_t end, V capacity);
@@ -57,6 +61,10 @@ class Bounds {
   // By section: the least two offsets, and the position of the lower one; by position:
   // the highest offset that is left for it.
   std::vector<V> lowest_, second_, owner_, deadline_;
+  // By block of sections: the highest offset at which anything in it lies low enough;
+  // and the same, or -1 for a block that need not be looked at.
+  static constexpr std::int32_t kBlock = 16;
+  std::vector<V> roomiest_, open_;
   std::vector<std::int32_t> rushed_;
   std::int64_t lifts_ = 0;
 };
