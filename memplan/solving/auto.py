@@ -65,7 +65,8 @@ class _Attempt:
             return
         bare = replace(self.problem, gaps=None)
         self.least = lower_bound(bare)
-        if self.least < self.problem.peak(self.offsets):
+        hopeless = self.gapped and 0 < (self.options.capacity or 0) < self.least
+        if self.least < self.problem.peak(self.offsets) and not hopeless:
             self._race_all(bare)
         if self.gapped and not self._reached("without the gaps it is"):
             self._use_gaps()
