@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -288,5 +289,6 @@ def irregular(line: Timeline, hot: HotSteps) -> bool:
     loop, due = after[: hot.period], 0
     for mark in after:
         due += mark == loop[due % len(loop)]
-    again = sum(before.count(mark) > 1 or mark in after for mark in before)
+    often, later = Counter(before), set(after)
+    again = sum(often[mark] > 1 or mark in later for mark in before)
     return RARE * (len(after) - due + again) > len(after) + again
