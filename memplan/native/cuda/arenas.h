@@ -75,8 +75,8 @@ class Arenas {
   };
   // Of a request: its address in an arena, or null, and then perhaps the arena that is to
   // be made for it, its offset there, and whether it is freed soon; hot: see Arena::hot.
-  // beside: it is large, and
-  // found no room in the arena; what torch keeps is to be given back before.
+  // beside: it is large, and found no room in the arena; what torch keeps is to be given
+  // back before.
   struct Answer {
     void* address = nullptr;
     Arena* wanted = nullptr;
