@@ -22,6 +22,7 @@ from memplan.streams import open_missing_streams, silence
 from memplan.text import printable
 from memplan.version import __version__
 
+_NATIVE = "memplan.native"
 WIDEST = 100  # columns of help; as wide as the terminal, but no wider
 _COMMANDS = {
     "record": "Run a program and write down what it allocates.",
@@ -107,6 +108,10 @@ def _told(error: Exception) -> int:
             "too large for the memory there is; take a smaller file or problem"
         )
         return InputError.exit_code
+    if isinstance(error, ImportError) and (error.name or "").startswith(_NATIVE):
+        missing = f"memplan's compiled part is missing: {error}; install it again"
+        show.complaint(missing)
+        return EnvironmentUnfitError.exit_code
     show.complaint(
         f"internal error: {type(error).__name__}: {error}; "
         "please report it with the traceback that --debug shows"

@@ -140,7 +140,8 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
             ("dropped", f"{info.dropped_events:,} events: the peak may be higher")
         )
     if not info.complete:
-        rows.append(("incomplete", "the recording was cut off: more may have come"))
+        missing = "its end was cut off, or its beginning: more may have been live"
+        rows.append(("incomplete", missing))
     return rows
 
 

@@ -119,6 +119,22 @@ def test_a_near_miss_is_told_what_is_near(memplan: Run, typed: str, meant: str) 
     assert "Did you mean optimize?" in memplan("blocking", "optimise").stderr
 
 
+def test_a_compiled_part_that_is_missing_is_told(tmp_path: Path) -> None:
+    problem = tmp_path / "p.csv"
+    problem.write_text("id,lower,upper,size\na,0,5,10\nb,3,8,10\n")
+    source = "import sys; sys.modules['memplan.native._dsa'] = None\n"
+    source += "from memplan.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", source, "solve", str(problem)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 5
+    assert "compiled part is missing" in done.stderr
+    assert "install it again" in done.stderr
+    assert "internal error" not in done.stderr
+
+
 @pytest.mark.parametrize(("columns", "widest"), [("60", 60), ("140", WIDEST)])
 def test_help_is_as_wide_as_the_terminal(columns: str, widest: int) -> None:
     done = subprocess.run(
