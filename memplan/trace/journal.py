@@ -123,8 +123,12 @@ class Journal:
 
     @property
     def info(self) -> TraceInfo:
-        """What the first and the end block say; incomplete without the latter."""
-        return self._ended or self._begun
+        """What the first and the end block say; incomplete without the latter, and what
+        marks the steps is then as the pieces so far have it."""
+        if self._ended is not None:
+            return self._ended
+        marks = self.summary.mark.name.lower()
+        return replace(self._begun, program=replace(self._begun.program, marks=marks))
 
     def pieces(self, device: int | None = None) -> Iterator[Columns]:
         """The CPU's events, or those of a GPU, some at a time; to be called once.

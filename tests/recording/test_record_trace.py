@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import signal
@@ -230,6 +231,34 @@ def test_a_kill_leaves_a_journal_that_recovers(
     assert not trace.info.complete
     assert (trace.events.action == Action.ALLOC).sum() > 2000
     assert memplan("recover", "t.parquet.journal").returncode == 2  # --force is missing
+
+
+TRAINED = """\
+import os, signal, sys, time, torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(12):
+    model(torch.ones(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if "killed" in sys.argv:
+    time.sleep(1)  # the journal is written four times a second
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_plan_of_what_was_recovered_is_applied(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TRAINED)
+    done = memplan("record", "-o", "t.parquet", "script.py", "killed")
+    assert done.returncode == -signal.SIGKILL
+    memplan("recover", "t.parquet.journal")
+    assert read(tmp_path / "t.parquet").info.program.marks == "optimizer"
+    memplan("solve", "t.parquet")
+    done = memplan("apply", "--report", "r.json", "t.plan.json", "script.py")
+    assert done.returncode == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["steps"] == 12
+    assert report["planned_requests"] > 0.9 * report["requests"] > 0
 
 
 def test_ctrl_c_ends_the_program_and_keeps_the_trace(
