@@ -18,7 +18,7 @@ PACKAGE = Path(memplan.__file__).parent
 # What each room may import of memplan, besides itself. The data flows one way:
 # a recording becomes a trace, a trace a problem, a problem a plan, which is applied.
 # Chunking, fusing and blocking are wings beside that corridor: they never import each
-# other; what they share lies in graph and toolchain. Some rooms are still to be built.
+# other; what they share lies in graph and toolchain.
 GROUND: dict[str, set[str]] = {
     "version": set(),
     "text": set(),
@@ -321,3 +321,18 @@ def test_a_module_in_a_room_can_be_imported_by_its_path() -> None:
 
     assert "bestfit" in methods.METHOD_NAMES
     assert callable(memplan.solve)
+
+
+def test_nothing_else_lies_at_the_top() -> None:
+    root = PACKAGE.parent
+    if not (root / ".git").exists():
+        pytest.skip("no checkout")
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+    )
+    hidden = {".ci", ".clang-format", ".clang-tidy", ".gitignore"}
+    pages = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md"}
+    built = {"CMakeLists.txt", "Makefile", "constraints.txt", "pyproject.toml"}
+    folders = {"docs", "memplan", "scripts", "tests", "traces"}
+    found = {line.split("/")[0] for line in listed.stdout.splitlines()}
+    assert found == hidden | pages | built | folders
