@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -325,11 +326,13 @@ def test_a_module_in_a_room_can_be_imported_by_its_path() -> None:
 
 def test_nothing_else_lies_at_the_top() -> None:
     root = PACKAGE.parent
-    if not (root / ".git").exists():
+    if not (root / ".git").exists() or shutil.which("git") is None:
         pytest.skip("no checkout")
     listed = subprocess.run(
-        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True
     )
+    if listed.returncode:
+        pytest.skip("git does not tell")
     hidden = {".ci", ".clang-format", ".clang-tidy", ".gitignore"}
     pages = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md"}
     built = {"CMakeLists.txt", "Makefile", "constraints.txt", "pyproject.toml"}
