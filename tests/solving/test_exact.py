@@ -112,7 +112,7 @@ def test_tightening_goes_on_where_it_was(problem: Problem, order: str) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(problems(max_size=12, fixed=False), st.data())
+@given(problems(max_size=9, fixed=False), st.data())  # of 12 it may take minutes
 def test_equal_to_the_reference(problem: Problem, data: st.DataObject) -> None:
     orders = tuple(data.draw(st.permutations(ORDERS))[:2])
     tuning = Tuning(orders=orders)
