@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from memplan.fusing.fuse import fuse as fuse
     from memplan.fusing.options import FuseOptions as FuseOptions
     from memplan.plotting.plot import plot as plot
+    from memplan.recording.boundary import interrupt as interrupt
+    from memplan.recording.boundary import resume as resume
     from memplan.recording.boundary import step as step
-    from memplan.recording.interruption import interrupt as interrupt
-    from memplan.recording.interruption import resume as resume
-    from memplan.recording.interruption import unplanned as unplanned
+    from memplan.recording.boundary import unplanned as unplanned
     from memplan.recording.record import record as record
-    from memplan.reporting.attribution import buffers_of as buffers_of
     from memplan.reporting.check import Limits as Limits
     from memplan.reporting.check import check as check
     from memplan.reporting.diff import diff as diff
     from memplan.reporting.live import live_at as live_at
     from memplan.reporting.stats import summarize as summarize
     from memplan.solving.solve import solve as solve
+    from memplan.trace.lives import buffers_of as buffers_of
     from memplan.trace.read import read_trace as read_trace
     from memplan.trace.trace import Trace as Trace
     from memplan.trace.write import write_trace as write_trace
@@ -50,24 +50,24 @@ _HOMES = {
     "Problem": "memplan.core.problem",
     "Trace": "memplan.trace.trace",
     "apply": "memplan.applying.session",
-    "buffers_of": "memplan.reporting.attribution",
+    "buffers_of": "memplan.trace.lives",
     "check": "memplan.reporting.check",
     "chunk": "memplan.chunking.chunk",
     "diff": "memplan.reporting.diff",
     "fuse": "memplan.fusing.fuse",
-    "interrupt": "memplan.recording.interruption",
+    "interrupt": "memplan.recording.boundary",
     "live_at": "memplan.reporting.live",
     "plot": "memplan.plotting.plot",
     "read_chunk_plan": "memplan.chunking.planfile",
     "read_plan": "memplan.core.planfile",
     "read_trace": "memplan.trace.read",
     "record": "memplan.recording.record",
-    "resume": "memplan.recording.interruption",
+    "resume": "memplan.recording.boundary",
     "solve": "memplan.solving.solve",
     "stats": "memplan.applying.cuda",
     "step": "memplan.recording.boundary",
     "summarize": "memplan.reporting.stats",
-    "unplanned": "memplan.recording.interruption",
+    "unplanned": "memplan.recording.boundary",
     "verify": "memplan.core.verify",
     "write_chunk_plan": "memplan.chunking.planfile",
     "write_plan": "memplan.core.planfile",

@@ -1,4 +1,4 @@
-"""The arrays that rooms hand to each other, and integers from whoever calls."""
+"""Array types, and integer arrays from callers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Int64Like: TypeAlias = npt.ArrayLike  # what `int64` takes
 
 
 def int64(name: str, values: Int64Like, n: int | None = None) -> Int64Array:
-    """A fresh 1-D int64 array, shape (n,); a scalar is broadcast where n is given.
+    """A new 1-D int64 array, shape (n,); a scalar is broadcast if n is given.
 
     Raises InputError, calling the array `name`, for floats, overflow and other shapes.
     """

@@ -1,17 +1,17 @@
-"""What can go wrong, and the exit code each kind ends with.
+"""Errors and their exit codes.
 
 MemplanError                      70  internal error, the base of all others
-├── CheckFailed                    1  a check that was asked for did not pass
-├── UsageError                     2  options that make no sense together
+├── CheckFailed                    1  a check that you asked for failed
+├── UsageError                     2  a wrong command line or wrong arguments
 ├── InputError                     3  a file that is missing, damaged or refused
-│   └── FormatError                3  a file that is not what it should be
+│   └── FormatError                3  a file that does not have the expected format
 ├── NoPlanError                    4  no plan in the time given, or none at all
-│   └── InfeasibleError            4  proved: there is no plan
+│   └── InfeasibleError            4  it is proved that there is no plan
 ├── EnvironmentUnfitError          5  no torch, wrong versions, no space on disk
 ├── RecordError                  125  the recorder failed, not the program
-└── ReaderGoneError              141  nobody reads a file written to standard output
+└── ReaderGoneError              141  the pipe at standard output is closed
 
-Every message says what is wrong, where, and what to do about it, on one line.
+Every message is one line: what is wrong, where, and what to do.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class InputError(MemplanError):
 
 
 class FormatError(InputError):
-    """A file's contents are not what its format demands."""
+    """A file's contents violate its format."""
 
     def __init__(self, path: object, problem: str, remedy: str = "") -> None:
         self.path, self.problem, self.remedy = path, problem, remedy
         super().__init__(f"{path}: {problem}" + (f"; {remedy}" if remedy else ""))
 
     def __reduce__(self) -> tuple[type[FormatError], tuple[object, str, str]]:
-        """It travels from a worker to the process that tells of it."""
+        """Workers send it to the process that prints it."""
         return type(self), (self.path, self.problem, self.remedy)
 
 
@@ -64,7 +64,7 @@ class NoPlanError(MemplanError):
     """No plan exists, or none was found in the time given.
 
     peak: bytes of the best plan that was too large; None if there is none.
-    lower_bound: bytes that no plan can do with less than; None if it is not known.
+    lower_bound: bytes that every plan needs; None if unknown.
     """
 
     exit_code = 4
@@ -93,9 +93,6 @@ class RecordError(MemplanError):
 
 
 class ReaderGoneError(MemplanError):
-    """Standard output is a pipe that was to take a file, and its reader has gone.
-
-    As where other programs die of SIGPIPE, the exit code alone says so.
-    """
+    """Standard output is a pipe without a reader. Prints nothing, as with SIGPIPE."""
 
     exit_code = 141

@@ -1,4 +1,4 @@
-"""What a function in a user's file makes: ``FILE.py:FUNCTION``, loaded and called."""
+"""Load and call a user's function: ``FILE.py:FUNCTION``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from memplan.errors import InputError, UsageError
 
 
 class UserFile:
-    """A Python file of the user's, run once, as a module and not as ``__main__``.
+    """A user's Python file, run once as a module, not as ``__main__``.
 
-    Its folder comes first on the path from then on, as it does for a script.
+    Its folder stays first on the path, as for a script.
     """
 
     def __init__(self, file: Path) -> None:
@@ -28,8 +28,8 @@ class UserFile:
         self._module = self._run()
 
     def call(self, name: str) -> Any:
-        """What its function `name` returns. Raises InputError if there is none, and
-        for whatever it raises, but for Ctrl-C."""
+        """The result of its function `name`. Raises InputError if there is none, and
+        for every error it raises except Ctrl-C."""
         function = getattr(self._module, name, None)
         if not callable(function):
             raise InputError(f"{self.file} has no function {name}")
@@ -59,8 +59,8 @@ def parse_spec(spec: str) -> tuple[Path, str]:
 
 @contextmanager
 def blaming(what: str, file: Path | None = None) -> Iterator[None]:
-    """Whatever a user's code raises is an InputError that says `what`, and where in
-    the user's file that happened; Ctrl-C stays Ctrl-C."""
+    """Turn errors of a user's code into InputError with `what` and the line in the
+    user's file; Ctrl-C passes through."""
     try:
         yield
     except KeyboardInterrupt:
@@ -71,16 +71,16 @@ def blaming(what: str, file: Path | None = None) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """The kind of an error and what it says, on one line."""
+    """An error's type and message, on one line."""
     try:
         said = " ".join(str(error).split())
-    except Exception:  # its own text fails, too
+    except Exception:  # str() of it fails
         said = ""
     return type(error).__name__ + (f": {said}" if said else "")
 
 
 def _place(error: BaseException, file: Path) -> str:
-    """`file`, with the innermost of its lines that led to an error, if one did."""
+    """`file`, with the innermost of its lines in the traceback, if any."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""The one place that opens files for writing, and that caps what is read."""
+"""Open files: the only module that writes, and one that limits what is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from memplan.streams import standard_output
 
 PathLike = str | os.PathLike[str]
 
-STDOUT = Path("/dev/stdout")  # what `-o -` stands for: written to, never replaced
+STDOUT = Path("/dev/stdout")  # stands for `-o -`: written to, never replaced
 
 _MOST_OF_NAME = 200  # bytes; names have up to 255, and 13 follow
 _KINDS = {
@@ -37,11 +37,10 @@ _KINDS = {
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:
-    """Raise UsageError if nothing may be written to `path`.
+    """Raise UsageError if `path` must not be written.
 
-    That is if it exists and `force` is off, if its folder does not, and if it is no
-    regular file: a folder, a device, a pipe or a socket. A symbolic link stands for
-    the file it leads to, there or not. STDOUT may always be written to.
+    That is, if it exists and `force` is off, if its folder does not exist, or if it is
+    not a regular file. A symbolic link stands for its target. STDOUT is always allowed.
     """
     if path == STDOUT:
         return
@@ -49,25 +48,25 @@ def refuse_overwrite(path: Path, force: bool) -> None:
     if target.exists() and not force:
         raise UsageError(f"{path} exists; pass --force (force=True) to replace it")
     if not target.parent.is_dir():
-        raise UsageError(f"{target.parent} is not a folder; make it, or name another")
+        raise UsageError(f"{target.parent} is not a folder; create it or name another")
 
 
 def _destination(path: Path) -> Path:
-    """The file that is made or replaced: `path`, or where that leads as a link.
+    """The file to create or replace: `path`, or its target if it is a link.
 
-    Raises UsageError if something is there that is no regular file.
+    Raises UsageError if something other than a regular file is there.
     """
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        mode = stat.S_IFREG  # it is yet to be made
+        mode = stat.S_IFREG  # does not exist yet
     except ValueError:
         name = os.fspath(path)
-        raise UsageError(f"{name!r}: not a file name, it holds a NUL byte") from None
+        raise UsageError(f"{name!r}: not a file name; it contains a NUL byte") from None
     except OSError as error:
         raise EnvironmentUnfitError(_cannot_write(path, error)) from error
     if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+        kind = _KINDS.get(stat.S_IFMT(mode), "not a regular file")
         raise UsageError(f"{path} is {kind}; name a file")
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
@@ -76,14 +75,14 @@ def _destination(path: Path) -> Path:
 def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
     """A binary file that appears at `path` whole, or not at all.
 
-    Written beside the target, synced, renamed over it, and the folder synced:
-    a rename is atomic only within one file system. What earlier writers of the same
-    file left there when they were killed is removed. A symbolic link stays, and the
-    file it leads to is replaced, or made; what is written to STDOUT goes there at once.
+    It is written beside the target (a rename is atomic only within a file system),
+    synced, renamed over the target, and the folder is synced. Leftovers of killed
+    writers of the same file are removed. A symbolic link stays and its target is
+    replaced or created. Output to STDOUT is not delayed.
 
-    Raises UsageError if `path` is a folder, a device, a pipe or a socket, and
-    EnvironmentUnfitError when the disk is full or the folder refuses; the old file is
-    left as it was. Raises ReaderGoneError if STDOUT is a pipe that nobody reads.
+    Raises UsageError if `path` is a folder, a device, a pipe or a socket;
+    EnvironmentUnfitError if the disk is full or the folder is not writable, and then
+    keeps the old file; ReaderGoneError if STDOUT is a pipe without a reader.
     """
     named = Path(path)
     if named == STDOUT:
@@ -101,8 +100,10 @@ def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
             os.fsync(stream.fileno())
             os.chmod(temporary, _mode(target))
             if _destination(named) != target:
-                raise UsageError(f"{named} leads elsewhere by now; write it again")
-            os.replace(temporary, target)  # while it is locked
+                raise UsageError(
+                    f"{named} changed its target meanwhile; run the command again"
+                )
+            os.replace(temporary, target)  # still locked
             temporary = None
         _sync_folder(target.parent)
     except OSError as error:
@@ -114,7 +115,7 @@ def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
 
 
 def _locked_temporary(target: Path) -> tuple[int, str]:
-    """A new file beside `target`: its descriptor, with a lock, and its name."""
+    """A new locked file beside `target`: its descriptor and name."""
     while True:
         descriptor, name = tempfile.mkstemp(
             prefix=_prefix(target), suffix=".part", dir=target.parent
@@ -123,18 +124,18 @@ def _locked_temporary(target: Path) -> tuple[int, str]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return descriptor, name
-        os.close(descriptor)  # removed by another writer, before it was locked
+        os.close(descriptor)  # another writer removed it before the lock
 
 
 def _prefix(target: Path) -> str:
-    """What a temporary file's name begins with: `target`'s own, if need be cut."""
+    """The prefix of temporary names: `target`'s name, cut if it is too long."""
     whole = f".{target.name}."
     short = os.fsencode(whole)[:_MOST_OF_NAME].decode("utf-8", "ignore")
     return whole if len(os.fsencode(whole)) <= _MOST_OF_NAME else short
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove temporary files of `target` that nobody is writing: none has a lock."""
+    """Remove temporary files of `target` without a lock: nobody writes them."""
     left = re.compile(rf"{re.escape(_prefix(target))}[a-z0-9_]{{8}}\.part")
     with contextlib.suppress(OSError):
         for name in filter(left.fullmatch, os.listdir(target.parent)):
@@ -154,9 +155,9 @@ def _remove_unless_locked(path: Path) -> None:
 def open_journal(path: PathLike, force: bool = False) -> int:
     """A descriptor to append to a new, empty file at `path`; the caller closes it.
 
-    The file is locked as long as the descriptor is open. Raises UsageError if another
-    process is writing it, if it is there and `force` is off (it may hold the only
-    copy of a recording that was cut off), or if it is no regular file.
+    The file is locked while the descriptor is open. Raises UsageError if another
+    process writes it, if it exists and `force` is off (it may hold the only copy of a
+    killed recording), or if it is not a regular file.
     """
     name = os.fspath(_destination(Path(path)))
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -164,8 +165,8 @@ def open_journal(path: PathLike, force: bool = False) -> int:
         descriptor = os.open(name, flags if force else flags | os.O_EXCL, 0o666)
     except FileExistsError:
         raise UsageError(
-            f"{name} is the journal of a recording that is running or was cut off; "
-            "run memplan recover on it, or pass --force to throw it away"
+            f"{name} is the journal of a running or killed recording; "
+            "run memplan recover on it, or pass --force to delete it"
         ) from None
     except OSError as error:
         raise EnvironmentUnfitError(_cannot_write(Path(path), error)) from error
@@ -175,7 +176,7 @@ def open_journal(path: PathLike, force: bool = False) -> int:
     except OSError:
         os.close(descriptor)
         raise UsageError(
-            f"{name} is being written by another recording; name another file"
+            f"another recording is writing {name}; name another file"
         ) from None
     return descriptor
 
@@ -187,7 +188,7 @@ def write_bytes(path: PathLike, data: bytes) -> None:
 
 
 def append_text(path: PathLike, text: str) -> None:
-    """Add to the end of a file that others write to, too; it need not be there.
+    """Append to a file that others write, too; create it if needed.
 
     Raises EnvironmentUnfitError if it cannot be written.
     """
@@ -204,8 +205,8 @@ def open_input(
 ) -> Iterator[tuple[IO[bytes], int]]:
     """A regular, non-empty file opened for reading, and its size in bytes.
 
-    Raises InputError if it is missing, a folder, a pipe or a device, empty, above
-    `limit` bytes, fails while it is being read, or takes more memory than there is.
+    Raises InputError if it is missing, not a regular file, empty, above `limit` bytes,
+    unreadable, or larger than memory.
     """
     name = os.fspath(path)
     try:
@@ -223,17 +224,19 @@ def open_input(
         why = error.strerror or str(error)
         raise InputError(f"{name}: cannot be read ({why}); check the file") from error
     except MemoryError:
-        raise InputError(f"{name}: too large for the memory there is") from None
+        raise InputError(
+            f"{name}: not enough memory to read it; use a smaller file"
+        ) from None
     except RecursionError:
         raise FormatError(name, "nested too deeply") from None
 
 
 def _refuse_unless_regular(name: str) -> None:
-    """A look before opening: to open a pipe would wait for its other end."""
+    """Check before opening: opening a pipe would wait for its other end."""
     try:
         mode = os.stat(name).st_mode
     except ValueError:
-        raise InputError(f"{name!r}: not a file name, it holds a NUL byte") from None
+        raise InputError(f"{name!r}: not a file name; it contains a NUL byte") from None
     if stat.S_ISDIR(mode):
         raise InputError(f"{name} is a folder; name a file")
     if not stat.S_ISREG(mode):
@@ -247,7 +250,7 @@ def read_bytes(path: PathLike, limit: int = MAX_FILE_BYTES) -> bytes:
 
 
 def _mode(target: Path) -> int:
-    """The permissions of the file replaced, or those a new file would get."""
+    """The permissions of the replaced file, or those of a new one."""
     with contextlib.suppress(OSError):
         return target.stat().st_mode & 0o777
     mask = os.umask(0)

@@ -1,7 +1,7 @@
-"""The largest numbers that memplan takes, in files and from callers.
+"""Limits on input from files and callers.
 
-A reader refuses what is larger before it takes up memory. Bytes and ticks are 63-bit
-integers; sums of them have to stay within an int64, too.
+Readers refuse larger values before they allocate. Bytes and ticks are 63-bit integers,
+and their sums must fit into an int64, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Temporary folders that go even where the process is told to end.
+"""Temporary folders that are removed even on SIGTERM and SIGHUP.
 
-SIGTERM and SIGHUP end Python at once, and what `with` was to put away stays behind. In
-here they are an exception, as Ctrl-C is, and end the process once all is put away.
+These signals end Python at once and skip `with`. Here they raise an exception, as
+Ctrl-C does, and end the process after the cleanup.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ _NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str = "memplan-") -> Iterator[Path]:
-    """A new folder with mode 0700, which goes at the end with all that is in it.
+    """A new folder with mode 0700, removed with its contents at the end.
 
-    Also where SIGTERM or SIGHUP ends the process, unless the program has handlers of
-    its own for them, or this is not the main thread: only that one may set any.
+    Also if SIGTERM or SIGHUP ends the process, unless the program handles them itself
+    or this is not the main thread, which alone may set handlers.
 
-    Raises EnvironmentUnfitError if there is no place for it.
+    Raises EnvironmentUnfitError if it cannot be made.
     """
-    with _ended_in_order():
+    with _deferred_signals():
         try:
             folder = tempfile.TemporaryDirectory(prefix=prefix)
         except OSError as error:
             raise EnvironmentUnfitError(
-                f"no temporary folder can be made ({error.strerror}); set TMPDIR"
+                f"cannot make a temporary folder ({error.strerror}); set TMPDIR"
             ) from error
         with folder as name:
             yield Path(name)
 
 
-class _ToldToEnd(BaseException):
-    """By a signal."""
+class _Terminated(BaseException):
+    """Raised by a signal."""
 
 
 @contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Signals that would end the process at once do so after the block was left."""
-    told: list[int] = []
+def _deferred_signals() -> Iterator[None]:
+    """Defer signals that would end the process at once to the end of the block."""
+    signals: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        told.append(number)
-        if len(told) == 1:  # another one comes while all is put away already
-            raise _ToldToEnd
+        signals.append(number)
+        if len(signals) == 1:  # the next ones arrive during the cleanup
+            raise _Terminated
 
     numbers = []
     if threading.current_thread() is threading.main_thread():
@@ -60,10 +60,10 @@ def _ended_in_order() -> Iterator[None]:
         signal.signal(number, end)
     try:
         yield
-    except _ToldToEnd:
+    except _Terminated:
         pass
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-        if told:
-            signal.raise_signal(told[0])
+        if signals:
+            signal.raise_signal(signals[0])

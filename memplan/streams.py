@@ -1,4 +1,4 @@
-"""Standard input, output and error, open or not."""
+"""Standard input, output and error, even if closed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ _OUTPUTS = {1: "stdout", 2: "stderr"}
 
 @contextlib.contextmanager
 def standard_output() -> Iterator[IO[bytes]]:
-    """Descriptor 1, whatever `sys.stdout` stands for meanwhile."""
+    """Descriptor 1, whatever `sys.stdout` is."""
     if sys.__stdout__ is None:
         raise EnvironmentUnfitError("standard output is closed; name a file")
     try:
         with os.fdopen(os.dup(1), "wb") as stream:
             yield stream
     except BrokenPipeError:
-        raise ReaderGoneError("nobody reads standard output any more") from None
+        raise ReaderGoneError("the pipe at standard output is closed") from None
     except OSError as error:
         raise EnvironmentUnfitError(
-            f"standard output cannot be written ({error.strerror}); name a file"
+            f"cannot write to standard output ({error.strerror}); name a file"
         ) from error
 
 
 def open_missing_streams() -> None:
-    """The null device where standard input, output or error is closed.
+    """Open the null device for each closed standard stream.
 
-    Else the next file that is opened would get the descriptor's number, and with it
-    what is printed.
+    Otherwise the next opened file would get its descriptor, and what is printed.
     """
     for number, (name, mode) in enumerate(
         (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
@@ -42,7 +41,7 @@ def open_missing_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest number there is
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
             os.set_inheritable(null, True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
@@ -50,10 +49,9 @@ def open_missing_streams() -> None:
 
 @contextlib.contextmanager
 def lent_streams() -> Iterator[None]:
-    """Standard output and error for a program to replace or close, as many do to log.
+    """Let a program replace or close standard output and error, and restore them.
 
-    Afterwards they are what they were, so that what is said next is heard, and not in
-    the program's log; its exit handlers find its own again.
+    The program's exit handlers see its own streams again.
     """
     ours = present_streams()
     try:
@@ -64,13 +62,13 @@ def lent_streams() -> Iterator[None]:
 
 
 def present_streams() -> dict[int, Any]:
-    """Standard output and error by descriptor, as they are now."""
+    """The current standard output and error, by descriptor."""
     return {number: getattr(sys, name, None) for number, name in _OUTPUTS.items()}
 
 
 @contextlib.contextmanager
 def streams_again(ours: dict[int, Any]) -> Iterator[None]:
-    """Standard output and error as they were once, within the block."""
+    """Use the streams `ours` as standard output and error within the block."""
     theirs = present_streams()
     instead = {number: _open(number, stream) for number, stream in ours.items()}
     for number, stream in instead.items():
@@ -100,11 +98,11 @@ def _take_back(number: int, ours: Any) -> None:
             with contextlib.suppress(OSError):
                 instead.close()
 
-    atexit.register(give_back)  # the last to be registered, and the first to run
+    atexit.register(give_back)  # registered last, so it runs first
 
 
 def _open(number: int, ours: Any) -> Any:
-    """`ours`, or, if the program closed it or took its buffer, another like it."""
+    """`ours`, or a new stream if the program closed or detached it."""
     try:
         shut = getattr(ours, "closed", False)
     except ValueError:  # detached
@@ -114,7 +112,7 @@ def _open(number: int, ours: Any) -> Any:
 
 
 def _writing(number: int) -> IO[str]:
-    """A stream to the descriptor, or to nowhere if it is closed."""
+    """A stream to the descriptor, or to the null device if it is closed."""
     try:
         os.fstat(number)
     except OSError:
@@ -123,7 +121,7 @@ def _writing(number: int) -> IO[str]:
 
 
 def silence(stream: IO[str]) -> None:
-    """Nothing printed to `stream` arrives anywhere, not even when Python ends."""
+    """Discard everything printed to `stream`, even when Python exits."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

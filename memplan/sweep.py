@@ -1,4 +1,4 @@
-"""Many tasks at once, on all cores or on a Ray cluster."""
+"""Run many tasks in parallel, on all cores or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Task(Protocol[T_co]):
-    """Something that can be pickled, and run in another process."""
+    """A picklable task for another process."""
 
     def run(self) -> T_co:
-        """Its result, which can be pickled too."""
+        """Its result, also picklable."""
 
 
 def sweep(
@@ -33,19 +33,19 @@ def sweep(
     address: str | None = None,
     progress: Callable[[int, T], None] | None = None,
 ) -> list[T]:
-    """Results of all tasks, in their order.
+    """Results of all tasks, in order.
 
-    processes: None for one a core; 1 runs them here. address: of a Ray cluster that
-    runs them instead ("auto", or host:port). progress: called with a task's number and
-    result as each ends. A task that fails ends the sweep with its error.
-    Raises UsageError where processes is below 1 or given with an address, and
-    EnvironmentUnfitError where there is no Ray, or no cluster at the address.
+    processes: None for one per core; 1 runs the tasks in this process. address: of a
+    Ray cluster to use instead ("auto" or host:port). progress: called with each
+    finished task's number and result. A task's error ends the sweep. Raises UsageError
+    if processes is below 1 or given with an address, and EnvironmentUnfitError without
+    Ray or a cluster at the address.
     """
     if processes is not None and processes < 1:
-        raise UsageError(f"{processes} processes: there must be at least one")
+        raise UsageError(f"{processes} processes: give at least 1")
     if address is not None:
         if processes is not None:
-            raise UsageError("a cluster decides on processes itself: give no number")
+            raise UsageError("give processes or a cluster's address, not both")
         return _on_ray(tasks, address, progress)
     if processes is None:
         processes = cores()
@@ -64,7 +64,7 @@ def _on_processes(
     processes: int,
     progress: Callable[[int, T], None] | None,
 ) -> list[T]:
-    # Fresh interpreters: a fork would copy whatever threads hold at that moment.
+    # Fresh interpreters, because a fork copies locks that threads hold.
     context = multiprocessing.get_context("spawn")
     results: dict[int, T] = {}
     pool = ProcessPoolExecutor(processes, mp_context=context)
@@ -89,7 +89,7 @@ def _on_ray(
         cluster: Any = importlib.import_module("ray")
     except ImportError:
         raise EnvironmentUnfitError(
-            "a cluster needs Ray, which is not installed: pip install 'memplan[ray]'"
+            "Ray is not installed; install it with pip install 'memplan[ray]'"
         ) from None
     joined = not cluster.is_initialized()
     try:
@@ -102,7 +102,7 @@ def _on_ray(
         ) from None
     try:
         return _collected(cluster, tasks, progress)
-    except cluster.exceptions.RayError as error:  # a node is gone, or has no memplan
+    except cluster.exceptions.RayError as error:  # a node has gone or lacks memplan
         raise EnvironmentUnfitError(
             f"the Ray cluster at {address!r} failed: {str(error).splitlines()[-1]}"
         ) from error
@@ -112,7 +112,7 @@ def _on_ray(
 
 
 def _reach(address: str) -> None:
-    """Raises OSError where nothing listens at host:port, for which Ray would wait."""
+    """Raises OSError if nothing listens at host:port; Ray would wait for it."""
     match = re.fullmatch(r"(?:ray://)?(.+):(\d{1,5})", address)
     if match is not None:
         socket.create_connection((match[1], int(match[2])), _PATIENCE).close()
@@ -143,7 +143,7 @@ def _collected(
 
 
 def _attempt(task: Task[T]) -> T | MemplanError:
-    """The result or the error; one that is raised, Ray dresses up in its own."""
+    """The result or the error; Ray would wrap a raised error in its own."""
     try:
         return task.run()
     except MemplanError as error:

@@ -1,4 +1,4 @@
-"""Text from files and file names, made fit for a terminal, a picture or a page."""
+"""Untrusted text, made safe for a terminal, a picture or HTML."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
-    r"""`text` on one line: what is not printable stands as its escape, as ``\x1b``.
+    r"""`text` on one line, with escapes such as ``\x1b`` for unprintable characters.
 
-    That is line breaks, control characters, what turns the direction of writing
-    around, and bytes of a file name that are no text.
+    These are line breaks, control characters, changes of the writing direction, and
+    undecodable bytes of file names.
     """
     if text.isprintable():
         return text
@@ -21,12 +21,12 @@ def printable(text: str) -> str:
 
 
 def name_as_text(name: str) -> str:
-    r"""A file's name as UTF-8 can hold it: bytes that are none stand as ``\xff``."""
+    r"""A file's name as valid UTF-8, with escapes such as ``\xff`` for other bytes."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def facts_html(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """A table for a notebook: a title, names and values; all of it is text."""
+    """An HTML table for a notebook: a title, names and values, all escaped."""
     import html
 
     left = "<td style='text-align:left'>"

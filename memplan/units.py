@@ -1,4 +1,4 @@
-"""Bytes and seconds, as people write and read them."""
+"""Sizes and times as text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SIZE = re.compile(
 def parse_bytes(text: str) -> int:
     """Bytes from ``"12GiB"`` (2^30), ``"12GB"`` (10^9), ``"0.5g"`` (2^30), ``"512"``.
 
-    A bare letter counts in powers of 1024, as memory does. Raises UsageError, also for
-    parts of a byte: who writes 1.5 has left out the unit.
+    A bare letter counts in powers of 1024. Raises UsageError, also for a fraction
+    without a unit.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -52,12 +52,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """A part of a whole as a percentage: ``"83.1 %"``."""
+    """A share as a percentage: ``"83.1 %"``."""
     return f"{100 * share:.1f} %"
 
 
 def format_gap(gap: float) -> str:
-    """A gap as a percentage: ``"0.42 %"``, ``"0 %"`` only when it is nought."""
+    """A gap as a percentage: ``"0.42 %"``, ``"0 %"`` only for zero."""
     if gap == 0:
         return "0 %"
     return f"{gap:.2%}".replace("%", " %") if gap >= 5e-5 else "< 0.01 %"

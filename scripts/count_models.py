@@ -25,13 +25,13 @@ from models.resnet import ResNet
 from models.seq2seq import Seq2Seq
 from models.translator import Translator
 from models.unet import UNet
+from models.vision import build
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from memplan.blocking.run.inventory import ModelLayers
 from memplan.blocking.run.models import FLOPS_PER_MAC, layers_of
-from memplan.fusing.networks import build
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -1,4 +1,4 @@
-"""The main job on real input: ResNet-50 training, recorded, planned, drawn, applied.
+"""Record, plan, plot and apply ResNet-50 training: memplan's main job on real input.
 
 Runs the commands a user would type, prints each before it runs, and ends with the
 default allocator and the plan side by side, from whole runs of the same program.
@@ -12,12 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.child import Run, measure
+from bench.runner import Figures
+from bench.steps import StepRun, measure_steps
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = "scripts/train_resnet50.py"
-WARMUP = 3
-TIMEOUT = 1800.0
+PROGRAM = ["scripts/program.py", "resnet50", "--train"]
 
 
 def memplan(*arguments: str) -> list[str]:
@@ -40,32 +39,32 @@ def run(*arguments: str) -> None:
     subprocess.run(command, cwd=ROOT, check=True)
 
 
-def measured(command: list[str]) -> Run:
+def measured(command: list[str]) -> StepRun:
     print(f"\n$ {shown(command)}", flush=True)
-    found = measure(command, None, WARMUP, TIMEOUT)
-    print(f"  {found.seconds:.0f} s, losses {found.digest[:16]}", flush=True)
+    found = measure_steps(command)
+    seconds = found.figures["seconds"]
+    print(f"  {seconds:.0f} s, losses {found.digest[:16]}", flush=True)
     return found
 
 
-def table(default: Run, planned: Run) -> str:
+def table(default: Figures, planned: Figures) -> str:
     """Both runs, and the ratio, one figure a row."""
-    mib = 1 << 20
     rows = [
-        ("peak resident memory", default.peak_bytes, planned.peak_bytes, mib, "MiB"),
-        ("page faults per step", default.step_faults, planned.step_faults, 1, ""),
-        ("seconds per step", default.step_seconds, planned.step_seconds, 1, ""),
+        ("peak resident memory", "peak_bytes", 1 << 20, 0, "MiB"),
+        ("page faults per step", "step_faults", 1, 0, ""),
+        ("seconds per step", "step_seconds", 1, 3, ""),
     ]
     lines = [f"{'ResNet-50 training':<24}{'default':>14}{'planned':>14}{'ratio':>9}"]
-    for name, before, after, unit, suffix in rows:
-        digits = 3 if name.startswith("seconds") else 0
+    for title, name, unit, digits, suffix in rows:
+        before, after = default[name], planned[name]
         cells = [f"{v / unit:,.{digits}f} {suffix}".rstrip() for v in (before, after)]
         ratio = f"{after / before:.2f}" if before else "-"
-        lines.append(f"{name:<24}{cells[0]:>14}{cells[1]:>14}{ratio:>9}")
+        lines.append(f"{title:<24}{cells[0]:>14}{cells[1]:>14}{ratio:>9}")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Do the main job, and show what it brought."""
+    """Run all commands, and compare both runs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("demo"))
     parser.add_argument("--batch-size", type=int, default=6)
@@ -75,7 +74,7 @@ def main() -> None:
     folder = options.output
     folder.mkdir(parents=True, exist_ok=True)
     trace, plan = str(folder / "resnet50.parquet"), str(folder / "resnet50.plan.json")
-    program = [SCRIPT, "--batch-size", str(options.batch_size)]
+    program = [*PROGRAM, "--batch-size", str(options.batch_size)]
     program += ["--image-size", str(options.image_size), "--steps"]
 
     run("record", "--force", "-o", trace, *program, "6")
@@ -89,7 +88,7 @@ def main() -> None:
     if default.digest != planned.digest:
         sys.exit("the losses differ: a plan must not change what a program computes")
     print("\nThe losses of both runs are equal to the last bit.\n")
-    print(table(default, planned))
+    print(table(default.figures, planned.figures))
     print(f"\nPictures: {folder / 'packing.png'}, {folder / 'memory.png'}")
 
 

@@ -20,22 +20,22 @@ import torch
 import memplan
 
 ROOT = Path(__file__).parent.parent
+SCRIPT = "scripts/program.py"
 PROGRAMS = {
-    "train_resnet50": ["--steps", "5"],
-    "train_googlenet": ["--steps", "5"],
-    "train_gpt2": ["--steps", "5"],
-    "infer_resnet50": ["--steps", "6"],
+    "train_resnet50": ["resnet50", "--train", "--steps", "5"],
+    "train_googlenet": ["googlenet", "--train", "--steps", "5"],
+    "train_gpt2": ["gpt2", "--train", "--steps", "5"],
+    "infer_resnet50": ["resnet50", "--infer", "--steps", "6"],
 }
 
 
 def record(name: str, arguments: list[str], folder: Path) -> dict[str, object]:
     """Record one program into `folder`, and describe the trace."""
     target = folder / f"{name}.parquet"
-    script = f"scripts/{name}.py"
     # Recorded beside and moved: a failure must not leave half of the old and the new.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         fresh = Path(scratch) / target.name
-        command = ["record", "-q", "-o", str(fresh), script, *arguments]
+        command = ["record", "-q", "-o", str(fresh), SCRIPT, *arguments]
         subprocess.run(
             [sys.executable, "-m", "memplan", *command],
             cwd=ROOT,
@@ -47,7 +47,7 @@ def record(name: str, arguments: list[str], folder: Path) -> dict[str, object]:
     return {
         "file": target.name,
         "origin": "recorded by this project on a CPU",
-        "script": script,
+        "script": SCRIPT,
         "arguments": arguments,
         "memplan": memplan.__version__,
         "torch": str(torch.__version__),

@@ -1,29 +1,493 @@
-"""What every example program takes, and how it begins."""
+"""Train a network or run its inference on random data: programs to record and plan.
+
+    python scripts/program.py resnet50 --train --batch-size 6 --steps 10
+    python scripts/program.py seq2seq --infer --longest 50 --words 100
+    python scripts/program.py gpt2 --train --help
+
+Nothing here knows of memplan. Each step's loss is printed to the last bit, so that two
+runs compute the same exactly when they print the same digest.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from random_data import LoadedImages, RandomImages, Sentences
+from step_log import StepLog
+from torch import Tensor, nn
+from torch.nn import functional
+
+AUXILIARY_WEIGHT = 0.3
+EVALUATED = 2  # batches at the end of an epoch
+
+Run = Callable[[nn.Module, argparse.Namespace], None]
 
 
-def program_arguments(
-    description: str, *, batch_size: int, steps: int
-) -> argparse.ArgumentParser:
-    """A parser of what every program takes, with these defaults."""
-    parser = argparse.ArgumentParser(
-        description=description,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+def train_images(model: nn.Module, args: argparse.Namespace) -> None:
+    """Train a classifier with SGD and momentum.
+
+    A model with auxiliary heads returns their logits after its own. With --epoch, each
+    epoch ends with a short batch and an evaluation; with --accumulated, a step adds up
+    the gradients of several batches, the last of them short.
+    """
+    if args.compiled:
+        # Compile in this process: a pool of compilers would be measured as well.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        model.compile()
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=args.learning_rate, momentum=0.9, weight_decay=1e-4
     )
-    parser.add_argument("--batch-size", type=int, default=batch_size)
-    parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="default: PyTorch's choice")
-    return parser
+    data = LoadedImages(args) if args.workers else RandomImages(args)
+    log = StepLog()
+    for step in range(1, args.steps + 1):
+        ends = args.epoch > 0 and step % args.epoch == 0
+        optimizer.zero_grad()
+        total = 0.0
+        for number in range(1, args.accumulated + 1):
+            short = number == args.accumulated if args.accumulated > 1 else ends
+            images, labels = data.draw(short=short)
+            outputs = model(images)
+            logits, *others = [outputs] if isinstance(outputs, Tensor) else outputs
+            loss = functional.cross_entropy(logits, labels)
+            for other in others:
+                loss = loss + AUXILIARY_WEIGHT * functional.cross_entropy(other, labels)
+            loss = loss / args.accumulated
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        log.step(total)
+        if ends:
+            evaluate_images(model, data)
+    log.finish()
 
 
-def prepare(args: argparse.Namespace) -> None:
-    """Set the threads and the seed, before a model is made."""
+@torch.no_grad()
+def evaluate_images(model: nn.Module, data: RandomImages | LoadedImages) -> None:
+    """Run some batches without gradients, and return to training."""
+    model.eval()
+    for _ in range(EVALUATED):
+        model(data.draw()[0])
+    model.train()
+
+
+@torch.inference_mode()
+def infer_images(model: nn.Module, args: argparse.Namespace) -> None:
+    """Evaluate batch after batch; with --serve, from a pool of threads."""
+    model.eval()
+    log = StepLog()
+    if args.serve:
+        with ThreadPoolExecutor(args.serve) as pool:
+            requests = range(args.steps)  # whose answers come in this order
+            for found in pool.map(lambda i: answer(model, args, i), requests):
+                log.step(found)
+    else:
+        data = RandomImages(args)
+        for _ in range(args.steps):
+            images, labels = data.draw()
+            outputs = model(images)
+            logits = outputs if isinstance(outputs, Tensor) else outputs[0]
+            log.step(functional.cross_entropy(logits, labels).item())
+    log.finish()
+
+
+def answer(model: nn.Module, args: argparse.Namespace, number: int) -> float:
+    """The largest logit for the images of request `number`, the same every time."""
+    generator = torch.Generator().manual_seed(args.seed + number)
+    count = 1 + number * 7 % args.batch_size if args.mixed else args.batch_size
+    shape = (count, 3, args.image_size, args.image_size)
+    with torch.inference_mode():
+        return float(model(torch.randn(shape, generator=generator)).max())
+
+
+def train_text(model: nn.Module, args: argparse.Namespace) -> None:
+    """Train on random tokens to predict the next one."""
+    generator = torch.Generator().manual_seed(args.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+    shape = (args.batch_size, args.sequence_length + 1)
+    log = StepLog()
+    for _ in range(args.steps):
+        text = torch.randint(args.vocabulary, shape, generator=generator)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.autocast):
+            logits = model(text[:, :-1])
+            loss = functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        log.step(loss.item())
+    log.finish()
+
+
+@torch.inference_mode()
+def generate_text(model: nn.Module, args: argparse.Namespace) -> None:
+    """Continue prompts of random lengths token by token, with a growing cache."""
+    model.eval()
+    generator = torch.Generator().manual_seed(args.seed)
+    log = StepLog()
+    for _ in range(args.steps):
+        bounds = (args.shortest, args.longest + 1)
+        length = int(torch.randint(*bounds, (1,), generator=generator))
+        shape = (args.batch_size, length)
+        tokens = torch.randint(args.vocabulary, shape, generator=generator)
+        caches, total = None, 0.0
+        for _ in range(args.words):
+            logits, caches = model(tokens, caches)
+            likeliest, tokens = logits.log_softmax(1).max(1, keepdim=True)
+            total -= likeliest.mean().item()
+        log.step(total / args.words)
+    log.finish()
+
+
+def train_sentences(model: nn.Module, args: argparse.Namespace) -> None:
+    """Train an encoder-decoder on sentences of random lengths: all steps differ.
+
+    The last evaluation's loss counts in the digest as well.
+    """
+    # Nested tensors, which evaluation would use, warn that they are a prototype.
+    torch.backends.mha.set_fastpath_enabled(False)
+    optimizer: torch.optim.Optimizer
+    if args.network == "translator":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+    else:
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=args.learning_rate, momentum=0.9
+        )
+    sentences, log, evaluated = Sentences(args), StepLog(), 0.0
+    for step in range(1, args.steps + 1):
+        source, target = sentences.draw()
+        optimizer.zero_grad()
+        loss = sentence_loss(model, source, target)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        if args.epoch and step % args.epoch == 0:
+            evaluated = evaluate_sentences(model, sentences)
+        log.step(loss.item() + evaluated)
+    log.finish()
+
+
+def sentence_loss(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    """The mean loss of each next word."""
+    begin = functional.pad(target[:, :-1], (1, 0), value=1)
+    logits = model(source, begin)
+    return functional.cross_entropy(
+        logits.flatten(0, 1), target.flatten(), ignore_index=0
+    )
+
+
+@torch.no_grad()
+def evaluate_sentences(model: nn.Module, sentences: Sentences) -> float:
+    """The mean loss of some batches, before training goes on."""
+    model.eval()
+    batches = (sentences.draw() for _ in range(EVALUATED))
+    losses = [sentence_loss(model, *batch).item() for batch in batches]
+    model.train()
+    return sum(losses) / len(losses)
+
+
+@torch.inference_mode()
+def translate(model: nn.Module, args: argparse.Namespace) -> None:
+    """Translate sentences word by word, taking the likeliest word each time."""
+    program = Greedy(model, args.words).eval()
+    sentences, log = Sentences(args), StepLog()
+    for _ in range(args.steps):
+        source, _ = sentences.draw()
+        log.step(-program(source).item())
+    log.finish()
+
+
+class Greedy(nn.Module):
+    """Token numbers (N, S) to the mean log-probability of the words chosen."""
+
+    def __init__(self, model: nn.Module, words: int) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.words = words
+
+    def forward(self, source: Tensor) -> Tensor:
+        encoded, state = self.model.encode(source)
+        word = torch.ones_like(source[:, :1])
+        total = torch.zeros(())
+        for _ in range(self.words):
+            logits, state = self.model.decode(word, state, encoded, source)
+            likeliest, word = logits.log_softmax(2).max(2)
+            total = total + likeliest.mean()
+        return total / self.words
+
+
+def train_gan(model: nn.Module, args: argparse.Namespace) -> None:
+    """Train a generator and a discriminator in turn, with an optimizer for each."""
+    generator, discriminator = model.children()
+    random = torch.Generator().manual_seed(args.seed)
+    first, second = (
+        torch.optim.Adam(part.parameters(), lr=2e-4, betas=(0.5, 0.999))
+        for part in (generator, discriminator)
+    )
+    true, false = torch.ones(args.batch_size, 1), torch.zeros(args.batch_size, 1)
+    loss_of = functional.binary_cross_entropy_with_logits
+    log = StepLog()
+    for _ in range(args.steps):
+        real = torch.randn(args.batch_size, 3, 64, 64, generator=random)
+        noise = torch.randn(args.batch_size, args.noise, 1, 1, generator=random)
+        images = generator(noise)
+
+        discriminator.zero_grad()
+        on_real = loss_of(discriminator(real), true)
+        on_made = loss_of(discriminator(images.detach()), false)
+        (on_real + on_made).backward()
+        second.step()
+
+        generator.zero_grad()
+        fooled = loss_of(discriminator(images), true)
+        fooled.backward()
+        first.step()
+        log.step((on_real + on_made + 3 * fooled).item())
+    log.finish()
+
+
+# Models are imported when they are built: a recording sees no others.
+def alexnet(args: argparse.Namespace) -> nn.Module:
+    from models.alexnet import AlexNet
+
+    return AlexNet(args.classes)
+
+
+def googlenet(args: argparse.Namespace) -> nn.Module:
+    from models.googlenet import GoogLeNet
+
+    return GoogLeNet(args.classes, args.auxiliary)
+
+
+def resnet50(args: argparse.Namespace) -> nn.Module:
+    from models.resnet import ResNet
+
+    return ResNet(args.layers, args.width, args.classes)
+
+
+def vit(args: argparse.Namespace) -> nn.Module:
+    from models.vision_transformer import VisionTransformer
+
+    sizes = {"layers": args.layers, "width": args.width, "heads": args.heads}
+    kept = args.checkpointed
+    return VisionTransformer(args.image_size, args.classes, **sizes, checkpointed=kept)
+
+
+def gpt2(args: argparse.Namespace) -> nn.Module:
+    from models.gpt2 import GPT2
+
+    context = max(1024, args.sequence_length)
+    return GPT2(args.vocabulary, context, args.layers, args.width, args.heads)
+
+
+def decoder(args: argparse.Namespace) -> nn.Module:
+    from models.cached_decoder import CachedDecoder
+
+    context = args.longest + args.words
+    return CachedDecoder(args.vocabulary, context, args.layers, args.width, args.heads)
+
+
+def seq2seq(args: argparse.Namespace) -> nn.Module:
+    from models.seq2seq import Seq2Seq
+
+    return Seq2Seq(args.vocabulary, args.width, args.layers)
+
+
+def translator(args: argparse.Namespace) -> nn.Module:
+    from models.translator import Translator
+
+    return Translator(args.vocabulary, args.width, args.layers, args.heads)
+
+
+def gan(args: argparse.Namespace) -> nn.Module:
+    from models.gan import discriminator, generator
+
+    return nn.ModuleList([generator(args.noise, args.width), discriminator(args.width)])
+
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network, what runs it, and its options with their defaults.
+
+    for_train, for_infer: defaults that only that mode has, or has otherwise.
+    """
+
+    build: Callable[[argparse.Namespace], nn.Module]
+    train: Run | None
+    infer: Run | None
+    options: Options = field(default_factory=dict)
+    for_train: Options = field(default_factory=dict)
+    for_infer: Options = field(default_factory=dict)
+
+    def defaults(self, mode: str) -> dict[str, Any]:
+        """All options of a mode, "train" or "infer"."""
+        own = self.for_train if mode == "train" else self.for_infer
+        return {**self.options, **own}
+
+
+IMAGES = {"classes": 1000}
+TRAINED_IMAGES = {"learning_rate": 0.01, "epoch": 0, "accumulated": 1} | {
+    "workers": 0,
+    "compiled": False,
+}
+SERVED_IMAGES = {"serve": 0, "mixed": False, "steps": 20}
+SENTENCES = {"shortest": 10, "longest": 50, "vocabulary": 8000, "width": 512}
+NETWORKS = {
+    "alexnet": Network(
+        alexnet,
+        train_images,
+        infer_images,
+        IMAGES | {"image_size": 227},
+        TRAINED_IMAGES | {"batch_size": 32},
+        SERVED_IMAGES | {"batch_size": 1},
+    ),
+    "googlenet": Network(
+        googlenet,
+        train_images,
+        infer_images,
+        IMAGES | {"auxiliary": False},
+        TRAINED_IMAGES | {"batch_size": 12, "image_size": 160},
+        SERVED_IMAGES | {"batch_size": 1, "image_size": 224},
+    ),
+    "resnet50": Network(
+        resnet50,
+        train_images,
+        infer_images,
+        IMAGES | {"layers": (3, 4, 6, 3), "width": 64},
+        TRAINED_IMAGES | {"batch_size": 6, "image_size": 160},
+        SERVED_IMAGES | {"batch_size": 4, "image_size": 224},
+    ),
+    "vit": Network(
+        vit,
+        train_images,
+        infer_images,
+        IMAGES
+        | {"image_size": 128, "layers": 6, "width": 192, "heads": 3}
+        | {"checkpointed": False, "batch_size": 8},
+        TRAINED_IMAGES,
+        SERVED_IMAGES,
+    ),
+    "gpt2": Network(
+        gpt2,
+        train_text,
+        None,
+        {"batch_size": 1, "sequence_length": 256, "layers": 12, "width": 768}
+        | {"heads": 12, "vocabulary": 50257, "learning_rate": 6e-4, "autocast": False},
+    ),
+    "decoder": Network(
+        decoder,
+        None,
+        generate_text,
+        {"batch_size": 16, "words": 64, "shortest": 16, "longest": 96, "steps": 12}
+        | {"vocabulary": 8000, "layers": 6, "width": 384, "heads": 6},
+    ),
+    "seq2seq": Network(
+        seq2seq,
+        train_sentences,
+        translate,
+        SENTENCES | {"layers": 2},
+        {"batch_size": 32, "steps": 200, "learning_rate": 0.1, "epoch": 0},
+        {"batch_size": 1, "steps": 20, "words": 100},
+    ),
+    "translator": Network(
+        translator,
+        train_sentences,
+        None,
+        SENTENCES
+        | {"width": 192, "layers": 3, "heads": 4, "longest": 64}
+        | {"batch_size": 16, "steps": 60, "learning_rate": 5e-4, "epoch": 12},
+    ),
+    "gan": Network(gan, train_gan, None, {"batch_size": 32, "noise": 100, "width": 32}),
+}
+HELP = {
+    "threads": "number of threads [default: PyTorch's choice]",
+    "image_size": "pixels per side",
+    "epoch": "steps before a short batch and an evaluation; 0: no epochs",
+    "accumulated": "batches per step",
+    "workers": "processes that make the batches",
+    "compiled": "use torch.compile",
+    "auxiliary": "train the two auxiliary heads too",
+    "checkpointed": "keep only the inputs of each block",
+    "serve": "answer requests from so many threads",
+    "mixed": "requests of 1 to --batch-size images",
+    "autocast": "compute in bfloat16",
+    "words": "words to generate for each sentence",
+    "layers": "number of layers, or of blocks in each stage",
+}
+
+
+COMMON = {"steps": 10, "seed": 0, "threads": 0}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The network, the mode, and the options that they have, all with a value."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    networks = parser.add_subparsers(dest="network", required=True)
+    for name, network in NETWORKS.items():
+        own = networks.add_parser(name, argument_default=argparse.SUPPRESS)
+        mode = own.add_mutually_exclusive_group(required=True)
+        defaults = {}
+        for kind, run in (("train", network.train), ("infer", network.infer)):
+            if run is not None:
+                mode.add_argument(
+                    f"--{kind}", dest="mode", action="store_const", const=kind
+                )
+                defaults[kind] = COMMON | network.defaults(kind)
+        for option in dict.fromkeys(o for kind in defaults.values() for o in kind):
+            add_option(own, option, defaults)
+    given = vars(parser.parse_args())
+    network, kind = NETWORKS[given["network"]], given["mode"]
+    known = COMMON | network.defaults(kind)
+    for option in given.keys() - known.keys() - {"network", "mode"}:
+        parser.error(f"--{option.replace('_', '-')} is no option of --{kind}")
+    args = argparse.Namespace(**known | given)
+    if getattr(args, "shortest", 1) > getattr(args, "longest", 1):
+        parser.error("--shortest is more than --longest")
+    if args.steps < 1 or min(args.batch_size, getattr(args, "words", 1)) < 1:
+        parser.error("--steps, --batch-size and --words must be at least 1")
+    return args
+
+
+def add_option(
+    parser: argparse.ArgumentParser, option: str, defaults: Mapping[str, Options]
+) -> None:
+    """An option of the type that its default has, with the defaults in its help."""
+    values = {kind: own[option] for kind, own in defaults.items() if option in own}
+    default = next(iter(values.values()))
+    shown = ", ".join(f"{kind} {value}" for kind, value in values.items())
+    if len(values) == len(defaults) and len(set(values.values())) == 1:
+        shown = str(default)
+    text = HELP.get(option, option.replace("_", " "))
+    settings: dict[str, Any] = {"help": f"{text} [default: {shown}]".lower()}
+    if option in HELP and "[default" in HELP[option]:
+        settings["help"] = HELP[option]
+    if isinstance(default, bool):
+        settings = {"action": "store_true", "help": text}
+    elif isinstance(default, tuple):
+        settings |= {"type": int, "nargs": len(default)}
+    else:
+        settings |= {"type": type(default)}
+    parser.add_argument(f"--{option.replace('_', '-')}", **settings)
+
+
+def main() -> None:
+    """Run the network that the command line names."""
+    args = parse_arguments()
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
+    network = NETWORKS[args.network]
+    run = network.train if args.mode == "train" else network.infer
+    assert run is not None
+    run(network.build(args), args)
+
+
+if __name__ == "__main__":
+    main()

@@ -65,7 +65,7 @@ def memplan(tmp_path: Path) -> Run:
     """Runs `memplan ARGS` in an empty folder, as a user would."""
 
     def run(
-        *arguments: str | Path, timeout: float = 120, **options: object
+        *arguments: str | Path, timeout: float = 900, **options: object
     ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "memplan", *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

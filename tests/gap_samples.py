@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from memplan.arrays import Int64Array
-from memplan.core.gaps import Gaps
-from memplan.core.problem import FREE, Problem
+from memplan.core.problem import FREE, Gaps, Problem
 from tests.strategies import problems
 
 WIDE = 512  # bytes: more than any of these problems' plans need

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memplan.arrays import Int64Array
-from memplan.trace.match import UNMATCHED, pairs
+from memplan.trace.lives import UNMATCHED, pairs
 from memplan.trace.trace import Columns
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from memplan.core.placement import Placement
-from memplan.core.plan import Plan, Provenance
+from memplan.core.plan import Placement, Plan, Provenance
 
 _HOT = {field.name for field in fields(Placement)}
 _MADE = {field.name for field in fields(Provenance)}

@@ -1,9 +1,14 @@
-"""README and docs cannot rot: their commands, names and files are there."""
+"""README and docs match the code: their commands, names, links and files exist."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -17,19 +22,30 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in PAGES}
 
 
+def blocks(page: str) -> list[str]:
+    """The code blocks without a language; a backslash continues a line."""
+    joined = re.sub(r" *\\\n\s+", " ", page)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", joined, re.M | re.S)
+    return [text for language, text in found if not language]
+
+
+def readme_commands() -> list[str]:
+    """The shell commands of the README after its `make` targets, in order."""
+    parts = re.split(r"^(?=memplan |cat )", "".join(blocks(README)[1:]), flags=re.M)
+    return [part for part in parts if part]
+
+
 def commands() -> list[str]:
-    """Of all pages, in blocks of code."""
+    """The memplan commands in code blocks of all pages."""
     found: set[str] = set()
     for text in TEXTS.values():
-        # Lines that end in a backslash go on in the next one.
-        joined = re.sub(r" *\\\n\s+", " ", text)
-        for block in re.findall(r"^```\n(.*?)^```$", joined, re.M | re.S):
+        for block in blocks(text):
             found |= set(re.findall(r"^memplan (\w+ .*?)(?:\s+#.*)?$", block, re.M))
     return sorted(found)
 
 
 def names(group: click.Group, before: str = "") -> list[str]:
-    """Of all commands, those in groups with the group's before theirs."""
+    """All commands; one in a group has the group's name before its own."""
     found = []
     for name in group.list_commands(click.Context(group)):
         inner = group.get_command(click.Context(group), name)
@@ -49,8 +65,42 @@ def command(name: str) -> click.Command:
 
 
 def test_the_readme_shows_every_command() -> None:
-    shown = set(re.findall(r"memplan (\w+)", README))
+    shown = set(re.findall(r"memplan\s+(\w+)", README))
     assert set(cli.list_commands(click.Context(cli))) <= shown
+
+
+def test_the_readme_names_only_files_that_it_made() -> None:
+    made: set[str] = set()
+    for line in readme_commands():
+        if line.startswith("cat "):
+            made.add(line.split()[2])
+            continue
+        words = shlex.split(line, comments=True)
+        for flag, word in itertools.pairwise(words):
+            name = word.partition(":")[0]
+            if flag in ("-o", "--plot", "--emit"):
+                made.add(word)
+            elif re.search(r"\.[a-z]+$", name):
+                assert name in made, line
+
+
+@pytest.mark.parametrize(
+    "slow", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["memory", "all"]
+)
+def test_the_readme_runs_in_an_empty_folder(slow: bool, tmp_path: Path) -> None:
+    folder = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    environment["MEMPLAN_CACHE_DIR"] = str(tmp_path / "cache")
+    for line in readme_commands():
+        if slow or not re.match(r"memplan (fit|chunk|fuse|blocking|plot)", line):
+            done = subprocess.run(
+                ["bash", "-ec", line],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, line + done.stderr
 
 
 @pytest.mark.parametrize("line", commands())
@@ -85,7 +135,7 @@ def test_links_and_pictures_on_a_page_are_there(page: str) -> None:
 
 
 def headings(text: str) -> set[str]:
-    """What links go to: lower case, without punctuation, hyphens for spaces."""
+    """Link targets: lower case, no punctuation, hyphens for spaces."""
     found = set()
     for line in re.findall(r"^#+ (.*)$", text, re.M):
         kept = re.sub(r"[^\w\- ]", "", line.lower())
@@ -116,6 +166,6 @@ def test_every_room_is_on_the_architecture_page() -> None:
 
 
 def test_the_two_commands_stand_at_the_top() -> None:
-    head = README.split("##")[0]
+    head = README.split("##")[0].split("cat >")[0]
     assert "make demo" in head
     assert "make test" in head

@@ -101,7 +101,7 @@ def test_what_comes_in_the_way_while_writing_is_not_replaced(
 def test_a_link_that_is_turned_while_writing_is_noticed(tmp_path: Path) -> None:
     path, other = tmp_path / "x", tmp_path / "other"
     path.symlink_to("old")
-    turned = pytest.raises(UsageError, match="leads elsewhere by now")
+    turned = pytest.raises(UsageError, match="changed its target meanwhile")
     with turned, atomic_write(path) as stream:
         stream.write(b"new")
         path.unlink()
@@ -276,7 +276,7 @@ def test_a_living_writer_is_left_alone(
 ) -> None:
     write_bytes(tmp_path / "x.json", b"ours")
     assert len(names(tmp_path)) == 2
-    writer.communicate(timeout=60)
+    writer.communicate(timeout=600)
     assert writer.returncode == 0
     assert (tmp_path / "x.json").read_bytes() == b"theirs"
     assert names(tmp_path) == {"x.json"}
@@ -286,7 +286,7 @@ def test_a_killed_writer_is_cleaned_up_after(
     tmp_path: Path, writer: subprocess.Popen[bytes]
 ) -> None:
     writer.send_signal(signal.SIGKILL)
-    writer.wait(timeout=60)
+    writer.wait(timeout=600)
     assert len(names(tmp_path)) == 1
     write_bytes(tmp_path / "x.json", b"ours")
     assert (tmp_path / "x.json").read_bytes() == b"ours"
@@ -306,7 +306,7 @@ def test_many_writers_at_once_all_succeed(tmp_path: Path) -> None:
     several = [
         subprocess.Popen(command, cwd=tmp_path, env=environment) for _ in range(4)
     ]
-    assert [process.wait(timeout=120) for process in several] == [0] * 4
+    assert [process.wait(timeout=600) for process in several] == [0] * 4
     data = (tmp_path / "x.json").read_bytes()
     assert len(data) == 100_000 and len(set(data)) == 1
     assert names(tmp_path) == {"x.json"}
@@ -362,7 +362,11 @@ def test_only_files_are_read(tmp_path: Path, make: Callable[[Path], None]) -> No
     [
         (PermissionError(13, "Permission denied"), InputError, "cannot be read"),
         (OSError(5, "Input/output error"), InputError, "cannot be read"),
-        (MemoryError(), InputError, "x: too large for the memory there is"),
+        (
+            MemoryError(),
+            InputError,
+            "x: not enough memory to read it; use a smaller file",
+        ),
         (RecursionError(), FormatError, "x: nested too deeply"),
     ],
 )

@@ -36,11 +36,8 @@ SAMPLE = ROOT / "traces/train_resnet50.parquet"
 LAYER = "--layer 4,8,8,8,3,3"
 NEST = f"{LAYER} --string 'Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8'"
 CHUNK = "chunk m.py:factory --budget 60% --max-slowdown 1e9 -o c.plan.json --json"
-FUSE = "fuse m.py:planes --rounds 1 --keep-slower --json"
+FUSE = "fuse m.py:planes --keep-slower --json"
 LAYERS = "blocking layers m.py:attending --json"
-BENCH = (
-    "fuse --bench stack:1 --batch 1 --contenders eager,channels_last --rounds 1 --json"
-)
 
 # By section, the commands whose outputs it describes, and files from earlier ones.
 DOCUMENTS = {
@@ -81,7 +78,6 @@ DOCUMENTS = {
     "chunk --json": (CHUNK,),
     "Chunk plan": ("c.plan.json",),
     "fuse --json": (FUSE,),
-    "fuse --bench --json": (BENCH,),
     "blocking network --json": ("blocking network alexnet --budget 1MiB --json",),
     "blocking parallel --json": (
         f"blocking parallel {NEST} --unroll C2,K2 --cores 1,2 --json",
@@ -177,7 +173,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
                 if f"-o {source}" in command:
                     read(command)
             return json.loads((folder / source).read_text())
-        if source in (CHUNK, FUSE, BENCH, LAYERS):
+        if source in (CHUNK, FUSE, LAYERS):
             pytest.importorskip("torch")
         words = shlex.split(source)
         for before, word in pairwise(words):

@@ -7,6 +7,7 @@ leaves all others to it, so whatever else a program asks of torch.cuda goes on w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -15,11 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.applying.cuda_clock import DeviceClock
 from memplan.applying.cuda_library import COUNTERS, Library, Place
-from memplan.applying.cuda_making import ArenaMaking
 from memplan.applying.cuda_replay import CudaReplay, CudaTable
-from memplan.applying.cuda_sharing import share_outside
 from memplan.applying.replan import Replanner
 from memplan.applying.report import DeviceMemory, Report, make_report
 from memplan.applying.suitability import check_plan, step_marks
@@ -27,16 +25,19 @@ from memplan.applying.tables import replay_arrays
 from memplan.core.plan import Plan
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.recording.boundary import Boundaries
-from memplan.recording.cuda_slots import (
+from memplan.recording.cuda_library import (
     library_path,
     require_known,
     take_slots,
 )
 from memplan.recording.shim import require_torch
-from memplan.recording.stats import Spread
-from memplan.recording.step_clock import StepClock
+from memplan.recording.usage import Spread, StepClock
 from memplan.trace.trace import Mark
 
+MOST_STEPS = 4096  # whose times are kept; those after them are not
+SPARE_PART = 64  # one part in so many of the arena may lie idle beside it
+SPLIT_PART = 16  # and so many within segments of which a part is in use
+LEAST = 32 << 20  # bytes, as little as torch's segments come to
 MAX_DEVICES = 64
 
 _library: Library | None = None  # once it was loaded
@@ -284,3 +285,104 @@ def _memory_of(torch: Any, device: int) -> DeviceMemory:
         stats.get("num_device_alloc", 0),
         stats.get("num_device_free", 0),
     )
+
+
+class DeviceClock:
+    """Notes when the device comes to each step boundary; the host waits for nothing."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._events: list[Any] = []
+
+    def note(self) -> None:
+        """A step boundary is here. Under graph capture nothing is noted."""
+        if len(self._events) >= MOST_STEPS:
+            return
+        cuda = self._torch.cuda
+        with contextlib.suppress(RuntimeError):  # in the midst of somebody's program
+            if not cuda.is_current_stream_capturing():
+                event = cuda.Event(enable_timing=True)
+                event.record()
+                self._events.append(event)
+
+    def seconds(self) -> list[float]:
+        """Of each step between two boundaries. Waits for the last one."""
+        if len(self._events) < 2:
+            return []
+        times = []
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a device that has failed tells nothing
+            self._events[-1].synchronize()
+            for before, after in zip(self._events, self._events[1:], strict=False):
+                times.append(before.elapsed_time(after) / 1e3)
+        return times
+
+
+class ArenaMaking:
+    """Says, when a program has begun to follow a plan, whether its arena is made.
+
+    What torch's allocator keeps free at that time, it would keep beside the arena, and
+    natively the program would use it. So it is given back first; but not for a program
+    that runs in a loop and asks the driver for nothing more: that would cost it calls
+    and synchronisations that it does not have without a plan.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._cuda = torch.cuda
+        self._calls: dict[tuple[int, int], int] = {}  # of cudaMalloc, when last asked
+
+    def permits(self, device: int, rank: int, size: int, hot: bool) -> bool:
+        """Whether an arena of `size` bytes is made for a stream now.
+
+        hot: the program has run its warm-up. Any thread may ask; False where torch does
+        not tell what it keeps.
+        """
+        with contextlib.suppress(Exception):  # in the midst of somebody's program
+            return self._permits(device, rank, size, hot)
+        return False
+
+    def _permits(self, device: int, rank: int, size: int, hot: bool) -> bool:
+        stats = self._cuda.memory_stats(device)
+        split = stats.get("inactive_split_bytes.all.current", 0)
+        used = stats.get("active_bytes.all.current", 0)
+        idle = stats.get("reserved_bytes.all.current", 0) - used - split
+        calls = stats.get("num_device_alloc", 0)
+        before = self._calls.get((device, rank))
+        self._calls[device, rank] = calls
+        if split > size // SPLIT_PART + LEAST:
+            return False
+        if idle <= size // SPARE_PART:
+            return True
+        if hot and (before is None or calls == before or size > idle):
+            return False
+        self._cuda.empty_cache()
+        return True
+
+
+def share_outside(torch: Any, library: Library) -> None:
+    """Have storages leave the arenas before they are shared; once is enough."""
+    storage = torch.UntypedStorage
+    share = storage._share_cuda_
+    if getattr(share, "leaves_the_arena", False):
+        return
+
+    def share_cuda(self: Any, *arguments: Any) -> Any:
+        """As torch has it, from a block of torch's own."""
+        if self.nbytes() and library.holds(self.data_ptr()):
+            _move_outside(self, library)
+        return share(self, *arguments)
+
+    share_cuda.leaves_the_arena = True  # type: ignore[attr-defined]
+    storage._share_cuda_ = share_cuda
+
+
+def _move_outside(storage: Any, library: Library) -> None:
+    """Into a block of torch's own: resizing is how a storage gets another one."""
+    size = storage.nbytes()
+    library.interrupt()
+    try:
+        storage.resize_(size + 1)
+        storage.resize_(size)
+    finally:
+        library.resume()

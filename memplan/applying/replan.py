@@ -1,12 +1,12 @@
-"""Planning anew while the program runs (profile-guided memory optimization, 4.3).
+"""Replanning while the program runs (profile-guided memory optimization, 4.3).
 
 An elastic plan whose steps ask for more than planned is solved again for the larger
-sizes. Where buffers turn out to be touched only in part, they are kept apart. Where
-steps ask for something else altogether, again and again, some of them are recorded,
-and the plan made from them takes over, with the old steps as other kinds.
-Solving happens in a thread of its own; the new offsets hold from the next step on.
-Until then, a plan that steps depart from is given up: it may not come to more than the
-default allocator does, in memory or in time (`memplan.applying.payoff`).
+sizes. Buffers that turn out to be touched only in part are kept apart. If steps keep
+making other requests altogether, some of them are recorded, and the plan made from
+them takes over, with the old steps as other kinds. Solving runs in a thread of its own;
+the new offsets hold from the next step on. Until then, a plan that steps depart from is
+given up: it must not cost more memory or time than the default allocator does
+(`memplan.applying.payoff`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memplan.applying.anew import from_log, larger
 from memplan.applying.payoff import (
     DEPARTED,
     LOST,
@@ -25,8 +24,14 @@ from memplan.applying.payoff import (
     GivenUp,
     Payoff,
 )
-from memplan.applying.planning import Made, PlanningThread
-from memplan.applying.sparse import METHOD, solved_apart, sparse_buffers
+from memplan.applying.planning import (
+    Made,
+    PlanningThread,
+    from_log,
+    larger,
+    solved_apart,
+    sparse_buffers,
+)
 from memplan.applying.tables import (
     ReplayArrays,
     joined,
@@ -50,7 +55,7 @@ SLACK = 16  # one part in so many is added to a size that has grown
 
 @dataclass(frozen=True)
 class Replan:
-    """One time the plan was made anew.
+    """One replanning.
 
     step: hot steps before it took over; reason: "larger", "sparse" or "different";
     seconds: of solving; arena_bytes: from then on; adopted: False where no plan was
@@ -257,7 +262,7 @@ class Replanner:
         plan = self.plan
         self._sparse = sparse = sparse_buffers(plan, self._replay.touched()[begin:end])
         if sparse.any() and self._work.affordable(len(sparse)):
-            self._work.start("sparse", lambda: solved_apart(plan, sparse, METHOD))
+            self._work.start("sparse", lambda: solved_apart(plan, sparse))
         else:
             self._replay.unsettle(False)
 

@@ -7,13 +7,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from memplan.applying.payoff import GivenUp
-from memplan.applying.preload import LargeRequests, large_requests
 from memplan.applying.replan import Replan
 from memplan.applying.residency import Memory
 from memplan.core.plan import DeviceRun, Plan, RunStats
 from memplan.recording.ranks import rank
-from memplan.recording.stats import Spread, StepSpreads, run_stats, step_spreads
-from memplan.recording.step_clock import StepClock
+from memplan.recording.usage import (
+    Spread,
+    StepClock,
+    StepSpreads,
+    run_stats,
+    step_spreads,
+)
 
 SCHEMA = "memplan.apply-report"
 VERSION = 1
@@ -52,7 +56,7 @@ class Report:
     interrupted_requests: between `interrupt` and `resume`, not counted elsewhere.
     replans: each time the plan was made anew; given_up: each time it did not pay, and
     all requests went to the default allocator, until it was made anew. memory: where
-    it lived, on the CPU. malloc: what `apply --malloc` served, None without it.
+    it lived, on the CPU.
     device: "cpu" or "cuda"; devices: `memplan.applying.cuda.stats` of each CUDA device;
     device_memory: what torch and the driver say of each; device_seconds: over the later
     half of the steps, by the device's own clock. fault: why nothing was planned though
@@ -82,7 +86,6 @@ class Report:
     replans: tuple[Replan, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
     memory: Memory | None = None
-    malloc: LargeRequests | None = None
     device: str = "cpu"
     devices: dict[int, dict[str, int]] = field(default_factory=dict)
     device_memory: dict[int, DeviceMemory] = field(default_factory=dict)
@@ -128,7 +131,6 @@ def make_report(
         recorded=plan.provenance.recorded,
         spread=step_spreads(boundaries),
         threads=_threads(),
-        malloc=large_requests(),
         recorded_threads=plan.provenance.program.threads,
         device=plan.provenance.device,
         **more,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memplan.recording.resident import peak_resident_bytes, resident_bytes
+from memplan.recording.usage import peak_resident_bytes, resident_bytes
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Replay

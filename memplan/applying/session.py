@@ -23,7 +23,7 @@ from memplan.core.planfile import read_plan
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.recording.boundary import Boundaries
 from memplan.recording.shim import install
-from memplan.recording.step_clock import StepClock
+from memplan.recording.usage import StepClock
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.placement import UNPLANNED
-from memplan.core.plan import UNMARKED, Plan
+from memplan.core.plan import UNMARKED, UNPLANNED, Plan
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Table

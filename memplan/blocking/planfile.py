@@ -14,28 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from memplan.blocking.cost.evaluation import Evaluation
-from memplan.blocking.cost.evaluation_file import (
-    BUFFER,
-    BUFFER_MORE,
-    SHARE,
-    buffer_entry,
-    read_bits,
-    read_buffer,
-    read_share,
-    share_entry,
-)
-from memplan.blocking.cost.timed_memories import MINIMIZED
-from memplan.blocking.cost.timing_file import (
-    FRONT,
-    front_entries,
-    latency_entry,
-    read_front,
-    read_latency,
-)
-from memplan.blocking.nest.array_file import mapping_entry, read_mapping
-from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer
+from memplan.blocking.cost.evaluation import Evaluation, Placed
+from memplan.blocking.cost.latency import Latency, Port
+from memplan.blocking.cost.placement import Share
+from memplan.blocking.cost.timed_memories import MINIMIZED, FrontPoint
+from memplan.blocking.nest.array import Array, MappingSearch
+from memplan.blocking.nest.counts import Buffer
+from memplan.blocking.nest.layer import DIMS, MAX_SIZE, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.nest.precision import MAX_BITS, MULTIPLIERS, Precision
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.errors import FormatError, InputError, UsageError
 from memplan.files import atomic_write, refuse_overwrite
@@ -44,6 +31,198 @@ from memplan.formats.strictjson import parse, shown
 from memplan.formats.table import Table, check_version
 from memplan.version import __version__
 
+_COUNTS = ("begin", "end", "elements", "reads", "writes", "fills", "drains")
+BUFFER = frozenset({*_COUNTS, "level", "name", "tensor"})
+BUFFER_MORE = frozenset({"slides"})  # of those that slide
+SHARE = frozenset({"accesses", "level", "pJ", "tensor"})
+_BITS = frozenset({"input", "kernel", "multiplier", "output", "partial"})
+
+
+def buffer_entry(placed: Placed) -> dict[str, object]:
+    """As `read_buffer` takes it."""
+    return {
+        "level": placed.level,
+        "name": placed.name,
+        "tensor": placed.tensor.value,
+        **{key: getattr(placed.buffer, key) for key in _COUNTS},
+        **({"slides": True} if placed.buffer.slides else {}),
+    }
+
+
+def share_entry(share: Share) -> dict[str, object]:
+    """As `read_share` takes it."""
+    return {
+        "accesses": share.accesses,
+        "level": share.level,
+        "pJ": share.pj,
+        "tensor": share.tensor.value,
+    }
+
+
+def read_bits(table: Table) -> Precision:
+    """What `bits` says; 16 where it is missing, as in older plans."""
+    if "bits" not in table.fields:
+        return Precision()
+    own = table.table("bits", _BITS)
+    multiplier = own.text("multiplier")
+    if multiplier not in MULTIPLIERS:
+        problem = f"is {shown(multiplier)}, and none of {', '.join(MULTIPLIERS)}"
+        raise own.error("multiplier", problem)
+    given = {key: own.integer(key, 1, MAX_BITS) for key in _BITS - {"multiplier"}}
+    return Precision(**given, multiplier=multiplier)
+
+
+def read_buffer(table: Table, nest: Nest, bits: Precision) -> Placed:
+    """A buffer of the nest, of elements of these bits."""
+    tensor, loops = _tensor(table), len(nest.loops)
+    end = table.integer("end", 1, loops) if loops else 0
+    counts = {key: table.integer(key) for key in ("reads", "writes", "fills", "drains")}
+    buffer = Buffer(
+        table.integer("begin", 0, max(end - 1, 0)),
+        end,
+        table.integer("elements", 1),
+        **counts,
+        bits=bits.held(tensor),
+        last_bits=bits.last(tensor),
+        slides="slides" in table.fields and table.flag("slides"),
+    )
+    return Placed(table.text("name"), tensor, table.text("level"), buffer)
+
+
+def read_share(table: Table) -> Share:
+    """A share of the energy."""
+    accesses = table.integer("accesses")
+    return Share(table.text("level"), _tensor(table), accesses, table.number("pJ"))
+
+
+def _tensor(table: Table) -> Tensor:
+    text = table.text("tensor")
+    try:
+        return Tensor(text)
+    except ValueError:
+        names = ", ".join(tensor.value for tensor in Tensor)
+        raise table.error("tensor", f"is {shown(text)}, and none of {names}") from None
+
+
+_LATENCY = frozenset({"bounded", "cycles", "edges", "ports", "stalls", "steps"})
+FRONT = frozenset({"cycles", "energy_pJ", "string"})
+_PORT = frozenset({"bandwidth", "bytes", "level", "tensor", "way"})
+_WAYS = ("both", "reads", "writes")
+_MOST_STALLS = 64
+
+
+def latency_entry(found: Latency) -> dict[str, object]:
+    """As `read_latency` takes it."""
+    return {
+        "bounded": found.bounded,
+        "cycles": found.cycles,
+        "edges": found.edges,
+        "ports": [
+            {
+                "bandwidth": port.bandwidth,
+                "bytes": port.nbytes,
+                "level": port.level,
+                "tensor": None if port.tensor is None else port.tensor.value,
+                "way": port.way,
+            }
+            for port in found.ports
+        ],
+        "stalls": dict(found.stalls),
+        "steps": found.steps,
+    }
+
+
+def read_latency(file: Table) -> Latency | None:
+    """What `latency` says, if it is there. Raises FormatError where it cannot be."""
+    if file.fields.get("latency") is None:
+        return None
+    table = file.table("latency", _LATENCY)
+    stalls = table.fields["stalls"]
+    if not isinstance(stalls, dict) or len(stalls) > _MOST_STALLS:
+        raise table.error("stalls", "must be an object of cycles by level")
+    own = table.inside(stalls, table.name("stalls"), frozenset(stalls))
+    name = table.name("ports")
+    rows = enumerate(table.rows("ports"))
+    found = Latency(
+        table.integer("steps", 1, MAX_SIZE**3),
+        table.number("cycles"),
+        {level: own.number(level) for level in stalls},
+        table.number("edges"),
+        tuple(_port(table.inside(row, f"{name}[{i}]", _PORT)) for i, row in rows),
+        table.flag("bounded"),
+    )
+    if found.cycles < found.steps:
+        raise table.error("cycles", f"are less than the datapath's {found.steps}")
+    return found
+
+
+def _port(table: Table) -> Port:
+    tensor: Tensor | None = None
+    if table.fields["tensor"] is not None:
+        text = table.text("tensor")
+        if text not in {one.value for one in Tensor}:
+            raise table.error("tensor", f"is {shown(text)}, and no tensor")
+        tensor = Tensor(text)
+    way, bandwidth = table.text("way"), table.number("bandwidth")
+    if way not in _WAYS:
+        raise table.error("way", f"is {shown(way)}, and none of {', '.join(_WAYS)}")
+    if not bandwidth:
+        raise table.error("bandwidth", "is 0, and must be bytes a cycle")
+    return Port(table.text("level"), tensor, way, table.number("bytes"), bandwidth)
+
+
+def front_entries(front: tuple[FrontPoint, ...]) -> list[dict[str, object]]:
+    """As `read_front` takes each."""
+    return [
+        {"cycles": one.cycles, "energy_pJ": one.energy, "string": one.string}
+        for one in front
+    ]
+
+
+def read_front(table: Table) -> FrontPoint:
+    """One point."""
+    return FrontPoint(
+        table.number("energy_pJ"), table.number("cycles"), table.text("string")
+    )
+
+
+_KEYS = frozenset({"complete", "mappings", "pruned", "searched", "sides"})
+
+
+def mapping_entry(found: MappingSearch | None) -> dict[str, object] | None:
+    """As `read_mapping` takes it."""
+    if found is None:
+        return None
+    return {
+        "complete": found.complete,
+        "mappings": found.mappings,
+        "pruned": found.pruned,
+        "searched": found.searched,
+        "sides": list(found.array.sides),
+    }
+
+
+def read_mapping(file: Table) -> MappingSearch:
+    """What `mapping` says. Raises FormatError where it cannot be."""
+    table = file.table("mapping", _KEYS)
+    given = table.rows("sides")
+    sides = table.integers(given, lambda i: f"sides[{i}]", 1).tolist()
+    try:
+        array = Array(tuple(sides))
+    except UsageError as error:
+        raise table.error("sides", f"cannot be: {error}") from None
+    found = MappingSearch(
+        array,
+        table.integer("mappings", 1),
+        table.integer("pruned"),
+        table.integer("searched", 1),
+        table.flag("complete"),
+    )
+    if found.open < 0:
+        raise table.error("mappings", "are fewer than were pruned and searched")
+    return found
+
+
 SCHEMA = "memplan.blocking-plan"
 VERSION = 1
 MAX_BYTES = 16 << 20
@@ -51,14 +230,14 @@ _SAME = 1e-9  # relative; energies that differ by more are not of the same acces
 
 T = TypeVar("T")
 
-_REMEDY = "make the plan anew with memplan blocking optimize"
-_KEYS = frozenset({"budget", "curve", "layers", "memory", "producer"})
-_KEYS |= {"schema", "version"}
+_REMEDY = "make a new plan with memplan blocking optimize"
+_PLANFILE_KEYS = frozenset({"budget", "curve", "layers", "memory", "producer"})
+_PLANFILE_KEYS |= {"schema", "version"}
 _ENTRY = frozenset({"buffers", "compulsory_pJ", "count", "energy_pJ", "layer"})
 _ENTRY |= {"mac_pJ", "search", "shares", "sram_bytes", "string", "unroll"}
 _LAYER = frozenset({"kernel", "name", "stride", *DIMS})
 _SEARCH = frozenset({"lower_bound_pJ", "method", "proved_optimal", "seconds"})
-# What plans of old do not name.
+# Keys that older plans lack.
 _SPACE = frozenset({"front", "lower_bound", "mapping", "minimized", "space"})
 _NEW = frozenset({"bits", "latency"})
 _POINT = frozenset({"area_mm2", "budget", "energy_pJ", "sram_bytes"})
@@ -154,7 +333,7 @@ def _plan(value: object, name: str) -> BlockingPlan:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise FormatError(name, f"is no blocking plan, which says {SCHEMA!r}", _REMEDY)
     check_version(name, value, VERSION, "blocking plan", _REMEDY)
-    table = Table.of(value, name, _KEYS, remedy=_REMEDY)
+    table = Table.of(value, name, _PLANFILE_KEYS, remedy=_REMEDY)
     table.text("producer")
     layers = _each(table, "layers", _ENTRY, _planned, _NEW)
     if not layers:

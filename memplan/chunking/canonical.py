@@ -1,17 +1,316 @@
-"""The form of a program in which regions are searched."""
+"""The form of a program in which regions are searched.
+
+Masks that are known before the run are removed, repeated keys and values are grouped,
+products whose results are split become one product for each part, and group norm
+becomes two passes.
+"""
 
 from __future__ import annotations
 
-from memplan.chunking import groupnorm
-from memplan.chunking.grouped import with_grouped_heads
-from memplan.chunking.masks import without_known_masks
-from memplan.chunking.parted import parted
+import operator
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+
+from memplan.chunking.masks import options_of, without_known_masks
+from memplan.chunking.rules.lowered import group_norm_apply, group_norm_statistics
 from memplan.graph.infer import Inference
-from memplan.graph.program import Program
+from memplan.graph.lower import without_dead
+from memplan.graph.program import Argument, Op, Program, Ref, Step, refs
 
 
 def searchable(program: Program, inference: Inference) -> Program:
-    """`program`, as lowered, with what keeps operators from being sliced undone."""
-    for change in (without_known_masks, with_grouped_heads, parted, groupnorm.split):
+    """The canonical form of a lowered program."""
+    for change in (without_known_masks, with_grouped_heads, parted, with_two_passes):
         program = change(program, inference)
     return program
+
+
+THROUGH = {"aten.reshape", "aten._unsafe_view", "aten.clone"}
+
+
+def with_grouped_heads(program: Program, inference: Inference) -> Program:
+    """The program with keys and values that several heads of queries share passed to
+    attention once, not repeated; only without a mask, since some kernels with a mask
+    do not support groups."""
+    makers = {op.name: op for op in program.ops if isinstance(op, Op)}
+    new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
+    for step in program.ops:
+        if isinstance(step, Op) and step.key == "aten.scaled_dot_product_attention":
+            made = _grouped(program, step, makers)
+            inference.add(new, made)
+            new.ops.append(made)
+        else:
+            new.ops.append(step)
+    return without_dead(new)
+
+
+def _grouped(program: Program, op: Op, makers: dict[str, Op]) -> Op:
+    options = options_of(op)
+    if "attn_mask" in options or "enable_gqa" in options:
+        return op
+    sources = [_source(program, arg.name, makers) for arg in op.args[1:3]]
+    if None in sources:
+        return op
+    key, value = (program.metas[name] for name in sources if name is not None)
+    if key.shape[1] != value.shape[1]:
+        return op
+    args = (op.args[0], *(Ref(name) for name in sources if name is not None))
+    return Op(op.name, op.target, args, {**options, "enable_gqa": True}, op.line)
+
+
+def _source(program: Program, name: str, makers: dict[str, Op]) -> str | None:
+    """The value [B, groups, S, D] whose heads [B, heads, S, D] repeats, or None."""
+    result = program.metas[name].shape
+    op = makers.get(name)
+    while op is not None and op.key in THROUGH:
+        op = makers.get(op.args[0].name)
+    if op is None or op.key != "aten.expand" or len(result) != 4:
+        return None
+    wide = program.metas[op.name].shape
+    added = makers.get(op.args[0].name)
+    if added is None or added.key != "aten.unsqueeze" or len(wide) != 5:
+        return None
+    source = program.metas[added.args[0].name].shape
+    if program.metas[added.name].shape != (*source[:2], 1, *source[2:]):
+        return None
+    batch, groups, times, *rest = wide
+    if (batch, groups, *rest) != tuple(source) or times == 1:
+        return None
+    if tuple(result) != (batch, groups * times, *rest):
+        return None
+    return str(added.args[0].name)
+
+
+SPLITS = {"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unsafe_chunk"}
+FEWEST = 64  # features of a part: products of fewer columns are slow
+
+# Of each product, where its weight stands, the weight's dimension of features, and
+# where its bias stands.
+PRODUCTS = {
+    "aten.linear": (1, 0, 2),
+    "aten.addmm": (2, 1, 0),
+    "aten.mm": (1, 1, None),
+    "aten.matmul": (1, 1, None),
+}
+
+
+def parted(program: Program, inference: Inference) -> Program:
+    """The program with one product for each part, if a product's result is only split
+    along its features.
+
+    A model that projects to queries, keys and values together keeps all three until the
+    last is used, and no slice of heads is a window of the whole. Separate products give
+    the same numbers, each with memory of its own.
+    """
+    users: dict[str, list[Op]] = {}
+    makers: dict[str, Op] = {}
+    for op in program.ops:
+        if isinstance(op, Op):
+            makers[op.name] = op
+            for name in dict.fromkeys(op.operands()):
+                users.setdefault(name, []).append(op)
+    given = set(refs(program.outputs))
+    parts: dict[str, list[Op]] = {}  # by the product in whose place they stand
+    gone: set[str] = set()
+    for op in program.ops:
+        chain = _chain(program, op, makers, users, given) if isinstance(op, Op) else []
+        if chain:
+            parts[chain[-1].name] = list(_parts(program, chain, users[chain[0].name]))
+            gone.update(each.name for each in (*chain, *users[chain[0].name]))
+    if not parts:
+        return program
+    new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
+    for step in program.ops:
+        if isinstance(step, Op) and step.name in gone:
+            for each in parts.get(step.name, []):
+                inference.add(new, each)
+                new.ops.append(each)
+            continue
+        if isinstance(step, Op):
+            inference.add(new, step)
+        new.ops.append(step)
+    return without_dead(new)
+
+
+def _chain(
+    program: Program,
+    split: Op,
+    makers: dict[str, Op],
+    users: dict[str, list[Op]],
+    given: set[str],
+) -> list[Op]:
+    """The split, the reshapes before it, and their product; empty if there is none, or
+    if its result has other users."""
+    if not _splits_features(program, split, users.get(split.name, [])):
+        return []
+    chain = [split]
+    source = split.args[0]
+    features = program.metas[source.name].shape[-1]
+    while source.name not in given and len(users[source.name]) == 1:
+        op = makers.get(source.name)
+        if op is None or program.metas[op.name].shape[-1] != features:
+            break
+        chain.append(op)
+        if op.key in PRODUCTS and _plain(program, op):
+            return chain
+        if op.key != "aten.reshape":
+            break
+        source = op.args[0]
+    return []
+
+
+def _splits_features(program: Program, split: Op, takers: list[Op]) -> bool:
+    """Whether an operator splits the last dimension into wide enough parts."""
+    if split.key not in SPLITS or not takers:
+        return False
+    last = len(program.metas[split.args[0].name].shape) - 1
+    return (
+        _dimension(split) in (-1, last)
+        and all(each.target is operator.getitem for each in takers)
+        and min(meta.shape[-1] for meta in program.metas[split.name]) >= FEWEST
+    )
+
+
+def _dimension(split: Op) -> int:
+    value = split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
+    return int(value)
+
+
+def _plain(program: Program, op: Op) -> bool:
+    """Whether weight and bias are parameters with one row or number per feature."""
+    at, dim, bias = PRODUCTS[op.key]
+    weight = op.args[at]
+    if op.kwargs or weight.name not in program.constants:
+        return False
+    if bias is None or len(op.args) <= bias or op.args[bias] is None:
+        return len(program.metas[weight.name].shape) == 2
+    if op.args[bias].name not in program.constants:
+        return False
+    sizes = program.metas[op.args[bias].name].shape
+    return tuple(sizes) == (program.metas[weight.name].shape[dim],)
+
+
+def _parts(program: Program, chain: list[Op], takers: list[Op]) -> Iterator[Op]:
+    """The products of the parts that are used, and their reshapes; the last has the
+    name of the part."""
+    split, product = chain[0], chain[-1]
+    sizes = [meta.shape[-1] for meta in program.metas[split.name]]
+    starts = [0, *accumulate(sizes)]
+    done: dict[int, str] = {}
+    for taker in takers:
+        index = taker.args[1] % len(sizes)
+        if index in done:  # taken once more
+            shape = list(program.metas[taker.name].shape)
+            again = (Ref(done[index]), shape)
+            yield Op(taker.name, torch.ops.aten.reshape.default, again, {}, taker.line)
+            continue
+        done[index] = taker.name
+        ends = starts[index], starts[index + 1]
+        names = [f"{taker.name}_{each.name}" for each in chain[:1:-1]]
+        names = [*names, taker.name]
+        yield from _product(product, names[0], ends)
+        for op, name, source in zip(chain[-2:0:-1], names[1:], names[:-1], strict=True):
+            shape = [*program.metas[op.name].shape[:-1], sizes[index]]
+            yield Op(name, op.target, (Ref(source), shape), {}, op.line)
+
+
+def _product(product: Op, name: str, ends: tuple[int, int]) -> Iterator[Op]:
+    """The product for the features in the range `ends`."""
+    at, dim, bias = PRODUCTS[product.key]
+    args: list[Argument] = list(product.args)
+    for place, along in ((at, dim), (bias, 0)):
+        if place is None or place >= len(args) or args[place] is None:
+            continue
+        part = f"{name}_{'weight' if place == at else 'bias'}"
+        cut = (args[place], along, *ends)
+        yield Op(part, torch.ops.aten.slice.Tensor, cut, {}, product.line)
+        args[place] = Ref(part)
+    yield Op(name, product.target, tuple(args), {}, product.line)
+
+
+EPSILON = 1e-5
+
+
+def with_two_passes(program: Program, inference: Inference) -> Program:
+    """The program with each group norm as statistics and their application.
+
+    Statistics need all elements of a group; applying them does not, so a loop can.
+    """
+    new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
+    for step in program.ops:
+        if isinstance(step, Op) and step.key == "aten.group_norm":
+            for op in _passes(step):
+                inference.add(new, op)
+                new.ops.append(op)
+        else:
+            new.ops.append(step)
+    return new
+
+
+def _passes(op: Op) -> list[Op]:
+    x, groups, weight, bias, eps = _arguments(op)
+    both = f"{op.name}_both"
+    mean, rstd = f"{op.name}_mean", f"{op.name}_rstd"
+    applied = (x, Ref(mean), Ref(rstd), weight, bias)
+    return [
+        Op(both, group_norm_statistics, (x, groups, eps), {}, op.line),
+        Op(mean, operator.getitem, (Ref(both), 0), {}, op.line),
+        Op(rstd, operator.getitem, (Ref(both), 1), {}, op.line),
+        Op(op.name, group_norm_apply, applied, {}, op.line),
+    ]
+
+
+def _arguments(op: Op) -> tuple[Argument, ...]:
+    names = ("weight", "bias", "eps")
+    defaults = (None, None, EPSILON)
+    rest = list(op.args[2:5])
+    for name, default in list(zip(names, defaults, strict=True))[len(rest) :]:
+        rest.append(op.kwargs.get(name, default))
+    return (*op.args[:2], *rest)
+
+
+def rejoined(program: Program) -> Program:
+    """The program with two passes joined again if neither is in a loop."""
+    made = {step.name: step for step in program.ops if isinstance(step, Op)}
+    ops: list[Step] = []
+    for step in program.ops:
+        if isinstance(step, Op) and step.target is group_norm_apply:
+            x, mean, _, weight, bias = step.args
+            both = made[mean.name].args[0].name
+            _, groups, eps = made[both].args
+            args = (x, groups, weight, bias, eps)
+            joined = torch.ops.aten.group_norm.default
+            ops.append(Op(step.name, joined, args, {}, step.line))
+        else:
+            ops.append(step)
+    used = {name for step in ops for name in step.operands()}
+    spare = {
+        step.name
+        for step in ops
+        if isinstance(step, Op)
+        and (step.target is group_norm_statistics or _of_statistics(step, made))
+    }
+    dead = {name for name in spare if name not in used}
+    dead |= {
+        name
+        for name in spare
+        if made[name].target is group_norm_statistics
+        and not any(
+            isinstance(step, Op) and name in step.operands() and step.name not in dead
+            for step in ops
+        )
+    }
+    kept = [step for step in ops if not (isinstance(step, Op) and step.name in dead)]
+    return replace(program, ops=kept)
+
+
+def _of_statistics(op: Op, made: dict[str, Op]) -> bool:
+    source = op.args[0] if op.target is operator.getitem else None
+    return isinstance(source, Ref) and (
+        made[source.name].target is group_norm_statistics
+        if source.name in made
+        else False
+    )

@@ -6,55 +6,62 @@ import math
 import os
 import time
 from dataclasses import replace
-from typing import Any
 
-from memplan.chunking.budget import Budget, parse_budget
-from memplan.chunking.build import Workbench
-from memplan.chunking.oldplan import trials_of
-from memplan.chunking.options import BudgetError, ChunkOptions
-from memplan.chunking.parts import Target, export_parts
-from memplan.chunking.plan import ChunkPlan
+from torch import nn
+
+from memplan.chunking.inputs import Inputs
+from memplan.chunking.module import Chunked
+from memplan.chunking.options import (
+    Budget,
+    BudgetError,
+    ChunkOptions,
+    parse_budget,
+    too_large,
+    too_slow,
+)
+from memplan.chunking.parts import Exports, Target, export_parts
+from memplan.chunking.plan import ChunkPlan, fingerprint
 from memplan.chunking.planfile import read_chunk_plan
-from memplan.chunking.refusals import too_large, too_slow
+from memplan.chunking.region import NotLoopableError, chunked
 from memplan.chunking.search import Search, Trial
 from memplan.chunking.shapes import OtherSizes
 from memplan.chunking.timing import calibrated
-from memplan.chunking.trial import Inputs
+from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError, UsageError
-from memplan.graph.export import first_line
+from memplan.graph.liveness import profile
 from memplan.units import format_bytes
 
-TIMED = 3  # plans that are timed for real
-STEPS_DOWN = 24  # of a search for the least
-NEAR = 0.95  # what was not found, over the lowest found, where that search ends
-ROUNDS = 4  # the budget is tightened where the allocator needs more than estimated
+TIMED = 3  # plans that are timed, not only estimated
+STEPS_DOWN = 24  # at most, of the search for the least budget
+NEAR = 0.95  # that search ends when the highest failed budget is this near the best
+AGAIN = "search again with --budget"
+ROUNDS = 4  # tries with a tighter goal, if the allocator needs more than estimated
 
 
 def chunk(
-    model: Any,
-    inputs: Any,
+    model: nn.Module,
+    inputs: object,
     budget: str | int | None = None,
     plan: str | os.PathLike[str] | ChunkPlan | None = None,
     options: ChunkOptions | None = None,
-) -> Any:
-    """`model` as a module whose inference keeps to a memory budget.
+) -> Chunked:
+    """Return `model` as a module whose inference keeps to a memory budget.
 
-    inputs: a tuple of the arguments of its forward, a mapping of keyword arguments, or
-    one tensor; the result runs on inputs of their shapes. budget: for activations,
-    beyond parameters and inputs: bytes, as in "512MiB", a share of what they take now,
-    as in "20%", or "min". plan: a ChunkPlan or its file, made of the same model and
-    shapes, instead of a search; it is checked, measured and timed as if found now.
+    inputs: a tuple of arguments of its forward, a mapping of keyword arguments, or one
+    tensor; the result runs on inputs of the same shapes. budget: for activations,
+    without parameters and inputs: bytes, as in "512MiB", a share of today's peak, as in
+    "20%", or "min". plan: a ChunkPlan or its file, made for the same model and shapes;
+    it replaces the search, and is checked, measured and timed like a new one.
 
-    The module returned gives what `model` gives: the same bits, or within rounding of
-    them; that was checked on these inputs and on random ones, its memory was measured
-    and its time compared. It has the ChunkPlan as `memplan`.
+    The module returns the same bits as `model`, or the same within rounding. This is
+    checked on these inputs and on random ones; memory and time are measured. Its
+    attribute `memplan` is the ChunkPlan.
 
-    Ctrl-C ends the search with the best found until then, if that keeps to the budget.
+    Ctrl-C ends the search; the best module so far is returned if it fits the budget.
 
-    Raises BudgetError (a NoPlanError) where nothing found keeps to the budget, or
-    takes longer than options.max_slowdown allows;
-    UsageError for arguments that make no sense, a model in training mode among them;
-    InputError for models that fail, and for plans of others.
+    Raises BudgetError (a NoPlanError) if no plan fits the budget within
+    options.max_slowdown; UsageError for contradictory arguments and for a model in
+    training mode; InputError for a model that fails and a plan of another model.
     """
     options = options or ChunkOptions()
     if (budget is None) == (plan is None):
@@ -68,26 +75,29 @@ def chunk(
 
 
 class _Chunking:
-    def __init__(self, model: Any, inputs: Any, options: ChunkOptions) -> None:
-        import torch
-
-        if not isinstance(model, torch.nn.Module):
+    def __init__(self, model: nn.Module, inputs: object, options: ChunkOptions) -> None:
+        if not isinstance(model, nn.Module):
             raise UsageError(
-                f"a model is an nn.Module, and this is {type(model).__name__}"
+                f"the model must be an nn.Module, not {type(model).__name__}"
             )
         if model.training:
             raise UsageError("the model is in training mode; call model.eval() first")
         self._model, self._options = model, options
         self._inputs = Inputs.of(inputs)
 
-    def ready(self, module: Any) -> Any:
+    def ready(self, module: Chunked) -> Chunked:
         """The module, able to prepare for inputs of other sizes."""
         programs = {each.path: each.program for each in self._exports.targets}
         others = OtherSizes(programs, self._options.progress)
         module.accept(self._inputs, others, self._options.other_sizes)
         return module
 
-    def run(self, budget: str | int | None, plan: Any) -> Any:
+    def run(
+        self,
+        budget: str | int | None,
+        plan: str | os.PathLike[str] | ChunkPlan | None,
+    ) -> Chunked:
+        """Search, or reuse `plan`, and return the module."""
         wanted = None if budget is None else parse_budget(budget)
         progress = self._options.progress
         progress("running the model")
@@ -101,15 +111,15 @@ class _Chunking:
         assert wanted is not None
         limit = wanted.bytes_of(self._before)
         if self._before <= limit:
-            return self._bench.unchanged(limit, "it fits the budget as it is")
+            return self._bench.unchanged(limit, "it fits the budget unchanged")
         if not self._exports.targets:
-            nothing = self._bench.unchanged(limit, "nothing of it can be exported")
+            nothing = self._bench.unchanged(limit, "no part of it can be exported")
             if wanted.least:
                 return nothing
-            raise too_large(nothing, limit, self._before)
+            raise too_large(nothing, limit, self._before, [])
         return self._searched(wanted, limit)
 
-    def _searched(self, wanted: Budget, limit: int) -> Any:
+    def _searched(self, wanted: Budget, limit: int) -> Chunked:
         self._machine = calibrated(self._bench.device)
         self._whole = self._bench.seconds_once()
         limit_s = self._options.time_limit
@@ -122,11 +132,11 @@ class _Chunking:
             raise self._refusal(limit)
         return self._accepted(self._bench.fastest(found, self._enough), limit)
 
-    def _least(self) -> Any:
-        """The lowest peak that is fast enough: down by steps, and between the lowest
-        found and what was not to be found, until these are near each other."""
-        best: Any = None
-        slow: Any = None
+    def _least(self) -> Chunked:
+        """The module with the lowest peak that is fast enough, by bisection between
+        the best budget found and the highest that failed."""
+        best: Chunked | None = None
+        slow: Chunked | None = None
         low, high, limit = 0, self._before, self._before // 2
         for _ in range(STEPS_DOWN):
             try:
@@ -148,27 +158,26 @@ class _Chunking:
             if self._interrupted or low > NEAR * high or time.monotonic() > self._stop:
                 break
             limit = (low + high) // 2 if low else int(0.85 * high)
-        if best is None and slow is None:
-            return self._bench.unchanged(self._before, "nothing found needs less")
         if best is None:
+            if slow is None:
+                return self._bench.unchanged(self._before, "no plan needs less")
             return self._accepted(slow, self._peak(slow))
         best.memplan = replace(best.memplan, budget_bytes=high)
         return self._accepted(best, high)
 
-    def _peak(self, module: Any) -> int:
+    def _peak(self, module: Chunked) -> int:
         return int(module.memplan.measured_bytes_after)
 
-    def _within(self, limit: int) -> list[Any]:
-        """Modules whose measured peak is at most `limit` bytes, best by the model
-        first, and whose results are right.
+    def _within(self, limit: int) -> list[Chunked]:
+        """Correct modules whose measured peak is at most `limit` bytes, best first.
 
         Raises KeyboardInterrupt if Ctrl-C ended the search before there was one.
         """
         goal = limit
-        self._nearest = None
+        self._nearest: Chunked | None = None
         for _ in range(ROUNDS):
-            good: list[Any] = []
-            short = []  # the search's and the measured peaks of those that do not fit
+            good: list[Chunked] = []
+            short = []  # estimated and measured peaks of the modules that do not fit
             for trials in self._trials(goal):
                 try:
                     module = self._bench.build(trials, limit)
@@ -195,12 +204,12 @@ class _Chunking:
         return []
 
     def _estimated(self, trials: dict[str, Trial]) -> int:
-        """The peak that the search sees in trials, all parts together."""
+        """The estimated peak of all parts together."""
         targets = self._exports.targets
         return max(each.outside + trials[each.path].peak for each in targets)
 
     def _trials(self, goal: int) -> list[dict[str, Trial]]:
-        """Of each way to keep to `goal` bytes, the trial of each exported part."""
+        """Ways to keep to `goal` bytes: each has a trial for every exported part."""
         ways: list[dict[str, Trial]] = []
         for target in self._exports.targets:
             search = self._search(target)
@@ -213,7 +222,7 @@ class _Chunking:
         return ways
 
     def _found(self, search: Search, room: int) -> list[Trial]:
-        """The search's trials within `room` bytes; those until then, on Ctrl-C."""
+        """Trials within `room` bytes; after Ctrl-C, those found so far."""
         if search.start.peak <= room:
             return [search.start]
         if self._interrupted:
@@ -243,41 +252,38 @@ class _Chunking:
         slow = self._options.max_slowdown
         return math.inf if slow is None else slow
 
-    def _too_slow(self, module: Any) -> bool:
+    def _too_slow(self, module: Chunked) -> bool:
         return bool(module.memplan.slowdown > self._enough)
 
-    def _accepted(self, module: Any, limit: int) -> Any:
+    def _accepted(self, module: Chunked, limit: int) -> Chunked:
         """The module found. Raises BudgetError if it is too slow."""
         if self._too_slow(module):
             fits = f"fits {format_bytes(limit)}"
-            raise too_slow(module, self._enough, fits, "give more memory (--budget)")
+            raise too_slow(module, self._enough, fits, "raise the budget (--budget)")
         if self._interrupted:
-            reason = "the search was interrupted, and this is the best found until then"
+            reason = "the search was interrupted; this is the best plan so far"
             module.memplan = replace(module.memplan, reason=reason)
         return module
 
     def _refusal(self, limit: int) -> BudgetError:
-        nearest = self._nearest or self._bench.unchanged(limit, "nothing found")
-        return too_large(nearest, limit, self._before)
+        nearest = self._nearest or self._bench.unchanged(limit, "no plan found")
+        return too_large(nearest, limit, self._before, self._bench.rejections)
 
-    def _reuse(self, plan: Any) -> Any:
-        """The module of a plan that was found before, checked anew."""
+    def _reuse(self, plan: str | os.PathLike[str] | ChunkPlan) -> Chunked:
+        """The module of a stored plan, checked and measured like a new one."""
         old = plan if isinstance(plan, ChunkPlan) else read_chunk_plan(plan)
         name = "the plan" if isinstance(plan, ChunkPlan) else os.fspath(plan)
         trials = trials_of(old, name, self._exports)
-        try:
-            module = self._bench.build(trials, old.budget_bytes)
-        except Exception as error:
-            raise InputError(
-                f"{name} does not run on this model: {first_line(error)}; make it anew"
-            ) from error
+        module = self._bench.build(trials, old.budget_bytes)
         if module is None:
-            raise InputError(f"{name} gives other results than the model; make it anew")
+            raise InputError(
+                f"{name} does not fit this model: {self._bench.rejections[-1]}; {AGAIN}"
+            )
         after = module.memplan.measured_bytes_after
         if old.status == "chunked" and after > old.budget_bytes:
             raise BudgetError(
                 f"{name} needs {format_bytes(after)} here, above its budget of "
-                f"{format_bytes(old.budget_bytes)}; make it anew",
+                f"{format_bytes(old.budget_bytes)}; {AGAIN}",
                 after,
                 module.memplan.peak_after.get("line", ""),
                 module,
@@ -286,6 +292,32 @@ class _Chunking:
             return module
         module = self._bench.fastest([module], self._enough)
         if self._too_slow(module):
-            but = f"{name} keeps to its budget"
-            raise too_slow(module, self._enough, but, "make it anew")
+            fits = f"{name} fits its budget"
+            raise too_slow(module, self._enough, fits, AGAIN)
         return module
+
+
+def trials_of(plan: ChunkPlan, name: str, exports: Exports) -> dict[str, Trial]:
+    """The trial of each part of `plan`, which messages call `name`.
+
+    Raises InputError if the plan is of another model or other shapes.
+    """
+    targets = {target.path: target for target in exports.targets}
+    trials = {}
+    for part in plan.parts:
+        target = targets.get(part.path)
+        if target is None or fingerprint(target.program) != part.fingerprint:
+            raise InputError(
+                f"{name} was made for another model, for other shapes, or with "
+                f"another torch ({plan.torch}); chunk this model with --budget"
+            )
+        program = target.program
+        try:
+            for region in part.regions:
+                program = chunked(program, region, exports.inference)
+        except NotLoopableError as error:
+            raise InputError(
+                f"{name} does not fit this model: {error}; {AGAIN}"
+            ) from error
+        trials[part.path] = Trial(part.regions, program, profile(program))
+    return trials

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memplan.graph.liveness import lifetimes
+from memplan.errors import InputError
+from memplan.graph.liveness import in_place, lifetimes, overwrites
 from memplan.graph.program import (
+    Argument,
     Bound,
     Input,
     Loop,
+    Meta,
     Op,
     Output,
     Program,
@@ -23,17 +26,20 @@ from memplan.graph.program import (
     refs,
     results,
 )
-from memplan.graph.reuse import in_place, overwrites
+from memplan.text import printable
+
+if TYPE_CHECKING:
+    from memplan.chunking.module import Chunked
 
 INDENT = "    "
 
 
 def source(program: Program, title: str) -> str:
-    """A Python module with ``forward(inputs, weights)``.
+    """The text of a Python module with ``forward(inputs, weights)``.
 
     inputs: the tensors of `program.inputs`, in order. weights: a mapping from the names
-    of `program.constants` to tensors. It returns what `program.outputs` holds. The
-    module needs torch and nothing else.
+    of `program.constants` to tensors. It returns `program.outputs`. The module imports
+    only torch.
     """
     return "\n".join(_Writer(program, title).lines()) + "\n"
 
@@ -41,7 +47,7 @@ def source(program: Program, title: str) -> str:
 class _Writer:
     def __init__(self, program: Program, title: str) -> None:
         self._program, self._title = program, title
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions: dict[str, Callable[..., object]] = {}
 
     def lines(self) -> Iterator[str]:
         body = list(self._forward())
@@ -74,8 +80,8 @@ class _Writer:
         yield f"{INDENT}return {_text(program.outputs)}"
 
     def _steps(self, program: Program, depth: int, kept: set[str]) -> Iterator[str]:
-        """The statements of a program; names are deleted after their last use, but for
-        the `kept`."""
+        """The statements of a program; they delete names after their last use, except
+        the `kept` ones."""
         pad = INDENT * depth
         last: dict[str, int] = {}
         for i, step in enumerate(program.ops):
@@ -161,7 +167,7 @@ class _Writer:
         return f"{made}.permute({order})"
 
 
-def _text(value: Any) -> str:
+def _text(value: Argument) -> str:
     """An argument or a result as Python."""
     if isinstance(value, Ref):
         return value.name
@@ -176,7 +182,7 @@ def _text(value: Any) -> str:
     return repr(value)
 
 
-def _nest(value: Any) -> str:
+def _nest(value: Argument) -> str:
     if isinstance(value, dict):
         return (
             f"{{{', '.join(f'{key!r}: {_text(item)}' for key, item in value.items())}}}"
@@ -192,18 +198,18 @@ def _overwrites(program: Program) -> dict[str, str]:
 
 
 def _in_place(op: Op, over: dict[str, str]) -> Op:
-    """The operator, or the one that writes over its operand where that may be."""
-    operand = over.get(op.name)
-    if operand is None:
+    """The operator, or its in-place form if it may overwrite its operand."""
+    operand, written = over.get(op.name), in_place(op)
+    if operand is None or written is None:
         return op
     args = op.args
     if args[0] != Ref(operand):
         args = (args[1], args[0], *args[2:])
-    return replace(op, target=in_place(op), args=args)
+    return replace(op, target=written, args=args)
 
 
 def _ends(loop: str) -> tuple[str, str]:
-    """What a loop's range is called: its start, and its end."""
+    """The names of the start and the end of a loop's range."""
     tail = loop.removeprefix("loop_")
     return f"start_{tail}", f"stop_{tail}"
 
@@ -272,7 +278,9 @@ def _bound(bound: Bound) -> str:
     return text if bound.most is None else f"min({bound.most}, {text})"
 
 
-def compiled(text: str, name: str) -> Callable[..., Any]:
+def compiled(
+    text: str, name: str
+) -> Callable[[Sequence[object], Mapping[str, object]], tuple[object, ...]]:
     """The ``forward`` of a generated module; tracebacks show its lines."""
     import linecache
 
@@ -280,5 +288,57 @@ def compiled(text: str, name: str) -> Callable[..., Any]:
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     namespace: dict[str, Any] = {}
     exec(compile(text, file, "exec"), namespace)  # our own text, never a file's
-    forward: Callable[..., Any] = namespace["forward"]
+    forward: Callable[..., tuple[object, ...]] = namespace["forward"]
     return forward
+
+
+def emitted(module: Chunked, name: str) -> str:
+    """The Python of a module that `memplan.chunk` returned; it imports only torch.
+
+    name: of the new module, as in "chunked". Raises InputError unless the whole model
+    runs in chunks as one program.
+    """
+    whole = module.chunks.get("")
+    if whole is None:
+        parts = ", ".join(module.chunks)
+        reason = module.memplan.left_alone.get("", "")
+        why = f"only parts run in chunks ({parts})" if parts else "nothing does"
+        raise InputError(
+            "only a model that is exported whole and runs in chunks can be written as "
+            f"one module, and here {why}" + (f": {reason}" if reason else "")
+        )
+    program = whole.program
+    model = module.model
+    own = {*dict(model.named_parameters(remove_duplicate=False))}
+    own |= {*dict(model.named_buffers(remove_duplicate=False))}
+    inputs = [f"{key}: {_described(program.metas[key])}" for key in program.inputs]
+    results = len(list(refs(program.outputs)))
+    lines = [
+        "How to call it, with the model that it was made from:",
+        "",
+        f"    import {name}",
+        "    weights = dict(model.named_parameters(remove_duplicate=False))",
+        "    weights.update(model.named_buffers(remove_duplicate=False))",
+    ]
+    for place in program.constants.values():
+        if place not in own:
+            lines.append(f"    weights[{place!r}] = ...  # made in the model's code")
+    lines += [
+        "    with torch.no_grad():",
+        f"        results = {name}.forward(inputs, weights)",
+        "",
+        "inputs: a list of the tensors among the model's arguments, in order:",
+        *(f"    {each}" for each in inputs),
+        f"results: a tuple of the {results} tensors that the model gives, in order,"
+        if results != 1
+        else "results: a tuple of the one tensor that the model gives.",
+    ]
+    if results != 1:
+        lines.append("    however it nests them.")
+    header = "\n".join(f"# {printable(line)}".rstrip() for line in lines)
+    return f"{header}\n\n{whole.source}"
+
+
+def _described(meta: Meta) -> str:
+    size = "×".join(map(str, meta.shape)) or "a scalar"
+    return f"{size}, {str(meta.dtype).removeprefix('torch.')}"

@@ -1,10 +1,10 @@
-"""Live bytes along a program, loops opened, and what makes up its peak."""
+"""Live bytes along a program, including loops, and what makes up its peak."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from memplan.chunking.plan import Peak
 from memplan.graph.liveness import Beside, Profile, held_storages, owners, profile
 from memplan.graph.program import Loop, Op, Program
 from memplan.graph.workspace import temporaries
@@ -27,7 +27,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Curve:
-    """Bytes live while each operator runs, in order; a loop's body stands there once.
+    """Live bytes while each operator runs, in order; a loop's body appears once.
 
     live, operators, lines: of each position, the bytes, the operator's name as in
     ``aten.softmax``, and its `file:line`. bands: the loops, outer ones first.
@@ -40,7 +40,7 @@ class Curve:
 
     @property
     def at(self) -> int:
-        """Where the peak is, the first place; of a curve that is not empty."""
+        """The first position of the peak; the curve must not be empty."""
         return self.live.index(max(self.live))
 
 
@@ -78,12 +78,11 @@ def _walk(
         bands.append(Band(start, len(rows), -(-step.extent // step.step), depth))
 
 
-def at_peak(
-    program: Program, path: str = "", beside: Beside = temporaries
-) -> dict[str, Any]:
-    """Where a program's peak is, as reports give it: module (`path`), operator, line,
-    and the largest storages live there with their bytes. Empty for no operators.
-    beside: the bytes that an operator needs beside operands and results."""
+def at_peak(program: Program, path: str = "", beside: Beside = temporaries) -> Peak:
+    """Where a program's peak is; path: the program's module in the model.
+
+    beside: the bytes that an operator needs beside operands and results.
+    """
     live: list[tuple[str, int]] = []
     step: Op | Loop | None = None
     while program.ops and not isinstance(step, Op):
@@ -104,8 +103,8 @@ def at_peak(
 
 
 def live_at(program: Program, at: int) -> list[tuple[str, int]]:
-    """The storages live while the step at position `at` runs, with their bytes: those
-    of the program itself, none of a loop's body, no temporaries."""
+    """The storages that are live while the step at `at` runs, with their bytes; none
+    of a loop's body, and no temporaries."""
     last, owned = held_storages(program)
     return [
         (root, owned[root])

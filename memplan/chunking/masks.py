@@ -1,21 +1,23 @@
-"""Masks of attention that are known before the model runs, named for what they are.
+"""Attention masks that are known before the model runs.
 
-An export makes masks that the model itself leaves out, since it cannot ask whether they
-hide anything: a causal one where the model says `is_causal`, one that hides nothing
-where it gives none. Kernels are faster without them, and slices of queries need none.
+An export materialises masks that the model avoids: a causal mask instead of
+`is_causal`, and a mask that hides nothing. Kernels are faster without them, and slices
+of queries need none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+
+import torch
+from torch import Tensor
 
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
-from memplan.graph.program import Meta, Op, Program, Ref, mapped
+from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped
 
-SMALL = 1 << 16  # elements: values of no more are computed whole
+SMALL = 1 << 16  # elements: smaller values are computed whole
 AT_ONCE = 1 << 20  # elements of a larger value that are computed at a time
 
 # By element like those that torch marks so.
@@ -24,11 +26,10 @@ BY_ELEMENT |= {"aten.to", "aten.where"}
 
 
 def without_known_masks(program: Program, inference: Inference) -> Program:
-    """The program whose attention takes no mask that hides nothing, or that hides
-    the keys after each query: the latter becomes `is_causal`.
+    """The program without masks that hide nothing; a mask that hides the keys after
+    each query becomes `is_causal`.
 
-    Only masks that depend on neither inputs nor the model's parameters and buffers
-    are known.
+    Only masks that depend on neither inputs nor parameters and buffers are known.
     """
     masks = _Masks(program)
     new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
@@ -42,11 +43,8 @@ def without_known_masks(program: Program, inference: Inference) -> Program:
     return without_dead(new)
 
 
-def options_of(op: Op) -> dict[str, Any]:
-    """What attention is given beside query, key and value, by name, defaults left out.
-
-    Its operator takes them by place or by name.
-    """
+def options_of(op: Op) -> dict[str, Argument]:
+    """Attention's arguments besides query, key and value, by name, without defaults."""
     names = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = {**dict(zip(names, op.args[3:], strict=False)), **op.kwargs}
     return {name: value for name, value in given.items() if value}
@@ -64,7 +62,7 @@ def _unmasked(op: Op, masks: _Masks) -> Op:
 
 
 class _Masks:
-    """The values of a program that depend on nothing but their operators."""
+    """The values of a program that depend only on their operators."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -77,23 +75,21 @@ class _Masks:
                 name in self._makers for name in op.operands()
             ):
                 self._makers[op.name] = op
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, Tensor] = {}
         self._found: dict[str, str | None] = {}
 
     def hides(self, name: str) -> str | None:
-        """What a mask hides: "nothing", or "later keys"; None if anything else, or if
-        that is not known."""
+        """What a mask hides: "nothing" or "later keys"; None for anything else, and if
+        it is unknown."""
         if name not in self._found:
             try:
                 self._found[name] = self._hidden(name)
-            except Exception:  # an operator that does not run by rows
+            except NotImplementedError:  # an operator that does not run by rows
                 self._found[name] = None
             self._values.clear()
         return self._found[name]
 
     def _hidden(self, name: str) -> str | None:
-        import torch
-
         meta = self._program.metas[name]
         if name not in self._makers or len(meta.shape) < 2 or not meta.elements:
             return None
@@ -116,7 +112,7 @@ class _Masks:
                     return None
         return "nothing" if "nothing" in possible else "later keys"
 
-    def _rows(self, name: str, start: int, stop: int) -> Any:
+    def _rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows [start, stop) of a value: of its dimension -2, if it has several."""
         meta = self._program.metas[name]
         if not self._small(name):
@@ -126,7 +122,7 @@ class _Masks:
             return value
         return value.narrow(-2, start, stop - start)
 
-    def _large_rows(self, op: Op, meta: Meta, start: int, stop: int) -> Any:
+    def _large_rows(self, op: Op, meta: Meta, start: int, stop: int) -> Tensor:
         count = stop - start if meta.shape[-2] != 1 else 1
         sizes = [*meta.shape[:-2], count, meta.shape[-1]]
         if op.key == "aten.full":
@@ -146,7 +142,7 @@ class _Masks:
         # Operands are broadcast from the last dimension on: rows are rows in each.
         return self._run(op, lambda other: self._rows(other, start, stop))
 
-    def _whole(self, name: str) -> Any:
+    def _whole(self, name: str) -> Tensor:
         if name not in self._values:
             if not self._small(name):
                 raise NotImplementedError(name)
@@ -158,7 +154,7 @@ class _Masks:
         every = (meta,) if isinstance(meta, Meta) else meta
         return all(each.elements <= SMALL for each in every)
 
-    def _run(self, op: Op, value: Callable[[str], Any]) -> Any:
+    def _run(self, op: Op, value: Callable[[str], Tensor]) -> Tensor:
         args, kwargs = mapped(
             (op.args, op.kwargs),
             lambda at: value(at.name) if isinstance(at, Ref) else at,
@@ -166,10 +162,8 @@ class _Masks:
         return op.target(*args, **kwargs)
 
 
-def _shown(mask: Any) -> Any:
-    """Where a mask lets keys through; None if it does more than hide others."""
-    import torch
-
+def _shown(mask: Tensor) -> Tensor | None:
+    """Where a mask shows keys; None if it does more than hide the others."""
     if mask.dtype == torch.bool:
         return mask
     if not mask.dtype.is_floating_point:
@@ -179,15 +173,11 @@ def _shown(mask: Any) -> Any:
 
 
 def _random(op: Op) -> bool:
-    import torch
-
     tags = getattr(op.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags or "empty" in op.key
 
 
 def _by_element(op: Op) -> bool:
-    import torch
-
     if op.key in BY_ELEMENT:
         return True
     return torch.Tag.pointwise in getattr(op.target, "tags", ())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+
+import torch
+from torch import nn
 
 from memplan.chunking.canonical import searchable
+from memplan.chunking.inputs import Inputs
 from memplan.chunking.measure import levels_at
-from memplan.chunking.trial import Inputs
 from memplan.errors import InputError
-from memplan.graph.export import Exported, export
+from memplan.graph.export import Exported, export, first_line
 from memplan.graph.infer import Inference
 from memplan.graph.lower import lower
 from memplan.graph.program import Program
@@ -19,11 +21,14 @@ from memplan.graph.program import Program
 
 @dataclass(frozen=True)
 class Target:
-    """An exported module: its path in the model, and bytes of activations that are
-    live outside of it while it runs."""
+    """An exported module.
+
+    path: of the module in the model, "" for the model itself. outside: bytes of
+    activations that are live outside the module while it runs.
+    """
 
     path: str
-    module: Any
+    module: nn.Module
     exported: Exported
     program: Program
     outside: int = 0
@@ -31,18 +36,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Exports:
-    """Modules that can be chunked, and why others are left alone."""
+    """Modules that can be chunked; left_alone: path of each other module -> reason."""
 
     targets: list[Target]
     left_alone: dict[str, str]
     inference: Inference = field(default_factory=Inference)
 
 
-def export_parts(model: Any, inputs: Inputs) -> Exports:
-    """Export `model`; where that fails its children, and theirs, each on its own.
+def export_parts(model: nn.Module, inputs: Inputs) -> Exports:
+    """Export `model`, or each exportable submodule if the whole cannot be exported.
 
-    Submodules that are called more than once run in chunks when called with arguments
-    like the first ones.
+    A submodule that is called more than once runs in chunks if its arguments are like
+    those of the first call. Raises InputError if the model fails on the inputs.
     """
     exports = Exports([], {})
     reason = _exported(exports, "", model, inputs)
@@ -60,7 +65,7 @@ def export_parts(model: Any, inputs: Inputs) -> Exports:
 
 
 def _descend(
-    exports: Exports, module: Any, path: str, calls: dict[str, Inputs]
+    exports: Exports, module: nn.Module, path: str, calls: dict[str, Inputs]
 ) -> None:
     for name, child in module.named_children():
         where = f"{path}.{name}" if path else name
@@ -72,8 +77,10 @@ def _descend(
         _descend(exports, child, where, calls)
 
 
-def _exported(exports: Exports, path: str, module: Any, inputs: Inputs) -> str | None:
-    """Add a module's export; if that cannot be, why."""
+def _exported(
+    exports: Exports, path: str, module: nn.Module, inputs: Inputs
+) -> str | None:
+    """Add a module's export; return the reason if it cannot be exported."""
     try:
         exported = export(module, inputs.args, inputs.kwargs)
         program = searchable(lower(exported, exports.inference), exports.inference)
@@ -83,24 +90,30 @@ def _exported(exports: Exports, path: str, module: Any, inputs: Inputs) -> str |
     return None
 
 
-def first_calls(model: Any, inputs: Inputs) -> dict[str, Inputs]:
-    """The arguments with which each submodule is first called."""
-    import torch
+def first_calls(model: nn.Module, inputs: Inputs) -> dict[str, Inputs]:
+    """The arguments of each submodule's first call.
 
+    Raises InputError if the model fails on the inputs.
+    """
     calls: dict[str, Inputs] = {}
-    kept = inputs.kept(model)
+    snapshot = inputs.snapshot(model)
     with _hooked(model, calls), torch.no_grad():
-        inputs.run(model)
-    kept.restore()
+        try:
+            inputs.run(model)
+        except Exception as error:  # the user's code may raise anything
+            raise InputError(
+                f"the model fails on these inputs: {first_line(error)}"
+            ) from error
+    snapshot.restore()
     return calls
 
 
 @contextlib.contextmanager
-def _hooked(model: Any, calls: dict[str, Inputs]) -> Iterator[None]:
-    import torch
-
-    def note(path: str) -> Any:
-        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _hooked(model: nn.Module, calls: dict[str, Inputs]) -> Iterator[None]:
+    def note(path: str) -> Callable[..., None]:
+        def hook(
+            _: object, args: tuple[object, ...], kwargs: dict[str, object]
+        ) -> None:
             calls.setdefault(path, Inputs(args, kwargs))
 
         return hook

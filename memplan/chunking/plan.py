@@ -4,16 +4,55 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from memplan.chunking.region import Region
 from memplan.graph.program import Loop, Op, Program, Step
 
 
+class Storage(TypedDict):
+    """A storage that is live at a peak."""
+
+    name: str
+    bytes: int
+
+
+class Peak(TypedDict, total=False):
+    """Where a program's peak is, and the largest storages that are live there.
+
+    held: bytes that only variables of the model's Python hold. Empty if there are no
+    operators.
+    """
+
+    module: str
+    operator: str
+    line: str
+    live: list[Storage]
+    held: int
+
+
+class RegionRow(TypedDict):
+    """A loop as reports show it; depth: 0 for a loop in no other."""
+
+    module: str
+    first: str
+    last: str
+    dimension: int
+    extent: int
+    step: int
+    chunks: int
+    operators: int
+    depth: int
+    line: str
+
+
 @dataclass(frozen=True)
 class Part:
-    """One exported module: its path in the model ("" for all of it), what tells its
-    graph from others, and the regions that run in chunks there."""
+    """One exported module.
+
+    path: in the model, "" for all of it. fingerprint: identifies its graph. regions:
+    what runs in chunks there.
+    """
 
     path: str
     fingerprint: str
@@ -24,15 +63,13 @@ class Part:
 class ChunkPlan:
     """The result of chunking one model for inputs of one shape.
 
-    status: "chunked", "unchanged" (it fits as it is, or nothing can be exported) or
-    "refused"; reason: why, where it is not chunked, or not searched to the end. Bytes
-    are of activations, beyond parameters and inputs: peak_bytes_* are estimates,
-    measured_bytes_* the allocator's.
-    peak_bytes_before counts what variables of the model's Python were seen to hold
-    beside what its operators need; peak_before says how much of it that is, as `held`.
-    peak_before, peak_after: where the estimated peaks are, as `at_peak` has it.
-    slowdown: measured time, chunked over before. left_alone: path of a submodule that
-    runs as it was -> why.
+    status: "chunked", "unchanged" (the model fits unchanged, or cannot be exported) or
+    "refused". reason: why it is not chunked, or why the search ended early. Bytes are
+    of activations, without parameters and inputs: peak_bytes_* are estimates,
+    measured_bytes_* the allocator's. peak_bytes_before includes what variables of the
+    model's Python hold beyond the needs of its operators (`held` in peak_before).
+    peak_before, peak_after: where the estimated peaks are. slowdown: measured time,
+    chunked over original. left_alone: path of an unchanged submodule -> reason.
     """
 
     status: str
@@ -41,8 +78,8 @@ class ChunkPlan:
     parts: tuple[Part, ...] = ()
     peak_bytes_before: int = 0
     peak_bytes_after: int = 0
-    peak_before: dict[str, Any] = field(default_factory=dict)
-    peak_after: dict[str, Any] = field(default_factory=dict)
+    peak_before: Peak = field(default_factory=Peak)
+    peak_after: Peak = field(default_factory=Peak)
     measured_bytes_before: int = 0
     measured_bytes_after: int = 0
     slowdown: float = 1.0
@@ -50,18 +87,18 @@ class ChunkPlan:
     search_seconds: float = 0.0
     device: str = "cpu"
     torch: str = ""
-    regions: tuple[dict[str, Any], ...] = ()
+    regions: tuple[RegionRow, ...] = ()
     left_alone: dict[str, str] = field(default_factory=dict)
 
     @property
     def saved(self) -> float:
-        """The share of the activations' peak that is gone, as measured."""
+        """The share of the measured peak that chunking removed."""
         before = self.measured_bytes_before
         return 1 - self.measured_bytes_after / before if before else 0.0
 
 
 def fingerprint(program: Program) -> str:
-    """What tells a program from others: a hash of its operators, shapes and order."""
+    """A hash of a program's operators, shapes and order."""
     digest = hashlib.sha256()
 
     def add(step: Step) -> None:
@@ -77,9 +114,9 @@ def fingerprint(program: Program) -> str:
     return digest.hexdigest()
 
 
-def described(program: Program, path: str) -> list[dict[str, Any]]:
-    """A program's loops as reports give them, those inside others too."""
-    found: list[dict[str, Any]] = []
+def described(program: Program, path: str) -> list[RegionRow]:
+    """A program's loops as reports show them, nested ones too."""
+    found: list[RegionRow] = []
 
     def add(steps: list[Step], depth: int) -> None:
         for step in steps:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from memplan.chunking.buffers import check_overwriting, enter_buffers, memory_order
-from memplan.chunking.notaloop import NotALoopError
-from memplan.chunking.renew import enter_again
 from memplan.chunking.rules.flow import Call, Slice
 from memplan.chunking.rules.table import flow
-from memplan.graph.infer import Inference
+from memplan.graph.infer import Inference, ShapeError
+from memplan.graph.liveness import lifetimes, roots_of
 from memplan.graph.program import (
     Bound,
     Input,
     Loop,
     Meta,
+    Metas,
     Op,
     Output,
     Program,
@@ -27,17 +25,24 @@ from memplan.graph.program import (
     results,
 )
 
+Sizes = tuple[object, ...]
+"""The shape of a value, or a tuple of the shapes of several."""
+
+
+class NotLoopableError(Exception):
+    """The operators form no loop, because of their shapes or dependencies."""
+
 
 @dataclass(frozen=True)
 class Region:
     """Which operators of a program run in chunks together, and how.
 
-    slices: of each member's result, what an iteration holds. copied: members that the
-    rest of the program needs whole, and that run there too. extent: size of the
-    dimension that is looped over; step: how much of it an iteration takes. inner:
-    regions of the loop's body, in the order in which they are made. granule: what steps
-    are multiples of, for every slice to begin and end at an element. fresh: whether
-    results get memory of their own even where they could take a dying value's.
+    slices: the slice of each member's result that an iteration holds. copied: members
+    that also run outside the loop, where their whole result is needed. extent: size of
+    the looped dimension; step: how much of it an iteration covers. inner: regions of
+    the loop's body, in the order in which they are made. granule: steps are multiples
+    of it, so that every slice begins and ends at an element. fresh: results get memory
+    of their own even if they could reuse a dying value's.
     """
 
     slices: dict[str, Slice]
@@ -50,12 +55,12 @@ class Region:
 
     @property
     def chunks(self) -> int:
-        """How many iterations there are, a shorter last one included."""
+        """The number of iterations, including a shorter last one."""
         return -(-self.extent // self.step)
 
 
 def inner_name(name: str) -> str:
-    """What a value is called in the body of a loop."""
+    """The name of a value in the body of a loop."""
     return f"{name}_i"
 
 
@@ -67,15 +72,15 @@ def call_of(program: Program, op: Op, loop: str) -> Call:
 
 
 def loop_name(region: Region) -> str:
-    """The name of the loop that a region becomes: after its last member."""
+    """The name of a region's loop, after its last member."""
     return f"loop_{list(region.slices)[-1]}"
 
 
 def chunked(program: Program, region: Region, inference: Inference) -> Program:
-    """`program` with the operators of `region` in one loop; itself unchanged.
+    """A copy of `program` with the operators of `region` in one loop.
 
-    What the loop needs runs before it, the rest of what stood between its members
-    after it. Raises NotALoopError where that is not possible.
+    Operators between the members run before the loop if it needs them, else after it.
+    Raises NotLoopableError if that is impossible.
     """
     return _Builder(program, region, inference).build()
 
@@ -88,7 +93,7 @@ class _Builder:
             op for op in program.ops if isinstance(op, Op) and op.name in region.slices
         ]
         if len(self._members) != len(region.slices):
-            raise NotALoopError("a member is not there")
+            raise NotLoopableError("a member is not there")
         first = region.step if 2 * region.step <= region.extent else 0
         ranges = {self._name: (first, min(region.extent, first + region.step))}
         self._body = Program([], {}, [], (), {}, {}, {**program.ranges, **ranges})
@@ -110,12 +115,12 @@ class _Builder:
         ops = [*before, loop, *after]
         new = replace(old, ops=ops, metas=dict(old.metas), roots=dict(old.roots))
         enter_buffers(new, loop, region.fresh)
-        self._enter_again(new, after)
+        self._infer_again(new, after)
         check_overwriting(new)
         return new
 
     def _order(self) -> tuple[list[Step], list[Step]]:
-        """What runs before the loop, and what runs after it."""
+        """The steps before the loop, and those after it."""
         slices, copied = self._region.slices, self._region.copied
         looped = {name for name in slices if name not in copied}
         needed = {
@@ -134,7 +139,9 @@ class _Builder:
                 after.append(step)
                 continue
             if not looped.isdisjoint(step.operands()):
-                raise NotALoopError(f"{names[0]} is needed whole, and made in the loop")
+                raise NotLoopableError(
+                    f"{names[0]} is needed whole, and made in the loop"
+                )
             needed.update(step.operands())
             before.append(step)
         return (
@@ -143,12 +150,12 @@ class _Builder:
         )
 
     def _add(self, op: Op) -> None:
-        """Put a member into the body, on slices of what it takes."""
+        """Add a member to the body, on slices of its operands."""
         piece = self._region.slices[op.name]
         self._check_ends(op.name, piece)
         found = flow(call_of(self._old, op, self._name), piece)
         if found is None:
-            raise NotALoopError(f"{op.key} cannot be sliced along {piece.dim}")
+            raise NotLoopableError(f"{op.key} cannot be sliced along {piece.dim}")
         names = iter(
             [
                 self._operand(name, need)
@@ -165,20 +172,20 @@ class _Builder:
         self._enter(made)
         expected = self._shapes(self._old.metas[op.name], piece)
         if shapes(self._body.metas[made.name]) != expected:
-            raise NotALoopError(f"{op.key} gives another shape in the loop")
+            raise NotLoopableError(f"{op.key} has another shape in the loop")
         self._moves(made.name, op.name, piece)
 
     def _check_ends(self, name: str, piece: Slice) -> None:
         region = self._region
         for end in (region.extent, region.step):
             if (end * piece.ratio).denominator != 1:
-                raise NotALoopError(f"{name} is cut within an element")
+                raise NotLoopableError(f"{name} is cut within an element")
 
     def _moves(self, inner: str, outer: str, piece: Slice) -> None:
-        """Note which dimensions of `inner`, a slice of `outer`, vary in size."""
+        """Record which dimensions of `inner`, a slice of `outer`, vary in size."""
         before, dim = self._old.moving.get(outer, {}), piece.dim
         if dim in before:
-            raise NotALoopError(f"{outer} varies in size along {dim}")
+            raise NotLoopableError(f"{outer} varies in size along {dim}")
         meta = self._old.metas[outer]
         if isinstance(meta, Meta):  # of several, the members' own are noted
             window = piece.window(self._name, meta.shape)
@@ -187,15 +194,15 @@ class _Builder:
     def _enter(self, op: Op) -> None:
         try:
             self._inference.add(self._body, op)
-        except Exception as error:
-            raise NotALoopError(f"{op.key}: {error}") from error
+        except ShapeError as error:
+            raise NotLoopableError(str(error)) from error
         self._body.ops.append(op)
 
-    def _shapes(self, meta: Any, piece: Slice) -> Any:
+    def _shapes(self, meta: Metas, piece: Slice) -> Sizes:
         """The shape of `piece` of a value, or of each of several."""
         if not isinstance(meta, Meta):
             return tuple(self._shapes(each, piece) for each in meta)
-        if not meta.elements:  # what batch norm gives besides, in inference
+        if not meta.elements:  # the unused results of batch norm in inference
             return meta.shape
         low, high = piece.window(self._name, meta.shape).at(self._body.ranges)
         return with_size(meta.shape, piece.dim, high - low)
@@ -215,10 +222,10 @@ class _Builder:
         return inner_name(name) if held == need else self._narrowed(name, held, need)
 
     def _cut(self, name: str, need: Slice) -> str:
-        """A value of outside, cut to the iteration."""
+        """A value from outside the loop, cut to the iteration."""
         meta = self._old.metas[name]
         if not isinstance(meta, Meta):
-            raise NotALoopError(f"{name} is a tuple")
+            raise NotLoopableError(f"{name} is a tuple")
         window = need.window(self._name, meta.shape)
         key = name, need.dim, window
         if key not in self._inputs:
@@ -233,12 +240,12 @@ class _Builder:
         return self._inputs[key].inner
 
     def _narrowed(self, name: str, held: Slice, need: Slice) -> str:
-        """What the iteration holds, without as much halo as it has for others."""
+        """The part of what the iteration holds that has a smaller halo."""
         import torch
 
         same = (held.dim, held.ratio) == (need.dim, need.ratio)
         if not same or need.before > held.before or need.after > held.after:
-            raise NotALoopError(f"{name} is needed in two ways")
+            raise NotLoopableError(f"{name} is needed in two ways")
         inner = f"{inner_name(name)}_{need.before}_{need.after}"
         if inner not in self._body.metas:
             shape = self._old.metas[name].shape
@@ -251,7 +258,7 @@ class _Builder:
         return inner
 
     def _outputs(self, after: list[Step]) -> list[Output]:
-        """The members that are needed outside, and where they go."""
+        """The members that are needed outside the loop, and their buffers."""
         wanted = {name for step in after for name in step.operands()}
         wanted.update(refs(self._old.outputs))
         found = []
@@ -260,30 +267,30 @@ class _Builder:
                 continue
             meta = self._old.metas[op.name]
             if not isinstance(meta, Meta):
-                raise NotALoopError(f"{op.name} is a tuple that is needed outside")
+                raise NotLoopableError(f"{op.name} is a tuple that is needed outside")
             held = self._region.slices[op.name]
             if int(self._region.extent * held.ratio) != meta.shape[held.dim]:
-                raise NotALoopError(f"{op.name} is not covered by the loop")
+                raise NotLoopableError(f"{op.name} is not covered by the loop")
             core = held._replace(before=0, after=0)
             inner = self._operand(op.name, core)
             window = core.window(self._name, meta.shape)
             found.append(Output(inner, op.name, held.dim, window, memory_order(meta)))
         if not found:
-            raise NotALoopError("nothing comes out of it")
+            raise NotLoopableError("nothing comes out of it")
         return found
 
-    def _enter_again(self, new: Program, after: list[Step]) -> None:
-        """Enter again what follows from buffers that lie otherwise than before."""
+    def _infer_again(self, new: Program, after: list[Step]) -> None:
+        """Infer again the values that depend on buffers with another layout."""
         old = self._old
         changed = {
             name
             for name in results(new.ops[-len(after) - 1])
             if new.metas[name] != old.metas[name] or new.roots[name] != old.roots[name]
         }
-        enter_again(new, len(new.ops) - len(after), changed, self._inference)
+        infer_again(new, len(new.ops) - len(after), changed, self._inference)
 
 
-def shapes(meta: Any) -> Any:
+def shapes(meta: Metas) -> Sizes:
     """The shape of a value, or of each of several."""
     if isinstance(meta, Meta):
         return meta.shape
@@ -293,3 +300,204 @@ def shapes(meta: Any) -> Any:
 def with_size(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     """`shape` with dimension `dim` of `size`."""
     return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
+    """Add a loop's buffers to the values of `program`, in dying memory if possible.
+
+    A buffer reuses the memory of a value that the loop reads last (`Output.into`) if
+    the shapes are equal and each iteration reads only the slice that it writes; never
+    if `fresh`. Otherwise, if only matrix products use it, transposed, its layout is the
+    one that they want.
+    """
+    lives: tuple[dict[str, int], dict[str, int]] | None = None
+    position = program.ops.index(loop)
+    taken: set[str] = set()
+    for output in loop.outputs:
+        _lay_out(program, output)
+        meta = program.metas[output.buffer]
+        program.roots[output.buffer] = output.buffer
+        for entry in () if fresh else loop.inputs:
+            root = program.roots[entry.outer]
+            if (
+                (entry.dim, entry.window) != (output.dim, output.window)
+                or program.metas[entry.outer] != meta
+                or root in taken
+                or "[" in root
+            ):
+                continue
+            lives = lives or lifetimes(program)
+            last, owned = lives
+            if (
+                root in owned
+                and last[root] == position
+                and program.metas[root] == meta
+                and _alone(program, loop, root, entry)
+                and _read_before_written(loop, root, output)
+            ):
+                output.into = entry.outer
+                taken.add(root)
+                for name, old in program.roots.items():
+                    if old == output.buffer:  # the buffer, and earlier views of it
+                        program.roots[name] = root
+                break
+        else:
+            output.order = wanted_order(program, output.buffer) or output.order
+            _lay_out(program, output)
+
+
+def _lay_out(program: Program, output: Output) -> None:
+    meta = program.metas[output.buffer]
+    strides = dense_strides(meta.shape, output.order)
+    program.metas[output.buffer] = meta._replace(strides=strides)
+
+
+def wanted_order(program: Program, name: str) -> tuple[int, ...] | None:
+    """The order of a value's dimensions in memory that its users want, or None.
+
+    They want one if the only user is a transposition whose result only matrix products
+    use: in any other order they copy it, in each iteration of a loop.
+    """
+    users = [step for step in program.ops if name in step.operands()]
+    if len(users) != 1 or not isinstance(users[0], Op):
+        return None
+    rank = len(program.metas[name].shape)
+    order = list(range(rank))
+    turn = users[0]
+    if turn.key in ("aten.transpose", "aten.permute") and rank > 2:
+        if turn.key == "aten.permute":
+            order = [dim % rank for dim in turn.args[1]]
+        else:
+            one, other = (dim % rank for dim in turn.args[1:3])
+            order[one], order[other] = order[other], order[one]
+    else:
+        return None
+    takers = [step for step in program.ops if turn.name in step.operands()]
+    products = {"aten.matmul", "aten.bmm", "aten.baddbmm"}
+
+    def multiplies(step: Step) -> bool:
+        if isinstance(step, Op):
+            return step.key in products
+        return all(
+            isinstance(each, Op) and each.key in products
+            for each in step.body.ops
+            if turn.name in each.operands()
+        ) and turn.name not in {entry.outer for entry in step.inputs}
+
+    return tuple(order) if takers and all(map(multiplies, takers)) else None
+
+
+def displaced(program: Program, loop: str) -> bool:
+    """Whether a loop reuses dying memory for a result that its users want in another
+    order, so that they copy it in each iteration."""
+    return any(
+        output.into is not None and wanted_order(program, output.buffer) is not None
+        for step in program.ops
+        if isinstance(step, Loop) and step.name == loop
+        for output in step.outputs
+    )
+
+
+def check_overwriting(program: Program) -> None:
+    """Raise NotLoopableError if a value is used after its memory was overwritten.
+
+    A loop may reuse the memory of a value that dies there, and a later region may move
+    a user of that value behind the loop.
+    """
+    over: dict[str, list[int]] = {}
+    for i, step in enumerate(program.ops):
+        for output in step.outputs if isinstance(step, Loop) else ():
+            root = program.roots[output.buffer]
+            if output.into is not None:
+                over.setdefault(root, []).append(i)
+    if not over:
+        return
+    made: dict[str, int] = {}
+    for i, step in enumerate(program.ops):
+        for name in step.operands():
+            for root in roots_of(program, name):
+                since = made.get(name, -1)
+                if root in over and any(since < at < i for at in over[root]):
+                    raise NotLoopableError(f"{name} is used after it was written over")
+        made.update((name, i) for name in results(step))
+
+
+def _alone(program: Program, loop: Loop, root: str, entry: Input) -> bool:
+    """Whether the loop reads a storage only through `entry`."""
+    return all(
+        each == entry for each in loop.inputs if root in roots_of(program, each.outer)
+    ) and not any(root in roots_of(program, name) for name in loop.wholes())
+
+
+def _read_before_written(loop: Loop, root: str, output: Output) -> bool:
+    """Whether the body reads a storage only before the output is written."""
+    for step in reversed(loop.body.ops):
+        if output.inner in results(step):
+            return True
+        if any(root in roots_of(loop.body, name) for name in step.operands()):
+            return False
+    return False
+
+
+def memory_order(meta: Meta) -> tuple[int, ...]:
+    """A tensor's dimensions from the outermost in memory inwards."""
+    dims = range(len(meta.shape))
+    return tuple(sorted(dims, key=lambda dim: (-meta.strides[dim], dim)))
+
+
+def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor without holes whose dimensions lie in memory in `order`."""
+    strides = [0] * len(shape)
+    stride = 1
+    for dim in reversed(order):
+        strides[dim] = stride
+        stride *= max(1, shape[dim])
+    return tuple(strides)
+
+
+def infer_again(
+    program: Program, start: int, changed: set[str], inference: Inference
+) -> None:
+    """Infer again, from the step at `start`, the values that depend on values whose
+    strides or storage `changed`, also in the bodies of loops. `changed` grows.
+
+    Programs share loops, so a loop that changes is replaced by a copy.
+    """
+    for i in range(start, len(program.ops)):
+        step = program.ops[i]
+        if changed.isdisjoint(step.operands()):
+            continue
+        if isinstance(step, Loop):
+            program.ops[i] = _updated(program, step, changed, inference)
+            continue
+        _enter(program, step, changed, inference)
+
+
+def _enter(program: Program, op: Op, changed: set[str], inference: Inference) -> None:
+    before = program.metas[op.name], program.roots[op.name]
+    try:
+        inference.add(program, op)
+    except ShapeError as error:
+        raise NotLoopableError(str(error)) from error
+    if (program.metas[op.name], program.roots[op.name]) != before:
+        changed.add(op.name)
+
+
+def _updated(
+    program: Program, loop: Loop, changed: set[str], inference: Inference
+) -> Loop:
+    """The loop with a body that sees the changed values."""
+    old = loop.body
+    body = replace(old, ops=list(old.ops), metas=dict(old.metas), roots=dict(old.roots))
+    inside: set[str] = set()
+    for name in changed.intersection(loop.wholes()):
+        body.metas[name], body.roots[name] = program.metas[name], program.roots[name]
+        inside.add(name)
+    for entry in loop.inputs:
+        if entry.outer in changed:
+            strides = program.metas[entry.outer].strides
+            body.metas[entry.inner] = body.metas[entry.inner]._replace(strides=strides)
+            body.roots[entry.inner] = program.roots[entry.outer]
+            inside.add(entry.inner)
+    infer_again(body, 0, inside, inference)
+    return replace(loop, body=body)

@@ -1,30 +1,42 @@
 """The search for regions whose loops bring a program's peak under a budget.
 
-From the peak downwards, as in the paper (§3.3): the regions around the operator at the
-peak are weighed, the best few are built, and a beam of such sequences goes on from the
-new peak until nothing lies above the budget.
+It goes from the peak downwards, as in the paper (§3.3): estimate the regions around the
+operator at the peak, build the best few, and continue a beam of such sequences from the
+new peak until nothing exceeds the budget.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from memplan.chunking.buffers import displaced
-from memplan.chunking.choice import Effort, around, finer
-from memplan.chunking.notaloop import NotALoopError
-from memplan.chunking.papercost import paper_cost
-from memplan.chunking.region import Region, chunked, loop_name
+from memplan.chunking.candidates import (
+    Candidate,
+    Landscape,
+    Weight,
+    ends,
+    extended,
+    sweep,
+    weigh,
+)
+from memplan.chunking.options import Effort
+from memplan.chunking.region import (
+    NotLoopableError,
+    Region,
+    chunked,
+    displaced,
+    loop_name,
+)
 from memplan.chunking.timing import Machine, seconds
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import Profile, profile
-from memplan.graph.program import Loop, Op, Program
+from memplan.graph.program import Argument, Loop, Op, Program, Ref
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Regions, and the program they make of the original."""
+    """Regions, and the program that results from them."""
 
     regions: tuple[Region, ...]
     program: Program
@@ -36,11 +48,11 @@ class Trial:
         return self.profile.peak
 
     def excess(self, budget: int) -> int:
-        """Bytes above the budget, added up over the operators, once for a loop."""
+        """Bytes above the budget, summed over the operators; a loop's count once."""
         return _excess(self.program, self.profile, budget)
 
     def better_than(self, other: Trial, budget: int) -> bool:
-        """Whether less lies above the budget, or as much below a lower peak."""
+        """Whether less exceeds the budget, or as much with a lower peak."""
         mine = self.excess(budget), self.peak
         return mine < (other.excess(budget), other.peak)
 
@@ -80,10 +92,9 @@ class Search:
         self.done: list[Trial] = []  # those within the last budget, as they are found
 
     def run(self, budget: int) -> list[Trial]:
-        """Trials whose peak is at most `budget` bytes, the fastest by the model first.
+        """Trials whose peak is at most `budget` bytes, the fastest (estimated) first.
 
-        Empty if none was found; `best` is then the nearest. Ends early when the time is
-        up.
+        Empty if there are none; `best` is then the closest. Ends at the time limit.
         """
         stop = time.monotonic() + self._effort.seconds
         beam = [self.start]
@@ -114,8 +125,8 @@ class Search:
         return sorted(finished, key=lambda trial: trial.seconds)
 
     def _key(self, trial: Trial, budget: int) -> float:
-        """Smaller is better: what is left above the budget, as a share of what was
-        there at first, and the time lost, as a share of the whole."""
+        """Smaller is better: the remaining share of the excess over the budget, plus
+        the time lost as a share of the whole."""
         whole = max(1, self.start.excess(budget))
         return trial.excess(budget) / whole + trial.seconds / self._whole
 
@@ -134,9 +145,8 @@ class Search:
     def _made_both_ways(
         self, trial: Trial, regions: tuple[Region, ...]
     ) -> Iterator[Trial]:
-        """`regions` as a trial; and, where the last one's results lie over what dies
-        there, and not in the order in which products take them, with memory of their
-        own as well."""
+        """`regions` as a trial, and if the last one reuses dying memory in a layout
+        that products copy, also with memory of its own."""
         made = self._made(trial, regions)
         if made is None:
             return
@@ -148,7 +158,7 @@ class Search:
                 yield other
 
     def _made(self, trial: Trial, regions: tuple[Region, ...]) -> Trial | None:
-        """`regions` as a trial; where they only go on from `trial`, from there."""
+        """`regions` as a trial, built on `trial` if they extend its regions."""
         known = len(trial.regions)
         program, rest = self._base, regions
         if regions[:known] == trial.regions:
@@ -156,14 +166,11 @@ class Search:
         try:
             for region in rest:
                 program = chunked(program, region, self._inference)
-        except NotALoopError:
+        except NotLoopableError:
             return None
-        return Trial(regions, program, profile(program), self._cost(program))
-
-    def _cost(self, program: Program) -> float:
-        if self._effort.cost == "paper":
-            return paper_cost(self._base, program)
-        return seconds(program, self._machine)
+        return Trial(
+            regions, program, profile(program), seconds(program, self._machine)
+        )
 
     def _moves(
         self,
@@ -172,7 +179,7 @@ class Search:
         live: Profile,
         budget: int,
     ) -> Iterator[tuple[Region, ...]]:
-        """Lists of regions that may bring down the peak of `program`."""
+        """Sequences of regions that may lower the peak of `program`."""
         at = live.at
         step = program.ops[at]
         if isinstance(step, Op):
@@ -197,7 +204,7 @@ class Search:
     def _wider(
         self, program: Program, regions: tuple[Region, ...], index: int, budget: int
     ) -> Iterator[tuple[Region, ...]]:
-        """The regions with another in the place of one whose loop is the peak."""
+        """The regions with the one at the peak replaced by another."""
         if program.ranges:
             return
         others = regions[:index] + regions[index + 1 :]
@@ -215,9 +222,7 @@ class Search:
                 yield (*others, region)
 
     def _repeated(self, trial: Trial, budget: int) -> Trial:
-        """The trial with its last region also wherever the program repeats itself."""
-        from memplan.chunking.repeat import elsewhere
-
+        """The trial with its last region applied to repetitions of its operators."""
         best = trial
         for region in elsewhere(self._base, trial.regions[-1]):
             if best.peak <= budget:
@@ -228,8 +233,8 @@ class Search:
         return best
 
     def _coarser(self, trial: Trial, budget: int) -> Trial:
-        """The trial with fewer chunks where the budget allows it; regions that are
-        alike, as those of a model's layers are, together."""
+        """The trial with fewer chunks, as far as the budget allows; equal regions, as
+        of a model's layers, change together."""
         best = trial
         alike: dict[object, list[int]] = {}
         for i, region in enumerate(trial.regions):
@@ -261,3 +266,200 @@ def _with(
     regions: tuple[Region, ...], index: int, region: Region
 ) -> tuple[Region, ...]:
     return (*regions[:index], region, *regions[index + 1 :])
+
+
+PROMISING = 4  # further regions that are extended
+
+
+def around(program: Program, peak: int, budget: int, effort: Effort) -> list[Region]:
+    """The most promising regions around an operator, each with a step."""
+    land = Landscape(program)
+    weighed: dict[object, tuple[Candidate, Weight]] = {}
+    wanted, reach = program.ops[peak].name, effort.reach
+    for last, dim in ends(land, peak, reach):
+        for copies in (False, True) if effort.copies else (False,):
+            for each in sweep(land, last, dim, max(0, peak - reach), copies):
+                if wanted in each.slices and each.first <= peak:
+                    key = (tuple(each.slices.items()), each.copied)
+                    if key not in weighed:
+                        weighed[key] = each, weigh(land, each, budget)
+    chosen = _varied(list(weighed.values()), budget, effort.built)
+    wider = (extended(land, each, weight, budget) for each, weight in chosen)
+    chosen += [pair for pair in wider if pair is not None]
+    promising = _promising(list(weighed.values()), chosen, budget)
+    wider = (extended(land, each, weight, budget) for each, weight in promising)
+    chosen += [pair for pair in wider if pair is not None]
+    sized = (_sized(each, weight, budget, effort) for each, weight in chosen)
+    return [region for region in sized if region is not None]
+
+
+def _level(candidate: Candidate, weight: Weight, budget: int) -> int:
+    """A loop's live bytes in units of 2 % of the budget, at least the budget, if it
+    runs in 32 chunks or as many as possible."""
+    share = max(1 / 32, candidate.granule / candidate.extent)
+    return round(max(weight.live(share), budget) / (0.02 * budget))
+
+
+def _varied(
+    weighed: list[tuple[Candidate, Weight]], budget: int, count: int
+) -> list[tuple[Candidate, Weight]]:
+    """The most promising `count`: alternately those that cover most of the excess over
+    the budget and the cheapest; at most three with the same end."""
+    level = {id(pair): _level(*pair, budget) for pair in weighed}
+    wide = sorted(weighed, key=lambda pair: (level[id(pair)], -pair[1].covered))
+    thin = sorted(weighed, key=lambda pair: (level[id(pair)], pair[1].dear))
+    chosen: list[tuple[Candidate, Weight]] = []
+    ending: dict[object, int] = {}
+    for pair in (each for both in zip(thin, wide, strict=True) for each in both):
+        last = list(pair[0].slices.items())[-1]
+        if pair in chosen or ending.get(last, 0) == 3:
+            continue
+        ending[last] = ending.get(last, 0) + 1
+        chosen.append(pair)
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+def _promising(
+    weighed: list[tuple[Candidate, Weight]],
+    chosen: list[tuple[Candidate, Weight]],
+    budget: int,
+) -> list[tuple[Candidate, Weight]]:
+    """Candidates that would need less than all chosen ones if the users of their
+    members' results joined the loop."""
+    least = min((_level(*pair, budget) for pair in chosen), default=0)
+    found = []
+    for pair in weighed:
+        candidate, weight = pair
+        if weight.leaving and pair not in chosen:
+            closed = weight._replace(base=weight.base - weight.leaving)
+            level = _level(candidate, closed, budget)
+            if level < least:
+                found.append((level, weight.dear, pair))
+    return [pair for *_, pair in sorted(found, key=lambda each: each[:2])[:PROMISING]]
+
+
+def _sized(
+    candidate: Candidate, weight: Weight, budget: int, effort: Effort
+) -> Region | None:
+    """The region with the largest step that fits the budget, or a fine one."""
+    region = Region(
+        candidate.slices,
+        candidate.extent,
+        1,
+        candidate.copied,
+        granule=candidate.granule,
+        fresh=effort.fresh,
+    )
+    room = (budget - weight.base) / max(1, weight.body)
+    finest = 1 / min(effort.finest, candidate.extent)
+    share = room if room >= finest else 1 / 16
+    return with_step(region, int(min(share, 0.5) * candidate.extent))
+
+
+def with_step(region: Region, step: int) -> Region | None:
+    """The region with a step near `step`: a multiple of 64, 16 or 8 if it is large
+    enough, and of the granule. None if that leaves a single chunk."""
+    for unit in (64, 16, 8):
+        if step >= 2 * unit:
+            step -= step % unit
+            break
+    granule = region.granule
+    step = max(granule, step - step % granule)
+    return replace(region, step=step) if step < region.extent else None
+
+
+def finer(region: Region, share: float) -> Iterable[Region]:
+    """The region with smaller steps: `share` of the present one, a half, a quarter."""
+    steps = {int(region.step * share), region.step // 2, region.step // 4}
+    for step in sorted(steps, reverse=True):
+        if 0 < step < region.step:
+            made = with_step(region, step)
+            if made is not None and made.step < region.step:
+                yield made
+
+
+def elsewhere(program: Program, region: Region) -> Iterator[Region]:
+    """`region` moved to each repetition of its operators, on the same shapes.
+
+    program: the original, without loops. The regions do not overlap `region` or each
+    other.
+    """
+    ops = [op for op in program.ops if isinstance(op, Op)]
+    place = {op.name: i for i, op in enumerate(ops)}
+    positions = [place[name] for name in region.slices if name in place]
+    if len(positions) != len(region.slices):
+        return
+    first, last = min(positions), max(positions)
+    count = last - first + 1
+    marks = [_op_mark(program, op) for op in ops]
+    pattern = [_shape_of(ops, place, marks, first, first + i) for i in range(count)]
+    at = 0
+    while at + count <= len(ops):
+        overlaps = at + count > first and at <= last
+        same = marks[at] == marks[first] and not overlaps
+        if same and all(
+            _shape_of(ops, place, marks, at, at + i) == pattern[i] for i in range(count)
+        ):
+            yield _moved(region, ops, place, at - first)
+            at += count
+        else:
+            at += 1
+
+
+def _moved(region: Region, ops: list[Op], place: dict[str, int], by: int) -> Region:
+    names: dict[str, str] = {name: ops[place[name] + by].name for name in region.slices}
+    return replace(
+        region,
+        slices={names[name]: piece for name, piece in region.slices.items()},
+        copied=frozenset(names[name] for name in region.copied),
+        inner=tuple(_renamed(each, names) for each in region.inner),
+    )
+
+
+def _renamed(region: Region, names: dict[str, str]) -> Region:
+    """An inner region with renamed members."""
+
+    def new(name: str) -> str:
+        outer = name.removesuffix("_i")
+        return f"{names.get(outer, outer)}_i"
+
+    inside = {name: new(name) for name in region.slices}
+    return replace(
+        region,
+        slices={inside[name]: piece for name, piece in region.slices.items()},
+        copied=frozenset(inside[name] for name in region.copied),
+        inner=tuple(_renamed(each, inside) for each in region.inner),
+    )
+
+
+Mark = tuple[object, ...]
+"""What an operator does and on which shapes, without the names of its operands."""
+
+
+def _op_mark(program: Program, op: Op) -> Mark:
+    """An operator's mark."""
+    metas = tuple(program.metas[name] for name in op.operands())
+    return op.target, repr(_plain((op.args, op.kwargs))), metas, program.metas[op.name]
+
+
+def _plain(value: Argument) -> Argument:
+    if isinstance(value, Ref):
+        return "•"
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _shape_of(
+    ops: list[Op], place: dict[str, int], marks: list[Mark], first: int, i: int
+) -> tuple[Mark, list[int | None]]:
+    """An operator's mark, and its operands as positions after `first`."""
+    inside = [
+        at - first if (at := place.get(name, -1)) >= first else None
+        for name in ops[i].operands()
+    ]
+    return marks[i], inside

@@ -1,7 +1,7 @@
 """A chunked module on inputs of other sizes: the same regions, without a search.
 
-A loop's step was chosen for sizes that are kept to the budget. Where the model runs the
-same operators on smaller inputs, the same steps keep to it too: there are fewer turns.
+The step of a loop fits the budget at the sizes of the search. If the model runs the
+same operators on smaller inputs, the same step fits too, with fewer iterations.
 """
 
 from __future__ import annotations
@@ -9,48 +9,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import Any
 
-from memplan.chunking.build import Workbench
-from memplan.chunking.notaloop import NotALoopError
+from torch import nn
+
+from memplan.chunking.inputs import Inputs
+from memplan.chunking.module import Chunk
 from memplan.chunking.options import BudgetError
 from memplan.chunking.parts import Exports, Target, export_parts
 from memplan.chunking.plan import ChunkPlan, Part
-from memplan.chunking.region import Region, chunked
+from memplan.chunking.region import NotLoopableError, Region, chunked
 from memplan.chunking.search import Trial
-from memplan.chunking.trial import Inputs
+from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError
-from memplan.graph.export import first_line
 from memplan.graph.liveness import profile
 from memplan.graph.program import Meta, Op, Program
 from memplan.units import format_bytes
 
-HALVINGS = 6  # of steps, where those of the plan do not keep to the budget
-SLACK = 1.05  # how much more than the sizes it was chunked for others may need
+HALVINGS = 6  # of steps, if those of the plan exceed the budget
+SLACK = 1.05  # other sizes may need this much more than the first
 
 
 @dataclass(frozen=True)
 class OtherSizes:
-    """Makes what runs in chunks for inputs of other sizes.
+    """Builds chunks for inputs of other sizes.
 
-    programs: by the path of each part, its operators at the sizes that the search saw.
+    programs: path of each part -> its operators at the sizes of the search.
     """
 
     programs: dict[str, Program]
     progress: Callable[[str], None]
 
-    def chunks(self, model: Any, plan: ChunkPlan, inputs: Inputs) -> dict[str, Any]:
-        """What runs in the place of each part of `model` on these inputs, checked and
-        measured as after a search; {} if the model fits the budget as it is.
+    def chunks(
+        self, model: nn.Module, plan: ChunkPlan, inputs: Inputs
+    ) -> dict[str, Chunk]:
+        """What replaces each part of `model` on these inputs, checked and measured as
+        after a search; {} if the model fits the budget unchanged.
 
-        Raises InputError for inputs that need more than those of the plan, or on which
-        other operators run; BudgetError where the regions do not keep to the budget.
+        Raises InputError for inputs that need more than those of the plan, and if other
+        operators run; BudgetError if the regions exceed the budget.
         """
-        try:
-            exports = export_parts(model, inputs)
-        except Exception as error:  # whatever is raised where parts are looked for
-            said = first_line(error)
-            raise InputError(f"the model fails on these inputs: {said}") from error
+        exports = export_parts(model, inputs)
         self._check_size(exports, plan)
         bench = Workbench(model, inputs, self.progress)
         bench.exports = exports
@@ -61,7 +59,7 @@ class OtherSizes:
         for halvings in range(HALVINGS):
             try:
                 trials = self._trials(exports, plan.parts, halvings)
-            except NotALoopError as error:
+            except NotLoopableError as error:
                 why = str(error)
                 continue
             outside = {target.path: target.outside for target in exports.targets}
@@ -69,14 +67,15 @@ class OtherSizes:
                 continue
             module = bench.build(trials, budget)
             if module is None:
-                why = "results differ"
+                why = bench.rejections[-1]
                 continue
             lowest = min(lowest, module.memplan.measured_bytes_after)
             if lowest <= budget:
                 return dict(module.chunks)
         raise BudgetError(
-            f"the plan's regions do not keep inputs of these sizes to its budget of "
-            f"{format_bytes(budget)} ({why}); chunk the model with them",
+            "the plan's regions exceed its budget of "
+            f"{format_bytes(budget)} on inputs of these sizes ({why}); chunk the model "
+            "with them",
             lowest,
             "",
             model,
@@ -126,11 +125,13 @@ class OtherSizes:
         return Trial(tuple(regions), program, profile(program))
 
 
-def at_sizes(region: Region, old: Program, new: Program, halvings: int = 0) -> Any:
+def at_sizes(
+    region: Region, old: Program, new: Program, halvings: int = 0
+) -> Region | None:
     """The region, of `old`, in a program of the same operators on other sizes, its step
     halved some times; None if it is then a single iteration.
 
-    Raises NotALoopError where the loop's extent does not follow from the sizes.
+    Raises NotLoopableError where the loop's extent does not follow from the sizes.
     """
     extent = _extent(region, old, new)
     granule = lcm(*(piece.ratio.denominator for piece in region.slices.values()))
@@ -155,8 +156,8 @@ def _extent(region: Region, old: Program, new: Program) -> int:
             extent = after.shape[piece.dim] / piece.ratio
             if extent.denominator == 1:
                 return int(extent)
-    raise NotALoopError("a loop's extent does not follow from the sizes")
+    raise NotLoopableError("a loop's extent does not follow from the sizes")
 
 
-def _operators(program: Program) -> list[tuple[str, Any]]:
+def _operators(program: Program) -> list[tuple[str, Callable[..., object]]]:
     return [(op.name, op.target) for op in program.ops if isinstance(op, Op)]

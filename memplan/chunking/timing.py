@@ -1,10 +1,12 @@
-"""What loops cost in time: a model with constants measured on the machine at hand."""
+"""The time that loops cost: a model with constants measured on this machine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 from memplan.graph.liveness import owners
 from memplan.graph.program import Input, Loop, Meta, Op, Output, Program, results
@@ -16,8 +18,8 @@ RUN = 2048  # bytes: shorter contiguous runs are copied piece by piece
 @dataclass(frozen=True)
 class Machine:
     """Constants of the time model: seconds a call, an input slice and an output, and
-    bytes a second of copies, of weights packed anew, of fresh pages touched, and of
-    matrices gathered that lie neither by rows nor by columns."""
+    bytes a second of copies, of weights packed again, of pages touched first, and of
+    gathered matrices that are neither row-major nor column-major."""
 
     call: float = 6e-6
     slice: float = 3.6e-6
@@ -29,10 +31,10 @@ class Machine:
 
 
 def seconds(program: Program, machine: Machine) -> float:
-    """How much longer the program's loops take than their operators run whole.
+    """How many seconds longer the loops take than their operators without loops.
 
-    Negative where smaller tensors save more than the loop costs: pages that need not
-    be touched for the first time.
+    Negative if smaller tensors save more than the loop costs, because fewer pages are
+    touched for the first time.
     """
     return sum(
         _loop(program, step, machine) for step in program.ops if isinstance(step, Loop)
@@ -95,8 +97,6 @@ def calibrated(device: str = "cpu") -> Machine:
     On devices other than the CPU, where calls return before they are done, the
     constants are those of a CPU of 2023.
     """
-    import torch
-
     if device != "cpu":
         return Machine()
     small = torch.ones(64, 64)

@@ -9,8 +9,7 @@ import sys
 import click
 
 from memplan.cli import show
-from memplan.cli.group import LazyGroup
-from memplan.cli.manners import VARIABLE
+from memplan.cli.group import VARIABLE, LazyGroup
 from memplan.errors import (
     EXIT_INTERRUPTED,
     EnvironmentUnfitError,
@@ -23,30 +22,30 @@ from memplan.text import printable
 from memplan.version import __version__
 
 _NATIVE = "memplan.native"
-WIDEST = 100  # columns of help; as wide as the terminal, but no wider
-_COMMANDS = {
-    "record": "Run a program and write down what it allocates.",
-    "fit": "Find the largest batch with which a program fits a device.",
-    "recover": "Make the trace of a recording that was cut off.",
-    "stats": "Say which lines make the peak, and whether memory leaks.",
-    "check": "Fail where a recording needs more than a limit, or than an earlier one.",
-    "diff": "Compare the peaks of two recordings, site by site.",
+WIDEST = 100  # columns of help
+COMMANDS = {
+    "record": "Run a program and record its memory.",
+    "stats": "Show which lines make the peak, and leaks.",
+    "check": "Fail if a recording exceeds a limit or an earlier recording.",
+    "diff": "Compare the peaks of two recordings, line by line.",
+    "fit": "Find the largest batch that fits a device.",
+    "report": "Write an HTML report of a trace or a plan.",
+    "recover": "Rebuild the trace of a killed recording.",
+    "convert": "Convert a trace for another program.",
     "solve": "Plan the memory of a recorded program.",
-    "report": "Make a page of a trace, and of a plan, for a browser.",
-    "convert": "Write a trace in another form, for another program.",
-    "verify": "Check a plan, against its trace if one is given.",
-    "plot": "Draw a plan's packing, or a trace's memory over time.",
+    "verify": "Check a plan, also against its trace.",
+    "plot": "Draw a plan's layout or a trace's memory over time.",
     "apply": "Run a program under a plan.",
-    "chunk": "Run a model in chunks, so that its activations fit a budget.",
-    "fuse": "Run a model depth-first, so that its inference takes less time.",
+    "chunk": "Run a model in chunks to fit its activations in a budget.",
+    "fuse": "Speed up a model's inference by running it depth-first.",
     "blocking": "Block the loops of convolutions for a memory hierarchy.",
-    "completion": "Print what makes a shell complete commands and options.",
+    "completion": "Print a script that completes commands in a shell.",
 }
 
 
 @click.group(
     cls=LazyGroup,
-    commands_help=_COMMANDS,
+    commands_help=COMMANDS,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": WIDEST,
@@ -54,13 +53,13 @@ _COMMANDS = {
     epilog="Start with: memplan record train.py",
 )
 @click.version_option(__version__, message="memplan %(version)s")
-@click.option("--debug", is_flag=True, help="Show tracebacks of memplan's own errors.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of internal errors.")
 def cli(debug: bool) -> None:
     """Record what a PyTorch program allocates, plan that memory, apply the plan."""
 
 
 def main() -> None:
-    """Run the command line and exit with the code that fits."""
+    """Run the command line and exit with its exit code."""
     debug = "--debug" in sys.argv
     open_missing_streams()
     try:
@@ -68,14 +67,14 @@ def main() -> None:
             from click.shell_completion import shell_complete
 
             sys.exit(shell_complete(cli, {}, "memplan", VARIABLE, asked))
-        # Not cli.main: it would end with 1 when nobody reads what is printed.
+        # Not cli.main, which exits 1 on a closed pipe.
         with cli.make_context("memplan", sys.argv[1:]) as context:
             code = cli.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
-        vars(error)["message"] = printable(error.message)  # it may quote an argument
+        vars(error)["message"] = printable(error.message)  # may quote an argument
         with contextlib.suppress(OSError):
             error.show()
         code = error.exit_code
@@ -88,29 +87,26 @@ def main() -> None:
         code = _silenced(0)
     except OSError as error:
         code = _silenced(EnvironmentUnfitError.exit_code)
-        show.complaint(f"cannot write the output: {error.strerror}; send it elsewhere")
+        show.complaint(f"cannot write the output: {error.strerror}; redirect it")
     except ReaderGoneError as error:
         code = error.exit_code
     except Exception as error:
         if debug:
             raise
-        code = _told(error)
+        code = _explained(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _told(error: Exception) -> int:
-    """The exit code of `error`, said in one line."""
+def _explained(error: Exception) -> int:
+    """Print `error` in one line; its exit code."""
     if isinstance(error, MemplanError):
         show.complaint(str(error))
         return error.exit_code
     if isinstance(error, MemoryError):
-        show.complaint(
-            "too large for the memory there is; take a smaller file or problem"
-        )
+        show.complaint("not enough memory for this file or problem; use a smaller one")
         return InputError.exit_code
     if isinstance(error, ImportError) and (error.name or "").startswith(_NATIVE):
-        missing = f"memplan's compiled part is missing: {error}; install it again"
-        show.complaint(missing)
+        show.complaint(f"cannot load memplan's native code: {error}; reinstall memplan")
         return EnvironmentUnfitError.exit_code
     show.complaint(
         f"internal error: {type(error).__name__}: {error}; "
@@ -120,7 +116,7 @@ def _told(error: Exception) -> int:
 
 
 def _flushed(code: int) -> int:
-    """`code`, with all said; a reader that has gone changes nothing about it."""
+    """`code`, after flushing; a closed pipe does not change it."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -129,6 +125,6 @@ def _flushed(code: int) -> int:
 
 
 def _silenced(code: int) -> int:
-    """`code`; nothing more is said, not even when Python ends."""
+    """`code`; nothing more is printed, not even when Python exits."""
     silence(sys.stdout)
     return code

@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memplan.applying.preload import preload_malloc
 from memplan.applying.session import loader_of
 from memplan.applying.suitability import check_program
 from memplan.cli import arguments, show
 from memplan.core.plan import Plan
 from memplan.errors import MemplanError, UsageError
 from memplan.files import refuse_overwrite, write_bytes
-from memplan.recording.launchers import through_launcher
-from memplan.recording.leaving import leaving_concluded
 from memplan.recording.ranks import of_rank, written_by_rank
 from memplan.recording.shim import require_torch
-from memplan.recording.target import run
+from memplan.recording.target import leaving_concluded, run, through_launcher
 
 if TYPE_CHECKING:
     from memplan.applying.cuda import StreamPlan
@@ -35,29 +32,22 @@ _DIGITS = 3  # of a GPU's number
 @click.option(
     "--report",
     type=arguments.OutputFile(arguments.THE_PROGRAMS),
-    help="Write the report as JSON to this file, too; %r in it, and in PLAN, becomes "
-    "the rank under torchrun.",
+    help="File for the report as JSON; under torchrun, %r here and in PLAN stands for "
+    "the rank.",
 )
 @arguments.force("the report if it exists")
 @click.option(
     "--replan/--no-replan",
     default=True,
     show_default=True,
-    help="Plan anew while the program runs, where the plan does not fit it.",
-)
-@click.option(
-    "--malloc",
-    is_flag=True,
-    help="Serve large requests that do not come from tensors, too: run the program "
-    "with a library preloaded that stands before malloc.",
+    help="Replan while the program runs if the plan does not fit.",
 )
 @click.option(
     "--device",
     "devices",
     multiple=True,
     metavar="N | N:PLAN",
-    help="The GPU that PLAN is for, by its number (default: 0); or another plan, for "
-    "another GPU. May be given several times.",
+    help="GPU index of PLAN [default: 0], or a plan for another GPU; repeatable.",
 )
 @arguments.existing("plan")
 @arguments.program
@@ -65,20 +55,18 @@ def command(
     report: Path | None,
     force: bool,
     replan: bool,
-    malloc: bool,
     devices: tuple[str, ...],
     plan: Path,
     module: str | None,
     script: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT with the memory of its tensors laid out as PLAN says.
+    """Run SCRIPT under PLAN: its tensors lie where the plan says.
 
-    The plan is verified first, with no way round. The program computes what it
-    computed before, and its exit code is passed through. Requests that depart from
-    the plan are served all the same, and counted.
+    memplan verifies the plan first. The results are the same, and memplan passes on
+    the program's exit code. It serves and counts requests that depart from the plan.
 
-    A plan made from a CUDA recording is applied inside torch's own CUDA allocator:
-    experimental, it has not run on a GPU yet.
+    A plan from a CUDA recording runs inside torch's CUDA allocator. This is
+    experimental and has not run on a GPU yet.
 
     \b
     Example: memplan apply train.plan.json train.py --epochs 90
@@ -97,8 +85,6 @@ def command(
         report = Path(os.path.abspath(written_by_rank(report)))
         refuse_overwrite(report, force)
     found = arguments.read_plan(plan)
-    if malloc:
-        preload_malloc()
     device, others = _placed(devices)
     loader = loader_of(found, str(plan), replan=replan, device=device, others=others)
     check_program(found, target.identity(), str(plan))
@@ -114,7 +100,7 @@ def command(
     def left(goes_on: bool) -> None:
         conclude()
         if goes_on:
-            show.note("the program goes on as another one, without the plan")
+            show.note("the program replaced itself with another one, which has no plan")
 
     try:
         with leaving_concluded(left):
@@ -127,9 +113,9 @@ def command(
 
 
 def _conclude(result: Report, plan: Plan, file: Path | None) -> int:
-    """Say how it went, and write it to `file`; the exit code of a failure, or 0."""
+    """Print the report, and write it to `file`; the exit code of a failure, or 0."""
     if not show.is_hushed():
-        from memplan.cli import apply_report  # of use only now
+        from memplan.cli import apply_report  # late: most runs end later
 
         apply_report.show_report(result)
     elif result.fault:
@@ -146,10 +132,8 @@ def _conclude(result: Report, plan: Plan, file: Path | None) -> int:
 
 
 def _placed(devices: tuple[str, ...]) -> tuple[int | None, list[StreamPlan]]:
-    """The number that stands alone, if any, and the other plans with theirs.
-
-    Raises UsageError for what is neither.
-    """
+    """PLAN's GPU, if given, and the plans for other GPUs. Raises UsageError for
+    anything else."""
     own: int | None = None
     others: list[StreamPlan] = []
     for text in devices:
@@ -157,8 +141,8 @@ def _placed(devices: tuple[str, ...]) -> tuple[int | None, list[StreamPlan]]:
         wrong = not number.isdecimal() or len(number) > _DIGITS or (colon and not name)
         if wrong or (own is not None and not colon):
             raise UsageError(
-                f"--device {text}: write the number of PLAN's GPU, once, or a GPU's "
-                "number and its plan: 1:train.cuda1.plan.json"
+                f"--device {text}: give the index of PLAN's GPU once, or an index "
+                "and a plan, such as 1:train.cuda1.plan.json"
             )
         if colon:
             from memplan.applying.cuda import StreamPlan
@@ -172,22 +156,22 @@ def _placed(devices: tuple[str, ...]) -> tuple[int | None, list[StreamPlan]]:
 
 
 def _compare_environment(plan: Plan) -> None:
-    """Say what may make the program ask for something else than was recorded."""
+    """Warn if torch's version may change the program's requests."""
     planned = plan.provenance.program.torch
     running = str(require_torch("applying a plan").__version__)
     if planned and planned != running:
         show.complaint(
-            f"the plan was recorded with torch {planned}, and this is {running}: "
-            "requests that differ will be served outside it"
+            f"the plan was recorded with torch {planned}, and this is {running}; "
+            "requests that differ are served outside the plan"
         )
 
 
 def _compare_threads(plan: Plan) -> None:
-    """The number of threads decides what operators ask for; the program sets it."""
+    """Warn if the number of threads, which changes requests, was another one."""
     planned = plan.provenance.program.threads
     threads = require_torch("applying a plan").get_num_threads()
     if planned and planned != threads:
         show.complaint(
             f"the plan was recorded with {planned} threads, and this ran with "
-            f"{threads}: record it with as many, to plan all requests"
+            f"{threads}; record with {threads} threads to plan all requests"
         )

@@ -26,10 +26,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ProgramCommand(click.Command):
-    """A command that runs a program: all after the program's name is the program's.
+    """A command that runs a program; all arguments after its name are the program's.
 
-    The name is the first positional argument, after those of the command's own (the
-    plan, for `apply`), or what follows -m.
+    The name is the first positional argument after the command's own (the plan, for
+    `apply`), or the word after -m.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -37,7 +37,7 @@ class ProgramCommand(click.Command):
         return super().parse_args(ctx, self._separated(args, own))
 
     def _separated(self, args: list[str], positionals: int) -> list[str]:
-        """`args` with a `--` where memplan's own end."""
+        """`args` with `--` after memplan's own."""
         with_value = {
             name
             for param in self.params
@@ -61,15 +61,15 @@ class ProgramCommand(click.Command):
 
 
 def program(function: F) -> F:
-    """`-m MODULE | SCRIPT`, and the ARGS it gets, untouched."""
+    """`-m MODULE | SCRIPT`, and its arguments, unchanged."""
     function = click.argument("script", nargs=-1, type=click.UNPROCESSED)(function)
     return click.option(
-        "-m", "module", metavar="MODULE", help="Run a module, as python -m does."
+        "-m", "module", metavar="MODULE", help="Module to run, as with python -m."
     )(function)
 
 
 def target(module: str | None, script: tuple[str, ...]) -> Target:
-    """The program that `program` was given. Raises UsageError if there is none."""
+    """The program given to `program`. Raises UsageError if there is none."""
     from memplan.recording.target import Target
 
     if module is None and not script:
@@ -83,40 +83,40 @@ def target(module: str | None, script: tuple[str, ...]) -> Target:
 
 
 def device(function: F) -> F:
-    """`--device N`, of a memory snapshot; None where it is not given."""
+    """`--device N`, of a memory snapshot; None by default."""
     return click.option(
         "--device",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Which GPU of a memory snapshot, where several have a history in it.",
+        help="GPU index, if the snapshot covers several.",
     )(function)
 
 
 def ray(what: str) -> Callable[[F], F]:
-    """`--ray ADDRESS`, of a cluster to do something on."""
+    """`--ray ADDRESS`, of a cluster to `what` on."""
     return click.option(
         "--ray",
         metavar="ADDRESS",
-        help=f'A Ray cluster to {what} on: "auto", or host:port.',
+        help=f'Ray cluster to {what} on: "auto" or host:port.',
     )
 
 
 def given(name: str) -> bool:
-    """Whether an option of the command that runs was given, and is no default."""
+    """Whether the user gave this option of the running command."""
     source = click.get_current_context().get_parameter_source(name)
     return source is not ParameterSource.DEFAULT
 
 
 def refuse(options: dict[str, str], why: str) -> None:
-    """Raise UsageError where an option was given that has no meaning there: names and
-    flags."""
+    """Raise UsageError if the user gave one of `options` (name: flag), which have no
+    effect here."""
     for name, flag in options.items():
         if given(name):
             raise UsageError(f"{flag} is {why}")
 
 
 def rows(function: F) -> F:
-    """`-n N`, `most`: of a table so many rows, at least 1."""
+    """`-n N`, as `most`: rows of a table, at least 1."""
     return click.option(
         "-n",
         "most",
@@ -124,7 +124,7 @@ def rows(function: F) -> F:
         default=10,
         show_default=True,
         metavar="N",
-        help="Rows to show.",
+        help="Number of rows.",
     )(function)
 
 
@@ -133,18 +133,18 @@ def read_input(
 ) -> Trace | Problem:
     """A trace, or the bare problem in a MiniMalloc CSV file.
 
-    Of a trace only the columns that planning needs, and `columns`; of a snapshot the
+    Reads only the columns that planning needs, and `columns`; of a snapshot, the
     history of `device`.
     """
     with opened(source) as file:
-        # A CSV file's first line may be what is wrong with it.
+        # A CSV file's first line may be the damaged one.
         named = file.kind is Kind.UNKNOWN and Path(file.path).suffix == ".csv"
         if named or file.kind is Kind.CSV:
             from memplan.trace.importers.minimalloc import read_minimalloc
 
             return read_minimalloc(file)
         from memplan.trace.read import read_trace
-        from memplan.trace.streams import NEEDED
+        from memplan.trace.threads import NEEDED
 
         return read_trace(file, {*NEEDED, *columns}, device)
 
@@ -157,7 +157,7 @@ def read_plan(source: Input) -> Plan:
 
 
 def existing(name: str, **options: Any) -> Callable[[F], F]:
-    """An input file; whether it is there, and what it is, its reader says."""
+    """An input file; its reader checks that it exists and what it is."""
     kind = click.Path(readable=False, path_type=Path)  # click would end with 2
     return click.argument(name, type=kind, **options)
 
@@ -165,8 +165,8 @@ def existing(name: str, **options: Any) -> Callable[[F], F]:
 class OutputFile(click.Path):
     """A file to write; `-` is STDOUT, and then all else goes to standard error.
 
-    Where STDOUT will not do, `refusal` says why. Raises UsageError with that, and for
-    an empty name.
+    refusal: why STDOUT is not possible, if so. Raises UsageError then, and for an empty
+    name.
     """
 
     def __init__(self, refusal: str = "") -> None:
@@ -199,7 +199,7 @@ def output(
 
 
 def force(what: str) -> Callable[[F], F]:
-    """`--force`, to replace `what`, as in "the plan if it exists"."""
+    """`--force`, to replace `what`, such as "the plan if it exists"."""
     return click.option("--force", is_flag=True, help=f"Replace {what}.")
 
 
@@ -211,10 +211,10 @@ def json_(function: F) -> F:
 
 
 def threads(help_text: str, metavar: str | None = None) -> Callable[[F], F]:
-    """`--threads`, 1 or more; None where it is not given."""
+    """`--threads`, 1 or more; None by default."""
     kind = click.IntRange(min=1)
     return click.option("--threads", type=kind, metavar=metavar, help=help_text)
 
 
 THE_PROGRAMS = "standard output is the program's own"
-BY_SUFFIX = "a file's suffix says what form it gets, and standard output has none"
+BY_SUFFIX = "the format follows from the file's suffix"

@@ -18,37 +18,37 @@ from memplan.units import parse_bytes
 
 @click.command("check")
 @arguments.existing("source", metavar="TRACE|SNAPSHOT|PLAN")
-@click.option("--max", "most", metavar="BYTES", help="The most it may be, as in 12GiB.")
+@click.option("--max", "most", metavar="BYTES", help="Limit, such as 12GiB.")
 @click.option(
     "--of",
     type=click.Choice(get_args(Of)),
     default="live",
     show_default=True,
-    help="Of a trace: the bytes live at the peak; what the CUDA allocator reserved at "
-    "most; or the arena of a best-fit plan with what is alive outside it. Of a plan it "
-    "is its arena.",
+    help="What to compare: live bytes at the peak; the most that the CUDA allocator "
+    "reserved; or a best-fit plan's arena plus live bytes outside it. For a PLAN it is "
+    "the arena.",
 )
 @click.option(
     "--baseline",
     type=click.Path(readable=False, path_type=Path),
     metavar="BASE",
-    help="An earlier trace, or a plan for a plan, that it may not exceed.",
+    help="Earlier trace (or plan, for a PLAN) as the limit.",
 )
 @click.option(
     "--tolerance",
     type=sources.Percent(),
     default=0.0,
     metavar="SHARE",
-    help="By how much it may exceed the baseline, as in 2%.  [default: 0]",
+    help="Allowed excess over the baseline, such as 2%.  [default: 0]",
 )
-@click.option("--no-leak", is_flag=True, help="And memory may not grow over steps.")
+@click.option("--no-leak", is_flag=True, help="Also fail if memory grows over steps.")
 @click.option(
     "--format",
     "format_",
     type=click.Choice(["text", "github"]),
     default="text",
     show_default=True,
-    help="github: an annotation of the line, and a summary of the job.",
+    help="Output; github: an annotation and a job summary.",
 )
 @arguments.device
 @arguments.json_
@@ -63,16 +63,16 @@ def command(
     device: int | None,
     json_: bool,
 ) -> None:
-    """Hold the peak of a recording against a limit, or against an earlier one.
+    """Compare the peak of a recording with a limit or an earlier recording.
 
-    Ends with 1, and one line that says by how much and where, if it does not pass. A
-    recording in which a request failed does not.
+    If the check fails, memplan prints by how much and where, and exits 1. A recording
+    with a failed request never passes.
 
     \b
     Example: memplan check train.parquet --max 12GiB --no-leak
     """
     if json_ and format_ != "text":
-        raise UsageError("--json and --format github both claim standard output")
+        raise UsageError("--json and --format github cannot be combined; leave one out")
     limits = Limits(
         most=None if most is None else parse_bytes(most),
         baseline=None if baseline is None else sources.trace_or_plan(baseline, device),

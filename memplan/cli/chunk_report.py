@@ -1,34 +1,118 @@
-"""What chunking a model was worth, for people."""
+"""The result of `memplan chunk`: its table, its JSON and its picture."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from memplan.chunking.plan import ChunkPlan
+from memplan.chunking.curve import Curve, curve
+from memplan.chunking.options import BudgetError
+from memplan.chunking.plan import ChunkPlan, Peak, RegionRow
+from memplan.chunking.planfile import to_json
 from memplan.cli import show
+from memplan.plotting.activations import Activations, activations
 from memplan.units import format_bytes, format_seconds, format_share
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from memplan.chunking.module import Chunked
 
 MOST_OF_LINE = 34  # characters of a source line's place
 MOST_LEFT_ALONE = 8  # listed one by one
+COLUMNS = ("operators", "line", "dimension", "chunks")
 
 
-def report(plan: ChunkPlan, name: str) -> None:
-    """Print a plan of the model called `name`: facts, then its loops."""
-    stays = f"stays as it is: {plan.reason}"
-    title = "runs in chunks" if plan.status == "chunked" else stays
-    show.facts(f"memplan: {name} {title}", _facts(plan))
-    if plan.regions:
-        show.line("")
-        rows = [_region(each) for each in plan.regions]
-        show.table("Loops, those inside others indented", _COLUMNS, rows)
-    if plan.reason and plan.status == "chunked":
-        show.note(plan.reason)
+@dataclass(frozen=True)
+class ChunkResult:
+    """What chunking found.
+
+    module: the chunked model, or the closest if `refused`. output: the plan's file.
+    """
+
+    module: Chunked
+    output: Path | None
+    refused: BudgetError | None
+
+    @property
+    def plan(self) -> ChunkPlan:
+        """The module's plan."""
+        return self.module.memplan
+
+    @property
+    def name(self) -> str:
+        """The name of the model's class."""
+        return type(self.module.model).__name__
+
+    def entries(self) -> dict[str, object]:
+        """The result as JSON: the plan, its file, and the refusal."""
+        entries = to_json(self.plan)
+        entries["plan"] = None if self.output is None else str(self.output)
+        if self.refused is not None:
+            entries |= {"status": "refused", "reason": str(self.refused)}
+        return entries
+
+    def show(self) -> None:
+        """Print facts, then the loops."""
+        plan = self.plan
+        chunked = plan.status == "chunked"
+        title = "runs in chunks" if chunked else f"stays unchanged: {plan.reason}"
+        show.facts(f"memplan: {self.name} {title}", self._facts())
+        if plan.regions:
+            show.line("")
+            rows = [_region(each) for each in plan.regions]
+            show.table("Loops, those inside others indented", COLUMNS, rows)
+        if plan.reason and chunked:
+            show.note(plan.reason)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        plan = self.plan
+        chunked = plan.status == "chunked"
+        measured = format_bytes(plan.measured_bytes_before)
+        estimated = format_bytes(plan.peak_bytes_before)
+        if chunked:
+            after = format_bytes(plan.measured_bytes_after)
+            saved = format_share(plan.saved)
+            measured = f"{measured} before, {after} after, {saved} saved"
+            after = format_bytes(plan.peak_bytes_after)
+            estimated = f"{estimated} before, {after} after"
+        rows = [
+            ("activations", measured),
+            ("estimated", estimated),
+            ("budget", format_bytes(plan.budget_bytes)),
+        ]
+        if chunked:
+            error = plan.max_relative_error
+            same = "none, the same bits" if error == 0 else f"at most {error:.1e}"
+            rows.append(("time", f"{plan.slowdown:.2f} times the original"))
+            rows.append(("relative error", same))
+        if plan.peak_before:
+            rows.append(("peak was", _peak(plan.peak_before)))
+        if plan.peak_after and chunked:
+            rows.append(("peak is", _peak(plan.peak_after)))
+        rows.append(("search", format_seconds(plan.search_seconds)))
+        left = list(plan.left_alone.items())
+        for i, (path, reason) in enumerate(left[:MOST_LEFT_ALONE]):
+            whole = path or "the model as a whole"
+            rows.append(("" if i else "unchanged", f"{whole}: {reason}"))
+        if len(left) > MOST_LEFT_ALONE:
+            rows.append(("", f"and {len(left) - MOST_LEFT_ALONE:,} more"))
+        return rows
+
+    def picture(self) -> Figure:
+        """The activations before and after, of the part with the highest peak."""
+        chunks = self.module.chunks
+        curves = {path: curve(each.original) for path, each in chunks.items()}
+        path = max(curves, key=lambda path: max(curves[path].live))
+        after = curve(chunks[path].program)
+        name = self.name + (f", {path}" if path else "")
+        return activations(
+            _drawn(curves[path]), _drawn(after), self.plan.budget_bytes, name
+        )
 
 
-_COLUMNS = ("operators", "line", "dimension", "chunks")
-
-
-def _region(region: dict[str, Any]) -> tuple[str, ...]:
+def _region(region: RegionRow) -> tuple[str, ...]:
     module = f"{region['module']}: " if region["module"] else ""
     indent = "  " * region["depth"]
     step, chunks = region["step"], region["chunks"]
@@ -40,45 +124,8 @@ def _region(region: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _facts(plan: ChunkPlan) -> list[tuple[str, str]]:
-    rows = [
-        ("activations", _compared(plan.measured_bytes_before, plan, "measured")),
-        ("estimated", _compared(plan.peak_bytes_before, plan, "peak")),
-        ("budget", format_bytes(plan.budget_bytes)),
-    ]
-    if plan.status == "chunked":
-        error = plan.max_relative_error
-        same = "none, the same bits" if error == 0 else f"{error:.1e} at most, relative"
-        rows += [
-            ("time", f"{plan.slowdown:.2f} times what it took"),
-            ("difference", same),
-        ]
-    rows += [
-        (name, _peak(peak))
-        for name, peak in (("peak was", plan.peak_before), ("peak is", plan.peak_after))
-        if peak and (name == "peak was" or plan.status == "chunked")
-    ]
-    rows.append(("search", format_seconds(plan.search_seconds)))
-    left = list(plan.left_alone.items())
-    for i, (path, reason) in enumerate(left[:MOST_LEFT_ALONE]):
-        whole = path or "the model as a whole"
-        rows.append(("" if i else "left alone", f"{whole}: {reason}"))
-    if len(left) > MOST_LEFT_ALONE:
-        rows.append(("", f"and {len(left) - MOST_LEFT_ALONE:,} more"))
-    return rows
-
-
-def _compared(before: int, plan: ChunkPlan, kind: str) -> str:
-    if plan.status != "chunked":
-        return format_bytes(before)
-    measured = kind == "measured"
-    after = plan.measured_bytes_after if measured else plan.peak_bytes_after
-    saved = f", {format_share(plan.saved)} saved" if measured else ""
-    return f"{format_bytes(before)} before, {format_bytes(after)} after{saved}"
-
-
-def _peak(peak: dict[str, Any]) -> str:
-    """Where a peak is, and the largest of what is live there."""
+def _peak(peak: Peak) -> str:
+    """Where a peak is, and the two largest storages that are live there."""
     largest = [
         f"{each['name']} {format_bytes(each['bytes'])}" for each in peak["live"][:2]
     ]
@@ -86,6 +133,16 @@ def _peak(peak: dict[str, Any]) -> str:
     at = f" at {place(peak['line'])}" if peak["line"] else ""
     held = f", {format_bytes(peak['held'])} held by variables" if "held" in peak else ""
     return f"{peak['operator'].removeprefix('aten.')}{at}{live}{held}"
+
+
+def _drawn(found: Curve) -> Activations:
+    operator = found.operators[found.at].removeprefix("aten.")
+    line = found.lines[found.at]
+    return Activations(
+        found.live,
+        f"{operator}, {place(line)}" if line else operator,
+        [(band.start, band.stop, band.times) for band in found.bands],
+    )
 
 
 def place(line: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from memplan.cli.manners import VARIABLE
+from memplan.cli.group import VARIABLE
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -13,7 +13,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> None:
-    """Print what makes SHELL complete memplan's commands, options and files.
+    """Print a script for SHELL that completes commands, options and files.
 
     \b
     bash   in ~/.bashrc:  eval "$(memplan completion bash)"

@@ -31,15 +31,14 @@ _ENDS = {
     "--to",
     "form",
     type=click.Choice(sorted(_ENDS)),
-    help="What to write.  [default: by OUTPUT's name; csv to standard output]",
+    help="Format.  [default: by OUTPUT's name; csv to standard output]",
 )
 @click.option(
     "--step",
     default="hot",
     show_default=True,
     metavar="N|hot|all",
-    help="To csv, which step of a TRACE: a number, the one that repeats, or the whole "
-    "run.",
+    help="Step of a TRACE for csv: a number, the one that repeats, or the whole run.",
 )
 @arguments.device
 @arguments.force("OUTPUT if it exists")
@@ -53,18 +52,18 @@ def command(
     force: bool,
     json_: bool,
 ) -> None:
-    """Write a TRACE in another form, for another program.
+    """Convert a TRACE for another program.
 
     \b
-    OUTPUT             what is written
-    .parquet           a trace of memplan's, the smallest
+    OUTPUT             format
+    .parquet           memplan's trace, the smallest
     .json, .json.gz    the same as JSON
-    .csv               MiniMalloc's problem, of one step; of a PLAN with offsets
-    .pickle            a memory snapshot, for torch.cuda._memory_viz
-    .perfetto.json     Chrome's trace events, for ui.perfetto.dev
-    .speedscope.json   who asked for it, for speedscope.app
+    .csv               a MiniMalloc problem of one step; with offsets for a PLAN
+    .pickle            a memory snapshot for torch.cuda._memory_viz
+    .perfetto.json     Chrome trace events for ui.perfetto.dev
+    .speedscope.json   bytes by stack for speedscope.app
 
-    An OUTPUT of - is standard output.
+    Use - as OUTPUT for standard output.
 
     \b
     Example: memplan convert snapshot.pickle train.parquet

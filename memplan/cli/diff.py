@@ -20,12 +20,10 @@ from memplan.units import format_bytes
 def command(
     before: Path, after: Path, most: int, device: int | None, json_: bool
 ) -> None:
-    """Compare the live bytes at the peaks of two recordings, site by site.
+    """Compare the live bytes at the peaks of two recordings.
 
-    A site is a function of a file with its module and operator, wherever in the
-    function its line has moved.
-
-    BEFORE and AFTER are traces, or PyTorch's memory snapshots.
+    Rows are functions with their module and operator, so moved lines do not matter.
+    BEFORE and AFTER are traces or memory snapshots of PyTorch.
 
     \b
     Example: memplan diff main.parquet branch.parquet
@@ -38,8 +36,8 @@ def command(
     one, other = found.devices
     if one != other:
         show.note(
-            f"BEFORE is of {one} memory, AFTER of {other}: other kernels, scratch and "
-            "rounding, and sites that may differ in name alone"
+            f"BEFORE is of {one} memory, AFTER of {other}: kernels, scratch and "
+            "rounding differ, and some sites may differ only in name"
         )
     if found.sites:
         rows = [_row(change) for change in found.sites[:most]]

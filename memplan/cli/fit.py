@@ -11,7 +11,7 @@ import click
 
 from memplan.cli import arguments, show
 from memplan.errors import UsageError
-from memplan.recording.gpus import GPUS
+from memplan.recording.fake_device import GPUS
 from memplan.recording.target import Target
 from memplan.recording.trial import Trial, trial
 from memplan.reporting.fit import MARGIN, Fitted, Search
@@ -80,43 +80,43 @@ class CapacityType(click.ParamType[Any]):
     type=CapacityType(),
     required=True,
     metavar="SIZE|GPU",
-    help=f"What it must fit into: 24GiB, or one of {', '.join(GPUS)}.",
+    help=f"Memory it must fit into: a size such as 24GiB, or {', '.join(GPUS)}.",
 )
 @click.option(
     "--vary",
     type=FlagType(),
     metavar="NAME=LOW..HIGH",
-    help="The flag of SCRIPT to vary; its value goes where {NAME} stands among ARGS, "
-    "or last. Without it: whether SCRIPT fits as it is.",
+    help="Flag of SCRIPT to vary. Its value replaces {NAME} in ARGS, or is appended. "
+    "Without --vary: check SCRIPT as it is.",
 )
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="cpu: bytes of live tensors; cuda: what torch's allocator would reserve.",
+    help="cpu: count live tensors; cuda: count what PyTorch's allocator would reserve.",
 )
 @click.option(
     "--beside",
     default="0",
     metavar="SIZE",
     show_default=True,
-    help="What is to be left for all else: CUDA's context, say, or other processes.",
+    help="Memory to leave free, for CUDA's context or other processes.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="Steps of each recording.",
+    help="Steps to record at each value.",
 )
 @click.option(
     "--confirm",
     is_flag=True,
-    help="Run SCRIPT really at the answer and at the next value, on the CPU.",
+    help="Run SCRIPT for real at the answer and at the next value, on the CPU.",
 )
 @arguments.json_
-@click.option("-q", "--quiet", is_flag=True, help="Do not tell of each recording.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print each recording.")
 @arguments.program
 def command(
     capacity: int,
@@ -130,19 +130,19 @@ def command(
     module: str | None,
     script: tuple[str, ...],
 ) -> None:
-    """Find the largest batch, or the like, with which SCRIPT fits a device.
+    """Find the largest batch size (or other flag) with which SCRIPT fits a device.
 
-    Nothing is allocated: SCRIPT is recorded under fake tensors at a few values of the
-    flag, at the answer and at the next one. Ends with 1 if nothing fits.
+    Allocates nothing: memplan records SCRIPT under fake tensors at a few values of the
+    flag, among them the answer and the next value. Exits 1 if nothing fits.
 
     \b
     Example: memplan fit --capacity 24GiB --vary batch-size=1..512 train.py
     """
     if confirm and device != "cpu":
-        raise UsageError("--confirm: only what the CPU holds can be run here")
+        raise UsageError("--confirm runs SCRIPT on the CPU: use it with --device cpu")
     limit = capacity - parse_bytes(beside)
     if limit <= 0:
-        raise UsageError(f"--beside {beside} leaves nothing of the capacity")
+        raise UsageError(f"--beside {beside} leaves nothing of --capacity")
     runs = Runs(arguments.target(module, script), vary, device, steps, quiet)
     flag = vary or Flag("", 0, 0)
     found = Search(lambda value: runs.fake(value, limit), flag.low, flag.high).run(
@@ -158,7 +158,7 @@ def command(
 
 
 class Runs:
-    """The recordings of one search."""
+    """The recordings that one search makes."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ def _tell(found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]) -> N
             sure = "nothing" if found.sure is None else runs.label(found.sure.value)
         rows.append((f"with {percent} to spare", sure))
     if not found.steady:
-        rows.append(("unsteady", "a larger value took less memory: read the list"))
+        rows.append(("unsteady", "a larger value took less memory; see the list"))
     count = len(found.measured)
     smallest = found.measured[0].value
     title = (
@@ -262,9 +262,9 @@ def _tell(found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]) -> N
     )
     show.facts(f"{title} ({count} recording{'s' * (count > 1)}, no memory used)", rows)
     show.line(
-        "  Kernels' workspaces are not seen"
-        + (" but for convolutions'" if runs.device == "cpu" else "")
-        + f": hence the {percent}."
+        "  Workspaces that kernels allocate are not counted"
+        + (" except those of convolutions" if runs.device == "cpu" else "")
+        + f"; the {percent} allow for them."
     )
     for note in runs.notes:
         show.note(note)

@@ -1,31 +1,38 @@
-"""What became of a fused model, for people."""
+"""The result of `memplan fuse`: as text, as JSON and as a picture."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from memplan.cli import show
 from memplan.cli.chunk_report import place
 from memplan.fusing.collapse import pools_of, sizes
 from memplan.fusing.examine import Examined
-from memplan.fusing.summary import Fate, Part, Run
-from memplan.fusing.traffic import traffic
+from memplan.fusing.summary import LayerOutcome, Part, Run
 from memplan.units import format_bytes, format_seconds
+from memplan.version import __version__
 
-MOST_LEFT_ALONE = 8  # reasons listed one by one
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from memplan.plotting.stacks import DrawnSequence
+
+MOST_REASONS = 8  # reasons listed one by one
 MOST_NAMED = 3  # layers named with one reason
 
 
 def report(found: Examined) -> None:
-    """Print what a model was worth, fused: a title and facts."""
+    """Print what fusing a model saved."""
     show.facts(f"memplan: {found.name} {_title(found)}", _facts(found))
 
 
 def _title(found: Examined) -> str:
-    summary, ratio = found.summary, found.worth.ratios.get("median", 1.0)
+    summary, ratio = found.summary, found.ratios.get("median", 1.0)
     if summary.status == "unchanged":
-        return f"runs as it was: {summary.reason}"
+        return f"runs unchanged: {summary.reason}"
     fast = f"{ratio:.2f} times as fast"
     if summary.status == "parts":
         return f"runs fused in parts, {fast}"
@@ -33,21 +40,21 @@ def _title(found: Examined) -> str:
 
 
 def _facts(found: Examined) -> list[tuple[str, str]]:
-    worth, parts = found.worth, found.summary.parts
+    parts = found.summary.parts
     threads = "1 thread" if found.threads == 1 else f"{found.threads} threads"
-    eager, peak = worth.seconds["eager"], worth.peaks["eager"]
+    eager, peak = found.seconds["eager"], found.peaks["eager"]
     if found.summary.status == "unchanged":
         rows = [
             ("time", f"{format_seconds(eager)} a call, {threads}"),
             ("activations", f"{format_bytes(peak)} at their peak"),
         ]
-        return rows + _left_alone(parts)
-    ratios, error = worth.ratios, worth.error
+        return rows + _not_fused(parts)
+    ratios, error = found.ratios, found.error
     rows = [
         (
             "time",
             f"{format_seconds(eager)} before, "
-            f"{format_seconds(worth.seconds['memplan'])} after, {threads}",
+            f"{format_seconds(found.seconds['memplan'])} after, {threads}",
         ),
         (
             "ratio",
@@ -55,26 +62,29 @@ def _facts(found: Examined) -> list[tuple[str, str]]:
             f"{ratios['max']:.2f} in rounds taken in turns",
         ),
         ("difference", f"{error:.1e} at most, relative" if error else "none"),
-        ("first call", f"{format_seconds(found.first_call)}, with all that it decides"),
+        (
+            "first call",
+            f"{format_seconds(found.first_call)}, compilation included",
+        ),
         (
             "activations",
-            f"{format_bytes(peak)} before, {format_bytes(worth.peaks['memplan'])} "
+            f"{format_bytes(peak)} before, {format_bytes(found.peaks['memplan'])} "
             "after, at their peak",
         ),
     ]
     if found.summary.status == "parts":
-        rows.append(("not whole", found.summary.reason))
+        rows.append(("not fused whole", found.summary.reason))
     for part in parts:
         rows += _part_facts(part, named=len(parts) > 1 or bool(part.path))
-    return [*rows, *_predicted(found), *_left_alone(parts)]
+    return [*rows, *_predicted(found), *_not_fused(parts)]
 
 
 def _part_facts(part: Part, named: bool) -> list[tuple[str, str]]:
     rows = [("part", part.path)] if named else []
     if part.status != "fused":
-        return [*rows, ("", f"runs as it was: {part.reason}")]
+        return [*rows, ("", f"runs unchanged: {part.reason}")]
     became = Counter(each.became for each in part.layers)
-    first, *others = _fates(became)
+    first, *others = _outcomes(became)
     rows += show.listed("layers", [f"{len(part.layers):,}: {first}", *others])
     if part.kernels:
         kernels = ", ".join(f"{each} {name}" for name, each in part.kernels.items())
@@ -86,9 +96,9 @@ def _part_facts(part: Part, named: bool) -> list[tuple[str, str]]:
         rows.append(("stacks", many + torch))
     if part.at_a_time < part.images:
         rows.append(("images", f"{part.at_a_time} at a time, of {part.images}"))
-    least = ", as small as can be" if part.arena == part.bound else ""
+    least = ", equal to the lower bound" if part.arena == part.bound else ""
     if part.arena > part.bound:
-        least = f", where {format_bytes(part.bound)} are live at once"
+        least = f", lower bound {format_bytes(part.bound)}"
     rows.append(("arena", format_bytes(part.arena) + least))
     return rows
 
@@ -98,12 +108,12 @@ _WORDS = {
     "joined": "{} joined into them",
     "stack": "{} in stacks",
     "placed": "{} concatenated without a copy",
-    "nothing": "{} with nothing to compute",
-    "torch": "{} left to torch",
+    "nothing": "{} without computation",
+    "torch": "{} run by torch",
 }
 
 
-def _fates(became: Counter[str]) -> list[str]:
+def _outcomes(became: Counter[str]) -> list[str]:
     return [
         words.format(became[name]) for name, words in _WORDS.items() if became[name]
     ]
@@ -127,41 +137,41 @@ def count(number: int, what: str) -> str:
 
 
 def _predicted(found: Examined) -> list[tuple[str, str]]:
-    """What the paper's stacks would save of traffic, and what that is worth."""
+    """The memory traffic that the paper's stacks would save, and the time."""
     runs = [run for part in found.summary.parts for run in part.found]
     if not runs:
         return []
-    moved = [traffic(run.stack, run.shape, run.itemsize) for run in runs]
+    moved = [run.traffic for run in runs]
     whole, saved = sum(each.layerwise for each in moved), sum(m.saved for m in moved)
     return [
-        ("the paper's", f"{count(len(runs), 'stack')} with {_inside(runs)}"),
+        ("paper stacks", f"{count(len(runs), 'stack')} with {_inside(runs)}"),
         (
             "",
             f"{format_bytes(saved)} of their {format_bytes(whole)} of traffic saved: "
             f"{format_seconds(saved / found.bandwidth)}",
         ),
-        ("", f"where memory copies {format_bytes(found.bandwidth)} a second"),
+        ("", f"at {format_bytes(found.bandwidth)}/s, the speed of a copy"),
     ]
 
 
-def _left_alone(parts: Iterable[Part]) -> list[tuple[str, str]]:
-    """Reasons for which layers are left to torch, and layers."""
+def _not_fused(parts: Iterable[Part]) -> list[tuple[str, str]]:
+    """Reasons why torch runs layers, and those layers."""
     places: dict[str, list[str]] = {}
     for part in parts:
         for layer in part.layers:
             if layer.became == "torch" and layer.reason:
                 places.setdefault(layer.reason, []).append(_path(part, layer))
     rows: list[tuple[str, str]] = []
-    for reason, names in list(places.items())[:MOST_LEFT_ALONE]:
+    for reason, names in list(places.items())[:MOST_REASONS]:
         more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > 3 else ""
         listed = ", ".join(names[:MOST_NAMED])
-        rows.append(("" if rows else "left alone", f"{listed}{more}: {reason}"))
-    if len(places) > MOST_LEFT_ALONE:
-        rows.append(("", f"and {len(places) - MOST_LEFT_ALONE:,} more reasons"))
+        rows.append(("" if rows else "not fused", f"{listed}{more}: {reason}"))
+    if len(places) > MOST_REASONS:
+        rows.append(("", f"and {len(places) - MOST_REASONS:,} more reasons"))
     return rows
 
 
-def _path(part: Part, layer: Fate) -> str:
+def _path(part: Part, layer: LayerOutcome) -> str:
     return f"{part.path}.{layer.place}" if part.path else layer.place
 
 
@@ -176,9 +186,9 @@ def layers(found: Examined) -> None:
         kind = max((len(layer.operator) for layer in part.layers), default=0)
         show.line(f"Layers{_of(part)}, in order")
         for layer in part.layers:
-            fate = _fate(layer, part, names, numbers)
+            outcome = _outcome(layer, part, names, numbers)
             show.line(
-                f"  {shown[layer.name]:<{width}}  {layer.operator:<{kind}}  {fate}"
+                f"  {shown[layer.name]:<{width}}  {layer.operator:<{kind}}  {outcome}"
             )
 
 
@@ -186,8 +196,8 @@ def _of(part: Part) -> str:
     return f" of {part.path}" if part.path else ""
 
 
-def _fate(
-    layer: Fate, part: Part, names: dict[str, str], numbers: dict[str, int]
+def _outcome(
+    layer: LayerOutcome, part: Part, names: dict[str, str], numbers: dict[str, int]
 ) -> str:
     if layer.became == "convolution":
         return f"convolution: {layer.kernel}"
@@ -196,10 +206,10 @@ def _fate(
     if layer.became == "stack":
         return f"in stack {numbers[layer.into]} of those that run"
     if layer.became == "placed":
-        return "no copy: its pieces are written side by side"
+        return "concatenated without a copy"
     if layer.became == "nothing":
-        return "nothing to compute"
-    return f"left to torch: {layer.reason or part.reason}"
+        return "no computation"
+    return f"run by torch: {layer.reason or part.reason}"
 
 
 def stacks(found: Examined) -> None:
@@ -220,13 +230,13 @@ def _listed(title: str, runs: Sequence[Run], part: Part, found: Examined) -> Non
     for number, run in enumerate(runs, 1):
         for line in _stack(number, run, names, part.limit):
             show.line(line)
-        moved = traffic(run.stack, run.shape, run.itemsize)
-        fates = Counter(became[name] for name in run.layers)
+        moved = run.traffic
+        outcomes = Counter(became[name] for name in run.layers)
         gain = format_seconds(moved.saved / found.bandwidth) if moved.saved else "none"
         show.line(
             f"      predicted gain {gain}: {format_bytes(moved.saved)} of "
             f"{format_bytes(moved.layerwise)} of traffic"
-            + (f"; here {', '.join(_fates(fates))}" if not run.by else "")
+            + (f"; here {', '.join(_outcomes(outcomes))}" if not run.by else "")
         )
 
 
@@ -245,7 +255,7 @@ def _stack(number: int, run: Run, names: dict[str, str], limit: int) -> Iterator
             if sequence.bytes
             else "in registers"
         )
-        over = ", more than it should" if sequence.bytes > limit else ""
+        over = ", over the limit" if sequence.bytes > limit else ""
         yield (
             f"      sequence: {height}×{width} to {after[0]}×{after[1]}, "
             f"{patch} at a time, {cache}{over}"
@@ -253,3 +263,148 @@ def _stack(number: int, run: Run, names: dict[str, str], limit: int) -> Iterator
         for step in sequence.steps:
             yield f"        step: {step}"
         height, width = after
+
+
+def document(found: Examined) -> dict[str, Any]:
+    """The document of `memplan fuse --json`; docs/formats.md says what is in it."""
+    summary, error = found.summary, found.error
+    return {
+        "schema": "memplan.fuse",
+        "version": 1,
+        "producer": f"memplan {__version__}",
+        "model": found.name,
+        "status": summary.status,
+        "reason": summary.reason,
+        "torch": found.torch,
+        "device": "cpu",
+        "threads": found.threads,
+        "seconds": found.seconds,
+        "ratio_to_eager": found.ratios.get("median"),
+        "ratios": found.ratios or None,
+        "max_relative_error": error if error is not None and isfinite(error) else None,
+        "first_call_seconds": found.first_call,
+        "peak_activation_bytes": found.peaks,
+        "copy_bytes_per_second": found.bandwidth,
+        "warnings": found.warnings,
+        "parts": [_part_entry(each, found.bandwidth) for each in summary.parts],
+    }
+
+
+def _part_entry(part: Part, bandwidth: float) -> dict[str, Any]:
+    return {
+        "path": part.path,
+        "status": part.status,
+        "reason": part.reason,
+        "inputs": {name: list(shape) for name, shape in part.inputs.items()},
+        "images": part.images,
+        "images_at_a_time": part.at_a_time,
+        "arena_bytes": part.arena,
+        "arena_bound_bytes": part.bound,
+        "kernels": part.kernels,
+        "cache_limit_bytes": part.limit,
+        "layers": [_layer_entry(each) for each in part.layers],
+        "stacks": [_stack_entry(each, bandwidth) for each in part.running],
+        "paper_stacks": [_stack_entry(each, bandwidth) for each in part.found],
+    }
+
+
+def _layer_entry(layer: LayerOutcome) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "place": layer.place,
+        "operator": layer.operator,
+        "shape": list(layer.shape),
+        "became": layer.became,
+        "into": layer.into,
+        "kernel": layer.kernel,
+        "reason": layer.reason,
+    }
+
+
+def _stack_entry(run: Run, bandwidth: float) -> dict[str, Any]:
+    sequences = run.stack.sequences
+    moved = run.traffic
+    return {
+        "name": run.name,
+        "layers": list(run.layers),
+        "input": list(run.shape),
+        "runs_by": run.by,
+        "operations": len(run.stack.operations),
+        "steps": len(run.stack.steps),
+        "traffic_bytes": moved.layerwise,
+        "traffic_bytes_fused": moved.depth_first,
+        "predicted_gain_seconds": moved.saved / bandwidth,
+        "sequences": [
+            {
+                "steps": [
+                    [str(each) for each in step.operations] for step in one.steps
+                ],
+                "patch": list(one.patch),
+                "cache_bytes": one.bytes,
+            }
+            for one in sequences
+        ],
+    }
+
+
+# Labels of boxes, by a layer's kind, beside those of element-wise operators.
+_LABELS = {"convolution": "conv", "max pool": "max", "average pool": "mean"}
+
+
+def picture(found: Examined) -> Figure:
+    """The stacks that the paper would find in a model, and what became of its layers:
+    of all of it, or of the part that has most layers."""
+    from memplan.plotting.stacks import DrawnLayer, DrawnNetwork
+    from memplan.plotting.stacks import stacks as draw
+
+    part = max(found.summary.parts, key=lambda each: len(each.layers))
+    name = found.name + (f", {part.path}" if part.path else "")
+    numbers = {layer.name: at for at, layer in enumerate(part.layers)}
+    drawn = DrawnNetwork(
+        [DrawnLayer(_label(layer), layer.became) for layer in part.layers],
+        [_drawn(run, numbers) for run in part.found],
+        part.limit,
+        _caption(found, part),
+    )
+    return draw(drawn, name)
+
+
+def _label(layer: LayerOutcome) -> str:
+    from memplan.fusing.operators import OPERATORS
+
+    if layer.kind in OPERATORS:
+        return OPERATORS[layer.kind].label or layer.kind
+    own = layer.operator.lower() if layer.kind in ("call", "same") else layer.kind
+    return _LABELS.get(layer.kind, own)
+
+
+def _drawn(run: Run, numbers: dict[str, int]) -> list[DrawnSequence]:
+    from memplan.plotting.stacks import DrawnSequence
+
+    return [
+        DrawnSequence(
+            [[numbers[name] for name in step] for step in steps],
+            sequence.bytes,
+            _steps_label(sequence.steps),
+        )
+        for steps, sequence in zip(run.steps, run.stack.sequences, strict=True)
+    ]
+
+
+def _steps_label(steps: Sequence[object]) -> str:
+    return str(steps[0]) if len(steps) == 1 else f"{len(steps)} steps: {steps[0]}; …"
+
+
+def _caption(found: Examined, part: Part) -> str:
+    steps = sum(len(run.stack.steps) for run in part.found)
+    sequences = sum(len(run.stack.sequences) for run in part.found)
+    facts = [
+        f"{count(len(part.layers), 'layer')} in the order they run",
+        f"{count(len(part.found), 'stack')}, {count(steps, 'step')}, "
+        f"{count(sequences, 'sequence')}",
+    ]
+    if part.status != "fused":
+        facts.append("runs unchanged")
+    elif found.ratios:
+        facts.append(f"{found.ratios['median']:.2f} times as fast")
+    return "  ·  ".join(facts)

@@ -1,23 +1,26 @@
-"""A click group that imports a command's module when the command is used."""
+"""A click group that imports a command's module on first use, and options for all."""
 
 from __future__ import annotations
 
+import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from memplan.cli import manners
+from memplan.cli import show
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+VARIABLE = "_MEMPLAN_COMPLETE"  # set by a shell that asks for completions
 
 
 class LazyGroup(click.Group):
     """Commands live in `<package>.<name>`, each as a function named `command`.
 
-    The help text and completion list them from `commands_help`, without importing any.
-    It and they have the options of `manners`.
+    Help and completion list them from `commands_help`, without imports. The group and
+    its commands have `-q` and `-v`.
     """
 
     def __init__(
@@ -29,7 +32,7 @@ class LazyGroup(click.Group):
     ):
         super().__init__(*args, **kwargs)
         self._help, self._package = commands_help, package
-        manners.teach(self)
+        _add_options(self)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._help)
@@ -38,13 +41,13 @@ class LazyGroup(click.Group):
         if cmd_name not in self._help:
             return None
         command: click.Command = import_module(f"{self._package}.{cmd_name}").command
-        manners.teach(command)
+        _add_options(command)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command named first; of one that is not there, what may be meant."""
+        """The command named first; for an unknown name, an error with similar ones."""
         if args and args[0] not in self._help and not args[0].startswith("-"):
             import difflib
 
@@ -62,7 +65,7 @@ class LazyGroup(click.Group):
     def shell_complete(
         self, ctx: click.Context, incomplete: str
     ) -> list[CompletionItem]:
-        """Commands and their help, and the group's own options."""
+        """Commands with their help, and the group's own options."""
         from click.shell_completion import CompletionItem
 
         commands = [
@@ -71,3 +74,49 @@ class LazyGroup(click.Group):
             if name.startswith(incomplete)
         ]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def _add_options(command: click.Command) -> None:
+    """Add `-q` and `-v` unless `command` has them."""
+    known = {name for param in command.params for name in param.opts}
+    for option in (_QUIET, _VERBOSE):
+        if not known & {*option.opts}:
+            command.params.append(option)
+
+
+def _hush(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.with_resource(show.hushed())
+
+
+def _measure(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Print time and memory when the command ends, also on an error."""
+    if not value:
+        return
+    start = time.perf_counter()
+
+    def report() -> None:
+        from memplan.recording.usage import peak_resident_bytes
+        from memplan.units import format_bytes, format_seconds
+
+        took = format_seconds(time.perf_counter() - start)
+        most = format_bytes(peak_resident_bytes())
+        show.complaint(f"took {took}, peak memory {most}")
+
+    ctx.call_on_close(report)
+
+
+_QUIET = click.Option(
+    ["-q", "--quiet"],
+    is_flag=True,
+    expose_value=False,
+    callback=_hush,
+    help="Print only errors, warnings and --json output.",
+)
+_VERBOSE = click.Option(
+    ["-v", "--verbose"],
+    is_flag=True,
+    expose_value=False,
+    callback=_measure,
+    help="Print time and peak memory at the end.",
+)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--output",
     type=arguments.OutputFile(arguments.BY_SUFFIX),
     required=True,
-    help="The picture: .png, .svg or .pdf.",
+    help="Picture: .png, .svg or .pdf.",
 )
 @arguments.device
 @arguments.force("the picture if it exists")
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 def command(
     source: Path, output: Path, device: int | None, force: bool, json_: bool
 ) -> None:
-    """Draw the packing of a PLAN, or the memory of a TRACE over time; a memory
-    snapshot of torch.cuda will do for a TRACE.
+    """Draw the layout of a PLAN, or the memory of a TRACE over time.
 
-    Of a blocking plan: its energy by level and tensor, a single layer's loop nest,
-    and energy against area, where the plan holds that.
+    A SNAPSHOT of torch.cuda counts as a TRACE. For a blocking plan, memplan draws its
+    energy by level and tensor, the loop nest of a single layer, and energy against area
+    if the plan has it.
 
     \b
     Example: memplan plot train.plan.json -o packing.png

@@ -1,4 +1,4 @@
-"""One line that tells how far a search has come: on a terminal, and nowhere else."""
+"""A line that shows the progress of a search, on a terminal only."""
 
 from __future__ import annotations
 
@@ -13,53 +13,45 @@ from memplan.units import format_bytes, format_gap
 
 @contextlib.contextmanager
 def progress_line(method: str) -> Iterator[Callable[[Progress], None] | None]:
-    """What to call with each Progress; None where standard error is no terminal.
+    """A callback for each Progress, or None if standard error is no terminal.
 
-    The line is gone when the context ends.
+    The line disappears when the context ends.
     """
+    with _status(method) as update:
+        yield (lambda progress: update(describe(progress))) if update else None
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[Callable[[str], None] | None]:
+    """The same with a callback for texts; Ctrl-C prints that there is no result."""
+    with saying_if_interrupted(), _status(what) as update:
+        yield update
+
+
+@contextlib.contextmanager
+def _status(what: str) -> Iterator[Callable[[str], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
-    with console.status(f"{method} ...") as status:
-
-        def update(progress: Progress) -> None:
-            status.update(f"{method}: {describe(progress)}")
-
-        yield update
-
-
-@contextlib.contextmanager
-def working(what: str) -> Iterator[Callable[[str], None] | None]:
-    """What to call with how far it is; None where standard error is no terminal.
-
-    The line is gone when the context ends.
-    """
-    with saying_if_interrupted():
-        if not sys.stderr.isatty():
-            yield None
-            return
-        from rich.console import Console
-
-        console = Console(stderr=True, highlight=False)
-        with console.status(f"{what} ...") as status:
-            yield lambda how_far: status.update(f"{what}: {how_far}")
+    with console.status(f"{what} ...") as status:
+        yield lambda text: status.update(f"{what}: {text}")
 
 
 @contextlib.contextmanager
 def saying_if_interrupted() -> Iterator[None]:
-    """Ctrl-C ends what has no result yet, and nobody should wait for one."""
+    """Print on Ctrl-C that there is no result."""
     try:
         yield
     except KeyboardInterrupt:
-        show.complaint("interrupted, so there is no result")
+        show.complaint("interrupted; there is no result")
         raise
 
 
 def describe(progress: Progress) -> str:
-    """Best peak, bound, gap, what was tried, and the time, in one line."""
+    """Best peak, bound, gap, nodes and time, in one line."""
     bound = progress.lower_bound
     parts = [f"lower bound {format_bytes(bound)}"]
     if progress.peak is not None:

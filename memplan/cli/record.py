@@ -13,17 +13,15 @@ import click
 
 from memplan.cli import arguments, show
 from memplan.errors import MemplanError, NoPlanError
-from memplan.recording.launchers import through_launcher
-from memplan.recording.leaving import leaving_concluded
 from memplan.recording.options import History, RecordOptions, Stacks, Steps
 from memplan.recording.ranks import written_by_rank
 from memplan.recording.record import Recording
-from memplan.recording.target import run
+from memplan.recording.target import leaving_concluded, run, through_launcher
 from memplan.trace.liveness import StepWorkload, step_problem
 from memplan.trace.pieces import Summary
 from memplan.trace.read import read_trace
 from memplan.trace.recovery import Written, path_of
-from memplan.trace.streams import NEEDED, streams_of
+from memplan.trace.threads import NEEDED, streams_of
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 
@@ -58,9 +56,9 @@ class StepsType(click.ParamType[Any]):
     default="auto",
     show_default=True,
     metavar="auto|cpu|cuda|fake[:cuda[:GPU]]",
-    help="Whose memory to record; auto: the GPU's if SCRIPT uses it. CUDA is "
-    "experimental. fake: without any memory, to see what would be needed; fake:cuda "
-    "as a GPU would hold it, fake:cuda:a100 or fake:cuda:24GiB one of that size.",
+    help="Memory to record. auto: the GPU's if SCRIPT uses one, else the CPU's (CUDA "
+    "is experimental). fake: allocate nothing and record what SCRIPT would need; "
+    "fake:cuda: on a simulated GPU; fake:cuda:a100 or fake:cuda:24GiB: of that size.",
 )
 @click.option(
     "--steps",
@@ -68,19 +66,16 @@ class StepsType(click.ParamType[Any]):
     default="auto",
     show_default=True,
     metavar="N|auto|all",
-    help="Stop recording after this many steps, or, auto, once they repeat; the "
-    "program runs on.",
+    help="Steps to record; auto: until the steps repeat. SCRIPT runs on.",
 )
-@click.option(
-    "--then-exit", is_flag=True, help="End the program where the recording stops."
-)
+@click.option("--then-exit", is_flag=True, help="End SCRIPT when the recording stops.")
 @click.option(
     "--stacks",
     type=click.Choice(get_args(Stacks)),
     default="site",
     show_default=True,
-    help="Note who asks: site, the line, module and operator; python, all calls above "
-    "it, too.",
+    help="Call sites to record. site: line, module and operator; python: the whole "
+    "Python stack.",
 )
 @click.option(
     "--cuda-history",
@@ -88,9 +83,9 @@ class StepsType(click.ParamType[Any]):
     type=click.Choice(get_args(History)),
     default="auto",
     show_default=True,
-    help="How CUDA memory is recorded: slot, as PyTorch's allocator tells memplan; "
-    "torch, from PyTorch's own history, which SCRIPT cannot have then, and which may "
-    "fill up; auto, the first where that allocator is known.",
+    help="Source of CUDA events. slot: PyTorch's allocator reports each one to "
+    "memplan; torch: PyTorch's memory history, which may overflow and which SCRIPT "
+    "cannot use then; auto: slot if memplan knows this allocator, else torch.",
 )
 @arguments.force("the trace if it exists")
 @arguments.program
@@ -105,10 +100,10 @@ def command(
     module: str | None,
     script: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT and write down what it allocates.
+    """Run SCRIPT and record what it allocates.
 
-    The program runs as it would without memplan: same arguments, same output, same
-    exit code. Recorder failures end with 125.
+    SCRIPT runs as it would without memplan: same arguments, same output, same exit
+    code. If the recorder fails, the exit code is 125.
 
     \b
     Example: memplan record -o train.parquet train.py --epochs 1
@@ -140,7 +135,7 @@ def command(
     def left(goes_on: bool) -> None:
         conclude()
         if goes_on:
-            show.note("the program goes on as another one, which is not recorded")
+            show.note("the program replaces itself by another, which is not recorded")
 
     try:
         with leaving_concluded(left):
@@ -152,9 +147,9 @@ def command(
 
 
 def _conclude(path: Path, recording: Recording) -> int:
-    """Finish, and say what was recorded; the exit code of a failure, or 0.
+    """Finish and print a summary. Returns the exit code of a failure, or 0.
 
-    The program's exit code comes first: a failure of ours is told, not raised.
+    The program's own exit code comes first, so failures are printed, not raised.
     """
     try:
         recording.close()
@@ -164,21 +159,21 @@ def _conclude(path: Path, recording: Recording) -> int:
     if recording.written is not None:
         if not show.is_hushed():
             _summarise(path, recording, recording.written)
-        _tell_of_cuda(path, recording)
+        _print_cuda(path, recording)
         for text in recording.notes:
             show.note(text)
     return 0
 
 
 def _words(output: Path | None, device: str, steps: Steps, stacks: Stacks) -> list[str]:
-    """These options as a command line has them."""
+    """These options as command-line words."""
     named = [] if output is None else ["--output", str(output)]
     options = ["--device", device, "--steps", str(steps), "--stacks", stacks]
     return ["record", *named, *options]
 
 
 def _summarise(path: Path, recording: Recording, written: Written) -> None:
-    """What the recording found, and what to do next; `path` is the file's, as given."""
+    """Print what was recorded and the next command; `path` as the user gave it."""
     summary = written.summary
     rows = [
         ("events", f"{summary.events:,} ({show.file_size(recording.path)})"),
@@ -192,7 +187,7 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
         rows += _failed(recording, summary)
         verb = "stats"
     if summary.events > MOST_SEARCHED:
-        rows.append(("hot step", "not looked for among so many events; solving does"))
+        rows.append(("hot step", "not searched for: too many events; solve does it"))
     else:
         try:
             found = step_problem(read_trace(recording.path, NEEDED))
@@ -208,8 +203,8 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
             ]
     if not summary.events:
         show.note(
-            f"{path} is empty: this process asked for no memory on the CPU; if it "
-            "starts the program as another process, have that one run "
+            f"{path} is empty: this process allocated no tensors on the CPU. If it "
+            "starts the program in another process, start that one with "
             "python -m memplan record -o FILE SCRIPT"
         )
     if written.info.dropped_events:
@@ -225,7 +220,7 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
 def _failed(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
     """The last request that failed."""
     if summary.events > MOST_SEARCHED:
-        text = f"{format_bytes(summary.failed_bytes)} could not be had"
+        text = f"a request for {format_bytes(summary.failed_bytes)} failed"
         return [("out of memory", text)]
     from memplan.cli import memory_rows
     from memplan.reporting.stats import summarize
@@ -233,28 +228,28 @@ def _failed(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
     return memory_rows.oom(summarize(read_trace(recording.path)))
 
 
-def _tell_of_cuda(first: Path, recording: Recording) -> None:
-    """What a recording of CUDA memory has beside its first device's trace."""
+def _print_cuda(first: Path, recording: Recording) -> None:
+    """The traces of further GPUs, and what is missing from any of them."""
     if recording.cpu_failure is not None:
-        show.complaint(f"of the CPU's memory: {recording.cpu_failure}")
+        show.complaint(f"CPU memory was not recorded: {recording.cpu_failure}")
     for i, (device, trace) in enumerate(recording.traces.items()):
         if i:
             path = path_of(first, device)
             show.note(f"device {device} is in {path}: {len(trace):,} events")
         if len(streams_of(trace)) > 1:
             show.complaint(
-                f"device {device} has {len(streams_of(trace))} streams; a plan serves "
-                "one stream, see memplan.trace.streams"
+                f"device {device} used {len(streams_of(trace))} streams; a plan serves "
+                "one of them"
             )
         if not trace.info.complete and not recording.observed:
             show.complaint(
-                f"the history of device {device} was full: its oldest events are "
-                "missing; record fewer steps with --steps"
+                f"the memory history of device {device} overflowed and lost its oldest "
+                "events; record fewer steps with --steps"
             )
 
 
 _CUTS = {
-    Mark.NONE: "nothing: the whole run is one",
+    Mark.NONE: "nothing: the whole run is one step",
     Mark.FORWARD: "the outermost module's forward calls",
     Mark.OPTIMIZER: "the optimizer's steps",
     Mark.EXPLICIT: "memplan.step()",
@@ -274,4 +269,8 @@ def _hot(found: StepWorkload) -> str:
     which = f"step {found.hot.begin}"
     if found.hot.period > 1:
         which = f"steps {found.hot.begin} to {found.hot.begin + found.hot.period - 1}"
-    return f"{which}: {buffers}, repeated in every step after it"
+    if found.hot.passes > 1:
+        last = found.hot.begin + found.hot.period * found.hot.passes - 1
+        sizes = ", in varying sizes" if found.hot.elastic else ""
+        return f"{which}: {buffers}, repeated until step {last}{sizes}"
+    return f"{which}: {buffers}"

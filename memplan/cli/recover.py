@@ -25,10 +25,10 @@ from memplan.units import format_bytes
 def command(journal: Path, output: Path | None, force: bool, json_: bool) -> None:
     """Make a trace from the JOURNAL of a recording that was killed.
 
-    Of CUDA memory there is one for each GPU, as a recording makes them.
+    A recording of CUDA memory gives one trace for each GPU.
 
-    Keeps every block up to the first that is not whole; what was lost is told, and the
-    trace is marked as incomplete. The journal is left where it is.
+    Keeps every journal block before the first damaged one, reports how many bytes were
+    lost, and marks the trace as incomplete. The journal stays in place.
 
     \b
     Example: memplan recover train.parquet.journal

@@ -18,12 +18,10 @@ from memplan.trace.trace import Trace
 @arguments.existing("trace", metavar="TRACE|SNAPSHOT")
 @arguments.existing("plan", required=False, metavar="[PLAN]")
 @arguments.output(
-    "The page; - is standard output.  [default: TRACE.html]", metavar="FILE"
+    "HTML file; - for standard output.  [default: TRACE.html]", metavar="FILE"
 )
-@click.option(
-    "--no-folders", is_flag=True, help="Leave out the folders of source files."
-)
-@arguments.force("the page if it exists")
+@click.option("--no-folders", is_flag=True, help="Omit the folders of source files.")
+@arguments.force("the report if it exists")
 @arguments.device
 @arguments.json_
 def command(
@@ -35,11 +33,11 @@ def command(
     device: int | None,
     json_: bool,
 ) -> None:
-    """Make a page of TRACE that a browser shows: what was alive when, and who asked.
+    """Write an HTML report of TRACE.
 
-    One HTML file, which asks nobody for anything: live bytes by category over the run,
-    every buffer at its address, the live set of any moment, the stacks that asked for
-    it. With a PLAN made from TRACE, where the plan puts the same buffers.
+    The report is one self-contained file; it makes no network requests. It shows live
+    bytes by category, every buffer at its address, what is alive at any moment, and
+    stacks. With a PLAN made from TRACE, it also shows the buffers under the plan.
 
     \b
     Example: memplan report train.parquet train.plan.json -o train.html

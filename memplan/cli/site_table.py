@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from memplan.cli import show
-from memplan.reporting.attribution import Site
 from memplan.reporting.live import Share
+from memplan.trace.sites import Site
 from memplan.units import format_bytes
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a layer, in a module's path

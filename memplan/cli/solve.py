@@ -19,10 +19,9 @@ from memplan.errors import MemplanError, NoPlanError, UsageError
 from memplan.files import refuse_overwrite
 from memplan.formats.sniff import sniff
 from memplan.solving.capacity import CapacityOf, room_for, solve_within
-from memplan.solving.exact_ladder import RULES
-from memplan.solving.methods import METHODS
-from memplan.solving.options import MAX_SEED, MIP_SOLVERS, Options
-from memplan.solving.solve import METHOD_NAMES, solve
+from memplan.solving.methods import METHOD_NAMES, METHODS
+from memplan.solving.options import BEST, MAX_SEED, MIP_SOLVERS, PRIORITIES, Options
+from memplan.solving.solve import solve
 from memplan.text import name_as_text
 from memplan.trace.trace import Trace
 from memplan.units import parse_bytes
@@ -41,61 +40,60 @@ MAX_ALIGNMENT = 1 << 40  # bytes
     default="auto",
     show_default=True,
     metavar="METHOD",
-    help="How to place the buffers; see below.",
+    help="How to place the buffers; see below",
+)
+@click.option(
+    "--priority",
+    type=click.Choice((*PRIORITIES, BEST)),
+    help="Which buffer --method bestfit places first; best tries all  "
+    f"[default: {PRIORITIES[0]}, the paper's]",
 )
 @click.option(
     "--time-limit",
     type=click.FloatRange(min=0),
     metavar="S",
-    help="Seconds to solve.  [default: some, and the same plan each time]",
+    help="Time limit in seconds  [default: a fixed amount of work]",
 )
 @click.option(
     "--capacity",
     metavar="BYTES",
-    help="Ask only whether it fits into this, as in 512MiB: 0 yes, 4 no. A plan is "
-    "written where -o names one.",
+    help="Only ask whether it fits, as in 512MiB; exit code 0 yes, 4 no. Writes a plan "
+    "only with -o.",
 )
 @click.option(
     "--capacity-of",
     type=click.Choice(get_args(CapacityOf)),
-    help="What has to fit: the planned arena alone; with all else of tensors that is "
-    "live; or the process, measured on a CPU.  [default: live; arena of a CSV file]",
+    help="What has to fit: the planned arena; all live tensors; or the process, "
+    "measured on a CPU  [default: live; arena for a CSV file]",
 )
-@arguments.threads("How many.  [default: one a core]")
+@arguments.threads("Number of threads  [default: one per core]")
 @click.option(
     "--seed",
     type=click.IntRange(0, MAX_SEED),
     default=0,
     show_default=True,
     metavar="N",
-    help="Of random choices.",
+    help="Random seed",
 )
 @click.option(
     "--mip-solver",
     type=click.Choice(MIP_SOLVERS),
-    help="Who solves for --method mip.  [default: cbc]",
-)
-@click.option(
-    "--without",
-    type=click.Choice(RULES),
-    multiple=True,
-    metavar="RULE",
-    help=f"A pruning rule that --method exact does without: {', '.join(RULES)}.",
+    help="Solver for --method mip  [default: cbc]",
 )
 @click.option(
     "--step",
     default="hot",
     show_default=True,
     metavar="N|hot|all",
-    help="Which step to plan: a number, the one that repeats, or the whole run.",
+    help="Step to plan: a number, the one that repeats, or the whole run",
 )
 @click.option(
     "--alignment",
     type=click.IntRange(1, MAX_ALIGNMENT),
-    help="Bytes that offsets are multiples of.  [default: the trace's own]",
+    help="Alignment of offsets in bytes  [default: the trace's own]",
 )
 @arguments.output(
-    "The plan: Parquet if it ends in .parquet, else JSON; - is standard output.  "
+    "Plan file: Parquet if it ends in .parquet, else JSON; - for standard output  "
     "[default: TRACE.plan.json, or .plan.parquet for 100,000 buffers or more]"
 )
 @arguments.force("the plan if it exists")
@@ -104,13 +102,13 @@ MAX_ALIGNMENT = 1 << 40  # bytes
 def command(
     trace: Path,
     method: str,
+    priority: str | None,
     time_limit: float | None,
     capacity: str | None,
     capacity_of: CapacityOf | None,
     threads: int | None,
     seed: int,
     mip_solver: str | None,
-    without: tuple[str, ...],
     step: str,
     alignment: int | None,
     output: Path | None,
@@ -121,19 +119,24 @@ def command(
     """Plan the memory of TRACE: an offset for every buffer of its hot step.
 
     TRACE is a recorded trace, a memory snapshot of torch.cuda, or a MiniMalloc CSV
-    file. The plan says how good it is: its lower bound is what no plan can do with
-    less than. Ctrl-C writes the best plan so far, and that is a success.
+    file. The plan states how good it is: no plan needs less than its lower bound.
+    Ctrl-C writes the best plan so far and succeeds.
 
     \b
     Example: memplan solve train.parquet -o train.plan.json
     """
-    _check(method, mip_solver, without, capacity, capacity_of)
+    if priority is not None and method != "bestfit":
+        raise UsageError("--priority is for --method bestfit only; leave it out")
+    if mip_solver is not None and method != "mip":
+        raise UsageError("--mip-solver is for --method mip only; leave it out")
+    if capacity_of is not None and capacity is None:
+        raise UsageError("--capacity-of is for --capacity; give that, too")
     options = Options(
         time_limit=time_limit,
         threads=threads,
         seed=seed,
         mip_solver=mip_solver or MIP_SOLVERS[0],
-        without=without,
+        priority=priority or PRIORITIES[0],
     )
     most = None if capacity is None else parse_bytes(capacity)
     # A question is answered; a file is for whoever names one.
@@ -174,22 +177,6 @@ def command(
     solve_report.tell(plan, given, path, room, json_)
 
 
-def _check(
-    method: str,
-    mip_solver: str | None,
-    without: tuple[str, ...],
-    capacity: str | None,
-    capacity_of: CapacityOf | None,
-) -> None:
-    """Refuse options that are for others which were not given."""
-    if mip_solver is not None and method != "mip":
-        raise UsageError("--mip-solver is for --method mip only; leave it out")
-    if without and method != "exact":
-        raise UsageError("--without is for --method exact only; leave it out")
-    if capacity_of is not None and capacity is None:
-        raise UsageError("--capacity-of is for --capacity; give that, too")
-
-
 def _solve(
     given: Trace | Problem,
     method: str,
@@ -208,8 +195,10 @@ def _solve(
             options=replace(options, progress=progress),
         )
     violations = verify(plan)
-    if violations:  # a bug of ours: never let it out of the door
-        raise MemplanError(f"the plan found does not verify: {violations[0].message}")
+    if violations:
+        raise MemplanError(
+            f"internal error: the plan does not verify: {violations[0].message}"
+        )
     return plan
 
 

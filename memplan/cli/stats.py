@@ -45,8 +45,8 @@ _UNKNOWN_SITES = (
     default="peak",
     show_default=True,
     metavar="peak|SECONDS|STEP",
-    help="The moment to look at: the peak, seconds as in 1.5s, or the most in a step, "
-    "by its number.",
+    help="Moment to show: the peak, a time such as 1.5s, or a step's number for its "
+    "largest moment.",
 )
 @click.option(
     "--by",
@@ -54,7 +54,7 @@ _UNKNOWN_SITES = (
     type=click.Choice(get_args(By)),
     default="line",
     show_default=True,
-    help="What to sum up by.",
+    help="Grouping.",
 )
 @arguments.rows
 @arguments.device
@@ -69,11 +69,11 @@ def command(
     ray: str | None,
     json_: bool,
 ) -> None:
-    """Say which lines, modules and operators make the peak, and whether memory leaks.
+    """Show which lines, modules and operators make the peak, and whether memory leaks.
 
-    A SNAPSHOT is one of PyTorch's memory. Of many traces, as in 'trace.*.parquet',
-    there is a row each: those that differ most come first. A cluster that reads them
-    finds them under the same paths.
+    A SNAPSHOT is a memory snapshot of PyTorch. Many traces, such as 'trace.*.parquet',
+    give one row each, the farthest from the median first. The nodes of a cluster must
+    see the traces under the same paths.
 
     \b
     Example: memplan stats train.parquet --by module

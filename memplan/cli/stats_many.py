@@ -10,9 +10,9 @@ from typing import Any
 from memplan.cli import show, site_table, sources
 from memplan.core.plan import Plan
 from memplan.errors import UsageError
-from memplan.reporting.attribution import Site
 from memplan.reporting.stats import entries, summarize
 from memplan.sweep import sweep
+from memplan.trace.sites import Site
 from memplan.units import format_bytes
 
 _ALONE = 4  # so few are read faster than processes start

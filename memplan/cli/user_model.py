@@ -1,4 +1,4 @@
-"""A model and its inputs, as a function in the user's file makes them."""
+"""A model and its inputs, made by functions in the user's file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from memplan.factory import UserFile, parse_spec
 def user_model(
     torch: Any, model: str, inputs: str | None, done: str
 ) -> tuple[Any, Any]:
-    """The model, ready for inference, and its inputs: a tuple or list of arguments, a
-    mapping of keyword arguments, or one tensor.
+    """The model in eval mode, and its inputs: a tuple or list of arguments, a mapping
+    of keyword arguments, or one tensor.
 
-    model: FILE.py:FACTORY; inputs: FILE.py:FUNCTION, or None where the factory returns
-    both. done: what is done to the model, for people. Raises UsageError and InputError.
+    model: FILE.py:FACTORY; inputs: FILE.py:FUNCTION, or None if the factory returns
+    both. done: the verb's participle, for a message. Raises UsageError and InputError.
     """
     file, name = parse_spec(model)
     other = None if inputs is None else parse_spec(inputs)
@@ -30,7 +30,7 @@ def user_model(
     module, given = made if pair else (made, None)
     if not isinstance(module, torch.nn.Module):
         raise InputError(
-            f"{model} must return a model, or a model and its inputs, and returns "
+            f"{model} must return a model, or a model and its inputs, not "
             f"{type(made).__name__}"
         )
     if other is not None:
@@ -39,12 +39,13 @@ def user_model(
         given = user.call(other[1])
     elif not pair:
         raise UsageError(
-            f"{model} returns a model alone; name what makes its inputs with --inputs"
+            f"{model} returns a model without inputs; name a function that makes them "
+            "with --inputs"
         )
     if not isinstance(given, torch.Tensor | Mapping | tuple | list):
         raise InputError(
             f"{inputs or model}: inputs are a tuple of arguments, a mapping of keyword "
-            f"arguments or one tensor, and not {type(given).__name__}"
+            f"arguments or one tensor, not {type(given).__name__}"
         )
     if module.training:
         module.eval()
@@ -53,7 +54,7 @@ def user_model(
 
 
 @contextlib.contextmanager
-def told_apart() -> Iterator[None]:
-    """What the user's code prints goes to standard error: standard output is ours."""
+def prints_to_stderr() -> Iterator[None]:
+    """Redirect what the user's code prints; standard output is for results."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

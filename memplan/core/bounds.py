@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from memplan.arrays import Int64Array
-from memplan.core.pieces import Pieces, pieces
-from memplan.core.problem import Problem
+from memplan.core.problem import Pieces, Problem, pieces
+from memplan.levels import levels
 
 
 def live_bytes(problem: Problem) -> tuple[Int64Array, Int64Array]:
@@ -126,16 +126,8 @@ def _summed(
     base = int(weight[used.lower > used.upper].sum())
     # These are moments whatever is used: where the clock starts, and every birth and
     # death even if a gap comes first or last.
-    moments = [np.zeros(int(problem.length is not None), dtype=np.int64)]
+    also = [np.zeros(int(problem.length is not None), dtype=np.int64)]
     if problem.gaps is not None:
-        moments += [problem.lower, problem.upper]
-    times = np.concatenate([used.lower, used.upper, *moments])
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    deltas = np.zeros(len(times), dtype=np.int64)
-    deltas[: 2 * len(used)] = np.concatenate([weight, -weight])
-    sums = np.cumsum(deltas[order])
-    # The last of each run of equal times, after which all of them have happened.
-    last = np.ones(len(times), dtype=np.bool_)
-    np.not_equal(times[1:], times[:-1], out=last[:-1])
-    return times[last], base + sums[last]
+        also += [problem.lower, problem.upper]
+    moments, sums = levels(used.lower, used.upper, weight, np.concatenate(also))
+    return moments, base + sums

@@ -19,44 +19,80 @@ file's name: the same fields, with the hot buffers in columns.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
-from collections.abc import Iterable
-from dataclasses import asdict
+import shlex
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import Any
 
 from memplan.arrays import Int64Array
-from memplan.core.placement import Placement
-from memplan.core.plan import Plan, RunStats
-from memplan.core.plancheck import check_structure
-from memplan.core.planread import (
-    MAX_PLAN_BYTES,
-    SCHEMA,
-    VERSION,
-    load_plan,
-    read_header,
-    read_plan,
+from memplan.core.plan import (
+    DeviceRun,
+    Placement,
+    Plan,
+    Program,
+    Provenance,
+    Requests,
+    RunStats,
+    Source,
+    Stated,
+    StepKind,
+    Warmup,
 )
-from memplan.core.problem import FREE
-from memplan.errors import InputError
+from memplan.core.planrows import (
+    REMEDY,
+    Buffers,
+    Columns,
+    as_object,
+    as_rows,
+    check_structure,
+    encode,
+    placement,
+    placement_fields,
+    split_checksum,
+)
+from memplan.core.problem import Problem
+from memplan.errors import FormatError, InputError
 from memplan.files import refuse_overwrite, write_bytes
-from memplan.formats.strictjson import Refused
-from memplan.formats.table import Table
+from memplan.formats.sniff import Input, Kind, begins_as, opened
+from memplan.formats.strictjson import Refused, parse, shown
+from memplan.formats.table import Table, check_version
 from memplan.version import __version__
 
-__all__ = ["SCHEMA", "VERSION", "dump_plan", "load_plan", "read_plan", "write_plan"]
+SCHEMA = "memplan.plan"
+VERSION = 1
+MAX_PLAN_BYTES = 128 << 20  # more than a million buffers
 
+_HEADER = {
+    "bounds": frozenset({"lower_bound", "proved_optimal"}),
+    "device": frozenset({"type"}),
+    "program": frozenset({"marks", "script", "sha256", "threads", "torch"}),
+    "recorded": frozenset(
+        {"milli_faults_per_step", "peak_rss_bytes", "step_nanoseconds"}
+    ),
+    "trace": frozenset({"buffers", "fingerprint", "name", "sha256", "step"}),
+}
+_PLACEMENT = frozenset({"alignment", "buffers", "starts", "unplanned"})
+_KEYS = (
+    frozenset(_HEADER)
+    | frozenset({"checksum", "length", "method", "peak", "producer", "schema"})
+    | frozenset({"seed", "version", "warmup"})
+    | _PLACEMENT
+)
+# Left out where there is nothing to say.
+_EXTRA = frozenset({"elastic", "kinds", "lanes", "lifespan_bytes"})
+_DEVICE = frozenset(each.name for each in fields(DeviceRun))
+# Of `recorded`.
+_CONDITIONS = _DEVICE | {"cpu_nanoseconds", "milli_load", "steps"}
+# What is no plan by its first bytes, and the command to give it to.
+_OTHERS = {
+    Kind.PARQUET: ("a Parquet file, as traces are, not a plan", "memplan solve"),
+    Kind.PICKLE: ("a pickle, as memory snapshots are, not a plan", "memplan solve"),
+    Kind.GZIP: ("compressed with gzip", "gunzip"),
+}
 PARQUET = ".parquet"
 MANY_BUFFERS = 100_000  # from which on Parquet is the better form
-
-# The columns of a placement's buffers: integers; texts or lists of lists of integers.
-Buffers: TypeAlias = "dict[str, Int64Array | list[Any]]"
-
-_encode = json.JSONEncoder(sort_keys=True).encode
 
 
 def write_plan(
@@ -86,9 +122,9 @@ def dump_plan(plan: Plan) -> bytes:
     InputError for a plan that `load_plan` would refuse.
     """
     fields, columns = _fields(plan)
-    fields["buffers"] = _rows(columns)
+    fields["buffers"] = as_rows(columns)
     digest = hashlib.sha256(_file(fields)).hexdigest()
-    data = _file(fields | {"checksum": _encode(digest)})
+    data = _file(fields | {"checksum": encode(digest)})
     if len(data) > MAX_PLAN_BYTES:
         raise InputError(
             f"the plan's file would take {len(data)} bytes, more than the limit of "
@@ -105,8 +141,8 @@ def _fields(plan: Plan) -> tuple[dict[str, str], Buffers]:
     warmup = "null"
     if plan.warmup is not None:
         ticks = {"ticks": str(plan.warmup.ticks)}
-        warmup = _object(_with_rows(plan.warmup) | ticks)
-    fields = {name: _encode(value) for name, value in header.items()}
+        warmup = as_object(_with_rows(plan.warmup) | ticks)
+    fields = {name: encode(value) for name, value in header.items()}
     if plan.elastic:
         fields["elastic"] = "true"
     if plan.lifespan_bytes:
@@ -115,10 +151,11 @@ def _fields(plan: Plan) -> tuple[dict[str, str], Buffers]:
         fields["lanes"] = str(plan.lanes)
     if plan.kinds:
         kinds = [
-            _object(_with_rows(kind) | {"seen": str(kind.seen)}) for kind in plan.kinds
+            as_object(_with_rows(kind) | {"seen": str(kind.seen)})
+            for kind in plan.kinds
         ]
         fields["kinds"] = "[\n" + ",\n".join(kinds) + "\n]"
-    hot, columns = _placement(plan.hot)
+    hot, columns = placement_fields(plan.hot)
     return fields | hot | {"warmup": warmup}, columns
 
 
@@ -170,66 +207,165 @@ def _rounded(value: float) -> int | Refused:
 
 def _with_rows(placed: Placement) -> dict[str, str]:
     """The fields of a placement as JSON, its buffers included."""
-    fields, columns = _placement(placed)
-    return fields | {"buffers": _rows(columns)}
-
-
-def _placement(placed: Placement) -> tuple[dict[str, str], Buffers]:
-    """The fields that all placements have in common, as JSON, and the buffers."""
-    problem, requests = placed.problem, placed.requests
-    buffers: Buffers = {
-        "lower": problem.lower,
-        "offset": placed.offsets,
-        "size": problem.size,
-        "upper": problem.upper,
-    }
-    alignments = np.unique(problem.alignment).tolist() or [1]
-    if len(alignments) > 1:
-        buffers["alignment"] = problem.alignment
-    if (problem.fixed != FREE).any():
-        buffers["fixed"] = problem.fixed
-    if problem.gaps is not None:
-        rows_of_gaps = problem.gaps.by_buffer(len(problem))
-        buffers["gaps"] = [list(map(list, gaps)) for gaps in rows_of_gaps]
-    unplanned: Buffers = {"id": [], "size": []}
-    if requests is not None:
-        buffers["id"] = requests.by_buffer()
-        rows = np.flatnonzero(~requests.planned)
-        unplanned = {"id": rows, "size": requests.size[rows]}
-    elif problem.labels is not None:
-        buffers["id"] = list(problem.labels)
-    else:
-        buffers["id"] = np.arange(len(problem))
-    fields = {
-        "alignment": str(alignments[0]) if len(alignments) == 1 else "null",
-        "starts": "null" if requests is None else str(list(map(int, requests.starts))),
-        "unplanned": _rows(unplanned),
-    }
-    return fields, buffers
-
-
-def _rows(columns: Buffers) -> str:
-    keys = sorted(columns)
-    row = "{" + ", ".join(f'"{key}": %s' for key in keys) + "}"
-    values = zip(*(_as_json(key, columns[key]) for key in keys), strict=True)
-    text = ",\n".join(map(row.__mod__, values))
-    return f"[\n{text}\n]" if text else "[]"
-
-
-def _as_json(key: str, column: Int64Array | list[Any]) -> Iterable[object]:
-    """The values of a column, to be written as they print."""
-    if isinstance(column, list):
-        return map(_encode, column) if key == "id" else column
-    values: list[object] = column.tolist()
-    if key == "fixed":
-        return ["null" if value == FREE else value for value in values]
-    return values
-
-
-def _object(fields: dict[str, str]) -> str:
-    lines = ",\n".join(f'"{key}": {fields[key]}' for key in sorted(fields))
-    return f"{{\n{lines}\n}}"
+    fields, columns = placement_fields(placed)
+    return fields | {"buffers": as_rows(columns)}
 
 
 def _file(fields: dict[str, str]) -> bytes:
-    return f"{_object(fields)}\n".encode("ascii")
+    return f"{as_object(fields)}\n".encode("ascii")
+
+
+def read_plan(source: Input) -> Plan:
+    """The plan in a file, given by its path or opened.
+
+    Raises InputError if it cannot be read, FormatError if it is not a sound plan
+    file. The plan need not verify: `memplan.core.verify.verify` tells.
+    """
+    with opened(source) as file:
+        if file.is_parquet and file.kind is Kind.PLAN:
+            from memplan.core.planparquet import read_parquet
+
+            value, columns = read_parquet(file, MAX_PLAN_BYTES)
+            return _plan(value, None, os.fspath(file.path), columns)
+        data, name = file.read(MAX_PLAN_BYTES), os.fspath(file.path)
+        _refuse_others(data, name)
+        return _plan(file.json(REMEDY), data, name)
+
+
+def load_plan(data: bytes, name: str = "plan") -> Plan:
+    """The plan in `data`; `name` stands for the file in messages.
+
+    Raises FormatError naming the field or the buffer at fault.
+    """
+    _refuse_others(data, name)
+    return _plan(parse(data, name, REMEDY), data, name)
+
+
+def _refuse_others(data: bytes, name: str) -> None:
+    """Raise FormatError for a file that cannot be a plan's, in words."""
+    kind, command = _OTHERS.get(begins_as(data), ("", ""))
+    if kind:
+        raise FormatError(name, kind, f"run {command} {shlex.quote(name)}")
+    if not data.strip():
+        raise FormatError(name, "the file is empty", REMEDY)
+
+
+def _plan(
+    value: object, data: bytes | None, name: str, columns: Columns | None = None
+) -> Plan:
+    """data: the file's bytes, whose sum is to be checked. columns: the hot buffers."""
+    _check_schema(value, name)
+    keys = _KEYS | _EXTRA.intersection(value if isinstance(value, dict) else ())
+    table = Table.of(value, name, keys, remedy=REMEDY)
+    if data is not None:
+        _check_sum(table, data)
+    hot = placement(
+        table,
+        None if table.fields["length"] is None else table.integer("length", 1),
+        columns,
+    )
+    header = read_header(table)
+    stated = table.table("trace", _HEADER["trace"]).integer("buffers")
+    if stated != len(hot.problem):
+        raise table.error(
+            "trace.buffers", f"is {stated}, and {len(hot.problem)} are listed"
+        )
+    plan = Plan(
+        hot,
+        warmup=_warmup(table),
+        kinds=_kinds(table),
+        elastic="elastic" in table.fields and table.flag("elastic"),
+        lifespan_bytes=_optional(table, "lifespan_bytes"),
+        lanes=_optional(table, "lanes"),
+        **header,
+    )
+    check_structure(plan, name, REMEDY)
+    return plan
+
+
+def read_header(table: Table) -> dict[str, Any]:
+    """What `Plan` takes by name, from all fields but the buffers and the warm-up."""
+    bounds, device, program, run, trace = (
+        table.table(key, keys, _CONDITIONS if key == "recorded" else frozenset())
+        for key, keys in _HEADER.items()
+    )
+
+    def condition(name: str) -> int:
+        return run.integer(name) if name in run.fields else 0
+
+    table.text("producer")
+    return {
+        "lower_bound": bounds.integer("lower_bound"),
+        "proved_optimal": bounds.flag("proved_optimal"),
+        "provenance": Provenance(
+            table.text("method"),
+            table.integer("seed"),
+            device=device.text("type"),
+            source=trace.build(Source),
+            program=program.build(Program),
+            recorded=RunStats(
+                run.integer("peak_rss_bytes"),
+                run.integer("milli_faults_per_step") / 1e3,
+                run.integer("step_nanoseconds") / 1e9,
+                condition("cpu_nanoseconds") / 1e9,
+                condition("steps"),
+                condition("milli_load") / 1e3,
+            ),
+            recorded_device=DeviceRun(**{name: condition(name) for name in _DEVICE}),
+        ),
+        "stated": Stated(table.integer("peak"), trace.text("fingerprint")),
+    }
+
+
+def _check_schema(value: object, name: str) -> None:
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if schema == "memplan.trace":
+        raise FormatError(
+            name,
+            "a recorded trace, not a plan",
+            f"run memplan solve {shlex.quote(name)}",
+        )
+    if not isinstance(value, dict) or schema != SCHEMA:
+        found = "has no schema" if schema is None else f"has the schema {shown(schema)}"
+        raise FormatError(name, f"not a plan: it {found}", f"name a {SCHEMA} file")
+    check_version(name, value, VERSION, "plan", REMEDY)
+
+
+def _check_sum(table: Table, data: bytes) -> None:
+    stated = table.text("checksum")
+    found, rest = split_checksum(data)
+    if found != stated:
+        raise table.error("checksum", "does not stand on a line of its own")
+    if hashlib.sha256(rest).hexdigest() != stated:
+        raise table.error(
+            "checksum", "does not match: the file was damaged or edited since written"
+        )
+
+
+def _optional(table: Table, key: str) -> int:
+    """A positive integer; 0 where there is none."""
+    return table.integer(key, 1) if key in table.fields else 0
+
+
+def _warmup(table: Table) -> Warmup | None:
+    if table.fields["warmup"] is None:
+        return None
+    inner = table.table("warmup", _PLACEMENT | {"ticks"})
+    return Warmup(*_replayable(inner), inner.integer("ticks"))
+
+
+def _kinds(table: Table) -> tuple[StepKind, ...]:
+    kinds = []
+    for i, value in enumerate(table.rows("kinds") if "kinds" in table.fields else ()):
+        keys = _PLACEMENT | {"seen"}
+        inner = table.inside(value, f"kinds[{i}]", keys)
+        kinds.append(StepKind(*_replayable(inner), inner.integer("seen", 1)))
+    return tuple(kinds)
+
+
+def _replayable(table: Table) -> tuple[Problem, Int64Array, Requests]:
+    """The fields of a placement on a linear clock that must have requests."""
+    placed = placement(table, None)
+    if placed.requests is None:
+        raise table.error("starts", "is null, and must be a list")
+    return placed.problem, placed.offsets, placed.requests

@@ -13,29 +13,24 @@ newline after each.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memplan.arrays import Int64Array
-from memplan.core.planrows import Columns
+from memplan.core.planrows import REMEDY, Buffers, Columns, as_object, split_checksum
 from memplan.errors import EnvironmentUnfitError, FormatError
 from memplan.files import PathLike, atomic_write
 from memplan.formats.parquet import as_format_errors
 from memplan.formats.sniff import Opened
 from memplan.formats.strictjson import parse
 
-Buffers: TypeAlias = "Mapping[str, Int64Array | list[Any]]"
-
-_REMEDY = "make the plan anew with memplan solve"
 _KEY = b"memplan"
 _INTEGERS = frozenset({"alignment", "fixed", "lower", "offset", "size", "upper"})
 _REQUIRED = frozenset({"id", "lower", "offset", "size", "upper"})
-_CHECKSUM = re.compile(rb'^"checksum": "([0-9a-f]{64})",\n', re.MULTILINE)
 _INTEGER_BYTES = 8
 _GROUP_ROWS = 1 << 20
 
@@ -94,26 +89,26 @@ def read_parquet(file: Opened, limit: int) -> tuple[object, Columns]:
         data = (parquet.metadata.metadata or {}).get(_KEY, b"")
         if len(data) > limit:
             problem = f"{len(data)} bytes of metadata, more than the limit of {limit}"
-            raise FormatError(file.path, problem, _REMEDY)
+            raise FormatError(file.path, problem, REMEDY)
         _check_shape(file, parquet)
         table = parquet.read(use_threads=False).combine_chunks()
     arrays = {name: _whole(file.path, name, table) for name in table.column_names}
-    line = _CHECKSUM.search(data)
-    if line is None:
+    stated, rest = split_checksum(data)
+    if not stated:
         problem = "checksum does not stand on a line of its own"
-        raise FormatError(file.path, problem, _REMEDY)
-    if _digest(data[: line.start()] + data[line.end() :], arrays) != line[1].decode():
+        raise FormatError(file.path, problem, REMEDY)
+    if _digest(rest, arrays) != stated:
         problem = (
             "checksum does not match: the file was damaged or edited since written"
         )
-        raise FormatError(file.path, problem, _REMEDY)
-    value = parse(data, file.path, _REMEDY)
+        raise FormatError(file.path, problem, REMEDY)
+    value = parse(data, file.path, REMEDY)
     if not isinstance(value, dict) or value.get("buffers") is not None:
-        raise FormatError(file.path, "buffers must be null beside columns", _REMEDY)
+        raise FormatError(file.path, "buffers must be null beside columns", REMEDY)
     uniform = value.get("alignment") is not None
     if uniform is ("alignment" in arrays):
         problem = "alignment must be in the metadata or a column, and is not in one"
-        raise FormatError(file.path, problem, _REMEDY)
+        raise FormatError(file.path, problem, REMEDY)
     return value, _columns(file.path, arrays)
 
 
@@ -147,8 +142,7 @@ def _digest(text: bytes, arrays: Mapping[str, pa.Array]) -> str:
 
 
 def _text(fields: Mapping[str, str]) -> bytes:
-    lines = ",\n".join(f'"{key}": {fields[key]}' for key in sorted(fields))
-    return f"{{\n{lines}\n}}\n".encode("ascii")
+    return f"{as_object(fields)}\n".encode("ascii")
 
 
 def _check_shape(file: Opened, parquet: pq.ParquetFile) -> None:
@@ -158,14 +152,14 @@ def _check_shape(file: Opened, parquet: pq.ParquetFile) -> None:
     odd = sorted(names - _INTEGERS - {"id", "gaps"})
     if odd or len(names) < len(schema.names) or not names >= _REQUIRED:
         listed = ", ".join(sorted(schema.names))
-        raise FormatError(file.path, f"not the columns of a plan: {listed}", _REMEDY)
+        raise FormatError(file.path, f"not the columns of a plan: {listed}", REMEDY)
     for field in schema:
         kinds = [pa.int64(), pa.string()]
         if field.name != "id":
             kinds = [pa.string() if field.name == "gaps" else pa.int64()]
         if field.type not in kinds:
             problem = f"column {field.name} is {field.type}, not {kinds[-1]}"
-            raise FormatError(file.path, problem, _REMEDY)
+            raise FormatError(file.path, problem, REMEDY)
     groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
     chunks = [group.column(k) for group in groups for k in range(group.num_columns)]
     # pyarrow aborts where there are more values than rows.
@@ -174,7 +168,7 @@ def _check_shape(file: Opened, parquet: pq.ParquetFile) -> None:
         chunk.num_values for chunk in chunks
     ]:
         problem = "damaged Parquet data (its parts do not agree on the number of rows)"
-        raise FormatError(file.path, problem, _REMEDY)
+        raise FormatError(file.path, problem, REMEDY)
     least = rows * _INTEGER_BYTES * len(names & _INTEGERS)
     plain = {"PLAIN", "RLE"}  # levels are RLE, and bring no bytes of their own
     if least > file.size or any(
@@ -184,13 +178,13 @@ def _check_shape(file: Opened, parquet: pq.ParquetFile) -> None:
         for chunk in chunks
     ):
         problem = f"{rows} rows in {file.size} bytes, packed as no plan is"
-        raise FormatError(file.path, problem, _REMEDY)
+        raise FormatError(file.path, problem, REMEDY)
 
 
 def _whole(path: PathLike, name: str, table: pa.Table) -> pa.Array:
     chunks = table.column(name)
     if chunks.null_count:
-        raise FormatError(path, f"column {name} has rows without a value", _REMEDY)
+        raise FormatError(path, f"column {name} has rows without a value", REMEDY)
     if chunks.num_chunks == 1:
         return chunks.chunk(0)
     return pa.array([], type=chunks.type)  # of a table that is combined: no rows

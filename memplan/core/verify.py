@@ -16,11 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.arrays import Int64Array
-from memplan.core.gaps import join
-from memplan.core.pieces import pieces
-from memplan.core.placement import Warmup
-from memplan.core.plan import Plan, Stated
-from memplan.core.problem import Problem
+from memplan.core.plan import Plan, Stated, Warmup
+from memplan.core.problem import Problem, join, pieces
 from memplan.limits import MAX_INTEGER, MAX_TOTAL_BYTES
 from memplan.native import _verify
 

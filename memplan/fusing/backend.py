@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from memplan.fusing.fuse import fuse
 
 # How torch.compile names what it lifts out of a model and hands in as arguments.
@@ -20,8 +22,6 @@ def backend(graph_module: Any, example_inputs: list[Any]) -> Callable[..., Any]:
     identity at every call: where they are others, the graph runs as it is. So it does
     while gradients may be asked for: inference is run under torch.no_grad().
     """
-    import torch
-
     module = torch.fx.GraphModule(graph_module, graph_module.graph.__class__())
     values: dict[Any, Any] = {}
     module.graph.graph_copy(graph_module.graph, values)
@@ -57,10 +57,8 @@ def backend(graph_module: Any, example_inputs: list[Any]) -> Callable[..., Any]:
     return run
 
 
-def _keep(module: Any, node: Any, value: Any) -> None:
+def _keep(module: torch.nn.Module, node: Any, value: Any) -> None:
     """Make an argument of a graph a tensor of the module."""
-    import torch
-
     name = f"kept_{node.name}"
     if isinstance(value, torch.nn.Parameter):
         module.register_parameter(name, value)

@@ -4,7 +4,7 @@ A *step* has at most one pool. Element-wise operations always join the step that
 being filled, and a pool joins it if it has none yet, so that a step is element-wise
 operations, a pool, element-wise operations, each part possibly empty. What stands
 before the pool is applied where the values are read: once a value, on the way from the
-step's input into its buffer, and not once a window. What stands behind is applied
+step's input into its buffer, not once a window. What stands behind is applied
 before the value is stored. Only the first step of a stack has operations before a
 pool: later on they have joined the step of the pool before them.
 
@@ -22,11 +22,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from memplan.errors import UsageError
-from memplan.fusing.operations import Operation, Pool
+from memplan.fusing.operators import Operation, Pool
 from memplan.fusing.patches import Device, Patch, fit
-
-# Steps a sequence may have at most: the three strategies of the paper's Figure 10.
-STRATEGIES: dict[str, int | None] = {"one": 1, "five": 5, "unrestricted": None}
 
 
 @dataclass(frozen=True)
@@ -110,23 +107,6 @@ class Stack:
         """Height and width of what comes out; raises UsageError if that is nothing."""
         return sizes(pools_of(self.steps), height, width)[-1]
 
-    def __str__(self) -> str:
-        """The paper's terms, a line for each stack, sequence and step."""
-        height, width = self.plane
-        counts = [(len(self.operations), "operation"), (len(self.steps), "step")]
-        counts.append((len(self.sequences), "sequence"))
-        lines = ["stack: " + ", ".join(_count(*each) for each in counts)]
-        for number, sequence in enumerate(self.sequences, 1):
-            after = sizes(sequence.pools, height, width)[-1]
-            rows, columns = sequence.patch
-            lines.append(
-                f"  sequence {number}: {height}x{width} to {after[0]}x{after[1]}, "
-                f"{rows}x{columns} at a time, {sequence.bytes} bytes of cache"
-            )
-            lines += [f"    step: {step}" for step in sequence.steps]
-            height, width = after
-        return "\n".join(lines)
-
 
 def pools_of(steps: Iterable[Step]) -> tuple[Pool, ...]:
     """The pools of steps, in order."""
@@ -166,21 +146,22 @@ def collapse(
 ) -> Stack:
     """The stack of these operations for planes of (height, width) on this device.
 
-    max_steps: the most steps a sequence may have, see STRATEGIES; None for any number.
+    max_steps: the most steps a sequence may have; the paper's
+    strategies are 1, 5 and None, for any number.
     A step that exceeds the device's limit by itself is a sequence of its own. Raises
     UsageError if there are no operations, or nothing is left of the plane.
     """
     listed = tuple(operations)
     if not listed:
-        raise UsageError("a stack has at least one operation")
+        raise UsageError("a stack needs at least one operation")
     if max_steps is not None and max_steps < 1:
-        raise UsageError(f"a sequence has at least one step, not {max_steps}")
+        raise UsageError(f"a sequence needs at least one step, not {max_steps}")
     sequences: list[Sequence] = []
     current: list[Step] = []
     at = plane  # where the current sequence starts
     for step in steps_of(listed):
         sizes(pools_of([*current, step]), *at)
-        if current and not _goes_on(current, step, at, device, max_steps):
+        if current and not _extends(current, step, at, device, max_steps):
             sequences.append(_sequence(current, at, device))
             at = sizes(pools_of(current), *at)[-1]
             current = []
@@ -189,14 +170,14 @@ def collapse(
     return Stack(listed, tuple(sequences), plane)
 
 
-def _goes_on(
+def _extends(
     steps: list[Step],
     step: Step,
     plane: tuple[int, int],
     device: Device,
     max_steps: int | None,
 ) -> bool:
-    """Whether a sequence takes one more step: it may, it fits, and it pays."""
+    """Whether a sequence takes one more step: allowed, within cache, and worth it."""
     if max_steps is not None and len(steps) >= max_steps:
         return False
     between = sizes(pools_of(steps), *plane)[-1]
@@ -227,7 +208,3 @@ def _numbers(pool: Pool) -> tuple[object, ...]:
     """Those of a pool, without what most have none of."""
     numbers = tuple(pool)
     return numbers if any(pool.behind) else numbers[:-1]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

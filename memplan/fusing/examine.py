@@ -1,53 +1,65 @@
-"""A model fused and looked at: what became of it, and what that was worth."""
+"""A model, fused and measured beside itself: what became of it, and what that saves."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from statistics import median
+
+import torch
 
 from memplan.errors import InputError
 from memplan.factory import blaming
 from memplan.fusing.fuse import fuse
-from memplan.fusing.guards import unfit
+from memplan.fusing.module import unsupported_call
 from memplan.fusing.options import FuseOptions
-from memplan.fusing.summary import Summary, summary
-from memplan.fusing.traffic import copy_bandwidth
-from memplan.fusing.worth import Worth, worth
+from memplan.fusing.summary import Summary, copy_bandwidth, peak_bytes, summary
+from memplan.graph.measure import relative_error
 
-_RUNS_AS_IT_WAS = "the model runs as it was: "  # the summary says that, too
+ROUNDS = 5  # in which the model and the fused one are timed
+MOST_CALLS = 30  # in one turn
+TURN_SECONDS = 0.15
+
+_UNCHANGED = "the model runs unchanged: "  # a warning's text, before the reason
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A model, by the name of its class, on inputs of one shape.
+    """The result of `memplan fuse`: a model, "eager", beside what replaces it,
+    "memplan".
 
-    first_call: seconds of the fused model's first call. bandwidth: bytes read and
-    written a second by a copy. said: warnings on the way, a line each.
+    name: of the model's class. seconds: of a call, medians over rounds. ratios: the
+    model's time over memplan's in the same round: "min", "median" and "max", above 1
+    where memplan is faster; empty where the model runs unchanged. error: the largest
+    relative difference, see `relative_error`. peaks: bytes of activations, see
+    `summary.peak_bytes`. first_call: seconds of the fused model's first call.
+    bandwidth: bytes that a copy reads and writes in a second.
     """
 
     name: str
     summary: Summary
-    worth: Worth
+    seconds: dict[str, float]
+    ratios: dict[str, float]
+    error: float | None
+    peaks: dict[str, int]
     first_call: float
     bandwidth: float
     threads: int
     torch: str
-    said: list[str]
+    warnings: list[str]
 
 
 def examine(
-    model: Any, inputs: Any, options: FuseOptions | None = None, rounds: int = 5
+    model: torch.nn.Module, inputs: object, options: FuseOptions | None = None
 ) -> Examined:
-    """Fuse `model` for `inputs`, and measure it beside itself in so many rounds.
+    """Fuse `model` for `inputs`, and measure it beside itself, in turns that alternate
+    which is first, without gradients.
 
     inputs: a tuple or list of arguments, a mapping of keyword arguments, or one tensor.
     Raises InputError if the model fails on them, or if they are not on the CPU.
     """
-    import torch
-
     args, kwargs = _arguments(inputs)
     _refuse_other_devices([*args, *kwargs.values()])
     with torch.no_grad():
@@ -59,61 +71,89 @@ def examine(
             start = time.perf_counter()
             fused(*args, **kwargs)
             first_call = time.perf_counter() - start
+        lines = _own_lines(caught)
         found = summary(fused)
         if not found.parts and not found.reason:
-            found = replace(found, reason=_reason(caught, model, args, kwargs))
-        changed = None if found.status == "unchanged" else fused
-        measured = worth(model, changed, args, kwargs, rounds)
+            reasons = [line.partition(_UNCHANGED)[2] for line in lines]
+            reason = next(filter(None, reversed(reasons)), "")
+            found = replace(
+                found, reason=reason or unsupported_call(model, args, kwargs)
+            )
+        runs: dict[str, Callable[[], object]] = {
+            "eager": lambda: model(*args, **kwargs)
+        }
+        error = None
+        if found.status != "unchanged":
+            runs["memplan"] = lambda: fused(*args, **kwargs)
+            error = relative_error(runs["eager"](), runs["memplan"]())
+        turns = _turns(runs)
+        peaks = {
+            name: peak_bytes(run, fused if name == "memplan" else None)
+            for name, run in runs.items()
+        }
+    others = [line.partition(": ")[2] for line in lines if _UNCHANGED not in line]
     return Examined(
-        type(model).__name__,
-        found,
-        measured,
-        first_call,
-        copy_bandwidth(),
-        torch.get_num_threads(),
-        torch.__version__,
-        [
+        name=type(model).__name__,
+        summary=found,
+        seconds={name: median(each) for name, each in turns.items()},
+        ratios=_ratios(turns),
+        error=error,
+        peaks=peaks,
+        first_call=first_call,
+        bandwidth=copy_bandwidth(),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        warnings=[
             line
-            for line in _said(caught)
-            if found.reason not in line or not found.reason
+            for line in dict.fromkeys(others)
+            if not found.reason or found.reason not in line
         ],
     )
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(inputs: object) -> tuple[tuple[object, ...], dict[str, object]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
-def _refuse_other_devices(values: list[Any]) -> None:
+def _refuse_other_devices(values: list[object]) -> None:
     devices = {str(value.device) for value in values if hasattr(value, "device")}
     other = sorted(devices - {"cpu"})
     if other:
         raise InputError(
-            f"the inputs are on {other[0]}, and measured is on the CPU; "
+            f"the inputs are on {other[0]}; this command measures on the CPU. "
             "memplan.fuse itself takes them, where that is experimental"
         )
 
 
-def _reason(
-    caught: list[warnings.WarningMessage],
-    model: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> str:
-    """Why no program was made for a call."""
-    told = [line for line in _lines(caught) if _RUNS_AS_IT_WAS in line]
-    if told:
-        return told[-1].partition(_RUNS_AS_IT_WAS)[2]
-    return unfit(model, args, kwargs)
-
-
-def _said(caught: list[warnings.WarningMessage]) -> list[str]:
-    lines = [line for line in _lines(caught) if _RUNS_AS_IT_WAS not in line]
-    return list(dict.fromkeys(line.partition(": ")[2] for line in lines))
-
-
-def _lines(caught: list[warnings.WarningMessage]) -> list[str]:
+def _own_lines(caught: list[warnings.WarningMessage]) -> list[str]:
+    """What memplan.fuse warned of, each on one line."""
     lines = [" ".join(str(each.message).split()) for each in caught]
     return [line for line in lines if line.startswith("memplan.fuse: ")]
+
+
+def _turns(runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    turns: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(ROUNDS):
+        for name in sorted(runs, reverse=number % 2 == 1):
+            turns[name].append(_turn(runs[name]))
+    return turns
+
+
+def _turn(run: Callable[[], object]) -> float:
+    """Seconds of one call: the median of some, after one that fills the caches."""
+    run()
+    found: list[float] = []
+    while len(found) < MOST_CALLS and sum(found) < TURN_SECONDS:
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return median(found)
+
+
+def _ratios(turns: dict[str, list[float]]) -> dict[str, float]:
+    if "memplan" not in turns:
+        return {}
+    paired = [a / b for a, b in zip(turns["eager"], turns["memplan"], strict=True)]
+    return {"min": min(paired), "median": median(paired), "max": max(paired)}

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from memplan.errors import UsageError
-from memplan.fusing.module import fused_class
 from memplan.fusing.options import FuseOptions
 
+if TYPE_CHECKING:
+    import torch
 
-def fuse(model: Any, options: FuseOptions | None = None) -> Any:
+
+def fuse(model: torch.nn.Module, options: FuseOptions | None = None) -> torch.nn.Module:
     """`model` as a module whose inference on the CPU runs fused, and is faster.
 
-    Element-wise, normalisation and pooling layers are joined with the convolutions
+    Element-wise, normalization and pooling layers are joined with the convolutions
     beside them, or run depth-first as stacks whose intermediates stay in the cache, by
-    C++ that is generated and compiled once (BrainSlug). All this happens at the first
-    call with inputs of new shapes, and then every kernel is chosen by time and the
-    results are compared with the model's own: where they differ by more than
-    `options.tolerance`, or nothing is gained, or something is not understood, `model`
-    runs as it was, with one warning that says why.
+    C++ that is generated and compiled once (BrainSlug). The first call with inputs of
+    new shapes compiles, chooses every kernel by time, and compares the results with the
+    model's own. If they differ by more than `options.tolerance`, if nothing is gained,
+    or if something is not supported, `model` runs unchanged, and one warning gives the
+    reason.
 
-    The result uses the model's weights: changes in place are seen, except those made
-    through ``.data``. Its results have no gradients, and say so when asked for one; in
-    training mode, under autocast or with inputs that want gradients it is `model`.
+    The result uses the model's weights and follows changes in place, except those made
+    through ``.data``. Its results have no gradients, and asking for one raises
+    UsageError. In training mode, under autocast or with inputs that require gradients
+    it runs `model`.
 
     Raises UsageError if `model` is no torch.nn.Module.
     """
     import torch
 
+    from memplan.fusing.module import Fused
+
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
-            f"a model is a torch.nn.Module, and not {type(model).__name__}"
+            f"fuse takes a torch.nn.Module, but got {type(model).__name__}"
         )
-    return fused_class()(model, options or FuseOptions())
+    return Fused(model, options or FuseOptions())

@@ -1,4 +1,4 @@
-"""C++ for stacks: what is particular to each; the rest is in `kernels/`.
+"""C++ source of stacks; the code that all share is in `kernels/`.
 
 Generated are the element-wise operations of each distinct step, as one struct, the
 numbers of its pool, and a table of steps a sequence. Sizes are not in it, so that a
@@ -8,44 +8,15 @@ stack is compiled once for all planes. Steps that do the same share their code.
 from __future__ import annotations
 
 import hashlib
-import math
-import struct
 from collections.abc import Iterable
 
 from memplan.errors import UsageError
 from memplan.fusing.collapse import Sequence, Stack, Step
-from memplan.fusing.operations import Operation, Pool
+from memplan.fusing.operators import Operation, Pool
 
 LAYOUTS = ("channels_first", "channels_last")
 DTYPES = ("float32", "bfloat16")
 
-# How operations are written: x is the value, {a} and {b} are numbers, {p} and {q}
-# operands. Behind it what becomes of `most`, the largest magnitude there can be.
-_WRITTEN: dict[str, tuple[str, str]] = {
-    "affine": ("x * {p} + {q}", "most * magnitude({p}) + magnitude({q})"),
-    "prelu": ("x > 0.0f ? x : x * {p}", "most * larger(splat(1.0f), magnitude({p}))"),
-    "relu": ("larger(Vec{{}}, x)", "most"),
-    "clamp": ("clamp(x, splat({a}), splat({b}))", "clamped(most, {a}, {b})"),
-    "leaky_relu": ("x > 0.0f ? x : x * {a}", "most * (1.0f + size({a}))"),
-    "elu": ("x > 0.0f ? x : {a} * expm1(x)", "most + size({a})"),
-    "sigmoid": ("sigmoid(x)", "splat(1.0f)"),
-    "tanh": ("tanh(x)", "splat(1.0f)"),
-    "silu": ("silu(x)", "most + 1.0f"),
-    "gelu": ("gelu(x)", "most + 1.0f"),
-    "gelu_tanh": ("gelu_tanh(x)", "most + 1.0f"),
-    "mish": ("mish(x)", "most + 1.0f"),
-    "softplus": ("softplus(x, {a}, {b})", "softened(most, {a}, {b})"),
-    "hardswish": ("hardswish(x)", "most * 6.0f"),
-    "hardsigmoid": ("hardsigmoid(x)", "splat(1.0f)"),
-    "abs": ("magnitude(x)", "most"),
-    "exp": ("exp(x)", "exp(most)"),
-    "add_number": ("x + {a}", "most + size({a})"),
-    "mul_number": ("x * {a}", "most * size({a})"),
-    "add": ("x + {p}.at(point, lanes)", "splat(__builtin_inff())"),
-    "sub": ("x - {p}.at(point, lanes)", "splat(__builtin_inff())"),
-    "mul": ("x * {p}.at(point, lanes)", "splat(__builtin_inff())"),
-    "gate": ("x * {p}", "most * magnitude({p})"),
-}
 _MEMBERS = {  # of a kind of operand: its type, and how it is found
     "channel": ("Vec", "of_channel"),
     "image": ("Vec", "of_image"),
@@ -103,7 +74,7 @@ def source_of(stacks: Iterable[Stack], dtype: str, layout: str) -> str:
 
 
 class _Unit:
-    """A translation unit while it is written."""
+    """A translation unit under construction."""
 
     def __init__(self) -> None:
         self.inner: list[str] = []
@@ -112,7 +83,7 @@ class _Unit:
         self._count = 0
 
     def add(self, name: str, stack: Stack) -> None:
-        """A kernel, and what it needs of what is not there yet."""
+        """Add a kernel and the parts that it needs."""
         if not any(sequence.pools for sequence in stack.sequences):
             body = f"memplan::run_map<memplan::{self._operations(stack.operations)}>"
             call = f"{body}(*(const memplan::Call*)call, threads);"
@@ -217,14 +188,13 @@ def _struct(operations: tuple[Operation, ...]) -> str:
         names: list[str] = []
         for kind in operation.operands:
             type_, found = _MEMBERS[kind]
-            names.append(f"m{index}")
+            at = ".at(point, lanes)" if kind == "tensor" else ""
+            names.append(f"m{index}{at}")
             members.append(f"  {type_} m{index};")
             starts.append(f"m{index}({found}(call.operands[first + {index}], spot))")
             index += 1
-        value, most = (
-            _fill(text, operation, names) for text in _WRITTEN[operation.kind]
-        )
-        lines.append(f"    x = {value};")
+        most = operation.bound(names)
+        lines.append(f"    x = {operation.code('x', names)};")
         if most != "most":
             bounds.append(f"    most = {most};")
             bounds.append("    worst = larger_or_nan(worst, most);")
@@ -248,21 +218,3 @@ def _struct(operations: tuple[Operation, ...]) -> str:
             "};",
         ]
     )
-
-
-def _fill(text: str, operation: Operation, operands: list[str]) -> str:
-    numbers = dict(zip("ab", map(_number, operation.numbers), strict=False))
-    return text.format(**numbers, **dict(zip("pq", operands, strict=False)))
-
-
-def _number(value: float) -> str:
-    """A float32 in C++, to the last bit."""
-    if math.isnan(value):
-        return '__builtin_nanf("")'
-    try:
-        (value,) = struct.unpack("f", struct.pack("f", value))
-    except OverflowError:
-        value = math.copysign(math.inf, value)
-    if math.isinf(value):
-        return "__builtin_inff()" if value > 0 else "-__builtin_inff()"
-    return f"{value.hex()}f"

@@ -6,10 +6,13 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from memplan.errors import UsageError
-from memplan.fusing.caches import band_bytes
 from memplan.fusing.collapse import Stack, sizes
 from memplan.fusing.generate import (
     DTYPES,
@@ -19,18 +22,117 @@ from memplan.fusing.generate import (
     source_of,
 )
 from memplan.fusing.kernels import headers
-from memplan.fusing.operands import (
-    Placed,
-    dtype_name,
-    in_layout,
-    place,
-    placed_operand,
-    placed_taps,
-)
+from memplan.fusing.operators import Pool
+from memplan.fusing.patches import band_bytes
 from memplan.toolchain.loading import load
 
-if TYPE_CHECKING:
-    from torch import Tensor
+WIDEST = 16  # float32 of the widest vector
+
+
+class TensorRef(NamedTuple):
+    """A tensor's address, and elements from image to image and from point to point."""
+
+    tensor: Tensor
+    address: int
+    image: int
+    pixel: int
+
+
+def dtype_name(x: Tensor) -> str:
+    """As in "float32"."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def place(x: Tensor, layout: str) -> TensorRef | None:
+    """A tensor (n, c, h, w) of this layout as it lies in memory; None if it does not.
+
+    Images may lie apart. Channels last, points may too: the tensor may be some of the
+    channels of a wider one.
+    """
+    images, channels, height, width = x.shape
+    image, channel, row, column = x.stride()
+    if layout == "channels_first":
+        pixel = 1
+        expected = (height * width, width, 1)
+    else:
+        pixel = column if width > 1 else row if height > 1 else channels
+        if pixel < channels:
+            return None
+        expected = (1, width * pixel, pixel)
+    strides = zip(
+        (channels, height, width), (channel, row, column), expected, strict=True
+    )
+    if any(size > 1 and stride != want for size, stride, want in strides):
+        return None
+    if images <= 1:
+        image = 0
+    return TensorRef(x, x.data_ptr(), image, pixel)
+
+
+def in_layout(x: Tensor, layout: str) -> Tensor:
+    """The tensor itself if it is in this layout, else a copy that is."""
+    if place(x, layout) is not None:
+        return x
+    last = layout == "channels_last"
+    form = torch.channels_last if last else torch.contiguous_format
+    return torch.empty_like(x, memory_format=form).copy_(x)
+
+
+def operand_ref(
+    kind: str, operand: Tensor, shape: tuple[int, ...], x: Tensor, layout: str
+) -> TensorRef:
+    """An operand of this kind for values of this shape; raises UsageError.
+
+    "channel" is (c) of float32; "image" is (n, c) or (n, c, 1, 1) and "tensor" is of
+    the values' own shape, both of the input's dtype. Copied if it lies otherwise.
+    """
+    wanted = {"channel": shape[1:2], "image": shape[:2], "tensor": shape}[kind]
+    dtype = torch.float32 if kind == "channel" else x.dtype
+    given = tuple(operand.shape)
+    if kind == "image" and given == (*wanted, 1, 1):
+        operand, given = operand.flatten(1), wanted
+    if given != tuple(wanted) or operand.dtype != dtype:
+        raise UsageError(
+            f'an operand "{kind}" is {given} of {operand.dtype}, '
+            f"expected {tuple(wanted)} of {dtype}"
+        )
+    if operand.device.type != "cpu":
+        raise UsageError(f"operands are on the CPU, not on {operand.device}")
+    if kind != "tensor":
+        operand = operand.contiguous()
+        return TensorRef(
+            operand, operand.data_ptr(), shape[1] if kind == "image" else 0, 0
+        )
+    operand = in_layout(operand, layout)
+    found = place(operand, layout)
+    assert found is not None
+    return found
+
+
+def taps(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Weights (c, 1, height, width) and bias (c) of a depthwise convolution as kernels
+    read them: float32 (height * width + 1, c or more), a row for each tap and one for
+    the bias, zeros behind the channels up to a whole vector."""
+    channels, _, height, width = weight.shape
+    area = height * width
+    found = torch.zeros(area + 1, -(-channels // WIDEST) * WIDEST)
+    found[:area, :channels] = weight.detach().reshape(channels, area).T
+    if bias is not None:
+        found[area, :channels] = bias.detach()
+    return found
+
+
+def taps_ref(operand: Tensor, pool: Pool, channels: int) -> TensorRef:
+    """The operand "taps" of a depthwise convolution; raises UsageError."""
+    rows, columns = prod(pool.kernel) + 1, -(-channels // WIDEST) * WIDEST
+    shape, dtype = tuple(operand.shape), operand.dtype
+    if shape != (rows, columns) or dtype != torch.float32 or operand.is_cuda:
+        raise UsageError(
+            f'an operand "taps" is {shape} of {dtype}, '
+            f"expected {(rows, columns)} of torch.float32"
+        )
+    operand = operand.contiguous()
+    return TensorRef(operand, operand.data_ptr(), 0, columns)
 
 
 class OperandStruct(ctypes.Structure):
@@ -44,7 +146,7 @@ class OperandStruct(ctypes.Structure):
 
 
 class CallStruct(ctypes.Structure):
-    """`memplan::Call` of kernels/stack_call.h: all that a kernel is told."""
+    """`memplan::Call` of kernels/stack_call.h: the argument of a kernel."""
 
     _fields_ = (
         ("input", ctypes.c_void_p),
@@ -120,13 +222,11 @@ class Kernel:
     ) -> Tensor:
         """What the stack makes of `x`, a tensor (n, c, h, w), in the kernel's layout.
 
-        operands: in the order in which operations take them; see `ELEMENTWISE`. Inputs
+        operands: in the order in which operations take them; see `OPERATORS`. Inputs
         in another layout are copied to it. out: where to put it, in the kernel's layout
         (a slice of channels of a wider tensor will do), and no part of what is read.
         threads: torch's number if None. Raises UsageError for tensors that do not fit.
         """
-        import torch
-
         x = in_layout(self._checked(x), self.layout)
         if out is None:
             shape = self.out_shape(x.shape)
@@ -148,10 +248,8 @@ class Kernel:
         """The call that reads `x` and writes `out`, both in the kernel's layout.
 
         between: uint8, at least `between_bytes`; made if None. What operands must be
-        copied for is copied now, and not when it runs. Raises UsageError.
+        copied for is copied now, not when it runs. Raises UsageError.
         """
-        import torch
-
         shape = tuple(self._checked(x).shape)
         source, target = place(x, self.layout), place(out, self.layout)
         if source is None or target is None:
@@ -160,7 +258,7 @@ class Kernel:
         if tuple(out.shape) != self.out_shape(shape) or out.dtype != x.dtype:
             raise UsageError(
                 f"the output is {tuple(out.shape)} of {out.dtype}, "
-                f"and should be {self.out_shape(shape)} of {x.dtype}"
+                f"expected {self.out_shape(shape)} of {x.dtype}"
             )
         if shape[0] > 1 and target.image < out[0].numel():
             raise UsageError("images of the output share memory; give it its own")
@@ -188,32 +286,32 @@ class Kernel:
 
     def _checked(self, x: Tensor) -> Tensor:
         if x.dim() != 4:
-            raise UsageError(f"a stack takes (n, c, h, w), and not {tuple(x.shape)}")
+            raise UsageError(f"a stack takes (n, c, h, w), not {tuple(x.shape)}")
         if x.device.type != "cpu":
             raise UsageError(
                 f"this kernel runs on the CPU, and the input is {x.device}"
             )
         if dtype_name(x) != self.dtype:
-            raise UsageError(f"this kernel takes {self.dtype}, and not {x.dtype}")
+            raise UsageError(f"this kernel takes {self.dtype}, not {x.dtype}")
         return x
 
-    def _operands(self, x: Tensor, operands: Sequence[Tensor]) -> list[Placed]:
+    def _operands(self, x: Tensor, operands: Sequence[Tensor]) -> list[TensorRef]:
         """Operands where kernels find them, checked against the value they meet."""
         if len(operands) != len(self.stack.operands):
             raise UsageError(
                 f"the stack takes {len(self.stack.operands)} operands, "
-                f"and not {len(operands)}"
+                f"not {len(operands)}"
             )
         found, rest, at = [], iter(operands), tuple(x.shape[2:])
         for operation in self.stack.operations:
             if operation.pool is not None:
                 at = operation.pool.size(*at)
                 if operation.operands:
-                    found.append(placed_taps(next(rest), operation.pool, x.shape[1]))
+                    found.append(taps_ref(next(rest), operation.pool, x.shape[1]))
                 continue
             for kind in operation.operands:
                 shape = (*x.shape[:2], *at)
-                found.append(placed_operand(kind, next(rest), shape, x, self.layout))
+                found.append(operand_ref(kind, next(rest), shape, x, self.layout))
         return found
 
 

@@ -1,12 +1,15 @@
-"""A network's layers, as depth-first execution sees them (BrainSlug, 4.1)."""
+"""A network's layers (BrainSlug, 4.1), its stacks, and the nodes that compute them."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from memplan.fusing.operations import Operation
-from memplan.graph.program import Op
+import torch
+
+from memplan.fusing.operators import Operation
+from memplan.graph.program import Op, refs
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,154 @@ class Network:
     inputs: list[str]
     constants: dict[str, str]
     layers: list[Layer]
-    outputs: Any
+    outputs: object
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    dtypes: dict[str, Any] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class FusedConv:
+    """A convolution with what is computed while its tiles are in cache.
+
+    value, source: names of what it makes and takes. before: a normalisation of the
+    input, then ReLU where `rectified`. norms: folded into its weights, in order. added:
+    a value added to the result. activation: clamp to (low, high) at the end; None for
+    none. layers: names of the layers it stands for.
+    """
+
+    value: str
+    source: str
+    convolution: Convolution
+    norms: list[Norm] = field(default_factory=list)
+    before: Norm | None = None
+    rectified: bool = False
+    added: str | None = None
+    activation: tuple[float, float] | None = None
+    layers: list[str] = field(default_factory=list)
+
+    def inputs(self) -> list[str]:
+        return [self.source, *([self.added] if self.added else [])]
+
+
+Operand = Norm | str | FusedConv
+
+
+@dataclass(slots=True, eq=False)
+class StackNode:
+    """Consecutive operations that run depth-first as one kernel.
+
+    operands: of every operand of the operations in order, a Norm (whose scale and shift
+    are two), the name of a value, or the convolution whose weights and bias it is.
+    """
+
+    value: str
+    source: str
+    operations: list[Operation]
+    operands: list[Operand]
+    layers: list[str] = field(default_factory=list)
+
+    def inputs(self) -> list[str]:
+        named = [each for each in self.operands if isinstance(each, str)]
+        return [self.source, *named]
+
+
+@dataclass(slots=True, eq=False)
+class DepthwiseStack(StackNode):
+    """A depthwise convolution between element-wise operations, as one kernel.
+
+    convolution: as it is by itself. named: of every operation the layer that it is of.
+    """
+
+    convolution: FusedConv = field(kw_only=True)
+    named: list[str] = field(kw_only=True)
+
+
+@dataclass(slots=True, eq=False)
+class Concat:
+    """Values side by side along the channels."""
+
+    value: str
+    pieces: list[str]
+    layers: list[str] = field(default_factory=list)
+
+    def inputs(self) -> list[str]:
+        return list(self.pieces)
+
+
+@dataclass(slots=True, eq=False)
+class EagerOp:
+    """What torch computes."""
+
+    value: str
+    op: Op
+    reason: str
+    layers: list[str] = field(default_factory=list)
+
+    def inputs(self) -> list[str]:
+        return self.op.operands()
+
+
+Node = FusedConv | StackNode | Concat | EagerOp
+
+
+def gates(node: Node) -> list[str]:
+    """The values that a stack multiplies with channel by channel of each image."""
+    if not isinstance(node, StackNode):
+        return []
+    operands = iter(node.operands)
+    found = []
+    for operation in node.operations:
+        kinds = operation.operands
+        operand = next(operands) if kinds else None  # scale and shift are one Norm
+        if kinds == ("image",) and isinstance(operand, str):
+            found.append(operand)
+    return found
+
+
+def tensors(nodes: list[Node]) -> Iterator[str]:
+    """Names of the model's tensors that kernels are made from."""
+    for node in nodes:
+        if isinstance(node, FusedConv):
+            yield from _tensors_of(node)
+        elif isinstance(node, StackNode):
+            for operand in node.operands:
+                if isinstance(operand, Norm):
+                    yield from operand.tensors
+                elif isinstance(operand, FusedConv):
+                    yield from _tensors_of(operand)
+
+
+def _tensors_of(node: FusedConv) -> Iterator[str]:
+    yield node.convolution.weight
+    if node.convolution.bias is not None:
+        yield node.convolution.bias
+    for norm in (*node.norms, *([node.before] if node.before else [])):
+        yield from norm.tensors
+
+
+def stacks(network: Network) -> list[list[Layer]]:
+    """Maximal runs of element-wise and pooling layers, each of which takes the result
+    of the one before and is the only one to.
+
+    What computes nothing in inference, as dropout does, is of the run that it is in.
+    Where a layer joins two runs, as an addition does, it carries on the later one.
+    """
+    users = Counter(name for layer in network.layers for name in layer.op.operands())
+    users.update(refs(network.outputs))
+    runs: list[list[Layer]] = []
+    ends: dict[str, list[Layer]] = {}
+    for layer in network.layers:
+        if layer.kind not in ("operation", "same"):
+            continue
+        open_ = [ends[name] for name in layer.inputs if name in ends]
+        open_ = [run for run in open_ if users[run[-1].name] == 1]
+        run = max(open_, key=runs.index, default=None)
+        if run is None:
+            run = []
+            runs.append(run)
+        else:
+            ends.pop(run[-1].name, None)
+        run.append(layer)
+        ends[layer.name] = run
+    return [run for run in runs if any(layer.kind == "operation" for layer in run)]

@@ -5,9 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from memplan.errors import UsageError
-from memplan.fusing.nodes import Joining
 
 KERNELS = ("direct", "winograd2", "winograd4", "depthwise", "onednn")
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Which rewrites are made; each can be left out, to see what it is worth.
+
+    norms: normalisations folded into convolutions. epilogues: additions and activations
+    with the convolution before. prologues: normalisation and ReLU with the convolution
+    behind, and zeros around planes; with a depthwise one what is element-wise. pools:
+    average pooling moved in front of 1×1 convolutions.
+    """
+
+    norms: bool = True
+    epilogues: bool = True
+    prologues: bool = True
+    pools: bool = True
 
 
 @dataclass(frozen=True)
@@ -35,10 +50,10 @@ class FuseOptions:
         unknown = set(self.kernels) - set(KERNELS)
         if unknown or not self.kernels:
             names = ", ".join(KERNELS)
-            raise UsageError(f"kernels are some of {names}, and not {self.kernels!r}")
+            raise UsageError(f"kernels are some of {names}, not {self.kernels!r}")
         for name in ("micro_batch", "max_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"{name} is a positive number, and not {value}")
+                raise UsageError(f"{name} is a positive number, not {value}")
         if self.tolerance < 0:
-            raise UsageError(f"tolerance is at least 0, and not {self.tolerance}")
+            raise UsageError(f"tolerance is at least 0, not {self.tolerance}")

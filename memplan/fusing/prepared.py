@@ -1,4 +1,4 @@
-"""What was made of a model for inputs of given shapes: a program, or a reason."""
+"""A model compiled for inputs of given shapes, or why it runs unchanged."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from memplan.fusing.engine.build import Engine
+import torch
+
+from memplan.fusing.engine.engine import Engine
+from memplan.fusing.front.nest import Tensors
 from memplan.fusing.front.weights import Watch
-from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Node
+from memplan.fusing.layers import Network, Node
 
-RESTLESS = 3  # calls in a row with other weights, until they are not packed any more
+MOST_REPACKS = (
+    3  # calls in a row with other weights, until they are not packed any more
+)
 
 _building = threading.RLock()
 
 
 def _after_fork() -> None:
-    """Who held the lock is not there in a child."""
+    """The thread that held the lock does not exist in a child."""
     global _building  # noqa: PLW0603
     _building = threading.RLock()
 
@@ -29,15 +32,17 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def building() -> threading.RLock:
-    """The lock under which models are made ready, one at a time."""
+    """The lock under which models are compiled, one at a time."""
     return _building
 
 
 @dataclass
-class LeftAlone:
-    """Why a model runs as it was; its layers, as far as they are known; whether parts
-    of it may be fused. watch: what it was then; None where it is not asked again.
-    every: how many calls may pass until it is looked at again."""
+class Fallback:
+    """Why a model runs unchanged.
+
+    network: its layers, if known. parts: whether parts of it may be fused. watch: the
+    model's state then; None to never check again. every: calls between checks.
+    """
 
     reason: str
     network: Network | None = None
@@ -47,7 +52,7 @@ class LeftAlone:
     _calls: int = 0
 
     def stale(self) -> bool:
-        """Whether it is to be asked again: the model is another one by now."""
+        """Whether a check is due and finds that the model has changed."""
         self._calls += 1
         if self.watch is None or self._calls % self.every:
             return False
@@ -56,18 +61,18 @@ class LeftAlone:
 
 @dataclass
 class Prepared:
-    """A network that runs fused, on inputs of the shapes it was made for.
+    """A network compiled for inputs of given shapes.
 
-    nodes: what runs. watch: what the model was when its weights were packed. finish:
-    makes of the engine's outputs the model's. error: the largest relative difference
-    to the model's own results. seconds: of making it. gain: the model's time over this
-    one's, when it was made; None if that was not measured.
+    watch: the model's state when its weights were packed. finish: converts the engine's
+    outputs to the model's. error: the largest relative difference to the model's own
+    results. seconds: of compiling. gain: the model's time over this one's; None if
+    not measured.
     """
 
     network: Network
     engine: Engine
     watch: Watch
-    finish: Callable[[Any], Any]
+    finish: Callable[[object], object]
     error: float
     seconds: float
     gain: float | None = None
@@ -80,16 +85,15 @@ class Prepared:
         return self.engine.nodes
 
     def stale(self) -> bool:
-        """Whether the model is another one by now."""
+        """Whether the model has changed in more than its weights' values."""
         if not self.watch.same_modules():
             return True
         self._same = self.watch.same_weights()
         return not self._same and not self.watch.same_kinds()
 
     def ready(self) -> bool:
-        """Whether the engine has the weights that the model had when `stale` was asked,
-        which are packed anew where they changed; but not while they do at every call.
-        """
+        """Whether the engine has the weights that `stale` saw: packs them if they
+        changed, but not while they change at every call."""
         same = self._same
         if same and self._packed:
             self._changes = 0
@@ -98,22 +102,20 @@ class Prepared:
             watch = self.watch if same else self.watch.again()
             self._changes += not same
             self._packed = self._packed and same
-            if same or self._changes <= RESTLESS:
+            if same or self._changes <= MOST_REPACKS:
                 with inference():
                     self.engine.pack()
                 self._packed = True
             self.watch = watch
         return self._packed
 
-    def run(self, inputs: dict[str, Any]) -> Any:
-        """What the model gives on these inputs."""
+    def run(self, inputs: Tensors) -> object:
+        """The model's results for these inputs."""
         return self.finish(self.engine.run(inputs))
 
 
 @contextlib.contextmanager
 def inference() -> Iterator[None]:
-    """Tensors made here have versions, and no gradients."""
-    import torch
-
+    """Tensors created here have version counters and no gradients."""
     with torch.inference_mode(False), torch.no_grad():
         yield

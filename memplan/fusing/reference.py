@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+
+import torch.nn.functional as f
+from torch import Tensor
 
 from memplan.errors import UsageError
 from memplan.fusing.collapse import Stack
-from memplan.fusing.operations import Operation, Pool
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from memplan.fusing.operators import OPERATORS, Operation, Pool
 
 
 def reference(stack: Stack, x: Tensor, operands: Sequence[Tensor] = ()) -> Tensor:
@@ -21,16 +20,15 @@ def reference(stack: Stack, x: Tensor, operands: Sequence[Tensor] = ()) -> Tenso
     """
     if len(operands) != len(stack.operands):
         raise UsageError(
-            f"the stack takes {len(stack.operands)} operands, and not {len(operands)}"
+            f"the stack takes {len(stack.operands)} operands, not {len(operands)}"
         )
     rest = iter(operands)
     for operation in stack.operations:
         taken = _shaped(operation, rest, x)
-        x = (
-            _pool(operation.pool, x, taken)
-            if operation.pool
-            else _apply(operation, x, taken)
-        )
+        if operation.pool is not None:
+            x = _pool(operation.pool, x, taken)
+        else:
+            x = OPERATORS[operation.kind].torch(x, *taken, *operation.numbers)
     return x
 
 
@@ -50,8 +48,6 @@ def _shaped(
 
 
 def _pool(pool: Pool, x: Tensor, operands: list[Tensor]) -> Tensor:
-    import torch.nn.functional as f
-
     if pool.mode == "depthwise":
         channels = x.shape[1]
         *taps, bias = operands[0][:, :channels]
@@ -77,39 +73,3 @@ def _pool(pool: Pool, x: Tensor, operands: list[Tensor]) -> Tensor:
         pool.divisor,
     )
     return averaged
-
-
-def _apply(operation: Operation, x: Tensor, operands: list[Tensor]) -> Tensor:
-    result: Tensor = _table()[operation.kind](x, *operands, *operation.numbers)
-    return result
-
-
-def _table() -> dict[str, Callable[..., Any]]:
-    import torch
-    import torch.nn.functional as f
-
-    return {
-        "affine": lambda x, scale, shift: x * scale + shift,
-        "prelu": lambda x, slope: torch.where(x > 0, x, x * slope),
-        "relu": torch.relu,
-        "clamp": torch.clamp,
-        "leaky_relu": f.leaky_relu,
-        "elu": f.elu,
-        "sigmoid": torch.sigmoid,
-        "tanh": torch.tanh,
-        "silu": f.silu,
-        "gelu": f.gelu,
-        "gelu_tanh": lambda x: f.gelu(x, approximate="tanh"),
-        "mish": f.mish,
-        "softplus": f.softplus,
-        "hardswish": f.hardswish,
-        "hardsigmoid": f.hardsigmoid,
-        "abs": torch.abs,
-        "exp": torch.exp,
-        "add_number": torch.add,
-        "mul_number": torch.mul,
-        "add": torch.add,
-        "sub": torch.sub,
-        "mul": torch.mul,
-        "gate": torch.mul,
-    }

@@ -2,32 +2,92 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import prod
 
-from memplan.fusing.caches import cpu_device
-from memplan.fusing.collapse import Stack, collapse
-from memplan.fusing.engine.build import Engine
-from memplan.fusing.engine.packs import four
-from memplan.fusing.engine.stacks import collapsed
-from memplan.fusing.find import stacks
-from memplan.fusing.layers import Layer, Network
-from memplan.fusing.module import Parted
-from memplan.fusing.nodes import Called, Depthwise, Joined, Node, Stacked
-from memplan.fusing.prepared import LeftAlone, Prepared
+import torch
+from torch.nn import Module
+
+from memplan.fusing.collapse import Stack, collapse, pools_of, sizes
+from memplan.fusing.engine.decide import collapsed
+from memplan.fusing.engine.engine import Engine
+from memplan.fusing.engine.packs import as_4d
+from memplan.fusing.layers import (
+    DepthwiseStack,
+    EagerOp,
+    FusedConv,
+    Layer,
+    Network,
+    Node,
+    StackNode,
+    stacks,
+)
+from memplan.fusing.module import Fused, PartlyFused
+from memplan.fusing.operators import Operation
+from memplan.fusing.patches import cpu_device
+from memplan.fusing.prepared import Fallback, Prepared
 from memplan.graph.measure import activation_peak
 
-# What may become of a layer: a convolution's kernel; joined into one; in a stack; a
-# concatenation that nobody copies; nothing, for there is nothing to compute; or left
-# to torch.
-FATES = ("convolution", "joined", "stack", "placed", "nothing", "torch")
+COPIED = 64 << 20  # bytes of the tensor that is copied to calibrate: beyond most caches
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class Fate:
-    """A layer, and what became of it: `became` is one of FATES.
+class Traffic:
+    """Bytes read and written: by layers one after the other, and depth-first."""
+
+    layerwise: int
+    depth_first: int
+
+    @property
+    def saved(self) -> int:
+        return self.layerwise - self.depth_first
+
+
+def traffic(stack: Stack, shape: Sequence[int], itemsize: int) -> Traffic:
+    """Of one call of a stack on an input (n, c, h, w) of values of so many bytes."""
+    planes, at = prod(shape[:2]) * itemsize, (shape[2], shape[3])
+    layerwise = operands = 0
+    for operation in stack.operations:
+        before, at = at, _behind(operation, at)
+        read = planes * prod(at) * operation.operands.count("tensor")
+        layerwise += planes * (prod(before) + prod(at)) + read
+        operands += read
+    depth_first, at = operands, (shape[2], shape[3])
+    for sequence in stack.sequences:
+        before, at = at, sizes(pools_of(sequence.steps), *at)[-1]
+        depth_first += planes * (prod(before) + prod(at))
+    return Traffic(layerwise, depth_first)
+
+
+def _behind(operation: Operation, plane: tuple[int, int]) -> tuple[int, int]:
+    return plane if operation.pool is None else operation.pool.size(*plane)
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written a second by a copy, on torch's threads: measured now."""
+    source = torch.ones(COPIED, dtype=torch.uint8)
+    target = torch.ones_like(source)
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        target.copy_(source)
+        best = min(best, time.perf_counter() - start)
+    return 2 * COPIED / best
+
+
+# What may become of a layer: a convolution's kernel; joined into one; in a stack; a
+# concatenation that nobody copies; nothing, for there is no computation; or left
+# to torch.
+OUTCOMES = ("convolution", "joined", "stack", "placed", "nothing", "torch")
+
+
+@dataclass(frozen=True)
+class LayerOutcome:
+    """A layer, and what became of it: `became` is one of OUTCOMES.
 
     place: its module's path; of a function, where it is called, and its name. operator:
     the module's class, or the function's name. kind: as of `layers.Layer`, of an
@@ -73,6 +133,11 @@ class Run:
             found.append(steps)
         return found
 
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes that memory moves in one call."""
+        return traffic(self.stack, self.shape, self.itemsize)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -89,7 +154,7 @@ class Part:
     status: str
     reason: str = ""
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    layers: list[Fate] = field(default_factory=list)
+    layers: list[LayerOutcome] = field(default_factory=list)
     running: list[Run] = field(default_factory=list)
     found: list[Run] = field(default_factory=list)
     limit: int = 0
@@ -117,7 +182,7 @@ class Summary:
     parts: list[Part]
 
 
-def summary(fused: Any) -> Summary:
+def summary(fused: Fused) -> Summary:
     """What became of a model, of `memplan.fuse`, that was called at least once.
 
     By its last program; of modules in it by all of theirs.
@@ -126,7 +191,7 @@ def summary(fused: Any) -> Summary:
     if not programs:
         return Summary("unchanged", "", [])
     last = programs[-1]
-    if isinstance(last, Parted):
+    if isinstance(last, PartlyFused):
         parts = list(_parts_of(last, ""))
         any_ = any(part.status == "fused" for part in parts)
         return Summary("parts" if any_ else "unchanged", last.reason, parts)
@@ -134,43 +199,45 @@ def summary(fused: Any) -> Summary:
     return Summary(part.status, part.reason, [part])
 
 
-def peak_bytes(run: Callable[[], Any], fused: Any = None) -> int:
+def peak_bytes(run: Callable[[], object], fused: Fused | None = None) -> int:
     """Bytes of activations that a call takes at the most, its results among them.
 
     fused: the model of `memplan.fuse` that `run` calls, if it does: the arenas that it
-    keeps from call to call are counted, too. Called before, so that they are there.
+    keeps from call to call are counted, too; call it once before.
     """
     kept = [] if fused is None else [each.engine.arena for each in prepared(fused)]
     return activation_peak(run) + sum(arena.bytes for arena in kept)
 
 
-def prepared(fused: Any) -> Iterator[Prepared]:
+def prepared(fused: Fused) -> Iterator[Prepared]:
     """All that runs fused in a model of `memplan.fuse`."""
     for program in fused.programs():
         if isinstance(program, Prepared):
             yield program
-        elif isinstance(program, Parted):
+        elif isinstance(program, PartlyFused):
             for path in program.paths:
                 yield from prepared(program.mirror.get_submodule(path))
 
 
-def _parts_of(parted: Parted, before: str) -> Iterator[Part]:
+def _parts_of(parted: PartlyFused, before: str) -> Iterator[Part]:
     for path in parted.paths:
         part = parted.mirror.get_submodule(path)
         for program in part.programs():
-            if isinstance(program, Parted):
+            if isinstance(program, PartlyFused):
                 yield from _parts_of(program, f"{before}{path}.")
             else:
                 yield _part(program, before + path, part.options.max_steps)
 
 
-def _part(program: Prepared | LeftAlone, path: str, max_steps: int | None) -> Part:
+def _part(program: Prepared | Fallback, path: str, max_steps: int | None) -> Part:
     network = program.network
     if network is None:
         return Part(path, "unchanged", getattr(program, "reason", ""))
     shapes = {name: network.shapes[name] for name in network.inputs}
-    if isinstance(program, LeftAlone):
-        layers = [_fate(each, "torch", reason=each.reason) for each in network.layers]
+    if isinstance(program, Fallback):
+        layers = [
+            _outcome(each, "torch", reason=each.reason) for each in network.layers
+        ]
         device = cpu_device("channels_last")
         found = paper_stacks(network, "channels_last", max_steps)
         return Part(
@@ -183,7 +250,7 @@ def _part(program: Prepared | LeftAlone, path: str, max_steps: int | None) -> Pa
         "fused",
         "",
         shapes,
-        fates(network, program.nodes, engine.kernels),
+        outcomes(network, program.nodes, engine.kernels),
         running,
         paper_stacks(network, engine.layout, max_steps),
         cpu_device(engine.layout).limit,
@@ -194,47 +261,45 @@ def _part(program: Prepared | LeftAlone, path: str, max_steps: int | None) -> Pa
     )
 
 
-def fates(
+def outcomes(
     network: Network, nodes: Sequence[Node], kernels: dict[str, str]
-) -> list[Fate]:
+) -> list[LayerOutcome]:
     """What became of each layer of a network that runs as these nodes.
 
     kernels: the algorithm of each convolution, by its node's value.
     """
     layers = {layer.name: layer for layer in network.layers}
-    known: dict[str, Fate] = {}
+    known: dict[str, LayerOutcome] = {}
     for node in nodes:
         for name in node.layers:
             layer, head = layers[name], _head(node)
-            if isinstance(node, Called):
-                known[name] = _fate(layer, "torch", reason=node.reason)
-            elif isinstance(node, Depthwise) and name == head:
-                known[name] = _fate(layer, "convolution", kernel="depthwise")
-            elif isinstance(node, Depthwise):
-                known[name] = _fate(layer, "joined", head)
-            elif isinstance(node, Stacked):
-                known[name] = _fate(layer, "stack", node.value)
-            elif not isinstance(node, Joined):
-                known[name] = _fate(layer, "placed")
+            if isinstance(node, EagerOp):
+                known[name] = _outcome(layer, "torch", reason=node.reason)
+            elif isinstance(node, DepthwiseStack) and name == head:
+                known[name] = _outcome(layer, "convolution", kernel="depthwise")
+            elif isinstance(node, DepthwiseStack):
+                known[name] = _outcome(layer, "joined", head)
+            elif isinstance(node, StackNode):
+                known[name] = _outcome(layer, "stack", node.value)
+            elif not isinstance(node, FusedConv):
+                known[name] = _outcome(layer, "placed")
             elif name == head:
                 kernel = kernels[node.value]
-                known[name] = _fate(layer, "convolution", kernel=kernel)
+                known[name] = _outcome(layer, "convolution", kernel=kernel)
             else:
-                known[name] = _fate(layer, "joined", head)
-    return [known.get(name) or _fate(layers[name], "nothing") for name in layers]
+                known[name] = _outcome(layer, "joined", head)
+    return [known.get(name) or _outcome(layers[name], "nothing") for name in layers]
 
 
 def _head(node: Node) -> str:
     """The layer of a node that the others are joined to."""
-    main = node.convolution if isinstance(node, Depthwise) else node
+    main = node.convolution if isinstance(node, DepthwiseStack) else node
     return main.layers[0]
 
 
-def _fate(
+def _outcome(
     layer: Layer, became: str, into: str = "", kernel: str = "", reason: str = ""
-) -> Fate:
-    from torch.nn import Module
-
+) -> LayerOutcome:
     target, place = layer.op.target, layer.place
     name = getattr(target, "__name__", None) or type(target).__name__
     kind = layer.kind
@@ -244,7 +309,7 @@ def _fate(
     operator = str(name).partition(".")[0]
     if not isinstance(target, Module):
         place = f"{layer.op.line}: {layer.name}" if layer.op.line else layer.name
-    return Fate(
+    return LayerOutcome(
         *(layer.name, place, operator, kind, layer.shape),
         *(became, into, kernel, reason),
     )
@@ -259,7 +324,7 @@ def paper_stacks(network: Network, layout: str, max_steps: int | None) -> list[R
     for run in stacks(network):
         layers = [layer for layer in run if layer.operation is not None]
         first = layers[0].inputs[0]
-        shape = four(network.shapes[first])
+        shape = as_4d(network.shapes[first])
         operations = [each.operation for each in layers if each.operation is not None]
         plane = (shape[2], shape[3])
         found.append(
@@ -278,13 +343,15 @@ def _running(network: Network, engine: Engine, max_steps: int | None) -> list[Ru
     """The stacks among the nodes that run."""
     found: list[Run] = []
     for node in engine.nodes:
-        if isinstance(node, Stacked):
+        if isinstance(node, StackNode):
             found.append(
                 Run(
                     node.value,
-                    tuple(node.named if isinstance(node, Depthwise) else node.layers),
+                    tuple(
+                        node.named if isinstance(node, DepthwiseStack) else node.layers
+                    ),
                     collapsed(node, network, engine.layout, max_steps),
-                    four(network.shapes[node.source]),
+                    as_4d(network.shapes[node.source]),
                     network.dtypes[node.source].itemsize,
                     "memplan" if engine.native(node) else "torch",
                 )

@@ -11,9 +11,14 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from memplan.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, fx, nn
+    from torch.export import ExportGraphSignature
+    from torch.utils._pytree import TreeSpec
 
 EXPORT_SECONDS = 150.0  # an unrolled scan of long sequences takes for ever
 
@@ -31,17 +36,17 @@ class Exported:
     the model's code made. in_spec, out_spec: how arguments and results nest.
     """
 
-    graph: Any
-    signature: Any
-    constants: dict[str, Any]
-    in_spec: Any
-    out_spec: Any
+    graph: fx.Graph
+    signature: ExportGraphSignature
+    constants: dict[str, Tensor]
+    in_spec: TreeSpec
+    out_spec: TreeSpec
 
 
 def export(
-    model: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    model: nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     seconds: float = EXPORT_SECONDS,
 ) -> Exported:
     """Export `model` as it runs on these arguments, in inference.
@@ -59,7 +64,7 @@ def export(
         raise NotExportableError(
             f"torch.export takes more than {seconds:.0f} s on this model"
         ) from None
-    except Exception as error:
+    except Exception as error:  # torch.export lets errors of any kind through
         raise NotExportableError(
             f"torch.export cannot take this model: {first_line(error)}"
         ) from error

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memplan.graph.program import Bound, Meta, Op, Program, Ref, mapped
+from memplan.graph.program import (
+    Argument,
+    Bound,
+    Meta,
+    Metas,
+    Op,
+    Program,
+    Ref,
+    Roots,
+    key_of,
+    mapped,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+Key = tuple[Callable[..., object], Hashable, tuple[Metas, ...]]
 
 
 class Inferred(NamedTuple):
@@ -16,19 +33,23 @@ class Inferred(NamedTuple):
     alias: int
 
 
+class ShapeError(Exception):
+    """torch refuses an operator on operands of these shapes."""
+
+
 class Inference:
-    """Runs operators on tensors without data; what was seen once is remembered."""
+    """Runs operators on tensors without data, and caches what they return."""
 
     def __init__(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._known: dict[Any, Any] = {}
+        self._known: dict[Key, Inferred | tuple[Inferred, ...]] = {}
 
     def add(self, program: Program, op: Op) -> None:
         """Enter the metas and roots of `op`'s result into `program`.
 
-        Raises whatever torch raises when the operator does not take these shapes.
+        Raises ShapeError if torch refuses the operator on these shapes.
         """
         if op.target is operator.getitem:
             source, index = op.args
@@ -44,28 +65,37 @@ class Inference:
             found = self._known[key] = self._run(program, op.target, args, names)
         _enter(program, op.name, names, found)
 
-    def _run(self, program: Program, target: Any, args: Any, names: list[str]) -> Any:
+    def _run(
+        self,
+        program: Program,
+        target: Callable[..., Any],
+        args: Argument,
+        names: list[str],
+    ) -> Inferred | tuple[Inferred, ...]:
         import torch
 
         with self._mode, torch.no_grad():
             given = {name: _empty(program.metas[name]) for name in names}
             filled, keywords = mapped(args, lambda ref: given[ref.name])
-            result = target(*filled, **keywords)
+            try:
+                result = target(*filled, **keywords)
+            except Exception as error:  # the kinds that torch raises are not specified
+                raise ShapeError(f"{key_of(target)}: {error}") from error
             owners = {_storage(given[name]): i for i, name in enumerate(names)}
             several = isinstance(result, tuple | list)
             found = []
             for position, tensor in enumerate(result if several else (result,)):
                 alias = owners.setdefault(_storage(tensor), -2 - position)
-                found.append(Inferred(_meta(tensor), alias))
+                found.append(Inferred(meta_of(tensor), alias))
             return tuple(found) if several else found[0]
 
 
-def meta_of(tensor: Any) -> Meta:
-    """The Meta of a tensor, real or fake, whose sizes are plain integers."""
-    return _meta(tensor)
-
-
-def _enter(program: Program, name: str, names: list[str], found: Any) -> None:
+def _enter(
+    program: Program,
+    name: str,
+    names: list[str],
+    found: Inferred | tuple[Inferred, ...],
+) -> None:
     if isinstance(found, Inferred):
         program.metas[name] = found.meta
         program.roots[name] = _root(program, names, found.alias, name)
@@ -77,11 +107,11 @@ def _enter(program: Program, name: str, names: list[str], found: Any) -> None:
     )
 
 
-def _root(program: Program, names: list[str], alias: int, own: str) -> Any:
+def _root(program: Program, names: list[str], alias: int, own: str) -> Roots:
     return program.roots[names[alias]] if alias >= 0 else own
 
 
-def _empty(meta: Any) -> Any:
+def _empty(meta: Metas) -> torch.Tensor | tuple[object, ...]:
     import torch
 
     if isinstance(meta, tuple) and not isinstance(meta, Meta):
@@ -91,13 +121,14 @@ def _empty(meta: Any) -> Any:
     )
 
 
-def _storage(tensor: Any) -> Any:
+def _storage(tensor: torch.Tensor | tuple[object, ...]) -> int | None:
     if isinstance(tensor, tuple):
         return None
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
-def _meta(tensor: Any) -> Meta:
+def meta_of(tensor: torch.Tensor) -> Meta:
+    """The Meta of a tensor, real or fake, whose sizes are plain integers."""
     return Meta(
         tuple(map(int, tensor.shape)),
         tuple(map(int, tensor.stride())),
@@ -106,12 +137,12 @@ def _meta(tensor: Any) -> Meta:
     )
 
 
-def _number(value: Any, program: Program) -> Any:
+def _number(value: Ref | Bound, program: Program) -> Argument:
     return value.at(program.ranges) if isinstance(value, Bound) else value
 
 
-def _frozen(value: Any) -> Any:
-    """`value` as a key of a dict: types told apart, names of values left out."""
+def _frozen(value: Argument) -> Hashable:
+    """`value` as a key of a dict: it distinguishes types and omits names of values."""
     if isinstance(value, Ref):
         return Ref
     if isinstance(value, tuple | list):

@@ -1,8 +1,8 @@
 """How many bytes of activations are live while each operator runs.
 
-Storages count, not values: what shares memory with another is not counted again, and
-a storage is freed after the last use of anything that lies in it. Parameters, buffers
-and inputs are the caller's and count nothing.
+Storages count, not values: a view takes nothing, and a storage is freed after the last
+use of any value in it. Parameters, buffers and inputs belong to the caller and take
+nothing. Some operators write their result over an operand that nobody needs later.
 """
 
 from __future__ import annotations
@@ -10,19 +10,143 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from memplan.graph.program import Loop, Meta, Op, Program, Step, refs, results
-from memplan.graph.reuse import overwrites
+from memplan.graph.program import (
+    Loop,
+    Meta,
+    Op,
+    Program,
+    Ref,
+    Roots,
+    Step,
+    refs,
+    results,
+)
 from memplan.graph.workspace import temporaries
+
+if TYPE_CHECKING:
+    import torch
+
+
+def slice_written(
+    x: torch.Tensor,
+    source: torch.Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> torch.Tensor:
+    """slice_scatter over x itself."""
+    import torch
+
+    torch.ops.aten.slice.Tensor(x, dim, start, end, step).copy_(source)
+    return x
+
+
+def select_written(
+    x: torch.Tensor, source: torch.Tensor, dim: int, index: int
+) -> torch.Tensor:
+    """select_scatter over x itself."""
+    x.select(dim, index).copy_(source)
+    return x
+
+
+WRITTEN: dict[str, Callable[..., object]] = {
+    "aten.slice_scatter": slice_written,
+    "aten.select_scatter": select_written,
+}
+SWAPPED = {"aten.add", "aten.mul"}  # where the second operand serves as well
+NO_SUCH = {"aten.where"}
+
+
+def overwrites(
+    program: Program, last: dict[str, int], owned: dict[str, int]
+) -> dict[str, str]:
+    """Each result that overwrites an operand's memory -> that operand.
+
+    last, owned: what `lifetimes` returns. The operand has the same shape, strides and
+    dtype, fills a storage of the program's own, and is not used later. Estimates and
+    generated code both follow this function.
+    """
+    ends = dict(last)
+    merged: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for i, op in enumerate(program.ops):
+        if not isinstance(op, Op) or program.roots[op.name] != op.name:
+            continue
+        for name in _candidates(op):
+            root = program.roots[name]
+            if not isinstance(root, str) or "[" in root:
+                continue
+            owner = merged.get(root, root)
+            if (
+                owner in owned
+                and ends[owner] == i
+                and program.metas[name] == program.metas[op.name]
+                and _fills(program.metas[name], program.metas[root])
+                and not _read_twice(program, op, name, root)
+            ):
+                found[op.name] = name
+                merged[op.name] = owner
+                ends[owner] = ends[op.name]
+                break
+    return found
+
+
+def _fills(view: Meta, owner: Meta) -> bool:
+    """Whether a view is all of a value's storage."""
+    return view == owner or (
+        view.contiguous and owner.contiguous and view.bytes == owner.bytes
+    )
+
+
+def in_place(op: Op) -> Callable[..., object] | None:
+    """The overload or function that writes over its first argument, or None."""
+    import torch
+
+    if op.key in WRITTEN:
+        return WRITTEN[op.key]
+    overload = getattr(op.target, "_overloadname", None)
+    if overload is None or op.key in NO_SUCH:
+        return None
+    name = op.key.removeprefix("aten.")
+    packet = getattr(torch.ops.aten, f"{name}_", None)
+    if packet is None:
+        return None
+    names = packet.overloads()
+    if overload == "Tensor_Scalar" and "Scalar" in names:
+        scalar: Callable[..., object] = packet.Scalar
+        return scalar
+    found: Callable[..., object] | None = getattr(packet, overload, None)
+    return found if overload in names else None
+
+
+def _candidates(op: Op) -> list[str]:
+    """Operands that the result may overwrite, the likeliest first."""
+    if not op.args or in_place(op) is None:
+        return []
+    tensors = [arg.name for arg in op.args[:2] if isinstance(arg, Ref)]
+    first = tensors[:1] if isinstance(op.args[0], Ref) else []
+    if op.key in SWAPPED and len(tensors) == 2 and not op.kwargs:
+        return tensors
+    return first
+
+
+def _read_twice(program: Program, op: Op, name: str, root: str) -> bool:
+    """Whether the operator also reads that memory through another operand."""
+    taken = op.operands()
+    return taken.count(name) > 1 or any(
+        program.roots[other] == root for other in taken if other != name
+    )
 
 
 @dataclass(frozen=True)
 class Profile:
     """Live bytes along a program.
 
-    live: at each of `program.ops`, while it runs: its own results and temporaries, and
-    what others left. after: what is left when it is done.
+    live: bytes while each of `program.ops` runs, with its results and temporaries.
+    after: bytes when it is done.
     """
 
     live: list[int]
@@ -35,7 +159,7 @@ class Profile:
 
     @property
     def at(self) -> int:
-        """Where in the program the peak is, the first place."""
+        """The first position of the peak."""
         return self.live.index(self.peak)
 
 
@@ -47,9 +171,9 @@ def profile(
 ) -> Profile:
     """The live bytes along `program`, those within loops included.
 
-    overwriting: whether results that are written over an operand
-    (`memplan.graph.reuse`) take no bytes; eager modules write them beside it. beside:
-    the bytes that an operator needs beside operands and results.
+    overwriting: whether results that `overwrites` puts over an operand take no bytes;
+    eager modules write them beside it. beside: the bytes that an operator needs beside
+    operands and results.
     """
     last, owned = held_storages(program) if overwriting else lifetimes(program)
     dying: dict[int, int] = {}
@@ -67,32 +191,32 @@ def profile(
 
 
 def held_storages(program: Program) -> tuple[dict[str, int], dict[str, int]]:
-    """`lifetimes` where results lie over operands: only storages of their own are
-    owned, and live as long as what lies over them."""
+    """`lifetimes` if results overwrite operands: an overwritten storage lives as long
+    as the last result in it, which owns none."""
     last, owned = lifetimes(program)
     holder: dict[str, str] = {}
     for name, operand in overwrites(program, last, owned).items():
-        root = program.roots[operand]
+        root: str = program.roots[operand]
         holder[name] = holder.get(root, root)
         last[holder[name]] = last[name]
     return last, {root: size for root, size in owned.items() if root not in holder}
 
 
 def lifetimes(program: Program) -> tuple[dict[str, int], dict[str, int]]:
-    """Of each storage, the position of its last use, and its bytes if it is owned here.
+    """The position of each storage's last use, and the bytes of those owned here.
 
-    Storages are named by their root. What is an output lives past the end, at
-    `len(program.ops)`; what nobody uses dies where it is made, and so does what a
-    loop's body gives out: it is written away at once.
+    Storages are named by their root. Outputs live past the end, at `len(program.ops)`;
+    unused results die where they are made, and so do the outputs of a loop's body,
+    which are copied into buffers at once.
     """
     last: dict[str, int] = {}
     owned: dict[str, int] = {}
-    roots = program.roots
+    roots: dict[str, Roots] = program.roots
     for i, step in enumerate(program.ops):
         for root in owners(program, step):
             owned[root] = bytes_of(program, root)
         for name in (*step.operands(), *results(step)):
-            found = roots[name]
+            found: Roots = roots[name]
             if isinstance(found, str):
                 last[found] = i
             else:
@@ -123,7 +247,7 @@ def roots_of(program: Program, name: str) -> list[str]:
 def bytes_of(program: Program, root: str) -> int:
     """The bytes of a storage that is named by its root."""
     name, bracket, index = root.partition("[")
-    meta: Any = program.metas[name]
+    meta = program.metas[name]
     if bracket:
         meta = meta[int(index[:-1])]
     return storage_bytes(meta)
@@ -131,7 +255,7 @@ def bytes_of(program: Program, root: str) -> int:
 
 @functools.lru_cache(maxsize=1 << 16)
 def storage_bytes(meta: Meta) -> int:
-    """What the allocator is asked for: a storage holds its holes too."""
+    """The bytes that the allocator provides, including holes between elements."""
     if not meta.elements:
         return 0
     reach = sum(

@@ -7,12 +7,16 @@ import functools
 import keyword
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from memplan.errors import InputError
 from memplan.graph.export import Exported
-from memplan.graph.infer import Inference, meta_of
-from memplan.graph.program import Op, Program, Ref, refs, results
+from memplan.graph.infer import Inference, ShapeError, meta_of
+from memplan.graph.program import Argument, Op, Program, Ref, refs, results
+
+if TYPE_CHECKING:
+    from torch import fx
+    from torch.export import ExportGraphSignature
 
 # Operators that check and compute nothing, or nothing in inference.
 CHECKS = {
@@ -42,12 +46,12 @@ FILLS = {
 }
 
 
-# Values may not be called what generated code calls otherwise.
+# Names that generated code uses for other things.
 RESERVED = {"torch", "aten", "inputs", "weights", "forward", *dir(builtins)}
 
 
 class UnsupportedGraphError(InputError):
-    """A graph that is exported but holds what a Program cannot."""
+    """An exported graph with something that a Program cannot represent."""
 
 
 def lower(exported: Exported, inference: Inference) -> Program:
@@ -63,7 +67,7 @@ class _Lowering:
     def __init__(self, exported: Exported, inference: Inference) -> None:
         self._exported, self._inference = exported, inference
         self._program = Program([], {}, [], None, {}, {})
-        self._names: dict[Any, Any] = {}  # fx node -> Ref, or a plain value
+        self._names: dict[fx.Node, Argument] = {}  # fx node -> Ref, or a plain value
         self._fills: dict[str, float] = {}  # values that are one number throughout
 
     def program(self) -> Program:
@@ -80,7 +84,7 @@ class _Lowering:
                 raise UnsupportedGraphError(f"the graph holds {node.op} {node.target}")
         return without_dead(self._program)
 
-    def _placeholder(self, node: Any, signature: Any) -> None:
+    def _placeholder(self, node: fx.Node, signature: ExportGraphSignature) -> None:
         value, name = node.meta.get("val"), free_name(node)
         targets = {
             **signature.inputs_to_parameters,
@@ -98,7 +102,7 @@ class _Lowering:
         self._program.roots[name] = name
         self._names[node] = Ref(name)
 
-    def _call(self, node: Any) -> None:
+    def _call(self, node: fx.Node) -> None:
         import torch
 
         args = self._argument(tuple(node.args))
@@ -113,20 +117,21 @@ class _Lowering:
         if same is not None:
             self._names[node] = same
             return
+        self._program.modules[op.name] = _module_of(node)
         op = self._canonical(op, node)
         try:
             self._inference.add(self._program, op)
-        except Exception as error:
+        except ShapeError as error:
             raise UnsupportedGraphError(
-                f"{op.line or op.name}: {op.key} has no shape rule: {error}"
+                f"{op.line or op.name}: no shape rule for {error}"
             ) from error
         self._program.ops.append(op)
         # Of several results, those after the first are of training.
         first = op.target is torch.ops.aten.batch_norm.default
         self._names[node] = [Ref(op.name)] if first else Ref(op.name)
 
-    def _unchanged(self, op: Op, node: Any) -> Any:
-        """The argument that an operator gives back as it is; None if it does not."""
+    def _unchanged(self, op: Op, node: fx.Node) -> Argument:
+        """The argument that an operator returns unchanged, or None."""
         first = op.args[0] if op.args else None
         if op.key in SAME:
             return first
@@ -147,8 +152,8 @@ class _Lowering:
                         return this
         return None
 
-    def _is_spare(self, op: Op, source: Any) -> bool:
-        """Whether the copy that `op` makes of a value is one that nobody needs."""
+    def _is_spare(self, op: Op, source: Argument) -> bool:
+        """Whether the copy that `op` makes of a value is unnecessary."""
         if not isinstance(source, Ref):
             return False
         if op.key == "aten.clone":
@@ -156,16 +161,16 @@ class _Lowering:
         return self._copied_alone(op.args[0], source)
 
     def _copied_alone(self, onto: Ref, source: Ref) -> bool:
-        """Whether a copy over another value is that of one like it, of the program's
-        own: what was there is not needed, nor is the copy."""
+        """Whether a copy onto a value of equal form is unnecessary: the source belongs
+        to the program, and the old contents are not needed."""
         there, here = (self._program.metas[each.name] for each in (onto, source))
         given = {*self._program.inputs, *self._program.constants}
         alike = there._replace(strides=here.strides) == here
         return alike and self._program.roots[source.name] not in given
 
     def _needless(self, source: Ref, op: Op) -> bool:
-        """Whether a copy is not needed: nothing is written to, but what the caller
-        gave must not be given back to him as a result."""
+        """Whether a copy is unnecessary: programs write nothing in place, but a result
+        must not be one of the caller's tensors."""
         import torch
 
         root = self._program.roots[source.name]
@@ -178,7 +183,7 @@ class _Lowering:
             return bool(meta.contiguous)
         return bool(form == torch.preserve_format)
 
-    def _canonical(self, op: Op, node: Any) -> Op:
+    def _canonical(self, op: Op, node: fx.Node) -> Op:
         import torch
 
         aten = torch.ops.aten
@@ -212,7 +217,7 @@ class _Lowering:
             return Op(op.name, aten.mul.Tensor, scaled, {}, op.line)
         return op
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, value: Argument) -> Argument:
         import torch
 
         if isinstance(value, torch.fx.Node):
@@ -226,7 +231,7 @@ class _Lowering:
         return value
 
 
-def _refuse_mutations(signature: Any) -> None:
+def _refuse_mutations(signature: ExportGraphSignature) -> None:
     for name, what in (
         ("buffers_to_mutate", "its buffer"),
         ("user_inputs_to_mutate", "its input"),
@@ -240,14 +245,14 @@ def _refuse_mutations(signature: Any) -> None:
             )
 
 
-def free_name(node: Any) -> str:
-    """What an fx node's value is called: as the node, if the name is free."""
+def free_name(node: fx.Node) -> str:
+    """The name of an fx node's value: the node's own, unless it is reserved."""
     name = str(node.name)
     return f"{name}_value" if name in RESERVED or keyword.iskeyword(name) else name
 
 
 def without_dead(program: Program) -> Program:
-    """The program without operators whose results nobody takes."""
+    """The program without operators whose results are unused."""
     wanted = set(refs(program.outputs))
     kept = []
     for op in reversed(program.ops):
@@ -258,22 +263,34 @@ def without_dead(program: Program) -> Program:
     return program
 
 
-def source_line(node: Any) -> str:
-    """`file:line` of the user's code that made an fx node: the innermost outside torch.
+def source_line(node: fx.Node) -> str:
+    """`file:line` of the innermost user code, outside torch, that made an fx node.
 
-    Where all of it is torch's own, as in an nn.Sequential, the module: its path in what
-    was exported, and its class. "" if neither is known.
+    If all of it is torch's, as in an nn.Sequential, the module's path and class. "" if
+    neither is known.
     """
     trace = node.meta.get("stack_trace") or ""
     for file, line in reversed(re.findall(r'File "([^"]+)", line (\d+)', trace)):
         if not file.startswith(_torch_folder()):
             return f"{file}:{line}"
+    path, kind = _innermost(node)
+    if not kind:
+        return ""
+    return f"module {path} ({kind})" if path else f"module {kind}"
+
+
+def _innermost(node: fx.Node) -> tuple[str, str]:
+    """Path and class of the module that made an fx node; "" where it is not known."""
     modules = list((node.meta.get("nn_module_stack") or {}).values())
     if not modules:
-        return ""
+        return "", ""
     path, kind = modules[-1]
-    name = getattr(kind, "__name__", str(kind).rpartition(".")[2])
-    return f"module {path} ({name})" if path else f"module {name}"
+    return path, getattr(kind, "__name__", str(kind).rpartition(".")[2])
+
+
+def _module_of(node: fx.Node) -> str:
+    path, kind = _innermost(node)
+    return path or kind
 
 
 @functools.cache

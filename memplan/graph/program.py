@@ -1,7 +1,7 @@
 """A tensor program: operators in order, on values with known shapes.
 
-What `torch.export` gives is put into this form once (`memplan.graph.lower`); memory is
-estimated on it, regions are found in it, and Python is written from it.
+`memplan.graph.lower` converts what `torch.export` returns to this form. Memory is
+estimated on it, regions are found in it, and Python is generated from it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
 
 Ranges = Mapping[str, tuple[int, int]]
 """Of each loop, the range [start, stop) of its extent that an iteration covers."""
+
+
+Argument: TypeAlias = Any
+"""An operator's argument: a Ref, a Bound, a plain value, or a nest of these."""
+
+Metas: TypeAlias = Any
+"""The Meta of a tensor; of several tensors, a tuple of theirs."""
+
+Roots: TypeAlias = Any
+"""The name of the storage that a value lies in; of several values, a tuple of names."""
 
 
 class Ref(NamedTuple):
@@ -26,7 +39,7 @@ class Meta(NamedTuple):
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: Any
+    dtype: torch.dtype
     device: str
 
     @property
@@ -115,8 +128,8 @@ class Op:
 
     name: str
     target: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument] = field(default_factory=dict)
     line: str = ""
     _key: str | None = field(default=None, init=False, repr=False)
     _taken: list[str] | None = field(default=None, init=False, repr=False)
@@ -130,7 +143,7 @@ class Op:
 
     def operands(self) -> list[str]:
         """Names of the values it takes, in the order of its arguments."""
-        if self._taken is None:  # asked again and again, and it never changes
+        if self._taken is None:  # cached: it never changes
             self._taken = list(refs((self.args, self.kwargs)))
         return self._taken
 
@@ -208,26 +221,29 @@ Step = Op | Loop
 class Program:
     """Operators and loops in order. See `memplan.graph.liveness` for their memory.
 
-    inputs: values given by the caller. constants: value -> where the model keeps it
-    (the name of a parameter or buffer). outputs: any nest of Ref and plain values.
+    inputs: values that the caller passes. constants: value -> name of the parameter or
+    buffer that holds it. outputs: any nest of Ref and plain values.
     metas: every value's Meta, or a tuple of them for operators with several results.
     roots: the storage that a value lies in, named by the value that made it, as in
     ``mm``, or ``split[1]`` for the second of several; of a tuple, a tuple.
     ranges: for a loop's body, the iteration whose shapes the metas are, of this loop
     and of those around it; a full one, and not the first where there are several.
+    modules: by an operator's name, the innermost module that ran it: its path in the
+    model, or its class where that is the model itself.
     """
 
     inputs: list[str]
     constants: dict[str, str]
     ops: list[Step]
-    outputs: Any
-    metas: dict[str, Any]
-    roots: dict[str, Any]
+    outputs: Argument
+    metas: dict[str, Metas]
+    roots: dict[str, Roots]
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     moving: dict[str, dict[int, Window]] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
 
 
-def key_of(target: Callable[..., Any]) -> str:
+def key_of(target: Callable[..., object]) -> str:
     """A target's name without its overload: ``aten.add``, or a function's name."""
     packet = getattr(target, "overloadpacket", None)
     if packet is not None:
@@ -235,7 +251,7 @@ def key_of(target: Callable[..., Any]) -> str:
     return str(getattr(target, "__name__", target))
 
 
-def refs(value: Any) -> Iterator[str]:
+def refs(value: Argument) -> Iterator[str]:
     """Names in a nest of tuples, lists and dicts, in order, each time they stand."""
     if isinstance(value, Ref):
         yield value.name
@@ -251,7 +267,7 @@ def refs(value: Any) -> Iterator[str]:
         yield from refs((value.start, value.stop, value.step))
 
 
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(value: Argument, change: Callable[[Any], Argument]) -> Argument:
     """The same nest with `change` applied to every Ref and Bound in it."""
     if isinstance(value, Ref | Bound):
         return change(value)

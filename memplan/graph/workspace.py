@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
-from memplan.graph.program import Meta, Op, Program
+from memplan.graph.program import Meta, Metas, Op, Program
 
 # Convolutions of fewer elements are done as a product with the unfolded input.
 DIRECT_ELEMENTS = 20480
@@ -32,20 +31,20 @@ def temporaries(program: Program, op: Op) -> int:
     return int(kernel(metas, program.metas[op.name]))
 
 
-Kernel = Callable[[list[Any], Any], int]
+Kernel = Callable[[list[Meta], Metas], int]
 
 
-def _first_contiguous(metas: list[Meta], _: Any) -> int:
+def _first_contiguous(metas: list[Meta], _: Metas) -> int:
     return 0 if metas[0].contiguous else metas[0].bytes
 
 
-def _rows_flattened(metas: list[Meta], _: Any) -> int:
+def _rows_flattened(metas: list[Meta], _: Metas) -> int:
     """Leading dimensions become one; where they do not lie so, the input is copied."""
     first = metas[0]
     return 0 if _collapses(first.shape[:-1], first.strides[:-1]) else first.bytes
 
 
-def _batched(metas: list[Meta], _: Any) -> int:
+def _batched(metas: list[Meta], _: Metas) -> int:
     """Batch dimensions become one, or the operand is copied; of matrices that lie
     neither by rows nor by columns, one is copied at a time. Beside one matrix, the
     other operand's rows become one matrix."""
@@ -75,7 +74,7 @@ def _collapses(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def _convolution(metas: list[Meta], result: Any) -> int:
+def _convolution(metas: list[Meta], result: Metas) -> int:
     """An input that is neither contiguous nor channels last is copied. oneDNN reorders
     input, weight and result into blocks of channels; small inputs are unfolded
     instead, and kernels of one element need neither."""
@@ -111,7 +110,7 @@ def _is_channels_last(meta: Meta) -> bool:
     return True
 
 
-def _windowed_convolution(metas: list[Meta], result: Any) -> int:
+def _windowed_convolution(metas: list[Meta], result: Metas) -> int:
     """At the edges of the picture a slice is padded first."""
     return _convolution(metas, result) + metas[0].bytes
 
@@ -120,7 +119,7 @@ def _padded(channels: int) -> int:
     return -(-channels // BLOCK) * BLOCK if channels > 3 else channels
 
 
-def _attention(metas: list[Meta], _: Any) -> int:
+def _attention(metas: list[Meta], _: Metas) -> int:
     """Flash attention's buffers, one set a thread, the sums of each row, and a mask of
     truth values made one of numbers."""
     import torch
@@ -142,17 +141,17 @@ def _attention(metas: list[Meta], _: Any) -> int:
     return int(total)
 
 
-def _windowed_attention(metas: list[Meta], result: Any) -> int:
+def _windowed_attention(metas: list[Meta], result: Metas) -> int:
     """A causal slice of attention also makes its mask: of bool, and of float32."""
     rows, keys = metas[0].shape[-2], metas[1].shape[-2]
     return int(_attention(metas[:3], result) + rows * keys * 5)
 
 
-def _both(metas: list[Meta], _: Any) -> int:
+def _both(metas: list[Meta], _: Metas) -> int:
     return sum(meta.bytes for meta in metas[:2] if not meta.contiguous)
 
 
-def _enlarged(metas: list[Meta], result: Any) -> int:
+def _enlarged(metas: list[Meta], result: Metas) -> int:
     """Pictures whose new sides add up to 128 or less are enlarged as channels last,
     there and back; larger ones only if they lie so. Of one picture that does, the
     result is made otherwise where the stride over pictures is not the usual one."""

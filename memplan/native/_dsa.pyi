@@ -57,6 +57,19 @@ def fill_gaps(
     or some of them. One whose top would exceed `capacity` stays out, at -1.
     """
 
+def place_pieces(
+    size: _Int64,
+    alignment: _Int64,
+    fixed: _Int64,
+    order: _Int32,
+    pieces: _Int64,
+) -> _Int64:
+    """Offsets, each the lowest where no piece touches another used at the same time.
+
+    Blocks with `fixed` >= 0 are placed before those of `order`, which are the others.
+    pieces: as `Search` has it.
+    """
+
 class Search:
     """Randomised search over orders of priority; threads may share it, in turns.
 
@@ -137,16 +150,22 @@ class Ejection:
         seconds: float,
         hard_seconds: float,
         threads: int,
+        work: int = ...,
     ) -> None:
         """Search on in whole rounds, whose results do not depend on the threads.
 
-        Ends between rounds once the peak is at most `goal`, `placements` were made
-        since the beginning, or `seconds` have passed; `hard_seconds` ends a round, too.
+        Ends between rounds once the peak is at most `goal`, `placements` were made or
+        `work` was done since the beginning, or `seconds` have passed; `hard_seconds`
+        ends a round, too.
         """
 
     @property
     def placed(self) -> int:
         """Placements made so far, of all lanes."""
+
+    @property
+    def worked(self) -> int:
+        """Units of work done so far, of all lanes: the same on any machine."""
 
     @property
     def peak(self) -> int:

@@ -150,11 +150,13 @@ def improved(
     seconds: float,
     threads: int,
     report: Callable[[], None] | None = None,
+    first: int = 0,
 ) -> tuple[list[tuple[int, int]], int, bool, bool]:
     """The best nest of the whole space that a search from `starts` comes to; see
     native/nest/whole_search.h.
 
     starts: (dimension, extent), innermost first, of X Y C K B Fw Fh. report: called now
-    and then. Returns the loops, how many nests were tried, whether the search came to
-    its end, and whether Ctrl-C ended it, which keeps the best so far.
+    and then. first: number of the first round, which seeds its random choices. Returns
+    the loops, how many nests were tried, whether the search came to its end, and
+    whether Ctrl-C ended it, which keeps the best so far.
     """

@@ -7,13 +7,12 @@ from pathlib import PurePath
 import numpy as np
 from matplotlib.figure import Figure
 
-from memplan.arrays import BoolArray, Float64Array, Int64Array
+from memplan.arrays import Float64Array
 from memplan.plotting.timeline import Failure, timeline
-from memplan.trace import steps
-from memplan.trace.persistent import outlives
-from memplan.trace.steps import Timeline
-from memplan.trace.trace import Action, Columns, Trace
-from memplan.trace.user_frames import first_of_user
+from memplan.trace.lives import lives_of
+from memplan.trace.sites import first_of_user
+from memplan.trace.threads import outlives
+from memplan.trace.trace import Action, Trace
 
 
 def memory(trace: Trace, title: str = "") -> Figure:
@@ -21,20 +20,19 @@ def memory(trace: Trace, title: str = "") -> Figure:
 
     Raises InputError if the trace holds no allocation.
     """
-    line = steps.timeline(trace)
-    events = trace.events
-    counted = _made(events)
-    counted |= events.action == Action.FREE_COMPLETED
+    lives = lives_of(trace)
     # Threads may read the clock out of turn by some nanoseconds.
-    time = np.maximum.accumulate(events.time_ns) / 1e9
-    times = time[counted]
-    marked = (events.action == Action.STEP) & (events.mark == line.mark)
+    time = np.maximum.accumulate(trace.events.time_ns) / 1e9
+    persistent = None
+    if lives.steps > 1:
+        kept = lives.live_of(np.where(outlives(trace), lives.size, 0))
+        persistent = kept[lives.tick_row]
     return timeline(
-        times,
-        _live(line, np.ones(len(line.size), dtype=bool)),
-        time[marked],
+        time[lives.tick_row],
+        lives.live_bytes[lives.tick_row],
+        time[lives.bounds],
         title or trace.info.program.script,
-        persistent=_live(line, outlives(trace)) if line.steps > 1 else None,
+        persistent=persistent,
         failure=_failure(trace, time),
     )
 
@@ -50,18 +48,3 @@ def _failure(trace: Trace, time_s: Float64Array) -> Failure | None:
     site = f"{PurePath(frame.filename).name}:{frame.line} {frame.name}".rstrip()
     requested = int(events.requested_size[row])
     return Failure(float(time_s[row]), requested, site if frame.filename else "")
-
-
-def _made(events: Columns) -> BoolArray:
-    made: BoolArray = (events.action == Action.ALLOC) & (events.requested_size > 0)
-    return made
-
-
-def _live(line: Timeline, chosen: BoolArray) -> Int64Array:
-    """Bytes of the chosen blocks alive after each tick, shape (ticks,)."""
-    change = np.zeros(line.ticks, dtype=np.int64)
-    np.add.at(change, line.lower[chosen], line.size[chosen])
-    died = chosen & (line.freed != Timeline.NEVER)
-    np.add.at(change, line.freed[died], -line.size[died])
-    live: Int64Array = np.cumsum(change)
-    return live

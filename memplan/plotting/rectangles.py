@@ -10,8 +10,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 
 from memplan.arrays import BoolArray, Float64Array, Int64Array
-from memplan.core.pieces import pieces
-from memplan.core.problem import Problem
+from memplan.core.problem import Problem, pieces
 
 INCHES = (12, 7)  # of the picture
 BOX = (0.085, 0.155, 0.785, 0.72)  # of it the axes

@@ -7,25 +7,27 @@ loader follows the kind its plan was made with.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from memplan.errors import UsageError
 from memplan.native import _alloc
-from memplan.recording.module_source import ModuleSource
+from memplan.trace.steps import MAX_PERIOD
 from memplan.trace.trace import Mark
 
 Listener = Callable[[Mark], None]
 
 
 class Boundaries:
-    """Tells a listener of step boundaries, from `start` to `stop`.
+    """Reports step boundaries to a listener, from `start` to `stop`.
 
-    Only one can listen at a time in a process.
+    A process has at most one listener at a time.
     """
 
     _active: Boundaries | None = None
@@ -35,8 +37,8 @@ class Boundaries:
         self._kinds = frozenset(kinds)
         self._handles: dict[Mark, Any] = {}
         self._watches_modules = False
-        # The first optimizer to step, and the first module called, cut the steps of a
-        # thread; a second one beside it (an adversary's, a metric's) does not.
+        # The first optimizer to step and the first module called delimit the steps of
+        # a thread; a second one (an adversary's, a metric's) does not.
         self._sources = threading.local()
         self._kind: type | None = None  # of the module whose calls do
         self._forwards = 0  # its calls
@@ -57,7 +59,7 @@ class Boundaries:
             self._watches_modules = True
 
     def stop(self) -> None:
-        """Take the hooks off again; harmless when there are none."""
+        """Remove the hooks; does nothing when there are none."""
         if Boundaries._active is self:
             Boundaries._active = None
         for mark in list(self._handles):
@@ -80,9 +82,9 @@ class Boundaries:
             self._listener(Mark.OPTIMIZER)
 
     def _forward_called(self, module: Any) -> bool:
-        """A module is called; whether this thread need not be told again of its calls.
+        """A module is called; returns whether this thread can skip its later calls.
 
-        Its parts need not, as long as the module is that whose calls cut its steps.
+        It can skip the parts of the module whose calls delimit its steps.
         """
         # A program that a compiler traces is not running; what it compiles is called
         # through a module of its own, which is seen here.
@@ -100,10 +102,10 @@ class Boundaries:
         return source.has_inside(module)
 
     def _joins(self, module: object) -> bool:
-        """Whether the calling thread, which marked nothing yet, is to from now on.
+        """Whether the calling thread marks steps from now on.
 
-        If it calls a module of the class that other threads call, or the others have
-        ceased to: a thread that only prepares images does not cut their steps.
+        It does if it calls a module of the class that other threads call, or if those
+        have stopped: a thread that only prepares images does not delimit their steps.
         """
         kind, sources = type(module), self._sources
         calls, forwards = getattr(sources, "others", (0, 0))
@@ -122,12 +124,12 @@ class Boundaries:
 
 
 class _Calls:
-    """Tells a listener of every call of a module, until it is removed."""
+    """Reports every call of a module to a listener, until removed."""
 
     def __init__(self, listener: Callable[[Any], bool]) -> None:
         from torch.nn import Module
 
-        # A class may take the place of another's while it is watched.
+        # The program may replace the method while memplan watches it.
         self._function = Module._call_impl
         _alloc.watch_steps(self._function, listener)
 
@@ -136,14 +138,14 @@ class _Calls:
 
 
 class StepCount:
-    """The steps so far, by the strongest kind of mark seen."""
+    """Counts steps by the strongest kind of mark seen."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
         self._marks = [0] * (max(Mark) + 1)  # by mark: its hash is Python's, and slow
 
     def add(self, mark: Mark) -> bool:
-        """Count a mark; whether with it as many steps as the limit have ended."""
+        """Count a mark; returns whether the limit of steps is reached."""
         self._marks[mark] += 1
         # An optimizer's mark ends a step; the others begin one.
         ended = self._marks[mark] - (mark is not Mark.OPTIMIZER)
@@ -156,7 +158,7 @@ class StepCount:
 
 
 def _stop_in_child() -> None:
-    """A forked child is another program: its steps are not those of its parent."""
+    """A forked child's steps are not those of its parent."""
     if Boundaries._active is not None:
         Boundaries._active.stop()
 
@@ -171,3 +173,154 @@ def step() -> None:
     """
     if Boundaries._active is not None:
         Boundaries._active._explicit_step()
+
+
+class ModuleSource:
+    """The outermost module whose calls delimit the steps of one thread.
+
+    It is the first one called, until another is called repeatedly without it: a module
+    that runs once before the loop (a prompt encoder) is not the loop.
+    """
+
+    TIMES = 3
+    MOST_RIVALS = 8
+
+    def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
+        """changed: called when the source changes or is deleted."""
+        self._changed = changed
+        self._module: weakref.ref[Any] | None = None
+        self._inside: set[int] = set()  # it and its parts, by id
+        self._rivals: list[tuple[weakref.ref[Any], set[int], int]] = []
+
+    def begins_step(self, module: Any) -> bool:
+        """`module` is called; returns whether a step begins."""
+        known = None if self._module is None else self._module()
+        if known is None:
+            self._choose(module, _parts(module))
+            return True
+        if known is module:
+            self._rivals.clear()
+            return True
+        return id(module) not in self._inside and self._takes_over(module)
+
+    def has_inside(self, module: Any) -> bool:
+        """Whether it is part of the source, so that its calls begin no step."""
+        return id(module) in self._inside
+
+    def _choose(self, module: Any, inside: set[int]) -> None:
+        self._changed()
+        # Python may reuse the ids of deleted modules.
+        self._module = weakref.ref(module, lambda _: self._changed())
+        self._inside = inside
+        self._rivals.clear()
+
+    def _takes_over(self, module: Any) -> bool:
+        """Count a call of another module; returns whether it becomes the source."""
+        for i, (rival, inside, calls) in enumerate(self._rivals):
+            if rival() is module:
+                if calls + 1 < self.TIMES:
+                    self._rivals[i] = rival, inside, calls + 1
+                    return False
+                self._choose(module, inside)
+                return True
+            if rival() is not None and id(module) in inside:
+                return False
+        if len(self._rivals) < self.MOST_RIVALS:
+            self._rivals.append((weakref.ref(module), _parts(module), 1))
+        return False
+
+
+def _parts(module: Any) -> set[int]:
+    """The ids of a module and all its submodules."""
+    return {id(part) for _, part in named_parts(module)}
+
+
+def named_parts(module: Any) -> Iterator[tuple[str, Any]]:
+    """A module and its submodules, each once, with names, as `named_modules` yields
+    them; the program's class may override `named_modules` and `modules`."""
+    seen: set[int] = set()
+    waiting = [("", module)]
+    while waiting:
+        name, part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield name, part
+        inner = [
+            (f"{name}.{own}" if name else own, each)
+            for own, each in part._modules.items()
+            if each is not None
+        ]
+        waiting += reversed(inner)
+
+
+SETTLED_STEPS = 32  # in a row, each with the requests of an earlier one
+SETTLED_FAKE_STEPS = 3  # likewise under fake tensors, where nothing varies
+SETTLED_EVENTS = 100_000  # a shorter recording goes on
+MOST_EVENTS = 2_000_000  # a longer one stops, settled or not: 80 MB of journal
+
+
+class Settling:
+    """Tells when a recording has seen enough repeated steps, from a digest of each."""
+
+    def __init__(self, steps: int = SETTLED_STEPS) -> None:
+        """steps: number of equal steps in a row."""
+        self._least = steps
+        self._mark = Mark.NONE
+        self._last: deque[int] = deque(maxlen=MAX_PERIOD)
+        self._alike = [0] * MAX_PERIOD  # steps in a row, by period
+
+    def add(self, mark: Mark, digest: int) -> None:
+        """A step ended or began. digest: of this thread's requests since its last
+        mark, 0 for none.
+
+        Only the strongest kind of mark counts, as everywhere.
+        """
+        if mark < self._mark:
+            return
+        if mark > self._mark:
+            self._mark = mark
+            self._last.clear()
+            self._alike = [0] * MAX_PERIOD
+        for i, earlier in enumerate(self._last):
+            same = digest != 0 and digest == earlier
+            self._alike[i] = self._alike[i] + 1 if same else 0
+        self._last.appendleft(digest)
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough steps were equal, with some period."""
+        return max(self._alike) >= self._least
+
+
+def interrupt() -> None:
+    """Exclude requests from recording and planning until `resume`; calls nest.
+
+    Requests of any thread between the two go to torch's own allocator
+    (profile-guided memory optimization, section 4.3). Without a recording or a plan in
+    force this does nothing, so a program can keep the calls.
+    """
+    from memplan.native import _alloc
+
+    _alloc.interrupt()
+
+
+def resume() -> None:
+    """End the latest `interrupt`. Raises UsageError if there was none."""
+    from memplan.native import _alloc
+
+    if not _alloc.resume():
+        raise UsageError("memplan.resume() without a memplan.interrupt() before it")
+
+
+@contextlib.contextmanager
+def unplanned() -> Iterator[None]:
+    """Exclude a block from recording and planning.
+
+    `with memplan.unplanned(): evaluate()`
+    """
+    interrupt()
+    try:
+        yield
+    finally:
+        resume()

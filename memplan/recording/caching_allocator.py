@@ -1,4 +1,4 @@
-"""What torch's CUDA allocator would reserve for a sequence of requests, by its rules.
+"""A model of torch's CUDA caching allocator: what it reserves for given requests.
 
 Requests are rounded up to 512 bytes; those of up to 1 MiB are served from segments of
 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones from segments of their
@@ -23,7 +23,7 @@ _BASE = 0x7F00_0000_0000  # where addresses begin
 
 
 class DeviceFullError(Exception):
-    """A request that the device has no room for; requested: its bytes, rounded."""
+    """A request that does not fit the device; requested: its rounded bytes."""
 
     def __init__(self, requested: int) -> None:
         super().__init__(requested)
@@ -58,13 +58,13 @@ class CachingAllocator:
         self._free: tuple[list[tuple[int, int]], ...] = ([], [])
         self._blocks: dict[int, _Block] = {}  # those free and in use, by address
         self._segments: dict[int, int] = {}  # address -> bytes
-        self._told: dict[int, int] = {}  # address of a block in use -> request, rounded
+        self._requested: dict[int, int] = {}  # address of a used block -> rounded bytes
         self._changes: list[tuple[bool, int, int]] = []
 
     def allocate(self, size: int) -> tuple[int, int]:
         """The address and the size of a block for `size` bytes, at least 1.
 
-        The size is the request rounded up, as torch's own history tells it. Raises
+        The size is the rounded request, as in torch's own history. Raises
         DeviceFullError.
         """
         wanted = rounded(size)
@@ -74,13 +74,13 @@ class CachingAllocator:
         block.free = False
         self.allocated += block.size
         self.most_allocated = max(self.most_allocated, self.allocated)
-        self._told[block.address] = wanted
+        self._requested[block.address] = wanted
         return block.address, wanted
 
     def free(self, address: int) -> int:
-        """End the block at `address`, which is in use; the size `allocate` told."""
+        """Free the block at `address`; returns the size that `allocate` returned."""
         block = self._blocks[address]
-        size = self._told.pop(address)
+        size = self._requested.pop(address)
         self.allocated -= block.size
         block.free = True
         pool = self._pool(block)
@@ -96,7 +96,7 @@ class CachingAllocator:
         return size
 
     def empty_cache(self) -> None:
-        """Give back every segment that is wholly free."""
+        """Release every segment that is entirely free."""
         for pool in self._free:
             for size, address in list(pool):
                 if self._segments.get(address) == size:
@@ -106,7 +106,7 @@ class CachingAllocator:
                     self._changes.append((False, address, size))
 
     def take_changes(self) -> list[tuple[bool, int, int]]:
-        """Segments made (True) and given back since the last call: address, bytes."""
+        """Segments made (True) and released since the last call: address, bytes."""
         changes, self._changes = self._changes, []
         return changes
 

@@ -6,13 +6,20 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from memplan.errors import RecordError
-from memplan.recording.options import MAX_ENTRIES, Stacks
-from memplan.recording.step_clock import StepClock
+from memplan.errors import EnvironmentUnfitError, MemplanError, RecordError
+from memplan.files import refuse_overwrite
+from memplan.recording.options import MAX_ENTRIES, RecordOptions, Stacks
+from memplan.recording.shim import require_torch
+from memplan.recording.usage import StepClock, run_stats
+from memplan.trace.importers.snapshot import devices_of, from_snapshot
 from memplan.trace.importers.snapshot_marks import MARK_TAG, HistoryMark
-from memplan.trace.trace import Mark
+from memplan.trace.recovery import paths_of
+from memplan.trace.trace import Mark, Trace
+from memplan.trace.write import write_trace
 
 _SKIPPED = ["snapshot"]  # of which a trace says nothing
 
@@ -79,7 +86,7 @@ class CudaHistory:
         function = self._torch.cuda.memory._record_memory_history
         try:
             function(**history_arguments(function, self._stacks, self._max_entries))
-        except Exception as error:  # in the midst of somebody's program: tell later
+        except Exception as error:  # never raise into the program: reported later
             self._failure = error
             return
         self.began = True
@@ -115,6 +122,73 @@ def history_arguments(
 
 def _refused(error: Exception) -> RecordError:
     return RecordError(
-        f"torch does not keep a history of CUDA memory ({error}); no other allocator "
-        "must be in place, and CUDA must work"
+        f"torch does not record a history of CUDA memory ({error}); check that CUDA "
+        "works and that no other allocator is in place"
     )
+
+
+def require_gpu() -> Any:
+    """The torch module. Raises EnvironmentUnfitError where it finds no GPU."""
+    torch = require_torch("recording CUDA memory")
+    if not torch.version.cuda or torch.cuda.device_count() == 0:
+        raise EnvironmentUnfitError(
+            f"torch {torch.__version__} finds no CUDA GPU; record with --device "
+            "cpu, or check the driver with nvidia-smi"
+        )
+    return torch
+
+
+def traces_of(
+    snapshot: object, history: CudaHistory, options: RecordOptions
+) -> dict[int, Trace]:
+    """The trace of each device in a snapshot that `history` fetched, by its index.
+
+    A history that filled up has lost its oldest events: its trace says that it is not
+    complete. Raises RecordError if no device that was asked for has any events.
+    """
+    found = devices_of(snapshot)
+    chosen = [index for index in found if options.gpu in (None, index)]
+    if not chosen:
+        raise RecordError(
+            f"device {options.gpu} has no events; these have: "
+            f"{', '.join(map(str, found)) or 'none'}"
+            if options.gpu is not None
+            else "the program allocated no CUDA memory; record it with --device cpu"
+        )
+    return {index: _trace_of(snapshot, history, options, index) for index in chosen}
+
+
+def write_traces(traces: dict[int, Trace], path: Path, force: bool) -> dict[int, Path]:
+    """Write each device's trace, the first to `path`; where each one is.
+
+    Raises RecordError if one cannot be written, or one beyond the first would replace
+    a file and `force` is off.
+    """
+    paths: dict[int, Path] = {}
+    try:
+        for device, name in paths_of(path, list(traces)).items():
+            if device is None:
+                continue
+            if paths:
+                refuse_overwrite(name, force)
+            write_trace(traces[device], name)
+            paths[device] = name
+    except MemplanError as failure:
+        raise RecordError(f"the recording of CUDA memory is lost: {failure}") from None
+    return paths
+
+
+def _trace_of(
+    snapshot: object, history: CudaHistory, options: RecordOptions, device: int
+) -> Trace:
+    found = from_snapshot(snapshot, device=device, marks=history.marks)
+    overflowed = found.entries >= options.max_entries
+    info = replace(
+        found.trace.info,
+        run=run_stats(history.clock.boundaries(), history.clock.steps),
+        # Frees of blocks older than the recording are no loss, unless it was cut.
+        dropped_events=max(1, found.unmatched_frees) if overflowed else 0,
+        complete=not overflowed,
+    )
+    torch = require_torch("recording CUDA memory")
+    return replace(found.trace, info=options.about(torch, info))

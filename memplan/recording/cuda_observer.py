@@ -10,8 +10,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memplan.recording.cuda_library import SlotLibrary
-from memplan.recording.cuda_slots import library_path, observe_events, require_known
+from memplan.recording.cuda_library import (
+    SlotLibrary,
+    library_path,
+    observe_events,
+    require_known,
+)
 from memplan.trace.trace import Action
 
 _ALIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
@@ -41,9 +45,9 @@ class CudaObserver:
         torch.cuda._lazy_call(self._begin)
 
     def stop(self) -> int:
-        """No more events from here on; how many could not be told, for want of memory.
+        """Stop; returns how many events were lost because memory ran out.
 
-        Harmless when it did not begin.
+        Does nothing if it did not begin.
         """
         self._torch = None
         if self._library is None:
@@ -63,7 +67,7 @@ class CudaObserver:
             library.heed(_alloc.interruptions_address())
             observe_events(library, torch)
             library.observe(_alloc.observation_address())
-        except Exception as error:  # in the midst of somebody's program: tell it later
+        except Exception as error:  # never raise into the program: reported later
             self.fault = str(error)
             if self._instead is not None:
                 self._instead(torch)
@@ -77,12 +81,12 @@ class CudaObserver:
                 library.tell(*event)
 
 
-_Told = tuple[Action, int, int, int, int]
+_Event = tuple[Action, int, int, int, int]
 
 
-def _alive(segments: list[dict[str, Any]]) -> Iterator[_Told]:
-    """The segments and blocks that are there already, as events: action, device,
-    stream, address, bytes."""
+def _alive(segments: list[dict[str, Any]]) -> Iterator[_Event]:
+    """The segments and blocks that exist already, as events: action, device, stream,
+    address, bytes."""
     for segment in segments:
         device, stream, address, size = (
             segment[name] for name in ("device", "stream", "address", "total_size")

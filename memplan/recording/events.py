@@ -1,41 +1,39 @@
-"""Recording events: from the first one in the journal to the trace, or traces."""
+"""Recording events: from the journal to the traces."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from memplan.core.plan import Program, RunStats
 from memplan.errors import MemplanError, RecordError
 from memplan.files import open_journal, refuse_overwrite
 from memplan.native import _alloc
+from memplan.recording.boundary import MOST_EVENTS
 from memplan.recording.cuda_observer import CudaObserver
-from memplan.recording.fake_noticed import FakeNoticed
 from memplan.recording.options import RecordOptions
-from memplan.recording.resident import anonymous_bytes, file_bytes
-from memplan.recording.settling import MOST_EVENTS
 from memplan.recording.shim import install
 from memplan.recording.sites import ALL, SITE, Sites
-from memplan.recording.stats import run_stats
-from memplan.recording.step_clock import StepClock
+from memplan.recording.usage import StepClock, anonymous_bytes, file_bytes, run_stats
 from memplan.text import printable
 from memplan.trace.info import encode_metadata
 from memplan.trace.journal import Journal
 from memplan.trace.recovery import Recovered, Written, paths_of, recover_journal
 from memplan.trace.trace import Columns, Mark, Trace, TraceInfo
 
-NOTED_SHARE = 0.15  # of a step's time; what sites take beyond it is told
-NOTED_SECONDS = 0.1  # of steps; in less nobody waits, and little was timed
+NOTED_SHARE = 0.15  # of a step's time; a note reports a larger cost of call sites
+NOTED_SECONDS = 0.1  # of steps; shorter runs are not worth a note
 
 
 class Events:
-    """What this process asks torch's allocators for, in a journal beside `path`.
+    """This process's requests to torch's allocators, in a journal beside `path`.
 
-    paths: after `finish`, of each GPU's trace, by its index; {} where the trace is the
-    CPU's.
+    paths: after `finish`, each GPU's trace by its index; {} for a CPU trace.
     """
 
     def __init__(
@@ -44,8 +42,8 @@ class Events:
         options: RecordOptions,
         observer: CudaObserver | None = None,
     ) -> None:
-        """Of the CPU's allocator unless the options name CUDA's alone; and of what
-        `observer` tells."""
+        """Record the CPU's allocator, unless the options name CUDA alone, and the
+        events that `observer` reports."""
         self.paths: dict[int, Path] = {}
         self._path = path
         self._journal = Path(f"{path}.journal")
@@ -64,7 +62,7 @@ class Events:
         self._sites_share = 0.0
 
     def prepare(self) -> None:
-        """To be called before anything else hooks optimizers; `close` undoes it."""
+        """Call this before anything else hooks optimizers; `close` undoes it."""
         if self._sites is not None:
             self._sites.prepare()
 
@@ -112,42 +110,42 @@ class Events:
             if error:
                 raise RecordError(
                     f"recording stopped early: {os.strerror(error)} ({self._journal}); "
-                    f"{written} of {seen} events are in it: mend that, then "
-                    f"run {self._recover}"
+                    f"it has {written} of {seen} events; fix the cause, then run "
+                    f"{self._recover}"
                 )
             return self._convert(seen - written)
         finally:
             _alloc.say_nothing_on_termination()
 
     def discard(self) -> None:
-        """Stop, and forget it all: it was recorded in another way."""
+        """Stop and delete the journal."""
         self._stop(Mark.NONE)
         _alloc.say_nothing_on_termination()
         self._journal.unlink(missing_ok=True)
 
     def notes(self) -> list[str]:
-        """What of the program is not in the trace."""
+        """What the trace does not cover."""
         notes = self._fakes.notes()
         if self._sites_share > NOTED_SHARE:
             notes.append(
-                f"noting who asks took about {self._sites_share:.0%} of a step's time "
-                "beside it, as its steps are short; --stacks none leaves it out"
+                f"recording call sites added about {self._sites_share:.0%} to a step's "
+                "time; --stacks none turns it off"
             )
         return notes
 
     def _share(self) -> float:
-        """What sites took since the first boundary, to all else that was done since."""
+        """Time spent on call sites since the first boundary, per time of all else."""
         if self._first is None or self._sites is None:
             return 0.0
         counts, first_ns, first_cpu_ns = self._first
         sites = self._sites.took_ns(counts)
         time_ns, _, cpu_ns = _alloc.step_usage()
-        # Others on the machine stretch the one, threads of the program's the other.
+        # Other programs stretch the wall time, threads of this one the CPU time.
         rest = min(time_ns - first_ns, cpu_ns - first_cpu_ns) - sites
         return sites / rest if rest > NOTED_SECONDS * 1e9 else 0.0
 
     def close(self) -> None:
-        """The program has ended: nothing of its is running any more."""
+        """Call this after the program has ended."""
         self._fakes.stop()
         if self._sites is not None:
             self._sites.close()
@@ -168,7 +166,7 @@ class Events:
             found = self._write(dropped)
         except MemplanError as failure:
             raise RecordError(
-                f"{failure}; nothing is lost: {self._recover} makes the trace again"
+                f"{failure}; no event is lost: make the trace with {self._recover}"
             ) from failure
         except KeyboardInterrupt:
             line = printable(f"memplan: interrupted while writing: {self._remedy}")
@@ -184,16 +182,14 @@ class Events:
         return found
 
     def _write(self, dropped: int) -> Recovered | None:
-        """The traces, of which the first is returned; None if there is nothing to
-        write."""
+        """Write the traces and return the first one's; None if there are none."""
         observed = self._observer is not None and self._observer.began
         devices = Journal(self._journal).devices if observed else []
         chosen = [each for each in devices if self._options.gpu in (None, each)]
         if not chosen and devices and not self._cpu:
             listed = ", ".join(map(str, devices))
             raise RecordError(
-                f"nothing was asked of device {self._options.gpu}; there are {listed} "
-                "with events"
+                f"device {self._options.gpu} has no events; these have: {listed}"
             )
         if not chosen and not self._cpu:
             return None
@@ -222,3 +218,56 @@ class Events:
             info = replace(info, added_bytes=max(added, 0))
         info = self._options.about(sys.modules["torch"], info)
         return encode_metadata(self._path, Trace(Columns.of(), info=info)).decode()
+
+
+class FakeNoticed:
+    """Watches for the program making a FakeTensorMode, from `start` to `stop`.
+
+    Those that PyTorch makes itself, as torch.compile does, are no matter.
+    """
+
+    def __init__(self) -> None:
+        self._where = ""
+        self._original: Any = None
+
+    def start(self) -> None:
+        """Look on wherever a mode is made."""
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        folder = f"{Path(torch.__file__).parent}{os.sep}"
+        made = FakeTensorMode.__init__
+
+        @functools.wraps(made)
+        def noticing(mode: Any, *arguments: Any, **options: Any) -> None:
+            code, line = _caller()
+            if not self._where and not code.startswith(folder):
+                self._where = f"{code}:{line}"
+            made(mode, *arguments, **options)
+
+        self._original = made
+        FakeTensorMode.__init__ = noticing
+
+    def stop(self) -> None:
+        """Leave it as it was; harmless when nothing was started."""
+        if self._original is not None:
+            from torch._subclasses.fake_tensor import FakeTensorMode
+
+            FakeTensorMode.__init__ = self._original
+            self._original = None
+
+    def notes(self) -> list[str]:
+        """A note if the program made fake tensors of its own."""
+        if not self._where:
+            return []
+        return [
+            f"the program uses FakeTensorMode ({self._where}): its fake tensors hold "
+            "no memory and are not in the trace; --device fake records what they "
+            "would hold"
+        ]
+
+
+def _caller() -> tuple[str, int]:
+    """The file and line that made the mode."""
+    frame = sys._getframe(2)
+    return frame.f_code.co_filename, frame.f_lineno

@@ -1,13 +1,19 @@
-"""Recording a program without the memory it asks for: under fake tensors.
+"""Recording a program under fake tensors, without allocating memory.
 
-The program runs unmodified, from its parameters to its optimizer's states, and every
-storage it would have allocated is an event of the trace. No kernel runs. What is not
-seen is what kernels ask for within themselves: their workspaces.
+The program runs unmodified, from its parameters to its optimizer state, and every
+storage it would allocate becomes an event of the trace. No kernel runs, so the trace
+lacks kernels' workspaces, except those of CPU convolutions.
+
+The program runs under three nested modes. The outer one sees torch's functions as the
+program calls them and supplies stand-in values and devices. The middle one sees the
+operators they dispatch to and the storages these return. The inner one is torch's
+FakeTensorMode, which computes shapes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -20,17 +26,24 @@ from unittest import mock
 from memplan.core.plan import Program
 from memplan.errors import RecordError
 from memplan.recording import target
-from memplan.recording.caching_allocator import GRANULARITY, CachingAllocator
-from memplan.recording.fake_devices import Devices, patch_cuda
-from memplan.recording.fake_ledger import CPU_ALIGNMENT, FakeLedger
-from memplan.recording.fake_modes import Watch, watched
-from memplan.recording.fake_values import KNOWN_NUMBERS, StandIns
-from memplan.recording.gpus import FakeDevice
+from memplan.recording.caching_allocator import (
+    GRANULARITY,
+    CachingAllocator,
+    DeviceFullError,
+)
+from memplan.recording.fake_device import (
+    CPU_ALIGNMENT,
+    Devices,
+    FakeDevice,
+    FakeLedger,
+    patch_cuda,
+)
+from memplan.recording.fake_kernels import NONE, at_most, workspace
+from memplan.recording.fake_values import KNOWN_NUMBERS, StandIns, unknown_in
 from memplan.recording.options import RecordOptions
 from memplan.recording.shim import require_torch
 from memplan.recording.sites import foreign_files
-from memplan.recording.stats import run_stats
-from memplan.recording.step_clock import StepClock
+from memplan.recording.usage import StepClock, run_stats
 from memplan.trace.pieces import Summary
 from memplan.trace.recovery import Written
 from memplan.trace.reserved import ran_out
@@ -42,7 +55,7 @@ _HERE = str(Path(__file__).parent / "fake")
 
 
 class FakeEvents:
-    """What this process would ask the device for, from `start` to `close`."""
+    """The requests this process would make, from `start` to `close`."""
 
     def __init__(self, path: Path, options: RecordOptions, device: FakeDevice) -> None:
         self._path, self._options, self._device = path, options, device
@@ -56,10 +69,10 @@ class FakeEvents:
         self._values = StandIns("")
 
     def prepare(self) -> None:
-        """Nothing: modules and optimizers are not hooked."""
+        """Do nothing: a fake recording hooks no modules or optimizers."""
 
     def start(self) -> None:
-        """Begin: from here on every tensor is fake. Raises EnvironmentUnfitError."""
+        """Make every tensor fake from here on. Raises EnvironmentUnfitError."""
         torch = require_torch("recording with fake tensors")
         folder = Path(torch.__file__).parent
         self._values.torch_folder = str(folder)
@@ -72,19 +85,19 @@ class FakeEvents:
         self._context.enter_context(watched(watch))
 
     def mark(self, mark: Mark) -> int:
-        """A step boundary is here; a digest of what was asked for before it."""
+        """A step boundary; returns a digest of the requests since the last one."""
         self._clock.note(mark)
         return self._ledger.mark(mark)
 
     @property
     def events(self) -> int:
-        """Recorded so far."""
+        """Number of events so far."""
         return len(self._ledger)
 
     def finish(self, mark: Mark) -> Written:
-        """Write the trace, whose steps `mark` cuts.
+        """Write the trace, whose steps `mark` delimits.
 
-        Raises RecordError if the program does what a fake recording cannot follow.
+        Raises RecordError if the program did what a fake recording cannot follow.
         """
         if self._values.refused is not None:
             raise RecordError(self._values.refused.reason)
@@ -92,7 +105,7 @@ class FakeEvents:
         gpu = self._ledger.gpu
         if gpu is not None and not gpu.most_reserved and not ran_out(columns):
             raise RecordError(
-                "the program put nothing on the GPU; record it with --device fake"
+                "the program allocated nothing on the GPU; use --device fake"
             )
         info = TraceInfo(
             program=Program(marks=mark.name.lower()),
@@ -108,23 +121,23 @@ class FakeEvents:
         return Written(info, Summary.of(columns))
 
     def close(self) -> None:
-        """Tensors are real again; harmless when nothing was started."""
+        """Restore real tensors; does nothing if not started."""
         self._context.close()
 
     def notes(self) -> list[str]:
-        """What the recording took for granted, and what it could not see."""
+        """The assumptions of the recording, and what it could not see."""
         notes = self._values.notes()
         gpu = self._ledger.gpu
         if gpu is not None:
             limit = "" if gpu.capacity is None else f" of {gpu.capacity:,}"
             notes.append(
                 f"simulated: at most {gpu.most_reserved:,} bytes reserved{limit}, "
-                f"{gpu.most_allocated:,} allocated; CUDA's own context is not in it"
+                f"{gpu.most_allocated:,} allocated, without CUDA's own context"
             )
         return notes
 
     def _patches(self, torch: Any, devices: Devices) -> Iterator[Any]:
-        """What of torch must be otherwise for tensors without contents."""
+        """Patches of torch for tensors without contents."""
         from torch._subclasses import fake_tensor
         from torch.utils.data import DataLoader
 
@@ -137,11 +150,11 @@ class FakeEvents:
 
         def save(*_: object, **__: object) -> None:
             values.others.setdefault(
-                f"{values.here()}: nothing was saved; fake tensors have no contents"
+                f"{values.here()}: saved nothing, because fake tensors have no contents"
             )
 
         def iterate(loader: Any) -> Any:
-            # Worker processes would be fake, too, and could not send what they read.
+            # Fake tensors of worker processes could not be sent back.
             vars(loader).update(num_workers=0, prefetch_factor=None, timeout=0)
             vars(loader).update(persistent_workers=False, pin_memory=False)
             return loop(loader)
@@ -150,9 +163,8 @@ class FakeEvents:
             caller = sys._getframe(1).f_code.co_filename
             if not caller.startswith((values.torch_folder, _HERE)):
                 raise values.refuse(
-                    f"{values.here()} uses FakeTensorMode itself: its tensors take no "
-                    "memory, and are no measure of those that will; record a program "
-                    "that makes real ones"
+                    f"{values.here()} uses FakeTensorMode itself, so its tensors never "
+                    "take memory; record a program that makes real ones"
                 )
             begin(mode, *args, **kwargs)
 
@@ -167,22 +179,22 @@ class FakeEvents:
             yield config.patch(disable=True)
         gpu = self._ledger.gpu
         if gpu is not None:
-            told = property(devices.told)
-            yield mock.patch.object(fake_tensor.FakeTensor, "device", told)
+            shown = property(devices.shown)
+            yield mock.patch.object(fake_tensor.FakeTensor, "device", shown)
             yield from patch_cuda(torch, gpu, self._device.name)
 
 
 class _Stacks:
-    """The Python stack of each allocation, or its one line of the program, interned."""
+    """The Python stack of each allocation, or only the program's line, interned."""
 
     def __init__(self, whole: bool) -> None:
-        """foreign: what the paths of files begin with that are not the program's."""
+        """foreign: path prefixes of files that are not the program's."""
         self.table = StackTable()
         self.foreign: tuple[str, ...] = (_HERE,)
         self._whole = whole
 
     def here(self) -> int:
-        """The index of what is running, without memplan's own frames."""
+        """The index of the current stack, without memplan's own frames."""
         frames: list[Frame] = []
         frame: FrameType | None = sys._getframe(1)
         passed_over = (_HERE,) if self._whole else self.foreign
@@ -194,3 +206,230 @@ class _Stacks:
                     break
             frame = frame.f_back
         return self.table.intern(tuple(frames)) if frames else NO_STACK
+
+
+_TRUE, _FALSE = ("isfinite", "isreal"), ("isnan", "isinf", "isneginf", "isposinf")
+_KEEPING = ("all", "any", "logical_and", "logical_or", "clone", "detach", "reshape")
+_NEGATING = ("logical_not", "bitwise_not", "__invert__")
+_COMPARING = ("equal", "allclose", "is_nonzero")
+_DRAWN = ("randint", "randperm")
+_NUMBERS = ("item", "__float__", "__int__", "__index__", "__bool__", "__complex__")
+
+
+class Watch:
+    """What the modes share: ledger, stand-in values and devices."""
+
+    def __init__(
+        self, torch: Any, ledger: FakeLedger, values: StandIns, devices: Devices
+    ) -> None:
+        self.torch, self.ledger = torch, ledger
+        self.values, self.devices = values, devices
+
+    def call(self, mode: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run one of torch's functions, as the program calls it."""
+        name = getattr(func, "__name__", "")
+        if func is self.torch.Tensor.backward:
+            with mode:  # recomputed functions are the program's, too
+                return self._backward(*args, **kwargs)
+        if name in _READING and args and self._is_fake(args[0]):
+            return self._read(name, args)
+        if name in _COMPARING:
+            self.values.read.setdefault(self.values.here(), "taken as False")
+            return False
+        unknown = unknown_in(args) or (unknown_in(kwargs.values()) if kwargs else None)
+        if unknown is not None and name in _SIZED.split():
+            raise self.values.refuse(
+                f"{self.values.here()}: the size of a tensor depends on a value read "
+                f"at {unknown.what}, which a fake tensor does not have; record this "
+                "program with --device cpu, or use a fixed size"
+            )
+        if name in _DRAWN and (known := self._drawn(func, args, kwargs)) is not None:
+            return known
+        if self.devices.simulated:
+            result = self.devices.call(func, name, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        if name == "randperm":
+            result._memplan_permutation = True
+        elif name in _TRUTHS:
+            self._mark_truth(name, args, result)
+        return result
+
+    def _backward(
+        self,
+        tensor: Any,
+        gradient: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        graph = retain_graph, create_graph
+        self.torch.autograd.backward(tensor, gradient, *graph, inputs=inputs)
+
+    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A few random integers, such as lengths of sentences, with their real values.
+
+        Sizes that depend on them are then known. None for many.
+        """
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        if kwargs.get("out") is not None or kwargs.get("device") is not None:
+            return None
+        shape = kwargs.get("size", args[-1] if args else ())
+        wanted = math.prod(shape) if isinstance(shape, tuple | list) else 0
+        if func is self.torch.randperm:
+            wanted = int(args[0]) if args else 0
+        if not 0 < wanted <= KNOWN_NUMBERS:
+            return None
+        with _disable_current_modes():
+            real = func(*args, **kwargs)
+            values, dtype = real.tolist(), real.dtype
+        return self.torch.tensor(values, dtype=dtype)
+
+    def _is_fake(self, value: object) -> bool:
+        return hasattr(value, "fake_mode")
+
+    def _read(self, name: str, args: Any) -> Any:
+        tensor = args[0]
+        with self.torch._C.DisableTorchFunction():
+            if name == "tolist":
+                return self.values.values(tensor, self.torch)
+            if name in ("numpy", "__array__"):
+                return self.values.array(tensor, self.torch)
+            if name == "__format__":
+                if tensor.dim():
+                    return repr(tensor)
+                return format(self.values.scalar(tensor, self.torch), *args[1:])
+            value = self.values.scalar(tensor, self.torch)
+        convert = {
+            "__float__": float,
+            "__int__": int,
+            "__bool__": bool,
+            "__complex__": complex,
+            "__index__": int,
+        }
+        return convert[name](value) if name in convert else value
+
+    def _mark_truth(self, name: str, args: Any, result: Any) -> None:
+        truth: bool | None = None
+        if name in _TRUE or name in _FALSE:
+            truth = name in _TRUE
+        elif args:
+            known = [getattr(arg, "_memplan_truth", None) for arg in args]
+            truth = next((value for value in known if value is not None), None)
+            if truth is not None and name in _NEGATING:
+                truth = not truth
+        if truth is not None and self._is_fake(result):
+            result._memplan_truth = truth
+
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run one operator and record the storages it made."""
+        with self.torch._C.DisableTorchFunction():
+            tensors = list(_tensors(args, self.torch.Tensor))
+            tensors += _tensors(kwargs.values(), self.torch.Tensor)
+            if func is self.torch.ops.aten._local_scalar_dense.default:
+                value = self.values.scalar(tensors[0], self.torch)
+                return int(value) if type(value) not in (bool, float) else value
+            result = self._run(func, args, kwargs)
+            storages = map(_storage, tensors)
+            on_gpu = self.devices.place_of(any(map(self.ledger.on_gpu, storages)))
+            # A view of a real tensor, such as a file's, allocates nothing.
+            given = func.is_view and not all(map(self._is_fake, tensors))
+            self._made(func, args, result, on_gpu, given)
+            return result
+
+    def _made(
+        self, func: Any, args: Any, result: Any, on_gpu: bool, given: bool
+    ) -> None:
+        """Record the storages of an operator's results and its workspaces."""
+        held = NONE if on_gpu else workspace(self.torch, func, args, result)
+        results = result if isinstance(result, tuple | list) else (result,)
+        for i, one in enumerate(results):
+            made = list(_tensors((one,), self.torch.Tensor))
+            if made and i < len(held.before):
+                self.ledger.scratch(held.before[i])
+            for tensor in made:
+                self._note(_storage(tensor), on_gpu, given)
+            if made and i < len(held.after):
+                self.ledger.scratch(held.after[i])
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        from torch._subclasses.fake_tensor import (
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+        )
+
+        try:
+            return func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            here = self.values.here()
+            result = at_most(self.torch, func, args, kwargs)
+            if result is None:
+                raise self.values.refuse(
+                    f"{here}: the shape of the result of {func.name().split('::')[-1]} "
+                    "depends on values, which fake tensors do not have; record this "
+                    "program with --device cpu"
+                ) from error
+            note = f"{here}: a selection depends on values; taken as all elements"
+            self.values.others.setdefault(note)
+            return result
+
+    def _note(self, storage: Any, on_gpu: bool, given: bool) -> None:
+        try:
+            self.ledger.note(storage, on_gpu, given)
+        except DeviceFullError as full:
+            capacity = self.ledger.gpu.capacity if self.ledger.gpu else 0
+            raise self.torch.OutOfMemoryError(
+                f"CUDA out of memory (simulated): tried to allocate {full.requested} "
+                f"bytes on a device of {capacity}"
+            ) from None
+
+
+_READING = (*_NUMBERS, "tolist", "numpy", "__array__", "__format__")
+_TRUTHS = (*_TRUE, *_FALSE, *_KEEPING, *_NEGATING)
+_SIZED = (
+    "arange empty full linspace new_empty new_full new_ones new_zeros ones rand "
+    "randint randn randperm zeros expand narrow repeat repeat_interleave reshape "
+    "resize_ split tile unfold view __getitem__ pad interpolate one_hot topk eye "
+    "broadcast_to chunk normal tril_indices triu_indices "
+)
+
+
+def _storage(tensor: Any) -> Any:
+    return tensor.untyped_storage()
+
+
+def _tensors(values: Any, kind: Any) -> Iterator[Any]:
+    """The tensors among an operator's arguments or results, also inside lists."""
+    for value in values:
+        if isinstance(value, kind):
+            if value.layout is not None and not value.is_sparse:
+                yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value, kind)
+
+
+@contextlib.contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Run a block under the three modes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Fake(FakeTensorMode):  # type: ignore[misc]
+        avoid_device_init = True  # whatever the simulated device says
+
+    class Operators(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return watch.dispatch(func, args, kwargs or {})
+
+    class Functions(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return watch.call(self, func, args, kwargs or {})
+
+    with Fake(allow_non_fake_inputs=True), Operators(), Functions():
+        yield

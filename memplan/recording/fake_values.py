@@ -1,9 +1,9 @@
-"""What stands in for the values that fake tensors do not have.
+"""Stand-ins for the values that fake tensors do not have.
 
-A fake tensor has a shape and no contents. A program that prints its loss, counts what
-it got right or asks whether a gradient is finite reads contents all the same: it gets
-1.0, 1 or the answer of a run in which all goes well, and the line is noted. A number
-that then decides how large a tensor is cannot be made up: that is refused.
+A fake tensor has a shape and no contents. A program that prints its loss, counts
+correct answers or checks that a gradient is finite still reads contents: it gets 1.0, 1
+or the answer of a run without errors, and the recording notes the line. A stand-in that
+would decide the size of a tensor ends the recording with an error.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-MOST_TOLD = 5  # notes
-KNOWN_NUMBERS = 4096  # tensors of up to as many elements keep values that are known
+MOST_NOTES = 5
+KNOWN_NUMBERS = 4096  # tensors up to this many elements keep known values
 _ROOT = str(Path(__file__).parents[1])
 
 
 class RefusedError(SystemExit):
-    """Ends the program, which `except Exception` in it does not stop."""
+    """Ends the program; `except Exception` in it does not catch this."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(125)
@@ -29,9 +29,9 @@ class RefusedError(SystemExit):
 
 
 class UnknownInt(int):
-    """An integer that stands for one that was read from a tensor, and is not known.
+    """A stand-in for an unknown integer that the program read from a tensor.
 
-    what: where it was read. Sums, products and the like of it are not known either.
+    what: where it was read. Arithmetic with it gives unknown integers again.
     """
 
     what: str
@@ -59,7 +59,7 @@ UnknownInt.__neg__ = _derived("__neg__")  # type: ignore[assignment, method-assi
 
 
 def unknown_in(values: Iterable[Any]) -> UnknownInt | None:
-    """The first number among the arguments of a call that is not known, or None."""
+    """The first unknown number among the arguments of a call, or None."""
     for value in values:
         if type(value) is UnknownInt:
             return value
@@ -77,10 +77,9 @@ def unknown_in(values: Iterable[Any]) -> UnknownInt | None:
 
 @dataclass
 class StandIns:
-    """The values made up so far, by the lines that read them.
+    """The stand-in values so far, by the lines that read them.
 
-    torch_folder: frames of files in it are not the program's. truths: of boolean
-    tensors, what they hold where all goes well: isfinite yes, isnan no.
+    torch_folder: frames of files in it are not the program's.
     """
 
     torch_folder: str
@@ -89,12 +88,12 @@ class StandIns:
     refused: RefusedError | None = None
 
     def refuse(self, reason: str) -> RefusedError:
-        """What to raise where the program cannot be followed, once for all."""
+        """The error to raise if the recording cannot follow the program."""
         self.refused = self.refused or RefusedError(reason)
         return self.refused
 
     def here(self) -> str:
-        """The program's line that is running: "train.py:41"."""
+        """The current line of the program: "train.py:41"."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and self._is_ours(frame.f_code.co_filename):
             frame = frame.f_back
@@ -106,8 +105,7 @@ class StandIns:
         return file.startswith((self.torch_folder, _ROOT, "<"))
 
     def scalar(self, tensor: Any, torch: Any) -> Any:
-        """A number, or a truth, for a tensor of one element; noted where it is not
-        known: constants are."""
+        """A number or truth value for a tensor of one element; noted unless known."""
         known = getattr(tensor, "constant", None)
         if known is not None and known.numel() == 1:
             with torch._C.DisableTorchFunction():
@@ -125,7 +123,7 @@ class StandIns:
         return value + 0j if tensor.dtype.is_complex else UnknownInt(1, where)
 
     def values(self, tensor: Any, torch: Any) -> Any:
-        """What `tolist` gives: nested lists; a permutation is the identity."""
+        """The result of `tolist`: nested lists; a permutation is the identity."""
         known = getattr(tensor, "constant", None)
         if known is not None:
             return known.tolist()
@@ -142,7 +140,7 @@ class StandIns:
         return filled
 
     def array(self, tensor: Any, torch: Any) -> Any:
-        """What `numpy` gives: zeros, which take up no memory until they are written."""
+        """The result of `numpy`: zeros, which take no memory until written."""
         import numpy as np
 
         known = getattr(tensor, "constant", None)
@@ -154,7 +152,7 @@ class StandIns:
         return np.zeros(tuple(tensor.shape), dtype=getattr(np, name, np.float32))
 
     def _in_scaler(self) -> bool:
-        """Whether torch's own gradient scaler asks: nothing overflowed."""
+        """Whether torch's gradient scaler asks; it gets "no overflow"."""
         frame: FrameType | None = sys._getframe(1)
         for _ in range(12):
             if frame is None:
@@ -165,9 +163,10 @@ class StandIns:
         return False
 
     def notes(self) -> list[str]:
-        """What to tell of it at the end, a line each."""
+        """Notes for the end of the recording, a line each."""
         lines = [f"{where}, {how}" for where, how in list(self.read.items())]
-        more = len(lines) - MOST_TOLD
-        told = "; ".join(lines[:MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
-        found = [f"values that fake tensors do not have were read at {told}"]
+        more = len(lines) - MOST_NOTES
+        text = "; ".join(lines[:MOST_NOTES])
+        text += f"; and {more} more" if more > 0 else ""
+        found = [f"the program read values that fake tensors do not have: {text}"]
         return (found if lines else []) + list(self.others)

@@ -1,4 +1,4 @@
-"""What a recording can be told, checked in one place."""
+"""The options of a recording, checked in one place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from memplan.core.plan import Program
 from memplan.errors import UsageError
-from memplan.recording.gpus import FakeDevice, fake_device
+from memplan.recording.fake_device import FakeDevice, fake_device
 from memplan.recording.ranks import rank, ranks
 from memplan.trace.trace import TraceInfo
 from memplan.version import __version__
@@ -18,29 +18,29 @@ Stacks = Literal["none", "site", "python"]
 Steps = int | Literal["auto", "all"] | None
 History = Literal["auto", "slot", "torch"]
 
-MAX_ENTRIES = 5_000_000  # events of each device's history, at some 100 bytes each
+MAX_ENTRIES = 5_000_000  # events of PyTorch's history per GPU, about 100 bytes each
 
 
 @dataclass(frozen=True)
 class RecordOptions:
     """Raises UsageError for values that make no sense.
 
-    device: whose memory; "auto" is the GPU's if the program uses it, or else the CPU's.
-        "fake" records without any memory, see `memplan.recording.fake`; "fake:cuda" so
-        what a GPU would hold, "fake:cuda:a100" or "fake:cuda:24GiB" one of that size.
-    steps: stop after this many steps; "auto" once they have repeated for long enough,
-        see `memplan.recording.settling`; "all" or None for all. The program runs on.
-    then_exit: end the program where the recording stops by itself.
-    stacks: who asked: "site" notes the line of the program's own, the module and the
-        operator; "python" all calls above it, too; "none" nothing.
-    force: replace files that exist.
-    program, argv: what is recorded, as the trace will name it.
-    gpu: of CUDA's devices record only this one, by its index.
-    history: how CUDA memory is recorded: "slot", by what torch's allocator tells
-        memplan; "torch", from torch's own history, which the program then cannot have
-        for itself; "auto", the first where torch's allocator is one that is known.
-    max_entries: of each GPU's history, if it is torch's; one that overflows is
-        reported, and its trace marked as incomplete.
+    device: memory to record; "auto": the GPU's if the program uses one, else the CPU's.
+        "fake": allocate nothing, see `memplan.recording.fake`; "fake:cuda": the same on
+        a simulated GPU; "fake:cuda:a100" or "fake:cuda:24GiB": one of that size.
+    steps: number of steps; "auto": until the steps have repeated long enough, see
+        `memplan.recording.boundary.Settling`; "all" or None: all. The program runs on.
+    then_exit: end the program when the recording stops by itself.
+    stacks: call sites to record; "site": the program's line, the module and the
+        operator; "python": the whole Python stack; "none": nothing.
+    force: replace existing files.
+    program, argv: the program's identity and command, as the trace names them.
+    gpu: record only the GPU with this index.
+    history: source of CUDA events; "slot": torch's allocator reports them to memplan;
+        "torch": torch's memory history, which the program then cannot use; "auto":
+        "slot" if memplan knows this release's allocator, else "torch".
+    max_entries: capacity of torch's history per GPU; if it overflows, memplan reports
+        it and marks the trace as incomplete.
     """
 
     device: Device | str = "auto"
@@ -72,24 +72,24 @@ class RecordOptions:
             raise UsageError(f"steps={steps}: record at least one step")
         if self.then_exit and steps in ("all", None):
             raise UsageError(
-                "to end the program, the recording must stop by itself: give a number "
-                "of steps, or auto"
+                "then_exit needs a recording that stops by itself: set steps to a "
+                "number or to auto"
             )
         if self.max_entries < 1:
-            raise UsageError(f"max_entries={self.max_entries}: keep at least one event")
+            raise UsageError(f"max_entries={self.max_entries}: must be at least 1")
 
     @property
     def limit(self) -> int | None:
-        """So many steps and no more, if it is a number."""
+        """The number of steps to record, if it is one."""
         return self.steps if isinstance(self.steps, int) else None
 
     @property
     def fake(self) -> FakeDevice | None:
-        """What is simulated, where nothing real is recorded."""
+        """The simulated device, if the recording uses fake tensors."""
         return fake_device(self.device)
 
     def about(self, torch: Any, info: TraceInfo) -> TraceInfo:
-        """`info`, and what was recorded: by whom, when, and under which torch."""
+        """`info` with the program, the time, the producer and the torch version."""
         program = replace(
             self.program,
             torch=str(torch.__version__),

@@ -13,7 +13,7 @@ from pathlib import Path
 from memplan.errors import UsageError
 
 PLACEHOLDER = "%r"  # in a file's name: the rank's number
-_DIGITS = 9  # at most; a longer number counts no processes
+_DIGITS = 9  # a longer number is no count of processes
 
 
 def rank() -> int | None:
@@ -22,7 +22,7 @@ def rank() -> int | None:
 
 
 def ranks() -> int:
-    """How many ranks the program has; 1 if it was launched alone."""
+    """Number of ranks of the program; 1 if it was launched alone."""
     return max(1, _number("WORLD_SIZE") or 1) if rank() is not None else 1
 
 
@@ -36,26 +36,26 @@ def of_rank(path: Path) -> Path:
     number = rank()
     if number is None:
         raise UsageError(
-            f"{path}: {PLACEHOLDER} stands for the rank, and RANK is "
-            f"{_shown('RANK')}; start the program with torchrun, or name the file "
-            f"without {PLACEHOLDER}"
+            f"{path}: {PLACEHOLDER} stands for the rank, but RANK is "
+            f"{_shown('RANK')}; start the program with torchrun, or drop "
+            f"{PLACEHOLDER} from the name"
         )
     return Path(str(path).replace(PLACEHOLDER, str(number)))
 
 
 def written_by_rank(path: Path) -> Path:
-    """`of_rank(path)`, for a file to be written: each rank needs one of its own.
+    """`of_rank(path)` for an output file: each rank needs its own.
 
-    Raises UsageError, too, if there are several ranks, and neither `%r` nor the rank's
-    own number is in the path: they would all write that one file.
+    Also raises UsageError if there are several ranks and the path contains neither `%r`
+    nor this rank's number: all ranks would write the same file.
     """
     number, count = rank(), ranks()
-    told = PLACEHOLDER in str(path) or re.search(rf"(?<!\d)0*{number}(?!\d)", str(path))
-    if number is not None and count > 1 and not told:
+    own = PLACEHOLDER in str(path) or re.search(rf"(?<!\d)0*{number}(?!\d)", str(path))
+    if number is not None and count > 1 and not own:
         stem, dot, suffixes = path.name.partition(".")
-        own = path.with_name(f"{stem}.{PLACEHOLDER}{dot}{suffixes}")
+        better = path.with_name(f"{stem}.{PLACEHOLDER}{dot}{suffixes}")
         raise UsageError(
-            f"{path} would be written by each of {count} ranks; name it {own}, where "
+            f"all {count} ranks would write {path}; name it {better}, where "
             f"{PLACEHOLDER} stands for the rank"
         )
     return of_rank(path)

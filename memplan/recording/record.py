@@ -10,20 +10,25 @@ from typing import Any
 
 from memplan.errors import MemplanError, RecordError
 from memplan.files import refuse_overwrite
-from memplan.recording.boundary import Boundaries, StepCount
-from memplan.recording.cuda import require_gpu, traces_of, write_traces
-from memplan.recording.cuda_history import CudaHistory
-from memplan.recording.cuda_observer import CudaObserver
-from memplan.recording.events import Events
-from memplan.recording.fake import FakeEvents
-from memplan.recording.options import DEFAULTS, Device, RecordOptions, Stacks, Steps
-from memplan.recording.settling import (
+from memplan.recording.boundary import (
     MOST_EVENTS,
     SETTLED_EVENTS,
     SETTLED_FAKE_STEPS,
     SETTLED_STEPS,
+    Boundaries,
     Settling,
+    StepCount,
 )
+from memplan.recording.cuda_history import (
+    CudaHistory,
+    require_gpu,
+    traces_of,
+    write_traces,
+)
+from memplan.recording.cuda_observer import CudaObserver
+from memplan.recording.events import Events
+from memplan.recording.fake import FakeEvents
+from memplan.recording.options import DEFAULTS, Device, RecordOptions, Stacks, Steps
 from memplan.recording.shim import require_torch
 from memplan.trace.importers.snapshot import devices_of
 from memplan.trace.pieces import Summary
@@ -36,19 +41,19 @@ from memplan.trace.write import check_suffix
 class Recording:
     """One recording of this process.
 
-    path: the trace's file, absolute, once `finish` has run. written: what is in it,
-    None until then. paths: of every GPU's trace, by its index, {} if the CPU was
-    recorded. Beyond the first, each is at `path` with its device's name before the
-    suffix: train.cuda1.parquet. cpu_failure: why there is no trace of the CPU's memory,
-    though that was recorded; raised by `finish` unless there is one of a GPU's.
-    stopped: why it stopped before the program did, "" if it did not.
+    path: absolute path of the trace. written: a summary of the trace, None until
+    `finish` has run. paths: the trace of each GPU by its index, {} for a CPU recording.
+    The first GPU's is at `path`; the others have the device's name before the suffix:
+    train.cuda1.parquet. cpu_failure: why the CPU's trace could not be written; `finish`
+    raises it unless there is a GPU's trace. stopped: why the recording stopped before
+    the program ended, "" if it did not.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], options: RecordOptions = DEFAULTS
     ) -> None:
         """Prepare to record into `path` (.parquet, .json or .json.gz)."""
-        # The program may go to another folder: the file is where it was meant to be.
+        # The program may change its working directory.
         self.path = Path(os.path.abspath(path))
         self.written: Written | None = None
         self.paths: dict[int, Path] = {}
@@ -81,24 +86,23 @@ class Recording:
 
     @property
     def trace(self) -> Trace | None:
-        """What was recorded, read from the file when first asked for; None until then.
+        """The recorded trace, read from the file on first access; None until `finish`.
 
-        Raises InputError if the file is no longer there.
+        Raises InputError if the file is gone.
         """
         return None if self.written is None else self._trace_at(self.path)
 
     @property
     def traces(self) -> dict[int, Trace]:
-        """Of every GPU recorded, by its index; each read when first asked for.
+        """The trace of each recorded GPU by index, read from file on first access.
 
-        Raises InputError if a file is no longer there.
+        Raises InputError if a file is gone.
         """
         return {device: self._trace_at(path) for device, path in self.paths.items()}
 
     @property
     def observed(self) -> bool:
-        """Whether torch's CUDA allocator was observed; else what there is of CUDA is of
-        torch's own history."""
+        """Whether CUDA events came from torch's allocator, not from torch's history."""
         return self._observer is not None and self._observer.began
 
     def _trace_at(self, path: Path) -> Trace:
@@ -108,11 +112,11 @@ class Recording:
 
     @property
     def notes(self) -> list[str]:
-        """What a recording took for granted, and what of the program is not in it."""
+        """Assumptions of the recording, and what of the program it does not cover."""
         found = self._events.notes() if self._events is not None else []
         if self._observer is not None and self._observer.fault and self.paths:
             found.append(
-                "CUDA memory was recorded from torch's own history, since "
+                "CUDA memory was recorded from torch's memory history: "
                 + self._observer.fault
             )
         return found
@@ -144,7 +148,7 @@ class Recording:
         self._process = os.getpid()
 
     def _watch_cuda(self, torch: Any) -> None:
-        """Record CUDA's memory from its first use on, in one way or the other."""
+        """Record CUDA memory from its first use on."""
         if self._observer is not None:
             instead = None if self._history is None else self._history.begin
             self._observer.arm(torch, instead)
@@ -152,11 +156,11 @@ class Recording:
             self._history.arm(torch)
 
     def finish(self) -> None:
-        """Stop, and write the trace, or traces; harmless when not running.
+        """Stop and write the traces; does nothing when not running.
 
-        In a forked child nothing happens: the recording is its parent's. Raises
-        RecordError if the memory asked for was not used, or events or a trace could
-        not be written; of the CPU's the journal is kept then, for `memplan recover`.
+        Does nothing in a forked child: the recording is its parent's. Raises
+        RecordError if the program never used the device, or if events or a trace could
+        not be written; a CPU recording then keeps its journal for `memplan recover`.
         """
         if os.getpid() != self._process:
             return
@@ -198,8 +202,7 @@ class Recording:
             self.paths = self._events.paths
 
     def _finish_history(self) -> None:
-        """Make the trace, or traces, of the GPU, from torch's own history if that is
-        what was used."""
+        """Make the GPU's traces from torch's memory history, if that was used."""
         if self._history is None and self._observer is not None:
             self._used(None)
             if self._observer.fault:
@@ -215,7 +218,7 @@ class Recording:
             self.written = Written(first.info, Summary.of(first.events))
 
     def _used(self, snapshot: object) -> bool:
-        """Whether the GPU is what to make a trace of."""
+        """Whether to make a trace of the GPU."""
         if self._options.device != "cuda":
             return snapshot is not None and bool(devices_of(snapshot))
         unused = self._observer is None or not self._observer.fault
@@ -237,34 +240,34 @@ class Recording:
             self._stop()
 
     def _is_last(self, mark: Mark, digest: int) -> bool:
-        """Whether the recording is to stop here, by itself."""
+        """Whether the recording stops here by itself."""
         if self._count.add(mark):
-            self.stopped = f"after {self._options.limit:,} steps, as asked for"
+            self.stopped = f"after {self._options.limit:,} steps (--steps)"
         if self._settling is not None and self._events is not None:
             self._settling.add(mark, digest)
             events = self._events.events
             enough = self._options.then_exit or events >= SETTLED_EVENTS
             if self._settling.settled and enough:
-                self.stopped = "by itself: the steps repeat (--steps all records all)"
+                self.stopped = "the steps repeat (--steps all records all)"
             elif events >= MOST_EVENTS:
                 self.stopped = (
-                    f"by itself, after {MOST_EVENTS:,} events, though the steps differ "
+                    f"after {MOST_EVENTS:,} events; the steps do not repeat "
                     "(--steps all records all)"
                 )
         return bool(self.stopped)
 
     def _stop(self) -> None:
-        """Finish while the program runs on, or have it end."""
+        """Finish while the program runs on, or end the program."""
         try:
             self._ending = self._options.then_exit
             self.finish()
-        except Exception as failure:  # the program runs on: told at its end
+        except Exception as failure:  # raised by `close`: the program runs on
             self._failure = failure
         if self._ending:
             raise SystemExit(0)
 
     def close(self) -> None:
-        """`finish`, at the program's end."""
+        """`finish` at the program's end."""
         self._ending = False
         try:
             self.finish()

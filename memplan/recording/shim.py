@@ -27,10 +27,9 @@ def require_torch(purpose: str) -> Any:
 
 
 def install(purpose: str) -> None:
-    """Put the shim before torch's CPU allocator; it passes requests through.
+    """Install the shim before torch's CPU allocator; it passes requests through.
 
-    Raises EnvironmentUnfitError, in one line, where torch is missing or its binary
-    interface is not the one the shim was written for.
+    Raises EnvironmentUnfitError if torch is missing or its binary interface is unknown.
     """
     from memplan.native import _alloc
 

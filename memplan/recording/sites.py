@@ -1,13 +1,17 @@
-"""Which line, module and operator asks for memory, and what it is for, while it runs.
+"""Call sites: the line, module and operator of each request, and its category.
 
-The recorder notes the line itself; here it is told what modules run, when an optimizer
-does, and which blocks hold parameters, gradients, an optimizer's state and inputs.
+The native recorder reads the line itself. This module reports to it which modules run,
+when an optimizer steps, and which blocks hold parameters, gradients, optimizer state
+and inputs.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dis
 import itertools
+import linecache
 import os
 import sys
 import sysconfig
@@ -15,58 +19,58 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import memplan.version
 from memplan.native import _alloc
 from memplan.recording import target
+from memplan.recording.boundary import named_parts
 from memplan.recording.cuda_observer import CudaObserver
-from memplan.recording.module_source import named_parts
-from memplan.recording.operators import operator_at
 from memplan.trace.category import Category
-from memplan.trace.user_frames import NO_FILES
+from memplan.trace.sites import NO_FILES
 
-# A step becomes longer by so many times what noting sites takes by the clock: after it,
-# the program's own code and data are out of the core's caches, and hooks are not timed.
-# Measured, as the difference between recordings with sites and without: 4 times of a
-# perceptron's training, 3 of an inference of convolutions, 2 of a transformer's
-# training; on a core that others use, up to 6.
+# A step gets longer by this multiple of the timed cost of call sites: they evict the
+# program's code and data from the core's caches, and hooks are not timed. Measured as
+# the difference between recordings with sites and without: 4 for training a perceptron,
+# 3 for a convolutional network's inference, 2 for training a transformer; up to 6 on a
+# core that other programs use.
 _DISPLACED = 3
 SITE, ALL = 1, 2  # as `Depth` of memplan/native/alloc/stacks.h
 
 
 class Sites:
-    """Tells the recorder of modules and optimizers, from `start` to `stop`."""
+    """Reports modules and optimizers to the recorder, from `start` to `stop`."""
 
     _active: Sites | None = None
 
     def __init__(
         self, depth: int, cpu: bool = True, observer: CudaObserver | None = None
     ) -> None:
-        """depth: SITE, to note the one line that asks, or ALL, for all its calls. cpu:
-        the CPU's blocks are recorded; observer: CUDA's, once that has begun."""
+        """depth: SITE for the requesting line alone, ALL for its whole stack. cpu:
+        record the CPU's blocks; observer: CUDA's, once it has begun."""
         self._depth = depth
         self._cpu, self._observer = cpu, observer
         self._handles: list[Any] = []
         self._after: Any = None
-        self._watched: Any = None  # what calls of modules go through
-        # Of the modules of parameters, by id, as the recorder has them.
+        self._watched: Any = None  # the method through which modules are called
+        # By id of a parameter, the recorder's number of its module.
         self._numbers: dict[int, int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
-        self._labelling_ns = 0  # what it took to look at outermost modules
+        self._labelling_ns = 0  # time spent looking at outermost modules
 
     def prepare(self) -> None:
-        """Hook what comes after an optimizer's step.
+        """Hook the end of an optimizer's step.
 
-        Whoever may take its own hook off while it runs must hook after this.
+        Hooks that may remove themselves while they run must be registered after this.
         """
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._after = register_optimizer_step_post_hook(_alloc.optimizer_stepped)
 
     def start(self) -> None:
-        """Watch modules, and hook optimizers."""
+        """Watch modules and hook optimizers."""
         import torch
         from torch.optim import optimizer
 
@@ -93,7 +97,7 @@ class Sites:
         Sites._active = self
 
     def stop(self) -> None:
-        """Take the hooks off again, and say what is known at the end."""
+        """Remove the hooks, after labelling gradients, state and parameters."""
         if Sites._active is not self:
             return
         for ref in self._optimizers.values():
@@ -107,7 +111,7 @@ class Sites:
         self.let_go()
 
     def let_go(self) -> None:
-        """Take the hooks off again, but for one that may be running: see `close`."""
+        """Remove the hooks, except one that may be running: see `close`."""
         Sites._active = None
         torch = sys.modules["torch"]
         _alloc.watch_sites(self._watched, None, *_tensors_of(torch), 0)
@@ -117,41 +121,41 @@ class Sites:
         self._handles = []
 
     def close(self) -> None:
-        """Take the last hook off; not to be called while an optimizer's hooks run."""
+        """Remove the last hook; do not call this while an optimizer's hooks run."""
         if self._after is not None:
             self._after.remove()
             self._after = None
 
     def counts(self) -> tuple[int, int, int]:
-        """Requests, calls of modules, and nanoseconds of labelling, so far."""
+        """Requests, module calls and nanoseconds of labelling so far."""
         requests, _, calls, _ = _alloc.sites_cost()
         return requests, calls, self._labelling_ns
 
     def took_ns(self, since: tuple[int, int, int]) -> int:
-        """About what sites took, of all threads, since `counts` was that; without what
-        recording takes anyway."""
+        """Estimated time of call sites since `counts` returned `since`, over all
+        threads, without the cost of recording itself."""
         requests, request_ns, calls, call_ns = _alloc.sites_cost()
         asked = (requests - since[0]) * request_ns
         called = (calls - since[1]) * call_ns
         return _DISPLACED * (asked + called + self._labelling_ns - since[2])
 
     def _see(self) -> None:
-        """Say what blocks hold on the devices that are recorded by now."""
+        """Label blocks on the devices recorded by now."""
         cuda = self._observer is not None and self._observer.began
         _alloc.label_devices(self._cpu, cuda)
 
     def _entering(self, module: Any, arguments: tuple[Any, ...]) -> None:
         """The outermost module of a thread is about to be called.
 
-        Of one that is known, and gets plain tensors, the recorder takes note itself.
+        The recorder handles known modules with plain tensors itself.
         """
-        # First of all: a compiler may look at this, and knows no clock.
+        # This comes first: a compiler may trace this function, and knows no clock.
         if sys.modules["torch"].compiler.is_compiling():
             return
         begin = time.perf_counter_ns()
         if not _alloc.is_known(module):
             self._meet(module)
-        # Without an optimizer; walking all parameters is slow, and mostly for nothing.
+        # Only without an optimizer: walking all parameters is slow.
         if _alloc.gradients_wait():
             _alloc.gradients_noted()
             _label_gradients(_parameters_in(module))
@@ -159,7 +163,7 @@ class Sites:
         self._labelling_ns += time.perf_counter_ns() - begin
 
     def _meet(self, root: Any) -> None:
-        """Name the parts of an outermost module."""
+        """Register the submodules of an outermost module."""
         self._roots[id(root)] = weakref.ref(root)
         _alloc.know(root)
         owners: dict[int, int] = {}  # of parameters: the first of those that share one
@@ -169,14 +173,14 @@ class Sites:
             for each in (*_own(part._parameters), *_own(part._buffers)):
                 owners.setdefault(id(each), number)
                 held.setdefault(id(each), each)
-        # An id may have been that of a parameter that is gone.
+        # Python may reuse the id of a deleted parameter.
         self._numbers.update(owners)
         self._label_parameters(held.values())
 
     def _stepping(self, optimizer: Any) -> None:
         """An optimizer's step begins.
 
-        Of one that is known, and has plain tensors, the recorder takes note itself.
+        The recorder handles known optimizers with plain tensors itself.
         """
         if not _alloc.is_known(optimizer):
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
@@ -200,13 +204,12 @@ class Sites:
 
 
 def foreign_files(torch_folder: Path) -> list[str]:
-    """What the paths of files begin with that are not the program's own.
-
-    Libraries count as its own, but PyTorch, Python's own modules and memplan do not.
+    """Path prefixes of files that are not the program's own: PyTorch, Python's standard
+    library and memplan. Other libraries count as the program's.
     """
     own = Path(memplan.version.__file__).parent
     python = sysconfig.get_path("stdlib")
-    # What is installed lies within Python's own folder, or beside it.
+    # Installed packages lie inside Python's own folder or beside it.
     files = sorted(
         entry for entry in os.listdir(python) if not entry.endswith("-packages")
     )
@@ -220,13 +223,14 @@ def _parameters_of(optimizer: Any) -> Iterator[Any]:
 
 
 def _parameters_in(module: Any) -> Iterator[Any]:
-    """Of it and its parts; whatever the program's own class has by that name."""
+    """The parameters of a module and its submodules, even if its class overrides
+    `parameters`."""
     held = (_own(part._parameters) for _, part in named_parts(module))
     return itertools.chain.from_iterable(held)
 
 
 def _own(tensors: Any) -> list[Any]:
-    """Of a module's own parameters or buffers, those that are there."""
+    """A module's own parameters or buffers, without None."""
     return [each for each in tensors.values() if each is not None]
 
 
@@ -237,13 +241,12 @@ def _watch_optimizers(torch: Any, begins: Any, changed: Any) -> None:
 
 
 def _tensors_of(torch: Any) -> tuple[type, Callable[[], int]]:
-    """What is a plain tensor; and how many modes are told of what tensors are asked."""
+    """The class of plain tensors, and the function that counts active modes."""
     return torch.Tensor, torch._C._len_torch_function_stack
 
 
 def _unseen() -> contextlib.AbstractContextManager[object]:
-    """Within it, no code of the program's is told of what tensors are asked: neither
-    its modes nor its classes."""
+    """A context in which the program's modes and tensor subclasses are not called."""
     disabled: contextlib.AbstractContextManager[object]
     disabled = sys.modules["torch"]._C.DisableTorchFunction()
     return disabled
@@ -256,22 +259,22 @@ def _label_gradients(parameters: Iterable[Any]) -> None:
 
 
 def _label(tensors: list[Any], category: Category, modules: Sequence[int] = ()) -> None:
-    """Tell the recorder what the blocks of these tensors hold, and for which modules.
+    """Report to the recorder what these tensors' blocks hold, and for which modules.
 
-    None is passed over, and what has no block on a device that is recorded.
+    Skips None and tensors without a block on a recorded device.
     """
     with _unseen():
         _alloc.label_tensors(tensors, list(modules), int(category), _fake_class())
 
 
 def _fake_class() -> type | None:
-    """A program's fake tensors have no address, and torch warns of asking for one."""
+    """The class of fake tensors: they have no address, and torch warns when asked."""
     imported = sys.modules.get("torch._subclasses.fake_tensor")
     return getattr(imported, "FakeTensor", None)
 
 
 def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors in lists, tuples and dicts of them."""
+    """The tensors in a tensor, list, tuple or dict."""
     torch = sys.modules["torch"]
     if isinstance(value, torch.Tensor):
         yield value
@@ -283,9 +286,102 @@ def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _let_go_in_child() -> None:
-    """A forked child is another program."""
+    """A forked child is not recorded."""
     if Sites._active is not None:
         Sites._active.let_go()
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+_OF_SYMBOL = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "//": "floor_divide",
+    "%": "remainder",
+    "@": "matmul",
+    "**": "pow",
+    "&": "bitwise_and",
+    "|": "bitwise_or",
+    "^": "bitwise_xor",
+    "<<": "bitwise_left_shift",
+    ">>": "bitwise_right_shift",
+    "<": "lt",
+    "<=": "le",
+    "==": "eq",
+    "!=": "ne",
+    ">": "gt",
+    ">=": "ge",
+    "[]": "index",
+}
+_OF_OPCODE = {
+    "UNARY_NEGATIVE": "neg",
+    "UNARY_INVERT": "bitwise_not",
+    "BINARY_SUBSCR": "index",
+    "BINARY_SLICE": "index",
+    "STORE_SUBSCR": "copy_",
+    "STORE_SLICE": "copy_",
+}
+_MOST_SOURCE = 20_000  # characters of one call
+
+
+def operator_at(code: CodeType, offset: int) -> str:
+    """The operator that the instruction at `offset` runs: "linear", "add", "matmul".
+
+    This is the last name of the called expression in the source, or the function's own
+    name if the source does not show it. offset: bytes, as `frame.f_lasti`.
+    """
+    for found in dis.get_instructions(code):
+        if found.offset == offset:
+            return _name(code, found) or code.co_name
+    return code.co_name
+
+
+def _name(code: CodeType, found: dis.Instruction) -> str:
+    if found.opname in _OF_OPCODE:
+        return _OF_OPCODE[found.opname]
+    if found.opname.startswith(("BINARY_", "INPLACE_", "COMPARE_")):
+        symbol = found.argrepr.replace("bool(", "").rstrip(")")
+        return _in_place(symbol)
+    if "CALL" in found.opname:
+        return _called(code, found)
+    return ""
+
+
+def _in_place(symbol: str) -> str:
+    """`symbol` as an operator's name; += is "add_"."""
+    if symbol in _OF_SYMBOL:
+        return _OF_SYMBOL[symbol]
+    plain = symbol.removesuffix("=")
+    return _OF_SYMBOL[plain] + "_" if plain in _OF_SYMBOL else ""
+
+
+def _called(code: CodeType, found: dis.Instruction) -> str:
+    """The last name of the called expression, from the source; "" if unknown."""
+    source = _source(code, found)
+    try:
+        call = ast.parse(f"({source})", mode="eval").body
+    except (SyntaxError, ValueError):
+        return ""
+    if not isinstance(call, ast.Call):
+        return ""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _source(code: CodeType, found: dis.Instruction) -> str:
+    """The source text of an instruction; "" if unknown."""
+    place = getattr(found, "positions", None)  # from Python 3.11 on
+    if place is None or None in place:
+        return ""
+    lines = linecache.getlines(code.co_filename)[place.lineno - 1 : place.end_lineno]
+    if not lines:
+        return ""
+    encoded = [line.encode() for line in lines]  # columns count bytes
+    encoded[-1] = encoded[-1][: place.end_col_offset]
+    encoded[0] = encoded[0][place.col_offset :]
+    source = b"".join(encoded).decode(errors="replace")
+    return source if len(source) <= _MOST_SOURCE else ""

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import contextlib
+import functools
 import hashlib
+import importlib
 import importlib.util
 import os
 import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.abc import InspectLoader
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
+from typing import Any
 
 from memplan.core.plan import Program
 from memplan.errors import EXIT_INTERRUPTED, InputError
-from memplan.streams import lent_streams
+from memplan.streams import lent_streams, present_streams, streams_again
 from memplan.text import name_as_text
 
 
@@ -78,10 +82,10 @@ class Target:
 
 
 def run(target: Target) -> int:
-    """Run `target` as `python` would, and return the exit code it would end with.
+    """Run `target` as `python` would, and return its exit code.
 
-    Exceptions are printed as Python prints them, without memplan's own frames. Waits
-    for the program's own non-daemon threads.
+    Prints exceptions as Python does, without memplan's own frames. Waits for the
+    program's non-daemon threads.
     """
     with lent_streams():
         try:
@@ -94,7 +98,7 @@ def run(target: Target) -> int:
 
 
 def _stopped_by(target: Target) -> BaseException | None:
-    """What the program was ended by, if not by its last line."""
+    """The exception that ended the program, or None."""
     try:
         _set_arguments(target)
         if target.is_module:
@@ -195,7 +199,7 @@ def _code_of(error: BaseException | None) -> int:
 
 
 def _unheard() -> contextlib.AbstractContextManager[None]:
-    """The program may have closed its streams, or put something else in their place."""
+    """The program may have closed or replaced its streams."""
     return contextlib.suppress(OSError, ValueError, AttributeError)
 
 
@@ -212,3 +216,122 @@ def _join_threads() -> None:
     for thread in others:
         with contextlib.suppress(RuntimeError):
             thread.join()
+
+
+# By the module that `-m` names: where its parser is, and the words that come before the
+# options. What is after the script is the script's own, to each of them.
+_PARSERS = {
+    "torch.distributed.run": ("torch.distributed.run:get_args_parser", ()),
+    "accelerate.commands.launch": (
+        "accelerate.commands.launch:launch_command_parser",
+        (),
+    ),
+    "accelerate.commands.accelerate_cli": (
+        "accelerate.commands.launch:launch_command_parser",
+        ("launch",),
+    ),
+}
+_SCRIPTS = {
+    "torchrun": "torch.distributed.run",
+    "accelerate": "accelerate.commands.accelerate_cli",
+    "accelerate-launch": "accelerate.commands.launch",
+}
+
+
+def through_launcher(target: Target, words: Sequence[str]) -> Target | None:
+    """A launcher such as torchrun, changed to start `memplan WORDS SCRIPT` instead of
+    its script; None if `target` is no launcher or starts no script.
+
+    A launcher starts the program several times and allocates nothing itself, so each
+    child runs memplan. words: memplan's command and options. The launcher parses its
+    own options and refuses those it does not know.
+    """
+    name = target.name if target.is_module else _SCRIPTS.get(Path(target.name).name)
+    if name not in _PARSERS:
+        return None
+    place, before = _PARSERS[name]
+    if target.arguments[: len(before)] != before:
+        return None
+    arguments = target.arguments[len(before) :]
+    parsed = _parsed(place, arguments)
+    script = getattr(parsed, "training_script", None)
+    if parsed is None or not script or getattr(parsed, "no_python", False):
+        return None
+    own = tuple(getattr(parsed, "training_script_args", ()))
+    options = arguments[: len(arguments) - len(own) - 1]
+    is_module = bool(getattr(parsed, "module", False))
+    command = (
+        *(() if is_module else ("-m",)),
+        *("memplan", *words),
+        *(("-m",) if is_module else ()),
+        *(script, *own),
+    )
+    return replace(target, arguments=(*before, *options, *command))
+
+
+def _parsed(place: str, arguments: Sequence[str]) -> argparse.Namespace | None:
+    """The launcher's parsed arguments; None if it refuses them or is missing."""
+    module, function = place.split(":")
+    with contextlib.suppress(ImportError, AttributeError, SystemExit):
+        parser: argparse.ArgumentParser = getattr(
+            importlib.import_module(module), function
+        )()
+        with contextlib.redirect_stderr(None), contextlib.redirect_stdout(None):
+            return parser.parse_args(list(arguments))
+    return None
+
+
+# What the other functions of `os` call in the end.
+EXIT = "_exit"
+WAYS = (EXIT, "execv", "execve")
+
+
+@contextlib.contextmanager
+def leaving_concluded(conclude: Callable[[bool], object]) -> Iterator[None]:
+    """Call `conclude` once before this process leaves through os._exit or os.exec*.
+
+    The argument tells whether it continues as another program. `conclude` prints to
+    today's streams, even if the program closes them. Forked children leave without it,
+    as multiprocessing's always do.
+    """
+    process = os.getpid()
+    before = {name: getattr(os, name) for name in WAYS}
+    ours = present_streams()
+    left: list[str] = []
+
+    def concluding(name: str) -> Callable[..., Any]:
+        leave = before[name]
+
+        @functools.wraps(leave)
+        def leaving(*arguments: Any, **named: Any) -> Any:
+            here = os.getpid() == process and not left
+            if here and (name == EXIT or _runs(*arguments[:1])):
+                left.append(name)
+                # Whatever happens, Ctrl-C included, the program leaves.
+                with contextlib.suppress(BaseException), streams_again(ours):
+                    conclude(name != EXIT)
+            return leave(*arguments, **named)
+
+        # Where pickle finds it: pools are told to run os._exit.
+        leaving.__module__ = os.__name__
+        return leaving
+
+    wrapped = {name: concluding(name) for name in WAYS}
+    for name, leave in wrapped.items():
+        setattr(os, name, leave)
+    try:
+        yield
+    finally:
+        for name, leave in wrapped.items():
+            if getattr(os, name, None) is leave:
+                setattr(os, name, before[name])
+
+
+def _runs(file: Any = None) -> bool:
+    """Whether exec will find a program there; `execvp` tries several folders."""
+    if isinstance(file, int):
+        return True
+    try:
+        return os.path.isfile(file) and os.access(file, os.X_OK)
+    except (TypeError, ValueError):
+        return False

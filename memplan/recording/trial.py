@@ -1,4 +1,4 @@
-"""A program recorded in a process of its own, to see what it needs at some size."""
+"""Records a program in a child process, to measure what it needs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from memplan.trace.reserved import most_reserved, ran_out
 class Trial:
     """What a recording found.
 
-    live, reserved: the most bytes, exact; reserved is 0 on the CPU. out_of_memory: the
-    device had no room for all. notes: what memplan said of it, a line each.
+    live, reserved: peak bytes, exact; reserved is 0 on the CPU. out_of_memory: a
+    request did not fit the device. notes: memplan's notes, a line each.
     """
 
     live: int
@@ -29,11 +29,10 @@ class Trial:
 
 
 def trial(target: Target, device: str, steps: int) -> Trial:
-    """Record `steps` steps of a program, and end it there.
+    """Record `steps` steps of a program, then end it.
 
-    device: as `record --device` takes it. Raises RecordError, with the last line that
-    the program said, if it failed for any other reason than memory; and if nothing of
-    it was recorded.
+    device: as for `record --device`. Raises RecordError with the program's last line
+    of stderr if it failed for another reason than memory, or if nothing was recorded.
     """
     with scratch_folder("memplan-fit-") as folder:
         path = folder / "trace.parquet"
@@ -54,8 +53,8 @@ def trial(target: Target, device: str, steps: int) -> Trial:
         events = read_trace(path).events
     if not len(events):
         raise RecordError(
-            f"{' '.join(target.command())} asked for no memory that is seen, so nothing"
-            " is known of what it needs; if it starts others that do, name one of them"
+            f"{' '.join(target.command())} allocated no tensors in its own process, so "
+            "memplan cannot measure it; if it starts other programs, name one of them"
         )
     failed = ran_out(events)
     if done.returncode and not failed:
@@ -69,9 +68,9 @@ def trial(target: Target, device: str, steps: int) -> Trial:
 
 
 def _failure(target: Target, said: list[str], code: int) -> str:
-    own = ("memplan: recorded ", " ")  # of the recording, which is thrown away
+    own = ("memplan: recorded ", " ")  # the summary of a recording nobody keeps
     told = [
         line for line in said if not line.startswith(own) and " is empty: " not in line
     ]
-    last = told[-1].removeprefix("memplan: ") if told else "it said nothing"
+    last = told[-1].removeprefix("memplan: ") if told else "it printed nothing"
     return f"{' '.join(target.command())} ended with {code}: {last}"

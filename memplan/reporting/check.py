@@ -7,10 +7,10 @@ from typing import Literal
 
 from memplan.core.plan import Plan
 from memplan.errors import UsageError
-from memplan.reporting.attribution import Site
 from memplan.reporting.diff import diff
 from memplan.reporting.stats import OutOfMemory, Stats, site_entries, summarize
 from memplan.trace.reserved import most_reserved
+from memplan.trace.sites import Site
 from memplan.trace.trace import Trace
 from memplan.units import format_bytes
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memplan.reporting.attribution import Site
 from memplan.reporting.live import Live
 from memplan.reporting.stats import Stats, category_entries, site_entries, summarize
 from memplan.trace.category import Category
+from memplan.trace.sites import Site
 from memplan.trace.trace import Trace
 
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.arrays import Int64Array
-from memplan.reporting.attribution import Buffers, Site
+from memplan.levels import level
+from memplan.trace.lives import Lives
+from memplan.trace.sites import Site
 
 LEAST_STEPS = 6  # after the warm-up: with fewer, chance rises as steadily
 _LEAST_TREND = 0.7  # Kendall's tau of the level over steps
@@ -32,27 +34,27 @@ class Leak:
     steps: int
 
 
-def told(buffers: Buffers) -> bool:
+def told(buffers: Lives) -> bool:
     """Whether there are steps enough to tell."""
     return len(buffers.bounds) - _warm_up(buffers) >= LEAST_STEPS
 
 
-def _warm_up(buffers: Buffers) -> int:
+def _warm_up(buffers: Lives) -> int:
     return max(2, len(buffers.bounds) // 4)
 
 
-def find_leak(buffers: Buffers) -> Leak | None:
+def find_leak(buffers: Lives) -> Leak | None:
     """The growth over steps, or None: there is none, or there are too few steps."""
     if not told(buffers):
         return None
     return _kept(buffers) or _made_anew(buffers)
 
 
-def _kept(buffers: Buffers) -> Leak | None:
+def _kept(buffers: Lives) -> Leak | None:
     """A growth of what is kept: of a list, of graphs, of a cache."""
-    level, begin = outliving(buffers), _warm_up(buffers)
-    slope = _growth(level[begin:])
-    last = len(level) - 1
+    kept, begin = outliving(buffers), _warm_up(buffers)
+    slope = _growth(kept[begin:])
+    last = len(kept) - 1
     row = int(buffers.bounds[last])
     made = (buffers.step >= begin - 1) & (buffers.step <= last - 2)
     grown = np.flatnonzero(made & (buffers.row <= row) & (buffers.end > row))
@@ -63,7 +65,7 @@ def _kept(buffers: Buffers) -> Leak | None:
     return Leak(slope, buffers.sites[int(np.argmax(sums))], last - begin)
 
 
-def _made_anew(buffers: Buffers) -> Leak | None:
+def _made_anew(buffers: Lives) -> Leak | None:
     """A growth of one site's buffer that is made anew, larger each time: a history that
     is joined with what is new.
 
@@ -85,7 +87,7 @@ def _made_anew(buffers: Buffers) -> Leak | None:
     return found
 
 
-def outliving(buffers: Buffers) -> Int64Array:
+def outliving(buffers: Lives) -> Int64Array:
     """At the end of each step the bytes that were made two steps before, or earlier.
 
     Shape (b,), one for each boundary; all that is persistent is in it.
@@ -93,57 +95,53 @@ def outliving(buffers: Buffers) -> Int64Array:
     return _level(buffers, buffers.size, 2)
 
 
-def _level(buffers: Buffers, size: Int64Array, age: int) -> Int64Array:
+def _level(buffers: Lives, size: Int64Array, age: int) -> Int64Array:
     """At each boundary the live bytes that were made `age` steps before, or earlier."""
     count = len(buffers.bounds)
     first = buffers.step + age
     until = np.searchsorted(buffers.bounds, buffers.end, side="left")
     counted = (first < count) & (until > first)
-    change = np.zeros(count + 1, dtype=np.int64)
-    np.add.at(change, first[counted], size[counted])
-    np.add.at(change, until[counted], -size[counted])
-    level: Int64Array = np.cumsum(change[:-1])
-    return level
+    return level(first[counted], until[counted], size[counted], count)
 
 
-def _asked(buffers: Buffers, size: Int64Array) -> Int64Array:
+def _asked(buffers: Lives, size: Int64Array) -> Int64Array:
     """Bytes asked for in each step that came to its end, shape (b,)."""
     sums = np.zeros(len(buffers.bounds) + 1, dtype=np.int64)
     np.add.at(sums, buffers.step, size)
     return sums[:-1]
 
 
-def _growth(level: Int64Array) -> float:
+def _growth(height: Int64Array) -> float:
     """Bytes a step by which it grows; 0 if it does not, on the whole and to the end."""
-    return _median_slope(level) if _grows(level) else 0.0
+    return _median_slope(height) if _grows(height) else 0.0
 
 
-def _grows(level: Int64Array) -> bool:
+def _grows(height: Int64Array) -> bool:
     """Whether it rises again and again, to the end, and hardly ever falls."""
-    highest = np.maximum.accumulate(level)
-    rises = np.flatnonzero(level[1:] > highest[:-1]) + 1
-    if len(rises) < max(_LEAST_RISES, len(level) // 8):
+    highest = np.maximum.accumulate(height)
+    rises = np.flatnonzero(height[1:] > highest[:-1]) + 1
+    if len(rises) < max(_LEAST_RISES, len(height) // 8):
         return False
-    goes_on = int(rises[-1]) >= len(level) - 1 - max(1, len(level) // 4)
-    return goes_on and _trend(level) >= _LEAST_TREND
+    goes_on = int(rises[-1]) >= len(height) - 1 - max(1, len(height) // 4)
+    return goes_on and _trend(height) >= _LEAST_TREND
 
 
-def _trend(level: Int64Array) -> float:
-    """Kendall's tau of a level over steps; pairs that are equal do not count."""
-    level = _thinned(level)
-    later = np.sign(level[np.newaxis, :] - level[:, np.newaxis])
+def _trend(height: Int64Array) -> float:
+    """Kendall's tau of a height over steps; pairs that are equal do not count."""
+    height = _thinned(height)
+    later = np.sign(height[np.newaxis, :] - height[:, np.newaxis])
     pairs = np.triu(later, 1)
     counted = np.count_nonzero(pairs)
     return float(pairs.sum()) / counted if counted else 0.0
 
 
-def _median_slope(level: Int64Array) -> float:
+def _median_slope(height: Int64Array) -> float:
     """Bytes a step: of long distances, so that steps that add nothing count, too."""
-    half = len(level) // 2
-    return float(np.median((level[half:] - level[: len(level) - half]) / half))
+    half = len(height) // 2
+    return float(np.median((height[half:] - height[: len(height) - half]) / half))
 
 
-def _thinned(level: Int64Array) -> Int64Array:
+def _thinned(height: Int64Array) -> Int64Array:
     """At most a thousand of the values, evenly."""
-    stride = -(-len(level) // 1000)
-    return level[::stride]
+    stride = -(-len(height) // 1000)
+    return height[::stride]

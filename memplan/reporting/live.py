@@ -12,8 +12,9 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.errors import UsageError
-from memplan.reporting.attribution import Buffers, Site
 from memplan.trace.category import Category
+from memplan.trace.lives import Lives
+from memplan.trace.sites import Site
 
 By = Literal["line", "function", "module", "op", "category", "size", "step"]
 UNKNOWN = "unknown"
@@ -40,7 +41,7 @@ class Share:
 class Live:
     """The buffers that are live after event `row`, as indexes; `row` is -1 for none."""
 
-    buffers: Buffers
+    buffers: Lives
     row: int
     chosen: Int64Array
 
@@ -106,7 +107,7 @@ class _Sum:
         return Share(name, self.bytes, self.bytes / total, self.count, tuple(sites))
 
 
-def live_at(buffers: Buffers, at: str = "peak") -> Live:
+def live_at(buffers: Lives, at: str = "peak") -> Live:
     """What is live at a moment of the run.
 
     at: "peak"; seconds since the first event, as in "1.5s", "20ms" or "0.25"; or a
@@ -117,13 +118,13 @@ def live_at(buffers: Buffers, at: str = "peak") -> Live:
     return Live(buffers, row, buffers.live_rows(row))
 
 
-def live_after(buffers: Buffers, row: int) -> Live:
+def live_after(buffers: Lives, row: int) -> Live:
     """What is live after event `row`."""
     return Live(buffers, row, buffers.live_rows(row))
 
 
-def _row(buffers: Buffers, at: str) -> int:
-    if at == "peak" or not buffers.rows:
+def _row(buffers: Lives, at: str) -> int:
+    if at == "peak" or not len(buffers.events):
         return buffers.peak_row
     if re.fullmatch(r"[0-9]{1,9}", at):
         step = int(at)
@@ -132,7 +133,7 @@ def _row(buffers: Buffers, at: str) -> int:
                 f"--at {at}: the trace has steps 0 to {len(buffers.bounds)} only; "
                 f"{at}s means seconds"
             )
-        edges = [0, *buffers.bounds.tolist(), buffers.rows]
+        edges = [0, *buffers.bounds.tolist(), len(buffers.events)]
         begin: int = edges[step]
         end = max(edges[step + 1], begin + 1)
         return begin + int(np.argmax(buffers.live_bytes[begin:end]))
@@ -149,7 +150,7 @@ def _row(buffers: Buffers, at: str) -> int:
     return int(after) - 1
 
 
-def _keys(buffers: Buffers, kind: By) -> Callable[[int], str | int]:
+def _keys(buffers: Lives, kind: By) -> Callable[[int], str | int]:
     """What buffers are summed by: of a buffer's index the part that it belongs to."""
     sites = buffers.sites
     if kind == "category":

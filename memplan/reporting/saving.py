@@ -74,6 +74,6 @@ def saving(trace: Trace) -> Saving | None:
         return Saving("resident", found.peak_now, planned, min(planned, least))
     planned = room_for(trace, 0, "live").needed(plan)
     if trace.info.device == "cpu":
-        return Saving("heaps", default_heaps(trace.events)[0], planned, planned)
+        return Saving("heaps", default_heaps(trace)[0], planned, planned)
     now = most_reserved(trace.events)
     return Saving("reserved", now, planned, planned) if now else None

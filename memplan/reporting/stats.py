@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memplan.reporting.attribution import Buffers, Site, buffers_of, site_of
 from memplan.reporting.leak import Leak, find_leak, outliving
 from memplan.reporting.live import Live, live_after, live_at
 from memplan.trace.category import Category
+from memplan.trace.lives import Lives, lives_of
 from memplan.trace.reserved import Reserved, reserved_at, reserved_bytes
+from memplan.trace.sites import Site, site_of
 from memplan.trace.trace import Action, Trace
 
 
@@ -53,7 +54,7 @@ class Stats:
     """
 
     trace: Trace
-    buffers: Buffers
+    buffers: Lives
     peak: Live
     at: Live
     leak: Leak | None
@@ -91,7 +92,7 @@ def summarize(trace: Trace, at: str = "peak") -> Stats:
 
     at: as `live_at` takes it. Raises UsageError for a moment that is not in it.
     """
-    buffers = buffers_of(trace)
+    buffers = lives_of(trace)
     level = outliving(buffers)
     chosen = live_at(buffers, at)
     return Stats(
@@ -120,7 +121,7 @@ def _reserved(trace: Trace, live: Live) -> Reserved:
     return reserved_at(trace.events, live.row, live.buffers.row[live.chosen])
 
 
-def _out_of_memory(trace: Trace, buffers: Buffers) -> OutOfMemory | None:
+def _out_of_memory(trace: Trace, buffers: Lives) -> OutOfMemory | None:
     events = trace.events
     rows = np.flatnonzero(events.action == Action.OOM)
     if not len(rows):

@@ -18,8 +18,8 @@ from memplan.errors import InfeasibleError, NoPlanError, UsageError
 from memplan.solving.options import Options
 from memplan.solving.outlook import default_heaps, unplanned_bytes
 from memplan.trace.liveness import step_problem
-from memplan.trace.match import lives
-from memplan.trace.streams import one_stream
+from memplan.trace.lives import lives_of
+from memplan.trace.threads import one_stream
 from memplan.trace.trace import Action, Columns, Trace
 from memplan.units import format_bytes
 
@@ -92,13 +92,13 @@ def room_for(
         of or "live",
         outliving=unplanned_bytes(planned, marks, step),
         other_streams=_live_beside(source, planned),
-        live=_most_live(source.events),
+        live=_most_live(source),
         failed=_last_failed(source.events),
         whole=source.info.complete and not source.info.dropped_events,
     )
     if of != "process":
         return room
-    heaps, _ = default_heaps(source.events)
+    heaps, _ = default_heaps(source)
     return replace(room, beyond=max(measured - heaps, 0))
 
 
@@ -192,7 +192,7 @@ def _live_beside(trace: Trace, planned: Trace) -> int:
     stream = int(planned.events.stream[planned.events.action == Action.ALLOC][0])
     others = trace.events.stream != stream
     rows = np.flatnonzero(others & (trace.events.action != Action.OOM))
-    return _most_live(trace.events.take(rows.astype(np.int64)))
+    return _most_live(replace(trace, events=trace.events.take(rows)))
 
 
 def _last_failed(events: Columns) -> int:
@@ -200,13 +200,8 @@ def _last_failed(events: Columns) -> int:
     return int(sizes[-1]) if len(sizes) else 0
 
 
-def _most_live(events: Columns) -> int:
-    """The most bytes alive at once, and of a request that failed what it needed."""
-    row, end = lives(events)
-    change = np.zeros(len(events) + 1, dtype=np.int64)
-    size = events.requested_size[row]
-    np.add.at(change, row, size)
-    np.add.at(change, end, -size)
-    failed = events.action == Action.OOM
-    live = np.cumsum(change[:-1]) + np.where(failed, events.requested_size, 0)
-    return int(live.max(initial=0))
+def _most_live(trace: Trace) -> int:
+    """The most bytes alive at once, counting what a failed request asked for."""
+    failed = trace.events.action == Action.OOM
+    asked = np.where(failed, trace.events.requested_size, 0)
+    return int((lives_of(trace).live_bytes + asked).max(initial=0))

@@ -1,8 +1,11 @@
-"""Integer programs handed to CBC or HiGHS; the only file that knows PuLP.
+"""Integer programs solved by CBC or HiGHS; the only file that knows PuLP.
 
-PuLP brings CBC along, and that is all that it is for. The solver is run from here:
-silently, in a folder of its own, without a shell, and ended on Ctrl-C or when its time
-is over, whether or not it has noticed. What it proved is read from its own words.
+PuLP is used only for the CBC that it ships. The solver runs silently, in a folder of
+its own, without a shell, and is killed on Ctrl-C or when its time is over. What it
+proved is read from its output.
+
+`write_mps` writes the program in the free MPS form that both solvers read. Building it
+with PuLP takes 5 to 19 times as long.
 """
 
 from __future__ import annotations
@@ -16,23 +19,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from memplan.arrays import Float64Array
+from memplan.arrays import BoolArray, Float64Array, Int64Array
 from memplan.errors import EnvironmentUnfitError
 from memplan.files import write_bytes
 from memplan.scratch import scratch_folder
-from memplan.solving.model import Model
-from memplan.solving.mps import tops, write_mps
 from memplan.solving.options import Options
-
-Offsets: TypeAlias = Float64Array
 
 _MODEL, _START, _ANSWER = "model.mps", "start.mst", "answer.sol"
 _BOUND = re.compile(r"^Lower bound: +(-?[\d.]+(?:e[+-]?\d+)?)$", re.MULTILINE)
@@ -42,6 +42,40 @@ _MOST_TO_STOP = 1.0  # seconds
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GRAIN_GAP = 0.999  # peaks are whole numbers of grains: a smaller gap is none
 _LEAST_GAP = 1e-6  # units; solvers cannot tell less
+_AT_ONCE = 20_000  # lines of a model between looks at the clock
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """n buffers and m pairs that are alive at the same time.
+
+    size, fixed: in units, int64, shape (n,); fixed is -1 where a buffer is free.
+    slack: bytes of padding in each size, int64, shape (n,): they do not raise the peak.
+    step: x must be a multiple of it, in units, int64, shape (n,); None for 1.
+    first, second: the buffers of each pair, int64, shape (m,), first < second.
+    settled: pairs whose first lies below the second, without loss; bool, shape (m,).
+    floor, ceiling: the least peak is looked for between them, in bytes, both included.
+    unit: bytes. grain: bytes that all peaks are multiples of, a divisor of the unit.
+    start: offsets to begin with, in units, that keep to all of that; or None.
+    """
+
+    size: Int64Array
+    slack: Int64Array
+    step: Int64Array | None
+    fixed: Int64Array
+    first: Int64Array
+    second: Int64Array
+    settled: BoolArray
+    floor: int
+    ceiling: int
+    unit: int
+    grain: int
+    start: Int64Array | None
+
+    @property
+    def most(self) -> int:
+        """Units that no padded size ends above, if the peak is within the ceiling."""
+        return int((self.ceiling + self.slack).max(initial=0)) // self.unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +88,7 @@ class Found:
     """
 
     status: str
-    offsets: Offsets | None = None
+    offsets: Float64Array | None = None
     bound: float | None = None
     infeasible: bool = False
 
@@ -121,7 +155,7 @@ def _start_values(model: Model, names: list[str]) -> list[float] | None:
     return values
 
 
-def _offsets_from(model: Model, values: dict[str, float]) -> Offsets:
+def _offsets_from(model: Model, values: dict[str, float]) -> Float64Array:
     """The solver's offsets in units; what it does not mention is 0."""
     step = np.ones(len(model.size)) if model.step is None else model.step
     found = [values.get(f"x{i}", 0.0) for i in range(len(model.size))]
@@ -293,3 +327,122 @@ def _read_highs(model: Model, solver: Any, names: list[str]) -> Found:
         bound = info.objective_function_value
     text = "solved" if finished else solver.modelStatusToString(status).lower()
     return Found(text, offsets, float(bound) if np.isfinite(bound) else None)
+
+
+def write_mps(model: Model, path: Path, deadline: float) -> list[str] | None:
+    """Write `model` to `path`; the names of its variables, in the order of the file.
+
+    Rows of buffer i and of pair k, (i, j), where M is the most units there may be:
+
+        t<i>: x<i> - u <= padding not needed on top - size of i
+        a<k>: x<i> - x<j> - M z<i>_<j> <= - size of i
+        b<k>: x<j> - x<i> + M z<i>_<j> <= M - size of j
+
+    A settled pair has only the first, without z. A fixed offset is a number, not x.
+
+    deadline: by `time.perf_counter`; None is returned, and nothing written, if the file
+    is not done by then.
+    """
+    lines, text = _lines(model), []
+    while chunk := list(islice(lines, _AT_ONCE)):
+        if time.perf_counter() >= deadline:
+            return None
+        text.append("\n".join(chunk))
+    write_bytes(path, ("\n".join(text) + "\n").encode("ascii"))
+    free = np.flatnonzero(model.fixed < 0).tolist()
+    return ["u", *(f"x{i}" for i in free), *_choices(model)]
+
+
+def tops(model: Model) -> list[float]:
+    """Units of each buffer that count for the peak: its size without the padding."""
+    units: list[float] = (model.size - model.slack / model.unit).tolist()
+    return units
+
+
+def _choices(model: Model) -> list[str]:
+    """The names of the variables that say which of two buffers lies above."""
+    rows = np.flatnonzero(~model.settled)
+    pairs = zip(model.first[rows].tolist(), model.second[rows].tolist(), strict=True)
+    return [f"z{i}_{j}" for i, j in pairs]
+
+
+def _lines(model: Model) -> Iterator[str]:
+    n, m = len(model.size), len(model.first)
+    open_ = np.flatnonzero(~model.settled).tolist()
+    yield from ("NAME memplan FREE", "ROWS", " N peak")
+    yield from (f" L t{i}" for i in range(n))
+    yield from (f" L a{k}" for k in range(m))
+    yield from (f" L b{k}" for k in open_)
+    yield "COLUMNS"
+    yield " u peak 1"
+    yield from (f" u t{i} -1" for i in range(n))
+    yield from _offset_columns(model)
+    yield " M1 'MARKER' 'INTORG'"
+    most, choices = model.most, _choices(model)
+    for k, name in zip(open_, choices, strict=True):
+        yield f" {name} a{k} {-most} b{k} {most}"
+    yield " M2 'MARKER' 'INTEND'"
+    yield "RHS"
+    yield from _right_hand_sides(model)
+    yield "BOUNDS"
+    yield f" LO limits u {model.floor / model.unit!r}"
+    yield f" UP limits u {model.ceiling / model.unit!r}"
+    yield from _offset_limits(model)
+    yield from (f" BV limits {name}" for name in choices)
+    yield "ENDATA"
+
+
+def _offset_columns(model: Model) -> Iterator[str]:
+    """For every free buffer, the rows that its offset stands in, and how often."""
+    pairs = np.arange(len(model.first))
+    open_ = pairs[~model.settled]
+    owner = np.concatenate([model.first, model.second, model.second, model.first])
+    keep = np.concatenate([np.ones(2 * len(pairs), bool), np.tile(~model.settled, 2)])
+    order = np.argsort(owner[keep], kind="stable")
+    row = np.concatenate([pairs, pairs, open_, open_])[order].tolist()
+    signs = (("a", 1), ("a", -1), ("b", 1), ("b", -1))
+    counts = (len(pairs), len(pairs), len(open_), len(open_))
+    which = np.repeat(np.arange(4), counts)[order].tolist()
+    ends = np.searchsorted(owner[keep][order], np.arange(len(model.size) + 1)).tolist()
+    integers = model.step is not None
+    if integers:
+        yield " M3 'MARKER' 'INTORG'"
+    for i, fixed in enumerate(model.fixed.tolist()):
+        if fixed >= 0:
+            continue
+        step = 1 if model.step is None else int(model.step[i])
+        yield f" x{i} t{i} {step}"
+        for at in range(ends[i], ends[i + 1]):
+            letter, sign = signs[which[at]]
+            yield f" x{i} {letter}{row[at]} {sign * step}"
+    if integers:
+        yield " M4 'MARKER' 'INTEND'"
+
+
+def _offset_limits(model: Model) -> Iterator[str]:
+    highest = (model.ceiling + model.slack) // model.unit - model.size
+    if model.step is not None:
+        highest = highest // model.step
+    for i in np.flatnonzero(model.fixed < 0).tolist():
+        # The lower limit is said, too: a negative upper one would change it.
+        yield f" LO limits x{i} 0"
+        yield f" UP limits x{i} {highest[i]}"
+
+
+def _right_hand_sides(model: Model) -> Iterator[str]:
+    given = np.maximum(model.fixed, 0)
+    for i, (top, fixed) in enumerate(zip(tops(model), given.tolist(), strict=True)):
+        yield f" limits t{i} {-top - fixed!r}"
+    below = _below(model, model.first, model.second)
+    yield from (f" limits a{k} {value}" for k, value in enumerate(below.tolist()))
+    rows = np.flatnonzero(~model.settled)
+    above = model.most + _below(model, model.second[rows], model.first[rows])
+    values = zip(rows.tolist(), above.tolist(), strict=True)
+    yield from (f" limits b{k} {value}" for k, value in values)
+
+
+def _below(model: Model, lower: Int64Array, upper: Int64Array) -> Int64Array:
+    """What is left of x[lower] + size[lower] - x[upper] <= 0 on the right."""
+    given = np.maximum(model.fixed, 0)
+    right: Int64Array = given[upper] - given[lower] - model.size[lower]
+    return right

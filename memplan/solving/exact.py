@@ -2,12 +2,16 @@
 
 Canonical branch and bound in the manner of MiniMalloc (Moffitt, "MiniMalloc: a
 lightweight memory allocator for hardware-accelerated machine learning", ASPLOS 2023),
-several rankings of the buffers in turn, on all cores. Any alignments, fixed offsets and
-wrap-around lifespans are taken as they are. The kernel is compiled.
+with several rankings of the buffers in turn, on all cores. It supports any alignments,
+fixed offsets and wrap-around lifespans. The kernel is compiled.
+
+`Ladder` asks about one capacity after another. The lower bound comes first, then
+capacities between there and the best peak. "Fits" lowers the peak, "never" raises the
+bound, until they meet. Each capacity has its own portfolio of searches, which are
+never restarted: if a share of nodes brings no answer, they go on later with more.
 
 Without a time limit it does a fixed amount of work, and the same problem gives the same
-plan and the same proof, on any number of threads. There is no chance in it: the seed
-changes nothing.
+plan and the same proof, on any number of threads and with any seed.
 """
 
 from __future__ import annotations
@@ -17,19 +21,99 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan, Provenance
-from memplan.core.problem import Problem
-from memplan.solving.exact_ladder import MOST_BUFFERS, Ladder, Tuning, paced
-from memplan.solving.gapped import refuse_gaps
+from memplan.core.problem import FREE, Problem
+from memplan.core.verify import verify_offsets
+from memplan.errors import MemplanError, UsageError
+from memplan.native import _dsa
+from memplan.solving.bestfit import best_of_six
 from memplan.solving.options import DEFAULTS, Options, Progress
-from memplan.solving.parts import Part, take_apart
-from memplan.solving.priorities import best_of_six
+from memplan.solving.parts import Part, PartByPart
+from memplan.solving.placing import quietest_moment, refuse_gaps, spans
 
-# Placements in all searches together, where nothing else limits them: about half a
+# Placements in all searches together, if nothing else limits them: about half a
 # minute on two cores.
 DEFAULT_NODES = 40_000_000
+
+# Pruning rules of the search, each of which can be switched off.
+RULES = (
+    "canonical",
+    "dominance",
+    "sections",
+    "unallocated",
+    "monotone",
+    "hatless",
+    "stranded",
+    "decomposition",
+    "ranking",
+    "tightest",
+    "forced",
+    "symmetry",
+    "memo",
+)
+
+# Rankings, searched in turn: W lifetime, A lifetime x size, T largest total of bytes in
+# a section lived through, C sections, Z size, O overlapping buffers; all descending.
+# Those with an M try only what may lie in a section where something must lie next. R
+# and a number: a randomised ranking, which changes again and again.
+ORDERS = (
+    *("TWA", "MTZW", "CTA", "MTWA", "AWT", "OAT", "WAT"),
+    *("R1", "R2", "R3", "R4", "R5"),
+)
+
+MOST_BUFFERS = 2000
+MOST_UNITS = 1 << 42  # of a capacity
+
+_SLICE = 1000  # placements that a search makes in its turn
+_SWIFT = 200  # buffers up to which a placement takes the same time, about
+_SHARE = 8  # slices of each search in the first pass, at each capacity
+_AT_ONCE = 4  # slices between looks at the keyboard
+_MOST_PROBES = 10  # that wait for an answer at a time: they take memory
+_SIXTEENTHS = (8, 12, 14, 4, 15, 10, 6)  # of the gap: where to ask, in this order
+
+
+def paced(nodes: int, buffers: int) -> int:
+    """`nodes`, or as many as take the same time where there are many buffers.
+
+    Of 942 buffers a node takes 50 microseconds, of 200 some 5.
+    """
+    slower = max(1.0, buffers / _SWIFT)
+    return math.ceil(nodes / slower)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How to search; the answers do not depend on it.
+
+    threads: how many work at once; the offsets do not depend on it, either.
+    slice: placements that a search makes in its turn.
+    deadline: when to stop, by `time.perf_counter`; most_nodes: placements in all.
+    without: rules that are switched off, of RULES. orders: rankings, as in ORDERS.
+    memo_bytes: for the failures that each search remembers.
+    """
+
+    threads: int = 1
+    deadline: float = math.inf
+    most_nodes: int = 1 << 62
+    without: tuple[str, ...] = ()
+    orders: tuple[str, ...] = ORDERS
+    memo_bytes: int = 1 << 22
+    slice: int = _SLICE
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for an unknown rule or order."""
+        for kind, known, named in (
+            ("rule", RULES, self.without),
+            ("order", ORDERS, self.orders),
+        ):
+            unknown = sorted(set(named) - set(known))
+            if unknown:
+                listed = ", ".join(known)
+                raise UsageError(f"there is no {kind} {unknown[0]!r}: take {listed}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +121,9 @@ class ExactResult:
     """What is known when the search ends.
 
     offsets: of the best plan, bytes, shape (n,); never worse than the incumbent.
-    lower_bound: bytes that no plan needs less than. proved_optimal: they have met.
-    nodes: placements made. interrupted: by Ctrl-C. too_large: nothing was searched in
-    some part of the problem, for it has too many buffers.
+    lower_bound: bytes; no plan needs less. proved_optimal: they have met.
+    nodes: placements made. interrupted: by Ctrl-C. too_large: some part of the problem
+    was not searched, because it has too many buffers.
     """
 
     offsets: Int64Array
@@ -53,8 +137,8 @@ class ExactResult:
 def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     """The best Plan found within the limits of `options`, or until Ctrl-C.
 
-    With a capacity, ends as soon as a plan keeps within it, or it is proved that none
-    can: then the plan's lower bound exceeds the capacity.
+    With a capacity, ends as soon as a plan fits, or it is proved that none can: then
+    the plan's lower bound exceeds the capacity.
 
     Raises NoPlanError where fixed offsets collide, UsageError for gaps in lifespans.
     """
@@ -89,137 +173,283 @@ def improve(
 
     bound: bytes that are known to be needed. options: as for `solve`; `max_nodes` is
     DEFAULT_NODES, paced, where it and the time limit are None. tuning: rules and
-    rankings; its threads and limits are those of the options, which may name more rules
-    to leave out.
+    rankings; its threads and limits are replaced by those of the options.
 
-    Raises UsageError for gaps in lifespans, and for a rule that there is not.
+    Raises UsageError for gaps in lifespans.
     """
     refuse_gaps(problem, "exact")
     start = time.perf_counter()
-    tuning = Tuning() if tuning is None else tuning
     limit, most = options.time_limit, options.max_nodes
     if most is None:
         most = paced(DEFAULT_NODES, len(problem)) if limit is None else 1 << 62
     tuning = replace(
-        tuning,
-        without=tuple(dict.fromkeys((*tuning.without, *options.without))),
+        Tuning() if tuning is None else tuning,
         threads=options.workers(),
         deadline=math.inf if limit is None else start + limit,
         most_nodes=most,
     )
-    climb = _Climb(problem, incumbent, max(bound, lower_bound(problem)), tuning)
+    bound, capacity = max(bound, lower_bound(problem)), options.capacity
+
+    def begin(part: Part) -> Ladder:
+        whole = len(part.members) == len(problem)
+        offsets = incumbent[part.members] if whole else best_of_six(part.problem)[0]
+        # The whole's bound is not the part's: its floor may belong to another time.
+        least = max(lower_bound(part.problem), bound if whole else 0)
+        within = None if capacity is None else capacity - part.floor
+        return Ladder(part.problem, offsets, least, tuning, within)
+
+    parts = PartByPart(problem, incumbent, bound, begin)
     interrupted = False
+
+    def nodes() -> int:
+        return sum(ladder.nodes for _, ladder in parts.searches)
+
     try:
-        for _ in climb.steps(options.capacity):
+        while capacity is None or parts.bound <= capacity:
+            if not parts.turn(parts.bound if capacity is None else capacity):
+                break
             now = time.perf_counter()
-            options.report(Progress(climb.peak, climb.lower, climb.nodes, now - start))
-            if now >= tuning.deadline or climb.nodes >= tuning.most_nodes:
+            options.report(Progress(parts.peak, parts.bound, nodes(), now - start))
+            if now >= tuning.deadline or nodes() >= most:
                 break
     except KeyboardInterrupt:
         interrupted = True
     return ExactResult(
-        climb.offsets,
-        climb.lower,
-        climb.peak <= climb.lower,
-        climb.nodes,
+        parts.offsets,
+        parts.bound,
+        parts.peak <= parts.bound,
+        nodes(),
         interrupted,
-        climb.too_large,
+        any(
+            ladder.too_large and part.floor + ladder.peak > parts.bound
+            for part, ladder in parts.searches
+        ),
     )
 
 
-class _Climb:
-    """The parts of a problem, each on its ladder; the highest matters."""
+class Ladder:
+    """The least peak of one problem, step by step.
+
+    offsets: of the best plan so far, bytes, shape (n,), verified.
+    over: there is nothing more to find out, or the problem is too large to begin.
+    """
+
+    turns = 0  # all ladders are equal where several parts are as high
 
     def __init__(
-        self, problem: Problem, incumbent: Int64Array, bound: int, tuning: Tuning
+        self,
+        problem: Problem,
+        incumbent: Int64Array,
+        lower: int,
+        tuning: Tuning,
+        capacity: int | None = None,
     ) -> None:
-        self._problem, self._incumbent = problem, incumbent
-        self._bound = bound
-        self._base, parts = take_apart(problem)
-        self._parts = [part for part in parts if len(part.members)]
-        self._ladders = [
-            Ladder(
-                part.problem,
-                self._start(part),
-                max(lower_bound(part.problem), bound if self._is_whole else 0),
-                tuning,
-            )
-            for part in self._parts
-        ]
+        """incumbent: a plan to begin with. lower: bytes, no plan needs less.
+        capacity: bytes; ask only whether a plan fits, not for the least peak."""
+        self.problem = problem
+        self.offsets = incumbent
+        self.over = False
+        self._goal = 0
+        self._tuning = tuning
+        self._peaks = Peaks(problem)
+        self._low = self._peaks.index(lower)
+        self._high = self._peaks.index(problem.peak(incumbent))
+        self._probes: dict[int, _dsa.ExactSearch] = {}
+        self._spent = 0  # nodes of searches that are over
+        self._steps = self._climb() if capacity is None else self._climb_to(capacity)
 
     @property
-    def _is_whole(self) -> bool:
-        # Not by its floor: what lies at the bottom may belong to another time.
-        return [len(part.members) for part in self._parts] == [len(self._problem)]
-
-    def _start(self, part: Part) -> Int64Array:
-        """A plan for one part: the incumbent's, brought down, or best fit's."""
-        if self._is_whole:
-            return self._incumbent[part.members]
-        return best_of_six(part.problem)[0]
-
-    @property
-    def lower(self) -> int:
-        """Bytes: the highest bound of a part, or what was known of the whole."""
-        tops = [
-            part.floor + ladder.lower
-            for part, ladder in zip(self._parts, self._ladders, strict=True)
-        ]
-        return max(self._bound, *tops) if tops else self._bound
+    def bound(self) -> int:
+        """Bytes; no plan needs less, as far as is known."""
+        return self._peaks[self._low]
 
     @property
     def peak(self) -> int:
         """Bytes of the best plan so far."""
-        return self._problem.peak(self.offsets)
-
-    @property
-    def offsets(self) -> Int64Array:
-        """The parts' plans put together, or the incumbent if that is no worse."""
-        offsets: Int64Array = self._base.copy()
-        for part, ladder in zip(self._parts, self._ladders, strict=True):
-            offsets[part.members] = part.floor + ladder.offsets
-        if self._problem.peak(offsets) < self._problem.peak(self._incumbent):
-            return offsets
-        return self._incumbent
+        return self.problem.peak(self.offsets)
 
     @property
     def nodes(self) -> int:
-        """Placements made in all parts."""
-        return sum(ladder.nodes for ladder in self._ladders)
+        """Placements made in all searches."""
+        return self._spent + sum(probe.nodes for probe in self._probes.values())
 
     @property
     def too_large(self) -> bool:
-        """Whether a part that is too high was not searched for its size."""
-        lower = self.lower
-        return any(
-            ladder.too_large and part.floor + ladder.peak > lower
-            for part, ladder in zip(self._parts, self._ladders, strict=True)
-        )
+        """Whether there are more buffers, or bytes, than the search is made for."""
+        return len(self.problem) > MOST_BUFFERS or self._high >= MOST_UNITS
 
-    def steps(self, capacity: int | None) -> Iterator[None]:
-        """Work on the highest part that can still be improved, in short runs."""
-        climbs = {
-            i: ladder.climb()
-            if capacity is None
-            else ladder.climb_to(capacity - part.floor)
-            for i, (part, ladder) in enumerate(
-                zip(self._parts, self._ladders, strict=True)
-            )
-        }
-        while climbs and self.peak > max(self.lower, capacity or 0):
-            if capacity is not None and self.lower > capacity:
+    def turn(self, goal: int) -> None:
+        """A short run of searches. goal: bytes; no lower peak is of use."""
+        self._goal = max(self._goal, goal)
+        self.over = next(self._steps, _ENDED) is _ENDED
+
+    def take(self, offsets: Int64Array) -> None:
+        """Go on from these offsets, a plan, if they are better than the best so far."""
+        if self.problem.peak(offsets) < self.peak:
+            self.offsets = offsets
+            self._high = self._peaks.index(self.peak)
+            self._drop_answered()
+
+    def _climb(self) -> Iterator[None]:
+        """Narrow the gap between bound and peak, as far as the goal asks for it."""
+        share = _SHARE
+        while not self.too_large and self._open(self._lowest()):
+            yield from self._ask(self._lowest(), share)
+            yield from self._ask_above(max(1, share // 8))
+            share *= 2
+
+    def _climb_to(self, capacity: int) -> Iterator[None]:
+        """The same for one capacity in bytes: does a plan fit?"""
+        target = self._peaks.index(capacity + 1) - 1
+        while not self.too_large and self._open(target):
+            yield from self._ask(target, _AT_ONCE)
+
+    def _lowest(self) -> int:
+        # What is above the goal, if only by a byte, is not enough.
+        return max(self._low, self._peaks.index(self._goal + 1) - 1)
+
+    def _open(self, capacity: int) -> bool:
+        return self._low <= capacity < self._high
+
+    def _ask_above(self, share: int) -> Iterator[None]:
+        """Ask about capacities between the lowest and the peak.
+
+        A new peak or bound restarts it in the middle of the new gap: which capacities
+        are easy to meet is a matter of luck, and each answer shrinks the gap.
+        """
+        while True:
+            gap = (self._lowest(), self._high)
+            for capacity in self._rungs(*gap):
+                yield from self._ask(capacity, share)
+                if gap != (self._lowest(), self._high):
+                    break
+            else:
                 return
-            highest = max(climbs, key=self._top)
-            goal = self.lower if capacity is None else capacity
-            if self._top(highest) <= goal:
-                return
-            self._ladders[highest].goal = goal - self._parts[highest].floor
-            if next(climbs[highest], _ENDED) is _ENDED:
-                return  # and what the other parts do does not matter
+
+    def _rungs(self, low: int, high: int) -> list[int]:
+        """Capacities strictly between two: those already asked about, where near."""
+        rungs: list[int] = []
+        near = (high - low) // 32
+        for part in _SIXTEENTHS:
+            wanted = low + (high - low) * part // 16
+            probes = [c for c in self._probes if low < c < high]
+            rung = min(probes, key=lambda c: abs(c - wanted), default=wanted)
+            rung = rung if abs(rung - wanted) <= near else wanted
+            if low < rung < high and rung not in rungs:
+                rungs.append(rung)
+        return rungs
+
+    def _ask(self, capacity: int, share: int) -> Iterator[None]:
+        """Search for a plan with that peak or a lower one, for a share of slices."""
+        while share > 0 and self._open(capacity):
+            now = min(share, _AT_ONCE)
+            share -= now
+            probe = self._probe(capacity)
+            seconds = self._tuning.deadline - time.perf_counter()
+            answer = probe.run(now, self._tuning.slice, self._tuning.threads, seconds)
+            if answer == "fits":
+                self._take(probe.offsets())
+            elif answer == "never":
+                self._low = capacity + 1
+            if answer != "open":
+                self._drop_answered()
             yield
 
-    def _top(self, i: int) -> int:
-        return self._parts[i].floor + self._ladders[i].peak
+    def _probe(self, capacity: int) -> _dsa.ExactSearch:
+        if capacity not in self._probes:
+            if len(self._probes) == _MOST_PROBES:
+                least = min(self._probes, key=lambda c: self._probes[c].nodes)
+                self._spent += self._probes.pop(least).nodes
+            self._probes[capacity] = self._new_probe(capacity)
+        return self._probes[capacity]
+
+    def _new_probe(self, capacity: int) -> _dsa.ExactSearch:
+        problem, unit = self.problem, self._peaks.unit
+        units, beyond = self._peaks.room(capacity)
+        start, end = spans(problem, quietest_moment(problem))
+        wraps = problem.length is not None and bool((end > problem.length).any())
+        uniform = bool((problem.alignment == problem.granularity).all())
+        alignment = np.ones_like(end) if uniform else problem.alignment // unit
+        fixed = np.where(problem.fixed == FREE, FREE, problem.fixed // unit)
+        return _dsa.ExactSearch(
+            start,
+            end,
+            problem.padded // unit,
+            alignment,
+            fixed,
+            units,
+            list(self._tuning.orders),
+            (problem.length or 0) if wraps else 0,
+            list(self._tuning.without),
+            self._tuning.memo_bytes,
+            beyond,
+        )
+
+    def _take(self, offsets: Int64Array) -> None:
+        """A new best plan, in units."""
+        offsets = offsets * self._peaks.unit
+        wrong = verify_offsets(self.problem, offsets, self.problem.peak(offsets))
+        if wrong:
+            raise MemplanError(
+                f"internal error in exact search: {wrong[0].message}; please report it"
+            )
+        self.offsets = offsets
+        self._high = self._peaks.index(self.problem.peak(offsets))
+
+    def _drop_answered(self) -> None:
+        for capacity in [c for c in self._probes if not self._open(c)]:
+            self._spent += self._probes.pop(capacity).nodes
+
+
+class Peaks:
+    """All peaks that a best plan can have, in bytes, ascending from `peaks[0]`, 0.
+
+    The offsets of some best plan are multiples of a unit, sums of padded sizes; the
+    topmost buffer counts without its padding. So a peak is a multiple of the unit less
+    the padding of a buffer, and nothing need be asked about between two of these.
+
+    Multiples of the unit are among them, whether or not a buffer has no padding.
+
+    unit: bytes that all offsets of some best plan are multiples of.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        """The peaks of `problem`; of none, all integers."""
+        unit = int(np.gcd.reduce(problem.padded)) or 1
+        if (problem.alignment != problem.granularity).any():
+            unit = int(np.gcd(unit, problem.granularity))
+        fixed = problem.fixed[problem.fixed != FREE]
+        self.unit = int(np.gcd.reduce(np.append(fixed, unit)))
+        self._slack = problem.slack
+        # What a peak may fall short of a multiple of the unit, descending.
+        self._short: list[int] = np.unique(np.append(self._slack, 0))[::-1].tolist()
+
+    def __getitem__(self, index: int) -> int:
+        """The peak with this index, in bytes."""
+        turns, place = divmod(index - 1, len(self._short))
+        return (turns + 1) * self.unit - self._short[place]
+
+    def index(self, least: int) -> int:
+        """The index of the lowest peak of at least so many bytes."""
+        units = -(-least // self.unit)
+        rest = units * self.unit - least
+        place = next(i for i, short in enumerate(self._short) if short <= rest)
+        return (units - 1) * len(self._short) + place + 1
+
+    def at_most(self, most: int) -> int:
+        """The highest peak of at most so many bytes."""
+        return self[self.index(most + 1) - 1]
+
+    def room(self, index: int) -> tuple[int, Int64Array | None]:
+        """Units beneath a peak, and the buffers that may reach one beyond: 0 or 1.
+
+        The latter int64, shape (n,), or None where no buffer may: those that do have
+        enough padding to stand out.
+        """
+        peak = self[index]
+        units = peak // self.unit
+        beyond = (peak + self._slack) // self.unit - units
+        return units, beyond if beyond.any() else None
 
 
 _ENDED = object()

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memplan.core.placement import Warmup
-from memplan.core.plan import UNMARKED, Plan, Source
+from memplan.arrays import BoolArray, Int64Array
+from memplan.core.bounds import lower_bound
+from memplan.core.plan import UNMARKED, Plan, Source, StepKind, Warmup
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import warmup_with_first_step
+from memplan.errors import NoPlanError
 from memplan.limits import MAX_LANES
-from memplan.solving.greedy import place_around
-from memplan.solving.lifespans import arena_by_lifespan
 from memplan.solving.methods import solve_problem
-from memplan.solving.options import DEFAULTS, Options
-from memplan.solving.step_kinds import plan_kinds
-from memplan.trace.liveness import WarmupWorkload, step_problem
+from memplan.solving.options import BEST, DEFAULTS, Options
+from memplan.solving.placing import ORDERS, place_around
+from memplan.trace.liveness import (
+    HOT,
+    KindWorkload,
+    Neighbours,
+    WarmupWorkload,
+    step_problem,
+)
 from memplan.trace.reserved import device_run
-from memplan.trace.streams import one_stream
-from memplan.trace.threads import Together
+from memplan.trace.threads import Together, one_stream
 from memplan.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from memplan.native._alloc import Ranges
+
+# Spare parts of an arena by lifespan: one in so many of the most live bytes is added.
+SPARE_PARTS = (32, 24, 16, 12, 8, 6, 4)
 
 
 def solve_trace(
@@ -35,9 +47,9 @@ def solve_trace(
     """Plan one step of `trace`, and the steps before it, in one arena.
 
     step, alignment: as for `memplan.trace.liveness.step_problem`, whose errors it
-    raises; `auto` is `skyline` for elastic steps, unless there is a time limit.
-    source: written into the plan. options: for the method, which also says
-    what it raises.
+    raises; for elastic steps `auto` is the best of best fit's priorities, unless there
+    is a time limit. source: written into the plan. options: for the method, which also
+    says what it raises.
 
     The hot step alone decides the arena's size, or of CUDA memory what all steps came
     to, where they are elastic, if that is less, or in no order. The warm-up before it
@@ -48,8 +60,8 @@ def solve_trace(
     elastic = found.hot is not None and found.hot.elastic
     if elastic and method == "auto" and options.time_limit is None:
         # The sizes are the largest of many steps: a bound is no one step's, a proof
-        # says nothing, and the loader will find offsets anew where sizes differ.
-        method = "skyline"
+        # says nothing, and the loader recomputes offsets where sizes differ.
+        method, options = "bestfit", replace(options, priority=BEST)
     plan = solve_problem(found.problem, method, options)
     program = trace.info.program
     if found.hot is None or found.unmarked:
@@ -105,8 +117,141 @@ def _place_warmup(plan: Plan, warmup: WarmupWorkload) -> Warmup:
     )
     tried = [
         place_around(obstacles, plan.warmup_room, order=order)[:count]
-        for order in ("lifetime", "size")
+        for order in ORDERS
     ]
     left_out = [int(warmup.problem.size[placed < 0].sum()) for placed in tried]
     chosen = tried[int(np.argmin(left_out))]
     return replace(draft, offsets=chosen).keeping(np.flatnonzero(chosen >= 0))
+
+
+def plan_kinds(plan: Plan, kinds: tuple[KindWorkload, ...]) -> tuple[StepKind, ...]:
+    """A StepKind for each, in the arena of `plan`, which has the hot steps' offsets.
+
+    Kinds may need a larger arena than the hot steps do.
+    """
+    planned: list[StepKind] = []
+    for kind in kinds:
+        near = _obstacles(plan, planned, kind.neighbours)
+        offsets = _place(kind.problem, _served_before(plan, planned, kind), *near)
+        planned.append(StepKind(kind.problem, offsets, kind.requests, len(kind.steps)))
+    return tuple(planned)
+
+
+def _served_before(
+    plan: Plan, planned: list[StepKind], kind: KindWorkload
+) -> Int64Array:
+    """Offsets that buffers of `kind` get before the kind is recognised, or FREE."""
+    served = _offsets_of(plan, planned, *kind.begins_as.T)
+    # A buffer for each request of the kind; those of its first ones are served so.
+    request = kind.requests.by_buffer()
+    first = request < len(served)
+    given = np.full(len(kind.problem), FREE, dtype=np.int64)
+    given[first] = served[request[first]]
+    return given
+
+
+def _obstacles(
+    plan: Plan, planned: list[StepKind], near: Neighbours
+) -> tuple[Neighbours, Int64Array]:
+    """The neighbours that have a place, and their offsets."""
+    offsets = _offsets_of(plan, planned, near.kind, near.request)
+    return near.take(offsets != FREE), offsets[offsets != FREE]
+
+
+def _offsets_of(
+    plan: Plan, planned: list[StepKind], kind: Int64Array, request: Int64Array
+) -> Int64Array:
+    """Where each request of a kind, or of the hot steps, is served; FREE if nowhere."""
+    offsets = np.full(len(kind), FREE, dtype=np.int64)
+    for number, placed in ((HOT, plan.hot), *enumerate(planned)):
+        if placed.requests is not None:
+            mine = kind == number
+            placed_at = placed.requests.by_request(placed.offsets, FREE)
+            offsets[mine] = placed_at[request[mine]]
+    return offsets
+
+
+def _place(
+    problem: Problem, given: Int64Array, near: Neighbours, offsets: Int64Array
+) -> Int64Array:
+    """Offsets of `problem`'s buffers, shape (n,); the lower of two orders' peaks."""
+    joint = Problem.of(
+        np.concatenate([problem.lower, near.lower]),
+        np.concatenate([problem.upper, near.upper]),
+        np.concatenate([problem.size, near.size]),
+        alignment=np.concatenate(
+            [problem.alignment, np.ones(len(offsets), dtype=np.int64)]
+        ),
+        fixed=np.concatenate([given, offsets]),
+    )
+    count = len(problem)
+    try:
+        tried = [place_around(joint, order=order)[:count] for order in ORDERS]
+    except NoPlanError:
+        # Steps that request the same may free differently: then neighbours collide, and
+        # the loader decides which of them gets the place.
+        apart = _apart(joint)
+        given = np.where(apart[:count], given, FREE)
+        kept = apart[count:]
+        return _place(problem, given, near.take(kept), offsets[kept])
+    return min(tried, key=problem.peak)
+
+
+def _apart(problem: Problem) -> BoolArray:
+    """Which buffers with a fixed offset to keep, bool, shape (n,): one after the other,
+    those that collide with none kept before."""
+    kept = np.zeros(len(problem), dtype=np.bool_)
+    low, high = problem.fixed, problem.fixed + problem.size
+    for i in np.flatnonzero(problem.fixed != FREE):
+        alive = (problem.lower < problem.upper[i]) & (problem.lower[i] < problem.upper)
+        kept[i] = not (kept & alive & (low < high[i]) & (low[i] < high)).any()
+    return kept
+
+
+def arena_by_lifespan(blocks: Problem, steps: int, peak: int) -> int:
+    """Bytes of the arena that serves `blocks` by lifespan with least memory, or 0 if
+    offsets, which take `peak` bytes, need less.
+
+    Offsets for steps of many sizes hold the largest of each block, which together is
+    more than any one step takes; those for steps of a few kinds get in the way of what
+    the step before, of another kind, has left. By lifespan, a block goes to the
+    smallest hole that holds it, brief ones to the hole's high end and others to its low
+    one, so that short-lived blocks do not fragment long-lived ones. The recorded steps
+    are replayed that way in arenas of several sizes, by the code that places the
+    program's blocks.
+
+    blocks: of `steps` recorded steps, on a linear clock. Blocks that find no room in an
+    arena need memory beside it. The spare part is for holes, and for larger steps to
+    come: of k steps with evenly spread sizes, the largest possible one exceeds the
+    largest seen by about one part in k.
+    """
+    most_live = lower_bound(blocks)
+    unit = blocks.granularity
+    parts = [part for part in SPARE_PARTS if part <= max(steps, SPARE_PARTS[-1])]
+    arenas = [-(-(most_live + most_live // part) // unit) * unit for part in parts]
+    needed = {arena: arena + beside(blocks, arena) for arena in arenas}
+    best = min(arenas, key=needed.__getitem__)
+    return 0 if best < needed[best] and most_live <= peak < needed[best] else best
+
+
+def beside(blocks: Problem, arena: int) -> int:
+    """The most bytes at one time of blocks that find no room in `arena` bytes."""
+    from memplan.native._alloc import Ranges
+
+    ranges: Ranges = Ranges(arena, blocks.granularity)
+    count = len(blocks)
+    # Frees first, though on a clock of requests and frees no two come at one time.
+    order = np.argsort(np.concatenate([blocks.upper, blocks.lower]), kind="stable")
+    taken, brief = blocks.taken.tolist(), blocks.brief.tolist()
+    places = [0] * count
+    now = most = 0
+    for row in order.tolist():
+        block, made = row % count, row >= count
+        if made:
+            places[block] = ranges.take_anywhere(taken[block], brief[block])
+        elif places[block] >= 0:
+            ranges.give_back(places[block])
+        if places[block] < 0:
+            now += taken[block] if made else -taken[block]
+            most = max(most, now)
+    return most

@@ -1,4 +1,4 @@
-"""The methods there are, by name; the modules behind them load when they are used."""
+"""The solvers by name; a solver is one file, and one entry of METHODS."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.errors import InfeasibleError, NoPlanError, UsageError
-from memplan.solving.gapped import refuse_gaps
 from memplan.solving.options import DEFAULTS, Options
+from memplan.solving.placing import refuse_gaps
 from memplan.units import format_bytes
 
 Function: TypeAlias = Callable[[Problem, Options], Plan]
@@ -23,9 +23,9 @@ Function: TypeAlias = Callable[[Problem, Options], Plan]
 class Method:
     """A way to solve: one line for the user, and the function that does it.
 
-    function: "module:name" of a function that takes a Problem and Options, and returns
-    a Plan: the best it found, whether or not it keeps within `Options.capacity`.
-    gaps: whether it takes problems with gaps in lifespans.
+    function: "module:name" of a function from a Problem and Options to a Plan: the best
+    found, whether or not it fits `Options.capacity`. Imported when it is first used.
+    gaps: whether it supports gaps in lifespans.
     """
 
     summary: str
@@ -40,39 +40,20 @@ class Method:
 
 METHODS = {
     "auto": Method(
-        "priorities, then exact search where that is small, then search",
+        "best fit, then random, exact and ejection search in turns",
         "memplan.solving.auto:solve",
     ),
     "bestfit": Method(
-        "longest lifetime first, on the lowest offset line: good plans in no time",
+        "the paper's heuristic, by --priority: milliseconds",
         "memplan.solving.bestfit:solve",
     ),
-    "bestfit-lifetime-sqrt-size": Method(
-        "best fit by lifetime times the square root of size",
-        "memplan.solving.priorities:by_lifetime_sqrt_size",
-    ),
-    "bestfit-sections-size": Method(
-        "best fit by sections lived through times size",
-        "memplan.solving.priorities:by_sections_size",
-    ),
-    "bestfit-sections": Method(
-        "best fit by sections lived through",
-        "memplan.solving.priorities:by_sections",
-    ),
-    "bestfit-area": Method(
-        "best fit by lifetime times size", "memplan.solving.priorities:by_area"
-    ),
-    "bestfit-size": Method("best fit by size", "memplan.solving.priorities:by_size"),
-    "skyline": Method(
-        "the best of best fit's six priorities", "memplan.solving.priorities:solve"
-    ),
     "search": Method(
-        "randomised best fit, better the longer it may take",
-        "memplan.solving.search:solve",
+        "randomised best fit: better the longer it runs",
+        "memplan.solving.anytime:search",
     ),
     "ejection": Method(
-        "puts what ends too high back in lower: for thousands of buffers",
-        "memplan.solving.ejection:solve",
+        "ejection chains: for thousands of buffers",
+        "memplan.solving.anytime:ejection",
         gaps=False,
     ),
     "exact": Method(
@@ -96,9 +77,9 @@ def solve_problem(
     method: a key of METHODS. The plan is not verified here: `core.verify` does that.
 
     Raises UsageError for any other name, and for gaps in lifespans where the method
-    does not take them, NoPlanError where fixed offsets leave no plan.
-    With a capacity, raises InfeasibleError if it is proved that no plan keeps within
-    it, and NoPlanError if the method found none.
+    does not support them, NoPlanError where fixed offsets leave no plan.
+    With a capacity, raises InfeasibleError if it is proved that no plan fits, and
+    NoPlanError if the method found none.
     """
     if method not in METHODS:
         known = ", ".join(METHODS)
@@ -114,8 +95,8 @@ def solve_problem(
         _refuse_below(capacity, plan.lower_bound, plan.peak)
         raise NoPlanError(
             f"unknown: {method} found no plan within {_both_ways(capacity)}; the best "
-            f"one needs {_both_ways(plan.peak)}, and none can do with less than "
-            f"{_both_ways(plan.lower_bound)}; allow more time, or take another method",
+            f"one needs {_both_ways(plan.peak)}, and every plan needs at least "
+            f"{_both_ways(plan.lower_bound)}; allow more time or use another --method",
             plan.peak,
             plan.lower_bound,
         )
@@ -123,10 +104,10 @@ def solve_problem(
 
 
 def _refuse_below(capacity: int, bound: int, peak: int | None) -> None:
-    """Raise InfeasibleError if no plan can do with the capacity."""
+    """Raise InfeasibleError if every plan needs more than the capacity."""
     if capacity < bound:
         raise InfeasibleError(
-            f"does not fit: it is proved that no plan can do with less than "
+            f"does not fit: it is proved that every plan needs at least "
             f"{_both_ways(bound)}, and the capacity is {_both_ways(capacity)}",
             peak,
             bound,

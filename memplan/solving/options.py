@@ -1,4 +1,4 @@
-"""What a user may ask of any method, and what a method tells while it works."""
+"""Options that every method takes, and the progress it reports."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from memplan.cores import cores
 from memplan.errors import UsageError
 
 MIP_SOLVERS = ("cbc", "highs")
+# Of best fit, in the order in which they are tried; the first is the paper's.
+PRIORITIES = (
+    "lifetime",
+    "lifetime-sqrt-size",
+    "sections-size",
+    "sections",
+    "area",
+    "size",
+)
+BEST = "best"  # the best plan of all priorities
 MAX_SEED = (1 << 63) - 1
 
 
@@ -18,7 +28,7 @@ class Progress:
     """How far a method has come.
 
     peak: bytes of the best plan so far, None before there is one.
-    lower_bound: bytes that no plan can do with less than.
+    lower_bound: bytes; no plan needs less.
     nodes: what the method counts: decoded orders, or nodes of a search tree.
     seconds: since the method began.
     """
@@ -31,20 +41,18 @@ class Progress:
 
 @dataclass(frozen=True)
 class Options:
-    """How to solve; a method takes no heed of what it has no use for.
+    """How to solve; a method ignores the options that do not concern it.
 
-    time_limit: seconds; None leaves the limit to the method. With one, how good the
-        plan is depends on the machine; without, the same seed gives the same plan.
-    capacity: bytes; asks only whether the buffers fit, and in how many ways does not
-        matter. None asks for the least peak.
-    threads: how many may work at once; None for one a core.
+    time_limit: seconds; None leaves the limit to the method. With a limit the plan
+        depends on the machine; without one the same seed gives the same plan.
+    capacity: bytes; stop at the first plan that fits. None asks for the least peak.
+    threads: at most so many at once; None for one per core.
     seed: of the random choices, not negative.
     progress: called now and then, from the thread that called the method.
-    iterations: orders that `search` decodes; None for as many as it thinks best.
-    max_nodes: nodes that `exact` visits; None for as many as it thinks best.
+    iterations: orders that `search` decodes; None for the method's default.
+    max_nodes: nodes that `exact` visits; None for the method's default.
     mip_solver: one of MIP_SOLVERS.
-    without: pruning rules that `exact` is to do without, of
-        `memplan.solving.exact_ladder.RULES`: slower, with the same answers.
+    priority: of best fit: one of PRIORITIES, or BEST.
 
     Raises UsageError for values that make no sense.
     """
@@ -56,8 +64,8 @@ class Options:
     progress: Callable[[Progress], None] | None = None
     iterations: int | None = None
     max_nodes: int | None = None
-    mip_solver: str = "cbc"
-    without: tuple[str, ...] = ()
+    mip_solver: str = MIP_SOLVERS[0]
+    priority: str = PRIORITIES[0]
 
     def __post_init__(self) -> None:
         limit = self.time_limit
@@ -74,16 +82,21 @@ class Options:
                 raise UsageError(f"{name} is {value}, and must be at least {least}")
         if not 0 <= self.seed <= MAX_SEED:
             raise UsageError(f"seed {self.seed} is not from 0 to {MAX_SEED}")
-        if self.mip_solver not in MIP_SOLVERS:
-            known = ", ".join(MIP_SOLVERS)
-            raise UsageError(f"there is no solver {self.mip_solver!r}: take {known}")
+        for what, value, known in (
+            ("solver", self.mip_solver, MIP_SOLVERS),
+            ("priority", self.priority, (*PRIORITIES, BEST)),
+        ):
+            if value not in known:
+                raise UsageError(
+                    f"there is no {what} {value!r}; use one of {', '.join(known)}"
+                )
 
     def workers(self) -> int:
         """How many threads to start."""
         return cores() if self.threads is None else self.threads
 
     def report(self, progress: Progress) -> None:
-        """Hand `progress` to whoever wants to know."""
+        """Call the progress callback, if there is one."""
         if self.progress is not None:
             self.progress(progress)
 

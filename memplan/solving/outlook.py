@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memplan.arrays import Int64Array
 from memplan.core.plan import UNMARKED, Plan
-from memplan.trace.match import pairs
-from memplan.trace.persistent import outlive_steps, outlives
-from memplan.trace.steps import Timeline, timeline
-from memplan.trace.trace import Action, Columns, Trace
-from memplan.trace.unmarked import unmarked_steps
+from memplan.levels import levels
+from memplan.trace.lives import NEVER, lives_of
+from memplan.trace.steps import unmarked_steps
+from memplan.trace.threads import outlive_steps, outlives
+from memplan.trace.trace import Action, Trace
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Ranges
@@ -79,7 +78,7 @@ def outlook(trace: Trace, plan: Plan) -> Outlook | None:
     """What `plan`, made from `trace`, will bring; None but for a CPU's program."""
     if trace.info.device != "cpu" or plan.hot.requests is None:
         return None
-    heaps, most_live = default_heaps(trace.events)
+    heaps, most_live = default_heaps(trace)
     made = plan.provenance
     left = unplanned_bytes(trace, made.program.marks, made.source.step)
     planned = left + plan.arena_bytes
@@ -101,42 +100,34 @@ def unplanned_bytes(trace: Trace, marks: str = "", step: str = "hot") -> int:
     marks: what cuts the plan's steps. step: "all" where the plan is of the whole
     recording: it holds all but what is never freed.
     """
-    line = timeline(trace)
+    line = lives_of(trace)
     if step == "all":
-        stay = line.freed == Timeline.NEVER
+        stay = line.freed == NEVER
     elif marks == UNMARKED:
         stay = outlive_steps(unmarked_steps(line) or line)
     else:
         stay = outlives(trace)
     half = line.ticks // 2  # what came with the program's start is over by then
     lower, end = line.lower[stay], np.minimum(line.upper[stay], line.ticks)
-    moments = np.maximum(np.concatenate([lower, end]), half)
-    return _most(moments, line.size[stay])
+    _, live = levels(np.maximum(lower, half), np.maximum(end, half), line.size[stay])
+    return int(live.max(initial=0))
 
 
-def _most(moments: Int64Array, size: Int64Array) -> int:
-    """The largest sum of bytes alive at once, of blocks of `size`, shape (n,), alive
-    from moments[i] to moments[n + i]."""
-    change = np.concatenate([size, -size])
-    freed = np.repeat(np.array([1, 0]), len(size))  # frees first
-    order = np.lexsort((freed, moments))
-    return int(np.cumsum(change[order]).max(initial=0))
-
-
-def default_heaps(events: Columns) -> tuple[int, int]:
+def default_heaps(trace: Trace) -> tuple[int, int]:
     """Bytes that the C library's heaps come to for a recording, and its live peak.
 
     Of its first MOST_EVENTS events: a heap has taken its shape by then.
     """
     from memplan.native._alloc import Ranges
 
-    alloc, free = pairs(events)
+    events, lives = trace.events, lives_of(trace)
+    alloc, free = lives.pairs
     block_of = np.full(len(events), -1, dtype=np.int64)
     block_of[free] = alloc
     heaps: dict[int, Ranges] = {}
     tops: dict[int, int] = {}
     where: dict[int, tuple[Ranges | None, int, int]] = {}
-    most = most_live = mapped = live = total = 0
+    most = mapped = total = 0
     rows = zip(
         events.action[:MOST_EVENTS].tolist(),
         events.requested_size[:MOST_EVENTS].tolist(),
@@ -146,8 +137,6 @@ def default_heaps(events: Columns) -> tuple[int, int]:
     )
     for row, (action, size, thread, block) in enumerate(rows):
         if action == Action.ALLOC and size:
-            live += size
-            most_live = max(most_live, live)
             if size > MAPPED:
                 mapped += size
                 where[row] = None, 0, size
@@ -164,9 +153,8 @@ def default_heaps(events: Columns) -> tuple[int, int]:
             most = max(most, total + mapped)
         elif block in where:
             owner, offset, bytes_ = where.pop(block)
-            live -= bytes_
             if owner is None:
                 mapped -= bytes_
             else:
                 owner.give_back(offset)
-    return most, most_live
+    return most, int(lives.live_bytes[:MOST_EVENTS].max(initial=0))

@@ -1,27 +1,28 @@
-"""Problems taken apart into pieces that can be packed one by one.
+"""Problems split into parts that can be packed independently, and searched in turns.
 
 A buffer that is alive as long as anything is can lie at the bottom: in some best
 packing it does. And where nothing is alive across a moment, what comes before it and
-what comes after can be packed without regard for each other. Each may make the other
-possible again. All this needs offsets that are free and one alignment for all, and no
-gaps in lifespans; and what lies at the bottom must have no padding, for at the top of
-all it could do without.
+what comes after can be packed independently. Each may make the other possible again.
+All this needs offsets that are free, one alignment for all, and no gaps in lifespans;
+and a buffer at the bottom must have no padding, for at the very top it would need none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.core.problem import FREE, Problem
-from memplan.solving.clock import lifetimes, quietest_moment, spans
+from memplan.solving.placing import lifetimes, quietest_moment, spans
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A piece of a problem that is left to pack.
+    """A part of a problem that is left to pack.
 
     members: indices into the whole, int64, shape (m,); problem: those alone, m buffers;
     floor: bytes below it that are taken.
@@ -86,3 +87,87 @@ def _pieces(start: Int64Array, end: Int64Array) -> list[Int64Array]:
     latest = np.maximum.accumulate(end[order])
     cuts = np.flatnonzero(start[order][1:] >= latest[:-1]) + 1
     return [np.sort(piece) for piece in np.split(order, cuts) if len(piece)]
+
+
+class PartSearch(Protocol):
+    """A search of one part, which can be run turn by turn."""
+
+    turns: int
+
+    @property
+    def offsets(self) -> Int64Array:
+        """Of the best plan of the part so far, bytes, shape (m,)."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes of that plan."""
+
+    @property
+    def bound(self) -> int:
+        """Bytes; no plan of the part needs less."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no further turn is of use, or the limits are reached."""
+
+    def turn(self, goal: int) -> None:
+        """Search for a while for a peak of `goal` bytes or less."""
+
+
+S = TypeVar("S", bound=PartSearch)
+
+
+class PartByPart(Generic[S]):
+    """A problem whose parts are searched in turns; the highest part decides the peak.
+
+    offsets: of the best plan so far, bytes, shape (n,). bound: bytes; no plan needs
+    less. searches: each part and its search.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        offsets: Int64Array,
+        bound: int,
+        begin: Callable[[Part], S],
+    ) -> None:
+        """offsets: a plan to begin with. begin: makes the search of a part."""
+        self.problem, self.offsets, self.bound = problem, offsets, bound
+        self._base, parts = take_apart(problem)
+        self.searches = [(part, begin(part)) for part in parts if len(part.members)]
+        self.learn()
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the best plan so far."""
+        return self.problem.peak(self.offsets)
+
+    def learn(self) -> None:
+        """Put together the plans and bounds of the parts."""
+        for part, search in self.searches:
+            self._base[part.members] = search.offsets + part.floor
+            self.bound = max(self.bound, part.floor + search.bound)
+        if self.problem.peak(self._base) < self.peak:
+            self.offsets = self._base.copy()
+
+    def turn(self, goal: int) -> bool:
+        """Search the highest part for a while; False if that is of no use.
+
+        goal: bytes; a lower peak of the whole is not needed. Of parts equally high,
+        the one with the fewest turns is searched.
+        """
+        if not self.searches or self.peak <= goal:
+            return False
+        high = [
+            (part.floor + search.peak, -search.turns, -k)
+            for k, (part, search) in enumerate(self.searches)
+        ]
+        top = max(high)
+        part, search = self.searches[-top[2]]
+        if top[0] <= goal or search.over:
+            return False  # what the other parts do does not change the peak
+        try:
+            search.turn(goal - part.floor)
+        finally:
+            self.learn()
+        return True

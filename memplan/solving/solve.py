@@ -42,8 +42,8 @@ def solve(  # noqa: PLR0913 - a public verb: by name
 
     Raises UsageError for an unknown method or step and for options that make no sense,
     InputError for lifespans or sizes that are not allowed, NoPlanError when no step
-    repeats. With a capacity: InfeasibleError if it is proved that no plan keeps within
-    it, NoPlanError if none was found.
+    repeats. With a capacity: InfeasibleError if it is proved that no plan fits,
+    NoPlanError if none was found.
     """
     if options is None:
         options = Options(time_limit, capacity, threads, seed)

@@ -1,4 +1,4 @@
-"""What was compiled, kept in a folder by the SHA-256 of all that went into it."""
+"""A cache folder of compiled code, by the SHA-256 of all its inputs."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ def default_limit() -> int:
 class Cache:
     """Entries of bytes in a folder that only this user can write to.
 
-    An entry is a file KEY.SUFFIX: its bytes, and behind them their SHA-256. Shared
-    libraries and cubins may have bytes behind them, so `find` hands out the file. It
-    appears whole or not at all, whoever else writes it; one that is damaged, or that
-    another user owns, is none. Where all of them take more than a limit, those go that
-    were found or written longest ago. What is kept here runs as code: whoever can write
-    to the folder can run what he likes.
+    An entry is a file KEY.SUFFIX: its bytes, followed by their SHA-256. Libraries and
+    cubins may have bytes behind them, so `find` returns the file itself. Entries appear
+    whole or not at all; damaged ones and those of other users are ignored. If they
+    exceed the limit, the least recently used are deleted. Entries run as code, so write
+    access to the folder is the right to run code as this user.
     """
 
     def __init__(
@@ -60,8 +59,8 @@ class Cache:
         limit: bytes of all entries together; `default_limit` if None.
 
         Raises EnvironmentUnfitError if it is no folder, belongs to another user, or if
-        others can write to it or exchange it. A folder that cannot be made holds
-        nothing and takes nothing.
+        others can write to it or replace it. A folder that cannot be created stays
+        empty.
         """
         self.limit = default_limit() if limit is None else limit
         folder = default_folder() if folder is None else folder
@@ -92,10 +91,7 @@ class Cache:
         return path
 
     def _trim(self, newest: Path) -> None:
-        """Remove what was not used for longest, until the rest is within the limit.
-
-        A library that a process has loaded stays with it; `newest` stays in any case.
-        """
+        """Delete the least recently used entries beyond the limit, but not `newest`."""
         found: list[tuple[int, int, str]] = []
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for each in entries:
@@ -158,6 +154,6 @@ def _refuse_unless_private(folder: Path) -> None:
             mode = os.stat(parent).st_mode
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 raise EnvironmentUnfitError(
-                    f"{folder} can be exchanged by others, who can write to {parent}; "
+                    f"{folder} can be replaced by others, who can write to {parent}; "
                     f"run chmod o-w on that, or {remedy}"
                 )

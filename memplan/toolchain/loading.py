@@ -37,7 +37,7 @@ _HEADER = re.compile(r"\w[\w.-]*")
 
 _loaded: dict[str, ctypes.CDLL] = {}
 _locks: dict[str, threading.Lock] = {}
-os.register_at_fork(after_in_child=_locks.clear)  # nobody is left to release them
+os.register_at_fork(after_in_child=_locks.clear)  # no holder is left
 
 
 def load(
@@ -48,19 +48,17 @@ def load(
     cache: Cache | None = None,
     timeout: float = TIMEOUT,
 ) -> ctypes.CDLL:
-    """One translation unit of C++20, compiled to a shared library and loaded.
+    """Compile one translation unit of C++20 to a shared library and load it.
 
-    headers: names of files that lie beside the source, and their texts.
-    instructions: "native", "avx512", "avx2" or "portable"; see `supported`. cache:
-    where libraries are kept; the user's own if None. timeout: seconds for one run of
-    the compiler. With a compiler that has OpenMP `_OPENMP` is defined; torch's runtime
-    is shared where torch was imported before and its libgomp has its usual name.
+    headers: names and texts of files beside the source. instructions: "native",
+    "avx512", "avx2" or "portable"; see `supported`. cache: the user's own if None.
+    timeout: seconds for one run of the compiler. If the compiler has OpenMP, `_OPENMP`
+    is defined, and the library shares torch's runtime if torch was imported before.
 
-    What was loaded stays, and is handed out again for the same source, headers,
-    compiler and CPU. A cache that takes nothing is done without. Raises UsageError
-    for unfit names; NoCompilerError; CompileError if the compiler fails; and
-    EnvironmentUnfitError if the CPU lacks the instructions, the cache is open to
-    others, or the library cannot be loaded.
+    The same source, headers, compiler and CPU give the same loaded library. An unusable
+    cache is skipped. Raises UsageError for invalid names, NoCompilerError, CompileError
+    if the compiler fails, and EnvironmentUnfitError if the CPU lacks the instructions,
+    others can write to the cache, or the library cannot be loaded.
     """
     _check(headers or {}, instructions)
     compiler = find_compiler()
@@ -68,7 +66,7 @@ def load(
         raise NoCompilerError
     cache = Cache() if cache is None else cache
     job = _Job(compiler, source, dict(headers or {}), instructions, cache, timeout)
-    if _lacks_openmp(compiler):
+    if compiler in _without_openmp:
         return job.load(())
     try:
         return job.load((_OPENMP,))
@@ -89,10 +87,6 @@ def _check(headers: Mapping[str, str], instructions: str) -> None:
 
 
 _without_openmp: set[Compiler] = set()
-
-
-def _lacks_openmp(compiler: Compiler) -> bool:
-    return compiler in _without_openmp
 
 
 def _has_openmp(compiler: Compiler, timeout: float) -> bool:

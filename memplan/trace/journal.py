@@ -25,7 +25,7 @@ from memplan.formats.strictjson import Budget, parse
 from memplan.trace.check import MAX_EVENTS
 from memplan.trace.info import frame_from_json, from_metadata, origin_from_json
 from memplan.trace.journal_places import Places
-from memplan.trace.match import OpenBlocks
+from memplan.trace.lives import OpenBlocks
 from memplan.trace.pieces import PieceCheck, Summary
 from memplan.trace.stacks import (
     NO_ORIGIN,

@@ -6,28 +6,77 @@ allocator. A transient buffer that is alive across the end of the step wraps aro
 `[lower, T) ∪ [0, upper)`. One that is still alive when its own successor is made
 cannot have one offset in every step; then the step is unrolled, and the plan
 repeats every two.
+
+Steps of other kinds than the hot one (a short last batch, an evaluation) are planned
+one kind at a time, on a linear clock that begins with the step. Blocks of the step
+before that are still alive in it, and blocks of the step after that are made while its
+own are alive, are its *neighbours*: their places are given.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.placement import Requests, Workload
+from memplan.core.plan import Requests, Workload
 from memplan.core.problem import Problem
 from memplan.errors import NoPlanError, UsageError
-from memplan.trace.match import lives
-from memplan.trace.period import Period
-from memplan.trace.persistent import persistent_bytes
-from memplan.trace.step_kinds import KindWorkload, other_kinds
-from memplan.trace.steps import HotSteps, Timeline, find_hot, irregular, timeline
-from memplan.trace.threads import ThreadSteps, Together, steps_by_thread, together
+from memplan.trace.lives import NEVER, Lives, lives_of
+from memplan.trace.steps import (
+    Alike,
+    HotSteps,
+    find_hot,
+    irregular,
+    signature,
+    unmarked_steps,
+)
+from memplan.trace.threads import (
+    ThreadSteps,
+    Together,
+    persistent_bytes,
+    steps_by_thread,
+    together,
+)
 from memplan.trace.trace import Trace
-from memplan.trace.unmarked import unmarked_steps
 
-NEVER = Timeline.NEVER
+MOST_KINDS = 32
+HOT = -1  # in `Neighbours.kind`: of the hot steps
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """Blocks of other steps that a kind's own must keep clear of; shape (k,) each.
+
+    lower, upper: ticks of the kind's clock, half-open. kind: HOT, or the number of
+    another kind. request: of the hot steps' requests, or of that kind's.
+    """
+
+    lower: Int64Array
+    upper: Int64Array
+    size: Int64Array
+    kind: Int64Array
+    request: Int64Array
+
+    def take(self, rows: BoolArray) -> Neighbours:
+        """Those chosen, as new columns."""
+        return Neighbours(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class KindWorkload(Workload):
+    """One kind of step, on a linear clock, and its neighbours.
+
+    steps: the numbers of the recorded steps that are of this kind.
+    begins_as: a row (kind, request) for each of its first requests, those by which it
+        cannot be told yet from the step that was expected, or from an earlier kind:
+        it is served in that request's place, as in `Neighbours`. Shape (p, 2).
+    """
+
+    neighbours: Neighbours
+    steps: tuple[int, ...]
+    begins_as: Int64Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +144,7 @@ def step_problem(
     on_cpu = trace.info.device == "cpu"  # where the loader follows what is not marked
     if step == "hot" and on_cpu and (threads := _hot_first(trace)) is not None:
         return _of_threads(trace, threads, unit)
-    line = timeline(trace)
+    line = lives_of(trace)
     if step == "hot":
         hot = find_hot(line)
         if hot is not None:
@@ -112,14 +161,14 @@ def step_problem(
     return _cycle(line, HotSteps(_step_number(line, step), 1, True), unit)
 
 
-def _hot(line: Timeline) -> HotSteps:
+def _hot(line: Lives) -> HotSteps:
     hot = find_hot(line)
     if hot is None:
         raise _none_repeats(line)
     return hot
 
 
-def _none_repeats(line: Timeline) -> NoPlanError:
+def _none_repeats(line: Lives) -> NoPlanError:
     return NoPlanError(
         f"none of the {line.steps} steps repeats the one before it, and no loop shows "
         "in the sequence of requests; record more steps, mark the top of the loop with "
@@ -127,7 +176,7 @@ def _none_repeats(line: Timeline) -> NoPlanError:
     )
 
 
-def _unmarked(line: Timeline, alignment: int) -> StepWorkload:
+def _unmarked(line: Lives, alignment: int) -> StepWorkload:
     """A loop found in the sequence itself. Nothing tells the loader of the steps before
     it: there is no warm-up, nor are there other kinds."""
     found = _cycle(line, _hot(line), alignment)
@@ -137,11 +186,10 @@ def _unmarked(line: Timeline, alignment: int) -> StepWorkload:
 def _hot_first(trace: Trace) -> ThreadSteps | None:
     """`steps_by_thread`, the hot steps' thread first: kinds are what comes after."""
     threads = steps_by_thread(trace)
-    hot = None if threads is None else find_hot(line := timeline(threads.trace))
+    hot = None if threads is None else find_hot(line := lives_of(threads.trace))
     if threads is None or hot is None:
         return threads
-    made, _ = lives(threads.trace.events)
-    row = made[line.requests(hot.begin).start]
+    row = line.row[line.first[hot.begin]]
     return steps_by_thread(trace, int(threads.thread[row]))
 
 
@@ -151,10 +199,9 @@ def _of_threads(trace: Trace, threads: ThreadSteps, alignment: int) -> StepWorkl
     Each thread begins where it pleases: there is no warm-up. A kind of step that came
     only once is none: the first of a thread, or one that was cut off.
     """
-    line = timeline(threads.trace)
+    line = lives_of(threads.trace)
     hot = _hot(line)
-    made, _ = lives(threads.trace.events)
-    transient = made[_transient(line, line.lower, line.upper)]
+    transient = line.row[_transient(line)]
     return replace(
         _cycle(line, hot, alignment, least_seen=2),
         persistent_bytes=persistent_bytes(trace, threads, hot),
@@ -163,7 +210,7 @@ def _of_threads(trace: Trace, threads: ThreadSteps, alignment: int) -> StepWorkl
     )
 
 
-def _step_number(line: Timeline, step: str) -> int:
+def _step_number(line: Lives, step: str) -> int:
     if not step.isascii() or not step.isdigit():
         raise UsageError(f"--step {step}: write hot, all or a step's number")
     number = int(step)
@@ -174,19 +221,19 @@ def _step_number(line: Timeline, step: str) -> int:
     return number
 
 
-def _whole(line: Timeline, alignment: int) -> StepWorkload:
+def _whole(line: Lives, alignment: int) -> StepWorkload:
     transient = line.upper != NEVER
     problem, requests = _begun(line, transient, (0,), alignment)
     return StepWorkload(problem, requests, None, 1, int(line.size[~transient].sum()))
 
 
 def _begun(
-    line: Timeline,
+    line: Lives,
     transient: BoolArray,
     starts: tuple[int, ...],
     alignment: int,
 ) -> tuple[Problem, Requests]:
-    """The workload of a timeline's first requests, as many as `transient` has."""
+    """The workload of the first requests, as many as `transient` has."""
     chosen = np.flatnonzero(transient)
     problem = Problem.of(
         line.lower[chosen],
@@ -198,62 +245,279 @@ def _begun(
     return problem, Requests.serving(starts, line.size[: len(transient)], chosen)
 
 
-def _transient(line: Timeline, lower: Int64Array, upper: Int64Array) -> BoolArray:
+def _transient(line: Lives) -> BoolArray:
     """Freed in the step that made it, or in the next."""
-    young = line.step_of(upper) - line.step_of(lower) <= 1
-    transient: BoolArray = young & (upper != NEVER)
+    young = line.last_step - line.step <= 1
+    transient: BoolArray = young & (line.upper != NEVER)
     return transient
 
 
 def _cycle(
-    line: Timeline,
+    line: Lives,
     hot: HotSteps,
     alignment: int,
     least_seen: int = 1,
     kinds_from: int | None = None,
 ) -> StepWorkload:
-    """kinds_from: as `begin` of `other_kinds`."""
-    period = Period(line, hot)
+    """kinds_from: as `begin` of `_other_kinds`."""
+    period = _Period(line, hot)
     workload, unrolled = period.workload(alignment)
     begin = period.begin
-    persistent = (line.lower < begin) & (line.step_of(line.upper) > hot.begin + 1)
+    persistent = (line.lower < begin) & (line.last_step > hot.begin + 1)
     kinds: tuple[KindWorkload, ...] = ()
     if hot.passes > 1:
         requests = workload.requests
-        kinds = other_kinds(line, hot, requests, alignment, least_seen, kinds_from)
+        kinds = _other_kinds(line, hot, requests, alignment, least_seen, kinds_from)
     return StepWorkload(
         workload.problem,
         workload.requests,
         hot,
         unrolled,
         int(line.size[persistent].sum()),
-        _warmup(line, hot, alignment),
+        _before(line, hot.begin, alignment) if hot.begin else None,
         kinds,
     )
 
 
-def _varied(line: Timeline, alignment: int) -> VariedWorkload:
-    start = line.requests(1).start
-    lower, upper = line.lower[start:], line.upper[start:]
-    chosen = np.flatnonzero(_transient(line, lower, upper))
+def _varied(line: Lives, alignment: int) -> VariedWorkload:
+    chosen = np.flatnonzero(_transient(line))
+    chosen = chosen[chosen >= line.first[1]]
     blocks = Problem.of(
-        lower[chosen],
-        upper[chosen],
-        line.size[start:][chosen],
+        line.lower[chosen],
+        line.upper[chosen],
+        line.size[chosen],
         alignment=alignment,
         rounding=alignment,
     )
     return VariedWorkload(line.steps - 1, blocks, _before(line, 1, alignment))
 
 
-def _warmup(line: Timeline, hot: HotSteps, alignment: int) -> WarmupWorkload | None:
-    return _before(line, hot.begin, alignment) if hot.begin else None
-
-
-def _before(line: Timeline, step: int, alignment: int) -> WarmupWorkload:
+def _before(line: Lives, step: int, alignment: int) -> WarmupWorkload:
     """The steps before `step`, which is not the first."""
-    begin = line.span(step)[0]
-    count = line.requests(step).start
-    transient = _transient(line, line.lower[:count], line.upper[:count])
+    transient = _transient(line)[: line.first[step]]
     starts = tuple(line.first[:step].tolist())
-    return WarmupWorkload(*_begun(line, transient, starts, alignment), begin)
+    begun = _begun(line, transient, starts, alignment)
+    return WarmupWorkload(*begun, int(line.begins[step]))
+
+
+class _Period:
+    """The hot steps' first pass: rows `own` of the allocations, ticks [begin, end)."""
+
+    def __init__(self, line: Lives, hot: HotSteps) -> None:
+        self.line, self.hot = line, hot
+        steps = [hot.begin, hot.begin + hot.period]
+        self.begin, self.end = line.begins[steps].tolist()
+        self.own = slice(*line.first[steps].tolist())
+        self.count = self.own.stop - self.own.start
+
+    def workload(self, alignment: int) -> tuple[Workload, int]:
+        """The period, unrolled where it must be, on a clock that closes on itself.
+
+        Also how often it is unrolled.
+        """
+        upper, lived = self._lives()
+        transient = np.flatnonzero(lived <= 1)
+        lower, upper = (
+            (self.line.lower[self.own] - self.begin)[transient],
+            upper[transient],
+        )
+        length = self.end - self.begin
+        # A life of a whole period or more meets its own successor: unroll.
+        longest = (upper - lower).max(initial=0)
+        copies = int(-(-(longest + 1) // max(length, 1)))
+        total = length * copies
+        turns = np.arange(copies, dtype=np.int64)[:, np.newaxis]
+        high = (upper + turns * length).ravel()
+        sizes = self._sizes()
+        problem = Problem.of(
+            (lower + turns * length).ravel(),
+            np.where(high > total, high - total, high),
+            np.tile(sizes[transient], copies),
+            alignment=alignment,
+            length=max(total, 1),
+            rounding=alignment,
+        )
+        steps = slice(self.hot.begin, self.hot.begin + self.hot.period)
+        starts = self.line.first[steps] - self.own.start + turns * self.count
+        served = (transient + turns * self.count).ravel()
+        requests = Requests.serving(
+            tuple(starts.ravel().tolist()), np.tile(sizes, copies), served
+        )
+        return Workload(problem, requests), copies
+
+    def _lives(self) -> tuple[Int64Array, Int64Array]:
+        """Where the lives of the period's blocks end, and how many steps they last.
+
+        Ends are ticks of the period's first pass, counted from its begin. A free is
+        placed by the request that comes next, or by its step's end: that means the
+        same in every repetition; ticks do not. Where only the requests repeat, a block
+        lives as long as in any repetition.
+        """
+        line, hot, own = self.line, self.hot, self.own
+        upper, lived = self._ends(0)
+        passes = 1 if hot.exact else (line.steps - 1 - hot.begin) // hot.period - 1
+        for repetition in range(1, passes):
+            first = own.start + repetition * self.count
+            if not np.array_equal(
+                line.size[first : first + self.count], line.size[own]
+            ):
+                break
+            later, longer = self._ends(repetition)
+            upper, lived = np.maximum(upper, later), np.maximum(lived, longer)
+        return upper, lived
+
+    def _ends(self, repetition: int) -> tuple[Int64Array, Int64Array]:
+        """`_lives`, as one repetition of the period has them."""
+        line, hot = self.line, self.hot
+        rows = np.arange(self.own.start, self.own.stop) + repetition * self.count
+        freed, died = line.upper[rows], line.last_step[rows]
+        lived = np.where(freed != NEVER, died - line.step[rows], line.steps)
+        at = np.minimum(died, line.steps - 1)
+        turns, phase = np.divmod(at - hot.begin, hot.period)
+        like = hot.begin + phase
+        following = np.searchsorted(line.lower, freed, side="left") - line.first[at]
+        counts = np.diff(line.first)
+        request = np.minimum(line.first[like] + following, len(line) - 1)
+        inside = following < counts[like]
+        tick = np.where(inside, line.lower[request], line.begins[like + 1])
+        # No request lies between a step's begin and its first: that is the end before.
+        tick = np.where(following == 0, line.begins[like], tick)
+        shift = (turns - repetition) * (self.end - self.begin)
+        return tick - self.begin + shift, lived
+
+    def _sizes(self) -> Int64Array:
+        """Bytes of the period's requests; of elastic ones, the most in any pass."""
+        passes = self.hot.passes if self.hot.elastic else 1
+        sizes = self.line.size[self.own.start : self.own.start + passes * self.count]
+        most: Int64Array = sizes.reshape(passes, self.count).max(axis=0)
+        return most
+
+
+def _other_kinds(
+    line: Lives,
+    hot: HotSteps,
+    requests: Requests,
+    alignment: int,
+    least_seen: int = 1,
+    begin: int | None = None,
+) -> tuple[KindWorkload, ...]:
+    """The kinds of the steps from `begin` on that are not hot; None: the first hot one.
+
+    requests: of the hot steps, as planned. The kinds seen most often, at most
+    MOST_KINDS, without those seen less than `least_seen` times; none where the hot
+    steps are elastic, and take steps of many sizes.
+    """
+    if hot.elastic:
+        return ()
+    begin = hot.begin if begin is None else begin
+    chosen = _Steps(line, hot, requests, least_seen, begin)
+    numbers = range(len(chosen.kinds))
+    return tuple(_kind(line, chosen, number, alignment) for number in numbers)
+
+
+class _Steps:
+    """Which step of the plan each recorded step stands for.
+
+    of: per recorded step its kind (HOT or a number) and the request it begins with, for
+    those that stand for one. kinds: the recorded steps of each kind. expected: per
+    recorded step the place in the loop of the hot step that was due.
+    """
+
+    def __init__(
+        self,
+        line: Lives,
+        hot: HotSteps,
+        requests: Requests,
+        least_seen: int,
+        begin: int,
+    ) -> None:
+        self.of: dict[int, tuple[int, int]] = {}
+        self.expected: dict[int, int] = {}
+        self.loop = np.split(requests.size, requests.starts[1:])
+        self.starts = requests.starts
+        period = [
+            signature(line, hot.begin + i, Alike.REQUESTS) for i in range(hot.period)
+        ]
+        loop = period * (len(requests.starts) // hot.period)
+        groups: dict[bytes, list[int]] = {}
+        following = 0
+        for step in range(begin, line.steps - 1):
+            mark = signature(line, step, Alike.REQUESTS)
+            place = _next_like(loop, following, mark)
+            self.expected[step] = following
+            if place is None:
+                groups.setdefault(mark, []).append(step)
+                continue
+            self.of[step] = HOT, requests.starts[place]
+            following = (place + 1) % len(loop)
+        seen = [steps for steps in groups.values() if len(steps) >= least_seen]
+        often = sorted(seen, key=len, reverse=True)[:MOST_KINDS]
+        asked = np.diff(line.first)
+        self.kinds = [tuple(steps) for steps in sorted(often) if asked[steps[0]]]
+        for number, steps in enumerate(self.kinds):
+            self.of |= dict.fromkeys(steps, (number, 0))
+
+    def begins_as(self, line: Lives, number: int) -> Int64Array:
+        """`KindWorkload.begins_as` of a kind: which steps the loader takes it for."""
+        step = self.kinds[number][0]
+        asked = np.split(line.size, line.first[1:-1])  # by step
+        place, sizes = self.expected[step], asked[step]
+        around = [*range(place, len(self.loop)), *range(place)]
+        candidates = [(HOT, self.starts[i], self.loop[i]) for i in around]
+        for kind in range(number):
+            candidates.append((kind, 0, asked[self.kinds[kind][0]]))
+        rows: list[tuple[int, int]] = []
+        for kind, first, like in candidates:
+            # Later ones come into question only where they go on alike for longer.
+            alike = _common(sizes, like)
+            rows += [(kind, first + i) for i in range(len(rows), alike)]
+        return np.array(rows, dtype=np.int64).reshape(-1, 2)
+
+
+def _common(one: Int64Array, other: Int64Array) -> int:
+    """How many entries the two begin with alike."""
+    count = min(len(one), len(other))
+    differ = np.flatnonzero(one[:count] != other[:count])
+    return int(differ[0]) if len(differ) else count
+
+
+def _next_like(loop: list[bytes], begin: int, mark: bytes) -> int | None:
+    around = [*range(begin, len(loop)), *range(begin)]
+    return next((place for place in around if loop[place] == mark), None)
+
+
+def _kind(line: Lives, chosen: _Steps, number: int, alignment: int) -> KindWorkload:
+    steps = chosen.kinds[number]
+    step = steps[0]
+    first, stop = line.first[step : step + 2].tolist()
+    begin, rows = line.begins[step], np.arange(first, stop)
+    mine = rows[line.last_step[rows] <= step + 1]
+    problem = Problem.of(
+        line.lower[mine] - begin,
+        line.upper[mine] - begin,
+        line.size[mine],
+        alignment=alignment,
+        rounding=alignment,
+    )
+    requests = Requests.serving((0,), line.size[first:stop], mine - first)
+    neighbours = _neighbours(line, chosen, step, int(problem.upper.max(initial=0)))
+    begins_as = chosen.begins_as(line, number)
+    return KindWorkload(problem, requests, neighbours, steps, begins_as)
+
+
+def _neighbours(line: Lives, chosen: _Steps, step: int, end: int) -> Neighbours:
+    """The transient blocks of the steps around it that live in ticks [0, end)."""
+    begin = line.begins[step]
+    parts = [np.empty((5, 0), dtype=np.int64)]
+    for near in (step - 1, step + 1):
+        if near not in chosen.of:
+            continue
+        kind, first = chosen.of[near]
+        own = np.arange(line.first[near], line.first[near + 1])
+        rows = own[line.last_step[own] <= min(near + 1, line.steps - 1)]
+        lower = np.maximum(line.lower[rows] - begin, 0)
+        upper, kinds = line.upper[rows] - begin, np.full(len(rows), kind)
+        request = rows - line.first[near] + first
+        parts.append(np.stack([lower, upper, line.size[rows], kinds, request]))
+    found = Neighbours(*np.concatenate(parts, axis=1))
+    return found.take((found.upper > 0) & (found.lower < end))

@@ -9,7 +9,7 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.trace.check import Fault, find_fault
-from memplan.trace.match import OpenBlocks
+from memplan.trace.lives import OpenBlocks
 from memplan.trace.trace import Action, Columns, Mark
 
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from memplan.arrays import Int64Array
 from memplan.core.plan import DeviceRun
-from memplan.trace.match import lives
 from memplan.trace.trace import Action, Columns
 
 
@@ -34,9 +33,14 @@ class Reserved:
 
 
 def reserved_bytes(events: Columns) -> Int64Array:
-    """Bytes of segments after each event, shape (m,); all 0 where none is told of."""
-    change = np.where(events.action == Action.SEGMENT_ALLOC, events.size, 0)
-    change -= np.where(events.action == Action.SEGMENT_FREE, events.size, 0)
+    """Bytes of segments after each event, shape (m,); all 0 if none are recorded."""
+    return _balance(events, Action.SEGMENT_ALLOC, Action.SEGMENT_FREE)
+
+
+def _balance(events: Columns, taken: Action, given_back: Action) -> Int64Array:
+    """Bytes after each event of what events of one kind took, and of another gave."""
+    change = np.where(events.action == taken, events.size, 0)
+    change -= np.where(events.action == given_back, events.size, 0)
     total: Int64Array = np.cumsum(change)
     return total
 
@@ -51,11 +55,10 @@ def device_run(events: Columns) -> DeviceRun:
     most = most_reserved(events)
     if not most:
         return DeviceRun()
-    change = np.where(events.action == Action.ALLOC, events.size, 0)
-    change -= np.where(events.action == Action.FREE_COMPLETED, events.size, 0)
+    allocated = _balance(events, Action.ALLOC, Action.FREE_COMPLETED)
     return DeviceRun(
         most,
-        int(np.cumsum(change).max(initial=0)),
+        int(allocated.max(initial=0)),
         int((events.action == Action.SEGMENT_ALLOC).sum()),
         int((events.action == Action.SEGMENT_FREE).sum()),
     )
@@ -66,17 +69,13 @@ def ran_out(events: Columns) -> bool:
     return bool((events.action == Action.OOM).any())
 
 
-def reserved_at(events: Columns, row: int, live: Int64Array | None = None) -> Reserved:
+def reserved_at(events: Columns, row: int, live: Int64Array) -> Reserved:
     """What is reserved after event `row`, and how much of it no block holds.
 
-    live: the rows of the blocks in use then, where they are known. Of segments that
-    grow (`expandable_segments`) every piece that was mapped counts as a segment of its
-    own.
+    live: the rows of the blocks in use then. Of segments that grow
+    (`expandable_segments`) every mapped piece counts as a segment of its own.
     """
     reserved = int(reserved_bytes(events)[row]) if 0 <= row < len(events) else 0
-    if live is None:
-        made, end = lives(events)
-        live = made[(made <= row) & (end > row)]
     size = events.size[live]
     begin, finish = _segments(events, row)
     where = np.searchsorted(begin, events.address[live], side="right") - 1

@@ -5,6 +5,10 @@ the one after it makes the same requests in the same order (profile-guided memor
 optimization, section 1); programs that alternate between a few kinds of steps are
 hot with a longer period. Failing that, steps that do the same with other sizes are
 hot, and *elastic*: sentences of any length, say (section 4.3).
+
+A loop without marks shows as well: the sizes it asks for repeat, again and again, and
+the largest block that is requested repeatedly is among them. A pipeline may call one
+part of itself twenty times within a single forward call.
 """
 
 from __future__ import annotations
@@ -15,72 +19,17 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from memplan.arrays import BoolArray, Int64Array
-from memplan.trace.match import pairs
-from memplan.trace.trace import Action, Columns, Mark, Trace
+from memplan.arrays import Int64Array
+from memplan.levels import level
+from memplan.trace.lives import NEVER, Lives
 
 MAX_PERIOD = 8
 RARE = 8  # one step in so many may be another than is due
-_NEVER = np.iinfo(np.int64).max
-
-
-@dataclass(frozen=True, eq=False)
-class Timeline:
-    """The allocations of a trace, and its steps, on one clock.
-
-    The clock is the paper's: it advances by one after every allocation and every
-    free (section 4.1). Steps are numbered from 0, where step 0 is all that comes
-    before the first boundary; the last one may be cut off by the recording's end.
-
-    size: exact bytes of each allocation, in the order they were made, shape (m,).
-    lower, freed: its half-open life in ticks; freed is `NEVER` if it was not.
-    upper: `freed`, or later where threads race: until then it may live in a repetition.
-    bounds: first tick of each step, ascending, the first 0, shape (s,).
-    first: index of each step's first allocation, shape (s,).
-    ticks: the clock's reading at the end.
-    """
-
-    size: Int64Array
-    lower: Int64Array
-    freed: Int64Array
-    upper: Int64Array
-    bounds: Int64Array
-    first: Int64Array
-    ticks: int
-    mark: Mark
-
-    NEVER = _NEVER
-
-    @property
-    def steps(self) -> int:
-        """How many steps were begun."""
-        return len(self.bounds)
-
-    def step_of(self, ticks: Int64Array) -> Int64Array:
-        """The step in which each tick falls; NEVER falls in no step: `steps`."""
-        found = np.searchsorted(self.bounds, ticks, side="right") - 1
-        return np.where(ticks == _NEVER, self.steps, found).astype(np.int64)
-
-    def requests(self, step: int) -> slice:
-        """The allocations made in `step`, as a slice of the arrays."""
-        last = step + 1 == self.steps
-        return slice(
-            int(self.first[step]),
-            len(self.size) if last else int(self.first[step + 1]),
-        )
-
-    def count(self, step: int, steps: int = 1) -> int:
-        """How many allocations `step` and those after it made, so many in all."""
-        begin, end = self.requests(step), self.requests(step + steps - 1)
-        return int(end.stop) - int(begin.start)
-
-    def span(self, step: int) -> tuple[int, int]:
-        """First tick of `step`, and the tick after its last."""
-        last = step + 1 == self.steps
-        end = self.ticks if last else int(self.bounds[step + 1])
-        return int(self.bounds[step]), end
+LEAST_PASSES = 3
+MOST_PERIODS = 64  # candidates that are tried
+LEAST_PART = 8  # one part in so many of the largest block must be in the loop
+_STRIDES = 16  # of the largest block: so many may be in one pass
 
 
 @dataclass(frozen=True)
@@ -99,86 +48,6 @@ class HotSteps:
     passes: int = 1
 
 
-def timeline(trace: Trace) -> Timeline:
-    """The trace's allocations and steps on one clock."""
-    events = trace.events
-    freed_rows, frees = pairs(events)
-    made = (events.action == Action.ALLOC) & (events.requested_size > 0)
-    counted = made | (events.action == Action.FREE_COMPLETED)
-    tick = np.cumsum(counted, dtype=np.int32) - counted  # ticks before each row
-    size = events.requested_size[made]
-    lower = tick[made].astype(np.int64)
-    number = np.cumsum(made, dtype=np.int32) - 1  # of the allocation in each row
-    ends = made[freed_rows]
-    freed = np.full(len(lower), _NEVER)
-    freed[number[freed_rows[ends]]] = tick[frees[ends]]
-    mark = strongest_mark(events)
-    cuts: Int64Array = tick[(events.action == Action.STEP) & (events.mark == mark)]
-    if mark is Mark.NONE:
-        cuts = cuts[:0]
-    bounds = np.concatenate([np.zeros(1, np.int64), cuts.astype(np.int64)])
-    return Timeline(
-        size=size,
-        lower=lower,
-        freed=freed,
-        upper=(
-            # Of CUDA memory a stream's order counts; who asks beside the program's own
-            # thread is autograd's, which never runs at the same time.
-            _outlast_races(lower, freed, events.thread, counted, bounds)
-            if trace.info.device == "cpu"
-            else freed
-        ),
-        bounds=bounds,
-        first=np.searchsorted(lower, bounds, side="left").astype(np.int64),
-        ticks=int(counted.sum()),
-        mark=mark,
-    )
-
-
-def _outlast_races(
-    lower: Int64Array,
-    freed: Int64Array,
-    thread: npt.NDArray[np.int32],
-    counted: BoolArray,
-    bounds: Int64Array,
-) -> Int64Array:
-    """`freed`, put off to the end of the parallel region that a block lives in.
-
-    Within a parallel region (an operator's inner threads, each with its scratch) the
-    order of requests and frees changes from run to run, so all blocks made and freed
-    in one count as alive together. A region is where threads other than the busiest
-    one show up, and as many events around as the threads of a step can have exchanged;
-    it does not outlast the step. thread: of every event. counted: which of them are
-    ticks. bounds: of the steps.
-    """
-    if (thread == thread[:1]).all():
-        return freed
-    thread = thread[counted]
-    kinds, counts = np.unique(thread, return_counts=True)
-    if len(kinds) < 2:
-        return freed
-    others = np.flatnonzero(thread != kinds[np.argmax(counts)])
-    ends_of_steps = np.append(bounds[1:], len(thread))
-    steps = zip(bounds.tolist(), ends_of_steps.tolist(), strict=True)
-    reach = 2 * max(len(np.unique(thread[begin:end])) for begin, end in steps)
-    apart = np.flatnonzero(np.diff(others) > 2 * reach)
-    begins = others[np.append(0, apart + 1)] - reach
-    ends = others[np.append(apart, len(others) - 1)] + reach
-    region = np.maximum(np.searchsorted(begins, lower, side="right") - 1, 0)
-    inside = (lower >= begins[region]) & (freed <= ends[region])
-    step = np.searchsorted(ends_of_steps, freed, side="left")
-    last = ends_of_steps[np.minimum(step, len(ends_of_steps) - 1)]
-    until = np.minimum(ends[region], last)
-    outlasted: Int64Array = np.where(inside, np.maximum(freed, until), freed)
-    return outlasted
-
-
-def strongest_mark(events: Columns) -> Mark:
-    """The kind of boundary to go by: explicit, else optimizer, else forward."""
-    kinds = events.mark[events.action == Action.STEP]
-    return Mark(int(kinds.max())) if len(kinds) else Mark.NONE
-
-
 class Alike(enum.Enum):
     """In what steps must agree to be of one kind."""
 
@@ -187,7 +56,7 @@ class Alike(enum.Enum):
     ORDER = enum.auto()  # of requests and frees, whatever their sizes
 
 
-def find_hot(line: Timeline) -> HotSteps | None:
+def find_hot(lives: Lives) -> HotSteps | None:
     """The steps that repeat longest, or None.
 
     Steps with the same requests and the same frees are looked for first, then steps
@@ -196,14 +65,14 @@ def find_hot(line: Timeline) -> HotSteps | None:
     one are never hot: the program's start, and a step that may be cut off; nor are
     steps that ask for nothing.
     """
-    whole = range(1, line.steps - 1)
-    usual = [signature(line, step, Alike.REQUESTS) for step in whole]
+    whole = range(1, lives.steps - 1)
+    usual = [signature(lives, step, Alike.REQUESTS) for step in whole]
     strict: HotSteps | None = None
     for alike in Alike:
         marks = usual
         if alike is not Alike.REQUESTS:
-            marks = [signature(line, step, alike) for step in whole]
-        found = _repeating(line, marks, alike)
+            marks = [signature(lives, step, alike) for step in whole]
+        found = _repeating(lives, marks, alike)
         if found is None:
             continue
         if found.elastic:
@@ -219,7 +88,7 @@ def _longer(one: HotSteps, other: HotSteps) -> bool:
     return one.period * one.passes > other.period * other.passes
 
 
-def _repeating(line: Timeline, marks: list[bytes], alike: Alike) -> HotSteps | None:
+def _repeating(lives: Lives, marks: list[bytes], alike: Alike) -> HotSteps | None:
     """The longest run of steps, the first one's mark first, that repeats.
 
     Among periods that cover equally many steps, the shortest; among equally long
@@ -229,7 +98,8 @@ def _repeating(line: Timeline, marks: list[bytes], alike: Alike) -> HotSteps | N
     for period in range(1, min(MAX_PERIOD, len(marks) // 2) + 1):
         same = [a == b for a, b in zip(marks, marks[period:], strict=False)]
         begin, length = _longest_run(same)
-        if length < period or not line.count(begin + 1, period):
+        asked = lives.first[begin + 1 + period] > lives.first[begin + 1]
+        if length < period or not asked:
             continue
         covered = length + period
         if best is None or covered > best[0]:
@@ -253,38 +123,40 @@ def _longest_run(flags: list[bool]) -> tuple[int, int]:
     return best
 
 
-def signature(line: Timeline, step: int, alike: Alike) -> bytes:
+def signature(lives: Lives, step: int, alike: Alike) -> bytes:
     """What a step does, as a hash that is equal for steps of one kind.
 
     A free is told by how many requests came before it in its step, and by the
     request it ends: the step's own, or of the step before. Older ones do not count.
     """
-    own = line.requests(step)
+    first, stop = lives.first[step : step + 2].tolist()
     if alike is Alike.ORDER:
-        digest = hashlib.sha256(b"%d" % (own.stop - own.start))
+        digest = hashlib.sha256(b"%d" % (stop - first))
     else:
-        digest = hashlib.sha256(line.size[own].astype("<i8").tobytes())
+        digest = hashlib.sha256(lives.size[first:stop].astype("<i8").tobytes())
     if alike is Alike.REQUESTS:
         return digest.digest()
-    begin, end = line.span(step)
-    candidates = np.arange(line.first[max(step - 1, 0)], own.stop, dtype=np.int64)
-    ends = line.upper[candidates]
+    begin, end = lives.begins[step : step + 2].tolist()
+    candidates = np.arange(lives.first[max(step - 1, 0)], stop, dtype=np.int64)
+    ends = lives.upper[candidates]
     freed = candidates[(ends >= begin) & (ends < end)]
-    order = freed[np.argsort(line.upper[freed], kind="stable")]
-    before = np.searchsorted(line.lower[own], line.upper[order], side="left")
-    rows = np.stack([before, order - own.start], axis=1).astype("<i8")
+    order = freed[np.argsort(lives.upper[freed], kind="stable")]
+    before = np.searchsorted(lives.lower[first:stop], lives.upper[order])
+    rows = np.stack([before, order - first], axis=1).astype("<i8")
     digest.update(rows.tobytes())
     return digest.digest()
 
 
-def irregular(line: Timeline, hot: HotSteps) -> bool:
+def irregular(lives: Lives, hot: HotSteps) -> bool:
     """Whether steps come in another order than `hot` says, more than now and then.
 
     Then chance may have it that so many were alike in a row, and another run will have
     another order: batches of a few shapes, tasks by turns. Steps before the hot ones
     count where they come again; those that do not are the program's start.
     """
-    marks = [signature(line, step, Alike.REQUESTS) for step in range(1, line.steps - 1)]
+    marks = [
+        signature(lives, step, Alike.REQUESTS) for step in range(1, lives.steps - 1)
+    ]
     before, after = marks[: hot.begin - 1], marks[hot.begin - 1 :]
     loop, due = after[: hot.period], 0
     for mark in after:
@@ -292,3 +164,73 @@ def irregular(line: Timeline, hot: HotSteps) -> bool:
     often, later = Counter(before), set(after)
     again = sum(often[mark] > 1 or mark in later for mark in before)
     return RARE * (len(after) - due + again) > len(after) + again
+
+
+def unmarked_steps(lives: Lives) -> Lives | None:
+    """`lives`, cut where each pass of its longest loop begins; None if there is none.
+
+    The loop repeats at least LEAST_PASSES times with equal sizes, and the largest block
+    that comes so often, and is freed, is in it; one that is small beside the largest
+    of all is not worth a plan. Its passes begin where least is alive.
+    """
+    found = _longest_loop(lives)
+    if found is None:
+        return None
+    begin, period, count = found
+    first = begin + _quietest(lives, begin + period, period)
+    first -= period if first - period >= begin else 0
+    passes = (begin + count - first) // period
+    if passes < LEAST_PASSES:
+        return None
+    cuts = first + period * np.arange(passes + 1, dtype=np.int64)
+    return lives.cut(cuts[cuts < len(lives)])
+
+
+def _longest_loop(lives: Lives) -> tuple[int, int, int] | None:
+    """First request, requests a pass, and requests in all; among loops that cover
+    nearly as many requests the one with the shortest pass."""
+    size = lives.size
+    freed = size[lives.upper != NEVER]
+    kinds, counts = np.unique(freed, return_counts=True)
+    often = kinds[counts >= LEAST_PASSES]
+    if not len(often) or often[-1] * LEAST_PART < kinds[-1]:
+        return None
+    places = np.flatnonzero(size == often[-1])
+    best: tuple[int, int, int] | None = None
+    for period in _periods(places):
+        same = size[period:] == size[:-period]
+        for begin, length in _runs(same):
+            inside = np.searchsorted(places, [begin, begin + length + period])
+            if length + period < LEAST_PASSES * period or inside[0] == inside[1]:
+                continue
+            # A longer pass must be worth it.
+            if best is None or length + period > best[2] + best[2] // 8:
+                best = begin, period, length + period
+    return best
+
+
+def _periods(places: Int64Array) -> list[int]:
+    """Distances between requests for the largest block, ascending."""
+    found: set[int] = set()
+    for stride in range(1, min(_STRIDES, len(places) - 1) + 1):
+        apart, often = np.unique(places[stride:] - places[:-stride], return_counts=True)
+        found.update(apart[np.argsort(-often, kind="stable")][:4].tolist())
+    return sorted(found)[:MOST_PERIODS]
+
+
+def _runs(same: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[tuple[int, int]]:
+    """Begin and length of the longest run of True, if there is one."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], same.astype(np.int8), [0]])))
+    begins, ends = edges[::2], edges[1::2]
+    if not len(begins):
+        return []
+    longest = int(np.argmax(ends - begins))
+    return [(int(begins[longest]), int(ends[longest] - begins[longest]))]
+
+
+def _quietest(lives: Lives, begin: int, period: int) -> int:
+    """How far into the pass from request `begin` on the fewest bytes are alive."""
+    rows = np.arange(begin, begin + period)
+    alive = level(lives.lower, lives.upper, lives.size, lives.ticks)
+    # Before the request, not after it.
+    return int(np.argmin(alive[lives.lower[rows]] - lives.size[rows]))

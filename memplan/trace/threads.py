@@ -1,9 +1,13 @@
-"""Threads that make steps side by side: each one's sequence, on its own.
+"""Whose memory: of one CUDA stream, of threads side by side, of steps or beyond them.
 
-A pool that serves requests runs many small loops, not one whose steps are a jumble of
-all. Which thread marks a step says whose it is: what the thread asks for from one of
-its marks to the next. Threads that mark no steps (an operator's inner ones, autograd's)
-belong to the loop of the one thread that does, and to none where several do.
+A plan is for one CUDA stream. Memory is reused on a stream without waiting, since the
+stream runs in order; between streams it is not. So every stream has its own packing
+problem, and its own arena.
+
+A pool that serves requests runs many small loops, each on a thread of its own. The
+thread that marks a step owns what it asks for from one of its marks to the next.
+Threads that mark no steps (an operator's inner ones, autograd's) belong to the loop of
+the one thread that does, and to none where several do.
 """
 
 from __future__ import annotations
@@ -12,11 +16,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memplan.arrays import Int64Array
-from memplan.trace.match import UNMATCHED, pairs
-from memplan.trace.steps import strongest_mark
+from memplan.arrays import BoolArray, Int64Array
+from memplan.errors import UsageError
+from memplan.levels import levels
+from memplan.trace.lives import NEVER, Lives, lives_of
+from memplan.trace.steps import HotSteps
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
+# The columns of a trace that planning looks at.
+NEEDED = ("action", "mark", "address", "requested_size", "thread", "device", "stream")
 SIDE_BY_SIDE = 10  # one step in so many, and two, must meet another thread's
 
 
@@ -51,12 +59,11 @@ def steps_by_thread(trace: Trace, first: int = 0) -> ThreadSteps | None:
 
     A free belongs to the thread that asked for the block.
     """
-    events = trace.events
-    mark = strongest_mark(events)
-    cuts = np.flatnonzero((events.action == Action.STEP) & (events.mark == mark))
-    if mark is Mark.NONE or not _side_by_side(events, cuts):
+    events, lives = trace.events, lives_of(trace)
+    cuts = lives.bounds
+    if lives.mark is Mark.NONE or not _side_by_side(events, cuts):
         return None
-    alloc, free = pairs(events)
+    alloc, free = lives.pairs
     owner = events.thread.astype(np.int64)
     kept = np.zeros(len(events), dtype=np.bool_)
     made = events.action == Action.ALLOC
@@ -106,25 +113,117 @@ def together(steps: ThreadSteps, transient: Int64Array) -> Together:
 
     transient: rows of `steps.trace` that ask for them, ascending, shape (k,).
     """
-    events = steps.trace.events
-    alloc, free = pairs(events)
-    freed = np.full(len(events), UNMATCHED, dtype=np.int64)
-    freed[alloc] = free
-    ends = freed[transient]
-    transient, ends = transient[ends != UNMATCHED], ends[ends != UNMATCHED]
-    moments = np.concatenate([steps.rows[transient], steps.rows[ends]])
-    size = events.requested_size[transient]
-    change = np.concatenate([size, -size])
-    count = np.concatenate([np.ones_like(size), -np.ones_like(size)])
-    thread = np.tile(steps.thread[transient], 2)
-    order = np.argsort(moments, kind="stable")
-    holding = np.zeros(len(order), dtype=np.int64)  # threads that begin to, or cease
+    lives = lives_of(steps.trace)
+    chosen = np.searchsorted(lives.row, transient)
+    chosen = chosen[lives.freed[chosen] != NEVER]
+    begin, end = steps.rows[lives.row[chosen]], steps.rows[lives.end[chosen]]
+    thread = steps.thread[lives.row[chosen]]
+    busy = [np.empty((2, 0), dtype=np.int64)]  # when each thread holds anything
     for one in np.unique(thread):
-        mine = order[thread[order] == one]
-        now = np.cumsum(count[mine])
-        before = np.append(0, now[:-1])
-        holding[mine] = (now > 0).astype(np.int64) - (before > 0)
+        own = thread == one
+        moments, count = levels(begin[own], end[own], np.ones_like(begin[own]))
+        edges = np.flatnonzero(np.diff(count > 0, prepend=False))
+        busy.append(moments[edges].reshape(-1, 2).T)
+    first, last = np.concatenate(busy, axis=1)
     return Together(
-        int(np.cumsum(holding[order]).max(initial=0)),
-        int(np.cumsum(change[order]).max(initial=0)),
+        int(levels(first, last, np.ones_like(first))[1].max(initial=0)),
+        int(levels(begin, end, lives.size[chosen])[1].max(initial=0)),
     )
+
+
+def outlives(trace: Trace) -> BoolArray:
+    """Which allocations of `trace` outlive steps, in the order made; shape (m,).
+
+    Where threads make steps side by side, each block goes by the steps of the thread
+    that made it. One of no step outlives them if it is there while one of the threads
+    makes two, or when the last step of all begins.
+    """
+    threads = steps_by_thread(trace)
+    if threads is None:
+        return outlive_steps(lives_of(trace))
+    row, end = lives_of(trace).row, lives_of(trace).end
+    cuts = lives_of(threads.trace).bounds
+    outlive: BoolArray = end > threads.rows[cuts].max()
+    for one in np.unique(threads.thread):
+        rows = threads.rows[threads.thread == one]
+        begins = threads.rows[cuts[threads.thread[cuts] == one]]
+        edges = np.append(begins, rows.max() + 1)
+        outlive |= np.searchsorted(edges, end) - np.searchsorted(edges, row) > 2
+    made = lives_of(threads.trace).row
+    outlive[np.searchsorted(row, threads.rows[made])] = _by_thread(threads)
+    return outlive
+
+
+def outlive_steps(lives: Lives) -> BoolArray:
+    """Which blocks are freed after more than one step, or never; shape (m,).
+
+    Of those that are never freed the last ones need not be persistent: the gradients of
+    the last step, and what was made after it.
+    """
+    return _outlive(lives, lives.steps - 1)
+
+
+def persistent_bytes(trace: Trace, threads: ThreadSteps, hot: HotSteps) -> int:
+    """Bytes alive from the begin of the hot step to the end of the one after it.
+
+    Not those of blocks that another thread's steps hold, and that do not outlive them.
+    """
+    lives, own = lives_of(trace), lives_of(threads.trace)
+    cuts = own.bounds
+    begin = cuts[hot.begin - 1]
+    last = hot.begin + 1  # two steps, which two threads may have made
+    after = cuts[last] if last < own.steps - 1 else len(threads.rows)
+    until = threads.rows[begin:after].max()
+    held = (lives.row < threads.rows[begin]) & (lives.end > until)
+    passing = threads.rows[own.row][~_by_thread(threads)]
+    held[np.searchsorted(lives.row, passing)] = False
+    return int(lives.size[held].sum())
+
+
+def _by_thread(threads: ThreadSteps) -> BoolArray:
+    """Which blocks outlive the steps of their own thread, in the order made there."""
+    lives, thread = lives_of(threads.trace), threads.thread
+    last = np.searchsorted(thread[lives.bounds], thread[lives.row], "right")
+    return _outlive(lives, last.astype(np.int64))
+
+
+def _outlive(lives: Lives, last: Int64Array | int) -> BoolArray:
+    """last: the last step, or of each block the last one of its thread."""
+    made, never = lives.step, lives.freed == NEVER
+    kept = never & ((made < last - 1) | (made == 0))
+    outlive: BoolArray = kept | (~never & (lives.step_of(lives.freed) - made > 1))
+    return outlive
+
+
+def streams_of(trace: Trace) -> dict[int, int]:
+    """Bytes allocated in all on each stream, by handle; the busiest stream first."""
+    events = trace.events
+    made = events.action == Action.ALLOC
+    handles, which = np.unique(events.stream[made], return_inverse=True)
+    total = np.zeros(len(handles), dtype=np.int64)
+    np.add.at(total, which.reshape(-1), events.requested_size[made])
+    order = np.argsort(-total, kind="stable")
+    return {int(handles[i]): int(total[i]) for i in order}
+
+
+def on_stream(trace: Trace, stream: int) -> Trace:
+    """The events of one stream (its handle), and all step boundaries.
+
+    Raises UsageError if the trace has no allocation on that stream.
+    """
+    found = streams_of(trace)
+    if stream not in found:
+        listed = ", ".join(map(str, found)) or "none"
+        raise UsageError(f"stream {stream}: the trace has streams {listed}")
+    events = trace.events
+    rows = np.flatnonzero((events.stream == stream) | (events.action == Action.STEP))
+    return replace(trace, events=events.take(rows.astype(np.int64)))
+
+
+def one_stream(trace: Trace) -> Trace:
+    """The events of the default CUDA stream, or of the busiest one: an arena, and so a
+    plan, belongs to one stream. Other streams are served outside it."""
+    streams = streams_of(trace)
+    if trace.info.device == "cpu" or len(streams) < 2:
+        return trace
+    return on_stream(trace, 0 if 0 in streams else next(iter(streams)))

@@ -8,15 +8,15 @@ from functools import cache
 
 from memplan.blocking.cost.evaluation import Evaluation, best_evaluation, evaluate
 from memplan.blocking.cost.objective import Codesign, Fixed
-from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.cost.placement import MAIN
 from memplan.blocking.design.area_curve import area_curve
 from memplan.blocking.design.parallel import CoresEnergy, core_scaling
-from memplan.blocking.machine.area import DIANNAO_MM2, area_mm2
-from memplan.blocking.machine.energy import MAC_PJ
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import load_hierarchy
+from memplan.blocking.machine.technology import DIANNAO_MM2
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.plan import CurvePoint
+from memplan.blocking.run.cache import simulate
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result
 
@@ -123,30 +123,51 @@ def benchmarks() -> tuple[Layer, ...]:
     return (*PAPER_LAYERS.values(), fully_connected("FC2 x1024", 4096, 4096, 1024))
 
 
-def per_mac(layer: Layer, pj: float) -> float:
-    """pJ per multiplication that the layer really has."""
-    return pj / layer.macs
-
-
 def scaling(nests: Sequence[Nest]) -> list[list[CoresEnergy]]:
     """Figure 9: every nest on 1, 2, 4 and 8 cores, sharing the kernels or the input."""
     return [core_scaling(nest) for nest in nests]
 
 
-__all__ = [
-    "BUDGETS",
-    "CONVOLUTIONS",
-    "MAC_PJ",
-    "MIB",
-    "UNROLL",
-    "OnDianNao",
-    "area_mm2",
-    "benchmarks",
-    "codesigned",
-    "curve",
-    "of_divisors",
-    "on_diannao",
-    "per_mac",
-    "scaling",
-    "unroll_of",
-]
+MACHINE = "xeon-e5645"
+# Found with half of each cache's capacity, and rows of whole lines innermost.
+NESTS = {
+    "conv1": "Fw11 Fh11 X256 K32 Y2 K48 C32 Y32 K96 C256 K192 Y128 Y256 K384",
+    "conv2": "Fw9 Fh9 X100 Y5 K24 C32 Y375 K48 X500",
+    "conv3": "Fw4 Fh4 C6 Y8 X32 K40 Y32 C108 K200",
+    "conv4": "Fw3 Fh3 C8 X56 Y4 K64 Y7 C128 Y56 K256",
+    "conv5": "Fw3 Fh3 C16 X28 Y4 K64 C32 Y28 C256 K512",
+}
+
+
+@dataclass(frozen=True)
+class CacheCounts:
+    """Accesses to L2 and L3, of the part that was simulated; against_model: misses of
+    L1 and L2 over those that the model gives."""
+
+    name: str
+    share: float
+    blocked: tuple[int, int]
+    gemm: tuple[int, int]
+    against_model: tuple[float, float]
+
+
+def cache_counts() -> list[CacheCounts]:
+    """Every layer, with planes padded so that they do not share sets."""
+    machine = load_hierarchy(MACHINE)
+    found = []
+    for name, string in NESTS.items():
+        layer = PAPER_LAYERS[name]
+        run = simulate(layer, parse_nest(string, layer), machine, pad=True)
+        assert run.gemm is not None
+        own = [level.misses for level in run.blocked]
+        other = [level.misses for level in run.gemm]
+        found.append(
+            CacheCounts(
+                layer.name,
+                run.share,
+                (own[0], own[1]),
+                (other[0], other[1]),
+                (own[0] / run.expected[0], own[1] / run.expected[1]),
+            )
+        )
+    return found

@@ -1,14 +1,11 @@
-"""The blocking paper's figures 3 to 9, each with a table, for the page."""
+"""The blocking paper's figures 3 to 8, each with a table, for the page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from bench import blocking_data as data
-from bench.blocking_caches import cache_counts
 from bench.blocking_page import Page
 from bench.blocking_plots import Bar, bars, curves
-from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.cost.placement import MAIN
 from memplan.blocking.nest.layer import Tensor
 
 NAMES = {Tensor.INPUT: "IB", Tensor.KERNEL: "KB", Tensor.OUTPUT: "OB"}
@@ -16,16 +13,7 @@ NAMES = {Tensor.INPUT: "IB", Tensor.KERNEL: "KB", Tensor.OUTPUT: "OB"}
 
 def figures_3_and_4(page: Page) -> None:
     """Cache accesses of the blocked nest and of im2col with a matrix product."""
-    counted = cache_counts()
-    page.say("## Figures 3 and 4: cache accesses")
-    page.say(
-        "No hardware counters: a simulator of the Xeon E5645's caches (LRU) runs every "
-        "reference of the blocked nest and of im2col with a blocked product, both "
-        "over register tiles of 4 x 8. A level's accesses are the misses of the one "
-        "inside it. Of layers with more than 2e9 multiplications a part is simulated, "
-        "both ways the same part. The paper's ratios are to ATLAS and MKL, which are "
-        "not this matrix product."
-    )
+    counted = data.cache_counts()
     page.table(
         "layer | simulated | blocked L2 | GEMM L2 | ratio | blocked L3 | GEMM L3 | "
         "ratio | misses / model, L1 | L2",
@@ -62,13 +50,11 @@ def figures_3_and_4(page: Page) -> None:
                 "accesses (log)",
                 log=True,
             ),
-            f"Accesses to {level}, blocked and by a matrix product",
         )
 
 
 def figure_5(page: Page) -> None:
     """DianNao with its own schedule, and with the optimal one."""
-    page.say("## Figure 5: DianNao's own schedule and the optimal one")
     rows: list[Bar] = []
     table = []
     for layer in data.CONVOLUTIONS:
@@ -102,13 +88,11 @@ def figure_5(page: Page) -> None:
             "2 KB of input, 32 KB of kernels, 2 KB of output; pJ per multiplication",
             "pJ per MAC",
         ),
-        "Energy on DianNao by tensor and memory",
     )
 
 
 def figure_6(page: Page) -> None:
     """Memories and nest together, within 8 MB."""
-    page.say("## Figure 6: memories of 8 MB at most, designed with the nest")
     rows: list[Bar] = []
     table = []
     for layer in data.CONVOLUTIONS:
@@ -138,9 +122,6 @@ def figure_6(page: Page) -> None:
         "own / this, both without compulsory",
         table,
     )
-    page.say(
-        "\\* best found, not proved optimal among all nests." if _starred(table) else ""
-    )
     page.figure(
         "figure6",
         bars(
@@ -149,25 +130,11 @@ def figure_6(page: Page) -> None:
             "DianNao with its optimal schedule is 1",
             "energy",
         ),
-        "Energy with memories of 8 MB beside DianNao's optimum",
     )
-
-
-def _starred(table: Sequence[Sequence[str]]) -> bool:
-    return any("*" in cell for row in table for cell in row)
 
 
 def windows_apart(page: Page) -> None:
     """What no block of window loops and no divisors can do."""
-    page.say("## Beyond the paper: any extents, the window taken apart")
-    page.say(
-        "The paper's strings have extents that divide each other, and keep the loops "
-        "over the window together; `--method divisors` proves their optimum, over "
-        "sizes rounded up to the datapath. Apart, each axis of the window can stand "
-        "where its own halo is least. Memories are the buffers' own. Energies are "
-        "counted from above (tiles that follow each other may coincide); no nest at "
-        "all takes less than the bound."
-    )
     rows = []
     for layer in data.CONVOLUTIONS:
         whole = data.of_divisors(layer)
@@ -187,7 +154,6 @@ def windows_apart(page: Page) -> None:
 
 def figure_7(page: Page) -> None:
     """Least energy within an area."""
-    page.say("## Figure 7: energy against area")
     points, table = {}, []
     for layer in data.CONVOLUTIONS[2:]:
         found = data.curve(layer, data.BUDGETS)
@@ -203,9 +169,6 @@ def figure_7(page: Page) -> None:
             if before is None or p.nbytes > before.nbytes
         ]
     page.table("budget | used KiB | area / DianNao | DianNao's optimum / this", table)
-    page.say(
-        "\\* best found, not proved optimal among all nests." if _starred(table) else ""
-    )
     page.figure(
         "figure7",
         curves(
@@ -213,13 +176,11 @@ def figure_7(page: Page) -> None:
             "Figure 7: energy against area",
             "DianNao with its optimal schedule is 1",
         ),
-        "Energy against area for Conv3, Conv4 and Conv5",
     )
 
 
 def figure_8(page: Page) -> None:
     """Memory beside computation."""
-    page.say("## Figure 8: energy of memory and of computation")
     rows: list[Bar] = []
     table = []
     for layer in data.benchmarks():
@@ -252,5 +213,4 @@ def figure_8(page: Page) -> None:
             log=True,
             line=0.8,
         ),
-        "Energy of memory beside that of computation",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 from bench import blocking_data as data
@@ -11,13 +10,15 @@ from bench.blocking_plots import Bar, bars
 from memplan.blocking.cost.latency import datapath_steps
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.cores_search import CoresNest, optimize_for_cores
+from memplan.blocking.design.network import NETWORKS
+from memplan.blocking.design.network_design import design_network
 from memplan.blocking.design.parallel import CoresEnergy
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.nest.array import Array
 from memplan.blocking.nest.layer import Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.search.optimize import optimize
-from memplan.blocking.search.result import Result
+from memplan.blocking.search.result import Options, Result
 from memplan.blocking.search.spatial import search_datapath
 
 NAMES = {Tensor.INPUT: "IB", Tensor.KERNEL: "KB", Tensor.OUTPUT: "OB"}
@@ -51,14 +52,13 @@ def anew() -> list[CoresNest]:
 
 def figure_9(page: Page) -> None:
     """Several cores."""
-    page.say("## Figure 9: several cores on Conv1")
     layer = data.CONVOLUTIONS[0]
     nests = [parse_nest(text, layer, data.UNROLL) for text in SCHEDULES]
     scaled = [
         (f"schedule {number}", own) for number, own in enumerate(data.scaling(nests), 1)
     ]
     scaled.append(("one core's", [one.one_nest for one in anew()]))
-    scaled.append(("anew", [one.energy for one in anew()]))
+    scaled.append(("searched", [one.energy for one in anew()]))
     rows: list[Bar] = []
     table = []
     for name, own in scaled:
@@ -68,7 +68,7 @@ def figure_9(page: Page) -> None:
             table.append((f"{name}, {shared} shared", *(f"{pj:.3f}" for pj in bars_)))
     for split, shared in _SHARED:
         gaps = [one.gap for one in anew() if one.energy.split == split]
-        table.append((f"anew, {shared} shared: gap", *(f"{g:.1%}" for g in gaps)))
+        table.append((f"searched, {shared} shared: gap", *(f"{g:.1%}" for g in gaps)))
     page.table("pJ/MAC | 1 core | 2 | 4 | 8", table)
     page.figure(
         "figure9",
@@ -78,19 +78,6 @@ def figure_9(page: Page) -> None:
             "Conv1; the kernels shared (KB) or the input (IB); S1 to S4: the schedules",
             "pJ per MAC",
         ),
-        "Energy of Conv1 on several cores",
-    )
-    page.say(
-        "Schedules 1 to 4 are one nest each on all numbers of cores, as in the paper. "
-        "Until nests were searched for anew, with last memories that are split or sent "
-        "for to all, these were all there was. One core's is the nest that is best for "
-        "one core, spread over several; anew is the best found for each number and "
-        "split (`memplan blocking parallel`). Of these two only memories that pay are "
-        "kept. That the larger memory should be shared holds of a given nest; with "
-        "nests for each, eight cores that share the input need no more than eight that "
-        "share the kernels. The gap is to what no nest takes less than: the least of "
-        "several bounds, each of nests whose memories take so many bytes in all to so "
-        "many, with wires as long as the fewer ask for."
     )
     page.table(
         "shared | cores | pJ/MAC | on chip, KiB | nest",
@@ -119,14 +106,12 @@ def _bar(layer: Layer, name: str, one: CoresEnergy) -> Bar:
 def mappings(page: Page) -> None:
     """The best spatial mapping beside 16 x 16 channels, on DianNao's memories."""
     diannao = Fixed(load_hierarchy("diannao"))
-    rows, ratios, proved = [], [], 0
+    rows = []
     for text in _MAPPED:
         layer = parse_layer(text)
         fixed = optimize(layer, data.UNROLL, diannao)
         found = search_datapath(layer, Array(), diannao)
         assert found.mapping is not None
-        ratios.append(found.energy / fixed.energy)
-        proved += found.proved
         chosen = ",".join(f"{dim}{n}" for dim, n in found.nest.unroll.items())
         rows.append(
             (
@@ -135,34 +120,46 @@ def mappings(page: Page) -> None:
                 f"{_used(fixed):.1%}",
                 f"{found.energy / layer.macs:.3f}" + " *" * (not found.proved),
                 f"{_used(found):.1%}",
-                f"{ratios[-1]:.3f}",
+                f"{found.energy / fixed.energy:.3f}",
                 chosen,
                 f"{found.mapping.mappings:,}",
                 f"{found.mapping.searched}",
             )
         )
-    page.say("## Spatial mappings")
-    page.say(
-        "`memplan blocking optimize --unroll auto` on DianNao's memories and its 16 x "
-        "16 multipliers: which dimensions lie along the two sides, with which counts, "
-        "together with the nest. pJ/MAC, and the part of the array that is used. A "
-        "multiplier that idles takes no energy in this model, so what is best for "
-        "energy may leave some; `--minimize cycles` asks for the others. What the "
-        "datapath shares out or adds up costs nothing, along whichever dimension, and "
-        "an access takes what it does with the paper's words, whatever it is an access "
-        "for: the gain is an upper bound for a machine whose wires are laid for "
-        "channels."
-    )
     page.table(
         "layer | C16,K16 | used | best | used | ratio | mapping | of | searched", rows
-    )
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    page.say(
-        f"Geometric mean {mean:.3f}, at worst {max(ratios):.3f}; {proved} of "
-        f"{len(rows)} proved optimal among all nests around all mappings. Of these, "
-        "mappings that were not searched are no better by bounds. \\* best found."
     )
 
 
 def _used(found: Result) -> float:
     return found.nest.layer.macs / (datapath_steps(found.nest) * 256)
+
+
+def networks(page: Page) -> None:
+    """Whole networks on one hierarchy (section 3.6): the paper's method, and ours."""
+    rows = []
+    for name, layers in NETWORKS.items():
+        for budget in (data.MIB, 8 * data.MIB):
+            options = Options(time_limit=data.TIME_LIMIT)
+            found = design_network(layers, _datapath, budget, options=options)
+            paper, ours = found.common.energy, found.network.energy
+            rows.append(
+                (
+                    name,
+                    f"{budget // data.MIB} MiB",
+                    f"{paper / 1e9:.3f}",
+                    f"{ours / 1e9:.3f}" + ("" if found.complete else " *"),
+                    f"{ours / paper:.3f}",
+                    "" if found.gap is None else f"{found.gap:.1%}",
+                    f"{found.seconds:.0f}",
+                )
+            )
+    page.table(
+        "network | budget | paper's method, mJ | memplan, mJ | ratio | gap | seconds",
+        rows,
+    )
+
+
+def _datapath(layer: Layer) -> dict[str, int]:
+    """The paper's, cut to the channels that the layer has."""
+    return {dim: min(count, layer.size(dim)) for dim, count in data.UNROLL.items()}

@@ -31,7 +31,7 @@ from soak_plans import SIZES, Loop, random_loop
 from memplan.applying import cuda
 from memplan.applying.cuda_library import Library, Place
 from memplan.errors import EnvironmentUnfitError
-from memplan.recording.cuda_slots import take_slots
+from memplan.recording.cuda_library import take_slots
 
 THREADS = STREAMS = 4
 MOST_ALIVE = 60  # blocks that one thread keeps beyond a step

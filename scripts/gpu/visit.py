@@ -1,28 +1,23 @@
-"""What to run on a GPU that is there for a while: four runs, under half an hour in all.
+"""What to run on a GPU that you have for a while: three runs, under half an hour.
 
-    python scripts/gpu/visit.py tests --output OUT      # and builds memplan before
+    python scripts/gpu/visit.py tests --output OUT      # builds memplan first
     python scripts/gpu/visit.py bench --output OUT
-    python scripts/gpu/visit.py largest --output OUT
     python scripts/gpu/visit.py programs --output OUT
 
-Nothing is fetched and nothing installed: memplan is built where it stands, with what
-the interpreter has (scikit-build-core, nanobind, CMake, ninja, a C++20 compiler), or
-its native code is taken from a wheel for this Python in dist/. Each run leaves RUN.log,
-all that was printed, line by line as it is, and RUN.json: of each step the command, its
-exit code (null: left out, or not done in its time), its seconds and its last lines;
-bench and largest also RUN.figures.json, which `scripts/bench_gpu.py --table` reads.
-What one step does takes nothing from the others. Ends with 1 unless every step ended
-well, but for those whose program is not on the machine.
+Nothing is fetched and nothing installed: memplan is built in place with what the
+interpreter has (scikit-build-core, nanobind, CMake, ninja, a C++20 compiler), unless
+--built says that it is there. Each run writes RUN.log, all output line by line, and
+RUN.json: of each step the command, its exit code (null: left out, or not finished in
+time), its seconds and its last lines. A failed step stops no other one. Ends with 1
+unless every step succeeded, except those whose program is not on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -49,13 +44,13 @@ if sys.version_info >= (3, 11):
     GROUP = {"process_group": 0}
 # The native code is there, for this interpreter.
 BUILT = "import memplan.native._alloc; "
-BUILT += "from memplan.recording.cuda_slots import library_path; "
+BUILT += "from memplan.recording.cuda_library import library_path; "
 BUILT += "assert library_path().exists()"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a step; code: null where it did not come to its end."""
+    """What became of a step; code: null where it did not end."""
 
     name: str
     command: list[str]
@@ -65,7 +60,7 @@ class Outcome:
 
 
 class Visit:
-    """One run, within its time, in a folder of its own."""
+    """One run, with its time limit and its scratch folder."""
 
     def __init__(self, run: str, output: Path, seconds: float, folder: Path) -> None:
         self._run, self._output, self._folder = run, output, folder
@@ -81,7 +76,7 @@ class Visit:
         return self._end - time.monotonic()
 
     def do(self, step: Step) -> None:
-        """Run it, and write down what came of it."""
+        """Run a step, and write down its outcome."""
         words = self._words(step)
         begun, at = time.monotonic(), self._log.stat().st_size
         self.tell(f"==== {step.name}: {shlex.join(words)}")
@@ -121,7 +116,7 @@ class Visit:
         ]
 
     def _call(self, words: Sequence[str], seconds: float, to: str) -> int | None:
-        """Exit code. What it prints is in the log at once: nothing is lost with it."""
+        """The exit code. Output goes straight to the log, so that none is lost."""
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
             **os.environ,
@@ -163,37 +158,21 @@ class Visit:
 
 
 def build(visit: Visit, folder: Path) -> bool:
-    """The native code into the source tree, unless it was built there from these
-    sources for this Python; whether it is there then."""
-    built = [sys.executable, "-c", BUILT]
-    there = subprocess.run(built, cwd=ROOT, capture_output=True, check=False)
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    mark, digest = ROOT / "build" / f"visit-{tag}", _digest()
-    if there.returncode or not mark.exists() or mark.read_text() != digest:
-        # Half of the time: there may be a wheel, where a machine is this slow.
-        visit.do(Step("build", f"{PIP} -w {folder} {ROOT}", visit.left / 2))
-        version = re.search(r'= "(.+)"', (ROOT / "memplan/version.py").read_text())
-        known = f"memplan-{version.group(1)}-{tag}-*.whl" if version else ""
-        for wheel in [*folder.glob("*.whl"), *(ROOT / "dist").glob(known)][:1]:
-            visit.tell(f"the native code is that of {wheel}")
-            with zipfile.ZipFile(wheel) as archive:
-                for name in archive.namelist():
-                    if name.startswith("memplan/native/") and name.endswith(".so"):
-                        archive.extract(name, ROOT)
-            mark.parent.mkdir(exist_ok=True)
-            mark.write_text(digest)
+    """Build the native code into the source tree; whether it can be imported then."""
+    visit.do(Step("build", f"{PIP} -w {folder} {ROOT}", visit.left / 2))
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if name.startswith("memplan/native/") and name.endswith(".so"):
+                    archive.extract(name, ROOT)
+    return is_built(visit)
+
+
+def is_built(visit: Visit) -> bool:
+    """Whether the native code can be imported from the source tree."""
     visit.do(Step("built", f"python -c {shlex.quote(BUILT)}"))
     visit.well = visit.outcomes[-1].code == 0
     return visit.well
-
-
-def _digest() -> str:
-    """Of the sources that are compiled."""
-    found = hashlib.sha256((ROOT / "CMakeLists.txt").read_bytes())
-    for path in sorted((ROOT / "memplan/native").rglob("*")):
-        if path.suffix in (".cpp", ".h"):
-            found.update(path.read_bytes())
-    return found.hexdigest()
 
 
 def main() -> None:
@@ -206,13 +185,15 @@ def main() -> None:
         help="for all of it; default: "
         + ", ".join(f"{name} {seconds}" for name, seconds in SECONDS.items()),
     )
+    parser.add_argument("--built", action="store_true", help="do not build it")
     args = parser.parse_args()
     output = args.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         visit = Visit(args.run, output, args.seconds or SECONDS[args.run], folder)
-        for step in RUNS[args.run] if build(visit, folder) else ():
+        is_there = is_built(visit) if args.built else build(visit, folder)
+        for step in RUNS[args.run] if is_there else ():
             visit.do(step)
     sys.exit(not visit.well)
 

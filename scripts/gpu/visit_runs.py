@@ -44,11 +44,10 @@ def planned(program: str, plan: str) -> list[Step]:
 
 
 PYTEST = "python -m pytest -q -rs -p no:cacheprovider"
-BENCH = "python scripts/bench_gpu.py --timeout 150 --seconds {left}"
 COMPATIBILITY = f"{GPU}/compatibility.py"
-SMALL = "scripts/train_gpu.py gpt2 --batch-size 1 --length 128 --steps 6"
+SMALL = f"{GPU}/train.py gpt2 --batch-size 1 --length 128 --steps 6"
 MANY = f"{GPU}/many_requests.py 300000"
-SECONDS = {"tests": 330, "bench": 510, "largest": 360, "programs": 360}  # of a run
+SECONDS = {"tests": 330, "bench": 600, "programs": 360}  # of a run
 RUNS: dict[str, list[Step]] = {
     "tests": [
         Step("driver", "nvidia-smi", needs="nvidia-smi"),
@@ -63,7 +62,6 @@ RUNS: dict[str, list[Step]] = {
                 ("stacks", ""),
             )
         ),
-        Step("cost", f"python {GPU}/cost.py", 60),
         Step("requests", f"python {MANY}", 60),
         Step(
             "requests recorded",
@@ -75,13 +73,11 @@ RUNS: dict[str, list[Step]] = {
         Step("soak", f"python {GPU}/soak.py 1000000 --seconds {{left}}", 0),
     ],
     "bench": [
-        Step("bench", f"{BENCH} --rounds 3 --output {{out}}/bench.figures.json", 0)
-    ],
-    "largest": [
+        # With the records, so that a second run goes on where time ran out.
         Step(
-            "largest",
-            f"{BENCH} --rounds 0 --largest 24 --steps 6 --recorded-steps 4 "
-            "--networks resnet50 gpt2-medium --output {out}/largest.figures.json",
+            "bench",
+            "python scripts/benchmark.py gpu --timeout 150 --repeats 3 --warmups 0 "
+            "--json {out}/bench.jsonl",
             0,
         )
     ],
@@ -101,11 +97,6 @@ RUNS: dict[str, list[Step]] = {
             to="recorded.txt",
         ),
         Step("recorded as native", "diff native.txt recorded.txt"),
-        Step(
-            "sample", f"python {GPU}/sample_snapshot.py --output {{out}}/sample.pickle"
-        ),
-        Step("sample read", "python -m memplan stats {out}/sample.pickle"),
-        Step("plans that do not fit", f"python {GPU}/unfit.py --steps 8", 240),
         *planned(SMALL, "s"),
         # Last, as it takes longest: many times what it takes without.
         Step(

@@ -50,3 +50,39 @@ class AlexNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x))
+
+
+class OneTower(nn.Sequential):
+    """AlexNet of one tower (Krizhevsky, One weird trick, 2014), which has no
+    normalization: images (N, 3, 224, 224) to logits (N, 1000), 61,100,840 parameters.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def convolution(inputs: int, outputs: int, kernel: int) -> list[nn.Module]:
+            layer = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
+            return [layer, nn.ReLU(inplace=True)]
+
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 64, 11, stride=4, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2),
+            *convolution(64, 192, 5),
+            nn.MaxPool2d(3, stride=2),
+            *convolution(192, 384, 3),
+            *convolution(384, 256, 3),
+            *convolution(256, 256, 3),
+            nn.MaxPool2d(3, stride=2),
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d(6)
+        self.flatten = nn.Flatten()
+        self.classifier = nn.Sequential(
+            nn.Dropout(),
+            nn.Linear(256 * 6 * 6, 4096),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(4096, 4096),
+            nn.ReLU(inplace=True),
+            nn.Linear(4096, 1000),
+        )

@@ -1,7 +1,7 @@
-"""ResNet with bottleneck blocks (He et al., Deep Residual Learning, 2015).
+"""ResNet (He et al., Deep Residual Learning, 2015).
 
-The variant known as v1.5: where a block halves the image, the stride sits on the
-3x3 convolution rather than on the first 1x1.
+Bottlenecks are those of v1.5: where a block halves the image, the stride sits on the
+3x3 convolution rather than on the first 1x1. Keys of the state are torchvision's.
 """
 
 from __future__ import annotations
@@ -12,39 +12,62 @@ import torch
 from torch import Tensor, nn
 
 RESNET50 = (3, 4, 6, 3)
+# Blocks of each stage, and whether they are bottlenecks, four times as wide outside.
+NETWORKS: dict[str, tuple[tuple[int, ...], bool]] = {
+    "resnet18": ((2, 2, 2, 2), False),
+    "resnet34": ((3, 4, 6, 3), False),
+    "resnet50": (RESNET50, True),
+    "resnet101": ((3, 4, 23, 3), True),
+    "resnet152": ((3, 8, 36, 3), True),
+}
 EXPANSION = 4
 
 
-class Bottleneck(nn.Module):
-    """1x1 down, 3x3, 1x1 up, around a shortcut: (N, inputs, H, W) to
-    (N, 4 * width, H / stride, W / stride)."""
+class Block(nn.Module):
+    """Convolutions around a shortcut: (N, inputs, H, W) to
+    (N, outputs, H / stride, W / stride).
 
-    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+    3x3 and 3x3; or, where `outputs` is more than `width`, 1x1, 3x3 and 1x1.
+    """
+
+    def __init__(self, inputs: int, width: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
-        outputs = width * EXPANSION
-        self.residual = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.shortcut = nn.Sequential()
+        kernels = (1, 3, 1) if outputs > width else (3, 3)
+        strided, last = kernels.index(3), len(kernels) - 1
+        channels = inputs
+        for index, kernel in enumerate(kernels):
+            out = outputs if index == last else width
+            step = stride if index == strided else 1
+            layer = nn.Conv2d(channels, out, kernel, step, kernel // 2, bias=False)
+            self.add_module(f"conv{index + 1}", layer)
+            self.add_module(f"bn{index + 1}", nn.BatchNorm2d(out))
+            channels = out
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
+            self.downsample = nn.Sequential(
                 nn.Conv2d(inputs, outputs, 1, stride, bias=False),
                 nn.BatchNorm2d(outputs),
             )
+        self.depth = len(kernels)
+
+    @property
+    def closing(self) -> nn.Module:
+        """The normalization whose result is added to the shortcut."""
+        return self.get_submodule(f"bn{self.depth}")
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu_(self.residual(x) + self.shortcut(x))
+        y = x
+        for number in range(1, self.depth + 1):
+            y = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y))
+            if number < self.depth:
+                y = self.relu(y)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return torch.relu_(y + shortcut)
 
 
 class ResNet(nn.Module):
-    """Images (N, 3, H, W) to logits (N, classes), in four stages of bottlenecks.
+    """Images (N, 3, H, W) to logits (N, classes), in four stages of blocks.
 
     `layers` counts the blocks of each stage; `width` is the first stage's, and
     doubles with each stage. The defaults are ResNet-50: 25,557,032 parameters.
@@ -55,28 +78,32 @@ class ResNet(nn.Module):
         layers: Sequence[int] = RESNET50,
         width: int = 64,
         classes: int = 1000,
+        bottlenecks: bool = True,
     ) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(3, stride=2, padding=1),
-        )
-        blocks: list[nn.Module] = []
+        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         channels = width
         for stage, depth in enumerate(layers):
             inner = width << stage
-            for block in range(depth):
-                stride = 2 if stage > 0 and block == 0 else 1
-                blocks.append(Bottleneck(channels, inner, stride))
-                channels = inner * EXPANSION
-        self.blocks = nn.Sequential(*blocks)
-        self.classifier = nn.Linear(channels, classes)
+            outer = inner * EXPANSION if bottlenecks else inner
+            blocks = []
+            for index in range(depth):
+                stride = 2 if stage > 0 and index == 0 else 1
+                blocks.append(Block(channels, inner, outer, stride))
+                channels = outer
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.stages = len(layers)
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(channels, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(self.stem(x))
-        return self.classifier(x.mean(dim=(2, 3)))
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        for stage in range(1, self.stages + 1):
+            x = getattr(self, f"layer{stage}")(x)
+        return self.fc(self.avgpool(x).flatten(1))

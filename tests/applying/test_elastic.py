@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
-from memplan.applying.anew import larger
+from memplan.applying.planning import larger
 from memplan.native import _alloc
 from tests.applying.served import Served, add_up, column, replay_of, table_of
 from tests.conftest import ROOT, Run
@@ -194,8 +194,9 @@ def test_sentences_that_outgrow_the_plan_are_planned_anew(
     memplan: Run, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    script = str(ROOT / "scripts" / "train_seq2seq.py")
-    arguments = [script, *SMALL, "--threads", "1", "--seed", "3", "--steps"]
+    script = str(ROOT / "scripts" / "program.py")
+    arguments = [script, "seq2seq", "--train", *SMALL]
+    arguments += ["--threads", "1", "--seed", "3", "--steps"]
     recorded = memplan("record", "-q", "-o", "t.parquet", *arguments, "10")
     assert recorded.returncode == 0, recorded.stderr
     solved = memplan("solve", "--json", "t.parquet", "-o", "p.json")

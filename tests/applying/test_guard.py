@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.applying.guard import AGAIN, Guard
+from memplan.applying.lanes import AGAIN, Guard
 from memplan.applying.payoff import UNPROVEN, GivenUp
 from memplan.core.plan import RunStats
 from memplan.native import _alloc

@@ -12,7 +12,8 @@ import memplan
 from memplan.applying.tables import replay_arrays
 from memplan.core.plan import Plan
 from memplan.native import _alloc
-from memplan.trace.steps import find_hot, timeline
+from memplan.trace.lives import lives_of
+from memplan.trace.steps import find_hot
 from memplan.trace.trace import Action, Trace
 from tests.programs import Made, Step, programs, trace_of
 
@@ -52,7 +53,7 @@ def test_a_program_that_repeats_is_served_from_its_plan_alone(
     steps: list[Step],
 ) -> None:
     trace = trace_of(steps)
-    assert find_hot(timeline(trace)) is not None
+    assert find_hot(lives_of(trace)) is not None
     plan = memplan.solve(trace)
     assert memplan.verify(plan) == []
     replay = serve(plan, trace)
@@ -67,7 +68,7 @@ def test_only_what_outlives_two_steps_is_left_to_the_default_allocator(
     steps: list[Step],
 ) -> None:
     trace = trace_of(steps)
-    line = timeline(trace)
+    line = lives_of(trace)
     plan = memplan.solve(trace)
     hot = find_hot(line)
     assert hot is not None

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
-from memplan.applying.sparse import HUGE_PAGE, solved_apart, sparse_buffers
+from memplan.applying.planning import HUGE_PAGE, solved_apart, sparse_buffers
 from memplan.core.plan import Plan
 from memplan.native import _alloc
 from tests.applying.served import Served, column, replay_of, table_of
@@ -164,7 +164,7 @@ def test_a_plan_with_some_kept_apart_verifies(
     count = len(plan.problem)
     flags = st.lists(st.booleans(), min_size=count, max_size=count)
     sparse = column(data.draw(flags)) > 0
-    apart = solved_apart(plan, sparse, "skyline")
+    apart = solved_apart(plan, sparse)
     assert memplan.verify(apart) == []
     assert len(apart.kinds) == len(plan.kinds)
     tops = (apart.offsets + apart.problem.size)[~sparse]

@@ -25,7 +25,7 @@ from memplan.applying.session import Loader
 from memplan.core.plan import Plan
 from memplan.errors import MemplanError
 from memplan.native import _alloc
-from memplan.recording.resident import peak_resident_bytes, resident_bytes
+from memplan.recording.usage import peak_resident_bytes, resident_bytes
 from memplan.solving.from_trace import solve_trace
 from tests.attacks.adversary_programs import MIB, Turn, program, trace_of
 

@@ -251,7 +251,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], Spoiled], Bombs]] = {
     "pickle": ("memplan:read_trace", "pickle", snapshot_pickle, bombs.pickle_bombs),
     "snapshot": ("memplan:read_trace", "json", snapshot_json, no_bombs),
     "hierarchy": (
-        "memplan.blocking.machine.hierarchy_file:load_hierarchy",
+        "memplan.blocking.machine.hierarchy:load_hierarchy",
         "toml",
         hierarchy,
         bombs.toml_bombs,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memplan.blocking.nest.layer import DIMS, Layer
 from memplan.blocking.nest.nest import Nest
-from memplan.blocking.run.layout import Layout, input_size
+from memplan.blocking.run.cache import Layout, input_size
 
 Reference = tuple[int, bool]  # byte address, and whether it is written
 PAGE = 4096

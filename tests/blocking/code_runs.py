@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from memplan.blocking.machine.registers import TARGETS, Target, best_tile
 from memplan.blocking.nest.layer import DIMS, Layer
 from memplan.blocking.nest.nest import Nest, parse_nest
-from memplan.blocking.run.layout import Layout, input_size
+from memplan.blocking.run.cache import Layout, input_size
 from memplan.toolchain.instructions import FLAGS, supported
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests
 
-from memplan.blocking.machine.hierarchy import Cache, Hierarchy, Level
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import Cache, Hierarchy, Level, load_hierarchy
 from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.run.cache import (
     FLOAT_BYTES,
+    Layout,
     Simulation,
     expected_misses,
     gemm_blocks,
@@ -26,7 +26,6 @@ from memplan.blocking.run.cache import (
     simulate,
     simulator_of,
 )
-from memplan.blocking.run.layout import Layout
 from memplan.errors import UsageError
 from memplan.native import _nest
 

@@ -8,13 +8,12 @@ import pytest
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Fixed
-from memplan.blocking.cost.paper_pricing import paper_energy
+from memplan.blocking.cost.paper import count_as_paper, paper_energy
 from memplan.blocking.machine.energy import paper_curves, table_3
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest, parse_nest
-from memplan.blocking.nest.paper_counts import count_as_paper
 from tests.blocking import nest_cases
 
 every_case = nest_cases.every_case()

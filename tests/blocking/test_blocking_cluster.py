@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from memplan.blocking.cost.objective import Codesign, Fixed
-from memplan.blocking.design.task import Task
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer
 from memplan.blocking.search.result import Options
+from memplan.blocking.search.spatial import Task
 from memplan.errors import EnvironmentUnfitError, NoPlanError, UsageError
 from memplan.sweep import sweep
 from tests.conftest import RAYS_OWN_WARNINGS
@@ -24,7 +24,7 @@ SMALL = Layer("small", 14, 14, 32, 64, 3, 3)
 TASKS = [
     Task(SMALL, CORE, Codesign()),
     Task(SMALL, CORE, Fixed(load_hierarchy("diannao"))),
-    Task(PAPER_LAYERS["fc1"], CORE, Codesign(budget=4096), Options(method="beam")),
+    Task(PAPER_LAYERS["fc1"], CORE, Codesign(budget=4096), Options("divisors")),
 ]
 pytestmark = RAYS_OWN_WARNINGS
 
@@ -43,9 +43,9 @@ def test_a_task_that_fails_ends_the_sweep_with_its_error(ray_address: str) -> No
     hasty = replace(hasty, options=Options("divisors", time_limit=0.0))
     with pytest.raises(NoPlanError, match=r"^0.0 seconds are too few for a nest of"):
         sweep([hasty, hasty], address=ray_address)
-    deep = replace(TASKS[0], options=Options("beam", levels=9))
-    with pytest.raises(UsageError, match=r"^9 levels to search"):
-        sweep([TASKS[0], deep], address=ray_address)
+    wrong = replace(TASKS[0], datapath={"Z": 2})
+    with pytest.raises(UsageError, match=r"^unrolling 'Z' by 2"):
+        sweep([TASKS[0], wrong], address=ray_address)
 
 
 def test_a_cluster_that_is_joined_already_stays(ray_address: str) -> None:

@@ -11,8 +11,7 @@ from nest_strategies import nests, traffic_of
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign
-from memplan.blocking.cost.placement import Placement
-from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.cost.placement import MAIN, Placement
 from memplan.blocking.machine.energy import DRAM_PJ, Curve
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import Tensor

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.blocking.nest.layer import MAX_SIZE, Layer, Tensor, elements
-from memplan.blocking.run.convolutions import Axis, Convolution
-from memplan.blocking.run.products import attention, matrix_product, product, recurrent
+from memplan.blocking.run.inventory import (
+    Axis,
+    Convolution,
+    attention,
+    matrix_product,
+    product,
+    recurrent,
+)
 from memplan.errors import InputError
 
 axes = st.builds(

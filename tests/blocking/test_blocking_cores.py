@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.cost.placement import BufferMemory
-from memplan.blocking.design.cores_search import optimize_for_cores
-from memplan.blocking.design.nest_changes import neighbours
+from memplan.blocking.design.cores_search import neighbours, optimize_for_cores
 from memplan.blocking.design.parallel import (
     SHARED,
     best_cores_energy,

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 import pytest
 
 from memplan.blocking.cost.objective import Codesign
-from memplan.blocking.design.cores_bound import CoresBound, last_prices
+from memplan.blocking.design.cores_search import CoresBound, last_prices
 from memplan.blocking.design.parallel import SHARED, best_cores_energy, check_split
 from memplan.blocking.machine.energy import Curve, paper_curves
 from memplan.blocking.nest.counts import Traffic
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
-from memplan.blocking.search.exact import problem_of
-from memplan.blocking.search.kernel_loops import nest_from, numbered
+from memplan.blocking.search.exact import nest_from, numbered, problem_of
 from memplan.errors import UsageError
 from memplan.native import _nest
 from tests.blocking.test_blocking_exact import _random_curve
@@ -79,10 +78,9 @@ def choices(own: Traffic, machine: Codesign, last: Last) -> list[tuple[float, in
     return found
 
 
-@pytest.mark.parametrize("part", range(3))
-def test_the_kernels_give_last_memories_their_own_price(part: int) -> None:
+def test_the_kernels_give_last_memories_their_own_price() -> None:
     reached = 0
-    for seed in range(part, 36, 3):
+    for seed in range(12):
         rng = random.Random(seed)
         layer, unroll = tiny(rng)
         machine = machine_of(rng)
@@ -108,7 +106,7 @@ def test_the_kernels_give_last_memories_their_own_price(part: int) -> None:
 
 def test_no_nest_is_below_the_bound() -> None:
     gaps = []
-    for seed in range(24):
+    for seed in range(12):
         rng = random.Random(seed)
         layer, unroll = tiny(rng)
         machine = machine_of(rng)
@@ -128,7 +126,7 @@ def test_no_nest_is_below_the_bound() -> None:
         )
         assert found <= least * (1 + 1e-9), f"seed {seed}: {layer}, {unroll}, {machine}"
         gaps.append(least / found - 1)
-    assert len(gaps) > 4
+    assert len(gaps) > 2
     assert sorted(gaps)[len(gaps) // 2] < 0.05
 
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from nest_strategies import nests, traffic_of
 from nest_trace import trace
 
+from memplan.blocking.cost.paper import count_as_paper
 from memplan.blocking.nest.counts import Buffer, Traffic, count, runs
 from memplan.blocking.nest.layer import Layer, Tensor, elements, pooling
 from memplan.blocking.nest.nest import Nest, parse_nest
-from memplan.blocking.nest.paper_counts import count_as_paper
 
 INPUT, KERNEL, OUTPUT = Tensor
 

@@ -20,7 +20,7 @@ from code_runs import (
 from hypothesis import HealthCheck, given, settings
 from nest_strategies import nests
 
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.machine.registers import (
     RegisterTile,
     Target,
@@ -29,8 +29,8 @@ from memplan.blocking.machine.registers import (
 )
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, fully_connected
 from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.run.cache import Layout, padded
 from memplan.blocking.run.emit import emit, register_tile_of
-from memplan.blocking.run.layout import Layout, padded
 from memplan.errors import UsageError
 
 CASES = {
@@ -84,7 +84,7 @@ def test_results_are_exact(name: str, tmp_path: Path) -> None:
 @needs_compiler
 @settings(
     deadline=None,
-    max_examples=12,
+    max_examples=5,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(coded_nests())

@@ -12,8 +12,7 @@ from nest_choices import all_loops, least_energy
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.machine.energy import Curve, paper_curves, table_3
-from memplan.blocking.machine.hierarchy import Hierarchy, Level
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import Hierarchy, Level, load_hierarchy
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import nest_of

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memplan.blocking.machine.energy import DRAM_PJ, MAC_PJ, paper_curves, table_3
-from memplan.blocking.machine.hierarchy import Cache, Hierarchy
-from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
+from memplan.blocking.machine.hierarchy import Cache, Hierarchy, load_hierarchy, presets
 from memplan.blocking.nest.layer import Tensor
 from memplan.errors import FormatError, InputError, MemplanError, UsageError
 

@@ -188,7 +188,7 @@ def test_a_formula_of_torchs_that_fails_is_none(
 def test_a_count_that_is_not_torchs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.flop_counter import flop_registry
 
-    from memplan.cli.blocking.model_notes import check_text
+    from memplan.cli.blocking.meanings import check_text
 
     monkeypatch.setitem(flop_registry, torch.ops.aten.addmm, lambda *_, **__: 32)
     found = layers_of(nn.Linear(4, 3), (torch.randn(2, 4),))

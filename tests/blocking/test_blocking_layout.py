@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import parse_nest
-from memplan.blocking.run.cache import simulate
-from memplan.blocking.run.layout import FLOAT_BYTES, Layout, aliasing, padded
+from memplan.blocking.run.cache import FLOAT_BYTES, Layout, aliasing, padded, simulate
 
 XEON = load_hierarchy("xeon-e5645")
 

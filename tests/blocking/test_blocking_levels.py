@@ -11,10 +11,9 @@ from nest_strategies import nests, traffic_of
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Fixed
-from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.cost.placement import MAIN
 from memplan.blocking.machine.energy import paper_curves
-from memplan.blocking.machine.hierarchy import Hierarchy, Level
-from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
+from memplan.blocking.machine.hierarchy import Hierarchy, Level, load_hierarchy, presets
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.blocking.design.networks import NETWORKS
+from memplan.blocking.design.network import NETWORKS
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.run.models import layers_of_model
 from memplan.errors import InputError, MemplanError, UsageError

@@ -6,7 +6,7 @@ import pytest
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign
-from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.cost.placement import MAIN
 from memplan.blocking.design.parallel import core_scaling, cores_energy
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor
 from memplan.blocking.nest.nest import parse_nest

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -17,12 +16,11 @@ from nest_choices import all_loops, least_energy
 from nest_strategies import nests
 
 from memplan.blocking.cost.best_memories import best_memories
-from memplan.blocking.cost.evaluation import best_evaluation, evaluate
-from memplan.blocking.cost.many import BatchEvaluator
+from memplan.blocking.cost.evaluation import best_evaluation
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.design.network_design import design_network
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
-from memplan.blocking.machine.technology_file import load_technology
+from memplan.blocking.machine.hierarchy import load_hierarchy
+from memplan.blocking.machine.technology import load_technology
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
@@ -93,14 +91,10 @@ def test_bits_are_those_of_each_access(nest: Nest, bits: Precision) -> None:
         )
     ),
 )
-def test_many_nests_at_once(nest: Nest, bits: Precision, objective: Objective) -> None:
+def test_the_best_memories_of_any_bits(
+    nest: Nest, bits: Precision, objective: Objective
+) -> None:
     machine = with_bits(objective, bits)
-    order = tuple(loop.dim for loop in nest.loops)
-    extents = np.array([[loop.outer] for loop in nest.loops], dtype=np.int64)
-    (energy,) = BatchEvaluator(nest.layer, nest.unroll, machine)(
-        order, extents.reshape(len(order), 1)
-    )
-    assert energy == pytest.approx(machine.evaluate(nest), rel=1e-9)
     traffic = machine.traffic(nest)
     chosen = machine.evaluate(nest, best_memories(traffic, machine))
     assert chosen == pytest.approx(least_energy(traffic, machine), rel=1e-9)
@@ -164,11 +158,9 @@ def test_half_the_bits_take_half() -> None:
     )
     assert second.total == first.total / 2
     assert [b.nbytes * 2 for b in second.buffers] == [b.nbytes for b in first.buffers]
-    paper = [evaluate(layer, nest, one, as_paper=True).total for one in (full, half)]
-    assert paper[1] == paper[0] / 2
 
 
-@pytest.mark.parametrize("method", ["whole", "divisors", "beam", "enumerate"])
+@pytest.mark.parametrize("method", ["whole", "divisors"])
 def test_every_method_keeps_the_bits(method: str) -> None:
     layer = Layer("small", 12, 12, 8, 12, 3, 3)
     machine = Fixed(load_hierarchy("diannao").at(FORMATS["int8"]))
@@ -182,9 +174,11 @@ def test_every_method_keeps_the_bits(method: str) -> None:
 def test_a_network_of_bits() -> None:
     layers = [Layer("a", 8, 8, 16, 16, 3, 3), Layer("b", 4, 4, 16, 32)]
     machine = Codesign(precision=FORMATS["int8"])
-    found = design_network(layers, CORE, 1 << 14, levels=1, objective=machine)
+    found = design_network(
+        layers, CORE, 1 << 14, levels=1, objective=machine, options=Options("divisors")
+    )
     assert found.network.hierarchy.precision == FORMATS["int8"]
-    wide = design_network(layers, CORE, 1 << 14, levels=1)
+    wide = design_network(layers, CORE, 1 << 14, levels=1, options=Options("divisors"))
     assert found.network.energy < wide.network.energy
     for one in found.network.layers:
         fixed = Fixed(found.network.hierarchy)

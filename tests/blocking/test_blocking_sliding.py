@@ -20,8 +20,7 @@ from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.design.cores_search import optimize_for_cores
 from memplan.blocking.design.network_design import design_network
 from memplan.blocking.design.parallel import best_cores_energy
-from memplan.blocking.machine.hierarchy import Level
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import Level, load_hierarchy
 from memplan.blocking.nest.array import Array
 from memplan.blocking.nest.counts import Buffer, count
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor, parse_layer
@@ -84,7 +83,7 @@ def test_a_stride_wider_than_one_takes_in_as_many_columns() -> None:
     nests(window_innermost=False, divisors=False, sliding=True),
     st.lists(st.booleans(), min_size=32, max_size=32),
 )
-@examples(150)
+@examples(80)
 def test_counts_are_those_of_rings_that_go_round(
     nest: Nest, keep: Sequence[bool]
 ) -> None:
@@ -310,7 +309,9 @@ def test_several_cores_and_the_last_memory() -> None:
 def test_memories_for_a_network_that_slide() -> None:
     layers = [Layer("one", 12, 12, 4, 8, 3, 3), Layer("two", 6, 6, 8, 8, 3, 3)]
     plain, able = (
-        design_network(layers, {}, 2048, levels=1, objective=objective).network
+        design_network(
+            layers, {}, 2048, levels=1, objective=objective, options=Options("divisors")
+        ).network
         for objective in (Codesign(), Codesign(sliding=True))
     )
     assert not plain.hierarchy.sliding

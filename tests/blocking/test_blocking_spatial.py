@@ -17,18 +17,15 @@ from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.latency import datapath_steps
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.machine.energy import paper_curves
-from memplan.blocking.machine.hierarchy import Hierarchy, Level
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import Hierarchy, Level, load_hierarchy
 from memplan.blocking.nest.array import Array, MappingSearch, parse_array
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import Nest, nest_of
-from memplan.blocking.search.mapping_bounds import bounds_of
-from memplan.blocking.search.mapping_rank import better
-from memplan.blocking.search.mappings import mappings_of, usual
+from memplan.blocking.search.mappings import bounds_of, mappings_of, usual
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result
-from memplan.blocking.search.spatial import search_datapath, search_one_of
+from memplan.blocking.search.spatial import better, search_datapath, search_one_of
 from memplan.errors import UsageError
 from tests.blocking.nest_strategies import layers, nests
 from tests.blocking.test_blocking_whole import all_nests
@@ -380,8 +377,6 @@ def test_arrays_that_cannot_be(text: str, message: str) -> None:
 
 def test_searches_that_have_no_bounds_are_refused() -> None:
     layer = Layer("tiny", 2, 2, 2, 2)
-    with pytest.raises(UsageError, match="beam has none"):
-        search_datapath(layer, Array(), DIANNAO, Options("beam"))
     with pytest.raises(UsageError, match="register tile, not auto"):
         search_datapath(layer, Array(), DIANNAO, Options(target="avx2"))
     with pytest.raises(UsageError, match="to minimize cycles takes"):

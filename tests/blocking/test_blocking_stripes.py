@@ -126,7 +126,7 @@ def test_a_plan_holds_stripes() -> None:
     nests(window_innermost=False, divisors=False, sliding=True),
     st.lists(st.booleans(), min_size=24, max_size=24),
 )
-@examples(500)
+@examples(150)
 def test_counts_are_those_of_a_machine_with_any_of_the_buffers(
     nest: Nest, keep: Sequence[bool]
 ) -> None:
@@ -134,7 +134,7 @@ def test_counts_are_those_of_a_machine_with_any_of_the_buffers(
 
 
 @given(nests(window_innermost=True, divisors=True, sliding=True))
-@examples(300)
+@examples(100)
 def test_counts_are_exact_without_edges_where_windows_are_innermost(nest: Nest) -> None:
     own = count(nest)[INPUT]
     ends = {t: [b.end for b in of.choices] for t, of in count(nest).items()}

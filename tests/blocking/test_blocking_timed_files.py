@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from memplan.blocking.cost.evaluation import best_evaluation
 from memplan.blocking.cost.objective import Fixed
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.nest.layer import Tensor, parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.plan import BlockingPlan, PlannedLayer, Search
@@ -114,10 +114,6 @@ def test_commands_minimize_time(timed_file: str, tmp_path: Path) -> None:
     refused = CliRunner().invoke(blocking, ["optimize", "--layer", "conv3", "--front"])
     assert isinstance(refused.exception, UsageError)
     assert "a front takes a hierarchy" in str(refused.exception)
-    refused = CliRunner().invoke(
-        blocking, ["evaluate", *shared, *nest, "--counting", "paper"]
-    )
-    assert isinstance(refused.exception, UsageError)
 
 
 def test_several_layers_have_cycles(timed_file: str) -> None:

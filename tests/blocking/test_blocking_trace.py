@@ -124,25 +124,25 @@ def check_both(nest: Nest) -> None:
 
 
 @given(nests(window_innermost=True, divisors=True))
-@examples(1100)
+@examples(100)
 def test_counts_are_exact_where_the_window_is_innermost(nest: Nest) -> None:
     check_exact(nest)
 
 
 @given(nests(window_innermost=False, divisors=True))
-@examples(300)
+@examples(100)
 def test_counts_are_exact_unless_halos_coincide(nest: Nest) -> None:
     check_halos(nest)
 
 
 @given(nests(window_innermost=True, divisors=False))
-@examples(400)
+@examples(150)
 def test_counts_are_exact_unless_edge_tiles_coincide(nest: Nest) -> None:
     check_edges(nest)
 
 
 @given(nests(window_innermost=False, divisors=False))
-@examples(300)
+@examples(100)
 def test_counts_are_a_bound_of_any_string(nest: Nest) -> None:
     check_both(nest)
 

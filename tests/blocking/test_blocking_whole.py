@@ -15,17 +15,15 @@ from nest_strategies import nests
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.design.task import Task
-from memplan.blocking.machine.hierarchy import Hierarchy, Level
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import Hierarchy, Level, load_hierarchy
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
 from memplan.blocking.search import spatial as search_module
 from memplan.blocking.search.exact import optimum
-from memplan.blocking.search.incumbent import SearchProgress
 from memplan.blocking.search.optimize import optimize
-from memplan.blocking.search.result import Options, Result, Space
+from memplan.blocking.search.result import Options, Result, SearchProgress, Space
+from memplan.blocking.search.spatial import Task
 from memplan.errors import UsageError
 from memplan.sweep import sweep
 from tests.blocking.test_blocking_exact import _random_objective
@@ -168,8 +166,8 @@ def test_no_nest_of_a_large_layer_takes_less_than_the_bound(seed: int) -> None:
     found = optimize(layer, CORE, objective)
     assert found.lower_bound is not None
     assert found.lower_bound <= found.energy * (1 + 1e-12)
-    apart = optimize(layer, {}, objective, Options("beam", levels=1))
-    assert found.lower_bound <= apart.energy
+    alone = nest_of(layer, [(dim, layer.size(dim)) for dim in DIMS], {})
+    assert found.lower_bound <= objective.evaluate(alone)
 
 
 def test_the_best_memories_are_those_of_all_choices() -> None:
@@ -248,11 +246,8 @@ def test_unrolling_that_makes_no_sense(unroll: dict[str, int]) -> None:
         optimize(parse_layer("4,4,3,3"), unroll, Codesign())
 
 
-@pytest.mark.parametrize("method", ["whole", "beam"])
-def test_ctrl_c_ends_all_of_several_searches(
-    monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    tasks = [Task(PAPER_LAYERS["conv1"], CORE, Codesign(), Options(method))] * 2
+def test_ctrl_c_ends_all_of_several_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [Task(PAPER_LAYERS["conv1"], CORE, Codesign())] * 2
 
     def interrupted(*_: object) -> Result:
         return replace(optimum(parse_layer("4,4,3,3")), interrupted=True)

@@ -12,10 +12,13 @@ torch = pytest.importorskip("torch")
 from hypothesis import HealthCheck, Phase, example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from memplan.chunking.choice import Effort  # noqa: E402
+from memplan.chunking.canonical import rejoined, with_two_passes  # noqa: E402
 from memplan.chunking.code import compiled, source  # noqa: E402
-from memplan.chunking.groupnorm import rejoined, split  # noqa: E402
-from memplan.chunking.search import Search, Trial  # noqa: E402
+from memplan.chunking.search import (  # noqa: E402
+    Effort,
+    Search,
+    Trial,
+)
 from memplan.chunking.timing import Machine  # noqa: E402
 from memplan.graph.export import export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
@@ -130,7 +133,8 @@ class Tried:
         self.model, self.x = model, x
         self.exported = export(model, (x,), {})
         self.inference = Inference()
-        self.program = split(lower(self.exported, self.inference), self.inference)
+        lowered = lower(self.exported, self.inference)
+        self.program = with_two_passes(lowered, self.inference)
         with torch.no_grad():
             self.expected = model(x)
 

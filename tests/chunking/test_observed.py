@@ -16,8 +16,7 @@ from memplan.graph.export import export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
 from memplan.graph.liveness import profile  # noqa: E402
 from memplan.graph.lower import lower  # noqa: E402
-from memplan.graph.measure import activation_peak  # noqa: E402
-from memplan.graph.observed import Observed  # noqa: E402
+from memplan.graph.measure import Observed, activation_peak  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -81,7 +81,7 @@ def test_nests_and_keywords() -> None:
     inputs = given(77)
     with torch.no_grad():
         assert relative_error(model(**inputs), small(**inputs)) <= 1e-5
-        with pytest.raises(InputError, match=r"chunked with 2\.0, and is given 3\.0"):
+        with pytest.raises(InputError, match=r"chunked with 2\.0, not 3\.0"):
             small(**{**given(128), "scale": 3.0})
         with pytest.raises(InputError, match="for an input of 1×128×16"):
             small(**{**inputs, "scale": 3.0})
@@ -103,7 +103,7 @@ def test_what_it_cannot_be_prepared_for(other: Any, said: str) -> None:
         small.prepare(other)
     with pytest.raises(InputError):
         small(other)
-    with pytest.raises(UsageError, match="and not int"):
+    with pytest.raises(UsageError, match="not int"):
         small.prepare(3)
 
 
@@ -132,7 +132,7 @@ def test_a_budget_that_is_not_kept() -> None:
     model, x = models.attention()
     small = memplan.chunk(model, x, "min", options=OTHERS)
     small.memplan = replace(small.memplan, budget_bytes=30_000)
-    with pytest.raises(BudgetError, match="do not keep inputs of these sizes") as found:
+    with pytest.raises(BudgetError, match="exceed its budget of") as found:
         small(torch.randn(1, 120, 16))
     assert found.value.floor > 30_000
 

@@ -31,7 +31,7 @@ def test_short_runs_are_timed_more_often(
 
         return body
 
-    monkeypatch.setattr("memplan.graph.clock.clock", lambda: lambda: worked)
+    monkeypatch.setattr("memplan.graph.measure.clock", lambda: lambda: worked)
     monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: worked))
     found = measure.paired(run(0, 1.0), run(1, 1.25))
     assert found.samples == pairs
@@ -41,10 +41,10 @@ def test_short_runs_are_timed_more_often(
 
 def test_one_thread_is_timed_by_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """What else the machine does is in the time alone, which several threads go by."""
-    from memplan.graph import clock
+    from memplan.graph import measure as graph_measure
 
     now = SimpleNamespace(thread_time=lambda: 1.0, perf_counter=lambda: 2.0)
-    monkeypatch.setattr(clock, "time", now)
+    monkeypatch.setattr(graph_measure, "time", now)
     for threads, shown in ((1, 1.0), (2, 2.0)):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
-        assert clock.clock()() == shown
+        assert graph_measure.clock()() == shown

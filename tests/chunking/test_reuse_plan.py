@@ -46,7 +46,7 @@ def test_of_something_else_is_refused(plan: Any, other: str) -> None:
         model = models.Attention(heads=4).eval()
     if other == "dtype":
         model, x = model.double(), x.double()
-    with pytest.raises(InputError, match="made of another model, of other shapes"):
+    with pytest.raises(InputError, match="made for another model, for other shapes"):
         memplan.chunk(model, x, plan=plan)
 
 
@@ -85,7 +85,7 @@ def test_that_needs_more_than_its_budget_is_refused(plan: Any) -> None:
 
 def test_that_is_too_slow_is_refused(plan: Any) -> None:
     model, x = models.attention()
-    said = r"the plan keeps to its budget, but takes \d+\.\d\d times as long, above 0"
+    said = r"the plan fits its budget, but takes \d+\.\d\d times as long, above 0"
     with pytest.raises(BudgetError, match=said) as raised:
         memplan.chunk(model, x, plan=plan, options=ChunkOptions(max_slowdown=1e-9))
     closest = raised.value.closest

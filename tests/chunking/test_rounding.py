@@ -11,9 +11,9 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import memplan  # noqa: E402
+from memplan.chunking.measure import scales  # noqa: E402
 from memplan.chunking.module import Chunk  # noqa: E402
 from memplan.chunking.options import BudgetError  # noqa: E402
-from memplan.chunking.rounding import scales  # noqa: E402
 from memplan.graph.measure import relative_error  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -63,7 +63,7 @@ def test_errors_are_found(
 
     monkeypatch.setattr(Chunk, "__call__", wrong)
     model, x = cancels(signal)
-    with pytest.raises(BudgetError, match="nothing found needs less"):
+    with pytest.raises(BudgetError, match="no plan needs less"):
         memplan.chunk(model, x, "40%", options=ANY)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Fixed
-from memplan.blocking.machine.hierarchy import Hierarchy
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import Hierarchy, load_hierarchy
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search

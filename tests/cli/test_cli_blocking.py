@@ -13,8 +13,8 @@ import pytest
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Fixed
-from memplan.blocking.design.networks import NETWORKS
-from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
+from memplan.blocking.design.network import NETWORKS
+from memplan.blocking.machine.hierarchy import load_hierarchy, presets
 from memplan.blocking.nest.layer import PAPER_LAYERS, parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.cli.blocking import command as group
@@ -105,32 +105,6 @@ def test_each_buffer_has_a_memory_of_its_own_unless_told(blocking: Blocking) -> 
         "own",
         "DRAM",
     }
-
-
-def test_counting_as_the_paper_does(blocking: Blocking) -> None:
-    exact = blocking("evaluate", *SMALL)
-    paper = blocking("evaluate", *SMALL, "--counting", "paper")
-    rows = table(exact.out, "Buffers")
-    assert rows["IB0"][3:5] == ["18,432", "0"]
-    assert rows["IB0"][-1] == "X4"  # a stripe, which the paper's counts do not know
-    assert rows["IB1"][3:5] == ["9,216", "0"]
-    assert table(paper.out, "Buffers")["IB0"][3:5] == ["7,200", "0"]
-    both = table(blocking("evaluate", *SMALL, "--counting", "both").out, "Accesses")
-    assert both["IB0"][:3] == ["18", "18,432", "none"]
-    assert both["IB1"] == ["72", "9,216", "7,200", "0.78"]
-    assert both["IB2"] == ["400", "1,152", "800", "0.69"]
-
-
-@pytest.mark.parametrize("memory", [(), ("--memory", "diannao")])
-def test_both_ways_stand_side_by_side(
-    blocking: Blocking, memory: tuple[str, ...]
-) -> None:
-    rows = table(
-        blocking("evaluate", *CONV5, *memory, "--counting", "both").out, "Energy"
-    )
-    for column, counting in enumerate(("exact", "paper")):
-        alone = blocking("evaluate", *CONV5, *memory, "--counting", counting)
-        assert table(alone.out, "Energy")["all"][3] == rows["all"][column]
 
 
 def test_a_layer_without_weights_has_no_kernel(blocking: Blocking) -> None:
@@ -250,7 +224,7 @@ def test_a_hierarchy_from_a_file(blocking: Blocking, fills: str) -> None:
             2,
             "--memory diannao has its own",
         ),
-        (["--counting", "twice"], 2, "'twice' is not one of 'exact', 'paper', 'both'"),
+        (["--counting", "paper"], 2, "No such option"),
     ],
 )
 def test_every_mistake_is_named_in_one_line(

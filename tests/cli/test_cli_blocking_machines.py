@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.blocking.design.networks import NETWORKS
+from memplan.blocking.design.network import NETWORKS
 from memplan.blocking.nest.array import Array, MappingSearch
 from memplan.blocking.nest.layer import Layer, fully_connected
 from memplan.blocking.planfile import read_plan
@@ -134,7 +134,6 @@ def test_codesign_and_networks_take_arrays(blocking: Blocking) -> None:
         (["simulate", "--string", "X6"], "here the nest is given"),
         (["emit", "--string", "X6"], "here the nest is given"),
         (["parallel", "--string", "X6"], "here the nest is given"),
-        (["optimize", "--method", "beam"], "beam has none: take whole or divisors"),
         (["optimize", "--minimize", "edp"], "takes a hierarchy that gives a bandwidth"),
         (["optimize", "--for-code", "avx2"], "--unroll is not for --for-code"),
     ],
@@ -194,11 +193,6 @@ def test_memories_that_slide(blocking: Blocking) -> None:
         )
     ]
     assert own[1] < own[0]
-    refused = blocking(
-        *("evaluate", *given[:2], *loops, "--counting", "paper", "--sliding")
-    )
-    assert refused.code == 2
-    assert "--counting paper knows no buffers that slide" in refused.err
 
 
 def test_a_wrong_entry_of_sliding_is_named(blocking: Blocking) -> None:

@@ -19,12 +19,11 @@ from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.planfile import read_plan
 from memplan.blocking.run.inventory import ModelLayer
-from memplan.blocking.search.incumbent import SearchProgress
 from memplan.blocking.search.optimize import optimize
-from memplan.blocking.search.result import Options, Result
-from memplan.cli.blocking import code
-from memplan.cli.blocking import progress as progress_module
-from memplan.cli.blocking.progress import describe, searching, sweeping
+from memplan.blocking.search.result import Options, Result, SearchProgress
+from memplan.cli.blocking import meanings
+from memplan.cli.blocking import optimize as optimizing
+from memplan.cli.blocking.meanings import describe, searching, sweeping
 from memplan.units import format_gap
 from tests.cli.conftest import Blocking, Command
 
@@ -43,7 +42,7 @@ def tiny():
 """
 
 
-@pytest.mark.parametrize("method", ["divisors", "whole", "beam", "enumerate"])
+@pytest.mark.parametrize("method", ["divisors", "whole"])
 @pytest.mark.parametrize("memory", [(), ("--memory", "diannao"), ("--budget", "1KiB")])
 def test_optimize_says_what_it_found(
     blocking: Blocking, method: str, memory: tuple[str, ...]
@@ -55,10 +54,8 @@ def test_optimize_says_what_it_found(
     if method == "divisors":
         assert said["proved_optimal"]
         assert said["gap"] == 0
-    elif method == "whole":
-        assert said["gap"] >= 0
     else:
-        assert (said["proved_optimal"], said["gap"]) == (False, None)
+        assert said["gap"] >= 0
     assert said["space"] == (
         "whole" if method == "whole" else "divisors, window in one piece"
     )
@@ -85,7 +82,7 @@ def test_optimize_says_what_it_found(
 
 def test_no_method_beats_the_whole_space(blocking: Blocking) -> None:
     energies = {}
-    for method in ("whole", "divisors", "beam", "enumerate"):
+    for method in ("whole", "divisors"):
         done = blocking(
             *("optimize", "--layer", SMALL, "--unroll", "C8,K8"),
             *("--memory", "diannao", "--method", method, "--json"),
@@ -103,9 +100,6 @@ def test_a_gap_that_is_unknown_says_why(blocking: Blocking) -> None:
     both = blocking("optimize", *odd, *even, *on, "--threads", "1").out
     assert "  gaps     to the best of nests of divisors, window in one piece\n" in both
     assert f"  unknown  {why}\n" in both
-    neither = blocking("optimize", *odd, *even, "--method", "beam", "--threads", "1")
-    assert "  unknown  beam has no bound\n" in neither.out
-    assert "gaps" not in neither.out
 
 
 def test_a_plan_is_written_read_and_drawn(blocking: Blocking, command: Command) -> None:
@@ -351,7 +345,7 @@ def test_the_price_of_code_is_that_of_all_runs() -> None:
     dear = replace(found, energy=3.0, free_energy=2.0)
     best = replace(found, energy=1.0, free_energy=1.0)
     layers = [ModelLayer(layer, 3), ModelLayer(layer, 1)]
-    ((name, text),) = code.rows(layers, [dear, best], "portable")
+    ((name, text),) = optimizing.code_rows(layers, [dear, best], "portable")
     more = 3 / (4 * layer.macs)
     price = f"portable, {format_gap(10 / 7 - 1)}, {more:.3g} pJ/MAC, more than the best"
     assert (name, text) == ("for code", f"{price} found on the same tiles")
@@ -412,12 +406,10 @@ def saved_product(file: Path) -> Path:
     [
         (["optimize", "--layer", "conv9"], 2, "'conv9' is no layer"),
         (["optimize", "--layer", SMALL, "--method", "luck"], 2, "'luck' is not one of"),
-        (["optimize", "--layer", SMALL, "--levels", "3"], 2, "any number of levels"),
-        (["optimize", "--layer", SMALL, "--levels", "0"], 2, "--levels"),
+        (["optimize", "--layer", SMALL, "--levels", "3"], 2, "No such option"),
         (["optimize", "--layer", SMALL, "--time-limit", "-1"], 2, "--time-limit"),
         (["optimize", "--layer", SMALL, "--time-limit", "nan"], 2, "nan seconds"),
         (["optimize", "--layer", SMALL, "--threads", "0"], 2, "--threads"),
-        (["optimize", "--layer", SMALL, "--seed", "-1"], 2, "--seed"),
         (
             [
                 "optimize",
@@ -518,7 +510,7 @@ def test_ctrl_c_without_a_result_is_told(
     monkeypatch.setattr(f"memplan.{searcher}.search_datapath", press)
     done = blocking(name, "--layer", SMALL)
     assert done.code == 130
-    assert (done.out, done.err) == ("", "memplan: interrupted, so there is no result\n")
+    assert (done.out, done.err) == ("", "memplan: interrupted; there is no result\n")
 
 
 @pytest.mark.parametrize(
@@ -547,7 +539,7 @@ def test_ctrl_c_with_a_result_keeps_it(
 
 def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = io.StringIO()
-    monkeypatch.setattr(progress_module.sys, "stderr", pipe)
+    monkeypatch.setattr(meanings.sys, "stderr", pipe)
     with searching("exact") as one, sweeping("network", 3) as many:
         assert one is None
         assert many is None
@@ -560,13 +552,13 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
             return True
 
     terminal = Terminal()
-    monkeypatch.setattr(progress_module.sys, "stderr", terminal)
+    monkeypatch.setattr(meanings.sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with searching("beam") as report:
+    with searching("whole") as report:
         assert report is not None
         report(SearchProgress(2.5e9, 77, 1.5))
-        time.sleep(0.3)
-    assert "2.5 mJ, 77 tried, 1.5 s" in terminal.getvalue()
+        while "2.5 mJ, 77 tried, 1.5 s" not in terminal.getvalue():
+            time.sleep(0.01)
 
 
 def test_progress_in_words() -> None:

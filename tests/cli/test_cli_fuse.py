@@ -1,8 +1,7 @@
-"""memplan fuse: every option, what it says of models and networks, what goes wrong."""
+"""memplan fuse: every option, what it says of models, what goes wrong."""
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import warnings
@@ -14,10 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from memplan.cli import fuse_bench  # noqa: E402
 from memplan.fusing import kernel  # noqa: E402
-from memplan.fusing.bench import rounds  # noqa: E402
-from memplan.fusing.engine import stacks  # noqa: E402
+from memplan.fusing.engine import decide as stacks  # noqa: E402
 from memplan.toolchain import loading  # noqa: E402
 from memplan.toolchain.compiler import find_compiler  # noqa: E402
 from tests.cli.conftest import Command, Said  # noqa: E402
@@ -77,12 +74,12 @@ def wrong(): return net(), torch.randn(1, 3, 5)
 def meta(): return net().to("meta"), planes().to("meta")
 value = 3
 """
-FAST = ("--keep-slower", "--rounds", "1")
+FAST = ("--keep-slower",)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What is compiled is kept for the session, and not among the user's."""
+    """What is compiled is kept for the session, not among the user's."""
     with pytest.MonkeyPatch.context() as patch:
         folder: Path = tmp_path_factory.getbasetemp() / "kernels"
         patch.setenv("MEMPLAN_CACHE_DIR", str(folder))
@@ -117,14 +114,17 @@ def test_text(fuse: Command) -> None:
     names = [line[2:].split("  ")[0] for line in facts if line[2] != " "]
     assert names == [
         *("time", "ratio", "difference", "first call", "activations", "layers"),
-        *("convolutions", "stacks", "arena", "the paper's", "left alone"),
+        *("convolutions", "stacks", "arena", "paper stacks", "not fused"),
     ]
-    assert "8: 2 convolutions, 2 joined into them, 2 in stacks, 1 with nothing" in (
-        " ".join(said.out.split())  # of several lines where they are short
+    assert (
+        "8: 2 convolutions, 2 joined into them, 2 in stacks, 1 without computation"
+        in (
+            " ".join(said.out.split())  # of several lines where they are short
+        )
     )
     assert "1 with 2 operations in 1 step, 1 sequence" in said.out
     assert "1 stack with 4 operations in 1 step, 1 sequence" in said.out
-    assert "7: Softmax is none of the layers that are fused" in said.out
+    assert "7: Softmax is not a supported layer" in said.out
 
 
 def test_what_layers_became_is_in_lines_of_the_terminals_width(
@@ -134,9 +134,7 @@ def test_what_layers_became_is_in_lines_of_the_terminals_width(
     facts = fuse("m.py:network", *FAST).out.splitlines()[1:]
     (at,) = (i for i, line in enumerate(facts) if line.startswith("  layers "))
     assert facts[at].endswith("2 joined into them, 2 in stacks,")
-    assert facts[at + 1].split("  ")[-1] == (
-        "1 with nothing to compute, 1 left to torch"
-    )
+    assert facts[at + 1].split("  ")[-1] == ("1 without computation, 1 run by torch")
     assert all(len(line) <= 80 for line in facts[at : at + 2])
 
 
@@ -155,16 +153,16 @@ def test_json(fuse: Command) -> None:
     # the arena is kept between calls, and counts all the same
     peak = found["peak_activation_bytes"]
     assert part["arena_bound_bytes"] <= part["arena_bytes"] <= peak["memplan"]
-    fates = [(layer["became"], layer["into"]) for layer in part["layers"]]
-    assert [became for became, _ in fates] == [
+    outcomes = [(layer["became"], layer["into"]) for layer in part["layers"]]
+    assert [became for became, _ in outcomes] == [
         *("convolution", "joined", "joined", "stack", "stack"),
         *("nothing", "convolution", "torch"),
     ]
-    assert fates[1] == fates[2] == ("joined", part["layers"][0]["name"])
-    assert part["layers"][7]["reason"].startswith("Softmax is none")
+    assert outcomes[1] == outcomes[2] == ("joined", part["layers"][0]["name"])
+    assert part["layers"][7]["reason"].startswith("Softmax is not")
     (run,) = part["stacks"]
     assert (run["runs_by"], run["operations"], run["steps"]) == ("memplan", 2, 1)
-    assert run["name"] == fates[3][1]
+    assert run["name"] == outcomes[3][1]
 
 
 def test_traffic_is_what_layers_read_and_write(fuse: Command) -> None:
@@ -192,8 +190,8 @@ def test_show(fuse: Command) -> None:
         "Layers, in order",
         "1  BatchNorm2d  joined into 0",
         "3  MaxPool2d    in stack 1 of those that run",
-        "5  Dropout      nothing to compute",
-        "left to torch: Softmax is none of the layers that are fused",
+        "5  Dropout      no computation",
+        "run by torch: Softmax is not a supported layer",
         "Stacks that run, one kernel each: 1 with 2 operations in 1 step, 1 sequence",
         "1. 3 … 4: 2×8×24×24, 2 operations in 1 step, 1 sequence",
         "sequence: 24×24 to 12×12, ",
@@ -217,27 +215,26 @@ def test_plot(fuse: Command, tmp_path: Path, name: str) -> None:
     assert fuse(*asked, "--force").code == 0
 
 
-def test_kernels_and_rewrites_left_out(fuse: Command) -> None:
-    only = ("--kernels", "onednn", "--without", "norms,epilogues", "--micro-batch", "1")
-    (part,) = result(fuse("m.py:network", *FAST, "--json", *only))["parts"]
-    assert part["kernels"] == {"onednn": 2}
-    assert "joined" not in {layer["became"] for layer in part["layers"]}
+def test_images_at_a_time(fuse: Command) -> None:
+    (part,) = result(fuse("m.py:network", *FAST, "--json", "--micro-batch", "1"))[
+        "parts"
+    ]
     assert (part["images"], part["images_at_a_time"]) == (2, 1)
-    said = fuse("m.py:network", *FAST, *only)
+    said = fuse("m.py:network", *FAST, "--micro-batch", "1")
     assert "1 at a time, of 2" in said.out
 
 
 def test_a_tolerance_that_nothing_meets(fuse: Command) -> None:
     said = fuse("m.py:network", *FAST, "--tolerance", "0")
     assert said.code == 0
-    assert "Sequential runs as it was: " in said.out
+    assert "Sequential runs unchanged: " in said.out
 
 
 def test_no_layers_that_are_fused(fuse: Command, tmp_path: Path) -> None:
     said = fuse("m.py:recurrent", *FAST, "--show", "--plot", "p.svg")
     assert said.code == 0, said.err
-    assert "Recurrent runs as it was: it has no layers that are fused" in said.out
-    assert "left to torch: GRU is none of the layers that are fused" in said.out
+    assert "Recurrent runs unchanged: it has no supported layers" in said.out
+    assert "run by torch: GRU is not a supported layer" in said.out
     assert "a call, 1 thread" in said.out
     assert (tmp_path / "p.svg").exists()
     found = result(fuse("m.py:recurrent", *FAST, "--json"))
@@ -251,10 +248,10 @@ def test_no_layers_that_are_fused(fuse: Command, tmp_path: Path) -> None:
 def test_calls_that_are_not_fused(fuse: Command, factory: str, tmp_path: Path) -> None:
     said = fuse(f"m.py:{factory}", *FAST, "--plot", "p.svg", "--show")
     assert said.code == 0, said.err
-    assert " runs as it was: " in said.out
+    assert " runs unchanged: " in said.out
     if factory == "hooked":
         assert "it has hooks" in said.out
-        assert "no layers of it are known, so p.svg was not drawn" in said.err
+        assert "p.svg was not drawn: no layers of the model are known" in said.err
         assert not (tmp_path / "p.svg").exists()
 
 
@@ -262,7 +259,7 @@ def test_parts(fuse: Command) -> None:
     said = fuse("m.py:branching", *FAST, "--show")
     assert said.code == 0, said.err
     assert "Branching runs fused in parts, " in said.out
-    assert "not whole" in said.out
+    assert "not fused whole" in said.out
     assert "Layers of first, in order" in said.out
     assert "second.0  AvgPool2d  in stack 1 of those that run" in said.out
     found = result(fuse("m.py:branching", *FAST, "--json"))
@@ -334,28 +331,15 @@ def test_damaged_decisions_are_made_anew(fuse: Command, cache: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ("", 2, "name either a model, as FILE.py:FACTORY, or networks with --bench"),
-        ("m.py:both --bench stack:1", 2, "name either a model"),
+        ("", 2, "Missing argument 'FILE.py:FACTORY'"),
         ("m.py", 2, "write it as FILE.py:FUNCTION"),
         ("m.py:both --inputs x", 2, "write it as FILE.py:FUNCTION"),
-        ("m.py:both --batch 1", 2, "--batch says nothing of a model; leave it out"),
-        ("m.py:both --contenders eager", 2, "--contenders says nothing of a model"),
-        ("m.py:both --kernels fast", 2, "'fast' is no kernel; there are direct"),
-        ("m.py:both --without x", 2, "'x' is no rewrite; there are norms, epilogues"),
         ("m.py:both --max-steps 0", 2, "--max-steps"),
         ("m.py:both --micro-batch 0", 2, "--micro-batch"),
         ("m.py:both --tolerance -1", 2, "--tolerance"),
         ("m.py:both --plot p.txt", 2, "p.txt has suffix .txt"),
         ("m.py:both --plot no/p.svg", 2, "no is not a folder"),
         ("m.py:both --plot -", 2, "name a file instead of -"),
-        ("m.py:both --bench", 2, "--bench"),
-        ("--bench squeezenet", 2, "no network; there are alexnet, inception_v3"),
-        ("--bench stack:0", 2, "a stack has 1 to 1000 blocks: stack:10"),
-        ("--bench alexnet --batch 0", 2, "a batch of 0; it is from 1 to 1024"),
-        ("--bench alexnet --batch 1,x", 2, "'x' is no batch: write whole numbers"),
-        ("--bench alexnet --contenders tvm", 2, "no contender; there are eager, cha"),
-        ("--bench alexnet --contenders eager,eager", 2, "name every contender once"),
-        ("--bench alexnet --show", 2, "--show says nothing of --bench"),
         ("n.py:both", 3, "n.py: there is no such file"),
         ("m.py:nothing", 3, "m.py has no function nothing"),
         ("m.py:value", 3, "m.py has no function value"),
@@ -364,7 +348,7 @@ def test_damaged_decisions_are_made_anew(fuse: Command, cache: Path) -> None:
         ("m.py:odd", 3, "one tensor, and not int"),
         ("m.py:both --inputs m.py:number", 3, "m.py:number: inputs are a tuple"),
         ("m.py:wrong", 3, "the model fails on these inputs: "),
-        ("m.py:meta", 3, "the inputs are on meta, and measured is on the CPU"),
+        ("m.py:meta", 3, "the inputs are on meta; this command measures on the CPU"),
     ],
 )
 def test_what_goes_wrong_is_told_in_a_line(
@@ -380,128 +364,18 @@ def test_what_goes_wrong_is_told_in_a_line(
 
 def test_no_torch(fuse: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    for arguments, what in (
-        (("m.py:both",), "fusing a model"),
-        (("--bench", "stack:1"), "measuring networks"),
-    ):
-        said = fuse(*arguments)
-        assert said.code == 5 and f"{what} needs PyTorch" in said.err
+    said = fuse("m.py:both")
+    assert said.code == 5 and "fusing a model needs PyTorch" in said.err
 
 
 def test_ctrl_c(fuse: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memplan.cli.fuse.examine", interrupted)
+    monkeypatch.setattr("memplan.fusing.examine.examine", interrupted)
     said = fuse("m.py:both")
     assert said.code == 130
-    assert said.err == "memplan: interrupted, so there is no result\n"
-
-
-RECORD = {
-    "network": "squeezenet1_1",
-    "batch": 32,
-    "threads": 1,
-    "seconds": {
-        "eager": 1.2345, "channels_last": 0.4, "compile": 0.3, "onnxruntime": 0.03,
-        "memplan": 0.00012345,
-    },
-    "ratio_to_eager": 10.5,
-    "ratio_to_compile": 1.234,
-    "ratios": {
-        name: {"min": 1.0, "median": 1.234, "max": 2.0}
-        for name in ("eager", "channels_last", "compile", "onnxruntime")
-    },
-    "max_relative_error": 2e-7,
-    "first_call_seconds": {"eager": 0.1, "compile": 99.0, "memplan": 3.21},
-    "peak_activation_bytes": {"eager": 128 << 20, "memplan": 100 << 20},
-    "failures": {
-        "openvino": "openvino is not installed",
-        "compile:freezing": "no answer within 9 s",
-    },
-    "remarks": {"memplan": ["memplan.fuse: the model runs as it was: no"]},
-}  # fmt: skip
-BENCHED = "eager,channels_last,compile,onnxruntime,openvino,memplan"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_table_of_records_fits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
-) -> None:
-    out = Terminal()
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("TERM", "dumb")
-    fuse_bench._print([RECORD, RECORD], tuple(BENCHED.split(",")), False)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    assert max(map(len, lines)) <= width
-    text = " ".join(out.getvalue().split())
-    for cell in ("1,234", "400", "30.0", "0.123", "1.23", "2e-07", "99.0", "3.21"):
-        assert cell in text
-    assert "…" not in text and "ratios (×) above 1 where memplan is faster" in text
-    assert capsys.readouterr().err.splitlines() == [
-        "memplan: openvino: openvino is not installed",
-        "memplan: compile:freezing, squeezenet1_1, batch 32: no answer within 9 s",
-        "memplan: memplan, squeezenet1_1, batch 32: the model runs as it was: no",
-    ]
-
-
-def test_bench(
-    fuse: Command, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    usual = rounds.environment
-    monkeypatch.setattr(
-        rounds,
-        "environment",
-        lambda job: {**usual(job), "MEMPLAN_CACHE_DIR": str(cache)},
-    )
-    asked = ("--contenders", "eager,channels_last,memplan", "--rounds", "1")
-    found = result(
-        fuse(
-            "--bench", "squeezenet1_1", "--batch", "1", *asked, "--json", "--threads=1"
-        )
-    )
-    (record,) = found
-    assert (record["schema"], record["version"]) == ("memplan.fuse-bench", 1)
-    assert record["network"] == "squeezenet1_1"
-    assert (record["batch"], record["threads"]) == (1, 1)
-    assert set(record["seconds"]) == {"eager", "channels_last", "memplan"}
-    assert record["ratio_to_compile"] is None and record["ratio_to_eager"] > 0
-    assert record["max_relative_error"] <= 1e-5
-    assert not record["failures"]
-
-
-def test_usual_batches(fuse: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def none(keys: list[Any], _: object) -> Iterator[Any]:
-        asked.extend(keys)
-        return iter([RECORD] * len(keys))
-
-    monkeypatch.setattr(fuse_bench, "bench", none)
-    said = fuse("--bench", "alexnet,stack:1", "--threads", "1")
-    assert said.code == 0, said.err
-    assert asked == [("alexnet", 8, 1), ("stack:1", 16, 1)]  # the paper's for stacks
-    assert "Milliseconds a call, 1 thread" in said.out
-
-
-def test_ctrl_c_leaves_the_records_that_there_are(
-    fuse: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def one(*_: object) -> Iterator[Any]:
-        yield RECORD
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fuse_bench, "bench", one)
-    said = fuse("--bench", "alexnet,vgg11", "--json")
-    assert said.code == 130
-    assert [each["batch"] for each in json.loads(said.out)] == [32]
-    assert "memplan: interrupted after 1 of 2" in said.err
+    assert said.err == "memplan: interrupted; there is no result\n"
 
 
 def test_nothing_warns_of_itself(fuse: Command) -> None:

@@ -124,7 +124,7 @@ def test_what_may_not_be_read(
 @pytest.mark.parametrize(
     ("raised", "message"),
     [
-        (MemoryError, "too large for the memory there is"),
+        (MemoryError, "not enough memory to read it; use a smaller file"),
         (RecursionError, "nested too deeply"),
     ],
 )
@@ -161,7 +161,7 @@ def test_memory_that_runs_out_later_is_told_in_one_line(
     monkeypatch.setattr("memplan.cli.solve.solve", greedy)
     said = command("solve", "p.csv", "-o", "x.json")
     assert said.code == 3
-    assert said.err.startswith("memplan: too large for the memory there is; ")
+    assert said.err.startswith("memplan: not enough memory")
     assert said.err.count("\n") == 1
 
 

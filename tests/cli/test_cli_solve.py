@@ -50,7 +50,7 @@ def hard(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "method", ["auto", "bestfit", "bestfit-size", "skyline", "search", "exact", "mip"]
+    "method", ["auto", "bestfit", "search", "ejection", "exact", "mip"]
 )
 def test_every_method_writes_a_plan(memplan: Run, csv: Path, method: str) -> None:
     done = memplan("solve", "p.csv", "--method", method, "-o", "x.json", "--json")
@@ -119,7 +119,7 @@ def test_it_does_not_fit_and_that_is_proved(memplan: Run, csv: Path) -> None:
     assert said["status"] == "infeasible"
     assert (said["plan"], said["peak"], said["capacity"]) == (None, None, 6)
     assert said["lower_bound"] == 8
-    assert "memplan: does not fit: it is proved that no plan" in done.stderr
+    assert "memplan: does not fit: it is proved that every plan" in done.stderr
     assert not csv.with_name("p.plan.json").exists()
 
 
@@ -129,16 +129,16 @@ def test_it_is_unknown_whether_it_fits(memplan: Run, hard: Path) -> None:
     )
     tight = str(bound["lower_bound"])
     done = memplan(
-        *("solve", "hard.csv", "--method", "bestfit-size", "--capacity", tight),
+        *("solve", "hard.csv", "--method", "bestfit", "--capacity", tight),
         *("--json", "--force"),
     )
     assert done.returncode == 4
     said = json.loads(done.stdout)
     assert said["status"] == "unknown"
     assert said["peak"] > said["capacity"] == said["lower_bound"]
-    assert "memplan: unknown: bestfit-size found no plan within" in done.stderr
+    assert "memplan: unknown: bestfit found no plan within" in done.stderr
     quiet = memplan(
-        *("solve", "hard.csv", "--method", "bestfit-size", "--capacity", tight),
+        *("solve", "hard.csv", "--method", "bestfit", "--capacity", tight),
         "--force",
     )
     assert (quiet.returncode, quiet.stdout) == (4, "")
@@ -161,7 +161,8 @@ def test_it_is_unknown_whether_it_fits(memplan: Run, hard: Path) -> None:
         (["--alignment", "0"], 2, "--alignment"),
         (["--step", "3"], 2, "a bare problem has no steps"),
         (["--mip-solver", "highs"], 2, "--mip-solver is for --method mip only"),
-        (["--without", "memo"], 2, "--without is for --method exact only"),
+        (["--priority", "size"], 2, "--priority is for --method bestfit only"),
+        (["--method", "bestfit", "--priority", "age"], 2, "age"),
         (["--alignment", "9" * 20], 2, "--alignment"),
         (["--method", "mip", "--mip-solver", "abacus"], 2, "abacus"),
         (["-o", "p.csv"], 2, "p.csv exists; pass --force"),
@@ -183,7 +184,7 @@ def test_every_option_has_its_mistake(
 def test_help_explains_every_method(memplan: Run) -> None:
     done = memplan("solve", "--help")
     assert done.returncode == 0
-    for name in ("auto", "bestfit-sections-size", "the paper's integer program"):
+    for name in ("auto", "sections-size", "the paper's integer program"):
         assert name in done.stdout
 
 
@@ -206,7 +207,7 @@ def interrupt(folder: Path, method: str, after: float, number: int) -> None:
     process = started(folder, "--method", method, "-o", "x.json")
     time.sleep(after)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     if number == signal.SIGINT:
         # Before main() begins and after it ends, Python itself dies of the signal.
         begins = ("Fatal Python error: init_import_site", "Could not import runpy")
@@ -220,7 +221,7 @@ def interrupt(folder: Path, method: str, after: float, number: int) -> None:
         assert list(folder.glob(".x.json.*")) == []
 
 
-METHODS = ("auto", "search", "exact", "skyline", "mip")
+METHODS = ("auto", "search", "exact", "bestfit", "mip")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -255,7 +256,7 @@ def test_an_interrupt_is_told(hard: Path) -> None:
     while process.poll() is None and cpu_seconds(process.pid) < 3.0:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=600)
     assert process.returncode == 0, said
     assert json.loads(out)["status"] == "feasible"
     assert said.strip().endswith("interrupted")
@@ -280,8 +281,8 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with progress_line("search") as report:
         assert report is not None
         report(Progress(2048, 1024, 77, 1.5))
-        time.sleep(0.3)
-    assert "77 tried" in terminal.getvalue()
+        while "77 tried" not in terminal.getvalue():
+            time.sleep(0.01)
 
 
 def test_progress_in_words() -> None:

@@ -12,8 +12,17 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from memplan.core.placement import UNPLANNED, Placement, Requests, Warmup
-from memplan.core.plan import Plan, Program, Provenance, RunStats, Source
+from memplan.core.plan import (
+    UNPLANNED,
+    Placement,
+    Plan,
+    Program,
+    Provenance,
+    Requests,
+    RunStats,
+    Source,
+    Warmup,
+)
 from memplan.core.planfile import dump_plan
 from memplan.core.problem import Problem
 from tests.plans import changed

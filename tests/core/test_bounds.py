@@ -52,7 +52,7 @@ def optimum(problem: Problem) -> int:
     return best
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems())
 def test_live_bytes_tick_by_tick(problem: Problem) -> None:
     moments, live = (array.tolist() for array in live_bytes(problem))
@@ -65,7 +65,7 @@ def test_live_bytes_tick_by_tick(problem: Problem) -> None:
             assert live_at(problem, tick) == count
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(alignment="mixed"))
 def test_the_bound_is_the_most_alive_at_once(problem: Problem) -> None:
     ticks = range(problem.length or int(problem.upper.max(initial=0)))
@@ -74,14 +74,14 @@ def test_the_bound_is_the_most_alive_at_once(problem: Problem) -> None:
     assert lower_bound(problem) == most
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems(max_size=5))
 def test_no_plan_does_better(problem: Problem) -> None:
     best = optimum(problem) if len(problem) else 0
     assert lower_bound(problem) <= best
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(fixed=True))
 def test_fixed_buffers_raise_the_bound_to_their_top(problem: Problem) -> None:
     fixed = problem.fixed >= 0

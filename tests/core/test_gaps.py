@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from memplan.core.gaps import Gaps, join
-from memplan.core.pieces import pieces
-from memplan.core.problem import Problem
+from memplan.core.problem import Gaps, Problem, join, pieces
 from memplan.errors import InputError
 from tests.gap_samples import gapped, window
 from tests.strategies import problems
@@ -128,7 +126,7 @@ def test_pieces_between_around_and_in_gaps() -> None:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(gapped())
 def test_pieces_tick_by_tick(problem: Problem) -> None:
     found = pieces(problem)
@@ -145,7 +143,7 @@ def test_pieces_tick_by_tick(problem: Problem) -> None:
             assert windows == ([(begin, end)] if begin < end else [])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems())
 def test_without_gaps_there_is_a_piece_for_each_buffer(problem: Problem) -> None:
     found = pieces(problem)

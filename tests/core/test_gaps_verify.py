@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from memplan.core.bounds import live_bytes, lower_bound
-from memplan.core.gaps import Gaps
-from memplan.core.placement import Requests, Warmup
-from memplan.core.plan import Plan
-from memplan.core.problem import Problem
+from memplan.core.plan import Plan, Requests, Warmup
+from memplan.core.problem import Gaps, Problem
 from memplan.core.verify import Failure, verify, verify_offsets
 from tests.gap_samples import (
     colliding,
@@ -99,7 +97,7 @@ def needed(problem: Problem, tick: int) -> int:
     return max(sum(firsts) * unit - spare, sum(end - begin for begin, end in windows))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(gapped())
 def test_live_bytes_tick_by_tick(problem: Problem) -> None:
     if problem.gaps is None:

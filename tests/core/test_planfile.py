@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given, settings
 from plan_samples import assert_same, plans, recorded, sample
 
-from memplan.core.placement import Requests, Warmup
-from memplan.core.plan import DeviceRun, Plan, Provenance, RunStats, Source
+from memplan.core.plan import (
+    DeviceRun,
+    Plan,
+    Provenance,
+    Requests,
+    RunStats,
+    Source,
+    Warmup,
+)
 from memplan.core.planfile import dump_plan, load_plan, read_plan, write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
@@ -198,6 +205,6 @@ def test_a_file_beyond_the_cap_is_neither_written_nor_read(
     monkeypatch.setattr("memplan.core.planfile.MAX_PLAN_BYTES", 1000)
     with pytest.raises(InputError, match="the limit of 1000"):
         dump_plan(sample())
-    monkeypatch.setattr("memplan.core.planread.MAX_PLAN_BYTES", 1000)
+    monkeypatch.setattr("memplan.core.planfile.MAX_PLAN_BYTES", 1000)
     with pytest.raises(InputError, match="the limit of 1000"):
         read_plan(path)

@@ -19,10 +19,9 @@ from plan_samples import (
     without,
 )
 
-from memplan.core.gaps import Gaps
 from memplan.core.plan import Plan
 from memplan.core.planfile import dump_plan, load_plan
-from memplan.core.problem import Problem
+from memplan.core.problem import Gaps, Problem
 from memplan.core.verify import Failure, verify
 from memplan.errors import FormatError
 from tests.gap_samples import gapped
@@ -33,7 +32,7 @@ PROBLEM = Problem.of([0, 2, 3], [9, 4, 8], [8, 8, 5], labels=["a", "b", "c"], ga
 PLAN = Plan.of(PROBLEM, np.array([0, 0, 8]), "bestfit")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(gapped(fixed=True))
 def test_a_plan_is_read_back_as_it_was(problem: Problem) -> None:
     plan = Plan.of(problem, stacked(problem), "bestfit")

@@ -27,7 +27,7 @@ def test_every_truncation_is_refused() -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_every_changed_byte_is_noticed(data: st.DataObject) -> None:
     damaged = bytearray(dump_plan(sample()))
     place = data.draw(st.integers(0, len(damaged) - 1))
@@ -52,7 +52,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 @given(st.data(), JUNK | st.integers(-2, 1 << 64))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_junk_in_any_field_is_refused_or_harmless(
     data: st.DataObject, junk: object
 ) -> None:

@@ -26,8 +26,7 @@ from plan_samples import (
     without,
 )
 
-from memplan.core.placement import StepKind
-from memplan.core.plan import Plan
+from memplan.core.plan import Plan, StepKind
 from memplan.core.planfile import dump_plan, load_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import Failure, verify
@@ -69,7 +68,7 @@ def kinds(draw: st.DrawFn) -> StepKind:
     return StepKind(problem, stacked(problem), recorded(problem, skipped), seen)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(plans(), st.lists(kinds(), max_size=3), st.booleans(), st.integers(0, 1 << 62))
 def test_a_plan_is_read_back_as_it_was(
     plan: Plan, others: list[StepKind], elastic: bool, lifespan: int
@@ -174,7 +173,7 @@ def test_a_kind_whose_blocks_collide_does_not_verify() -> None:
 JUNK = st.none() | st.booleans() | st.integers(-2, 1 << 64) | st.text(max_size=3)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data(), JUNK | st.lists(JUNK, max_size=2))
 def test_junk_in_any_field_of_a_kind_is_refused_or_harmless(
     data: st.DataObject, junk: object

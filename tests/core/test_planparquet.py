@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given, settings
 from plan_samples import assert_same, plans, sample
 
-from memplan.core.gaps import Gaps
 from memplan.core.plan import Plan
 from memplan.core.planfile import dump_plan, read_plan, write_plan
-from memplan.core.problem import Problem
+from memplan.core.problem import Gaps, Problem
 from memplan.core.verify import Failure, verify
 from memplan.errors import FormatError, InputError, UsageError
 from memplan.formats.sniff import Kind, sniff
@@ -39,7 +38,7 @@ def gapped() -> Plan:
     return Plan.of(problem, np.array([0, 64, 96]), "bestfit")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(plans())
 def test_what_is_written_is_read(plan: Plan) -> None:
     with tempfile.TemporaryDirectory() as folder:

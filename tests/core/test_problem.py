@@ -71,7 +71,7 @@ def test_the_fingerprint_is_of_sizes_and_lifespans() -> None:
     assert other.fingerprint() != problem.fingerprint()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems())
 def test_padding_is_less_than_the_granularity(problem: Problem) -> None:
     waste = problem.padded - problem.size

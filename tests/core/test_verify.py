@@ -11,8 +11,7 @@ from hypothesis import given, settings
 
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
-from memplan.core.placement import Requests, Warmup
-from memplan.core.plan import Plan, Stated
+from memplan.core.plan import Plan, Requests, Stated, Warmup
 from memplan.core.problem import Problem
 from memplan.core.verify import Failure, verify, verify_offsets
 from memplan.solving.bestfit import best_fit
@@ -119,7 +118,7 @@ def test_it_agrees_with_a_check_of_every_pair() -> None:
     assert INSTANCES // 4 < sound < INSTANCES // 2  # both kinds, in numbers
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems(fixed=True))
 def test_a_plan_loses_no_byte_unnoticed(problem: Problem) -> None:
     """Whatever is put one byte lower into a live neighbour, or below 0, is found."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.recording.cuda_slots import library_path, take_slots
+from memplan.recording.cuda_library import library_path, take_slots
 from tests.compiled import compiled
 from tests.cuda.cuda_world import FakeTorch, World
 

@@ -13,11 +13,10 @@ from memplan.applying.cuda_library import COUNTERS
 from memplan.applying.report import make_report
 from memplan.cli import cli
 from memplan.cli.apply_report import show_report
-from memplan.core.placement import Requests
-from memplan.core.plan import Plan
+from memplan.core.plan import Plan, Requests
 from memplan.core.planfile import write_plan
 from memplan.core.problem import Problem
-from memplan.recording.step_clock import StepClock
+from memplan.recording.usage import StepClock
 
 pytest.importorskip("torch")
 
@@ -35,7 +34,7 @@ def small_plan(device: str) -> Plan:
     ("device", "options", "message"),
     [
         ("cpu", ["1"], "p.json is for the CPU: leave out --device"),
-        ("cuda", ["one"], "--device one: write the number of PLAN's GPU, once, or"),
+        ("cuda", ["one"], "--device one: give the index of PLAN's GPU once, or"),
         ("cuda", ["0", "1"], "--device 1: write the number"),
         ("cuda", ["1:"], "--device 1:: write the number"),
         ("cuda", ["1:none.json"], "none.json"),
@@ -63,14 +62,14 @@ def test_which_gpu_a_plan_is_for(
 @pytest.mark.parametrize(
     ("stats", "said"),
     [
-        ({"requests": 5}, "none was made: the program did not ask for what was"),
+        ({"requests": 5}, "no arena the program never made the planned requests"),
         (
             {"requests": 5, "arenas_deferred": 2},
-            "none was made: torch's allocator kept as much memory free",
+            "no arena torch's allocator kept as much memory free",
         ),
         (
             {"requests": 5, "arenas_deferred": 2, "arena_bytes_peak": 512},
-            "put off 2 times: torch kept as much memory free",
+            "deferred 2 times: torch kept as much memory free",
         ),
         (
             {"requests": 5, "arenas_refused": 3, "arena_bytes_peak": 512},
@@ -78,7 +77,7 @@ def test_which_gpu_a_plan_is_for(
         ),
         (
             {"requests": 5, "arena_bytes_peak": 512, "arenas_given_back": 3},
-            "given back 3 times, when memory ran out",
+            "released 3 times, when memory ran out",
         ),
     ],
 )
@@ -102,4 +101,4 @@ def test_an_arena_that_torch_refused_was_asked_for(
     show_report(report)
     said = " ".join(capsys.readouterr().err.split())
     assert "torch had no memory for it, once" in said
-    assert "did not ask" not in said
+    assert "never made" not in said

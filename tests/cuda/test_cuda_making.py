@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from memplan.applying.cuda import ArenaMaking
 from memplan.applying.cuda_library import Place
-from memplan.applying.cuda_making import ArenaMaking
 from tests.cuda.cuda_world import MIB, World
 
 STEP = [(256 << 10, i * (256 << 10)) for i in range(16)]

@@ -16,18 +16,18 @@ from click.testing import CliRunner
 
 from memplan.cli import cli
 from memplan.errors import EnvironmentUnfitError, RecordError
-from memplan.recording import cuda as cuda_room
-from memplan.recording import cuda_observer, cuda_slots
+from memplan.recording import cuda_history as cuda_room
+from memplan.recording import cuda_library, cuda_observer
 from memplan.recording import record as record_room
 from memplan.recording.boundary import step as mark_step
-from memplan.recording.interruption import unplanned
+from memplan.recording.boundary import unplanned
 from memplan.recording.options import RecordOptions
 from memplan.recording.record import Recording
 from memplan.solving.solve import solve
 from memplan.trace.journal import Journal
 from memplan.trace.read import read_trace
 from memplan.trace.recovery import path_of
-from memplan.trace.streams import streams_of
+from memplan.trace.threads import streams_of
 from memplan.trace.trace import Action, Mark, Trace
 from tests.cuda.cuda_world import FakeTorch, World
 
@@ -388,13 +388,13 @@ def test_a_release_that_was_not_looked_at_is_tried_elsewhere(
         asked.append(events)
         return "a trial of it failed" if events else ""
 
-    monkeypatch.setattr(cuda_slots, "try_elsewhere", tried)
+    monkeypatch.setattr(cuda_library, "try_elsewhere", tried)
     native = world_in(fake_torch).native
-    cuda_slots.require_known(native, fake_torch, events=True)
+    cuda_library.require_known(native, fake_torch, events=True)
     fake_torch.__version__ = "2.99.0"
-    cuda_slots.require_known(native, fake_torch)
+    cuda_library.require_known(native, fake_torch)
     with pytest.raises(EnvironmentUnfitError, match="a trial of it failed"):
-        cuda_slots.require_known(native, fake_torch, events=True)
+        cuda_library.require_known(native, fake_torch, events=True)
     assert asked == [False, True]
 
 

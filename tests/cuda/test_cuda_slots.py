@@ -11,9 +11,8 @@ import pytest
 
 from memplan.applying.cuda_library import Library
 from memplan.errors import EnvironmentUnfitError
-from memplan.recording import cuda_slots
-from memplan.recording.cuda_library import Role
-from memplan.recording.cuda_slots import is_known, library_path, take_slots
+from memplan.recording import cuda_library
+from memplan.recording.cuda_library import Role, is_known, library_path, take_slots
 from tests.cuda.cuda_world import FakeTorch, World
 
 
@@ -146,13 +145,13 @@ def test_another_release_is_tried_in_a_process_of_its_own(
 ) -> None:
     program = tmp_path / "python"
     monkeypatch.setattr(sys, "executable", str(program))
-    assert "could not be made" in cuda_slots.try_elsewhere()
+    assert "could not start" in cuda_library.try_elsewhere()
     for text, fault in (
         ("exit 0", ""),
         ("echo no such slot >&2; exit 3", "ended with 3 (no such slot)"),
-        ("kill -KILL $$", "ended with -9 (it says nothing)"),
+        ("kill -KILL $$", "ended with -9 (no output)"),
     ):
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
-        found = cuda_slots.try_elsewhere()
-        assert found == (fault and f"a trial of it {fault}")
+        found = cuda_library.try_elsewhere()
+        assert found == (fault and f"a trial run {fault}")

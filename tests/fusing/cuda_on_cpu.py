@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from memplan.fusing.cuda.form import Kernel, headers
 from memplan.fusing.cuda.gpu import Launch
-from memplan.fusing.cuda.kernel import Kernel, headers
 from tests.compiled import compiled
 
 SHIM = Path(__file__).parent / "cuda_shim.cuh"

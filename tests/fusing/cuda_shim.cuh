@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 
+using std::erf, std::exp, std::expm1, std::log1p, std::tanh;  // of float, as in CUDA
+
 #define __global__
 #define __shared__
 #define __launch_bounds__(threads)

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from memplan.fusing.collapse import Stack
-from memplan.fusing.operations import ELEMENTWISE, Operation, Pool
+from memplan.fusing.operators import OPERATORS, Operation, Pool
 from memplan.fusing.reference import reference
 
 NUMBERS = {
@@ -22,7 +22,7 @@ NUMBERS = {
 
 def random_elementwise(chance: random.Random) -> Operation:
     """One of all the operations, with infinite bounds now and then, too."""
-    kind = chance.choice(sorted(ELEMENTWISE))
+    kind = chance.choice(sorted(OPERATORS))
     numbers = NUMBERS.get(kind, ())
     if kind == "clamp":
         numbers = chance.choice(

@@ -11,7 +11,7 @@ from torch import nn
 
 from memplan.fusing.front.nest import leaves_of
 from memplan.fusing.fuse import fuse
-from memplan.fusing.nodes import Depthwise
+from memplan.fusing.layers import DepthwiseStack
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.prepared import Prepared
 
@@ -100,7 +100,7 @@ def kinds(engine: Any) -> list[list[str]]:
     return [
         [each.kind for each in node.operations]
         for node in engine.nodes
-        if isinstance(node, Depthwise)
+        if isinstance(node, DepthwiseStack)
     ]
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from memplan.fusing.engine.places import Place, copies, place, plan
-from memplan.fusing.front.anew import makes_anew
+from memplan.fusing.engine.arena import Place, allocates_result, copies, place, plan
 from memplan.fusing.join import join
-from memplan.fusing.nodes import Called, Catenated, Joined, Node, Stacked, reasons
+from memplan.fusing.layers import Concat, EagerOp, FusedConv, Node, StackNode
 from memplan.graph.program import refs
 
 
@@ -27,9 +26,6 @@ def check_nodes(network: Any) -> None:
     assert len(named) == len(set(named))
     wanted = {each.name for each in network.layers if each.kind != "same"}
     assert set(named) == wanted
-    assert reasons(network.layers, nodes).keys() == {
-        each.name for each in network.layers
-    }
     check_places(nodes, network.shapes, list(refs(outputs)))
 
 
@@ -38,11 +34,9 @@ def check_places(
 ) -> None:
     """Nothing that is still wanted is written over: each node is run on an arena of
     numbers, where every element says whose value it is."""
-    torchs = place(nodes, shapes, lambda node: isinstance(node, Joined | Stacked))
-    assert not any(
-        node.value in torchs for node in nodes if isinstance(node, Catenated)
-    )
-    places = place(nodes, shapes, lambda node: not isinstance(node, Called))
+    torchs = place(nodes, shapes, lambda node: isinstance(node, FusedConv | StackNode))
+    assert not any(node.value in torchs for node in nodes if isinstance(node, Concat))
+    places = place(nodes, shapes, lambda node: not isinstance(node, EagerOp))
     widths = {each.buffer: each.pixel for each in places.values()}
 
     def size(buffer: str) -> int:
@@ -60,7 +54,7 @@ def check_places(
         start = arena.offsets[where.buffer] + where.channel
         return memory.as_strided((n, c, h, w), (h * row, 1, row, where.pixel), start)
 
-    pieces = {node.value: node.pieces for node in nodes if isinstance(node, Catenated)}
+    pieces = {node.value: node.pieces for node in nodes if isinstance(node, Concat)}
 
     def intact(name: str) -> None:
         if name in pieces:
@@ -87,15 +81,15 @@ def check_places(
         for name in node.inputs():
             for each in held.get(name, {name}):
                 intact(each)
-        if isinstance(node, Called):
+        if isinstance(node, EagerOp):
             held[node.value] = set().union(
                 *(
                     held.get(name, {name})
                     for name in node.inputs()
-                    if not makes_anew(node.op)
+                    if not allocates_result(node.op)
                 )
             )
-        elif isinstance(node, Catenated):
+        elif isinstance(node, Concat):
             for piece, target in copies(node, places, shapes):
                 fill(view(piece, target), piece, pieces, numbers, shapes)
         else:

@@ -7,7 +7,7 @@ from typing import Any
 
 from memplan.errors import UsageError
 from memplan.fusing.collapse import Stack, collapse
-from memplan.fusing.operations import ELEMENTWISE, Operation, Pool
+from memplan.fusing.operators import OPERATORS, Operation, Pool
 from memplan.fusing.patches import Device
 
 CPU = Device(1 << 20, carries=True)
@@ -27,8 +27,8 @@ def random_pool(draw: random.Random) -> Pool:
 
 def random_operations(draw: random.Random, kind: str | None = None) -> list[Operation]:
     """One operation, at times with another that keeps its values small."""
-    kind = kind or draw.choice(sorted(ELEMENTWISE))
-    count = ELEMENTWISE[kind][0]
+    kind = kind or draw.choice(sorted(OPERATORS))
+    count = len(OPERATORS[kind].numbers)
     numbers = tuple(round(draw.uniform(0.1, 1.5), 3) for _ in range(count))
     if kind == "clamp":
         numbers = (-0.75, 3.5)

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from memplan.fusing.front.anew import FUNCTIONS, MODULES, makes_anew  # noqa: E402
+from memplan.fusing.engine.arena import FUNCTIONS, MODULES, allocates_result  # noqa: E402
 from memplan.graph.program import Op, Ref  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -81,10 +81,10 @@ def op(target: Any, rest: tuple[Any, ...] = ()) -> Op:
 
 def test_functions() -> None:
     for call, rest in CALLS:
-        assert makes_anew(op(call, rest)), call
+        assert allocates_result(op(call, rest)), call
         assert apart(call, rest), call
     for call in (torch.cat, torch.stack):
-        assert makes_anew(op(call))
+        assert allocates_result(op(call))
         assert apart(lambda x, each=call: each([x]), ())
     for name in ("reshape", "flatten", "contiguous", "relu_", "chunk", "dropout"):
         assert name not in FUNCTIONS
@@ -92,7 +92,7 @@ def test_functions() -> None:
 
 def test_modules() -> None:
     for module in MADE:
-        assert makes_anew(op(module)), module
+        assert allocates_result(op(module)), module
         assert apart(module, ()), module
     assert all(hasattr(nn, name) for name in MODULES)
 
@@ -105,6 +105,6 @@ def test_what_is_not_known() -> None:
     hooked = nn.GELU()
     hooked.register_forward_hook(lambda module, given, made: given[0])
     for module in (Mine(), hooked, nn.Identity(), nn.Dropout(), nn.Flatten()):
-        assert not makes_anew(op(module)), module
+        assert not allocates_result(op(module)), module
     kept = Op("made", torch.add, (Ref("x"), 1), {"out": Ref("x")})
-    assert not makes_anew(kept)
+    assert not allocates_result(kept)

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from random_stacks import random_operations, random_pool
 
 from memplan.errors import UsageError
-from memplan.fusing.caches import band_bytes, cache_sizes, cpu_device
-from memplan.fusing.collapse import STRATEGIES, collapse, sizes, steps_of
-from memplan.fusing.operations import Operation, Pool
-from memplan.fusing.patches import Device, fit, spans
+from memplan.fusing.collapse import collapse, sizes, steps_of
+from memplan.fusing.operators import Operation, Pool
+from memplan.fusing.patches import (
+    Device,
+    band_bytes,
+    cache_sizes,
+    cpu_device,
+    fit,
+    spans,
+)
 
 MAX = Pool("max", (3, 3), (1, 1), (1, 1))
 BLOCK = [Operation("pool", pool=MAX), Operation("affine"), Operation("relu")]
@@ -71,7 +77,6 @@ def test_sequences_fit(
     for sequence in stack.sequences:
         assert most is None or len(sequence.steps) <= most
         assert sequence.bytes <= device.limit or len(sequence.steps) == 1
-    assert len(str(stack).splitlines()) == 1 + len(stack.sequences) + len(stack.steps)
     if most == 1:
         assert len(stack.sequences) == len(stack.steps)
 
@@ -121,20 +126,20 @@ def test_the_papers_strategies() -> None:
         name: len(
             collapse(BLOCK * 10, (56, 56), cpu_device("channels_first"), most).sequences
         )
-        for name, most in STRATEGIES.items()
+        for name, most in {"one": 1, "five": 5, "unrestricted": None}.items()
     }
     assert counts == {"one": 10, "five": 2, "unrestricted": 1}
 
 
 def test_a_stack_says_what_it_is() -> None:
     stack = collapse([Operation("relu"), *BLOCK * 2], (56, 56), Device(1 << 20), 1)
-    assert str(stack).splitlines() == [
-        "stack: 7 operations, 2 steps, 2 sequences",
-        "  sequence 1: 56x56 to 56x56, 56x56 at a time, 13456 bytes of cache",
-        "    step: relu, max 3 stride 1 padding 1, affine, relu",
-        "  sequence 2: 56x56 to 56x56, 56x56 at a time, 13456 bytes of cache",
-        "    step: max 3 stride 1 padding 1, affine, relu",
+    assert list(map(str, stack.steps)) == [
+        "relu, max 3 stride 1 padding 1, affine, relu",
+        "max 3 stride 1 padding 1, affine, relu",
     ]
+    assert [(each.patch, each.bytes) for each in stack.sequences] == [
+        ((56, 56), 13456)
+    ] * 2
     assert stack.operands == ("channel",) * 4
 
 
@@ -166,7 +171,7 @@ def test_no_stack_of_nothing(
 @pytest.mark.parametrize(
     ("pool", "message"),
     [
-        (Pool("min", (2, 2), (2, 2)), "max or the average"),
+        (Pool("min", (2, 2), (2, 2)), "a max or an average"),
         (Pool("max", (2, 0), (2, 2)), "1 or more"),
         (Pool("max", (3, 3), (1, 1), (2, 0)), "half its kernel"),
         (Pool("average", (3, 3), (1, 1), dilation=(2, 1)), "no dilation"),

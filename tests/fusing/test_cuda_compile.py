@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.fusing.collapse import collapse
-from memplan.fusing.cuda import nvrtc as looking
+from memplan.fusing.cuda import gpu as looking
 from memplan.fusing.cuda.emit import emit
-from memplan.fusing.cuda.kernel import Form, Kernel, headers
-from memplan.fusing.cuda.nvrtc import Nvrtc, cubin, find_nvrtc
-from memplan.fusing.operations import ELEMENTWISE, Operation, Pool
+from memplan.fusing.cuda.form import Form, Kernel, headers
+from memplan.fusing.cuda.gpu import Nvrtc, cubin, find_nvrtc
+from memplan.fusing.operators import OPERATORS, Operation, Pool
 from memplan.fusing.patches import Device
 from memplan.toolchain.cache import Cache
 from memplan.toolchain.compiler import CompileError
@@ -78,7 +78,7 @@ def test_the_paper_s_stack_compiles(
 
 
 def test_all_operations_compile(for_hopper: Compile) -> None:
-    operations = [Operation(kind, NUMBERS.get(kind, ())) for kind in ELEMENTWISE]
+    operations = [Operation(kind, NUMBERS.get(kind, ())) for kind in OPERATORS]
     (kernel,) = kernels(operations, Form("float16", 64, 14, 14))
     assert for_hopper(kernel).startswith(b"\x7fELF")
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memplan.errors import UsageError
-from memplan.fusing.cuda.kernel import Kernel
+from memplan.fusing.cuda.form import Kernel
 from memplan.fusing.cuda.run import CudaStack
-from memplan.fusing.operations import ELEMENTWISE, Operation, Pool
+from memplan.fusing.operators import OPERATORS, Operation, Pool
 from tests.fusing.cuda_on_cpu import Cpu
 from tests.fusing.cuda_stacks import (
     by_torch,
@@ -66,7 +66,7 @@ def compare(
     )
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=12, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(seed=st.integers(0, 1 << 30))
 def test_random_stacks(cpu: Cpu, seed: int) -> None:
     check_random_stack(cpu, seed)
@@ -89,7 +89,7 @@ def check_random_stack(cpu: Cpu, seed: int) -> None:
     compare(stack, operations, value.contiguous(memory_format=order), operands)
 
 
-@pytest.mark.parametrize("kind", sorted(ELEMENTWISE))
+@pytest.mark.parametrize("kind", sorted(OPERATORS))
 def test_each_operation_alone(cpu: Cpu, kind: str) -> None:
     chance = random.Random(kind)
     while (operation := random_elementwise(chance)).kind != kind:
@@ -105,8 +105,15 @@ def test_each_operation_alone(cpu: Cpu, kind: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["contiguous_format", "channels_last"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("shape", [(2, 8, 4, 4), (3, 5, 7, 3), (1, 4, 2, 3)])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("float32", (2, 8, 4, 4)),
+        ("float16", (3, 5, 7, 3)),
+        ("float16", (2, 8, 4, 4)),
+        ("bfloat16", (1, 4, 2, 3)),
+    ],
+)
 def test_elements_several_at_a_time(
     cpu: Cpu, dtype: str, order: str, shape: tuple[int, ...]
 ) -> None:

@@ -13,12 +13,10 @@ import pytest
 
 from memplan.errors import EnvironmentUnfitError
 from memplan.fusing.cuda import gpu as gpus
-from memplan.fusing.cuda.driver import Driver
 from memplan.fusing.cuda.emit import emit
-from memplan.fusing.cuda.gpu import Gpu
-from memplan.fusing.cuda.kernel import Form
-from memplan.fusing.cuda.nvrtc import NoNvrtcError
-from memplan.fusing.operations import Operation
+from memplan.fusing.cuda.form import Form
+from memplan.fusing.cuda.gpu import Driver, Gpu, NoNvrtcError
+from memplan.fusing.operators import Operation
 from memplan.toolchain.cache import Cache
 from tests.compiled import compiled
 

@@ -6,26 +6,27 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from memplan.fusing.cuda.kernel import Form  # noqa: E402
-from memplan.fusing.front.interpret import interpret  # noqa: E402
+from memplan.fusing.cuda.form import Form  # noqa: E402
+from memplan.fusing.front.capture import interpret, trace  # noqa: E402
 from memplan.fusing.front.recognise import recognise  # noqa: E402
-from memplan.fusing.front.trace import trace  # noqa: E402
 from memplan.fusing.join import join  # noqa: E402
-from memplan.fusing.networks import NAMES, build, input_shape  # noqa: E402
-from memplan.fusing.nodes import Joining, Stacked  # noqa: E402
-from memplan.fusing.operations import Operation  # noqa: E402
+from memplan.fusing.layers import StackNode  # noqa: E402
+from memplan.fusing.operators import Operation  # noqa: E402
+from memplan.fusing.options import Joining  # noqa: E402
 from tests.fusing.test_cuda_compile import Compile, for_hopper, kernels  # noqa: E402
+from tests.scripts.conftest import scripts_on_path  # noqa: E402
 
-__all__ = ["for_hopper"]  # a fixture
+__all__ = ["for_hopper", "scripts_on_path"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
-QUICK = ("alexnet", "squeezenet1_1", "vgg11_bn")
 Case = tuple[tuple[Operation, ...], Form]
 
 
 def stacks(name: str) -> set[Case]:
     """The distinct stacks of a network, as they are joined for a GPU."""
+    from models.vision import build, input_shape
+
     network = build(name)
     program = trace(network, {})
     with torch.no_grad():
@@ -36,7 +37,7 @@ def stacks(name: str) -> set[Case]:
     nodes, _ = join(layers, Joining(epilogues=False, prologues=False, pools=False))
     found = set()
     for node in nodes:
-        if isinstance(node, Stacked):
+        if isinstance(node, StackNode):
             _, channels, *plane = (*layers.shapes[node.source], 1, 1)[:4]
             form = Form("float32", channels, plane[0], plane[1], False)
             found.add((tuple(node.operations), form))
@@ -46,8 +47,11 @@ def stacks(name: str) -> set[Case]:
 @pytest.mark.parametrize(
     "name",
     [
-        each if each in QUICK else pytest.param(each, marks=pytest.mark.soak)
-        for each in NAMES
+        *("alexnet", "squeezenet1_1", "vgg11_bn"),
+        *(
+            pytest.param(name, marks=pytest.mark.soak)
+            for name in ("densenet201", "inception_v3", "resnet152", "vgg19")
+        ),
     ],
 )
 def test_every_stack_of_a_network_compiles_for_a_gpu(

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.errors import UsageError
-from memplan.fusing.caches import cpu_device
 from memplan.fusing.collapse import Stack, collapse
 from memplan.fusing.generate import source_of
 from memplan.fusing.kernel import Kernel, compiled_many
-from memplan.fusing.operations import Operation, Pool
+from memplan.fusing.operators import Operation, Pool
+from memplan.fusing.patches import cpu_device
 from memplan.toolchain.compiler import find_compiler
 from memplan.toolchain.instructions import supported
 
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler"),
 ]
 
-from memplan.fusing.operands import taps  # noqa: E402
+from memplan.fusing.kernel import taps  # noqa: E402
 from memplan.fusing.reference import reference  # noqa: E402
 
 INSTRUCTIONS = [name for name in ("native", "avx2", "portable") if supported(name)]

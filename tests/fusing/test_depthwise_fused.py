@@ -17,10 +17,9 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
 from memplan.fusing.engine import decide  # noqa: E402
-from memplan.fusing.engine import stacks as engine_stacks  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
-from memplan.fusing.nodes import Joined, Joining, Stacked  # noqa: E402
-from memplan.fusing.options import FuseOptions  # noqa: E402
+from memplan.fusing.layers import FusedConv, StackNode  # noqa: E402
+from memplan.fusing.options import FuseOptions, Joining  # noqa: E402
 from memplan.fusing.summary import summary  # noqa: E402
 from memplan.toolchain.compiler import NoCompilerError, find_compiler  # noqa: E402
 
@@ -41,7 +40,7 @@ def test_networks_compute_what_they_did(name: str) -> None:
     )
     assert list(engine.kernels.values()).count("depthwise") == count
     assert not any(
-        isinstance(node, Joined) and node.convolution.groups > 1
+        isinstance(node, FusedConv) and node.convolution.groups > 1
         for node in engine.nodes
     )
 
@@ -160,9 +159,9 @@ def test_kernels_are_said_and_can_be_left_out() -> None:
     with torch.no_grad():
         ready(x)
     (part,) = summary(ready).parts
-    fates = [(each.became, each.into, each.kernel) for each in part.layers]
-    assert fates[2] == ("convolution", "", "depthwise")
-    assert [each[:2] for each in (fates[1], fates[3])] == [("joined", "_2")] * 2
+    outcomes = [(each.became, each.into, each.kernel) for each in part.layers]
+    assert outcomes[2] == ("convolution", "", "depthwise")
+    assert [each[:2] for each in (outcomes[1], outcomes[3])] == [("joined", "_2")] * 2
     assert part.kernels == {"direct": 1, "depthwise": 1}
     (run,) = part.running
     assert run.by == "memplan"
@@ -170,7 +169,7 @@ def test_kernels_are_said_and_can_be_left_out() -> None:
     plain = FuseOptions(measure=False, kernels=("direct", "onednn"))
     engine = fused(model, x, options=plain)
     assert sorted(engine.kernels.values()) == ["direct", "onednn"]
-    assert sum(isinstance(node, Stacked) for node in engine.nodes) == 2
+    assert sum(isinstance(node, StackNode) for node in engine.nodes) == 2
 
 
 def test_other_groups_are_onednns() -> None:
@@ -215,8 +214,8 @@ def test_without_a_compiler_it_is_onednns(
         raise NoCompilerError
 
     monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(engine_stacks, "compiled_many", none)
-    monkeypatch.setattr(engine_stacks, "_told", set())
+    monkeypatch.setattr(decide, "compiled_many", none)
+    monkeypatch.setattr(decide, "_told", set())
     model = nn.Sequential(nn.Conv2d(3, 6, 1), apart(6), nn.SiLU()).eval()
     x = noise(1, 3, 12, 12)
     for kernels in (("direct", "depthwise"), ("direct", "depthwise", "onednn")):

@@ -16,7 +16,7 @@ from fuse_models import FORCED, Small, agree, noise, prepared, program, small  #
 from torch import nn  # noqa: E402
 
 from memplan.fusing.fuse import fuse  # noqa: E402
-from memplan.fusing.prepared import LeftAlone, Prepared  # noqa: E402
+from memplan.fusing.prepared import Fallback, Prepared  # noqa: E402
 
 
 def _optimizer(model: Any) -> None:
@@ -135,7 +135,7 @@ def test_modules_in_training_mode() -> None:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         found = ready(noise())
-        assert isinstance(program(ready), LeftAlone)
+        assert isinstance(program(ready), Fallback)
         mine = model.state_dict()
         model.load_state_dict(kept)
         torch.testing.assert_close(found, model(noise()))
@@ -237,7 +237,7 @@ def test_what_a_model_notes_is_noted(how: str) -> None:
             assert model.calls == {"number": turn, "once": 1}.get(how, 0)
             if how == "kept":
                 assert model.last is found
-    assert isinstance(program(ready), Prepared if how == "once" else LeftAlone)
+    assert isinstance(program(ready), Prepared if how == "once" else Fallback)
 
 
 def test_buffers_are_read_at_every_call() -> None:

@@ -15,25 +15,23 @@ pytestmark = pytest.mark.torch
 
 from torch import nn  # noqa: E402
 
-import memplan.fusing.making as preparing  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
-from memplan.fusing import peaks  # noqa: E402
-from memplan.fusing.engine import build, clock, decide  # noqa: E402
-from memplan.fusing.engine import stacks as engine_stacks  # noqa: E402
-from memplan.fusing.engine.clock import seconds  # noqa: E402
-from memplan.fusing.engine.decisions import Decisions  # noqa: E402
+from memplan.fusing import compiler, kernels  # noqa: E402
+from memplan.fusing.engine import decide  # noqa: E402
+from memplan.fusing.engine.choose import seconds  # noqa: E402
+from memplan.fusing.engine.decide import Decisions  # noqa: E402
+from memplan.fusing.engine.engine import Engine  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
-from memplan.fusing.kernels import headers, prebuilt  # noqa: E402
 from memplan.fusing.options import FuseOptions  # noqa: E402
-from memplan.fusing.prepared import LeftAlone, Prepared  # noqa: E402
+from memplan.fusing.prepared import Fallback, Prepared  # noqa: E402
 from memplan.fusing.summary import summary  # noqa: E402
 
 FORCED = FuseOptions(measure=False)
 
 
 def packaged() -> bool:
-    built = {**headers("conv_"), **headers("tape")}
-    return prebuilt.package_library("native", built) is not None
+    built = {**kernels.headers("conv_"), **kernels.headers("tape")}
+    return kernels.package_library("native", built) is not None
 
 
 @pytest.fixture
@@ -42,6 +40,19 @@ def no_decisions(kernel_cache: Path) -> Path:
     for each in kernel_cache.glob("*.json"):
         each.unlink()
     return kernel_cache
+
+
+Times = Callable[[float, float], None]
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+    """Sets the times of two runs that are compared, whatever the machine does."""
+
+    def set_times(first: float, second: float) -> None:
+        monkeypatch.setattr(compiler, "seconds", lambda *_, **__: [first, second])
+
+    return set_times
 
 
 def model_of(width: int = 4) -> Any:
@@ -70,77 +81,10 @@ def test_what_was_decided_is_kept(
         raise AssertionError("it is known by now")
 
     monkeypatch.setattr(decide, "fastest", never)
-    monkeypatch.setattr(preparing, "seconds", never)
+    monkeypatch.setattr(compiler, "seconds", never)
     again = called(model_of(), x).programs()[0]
     assert again.engine.kernels == first.engine.kernels
     assert again.engine.batch == first.engine.batch
-
-
-@pytest.mark.parametrize(
-    ("took", "tried", "kept"),
-    [([1.0, 2.0], [8, 2], 8), ([2.0, 1.0], [8, 2, 1, 4], 4)],
-)
-def test_other_numbers_of_images_are_tried_where_two_at_a_time_pay(
-    took: list[float],
-    tried: list[int],
-    kept: int,
-    no_decisions: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[int] = []
-    plain = decide.Maker.engine
-
-    def engine(self: Any, kernels: tuple[str, ...], batch: int) -> Any:
-        asked.append(batch)
-        return plain(self, kernels, batch)
-
-    monkeypatch.setattr(decide.Maker, "engine", engine)
-    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: took)
-    options = FuseOptions(measure=False, kernels=("onednn",))
-    ready = called(model_of(), torch.randn(8, 3, 12, 12), options)
-    assert asked == tried
-    assert ready.programs()[0].engine.batch == kept
-
-
-def test_a_kept_decision_is_tried_on_noise_where_inputs_tell_nothing(
-    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, runs = model_of(), []
-    called(model, torch.randn(1, 3, 12, 12))
-    plain = build.Engine.run
-
-    def run(self: Any, inputs: dict[str, Any]) -> Any:
-        runs.append(inputs)
-        return plain(self, inputs)
-
-    monkeypatch.setattr(build.Engine, "run", run)
-    for x, count in ((torch.randn(1, 3, 12, 12), 2), (torch.zeros(1, 3, 12, 12), 3)):
-        runs.clear()
-        called(model, x)
-        assert len(runs) == count  # the check and the call itself
-
-
-def test_noise_is_compared_on_one_image_where_inputs_tell_the_rest(
-    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows: list[int] = []
-    plain = preparing.run_model
-
-    def run(model: Any, fixed: dict[str, Any], inputs: dict[str, Any]) -> Any:
-        rows.extend(len(x) for x in inputs.values())
-        return plain(model, fixed, inputs)
-
-    monkeypatch.setattr(preparing, "run_model", run)
-    padded = torch.randn(6, 3, 10, 10)
-    padded[3] = 0
-    for x, expected in (
-        (torch.randn(4, 3, 12, 12), 1),
-        (torch.zeros(5, 3, 9, 9), 5),
-        (padded, 6),
-    ):
-        rows.clear()
-        called(model_of(), x)
-        assert rows == [len(x), expected]
 
 
 class Mixed(nn.Module):
@@ -156,7 +100,7 @@ class Mixed(nn.Module):
 
 
 def test_images_that_are_mixed_go_together_though_those_given_are_alike(
-    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+    no_decisions: Path, times: Times
 ) -> None:
     model = Mixed().eval()
     alike, others = (
@@ -164,9 +108,9 @@ def test_images_that_are_mixed_go_together_though_those_given_are_alike(
         torch.randn(8, 3, 12, 12),
     )
     ready = fuse(model, FuseOptions(measure=False, micro_batch=1))
-    with torch.no_grad(), pytest.warns(UserWarning, match="results would differ"):
+    with torch.no_grad(), pytest.warns(UserWarning, match="results differ"):
         ready(alike)
-    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [2.0, 1.0])
+    times(2.0, 1.0)
     ready = called(model, alike)
     assert ready.programs()[0].engine.batch == 8
     with torch.no_grad():
@@ -181,71 +125,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_a_long_run_tells_by_itself(
-    no_decisions: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
-) -> None:
-    def never(*_: Any, **__: Any) -> Any:
-        raise AssertionError("they are far apart")
-
-    def timed(self: preparing.Making, run: Callable[[], Any]) -> Any:
-        self.plain = 100.0
-        return run()
-
-    monkeypatch.setattr(preparing, "seconds", never)
-    monkeypatch.setattr(preparing.Making, "_timed", timed)
-    monkeypatch.setattr(clock, "LONG", 0.0)
-    monkeypatch.setattr(preparing, "CLOSE", 1.0)
-    options = FuseOptions(tolerance=1.2e-5)
-    ready = called(model_of(), torch.randn(8, 3, 12, 12), options)
-    found = ready.programs()[0]
-    assert isinstance(found, Prepared)
-    assert found.gain is not None and found.gain > 1.5
-
-
-def test_a_long_run_of_several_threads_does_not_tell(
-    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Their clock goes on while another program has the cores.
-    count = 0
-
-    def turns(*_: Any, **__: Any) -> list[float]:
-        nonlocal count
-        count += 1
-        return [1.0, 2.0]
-
-    monkeypatch.setattr(preparing, "seconds", turns)
-    monkeypatch.setattr(clock, "LONG", 0.0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    options = FuseOptions(tolerance=1.2e-5)
-    ready = called(model_of(), torch.randn(8, 3, 12, 12), options)
-    assert count == 2  # two images beside eight, the engine beside the model
-    assert ready.programs()[0].gain == 2
-
-
-@pytest.mark.parametrize("exported", [False, True])
-def test_the_models_first_run_is_not_all_that_tells_its_time(
-    exported: bool, no_decisions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Branching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model_of()
-
-        def forward(self, x: Any) -> Any:
-            return self.inner(x) if not exported or x.sum().shape == () else x
-
-    runs: list[Any] = []
-    plain = preparing.timed
-
-    def timed(run: Any, device: str) -> Any:
-        runs.append(run.func)
-        return plain(run, device)
-
-    monkeypatch.setattr(preparing, "timed", timed)
-    called(Branching().eval(), torch.randn(2, 3, 12, 12))
-    assert runs[:2] == [preparing.run_model, preparing.interpret]
-
-
 def test_networks_of_the_same_size_are_told_apart(no_decisions: Path) -> None:
     x = torch.randn(2, 3, 8, 8)
     for model in (nn.Sequential(nn.ReLU(), nn.Sigmoid()), nn.Sequential(nn.Tanh())):
@@ -254,7 +133,7 @@ def test_networks_of_the_same_size_are_told_apart(no_decisions: Path) -> None:
 
 
 def test_networks_whose_operators_have_other_arguments_are_told_apart(
-    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+    no_decisions: Path, times: Times
 ) -> None:
     class Turned(nn.Module):
         def __init__(self, axis: int) -> None:
@@ -265,7 +144,7 @@ def test_networks_whose_operators_have_other_arguments_are_told_apart(
             y = self.inner(x)
             return torch.relu(y + y.flip(self.axis))
 
-    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [2.0, 1.0])
+    times(2.0, 1.0)
     x = torch.randn(1, 3, 12, 12).repeat(8, 1, 1, 1)
     assert called(Turned(1).eval(), x).programs()[0].engine.batch == 4
     assert called(Turned(0).eval(), x).programs()[0].engine.batch == 8
@@ -275,7 +154,7 @@ def test_a_damaged_decision_is_none(no_decisions: Path) -> None:
     options = FuseOptions()
     for found in ([], {"plan": 3}, {"plan": [["direct"], 0]}, {"plan": [["no"], 1]}):
         decisions = Decisions.of(["a"], 1, options)
-        decisions.keep_kernel("b", ["direct"], "direct")
+        decisions.set_kernel("b", ["direct"], "direct")
         decisions.write()
         (path,) = no_decisions.glob("*.json")
         from memplan.toolchain.cache import Cache
@@ -288,54 +167,53 @@ def test_a_damaged_decision_is_none(no_decisions: Path) -> None:
         assert Decisions.of(["a"], 1, options).plan is None
         path.unlink()
     kept = Decisions.of(["a"], 1, options)
-    kept.keep_plan(("direct",), 2)
+    kept.set_plan(("direct",), 2)
     kept.write()
     assert Decisions.of(["a"], 1, options).plan == (("direct",), 2)
     assert Decisions.of(["a"], 2, options).plan is None
 
 
 def test_what_takes_longer_is_given_up_for_good(
-    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+    no_decisions: Path, times: Times
 ) -> None:
     # Times of its own: on a busy machine a small model takes as long as anything.
-    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [3.0, 1.0])
+    times(3.0, 1.0)
     x = torch.randn(1, 3, 8, 8)
-    for reason in ("3.00 times as long", "as was measured before"):
+    for reason in ("3.00 times as long", "by an earlier measurement"):
         with pytest.warns(UserWarning, match=reason):
             ready = called(model_of(), x, FuseOptions())
-        assert isinstance(ready.programs()[0], LeftAlone)
-        assert ready._slabs.bytes == 0
+        assert isinstance(ready.programs()[0], Fallback)
+        assert ready._arena_pool.bytes == 0
 
 
 def test_what_takes_more_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.Engine, "peak", lambda self, inputs: 1 << 30)
-    monkeypatch.setattr(peaks, "activation_peak", lambda run: 1 << 10)
-    monkeypatch.setattr(peaks, "SLACK", -(1 << 20))
+    monkeypatch.setattr(Engine, "peak", lambda self, inputs: 1 << 30)
+    monkeypatch.setattr(compiler, "activation_peak", lambda run: 1 << 10)
+    monkeypatch.setattr(compiler, "SLACK", -(1 << 20))
     with pytest.warns(UserWarning, match="times the memory"):
         called(model_of(8), torch.randn(1, 3, 8, 8), FuseOptions(tolerance=1.1e-5))
 
 
 def test_what_the_allocator_hands_out_tells_where_values_do_not(
-    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
+    no_decisions: Path, monkeypatch: pytest.MonkeyPatch, times: Times
 ) -> None:
     """A program may hold values longer than they are wanted."""
-    monkeypatch.setattr(build.Engine, "peak", lambda self, inputs: 1 << 30)
+    monkeypatch.setattr(Engine, "peak", lambda self, inputs: 1 << 30)
     options = FuseOptions(tolerance=1.2e-5)
-    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [1.0, 2.0])
+    times(1.0, 2.0)
     ready = called(model_of(8), torch.randn(1, 3, 8, 8), options)
     assert isinstance(ready.programs()[0], Prepared)
 
     def fails(_: Any) -> int:
         raise RuntimeError("a profiler runs already")
 
-    monkeypatch.setattr(peaks, "activation_peak", fails)
+    monkeypatch.setattr(compiler, "activation_peak", fails)
     with pytest.warns(UserWarning, match="times the memory"):
         called(model_of(7), torch.randn(1, 3, 8, 8), options)
 
 
 def test_peaks_are_what_the_allocator_says() -> None:
-    from memplan.fusing.front.interpret import interpret
-    from memplan.fusing.front.trace import trace
+    from memplan.fusing.front.capture import interpret, trace
     from memplan.graph.measure import activation_peak
 
     model, x = model_of(16), torch.randn(2, 3, 64, 64)
@@ -345,7 +223,7 @@ def test_peaks_are_what_the_allocator_says() -> None:
         _, peak = interpret(trace(model, {}), model, {"input": x})
         mine = activation_peak(lambda: model(x))
         assert peak == pytest.approx(mine, rel=0.15)
-        theirs = activation_peak(lambda: ready(x)) + ready._slabs.bytes
+        theirs = activation_peak(lambda: ready(x)) + ready._arena_pool.bytes
     conversion = x.numel() * 4
     assert theirs - conversion <= engine.peak({"input": x}) * 1.05 <= peak
 
@@ -369,36 +247,16 @@ def test_pictures_are_enlarged_within_the_models_memory(images: int) -> None:
         assert engine.peak({"input": x}) <= activation_peak(lambda: model(x))
 
 
-def test_without_onednn_where_it_takes_too_much(
-    no_decisions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def peak(engine: Any, inputs: Any) -> int:
-        return 1 << 30 if "onednn" in engine.kernels.values() else 0
-
-    monkeypatch.setattr(build.Engine, "peak", peak)
-    monkeypatch.setattr(preparing, "fits", lambda *_: False)
-    monkeypatch.setattr(preparing, "seconds", lambda *_, **__: [1.0, 2.0])
-    monkeypatch.setattr(decide, "fastest", lambda *_: ["onednn", "direct"])
-    options = FuseOptions(kernels=("direct", "onednn"))
-    for _ in range(2):  # the other time by what was kept
-        ready = called(model_of(), torch.randn(1, 3, 8, 8), options)
-        assert set(ready.programs()[0].engine.kernels.values()) == {"direct"}
-    with pytest.warns(UserWarning, match="times the memory"):
-        called(model_of(), torch.randn(1, 3, 8, 8), FuseOptions(kernels=("onednn",)))
-
-
 def test_results_that_differ_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = build.Engine.run
-    monkeypatch.setattr(
-        build.Engine, "run", lambda self, inputs: plain(self, inputs) * 1.001
-    )
-    with pytest.warns(UserWarning, match="results would differ by 1.0e-03"):
+    plain = Engine.run
+    monkeypatch.setattr(Engine, "run", lambda self, inputs: plain(self, inputs) * 1.001)
+    with pytest.warns(UserWarning, match="results differ by 1.0e-03"):
         called(model_of(5), torch.randn(1, 3, 8, 8))
 
 
 @pytest.fixture
 def warned_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_stacks, "_told", set())
+    monkeypatch.setattr(decide, "_told", set())
 
 
 @pytest.fixture(params=["none", "fails"])
@@ -427,7 +285,7 @@ def models() -> dict[str, Any]:
 def test_without_kernels_torch_runs_the_layers(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prebuilt, "folders", lambda: (tmp_path,))
+    monkeypatch.setattr(kernels, "folders", lambda: (tmp_path,))
     model, x = models()[kind], torch.randn(2, 3, 8, 8)
     with pytest.warns(UserWarning, match="torch runs all layers"):
         ready = called(model, x)
@@ -494,7 +352,7 @@ def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> N
 
         return body
 
-    monkeypatch.setattr("memplan.graph.clock.clock", lambda: lambda: now)
+    monkeypatch.setattr("memplan.graph.measure.clock", lambda: lambda: now)
     runs = [run(0, 0.012), run(1, 0.01), run(2, 0.02)]
     assert seconds(runs, enough=0.0) == pytest.approx([0.012, 0.01, 0.02])
     # Once to begin with, and once more until what takes far longer is out.

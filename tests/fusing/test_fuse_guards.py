@@ -22,7 +22,7 @@ from torch import nn  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
 from memplan.fusing import module as fused_module  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
-from memplan.fusing.prepared import LeftAlone, Prepared  # noqa: E402
+from memplan.fusing.prepared import Fallback, Prepared  # noqa: E402
 
 
 def test_weights_of_inference_mode_are_left_alone() -> None:
@@ -232,8 +232,8 @@ def test_memory_is_shared_by_shapes_and_let_go() -> None:
     for size in (32, 16, 8, 24):
         agree(model, ready, noise(1, 3, size, size))
     largest = max(each.engine.arena.bytes for each in ready.programs())
-    assert ready._slabs.bytes <= largest + 64
-    gone = weakref.ref(ready._slabs), weakref.ref(program(ready).engine)
+    assert ready._arena_pool.bytes <= largest + 64
+    gone = weakref.ref(ready._arena_pool), weakref.ref(program(ready).engine)
     del ready
     gc.collect()
     assert [each() for each in gone] == [None, None]
@@ -246,7 +246,7 @@ def test_a_program_that_fails_is_given_up() -> None:
     with torch.no_grad(), pytest.warns(UserWarning, match="ZeroDivisionError"):
         torch.testing.assert_close(ready(noise()), model(noise()))
     agree(model, ready)
-    assert isinstance(program(ready), LeftAlone)
+    assert isinstance(program(ready), Fallback)
 
 
 def test_models_raise_what_they_raise() -> None:

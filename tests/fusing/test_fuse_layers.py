@@ -16,7 +16,7 @@ from fuse_models import FORCED, agree, noise, prepared, program  # noqa: E402
 from torch import nn  # noqa: E402
 
 from memplan.fusing.fuse import fuse  # noqa: E402
-from memplan.fusing.module import Parted  # noqa: E402
+from memplan.fusing.module import PartlyFused  # noqa: E402
 from memplan.fusing.prepared import Prepared  # noqa: E402
 
 
@@ -93,7 +93,7 @@ def test_parts_of_a_model_that_cannot_be_taken_whole() -> None:
     ready = fuse(model, FORCED)
     agree(model, ready)
     made = program(ready)
-    assert isinstance(made, Parted)
+    assert isinstance(made, PartlyFused)
     assert made.paths == ["first", "blocks", "last.0"]
     agree(model, ready)
     with torch.no_grad():

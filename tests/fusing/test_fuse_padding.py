@@ -14,8 +14,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
 from memplan.fusing.fuse import fuse  # noqa: E402
-from memplan.fusing.nodes import Called, Depthwise, Joining  # noqa: E402
-from memplan.fusing.options import FuseOptions  # noqa: E402
+from memplan.fusing.layers import DepthwiseStack, EagerOp  # noqa: E402
+from memplan.fusing.options import FuseOptions, Joining  # noqa: E402
 from memplan.fusing.summary import summary  # noqa: E402
 from memplan.toolchain.compiler import find_compiler  # noqa: E402
 
@@ -35,7 +35,7 @@ def test_zeros_in_front_are_its_padding(given: Any, behind: Any) -> None:
         head=nn.Conv2d(3, 18, 1), apart=apart(18, stride=2, padding=(0, 1)),
     )  # fmt: skip
     engine = fused(model, noise(2, 3, 14, 14))
-    (node,) = [each for each in engine.nodes if isinstance(each, Depthwise)]
+    (node,) = [each for each in engine.nodes if isinstance(each, DepthwiseStack)]
     assert node.convolution.convolution.behind == behind
     assert len(engine.nodes) == 2
     by_onednn = FuseOptions(measure=False, kernels=("onednn",))
@@ -56,8 +56,8 @@ def test_zeros_around_planes_are_any_convolutions_padding() -> None:
     (part,) = summary(ready).parts
     became = {each.place: (each.became, each.reason) for each in part.layers}
     assert became["0"] == ("joined", "")
-    assert became["2"] == ("torch", "no convolution takes its zeros as padding")
-    assert became["4"] == ("torch", "it pads with something else than zeros")
+    assert became["2"] == ("torch", "no convolution can take over its padding")
+    assert became["4"] == ("torch", "it does not pad with zeros")
     assert became["6"] == ("nothing", "")
     assert became["7"] == ("joined", "")
 
@@ -70,7 +70,7 @@ def test_padding_that_more_than_one_takes_stays() -> None:
 
     model = made(work, one=nn.Conv2d(6, 6, 3), other=apart(6))
     first, *_ = fused(model, noise(1, 6, 9, 9)).nodes
-    assert isinstance(first, Called)
+    assert isinstance(first, EagerOp)
     without = FuseOptions(measure=False, joining=Joining(prologues=False))
     single = made(lambda m, x: m.one(f.pad(x, (1, 1))), one=nn.Conv2d(6, 6, 3))
     assert len(fused(single, noise(1, 6, 9, 9), options=without).nodes) == 2

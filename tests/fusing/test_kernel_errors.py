@@ -11,8 +11,7 @@ from random_stacks import CPU
 from memplan.errors import UsageError
 from memplan.fusing.collapse import collapse
 from memplan.fusing.kernel import Kernel, compiled
-from memplan.fusing.operands import layout_of
-from memplan.fusing.operations import Operation, Pool
+from memplan.fusing.operators import Operation, Pool
 from memplan.fusing.reference import reference
 from memplan.toolchain.compiler import CompileError, NoCompilerError, find_compiler
 
@@ -45,7 +44,7 @@ def good() -> dict[str, Any]:
         ({"x": torch.zeros(2, 3, 8, 8, dtype=torch.float64)}, "takes float32"),
         ({"x": torch.zeros(2, 3, 8, 8, device="meta")}, "runs on the CPU"),
         ({"x": torch.zeros(2, 3, 1, 8)}, "nothing comes out"),
-        ({"x": torch.zeros(2, 4, 8, 8)}, "should be"),
+        ({"x": torch.zeros(2, 4, 8, 8)}, "expected"),
         ({"operands": []}, "takes 3 operands"),
         ({"out": torch.zeros(2, 3, 4, 5)}, "the output is"),
         ({"out": torch.zeros(2, 3, 4, 4).bfloat16()}, "the output is"),
@@ -66,7 +65,7 @@ def test_operands_that_do_not_fit(kernel: Kernel) -> None:
                     (2, torch.zeros(2, 3, 8, 8))):  # fmt: skip
         arguments = good()
         arguments["operands"][at] = bad
-        with pytest.raises(UsageError, match="should be"):
+        with pytest.raises(UsageError, match="expected"):
             kernel.run(**arguments)
 
 
@@ -117,12 +116,3 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     stack = collapse([Operation("mul_number", (0.123,)), POOL], (8, 8), CPU)
     with pytest.raises(CompileError):
         compiled(stack, "float32", "channels_first")
-
-
-def test_the_layout_of_a_tensor() -> None:
-    x = torch.zeros(2, 6, 4, 5)
-    last = x.contiguous(memory_format=torch.channels_last)
-    assert layout_of(x) == layout_of(x[:, 2:4]) == "channels_first"
-    assert layout_of(last) == layout_of(last[:, 2:4]) == "channels_last"
-    assert layout_of(x.transpose(2, 3)) == "channels_first"
-    assert layout_of(torch.zeros(2, 1, 4, 5)) == "channels_first"

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import UsageError
-from memplan.fusing.convolution import convolve
-from memplan.fusing.geometry import Geometry
-from memplan.fusing.kernels import convolution_library, headers, prebuilt, tape
-from memplan.fusing.packing import pack
+from memplan.fusing import kernels as prebuilt
+from memplan.fusing.convolution import Geometry, convolve, pack
+from memplan.fusing.kernels import convolution_library, headers, tape
 from memplan.toolchain.compiler import find_compiler
 
 torch = pytest.importorskip("torch")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memplan.fusing.cuda.gpu import Gpu
-from memplan.fusing.cuda.nvrtc import find_nvrtc
+from memplan.fusing.cuda.gpu import Gpu, find_nvrtc
 from memplan.fusing.cuda.run import CudaStack
-from memplan.fusing.operations import Operation, Pool
+from memplan.fusing.operators import Operation, Pool
 from memplan.toolchain.cache import Cache
 from tests.fusing.cuda_stacks import by_torch, operands_for, random_operations
 

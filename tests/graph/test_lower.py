@@ -16,10 +16,13 @@ from memplan.chunking.code import compiled, source  # noqa: E402
 from memplan.chunking.module import Weights  # noqa: E402
 from memplan.graph.export import NotExportableError, export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
-from memplan.graph.liveness import lifetimes, profile  # noqa: E402
+from memplan.graph.liveness import (  # noqa: E402
+    lifetimes,
+    overwrites,
+    profile,
+)
 from memplan.graph.lower import UnsupportedGraphError, lower  # noqa: E402
 from memplan.graph.program import Program, Ref  # noqa: E402
-from memplan.graph.reuse import overwrites  # noqa: E402
 
 
 class Of(nn.Module):

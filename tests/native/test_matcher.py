@@ -1,4 +1,4 @@
-"""How the native matcher follows a program: the limits of what it bears with."""
+"""How the native server follows a program: the limits of what it bears with."""
 
 from __future__ import annotations
 

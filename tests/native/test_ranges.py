@@ -49,7 +49,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = compiled(
         tmp_path_factory.mktemp("ranges") / "ranges.so",
         *(f"-I{NATIVE}", NATIVE / "replay" / "ranges.cpp"),
-        NATIVE / "replay" / "own_pages.cpp",
         Path(__file__).with_name("ranges_probe.cpp"),
     )
     library = ctypes.CDLL(str(path))

@@ -17,10 +17,8 @@ from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 
 from memplan.core.bounds import live_bytes
-from memplan.core.gaps import Gaps
-from memplan.core.placement import Requests
-from memplan.core.plan import Plan, Program, Source
-from memplan.core.problem import Problem
+from memplan.core.plan import Plan, Program, Requests, Source
+from memplan.core.problem import Gaps, Problem
 from memplan.core.verify import verify
 from memplan.errors import InputError, UsageError
 from memplan.plotting.packing import CROWD, VECTOR, packing

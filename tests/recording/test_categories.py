@@ -14,9 +14,9 @@ tracking = pytest.importorskip("torch.distributed._tools.mem_tracker")
 pytestmark = pytest.mark.torch
 
 import memplan  # noqa: E402
-from memplan.reporting.attribution import buffers_of  # noqa: E402
 from memplan.reporting.live import Live, live_at  # noqa: E402
 from memplan.trace.category import Category  # noqa: E402
+from memplan.trace.lives import lives_of  # noqa: E402
 
 Made = tuple[Any, Any, Any]  # a model, its optimizer, its input
 
@@ -68,7 +68,7 @@ def recorded(make: Callable[[], Made], path: Path) -> Live:
         made = make()
         for _ in range(3):
             step(*made)
-    return live_at(buffers_of(memplan.read_trace(path)), "1")
+    return live_at(lives_of(memplan.read_trace(path)), "1")
 
 
 @pytest.mark.parametrize("make", [encoder, normalized])

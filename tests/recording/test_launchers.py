@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.recording.launchers import through_launcher
-from memplan.recording.target import Target
+from memplan.recording.target import Target, through_launcher
 from memplan.trace.read import read_trace
 from tests.conftest import Run
 

@@ -7,8 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from memplan.recording.boundary import Boundaries  # noqa: E402
-from memplan.recording.module_source import ModuleSource  # noqa: E402
+from memplan.recording.boundary import Boundaries, ModuleSource  # noqa: E402
 from memplan.trace.trace import Mark  # noqa: E402
 
 

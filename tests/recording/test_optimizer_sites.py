@@ -15,8 +15,8 @@ from torch import fx, nn  # noqa: E402
 
 import memplan  # noqa: E402
 from memplan.recording.boundary import Boundaries  # noqa: E402
-from memplan.reporting.attribution import Buffers, buffers_of  # noqa: E402
 from memplan.trace.category import Category  # noqa: E402
+from memplan.trace.lives import Lives, lives_of  # noqa: E402
 from memplan.trace.stacks import Phase  # noqa: E402
 from memplan.trace.trace import Action, Trace  # noqa: E402
 
@@ -51,7 +51,7 @@ def phases_of(trace: Trace, size: int) -> list[Phase]:
     return [trace.stacks.origin(int(each)).phase for each in events.stack[made]]
 
 
-def lines_of(buffers: Buffers, function: str) -> set[str]:
+def lines_of(buffers: Lives, function: str) -> set[str]:
     """The operators at the lines of one function."""
     return {site.operator for site in buffers.sites if site.function == function}
 
@@ -66,7 +66,7 @@ def test_a_step_of_the_programs_own_has_its_lines(tmp_path: Path) -> None:
 
     trace = recorded(tmp_path, program)
     assert phases_of(trace, 4 * SCRATCH) == [Phase.OPTIMIZER] * 3
-    operators = lines_of(buffers_of(trace), "step")
+    operators = lines_of(lives_of(trace), "step")
     assert {"zeros", "clone"} & operators == {"zeros", "clone"}
 
 
@@ -102,7 +102,7 @@ def test_a_closures_passes_are_no_optimizers(tmp_path: Path) -> None:
             optimizer.step(closure)
 
     trace = recorded(tmp_path, program)
-    buffers = buffers_of(trace)
+    buffers = lives_of(trace)
     tanh = {site for site in buffers.sites if site.module == "1"}
     assert {site.function for site in tanh} == {"closure"}
     assert {site.operator for site in tanh} >= {"tanh", "TanhBackward0"}
@@ -119,7 +119,7 @@ def test_an_optimizer_in_a_backward_pass_is_one(tmp_path: Path) -> None:
             model(torch.randn(2, SCRATCH)).sum().backward()
 
     trace = recorded(tmp_path, program)
-    buffers = buffers_of(trace)
+    buffers = lives_of(trace)
     state = buffers.site[buffers.category == Category.OPTIMIZER_STATE]
     assert "<lambda>" in {buffers.sites[i].function for i in state}
     assert Phase.OPTIMIZER in phases_of(trace, 4 * SCRATCH)
@@ -134,14 +134,14 @@ def test_states_of_optimizers_that_come_and_go_are_told(tmp_path: Path) -> None:
             optimizer.step()
             del optimizer, model
 
-    buffers = buffers_of(recorded(tmp_path, program))
+    buffers = lives_of(recorded(tmp_path, program))
     of_state = buffers.size[buffers.category == Category.OPTIMIZER_STATE]
     assert of_state.tolist() == [4 * SCRATCH] * 4
 
 
 def test_a_graphs_code_is_not_the_programs_own(tmp_path: Path) -> None:
     traced = fx.symbolic_trace(nn.Sequential(nn.Linear(8, SCRATCH), nn.ReLU()))
-    buffers = buffers_of(recorded(tmp_path, lambda: traced(torch.randn(2, 8))))
+    buffers = lives_of(recorded(tmp_path, lambda: traced(torch.randn(2, 8))))
     assert {site.file for site in buffers.sites if site.file} == {__file__}
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memplan.trace.lives import lives_of
 from memplan.trace.read import read_trace
-from memplan.trace.steps import timeline
 from memplan.trace.trace import Action, Trace
 from tests.conftest import Run
 from tests.partners import match_frees
@@ -132,7 +132,7 @@ def test_data_loader_workers_under_a_recording_and_a_plan(
     assert alone.count("\n") == 24
     done = memplan("record", "-q", "-o", "t.parquet", *program)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", alone)
-    assert timeline(check_trace(tmp_path / "t.parquet")).steps == 25
+    assert lives_of(check_trace(tmp_path / "t.parquet")).steps == 25
     assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
     done = memplan("apply", "-q", "--report", "r.json", "p.json", *program)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", alone)
@@ -151,7 +151,7 @@ def test_a_forked_child_leaves_the_recording_to_its_parent(
     assert done.stdout == "child\nchild ended with 3\n"
     assert done.stderr.count("memplan: recorded") == 1
     trace = check_trace(tmp_path / "t.parquet")
-    assert timeline(trace).steps == (7 if options else 8)
+    assert lives_of(trace).steps == (7 if options else 8)
     assert len(np.unique(trace.events.thread)) <= 2  # the program's, and autograd's
 
 
@@ -249,7 +249,13 @@ TERMINATED = """\
 import os, signal, sys, time, torch
 {before}
 kept = [torch.ones(100) for _ in range(10)]
-time.sleep(0.6)  # the journal is written several times a second
+journal = "t.parquet.journal"
+size = lambda: os.path.exists(journal) and os.path.getsize(journal)
+for _ in range(2):  # until the journal has what was asked for by now
+    before = size()
+    torch.ones(1)
+    while size() == before:
+        time.sleep(0.01)
 child = os.fork()
 if child:
     print(os.wait()[1])
@@ -273,7 +279,8 @@ def test_a_recording_that_is_terminated_names_the_way_back(
     assert done.stderr.count("\n") == done.stderr.count(recover) == 1
     assert memplan(*recover.split()[1:]).returncode == 0
     trace = read_trace(tmp_path / "t.parquet")
-    assert (trace.events.action == Action.ALLOC).sum() == 10
+    # The ten, and one or both of those that were waited for.
+    assert 10 < (trace.events.action == Action.ALLOC).sum() <= 12
 
 
 def test_a_handler_of_the_programs_own_stays(memplan: Run, tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ def test_a_placeholder_needs_a_rank(alone: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["t.json.gz", "t10.json.gz", "out/t.json.gz"])
 def test_ranks_do_not_share_a_file(launched: pytest.MonkeyPatch, name: str) -> None:
-    with pytest.raises(UsageError, match=r"each of 4 ranks; name it .*\.%r\.json\.gz"):
+    with pytest.raises(
+        UsageError, match=r"all 4 ranks would write .*; name it .*\.%r\.json\.gz"
+    ):
         written_by_rank(Path(name))
     launched.setenv("WORLD_SIZE", "1")
     assert written_by_rank(Path(name)) == Path(name)
@@ -101,8 +103,8 @@ def test_a_name_that_tells_ranks_apart_itself_will_do(
     assert written_by_rank(Path(name)) == Path(name)
 
 
-ALONE = "%r stands for the rank, and RANK is not set"
-SHARED = "by each of 4 ranks; name it t.%r.json"
+ALONE = "%r stands for the rank, but RANK is not set"
+SHARED = "all 4 ranks would write t.json; name it t.%r.json"
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from memplan.errors import (
     RecordError,
     UsageError,
 )
-from memplan.recording import cuda as cuda_room
-from memplan.recording import cuda_history as history_room
+from memplan.recording import cuda_history as cuda_room
 from memplan.recording import events as events_room
 from memplan.recording import record as record_room
 from memplan.recording.boundary import step as mark_step
@@ -127,7 +126,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeTorch]:
         clock = SimpleNamespace(
             time_ns=lambda: devices[0].now * 1000, monotonic_ns=time.monotonic_ns
         )
-        monkeypatch.setattr(history_room, "time", clock)
+        monkeypatch.setattr(cuda_room, "time", clock)
         return made
 
     return make
@@ -293,7 +292,9 @@ def test_one_device_can_be_chosen(
             recording.finish()
             assert list(recording.traces) == [1]
         else:
-            with pytest.raises(RecordError, match="device 7; there are 1 with events"):
+            with pytest.raises(
+                RecordError, match="device 7 has no events; these have: 1"
+            ):
                 recording.finish()
 
 
@@ -359,9 +360,7 @@ def test_auto_records_the_gpu_of_a_program_that_uses_it(
     assert trace.info.program.marks == "explicit"
     assert len(trace) == 1 + 5 * 10
     assert not recording.observed
-    assert (
-        "from torch's own history, since torch 2.13.0+cu130 has" in recording.notes[0]
-    )
+    assert "from torch's memory history: torch 2.13.0+cu130 has" in recording.notes[0]
 
 
 def test_auto_records_the_cpu_otherwise(
@@ -406,7 +405,7 @@ def test_auto_tells_what_became_of_either_recording(
         recording.finish()
     assert read_trace(recording.path).info.device == "cpu"
     monkeypatch.setattr(events_room, "recover_journal", failing("the disk is gone"))
-    both = "no room left; .*the disk is gone; nothing is lost: memplan recover"
+    both = "no room left; .*the disk is gone; no event is lost: make the trace with"
     with pytest.raises(RecordError, match=both):
         recorded("b.json").finish()
     monkeypatch.undo()
@@ -476,7 +475,7 @@ def test_a_programs_own_metadata_is_left_alone(
     ("options", "message"),
     [
         ({"steps": 0}, "steps=0: record at least one step"),
-        ({"max_entries": 0}, "max_entries=0: keep at least one event"),
+        ({"max_entries": 0}, "max_entries=0: must be at least 1"),
         ({"device": "gpu"}, "device='gpu': write one of auto, cpu, cuda"),
         ({"stacks": "all"}, "stacks='all': write one of none, site, python"),
     ],
@@ -546,9 +545,9 @@ def test_the_command_tells_of_devices_streams_and_losses(
     rows = [line.split() for line in done.output.splitlines()]
     assert ["device", "cuda"] in rows
     assert f"device 1 is in {tmp_path / 't.cuda1.parquet'}: 7 events" in done.output
-    assert "device 1 has 2 streams; a plan serves one stream" in done.output
-    assert ("the history of device 0 was full" in done.output) == full
-    assert "history of device 1 was full" not in done.output
+    assert "device 1 used 2 streams; a plan serves one of them" in done.output
+    assert ("the memory history of device 0 overflowed" in done.output) == full
+    assert "history of device 1 overflowed" not in done.output
 
 
 def test_the_command_looks_for_no_hot_step_among_very_many_events(
@@ -566,7 +565,7 @@ def test_the_command_looks_for_no_hot_step_among_very_many_events(
 
     monkeypatch.setattr(record_command, "run", run)
     arguments = ["record", "--force", "-o", str(path), str(script)]
-    for most, expected in ((51, "step"), (50, "not looked for")):
+    for most, expected in ((51, "step"), (50, "not searched for")):
         monkeypatch.setattr(record_command, "MOST_SEARCHED", most)
         done = CliRunner().invoke(cli, arguments)
         assert done.exit_code == 0, done.output

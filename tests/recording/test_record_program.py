@@ -218,7 +218,7 @@ def test_fake_tensors_of_the_programs_own_are_noticed_once(
     )
     assert "Warning" not in said
     assert said.count("FakeTensorMode") == 1
-    assert f"uses FakeTensorMode ({tmp_path / 'p.py'}:4): tensors" in said
+    assert f"uses FakeTensorMode ({tmp_path / 'p.py'}:4): its fake tensors" in said
     assert re.search(r"peak live +1.0 KiB", said)
 
 

@@ -23,9 +23,10 @@ import memplan
 from memplan.errors import InputError, RecordError
 from memplan.recording import events
 from memplan.trace import recovery
-from memplan.trace.journal import Journal
+from memplan.trace.journal import ROW, Journal
+from memplan.trace.lives import lives_of
 from memplan.trace.recovery import recover_journal
-from memplan.trace.steps import find_hot, timeline
+from memplan.trace.steps import find_hot
 from memplan.trace.trace import Action, Columns, Mark
 from tests.conftest import ROOT, Run
 from tests.partners import match_frees
@@ -98,7 +99,7 @@ def test_steps_are_cut_by_the_optimizer_and_found_hot(
     assert trace.info.program.marks == "optimizer"
     assert trace.info.program.script == "train.py"
     assert trace.info.run.step_seconds > 0
-    line = timeline(trace)
+    line = lives_of(trace)
     assert line.mark is Mark.OPTIMIZER
     assert line.steps == 8
     hot = find_hot(line)
@@ -136,7 +137,7 @@ def test_an_explicit_mark_wins_over_the_optimizer(memplan: Run, tmp_path: Path) 
         "    optimizer.zero_grad()\n"
     )
     assert memplan("record", "-q", "-o", "t.parquet", "script.py").returncode == 0
-    line = timeline(read(tmp_path / "t.parquet"))
+    line = lives_of(read(tmp_path / "t.parquet"))
     assert (line.mark, line.steps) == (Mark.EXPLICIT, 6)
 
 
@@ -149,7 +150,7 @@ def test_inference_is_cut_by_the_outermost_module(memplan: Run, tmp_path: Path) 
         "assert not model._forward_pre_hooks\n"
     )
     assert memplan("record", "-q", "-o", "t.parquet", "script.py").returncode == 0
-    line = timeline(read(tmp_path / "t.parquet"))
+    line = lives_of(read(tmp_path / "t.parquet"))
     assert (line.mark, line.steps) == (Mark.FORWARD, 7)
     assert find_hot(line) is not None
 
@@ -161,7 +162,7 @@ def test_recording_stops_after_the_steps_asked_for(
     assert done.returncode == 0
     assert done.stdout.count("0x") == 9  # the program ran on
     trace = read(tmp_path / "t.parquet")
-    assert timeline(trace).steps == 5
+    assert lives_of(trace).steps == 5
     assert trace.info.complete
 
 
@@ -190,7 +191,7 @@ def test_stacks_name_who_asked(memplan: Run, tmp_path: Path) -> None:
 
 SLOW = """\
 import time, torch
-for i in range(10_000):
+for i in range(100_000):
     torch.empty(100 + i % 7)
     if i == 2000:
         print("ready", flush=True)
@@ -200,7 +201,7 @@ for i in range(10_000):
 
 
 def killed(tmp_path: Path, sign: signal.Signals) -> subprocess.CompletedProcess[str]:
-    """Record SLOW, and send `sign` a second after it has asked 2,000 times."""
+    """Record SLOW, and send `sign` once 2,000 of its requests are in the journal."""
     (tmp_path / "script.py").write_text(SLOW)
     process = subprocess.Popen(
         [sys.executable, "-m", "memplan", "record", "-o", "t.parquet", "script.py"],
@@ -212,9 +213,13 @@ def killed(tmp_path: Path, sign: signal.Signals) -> subprocess.CompletedProcess[
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    time.sleep(1.0)
+    journal = tmp_path / "t.parquet.journal"
+    while (
+        not journal.exists() or journal.stat().st_size < 4200 * ROW.itemsize
+    ):  # two rows a request
+        time.sleep(0.05)
     process.send_signal(sign)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=600)
     return subprocess.CompletedProcess([], process.returncode, stdout, stderr)
 
 
@@ -242,7 +247,13 @@ for step in range(12):
     optimizer.step()
     optimizer.zero_grad()
 if "killed" in sys.argv:
-    time.sleep(1)  # the journal is written four times a second
+    journal = "t.parquet.journal"
+    size = lambda: os.path.exists(journal) and os.path.getsize(journal)
+    for _ in range(2):  # until the journal has what was asked for by now
+        before = size()
+        torch.ones(1)
+        while size() == before:
+            time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -294,7 +305,7 @@ def test_a_full_disk_does_not_stop_the_program(memplan: Run, tmp_path: Path) -> 
     assert memplan("recover", "t.parquet.journal").returncode == 0
     trace = read(tmp_path / "t.parquet")
     assert not trace.info.complete
-    told = re.search(r"(\d+) of (\d+) events are in it", done.stderr)
+    told = re.search(r"it has (\d+) of (\d+) events", done.stderr)
     assert told is not None
     assert int(told[1]) == len(trace) < int(told[2])
 
@@ -362,7 +373,7 @@ def test_two_recordings_cannot_share_a_file(tmp_path: Path) -> None:
     first.kill()
     first.communicate()
     assert second.returncode == 2
-    assert "being written by another recording" in second.stderr
+    assert "another recording is writing" in second.stderr
     assert second.stdout == ""
 
 
@@ -386,7 +397,7 @@ def test_a_compiled_model_is_recorded_as_it_runs(memplan: Run, tmp_path: Path) -
     )
     assert done.stdout == alone.stdout
     assert done.stderr == alone.stderr
-    assert timeline(read(tmp_path / "t.parquet")).steps == 5
+    assert lives_of(read(tmp_path / "t.parquet")).steps == 5
 
 
 def test_the_trace_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
@@ -450,7 +461,7 @@ def test_a_failure_amid_the_program_is_told_at_its_end(
     monkeypatch.setattr(recovery, "MAX_JSON_EVENTS", 1)
     path, ran = tmp_path / "t.json", []
     with (
-        pytest.raises(RecordError, match=r"too many for JSON.*nothing is lost"),
+        pytest.raises(RecordError, match=r"too many for JSON.*no event is lost"),
         memplan.record(path, steps=1),
     ):
         for _ in range(3):

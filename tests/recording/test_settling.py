@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import UsageError
+from memplan.recording.boundary import SETTLED_STEPS, Settling
 from memplan.recording.options import RecordOptions
-from memplan.recording.settling import SETTLED_STEPS, Settling
+from memplan.trace.lives import strongest_mark
 from memplan.trace.read import read_trace
-from memplan.trace.steps import MAX_PERIOD, strongest_mark
+from memplan.trace.steps import MAX_PERIOD
 from memplan.trace.trace import Action, Mark
 from tests.conftest import Run
 
@@ -68,7 +69,7 @@ def test_steps_are_a_number_auto_or_all(steps: Any) -> None:
 
 @pytest.mark.parametrize("steps", ["all", None])
 def test_a_recording_of_everything_does_not_end_the_program(steps: Any) -> None:
-    with pytest.raises(UsageError, match="to end the program"):
+    with pytest.raises(UsageError, match="then_exit needs a recording"):
         RecordOptions(steps=steps, then_exit=True)
 
 
@@ -81,7 +82,7 @@ def steps_in(path: Path) -> int:
 def test_then_exit_ends_the_program(memplan: Run, training: Path) -> None:
     done = memplan("record", "--then-exit", "-o", "t.parquet", training, "100000")
     assert (done.returncode, done.stdout) == (0, "")
-    assert "by itself: the steps repeat" in done.stderr
+    assert "the steps repeat (--steps all" in done.stderr
     assert steps_in(training.parent / "t.parquet") < 2 * SETTLED_STEPS
     assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
 
@@ -101,7 +102,7 @@ def test_then_exit_runs_what_the_program_does_at_its_end(
     command = ("record", "--then-exit", "--steps", "3", "-o", "t.parquet", "s.py")
     done = memplan(*command)
     assert (done.returncode, done.stdout) == (0, "closed\n")
-    assert "after 3 steps, as asked for" in done.stderr
+    assert "after 3 steps (--steps)" in done.stderr
 
 
 def test_a_short_program_is_recorded_whole(memplan: Run, training: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_long_program_only_where_asked_for(
     )
     done = memplan("record", "--steps", steps, "-o", "t.parquet", "s.py")
     assert (done.returncode, done.stdout) == (0, "through\n")
-    assert ("by itself" in done.stderr) is not whole
+    assert ("(--steps all records all)" in done.stderr) is not whole
     assert (steps_in(tmp_path / "t.parquet") == 120) is whole
 
 

@@ -23,11 +23,11 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import memplan  # noqa: E402
 from memplan.recording import events  # noqa: E402
-from memplan.recording.operators import operator_at  # noqa: E402
-from memplan.reporting.attribution import buffers_of  # noqa: E402
+from memplan.recording.sites import operator_at  # noqa: E402
 from memplan.reporting.live import live_at  # noqa: E402
 from memplan.reporting.stats import summarize  # noqa: E402
 from memplan.trace.category import Category  # noqa: E402
+from memplan.trace.lives import lives_of  # noqa: E402
 from memplan.trace.stacks import Phase  # noqa: E402
 from memplan.trace.trace import Action, Trace  # noqa: E402
 
@@ -90,7 +90,7 @@ def test_categories_are_the_bytes_of_what_they_name(tmp_path: Path) -> None:
 
 
 def test_sites_name_module_and_operator(tmp_path: Path) -> None:
-    buffers = buffers_of(recorded(tmp_path, whole))
+    buffers = lives_of(recorded(tmp_path, whole))
     known = {(site.module, site.operator, site.function) for site in buffers.sites}
     assert ("blocks.0.first", "linear", "forward") in known
     assert ("blocks.1", "gelu", "forward") in known
@@ -158,7 +158,7 @@ def test_every_line_has_the_bytes_that_an_independent_counter_finds(
     counter = Counter()
     with counter, torch.autograd.set_detect_anomaly(True, check_nan=False):
         whole()
-    live = live_at(buffers_of(recorded(tmp_path, whole)))
+    live = live_at(lives_of(recorded(tmp_path, whole)))
     found: collections.Counter[tuple[str, int]] = collections.Counter()
     for site, size in live.sites().items():
         found[site.file, site.line] += size
@@ -211,10 +211,10 @@ def test_without_stacks_nothing_is_noted(tmp_path: Path) -> None:
 
 
 def test_whole_stacks_have_the_same_sites(tmp_path: Path) -> None:
-    short = live_at(buffers_of(recorded(tmp_path, whole)))
+    short = live_at(lives_of(recorded(tmp_path, whole)))
     long = recorded(tmp_path, whole, stacks="python")
     assert max(len(stack) for stack in long.stacks) > 3
-    assert live_at(buffers_of(long)).by("line")[0].bytes == short.by("line")[0].bytes
+    assert live_at(lives_of(long)).by("line")[0].bytes == short.by("line")[0].bytes
 
 
 class Called(nn.Linear):
@@ -240,7 +240,7 @@ def test_modules_are_seen_without_hooks(tmp_path: Path) -> None:
         model(torch.randn(4, 16))
 
     outside: list[Any] = []
-    buffers = buffers_of(recorded(tmp_path, program))
+    buffers = lives_of(recorded(tmp_path, program))
     assert seen == [len(before)]
     known = {(site.module, site.operator) for site in buffers.sites}
     assert ("0.0", "linear") in known
@@ -314,7 +314,7 @@ def test_a_class_may_have_methods_of_its_own(tmp_path: Path) -> None:
             made(torch.randn(4, 16)).sum().backward()
 
     trace = recorded(tmp_path, program)
-    held = {(each.module, each.operator) for each in buffers_of(trace).sites}
+    held = {(each.module, each.operator) for each in lives_of(trace).sites}
     assert ("inner", "linear") in held
     assert trace.info.program.marks == "forward"
     labels = trace.events.requested_size[trace.events.action == Action.LABEL]
@@ -336,7 +336,7 @@ def test_weights_that_are_not_made_yet_are_no_matter(tmp_path: Path) -> None:
 def test_a_hooks_memory_belongs_to_its_module(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 8))
     model[0].register_forward_hook(lambda _, __, out: out.clone())
-    buffers = buffers_of(recorded(tmp_path, lambda: model(torch.randn(4, 16))))
+    buffers = lives_of(recorded(tmp_path, lambda: model(torch.randn(4, 16))))
     assert ("0", "clone") in {(site.module, site.operator) for site in buffers.sites}
 
 
@@ -352,7 +352,7 @@ def test_what_sites_take_is_told_where_it_is_much(
         return " ".join(recording.notes)
 
     said = notes(0.0, "site")
-    assert re.search(r"took about \d+% of .*--stacks none leaves it out", said)
+    assert re.search(r"added about \d+% to .*--stacks none turns it off", said)
     assert notes(0.0, "none") == ""
     assert notes(1e9, "site") == ""
     assert notes(0.0, "site", least=1e9) == ""
@@ -373,7 +373,7 @@ def test_what_the_compiler_wrote_is_not_the_programs_own(
     def program() -> None:
         space["call"](torch)
 
-    (share,) = live_at(buffers_of(recorded(tmp_path, program, stacks))).by("line")
+    (share,) = live_at(lives_of(recorded(tmp_path, program, stacks))).by("line")
     assert share.bytes == 4000
     assert share.site.file == (__file__ if folder == "ab" else str(path))
     assert share.site.function == ("program" if folder == "ab" else "call")
@@ -386,7 +386,7 @@ def test_weights_are_the_modules_that_has_them_now(tmp_path: Path) -> None:
             model(torch.zeros(1, 10))
             del model
 
-    buffers = buffers_of(recorded(tmp_path, program))
+    buffers = lives_of(recorded(tmp_path, program))
     weights = buffers.site[buffers.category == Category.PARAMETERS]
     found = [buffers.sites[i].module for i in weights]
     assert found == [name for name in "abcdef" for _ in ("weight", "bias")]

@@ -14,7 +14,7 @@ from tests.conftest import ROOT, Run
 RUNNER = """\
 import sys
 sys.path.insert(1, sys.argv.pop(1))
-from memplan.recording.leaving import leaving_concluded
+from memplan.recording.target import leaving_concluded
 from memplan.recording.target import Target, run
 say = lambda goes_on: print("goes on", goes_on, file=sys.stderr)
 with leaving_concluded(say):

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 
 import memplan
 from memplan.errors import UsageError
-from memplan.reporting.attribution import Site, buffers_of, first_of_user, site_of
 from memplan.reporting.live import By, live_at
 from memplan.trace.category import Category
+from memplan.trace.lives import lives_of
 from memplan.trace.pieces import Summary
+from memplan.trace.sites import Site, first_of_user, site_of
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace
 from tests.conftest import ROOT
@@ -47,7 +48,7 @@ def test_parts_sum_to_what_is_live(found: Trace) -> None:
     sizes = np.where(found.events.action == A, small + 1, small % 7)
     columns |= {"requested_size": sizes, "size": sizes}
     given = Trace(Columns.of(**columns), found.stacks, found.info)
-    buffers = buffers_of(given)
+    buffers = lives_of(given)
     live = live_at(buffers)
     assert live.bytes == Summary.of(given.events).peak_live
     for kind in get_args(By):
@@ -59,12 +60,12 @@ def test_parts_sum_to_what_is_live(found: Trace) -> None:
     assert sum(live.sites().values()) == live.bytes
     assert sum(live.categories.values()) == live.bytes
     curves = buffers.category_curves().values()
-    total = sum(curves, np.zeros(buffers.rows, np.int64))
+    total = sum(curves, np.zeros(len(buffers.events), np.int64))
     assert total.tolist() == buffers.live_bytes.tolist()
 
 
 def test_a_trace_without_stacks_is_of_unknown_origin() -> None:
-    buffers = buffers_of(memplan.read_trace(ROOT / "traces/train_googlenet.parquet"))
+    buffers = lives_of(memplan.read_trace(ROOT / "traces/train_googlenet.parquet"))
     live = memplan.live_at(buffers)
     assert [share.name for share in live.by("line")] == ["unknown"]
     assert live.categories[Category.UNKNOWN] == live.bytes
@@ -80,7 +81,7 @@ def test_labels_tell_of_the_block_that_lives_there() -> None:
         (L, 128, Category.PARAMETERS, -1),
         (A, 128, 300, -1),
     )
-    buffers = buffers_of(found)
+    buffers = lives_of(found)
     assert buffers.category.tolist() == [0, Category.PARAMETERS, 0]
     assert live_at(buffers).categories[Category.PARAMETERS] == 200
 
@@ -90,7 +91,7 @@ def test_a_label_lends_its_module_to_what_has_none() -> None:
         [(Frame("a.py", 3, "build"),), ()], [Origin(operator="empty"), Origin("head")]
     )
     found = trace((A, 64, 8, 0), (L, 64, Category.PARAMETERS, 1), stacks=stacks)
-    (share,) = live_at(buffers_of(found)).by("module")
+    (share,) = live_at(lives_of(found)).by("module")
     assert share.name == "head"
     assert share.site == Site("a.py", 3, "build", "head", "empty")
 
@@ -108,7 +109,7 @@ def test_phases_tell_what_no_label_does() -> None:
         (A, 5, 16, 3),
         stacks=stacks,
     )
-    assert [Category(c).label for c in buffers_of(found).category] == [
+    assert [Category(c).label for c in lives_of(found).category] == [
         *("inputs", "temporaries", "activations", "temporaries", "temporaries")
     ]
 
@@ -122,7 +123,7 @@ def test_moments_are_peak_seconds_and_steps() -> None:
         (S, 0, 0, -1),
         (A, 3, 5, -1),
     )
-    buffers = buffers_of(found)
+    buffers = lives_of(found)
     sizes = {at: live_at(buffers, at).bytes for at in ("peak", "0", "1", "2", "0.45s")}
     assert sizes == {"peak": 40, "0": 10, "1": 40, "2": 15, "0.45s": 10}
     assert live_at(buffers, "200ms").step == 1
@@ -136,7 +137,7 @@ def test_moments_are_peak_seconds_and_steps() -> None:
 
 
 def test_nothing_is_live_in_an_empty_trace() -> None:
-    live = live_at(buffers_of(Trace(Columns.of())))
+    live = live_at(lives_of(Trace(Columns.of())))
     assert (live.bytes, live.seconds, live.step, live.by("line")) == (0, 0.0, 0, [])
 
 

@@ -179,7 +179,7 @@ def test_seconds_categories_and_the_flame(chromium: Browser, tmp_path: Path) -> 
 def test_a_plan_is_drawn_before_and_after(chromium: Browser, tmp_path: Path) -> None:
     trace = memplan.read_trace(ROOT / "traces/train_resnet50.parquet")
     page = tmp_path / "plan.html"
-    page.write_text(report(trace, memplan.solve(trace, "skyline")), encoding="utf-8")
+    page.write_text(report(trace, memplan.solve(trace, "bestfit")), encoding="utf-8")
     chromium.open(page)
     tabs = "document.querySelectorAll('#tabs button')"
     assert chromium.run(f"return {tabs}.length") == 3

@@ -18,10 +18,16 @@ import pytest
 
 import memplan
 from memplan.errors import InputError
-from memplan.reporting.attribution import buffers_of
-from memplan.reporting.html.addresses import closed_up
-from memplan.reporting.html.lives import MOST_BUFFERS, MOST_MOMENTS, Lives
+from memplan.reporting.html.placements import closed_up
 from memplan.reporting.html.report import report
+from memplan.reporting.html.scene import (
+    MOST_BUFFERS,
+    MOST_MOMENTS,
+    most_telling,
+    shown_moments,
+    tick_of,
+)
+from memplan.trace.lives import lives_of
 from memplan.trace.stacks import StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
 from tests.conftest import ROOT
@@ -144,7 +150,7 @@ def test_folders_can_be_left_out() -> None:
 
 def test_a_plan_is_shown_beside_what_it_was_made_from() -> None:
     trace = memplan.read_trace(SAMPLE)
-    plan = memplan.solve(trace, "skyline")
+    plan = memplan.solve(trace, "bestfit")
     page = Page(report(trace, plan))
     columns = page.columns()
     hot, warmup = page.scene["plan"]["placements"]
@@ -156,7 +162,7 @@ def test_a_plan_is_shown_beside_what_it_was_made_from() -> None:
     assert (columns["plan0_bottom"] + columns["plan0_size"]).max() <= plan.peak
     assert warmup["before_top"] == 0
     # The same buffers, by their sizes, before and after.
-    buffers = buffers_of(trace)
+    buffers = lives_of(trace)
     assert set(columns["plan0_size"]) <= set(buffers.size.tolist())
     before = columns["plan0_before"] + columns["plan0_size"]
     assert before.max() == hot["before_top"]
@@ -345,20 +351,20 @@ def test_the_same_trace_gives_the_same_page() -> None:
 
 def test_many_events_keep_peak_troughs_and_the_peaks_buffers() -> None:
     trace = many(MOST_BUFFERS + 5_000)
-    lives = Lives.of(trace.events, buffers_of(trace))
-    live = lives.live
-    moments = lives.moments(np.array([7]))
+    lives = lives_of(trace)
+    live, peak = lives.live_bytes[lives.tick_row], tick_of(lives, lives.peak_row)
+    moments = shown_moments(lives, np.array([7]))
     assert len(moments) <= MOST_MOMENTS + 1
-    assert {7, lives.peak, 0, lives.ticks - 1} <= set(moments.tolist())
+    assert {7, peak, 0, lives.ticks - 1} <= set(moments.tolist())
     for begin in range(0, lives.ticks, lives.ticks // 50):
         end = begin + lives.ticks // 50
         inside = moments[(moments >= begin) & (moments < end)]
         stretch = live[begin + 8 : end - 8]  # those at the edges are a neighbour's
         assert live[inside].min() <= stretch.min()
         assert live[inside].max() >= stretch.max()
-    shown = lives.most_telling()
+    shown = most_telling(lives)
     assert len(shown) == MOST_BUFFERS == len(set(shown.tolist()))
-    there = (lives.lower <= lives.peak) & (lives.peak < lives.upper)
+    there = (lives.lower <= peak) & (peak < lives.freed)
     assert set(np.flatnonzero(there).tolist()) <= set(shown.tolist())
 
 

@@ -11,8 +11,9 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 import memplan  # noqa: E402
-from memplan.reporting.attribution import buffers_of  # noqa: E402
 from memplan.reporting.leak import Leak, find_leak  # noqa: E402
+from memplan.trace.lives import lives_of  # noqa: E402
+from tests.programs import Made, trace_of  # noqa: E402
 from tests.reporting import leak_programs  # noqa: E402
 
 
@@ -20,7 +21,7 @@ def found_in(program: Callable[[], None], tmp_path: Path) -> Leak | None:
     path = tmp_path / "t.parquet"
     with memplan.record(path, device="cpu", steps="all"):
         program()
-    return find_leak(buffers_of(memplan.read_trace(path)))
+    return find_leak(lives_of(memplan.read_trace(path)))
 
 
 @pytest.mark.parametrize(("program", "leaks"), list(leak_programs.programs()))
@@ -50,3 +51,10 @@ def test_a_leak_is_told_by_its_slope_and_its_site(
     assert leak is not None
     assert leak.bytes_per_step == bytes_per_step
     assert (leak.site.function, leak.site.operator) == (function, operator)
+
+
+def test_a_cache_that_has_filled_is_no_leak() -> None:
+    filling = [(Made(64, 0), Made(29, None))] * 14
+    full = [(Made(64, 0),)] * 10
+    assert find_leak(lives_of(trace_of([*filling, *full]))) is None
+    assert find_leak(lives_of(trace_of([*filling, *filling]))) is not None

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
+import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "gpu"))
 
-import visit
 from visit import ROOT, RUNS, SECONDS, Step, Visit
-
-from memplan.version import __version__
 
 
 @pytest.fixture
@@ -29,7 +25,7 @@ def output(tmp_path: Path) -> Path:
     return folder
 
 
-def begin(output: Path, seconds: float = 60) -> Visit:
+def begin(output: Path, seconds: float = 600) -> Visit:
     folder = output.parent / "run"
     folder.mkdir()
     return Visit("tests", output, seconds, folder)
@@ -61,7 +57,7 @@ def test_each_step_leaves_its_command_code_and_lines(output: Path) -> None:
 
 def test_what_a_step_printed_is_kept_when_its_time_is_over(output: Path) -> None:
     made = begin(output)
-    made.do(Step("long", "python -c 'print(7); import time; time.sleep(99)'", 3))
+    made.do(Step("long", "python -c 'print(7); import time; time.sleep(999)'", 20))
     made.do(Step("next", "python -c 'print(8)'"))
     long, following = outcomes(output)
     assert (long["code"], long["said"]) == (None, ["7"])
@@ -73,13 +69,12 @@ def test_what_a_step_printed_is_kept_when_its_time_is_over(output: Path) -> None
 def test_what_a_step_began_ends_with_it(output: Path) -> None:
     made = begin(output)
     program = "import os; made = os.fork(); made and print(made, flush=True); "
-    made.do(Step("forks", f'python -c "{program} import time; time.sleep(99)"', 3))
+    made.do(Step("forks", f'python -c "{program} import time; time.sleep(999)"', 20))
     (forks,) = outcomes(output)
     with contextlib.suppress(ProcessLookupError):
-        for _ in range(1000):  # it may wait to be buried
+        while True:  # until the system has removed it
             os.kill(int(forks["said"][0]), 0)
             time.sleep(0.01)
-        raise AssertionError("it goes on")
 
 
 def test_nothing_is_begun_without_time(output: Path) -> None:
@@ -100,11 +95,11 @@ def test_what_is_not_on_the_machine_is_left_out_and_told(output: Path) -> None:
 
 
 def test_a_step_is_told_where_its_figures_go_and_how_long_it_has(output: Path) -> None:
-    made = begin(output, 100)
+    made = begin(output, 1000)
     made.do(Step("says", "python -c 'import sys; print(sys.argv[1:])' {left} {out}/f"))
     (says,) = outcomes(output)
     seconds, path = says["command"][-2:]
-    assert 60 < int(seconds) <= 85
+    assert 500 < int(seconds) <= 985
     assert path == f"{output}/f"
 
 
@@ -120,26 +115,15 @@ def test_all_runs_are_there_within_half_an_hour() -> None:
                     assert (ROOT / word).exists()
 
 
-def test_the_native_code_is_taken_from_a_wheel_where_it_cannot_be_built(
-    output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = output.parent / "root"
-    for name in ("memplan/native", "dist", "build"):
-        (root / name).mkdir(parents=True)
-    (root / "CMakeLists.txt").write_text("")
-    shutil.copy(ROOT / "memplan/version.py", root / "memplan")
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    for version in ("0.0.1", __version__):
-        name = f"memplan-{version}-{tag}-{tag}-linux_x86_64.whl"
-        with zipfile.ZipFile(root / "dist" / name, "w") as wheel:
-            wheel.writestr("memplan/native/_alloc.so", version)
-            wheel.writestr("memplan/other.so", version)
-    monkeypatch.setattr(visit, "ROOT", root)
-    monkeypatch.setattr(visit, "BUILT", f"open('{root}/memplan/native/_alloc.so')")
-    monkeypatch.setattr(visit, "PIP", "python -c 'import sys; sys.exit(\"no cmake\")'")
-    made = begin(output)
-    assert visit.build(made, output.parent / "run")
-    assert made.well
-    assert (root / "memplan/native/_alloc.so").read_text() == __version__
-    assert not (root / "memplan/other.so").exists()
-    assert [one["name"] for one in outcomes(output)] == ["build", "built"]
+def test_a_run_without_a_gpu_leaves_its_log(output: Path) -> None:
+    """As a whole program: its steps fail or are skipped, and all are in the files."""
+    script = ROOT / "scripts" / "gpu" / "visit.py"
+    words = ["tests", "--built", "--output", str(output), "--seconds", "4"]
+    done = subprocess.run(
+        [sys.executable, str(script), *words], capture_output=True, text=True
+    )
+    names = [one["name"] for one in outcomes(output)]
+    assert names == ["built", *(step.name for step in RUNS["tests"])] or (
+        names == ["built"] and done.returncode == 1
+    )
+    assert "==== built" in done.stdout

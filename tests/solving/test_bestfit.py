@@ -87,7 +87,7 @@ def test_no_buffers_make_an_empty_plan() -> None:
         assert len(plan.offsets) == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problems(max_size=16))
 def test_fast_and_plain_give_the_same_offsets(problem: Problem) -> None:
     assert best_fit(problem).tolist() == reference.best_fit(problem)
@@ -99,7 +99,7 @@ def test_fast_and_plain_agree_on_larger_problems(problem: Problem) -> None:
     assert best_fit(problem).tolist() == reference.best_fit(problem)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problems())
 def test_plans_verify_and_reach_the_bound(problem: Problem) -> None:
     plan = solve(problem)
@@ -108,7 +108,7 @@ def test_plans_verify_and_reach_the_bound(problem: Problem) -> None:
     assert plan.proved_optimal == (plan.peak == plan.lower_bound)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(fixed=True))
 def test_fixed_offsets_are_kept(problem: Problem) -> None:
     plan = solve(problem)
@@ -118,14 +118,14 @@ def test_fixed_offsets_are_kept(problem: Problem) -> None:
     assert plan.offsets.tolist() == reference.best_fit(problem)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(alignment="none"))
 def test_offsets_scale_with_the_sizes(problem: Problem) -> None:
     tripled = replace(problem, size=problem.size * 3)
     assert best_fit(tripled).tolist() == (best_fit(problem) * 3).tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(periodic=False))
 def test_offsets_do_not_depend_on_when_the_clock_starts(problem: Problem) -> None:
     later = replace(problem, lower=problem.lower + 7, upper=problem.upper + 7)

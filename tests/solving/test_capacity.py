@@ -100,7 +100,7 @@ def test_two_parts_that_need_not_be_there_at_once_prove_nothing() -> None:
     def proved(options: Options) -> Plan:
         return solve(trace, "exact", options=options)
 
-    for capacity, message in ((7000, "no plan can do with less"), (4000, "at once")):
+    for capacity, message in ((7000, "every plan needs at least"), (4000, "at once")):
         with pytest.raises(NoPlanError, match=message) as caught:
             solve_within(replace(apart, capacity=capacity), Options(), proved)
         assert not isinstance(caught.value, InfeasibleError)
@@ -166,3 +166,10 @@ def test_where_no_step_repeats_the_command_says_so_in_json(
     assert (said["status"], said["plan"]) == ("unknown", None)
     assert (said["capacity"], said["capacity_of"]) == (1 << 20, "live")
     assert "outside_bytes" not in said  # of no step, it is not known
+
+
+def test_what_is_beside_the_tensors_counts_against_the_recorded_peak() -> None:
+    room = Room(100, "process", beyond=30, live=80)
+    with pytest.raises(InfeasibleError, match="at once, whatever the plan"):
+        solve_within(room, Options(), lambda options: solve(training(), "bestfit"))
+    assert room.needed(solve(trace_of([(Made(64, 0),)]), "bestfit", step="all")) == 110

@@ -15,9 +15,9 @@ from memplan.core.verify import verify_offsets
 from memplan.errors import NoPlanError
 from memplan.native import _dsa
 from memplan.solving import exact
-from memplan.solving.clock import spans
-from memplan.solving.exact_ladder import ORDERS, RULES, Tuning
+from memplan.solving.exact import ORDERS, RULES, Tuning
 from memplan.solving.options import Options
+from memplan.solving.placing import spans
 
 QUIET = Options(threads=1)
 
@@ -52,7 +52,7 @@ def answer(search: _dsa.ExactSearch, threads: int = 1) -> str:
     return search.run(1 << 40, 3, threads, 60.0)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(problems(max_size=7, fixed=True), st.data())
 def test_equal_to_brute_force(problem: Problem, data: st.DataObject) -> None:
     """From the worst plan there is, under each single ranking and set of rules."""
@@ -65,7 +65,7 @@ def test_equal_to_brute_force(problem: Problem, data: st.DataObject) -> None:
         assert found.proved_optimal
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(problems(max_size=7, fixed=True), st.sampled_from(ORDERS), st.data())
 def test_a_decision_is_a_proof(
     problem: Problem, order: str, data: st.DataObject
@@ -98,7 +98,7 @@ def test_every_ranking_is_right_about_thousands(problem: Problem) -> None:
         assert answer(kernel(problem, least - 1, [], [order])) == "never"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(max_size=7, fixed=True), st.sampled_from(ORDERS))
 def test_tightening_goes_on_where_it_was(problem: Problem, order: str) -> None:
     if not len(problem):
@@ -111,7 +111,7 @@ def test_tightening_goes_on_where_it_was(problem: Problem, order: str) -> None:
     assert peak == brute_force(problem)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(max_size=9, fixed=False), st.data())  # of 12 it may take minutes
 def test_equal_to_the_reference(problem: Problem, data: st.DataObject) -> None:
     orders = tuple(data.draw(st.permutations(ORDERS))[:2])
@@ -121,7 +121,7 @@ def test_equal_to_the_reference(problem: Problem, data: st.DataObject) -> None:
     assert found.proved_optimal
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans(), st.sampled_from(ORDERS))
 def test_what_is_forced_is_so_on_long_clocks(
     seed: int, circle: bool, order: str
@@ -144,7 +144,7 @@ def test_what_is_forced_is_so_on_long_clocks(
     assert peaks[0] == peaks[1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(max_size=10, fixed=True))
 def test_the_method_proves_small_problems(problem: Problem) -> None:
     plan = exact.solve(problem, QUIET)

@@ -13,7 +13,7 @@ from memplan.solving import exact
 from memplan.solving.options import Options
 
 COLUMNS = ("lower", "upper", "size", "alignment", "fixed")
-THOUSAND = settings(max_examples=1000, deadline=None)
+MANY = settings(max_examples=400, deadline=None)
 
 
 def changed(problem: Problem, **columns: Int64Array) -> Problem:
@@ -28,7 +28,7 @@ def least(problem: Problem) -> int:
     return plan.peak
 
 
-@THOUSAND
+@MANY
 @given(problems(max_size=8, fixed=True), st.integers(1, 100))
 def test_time_shift(problem: Problem, ticks: int) -> None:
     lower, upper = problem.lower + ticks, problem.upper + ticks
@@ -40,7 +40,7 @@ def test_time_shift(problem: Problem, ticks: int) -> None:
     assert least(changed(problem, lower=lower, upper=upper)) == least(problem)
 
 
-@THOUSAND
+@MANY
 @given(problems(max_size=8, fixed=True), st.data())
 def test_permutation(problem: Problem, data: st.DataObject) -> None:
     order = np.array(data.draw(st.permutations(range(len(problem)))), dtype=np.int64)
@@ -48,7 +48,7 @@ def test_permutation(problem: Problem, data: st.DataObject) -> None:
     assert least(changed(problem, **shuffled)) == least(problem)
 
 
-@THOUSAND
+@MANY
 @given(problems(max_size=8, fixed=True), st.integers(2, 1 << 20))
 def test_multiples(problem: Problem, k: int) -> None:
     multiplied = changed(
@@ -60,7 +60,7 @@ def test_multiples(problem: Problem, k: int) -> None:
     assert least(multiplied) == least(problem) * k
 
 
-@THOUSAND
+@MANY
 @given(problems(max_size=8, fixed=True))
 def test_time_reversal(problem: Problem) -> None:
     end = problem.length or int(problem.upper.max(initial=0))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import verify_offsets
 from memplan.errors import NoPlanError, UsageError
-from memplan.solving.greedy import ORDERS, place_around
+from memplan.solving.placing import ORDERS, place_around
 from tests.solving import reference
 from tests.strategies import problems
 
@@ -87,7 +87,7 @@ def test_options_that_make_no_sense() -> None:
         place_around(problem, capacity=-1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problems(), capacities, orders)
 def test_fast_and_plain_agree(
     problem: Problem, capacity: int | None, order: str
@@ -96,7 +96,7 @@ def test_fast_and_plain_agree(
     assert offsets.tolist() == reference.fill_gaps(problem, capacity, order)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(fixed=True), capacities, orders)
 def test_what_is_placed_is_sound(
     problem: Problem, capacity: int | None, order: str

@@ -7,12 +7,11 @@ from hard import Hard, hard_problems, unsolved_problems
 from known import PUBLISHED
 
 from memplan.core.bounds import lower_bound
-from memplan.core.gaps import Gaps
-from memplan.core.problem import Problem
+from memplan.core.problem import Gaps, Problem
 from memplan.core.verify import verify, verify_offsets
 from memplan.solving import auto, exact
+from memplan.solving.bestfit import best_of_six
 from memplan.solving.options import Options
-from memplan.solving.priorities import best_of_six
 from memplan.trace.importers.minimalloc import read_minimalloc
 
 HARD = hard_problems()

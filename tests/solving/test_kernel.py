@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memplan.core.problem import Problem
 from memplan.core.verify import verify_offsets
 from memplan.native import _dsa
-from memplan.solving.clock import lifetimes, spans
+from memplan.solving.placing import lifetimes, spans
 from tests.solving import reference
 from tests.strategies import problems
 
@@ -24,7 +24,7 @@ def decoder_of(problem: Problem) -> _dsa.BestFit:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(), st.data())
 def test_any_order_of_priority(problem: Problem, data: st.DataObject) -> None:
     """Two orders, one after the other, with one decoder."""
@@ -48,7 +48,7 @@ def test_any_order_of_priority(problem: Problem, data: st.DataObject) -> None:
         assert verify_offsets(problem, offsets, peak) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(), st.data())
 def test_some_blocks_may_be_left_out(problem: Problem, data: st.DataObject) -> None:
     chosen = data.draw(st.sets(st.sampled_from(range(len(problem))))) if problem else {}
@@ -57,7 +57,7 @@ def test_some_blocks_may_be_left_out(problem: Problem, data: st.DataObject) -> N
     assert set(np.flatnonzero(offsets >= 0).tolist()) == set(chosen)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems())
 def test_longest_first(problem: Problem) -> None:
     life = lifetimes(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import memplan
-from memplan.solving.methods import METHOD_NAMES
+from memplan.solving.solve import METHOD_NAMES
 from memplan.trace.importers.minimalloc import read_minimalloc
 from tests.solving.known import Known, every_own_problem, own
 

@@ -19,7 +19,7 @@ from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
 from memplan.core.problem import BRIEF, Problem
 from memplan.core.verify import verify
-from memplan.solving.lifespans import SPARE_PARTS, arena_by_lifespan, beside
+from memplan.solving.from_trace import SPARE_PARTS, arena_by_lifespan, beside
 from memplan.trace.liveness import step_problem
 from memplan.trace.trace import Trace
 from tests.programs import Made, Step, trace_of
@@ -221,7 +221,7 @@ def recordings(draw: st.DrawFn) -> Problem:
     return Problem.of(ends[:, 0], ends[:, 1], sizes, alignment=UNIT, rounding=UNIT)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(recordings(), st.integers(1, 200))
 def test_blocks_are_played_as_a_plain_placement_does(
     blocks: Problem, arena: int

@@ -18,7 +18,7 @@ from tests.strategies import problems
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problem=problems())
 def test_every_method_makes_plans_that_verify(name: str, problem: Problem) -> None:
     limits = Options(time_limit=2.0, iterations=500, max_nodes=20_000)

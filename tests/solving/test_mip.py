@@ -19,12 +19,12 @@ from puzzles import puzzle
 from strategies import problems
 
 from memplan.core.bounds import lower_bound
-from memplan.core.gaps import Gaps
 from memplan.core.plan import Plan
-from memplan.core.problem import Problem
+from memplan.core.problem import Gaps, Problem
 from memplan.core.verify import verify, verify_offsets
 from memplan.errors import InfeasibleError, NoPlanError, UsageError
-from memplan.solving import cbc, exact, mip, model, mps
+from memplan.solving import cbc, exact, mip
+from memplan.solving.bestfit import best_of_six
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import MIP_SOLVERS, Options
 from tests.gap_samples import gapped
@@ -42,7 +42,7 @@ ASKEW = Problem.of([0, 0, 0], [1, 1, 1], [1, 1, 1], alignment=[4, 4, 1])
 
 def asked(problem: Problem, solver: str, **options: float) -> tuple[int, int]:
     """Peak and bound in bytes from the solver alone, begun from the worst plan."""
-    program = model.build(problem, stacked(problem), lower_bound(problem))
+    program = mip.build(problem, stacked(problem), lower_bound(problem))
     found = cbc.run(program, Options(mip_solver=solver, **options))  # type: ignore[arg-type]
     assert found.offsets is not None
     offsets = mip.restack(problem, program, found.offsets)
@@ -97,7 +97,7 @@ def test_never_against_exact_search_2000_times(solver: str) -> None:
         assert plan.proved_optimal or not same or (problem.fixed >= 0).any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(fixed=True, max_size=6))
 def test_between_the_bound_and_best_fit(problem: Problem) -> None:
     plan = solve_problem(problem, "mip")
@@ -117,7 +117,7 @@ def test_a_bound_that_only_the_solver_knows(solver: str) -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_what_does_not_fit_is_proved(solver: str) -> None:
-    with pytest.raises(InfeasibleError, match="no plan can do with less than 5 bytes"):
+    with pytest.raises(InfeasibleError, match="every plan needs at least 5 bytes"):
         solve_problem(ASKEW, "mip", Options(mip_solver=solver, capacity=4))
     plan = solve_problem(ASKEW, "mip", Options(mip_solver=solver, capacity=5))
     assert plan.peak == 5
@@ -137,7 +137,7 @@ def test_heuristics_that_reach_the_bound_ask_no_solver(
 def test_a_time_limit_is_no_proof(solver: str) -> None:
     """A known optimum, too hard to find: the bound stays below, the peak above."""
     problem = puzzle(60, height=100_000)
-    program = model.build(problem, stacked(problem), lower_bound(problem))
+    program = mip.build(problem, stacked(problem), lower_bound(problem))
     found = cbc.run(program, Options(mip_solver=solver, time_limit=0.5))
     assert mip.proved_bytes(program, found) <= 100_000
     if found.offsets is not None:  # it may have had to be killed
@@ -152,22 +152,22 @@ def test_no_time_at_all() -> None:
 
 
 def test_too_many_pairs_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "most_pairs", lambda: 2)
+    monkeypatch.setattr(mip, "most_pairs", lambda: 2)
     plan = solve_problem(ASKEW, "mip")
     assert (plan.peak, plan.lower_bound) == (5, 3)
     note = "heuristics alone: 3 buffers make 3 pairs, and the memory of this machine is"
     assert plan.provenance.note.startswith(note)
     with pytest.raises(UsageError, match=r"3 buffers make 3 pairs.*program of 2; take"):
-        model.pairs(ASKEW)
+        mip.pairs(ASKEW)
 
 
 def test_the_memory_allows_some_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert model.most_pairs() > 1000
+    assert mip.most_pairs() > 1000
     monkeypatch.delattr(os, "sysconf")
-    assert model.most_pairs() > 1000
+    assert mip.most_pairs() > 1000
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(fixed=True))
 def test_pairs_by_definition(problem: Problem) -> None:
     length = problem.length or int(problem.upper.max(initial=0))
@@ -181,13 +181,13 @@ def test_pairs_by_definition(problem: Problem) -> None:
         for j in range(i + 1, len(problem))
         if alive[i] & alive[j] and min(problem.fixed[i], problem.fixed[j]) < 0
     ]
-    first, second = model.pairs(problem)
+    first, second = mip.pairs(problem)
     assert list(zip(first.tolist(), second.tolist(), strict=True)) == expected
 
 
 def test_equal_buffers_are_in_order_and_one_pair_is_pinned() -> None:
     problem = Problem.of([0, 0, 0, 0, 1], [3, 3, 3, 4, 3], [6, 6, 9, 3, 3])
-    program = model.build(problem, stacked(problem)[::-1].copy() * 0 + 99, 0)
+    program = mip.build(problem, stacked(problem)[::-1].copy() * 0 + 99, 0)
     settled = {
         (int(i), int(j))
         for i, j in zip(
@@ -259,11 +259,11 @@ def test_cbc_that_does_not_end_is_ended(
 def test_writing_the_model_takes_of_the_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    program = model.build(ASKEW, stacked(ASKEW), 3)
+    program = mip.build(ASKEW, stacked(ASKEW), 3)
     path = tmp_path / "model.mps"
-    assert mps.write_mps(program, path, time.perf_counter()) is None
+    assert cbc.write_mps(program, path, time.perf_counter()) is None
     assert not path.exists()
-    names = mps.write_mps(program, path, math.inf)
+    names = cbc.write_mps(program, path, math.inf)
     assert names == ["u", "x0", "x1", "x2", "z0_2", "z1_2"]
     monkeypatch.setattr(cbc, "write_mps", lambda *_: None)
     found = cbc.run(program, Options(time_limit=9.0))
@@ -306,10 +306,10 @@ def test_no_solver_outlives_its_caller(tmp_path: Path, number: signal.Signals) -
     code = (
         "from puzzles import puzzle\n"
         "from exact_oracle import stacked\n"
-        "from memplan.solving import cbc, model\n"
+        "from memplan.solving import cbc, mip\n"
         "from memplan.solving.options import Options\n"
         "problem = puzzle(60, height=100_000)\n"
-        "program = model.build(problem, stacked(problem), 0)\n"
+        "program = mip.build(problem, stacked(problem), 0)\n"
         "print('ready', flush=True)\n"
         "cbc.run(program, Options(time_limit=20.0))\n"
     )
@@ -346,11 +346,11 @@ def test_no_solver_outlives_its_caller(tmp_path: Path, number: signal.Signals) -
 
 def test_a_set_that_all_meet_on_a_circle() -> None:
     """No solver is needed to see that these lie one above the other."""
-    program = model.build(TRIANGLE, stacked(TRIANGLE), 10)
+    program = mip.build(TRIANGLE, stacked(TRIANGLE), 10)
     assert program.floor == 15
     plan = solve_problem(TRIANGLE, "mip")
     assert (plan.peak, plan.lower_bound, plan.status) == (15, 15, "optimal")
-    with pytest.raises(InfeasibleError, match="less than 15 bytes"):
+    with pytest.raises(InfeasibleError, match="at least 15 bytes"):
         solve_problem(TRIANGLE, "mip", Options(capacity=14))
 
 
@@ -359,7 +359,7 @@ def test_threads_are_passed_on() -> None:
     assert plan.proved_optimal
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(gapped(fixed=True, max_size=6))
 def test_gaps_are_used_by_the_heuristics_and_never_make_a_proof(
     problem: Problem,
@@ -369,7 +369,7 @@ def test_gaps_are_used_by_the_heuristics_and_never_make_a_proof(
     assert plan.problem is problem
     if problem.gaps is not None:
         assert plan.lower_bound == lower_bound(problem)
-    assert plan.peak <= solve_problem(problem, "skyline").peak
+    assert plan.peak <= problem.peak(best_of_six(problem)[0])
 
 
 def test_a_gap_that_only_heuristics_know_of() -> None:

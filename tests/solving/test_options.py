@@ -23,7 +23,8 @@ from memplan.solving.solve import solve
         ({"max_nodes": -5}, "max_nodes is -5"),
         ({"seed": -1}, "seed -1 is not from 0"),
         ({"seed": MAX_SEED + 1}, "is not from 0"),
-        ({"mip_solver": "abacus"}, "no solver 'abacus': take cbc, highs"),
+        ({"mip_solver": "abacus"}, "no solver 'abacus'; use one of cbc, highs"),
+        ({"priority": "age"}, "no priority 'age'; use one of lifetime, lifetime-"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

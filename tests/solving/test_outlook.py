@@ -34,7 +34,7 @@ def test_what_stays_is_out_of_reach() -> None:
     assert found.persistent == 1 << 24
     assert found.peak_planned - found.out_of_reach == plan.arena_bytes
     assert found.peak_planned_least <= found.peak_planned <= found.peak_now
-    assert found.most_live <= default_heaps(trace.events)[0]
+    assert found.most_live <= default_heaps(trace)[0]
 
 
 def test_the_last_steps_gradients_are_planned() -> None:
@@ -53,7 +53,7 @@ def test_of_a_whole_recording_only_what_is_never_freed_is_not_planned() -> None:
 @given(st.lists(st.integers(1, 2 * MAPPED), min_size=1, max_size=30))
 def test_heaps_hold_what_is_alive(sizes: list[int]) -> None:
     trace = trace_of([tuple(Made(size, 0) for size in sizes)] * 3)
-    heaps, most_live = default_heaps(trace.events)
+    heaps, most_live = default_heaps(trace)
     live = max(sizes) if len(sizes) else 0
     assert heaps >= most_live >= live
 

@@ -10,12 +10,12 @@ from strategies import problems
 
 from memplan.core.problem import Problem
 from memplan.solving import exact
+from memplan.solving.exact import Peaks
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import Options
-from memplan.solving.peaks import Peaks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(fixed=True), st.integers(0, 5000))
 def test_ascending_and_without_a_gap(problem: Problem, least: int) -> None:
     peaks = Peaks(problem)

@@ -10,13 +10,16 @@ from strategies import problems
 
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
-from memplan.solving import priorities
-from memplan.solving.bestfit import best_fit
-from memplan.solving.methods import METHOD_NAMES, solve_problem
-from memplan.solving.options import Options, Progress
-from memplan.solving.priorities import MERITS, merits, ranked, section_lifetimes
+from memplan.solving.bestfit import (
+    best_fit,
+    best_of_six,
+    merits,
+    ranked,
+    section_lifetimes,
+)
+from memplan.solving.methods import solve_problem
+from memplan.solving.options import BEST, PRIORITIES, Options, Progress
 
-VARIANTS = [name for name in METHOD_NAMES if name.startswith("bestfit")]
 # None of the six orders reaches the lower bound.
 HARD = puzzle(80)
 
@@ -32,7 +35,7 @@ def test_sections_on_a_circle_include_its_end() -> None:
     assert section_lifetimes(problem).tolist() == [3, 3]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems())
 def test_sections_by_definition(problem: Problem) -> None:
     ends = {0, problem.length} if problem.length else set()
@@ -76,12 +79,14 @@ def test_the_lifetime_order_is_the_papers() -> None:
     assert best_fit(problem, order).tolist() == best_fit(problem).tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(fixed=True))
-def test_skyline_is_the_best_of_its_variants(problem: Problem) -> None:
-    plans = [solve_problem(problem, name) for name in VARIANTS]
-    best = solve_problem(problem, "skyline")
-    assert len(plans) == len(MERITS) == 6
+def test_best_is_the_best_of_all_priorities(problem: Problem) -> None:
+    *plans, best = (
+        solve_problem(problem, "bestfit", Options(priority=name))
+        for name in (*PRIORITIES, BEST)
+    )
+    assert len(plans) == 6
     assert all(verify(plan) == [] for plan in [*plans, best])
     assert best.peak == min(plan.peak for plan in plans)
 
@@ -89,7 +94,7 @@ def test_skyline_is_the_best_of_its_variants(problem: Problem) -> None:
 def test_a_time_limit_leaves_the_papers_order() -> None:
     seen: list[Progress] = []
     options = Options(time_limit=0.0, progress=seen.append)
-    offsets, name = priorities.best_of_six(HARD, options)
+    offsets, name = best_of_six(HARD, options)
     assert name == "lifetime"
     assert offsets.tolist() == best_fit(HARD).tolist()
     assert len(seen) == 1
@@ -97,9 +102,10 @@ def test_a_time_limit_leaves_the_papers_order() -> None:
 
 def test_it_stops_within_the_capacity() -> None:
     roomy = int((best_fit(HARD) + HARD.size).max())
-    assert priorities.best_of_six(HARD, Options(capacity=roomy))[1] == "lifetime"
+    assert best_of_six(HARD, Options(capacity=roomy))[1] == "lifetime"
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants_name_themselves(name: str) -> None:
-    assert solve_problem(HARD, name).provenance.method == name
+@pytest.mark.parametrize("name", PRIORITIES[1:])
+def test_a_plan_names_its_priority(name: str) -> None:
+    made = solve_problem(HARD, "bestfit", Options(priority=name)).provenance
+    assert (made.method, made.note) == ("bestfit", f"by {name}")

@@ -101,7 +101,7 @@ def test_a_folder_in_one_that_all_can_write_to_is_refused(tmp_path: Path) -> Non
     above = tmp_path / "above"
     (above / "cache").mkdir(parents=True)
     above.chmod(0o777)
-    with pytest.raises(EnvironmentUnfitError, match="can be exchanged by others"):
+    with pytest.raises(EnvironmentUnfitError, match="can be replaced by others"):
         Cache(above / "cache")
     above.chmod(0o1777)  # as /tmp is: only the owner may rename
     Cache(above / "cache")

@@ -20,8 +20,7 @@ from memplan.trace.exporters.memory_viz import to_snapshot, write_memory_viz
 from memplan.trace.exporters.perfetto import write_perfetto
 from memplan.trace.exporters.speedscope import write_speedscope
 from memplan.trace.importers.snapshot import read_snapshot
-from memplan.trace.match import pairs
-from memplan.trace.steps import timeline
+from memplan.trace.lives import lives_of, pairs
 from memplan.trace.trace import Action, Columns, Mark, Trace
 from tests.conftest import ROOT
 from tests.reporting.pages import HOSTILE, loop, stacks, traced
@@ -45,7 +44,7 @@ TRACES = {
 
 def live_of(trace: Trace) -> tuple[int, int]:
     """The peak, and what is live at the end."""
-    line = timeline(trace)
+    line = lives_of(trace)
     change = np.zeros(line.ticks + 1, dtype=np.int64)
     np.add.at(change, line.lower, line.size)
     np.add.at(change, np.minimum(line.freed, line.ticks), -line.size)
@@ -158,13 +157,13 @@ def test_perfetto_counts_what_is_live(name: str, tmp_path: Path) -> None:
     assert (counted[-1] if counted else 0) == left
     begun = [e["id"] for e in events if e["ph"] == "b"]
     ended = [e["id"] for e in events if e["ph"] == "e"]
-    assert len(set(begun)) == len(begun) == len(timeline(trace).size)
+    assert len(set(begun)) == len(begun) == len(lives_of(trace).size)
     assert set(ended) <= set(begun)
     times = [e["ts"] for e in events if e["ph"] in "beCi"]
     assert times == sorted(times)
     steps = [e for e in events if e["ph"] == "X"]
-    assert len(steps) == int((trace.events.mark == timeline(trace).mark).sum()) * (
-        timeline(trace).mark != Mark.NONE
+    assert len(steps) == int((trace.events.mark == lives_of(trace).mark).sum()) * (
+        lives_of(trace).mark != Mark.NONE
     )
     assert sum(e["ph"] == "i" for e in events) == (name == "oom")
 
@@ -177,7 +176,7 @@ def test_speedscope_weighs_stacks_by_bytes(name: str, tmp_path: Path) -> None:
     frames = document["shared"]["frames"]
     peak, everything = document["profiles"]
     assert sum(peak["weights"]) == peak["endValue"] == live_of(trace)[0]
-    assert sum(everything["weights"]) == int(timeline(trace).size.sum())
+    assert sum(everything["weights"]) == int(lives_of(trace).size.sum())
     for profile in (peak, everything):
         assert profile["type"] == "sampled" and profile["unit"] == "bytes"
         assert len(profile["samples"]) == len(profile["weights"])

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 
 import memplan
 from memplan.errors import NoPlanError
-from memplan.trace.liveness import StepWorkload, step_problem
-from memplan.trace.step_kinds import HOT, MOST_KINDS
-from memplan.trace.steps import find_hot, timeline
+from memplan.trace.liveness import HOT, MOST_KINDS, StepWorkload, step_problem
+from memplan.trace.lives import lives_of
+from memplan.trace.steps import find_hot
 from memplan.trace.trace import Mark
 from tests.programs import Made, Step, programs_of_kinds, trace_of
 
@@ -51,7 +51,7 @@ def test_steps_that_ask_for_nothing_are_not_hot() -> None:
     one = [(Made(64, 2), Made(128, 0), Made(64, 0)), (Made(64, 1), Made(128, 0),
            Made(64, 0))]  # fmt: skip
     steps = [WARMUP, *one, *one, (), (), (), ()]
-    hot = find_hot(timeline(trace_of(steps)))
+    hot = find_hot(lives_of(trace_of(steps)))
     assert hot is not None
     assert hot.begin == 1
     with pytest.raises(NoPlanError):
@@ -116,10 +116,10 @@ def test_exact_steps_are_hot_if_they_are_half_of_all_and_elastic_ones_if_not() -
     def sized(*bytes_: int) -> list[Step]:
         return [(Made(n, 1), Made(n + 1, 0)) for n in bytes_]
 
-    half = find_hot(timeline(trace_of([WARMUP, *sized(64, 64, 80, 96), WARMUP])))
+    half = find_hot(lives_of(trace_of([WARMUP, *sized(64, 64, 80, 96), WARMUP])))
     assert half is not None
     assert (half.begin, half.passes, half.elastic) == (1, 2, False)
-    fewer = find_hot(timeline(trace_of([WARMUP, *sized(64, 64, 80, 96, 112), WARMUP])))
+    fewer = find_hot(lives_of(trace_of([WARMUP, *sized(64, 64, 80, 96, 112), WARMUP])))
     assert fewer is not None
     assert fewer.elastic
 
@@ -143,7 +143,7 @@ def test_a_kind_keeps_the_places_that_it_is_given_before_it_is_known() -> None:
 @given(programs_of_kinds())
 def test_every_step_after_the_first_hot_one_is_accounted_for(steps: list[Step]) -> None:
     trace = trace_of(steps)
-    line, problem = timeline(trace), step_problem(trace)
+    line, problem = lives_of(trace), step_problem(trace)
     assert problem.hot is not None
     assert line.mark is Mark.OPTIMIZER
     if problem.hot.elastic:

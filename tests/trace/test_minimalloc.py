@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.core.gaps import Gaps
-from memplan.core.problem import FREE, Problem
+from memplan.core.problem import FREE, Gaps, Problem
 from memplan.errors import EnvironmentUnfitError, FormatError, InputError
 from memplan.trace.exporters.minimalloc import write_minimalloc
 from memplan.trace.importers.minimalloc import read_minimalloc

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from memplan.core.plan import DeviceRun
 from memplan.recording.caching_allocator import CachingAllocator
 from memplan.trace.importers.snapshot import from_snapshot
+from memplan.trace.lives import lives_of
 from memplan.trace.reserved import Reserved, device_run, reserved_at
-from memplan.trace.trace import Action, Columns
+from memplan.trace.trace import Action, Columns, Trace
 from tests.snapshot_samples import Device, segment, snapshot
 
 MIB = 1 << 20
@@ -22,8 +23,13 @@ def of(*rows: tuple[Action, int, int]) -> Columns:
     return Columns.of(action=action, address=address, size=size, requested_size=size)
 
 
+def after(events: Columns, row: int) -> Reserved:
+    lives = lives_of(Trace(events))
+    return reserved_at(events, row, lives.row[lives.live_rows(row)])
+
+
 def last(events: Columns) -> Reserved:
-    return reserved_at(events, len(events) - 1)
+    return after(events, len(events) - 1)
 
 
 def test_holes_between_blocks_and_segments_without_any() -> None:
@@ -37,8 +43,8 @@ def test_holes_between_blocks_and_segments_without_any() -> None:
         (Action.FREE_COMPLETED, 5000, 70),
     )
     assert last(events) == Reserved(220, 60, split=40, empty=120, largest_free=70)
-    assert reserved_at(events, 5) == Reserved(220, 130, 40, 50, 50)
-    assert reserved_at(events, -1) == Reserved(0, 0, 0, 0, 0)
+    assert after(events, 5) == Reserved(220, 130, 40, 50, 50)
+    assert after(events, -1) == Reserved(0, 0, 0, 0, 0)
     assert device_run(events) == DeviceRun(220, 130, mallocs=3, frees=0)
     assert device_run(of((Action.ALLOC, 0, 9))) == DeviceRun()  # as on a CPU
 
@@ -52,7 +58,7 @@ def test_segments_grow_and_shrink_by_pieces() -> None:
         (Action.SEGMENT_FREE, 180, 60),  # what was mapped otherwise
     )
     assert last(events) == Reserved(240, 100, split=80, empty=60, largest_free=60)
-    assert reserved_at(events, 3) == Reserved(300, 100, 100, 100, 100)
+    assert after(events, 3) == Reserved(300, 100, 100, 100, 100)
 
 
 def test_blocks_outside_of_known_segments_leave_it_open() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.trace.steps import timeline
+from memplan.trace.lives import lives_of
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
 A, F, S = Action.ALLOC, Action.FREE_COMPLETED, Action.STEP
@@ -22,7 +22,7 @@ def test_what_dies_where_threads_race_outlasts_them_but_not_its_step() -> None:
     ]
     action, thread, address = (np.array(column) for column in zip(*rows, strict=True))
     size = np.where(action == S, 0, 64)
-    line = timeline(
+    line = lives_of(
         Trace(
             Columns.of(
                 time_ns=np.arange(len(rows)),
@@ -35,7 +35,7 @@ def test_what_dies_where_threads_race_outlasts_them_but_not_its_step() -> None:
             )
         )
     )
-    assert line.bounds.tolist() == [0, 22]
+    assert line.begins.tolist() == [0, 22, line.ticks]
     assert line.upper[:7].tolist() == line.freed[:7].tolist()
     # The end of the race is not known: it might be four ticks on, but the step ends.
     assert line.freed[9:11].tolist() == [22 - 1, 22 - 2]

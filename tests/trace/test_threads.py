@@ -18,9 +18,8 @@ from memplan.limits import MAX_LANES
 from memplan.solving.from_trace import solve_trace
 from memplan.solving.outlook import unplanned_bytes
 from memplan.trace.liveness import step_problem
-from memplan.trace.persistent import outlives
-from memplan.trace.steps import timeline
-from memplan.trace.threads import steps_by_thread
+from memplan.trace.lives import lives_of
+from memplan.trace.threads import outlives, steps_by_thread
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
 Event = tuple[Action, Mark, int, int, int]  # and address, size, thread
@@ -127,7 +126,7 @@ def test_what_the_main_thread_made_outside_of_steps_is_persistent() -> None:
     events = [event for turn in turns for event in turn if event is not None]
     trace = trace_of([*before, *gone, *events, made(9_000_060, 60), freed(weights)])
     stay = (1 << 20) + 4000 + 90 + 300
-    line = timeline(trace)
+    line = lives_of(trace)
     assert line.size[outlives(trace)].sum() == stay + 60
     found = step_problem(trace)
     assert found.together is not None

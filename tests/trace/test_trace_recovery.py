@@ -28,11 +28,10 @@ from memplan.errors import FormatError, UsageError
 from memplan.trace import journal as journal_room
 from memplan.trace import parquet, recovery
 from memplan.trace.journal import EVENTS, METADATA, STACKS, Journal
-from memplan.trace.match import OpenBlocks
+from memplan.trace.lives import Lives, OpenBlocks, lives_of
 from memplan.trace.pieces import Summary, regrouped
 from memplan.trace.read import read_trace
 from memplan.trace.recovery import recover_journal
-from memplan.trace.steps import Timeline, timeline
 from memplan.trace.trace import Action, Columns, Mark, Trace
 from memplan.trace.write import write_trace
 from tests.partners import match_frees
@@ -46,8 +45,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "_READ_ROWS", 3)
 
 
-def most_alive(line: Timeline) -> int:
-    died = line.freed != Timeline.NEVER
+def most_alive(line: Lives) -> int:
+    died = line.freed != Lives.NEVER
     ticks = np.concatenate([line.lower, line.freed[died]])
     deltas = np.concatenate([line.size, -line.size[died]])
     return int(np.cumsum(deltas[np.argsort(ticks, kind="stable")]).max())
@@ -134,7 +133,7 @@ def test_regrouped_events_are_the_same_in_groups_of_one_size(
 
 def test_what_is_told_of_a_recording_is_what_is_in_it(small_pieces: None) -> None:
     trace = Trace(crossing())
-    line = timeline(trace)
+    line = lives_of(trace)
     summary = Summary.of(trace.events)
     assert (summary.events, summary.steps) == (9, line.steps - 1)
     assert summary.mark is line.mark is Mark.OPTIMIZER

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from memplan.blocking.cost.objective import Codesign, Objective
 from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.nest.counts import Buffer, Traffic
@@ -133,11 +135,17 @@ def _fits(taken: _Taken, pools: Sequence[int]) -> bool:
 
 
 def _unbeaten(parts: Iterator[_Part]) -> list[_Part]:
-    kept: list[_Part] = []
     # At the same energy fewer memories come first: they are enough; so does what does
     # not slide.
-    for part in sorted(parts, key=_simplest):
-        if not any(_fits(one.taken, part.taken) for one in kept):
+    ordered = sorted(parts, key=_simplest)
+    if not ordered or not ordered[0].taken:
+        return ordered[:1]
+    kept: list[_Part] = []
+    every = np.array([part.taken for part in ordered])
+    rows = np.empty_like(every)  # of those kept
+    for part, taken in zip(ordered, every, strict=True):
+        if not (rows[: len(kept)] <= taken).all(axis=1).any():
+            rows[len(kept)] = taken
             kept.append(part)
     return kept
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.latency import Latency
 from memplan.blocking.cost.objective import Choice, Codesign, Fixed, Objective
-from memplan.blocking.cost.paper_pricing import paper_shares, paper_traffic
-from memplan.blocking.cost.pricing import MAIN, Memory, Share
+from memplan.blocking.cost.placement import MAIN, Memory, Share
 from memplan.blocking.machine.energy import MAC_PJ
 from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import Layer, Tensor
@@ -125,31 +124,18 @@ def evaluate(
     layer: Layer,
     nest: Nest,
     objective: Objective | None = None,
-    *,
     choice: Choice | None = None,
-    as_paper: bool = False,
 ) -> Evaluation:
     """The buffers of `nest` in a given hierarchy, or each in a memory of its own,
     which is what a missing objective means, too. Those used most come first.
 
     choice: the buffers that have a memory, as a search chose them, instead of that
-    rule: where buffers compete for bytes, it may do better. as_paper: count as the
-    paper's Table 2 and equation 1 do, instead of exactly. Then memories of the buffers'
-    own have no budget.
+    rule: where buffers compete for bytes, it may do better.
     """
     objective = objective or Codesign()
-    traffic = (
-        paper_traffic(nest, objective.precision)
-        if as_paper
-        else objective.traffic(nest)
-    )
-    if as_paper and isinstance(objective, Codesign):
-        objective = replace(objective, budget=None)
-        placement = objective.place(traffic)
-        found = paper_shares(nest, objective.curves, objective.precision)
-    else:
-        placement = objective.place(traffic, choice)
-        found = objective.shares(traffic, placement)
+    traffic = objective.traffic(nest)
+    placement = objective.place(traffic, choice)
+    found = objective.shares(traffic, placement)
     shares = _by_level(found, [*objective.levels(placement), MAIN], layer.tensors)
     return Evaluation(
         layer,
@@ -161,7 +147,7 @@ def evaluate(
         objective.sram_bytes(placement),
         objective.mac_pj,
         objective.precision,
-        None if as_paper else objective.latency(nest, traffic, placement),
+        objective.latency(nest, traffic, placement),
     )
 
 

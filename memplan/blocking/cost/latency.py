@@ -16,8 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from memplan.blocking.cost.placement import Placement
-from memplan.blocking.cost.pricing import MAIN
+from memplan.blocking.cost.placement import MAIN, Placement
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import DIMS, Tensor, footprint

@@ -11,14 +11,15 @@ from memplan.blocking.cost.latency import Latency, latency, untimed
 from memplan.blocking.cost.placement import (
     BufferMemory,
     Placement,
+    Share,
     as_chosen,
     check_levels,
     check_own,
     in_levels,
     level_of,
     own_memories,
+    priced,
 )
-from memplan.blocking.cost.pricing import Share, priced
 from memplan.blocking.machine.energy import Curve, paper_curves
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.machine.technology import FORTY_FIVE, Technology

@@ -1,7 +1,10 @@
-"""Which memory each buffer of a nest gets: by rule, or as a search chose.
+"""Which memory each buffer of a nest gets, and what a tensor's accesses then cost.
 
-Each takes all tensors' accesses and returns the memories of each tensor, innermost
-first; a buffer in none of them is in main memory.
+A placement takes all tensors' accesses and gives the memories of each tensor, innermost
+first; a buffer in none of them is in main memory. A memory serves all that passes out
+of the one inside it, the innermost what the datapath asks for; main memory serves what
+passes out of the outermost. Where buffers of one tensor share a memory, the outermost
+of them decides what passes out.
 """
 
 from __future__ import annotations
@@ -11,12 +14,66 @@ from dataclasses import dataclass, replace
 from math import isclose
 from typing import TypeAlias
 
-from memplan.blocking.cost.pricing import Memory
 from memplan.blocking.machine.energy import Curve
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import Tensor
 from memplan.errors import MemplanError
+
+MAIN = "DRAM"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Some of one tensor's buffers, inside out, in a level; pj: of an access of 16
+    bits."""
+
+    level: str
+    pj: float
+    buffers: tuple[Buffer, ...]
+
+    @property
+    def outermost(self) -> Buffer:
+        """The buffer that fetches for all of them."""
+        return self.buffers[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """What they take up: they lie in each other."""
+        return self.outermost.nbytes
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one tensor does in one level: elements served, and their energy in pJ."""
+
+    level: str
+    tensor: Tensor
+    accesses: int
+    pj: float
+
+
+def priced(
+    own: Traffic, memories: Sequence[Memory], main_pj: float, count_fills: bool
+) -> Iterator[Share]:
+    """One tensor's share of each of its memories, innermost first, and of main memory.
+
+    main_pj: of an access to main memory. count_fills: whether writing what was fetched
+    into a memory costs as much as reading it.
+    """
+    flow, words = own.demand, own.demand_words
+    for memory in memories:
+        accesses = paid(words, memory.outermost, count_fills)
+        yield Share(memory.level, own.tensor, flow, accesses * memory.pj)
+        flow, words = memory.outermost.outward, memory.outermost.outward_words
+    yield Share(MAIN, own.tensor, flow, words * main_pj)
+
+
+def paid(served: float, buffer: Buffer, count_fills: bool) -> float:
+    """Accesses of 16 bits to be paid for, of a memory that serves so many, and whose
+    outermost buffer this is."""
+    return served + buffer.outward_words if count_fills else served
+
 
 Placement: TypeAlias = Mapping[Tensor, tuple[Memory, ...]]
 _SAME = 1e-9
@@ -223,6 +280,6 @@ def level_of(one: BufferMemory, hierarchy: Hierarchy) -> str:
 
 def _wrong(one: BufferMemory, what: str) -> MemplanError:
     return MemplanError(
-        f"a memory of {one.nbytes} bytes for the {one.tensor.value} {what}; this is "
-        "a mistake of memplan's"
+        f"internal error in memplan; please report it: a memory of {one.nbytes} bytes "
+        f"for the {one.tensor.value} {what}"
     )

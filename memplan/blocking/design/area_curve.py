@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign
-from memplan.blocking.machine.area import area_mm2
+from memplan.blocking.machine.technology import area_mm2
 from memplan.blocking.nest.array import Datapath
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.plan import CurvePoint

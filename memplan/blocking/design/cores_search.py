@@ -10,33 +10,272 @@ small changes.
 
 from __future__ import annotations
 
+import heapq
+import math
+import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from memplan.blocking.cost.objective import Codesign
-from memplan.blocking.design.cores_bound import CoresBound
-from memplan.blocking.design.nest_changes import descended
 from memplan.blocking.design.parallel import (
+    SHARED,
     CoresEnergy,
     best_cores_energy,
     check_split,
 )
-from memplan.blocking.nest.nest import Nest
-from memplan.blocking.search.exact import problem_of
-from memplan.blocking.search.incumbent import ProgressReport, SearchProgress
-from memplan.blocking.search.kernel_loops import nest_from, numbered
-from memplan.blocking.search.result import Options
+from memplan.blocking.machine.energy import Curve
+from memplan.blocking.nest.layer import Layer, Tensor
+from memplan.blocking.nest.nest import Nest, nest_of
+from memplan.blocking.search.exact import nest_from, numbered, problem_of, relaxed_loops
+from memplan.blocking.search.result import Options, ProgressReport, SearchProgress
 from memplan.cores import cores as all_cores
 from memplan.errors import UsageError
 from memplan.native import _nest
+
+_PARTS = (1, 8, 64)  # of the best nest's bytes, where the first bands end
+_STEP = 8.0  # of a band without an end, or that begins at nothing
+_NARROW = 1.1  # a band whose ends are so near is worth no more time
+_NEAR = 1e-3  # relative; likewise a bound so near to the best
+
+
+@dataclass(frozen=True, order=True)
+class _Band:
+    """Nests whose memories take [low, high) bytes in all, and pJ that none of them
+    takes less than; high: None without an end."""
+
+    least: float
+    low: int
+    high: int | None = field(compare=False)
+
+    def halves(self) -> tuple[tuple[int, int], tuple[int, int | None]] | None:
+        """Its two parts by bytes, unless it is narrow."""
+        if self.high is None:
+            middle = math.ceil(self.low * _STEP)
+        elif self.low == 0:
+            middle = int(self.high / _STEP)
+        else:
+            middle = int(math.sqrt(self.low * self.high))
+            if self.high < self.low * _NARROW:
+                return None
+        if not self.low < middle:
+            return None
+        return (self.low, middle), (middle, self.high)
+
+
+def last_prices(
+    machine: Codesign, cores: int, split: str, wires: float
+) -> dict[Tensor, Curve]:
+    """Prices of each tensor's last memory by the bytes of all its parts together, a
+    core's share of an access to what is sent to all; none for one core.
+
+    wires: pJ of an access over these.
+    """
+    if cores == 1:
+        return {}
+    found = {}
+    for tensor, curve in machine.curves.items():
+        if tensor is SHARED[split]:
+            sizes = sorted({*curve.nbytes, *_crossing(curve, wires)})
+            pj = tuple(max(curve.on_chip(size), wires) / cores for size in sizes)
+            found[tensor] = replace(curve, nbytes=tuple(sizes), pj=pj)
+        else:
+            sizes = [size * cores for size in curve.nbytes]
+            found[tensor] = replace(curve, nbytes=tuple(sizes))
+    return found
+
+
+class CoresBound:
+    """Of all nests over the layer and on the datapath of `one`, on so many cores that
+    split "k" or "xy"."""
+
+    def __init__(
+        self,
+        one: Nest,
+        way: tuple[int, str],
+        machine: Codesign,
+        threads: int,
+        report: Callable[[], None] | None = None,
+    ) -> None:
+        """report: called now and then."""
+        self._one, self._machine, self._threads = one, machine, threads
+        self._cores, self._split = way
+        self._report = report
+        self._traffic = machine.traffic(one)
+        self._best = math.inf
+        self.nests: list[Nest] = []  # of the relaxation's optima
+
+    def least(self, best: float, nbytes: int, seconds: float, each: float) -> float:
+        """pJ that no nest takes less than.
+
+        best: of a nest that is known, whose memories take `nbytes`; seconds: for all
+        bands together, about; each: for one of them, at the most. Raises
+        KeyboardInterrupt after Ctrl-C.
+        """
+        begin, self._best = time.perf_counter(), best
+        if self._cores == 1:
+            return self._band(0, None, seconds).least
+        ends = [0, *sorted({nbytes // part for part in _PARTS} - {0})]
+        bands = [
+            self._band(low, high, each)
+            for low, high in zip(ends, [*ends[1:], None], strict=True)
+        ]
+        heapq.heapify(bands)
+        while time.perf_counter() - begin < seconds:
+            lowest = bands[0]
+            halves = lowest.halves()
+            if lowest.least >= best * (1 - _NEAR) or halves is None:
+                break
+            heapq.heappop(bands)
+            for low, high in halves:
+                half = self._band(low, high, each)
+                # What holds of the whole holds of either half.
+                least = max(half.least, lowest.least)
+                heapq.heappush(bands, replace(half, least=least))
+        return bands[0].least
+
+    def prices(self, nbytes: float) -> Mapping[Tensor, Curve]:
+        """Of last memories, where all take so many bytes."""
+        wires = self._machine.curves[SHARED[self._split]].on_chip(max(nbytes, 1.0))
+        return last_prices(self._machine, self._cores, self._split, wires)
+
+    def _band(self, low: int, high: int | None, seconds: float) -> _Band:
+        budget = self._machine.budget
+        most = min((n for n in (budget, high) if n is not None), default=None)
+        if budget is not None and low > budget:
+            return _Band(math.inf, low, high)
+        shuffle = self._shuffle(low)
+        found = _nest.optimum(
+            problem_of(
+                self._one.layer,
+                self._one.unroll,
+                replace(self._machine, budget=most),
+                shared=False,
+                last=self.prices(low),
+            ),
+            whole=True,
+            incumbent=(self._best - shuffle) / self._one.layer.G,
+            seconds=seconds,
+            threads=self._threads,
+            report=self._report,
+        )
+        if found.interrupted:
+            raise KeyboardInterrupt
+        if loops := relaxed_loops(found):
+            layer, unroll = self._one.layer, self._one.unroll
+            self.nests.append(nest_from(loops, layer, unroll))
+        compulsory = self._machine.compulsory_pj(self._traffic)
+        least = max(found.lower_bound * self._one.layer.G, compulsory)
+        return _Band(least + shuffle, low, high)
+
+    def _shuffle(self, nbytes: int) -> float:
+        """pJ of handing the outputs to all, if memories have at least so many bytes."""
+        if self._split != "k" or self._cores == 1:
+            return 0.0
+        curve = self._machine.curves[Tensor.OUTPUT]
+        outputs = self._traffic[Tensor.OUTPUT]
+        return outputs.compulsory_words * curve.on_chip(max(nbytes, 1))
+
+
+def _crossing(curve: Curve, pj: float) -> Iterator[float]:
+    """The size at which an access costs so much, if it is one between two knots."""
+    if curve.pj[0] < pj < curve.pj[-1]:
+        at = np.interp(math.log(pj), np.log(curve.pj), np.log(curve.nbytes))
+        yield math.exp(float(at))
+
+
+_SAME = 1e-9
+
+
+def descended(nest: Nest, energy: Callable[[Nest], float], most: int) -> Nest:
+    """What a nest becomes by changes that each make it better, in an order of chance
+    that is always the same, until none does or `most` were tried."""
+    chance, seen = random.Random(0), {str(nest)}
+    least = energy(nest)
+    better = True
+    while better and len(seen) < most:
+        better = False
+        changes = list(neighbours(nest))
+        chance.shuffle(changes)
+        for changed in changes:
+            if str(changed) in seen or len(seen) >= most:
+                continue
+            seen.add(str(changed))
+            found = energy(changed)
+            if found < least * (1 - _SAME):
+                least, nest, better = found, changed, True
+                break
+    return nest
+
+
+def neighbours(nest: Nest) -> Iterator[Nest]:
+    """Nests that differ by two loops exchanged, one more or less, or another extent."""
+    for loops in _changes(nest):
+        changed = _made(nest.layer, loops, nest.unroll)
+        if changed is not None:
+            yield changed
+
+
+def _changes(nest: Nest) -> Iterator[list[tuple[str, int]]]:
+    """Their loops; not all of them are nests."""
+    loops = [(loop.dim, loop.outer) for loop in nest.loops]
+    extents = {dim: _extents(nest, dim) for dim in "XYCKB"}
+    for place, (dim, extent) in enumerate(loops):
+        if place + 1 < len(loops):
+            yield [*loops[:place], loops[place + 1], loops[place], *loops[place + 2 :]]
+        if not _inner(loops, place):
+            continue
+        yield loops[:place] + loops[place + 1 :]
+        for other in extents.get(dim, ()):
+            if other != extent:
+                yield [*loops[:place], (dim, other), *loops[place + 1 :]]
+    for place in range(len(loops) + 1):
+        for dim, sizes in extents.items():
+            for size in sizes:
+                yield [*loops[:place], (dim, size), *loops[place:]]
+
+
+def _inner(loops: Sequence[tuple[str, int]], place: int) -> bool:
+    """Whether another loop of its dimension lies outside."""
+    return loops[place][0] in {dim for dim, _ in loops[place + 1 :]}
+
+
+def _extents(nest: Nest, dim: str) -> list[int]:
+    """Those that make other numbers of trips than the next."""
+    lanes, size = nest.unroll.get(dim, 1), nest.layer.size(dim)
+    tiles = -(-size // lanes)
+    trips, found = 1, []
+    while trips <= tiles:
+        tile = -(-tiles // trips)
+        found.append(min(tile * lanes, size))
+        # The fewest trips that a smaller tile makes.
+        trips = -(-tiles // (tile - 1)) if tile > 1 else tiles + 1
+    return found
+
+
+def _made(
+    layer: Layer, loops: Sequence[tuple[str, int]], unroll: Mapping[str, int]
+) -> Nest | None:
+    """The nest, if these loops are one: extents must not fall, groups stay outside."""
+    reached: dict[str, int] = {}
+    for dim, extent in loops:
+        if extent < reached.get(dim, 1):
+            return None
+        reached[dim] = extent
+    groups = [loop for loop in loops if loop[0] == "G"]
+    try:
+        return nest_of(layer, [o for o in loops if o[0] != "G"] + groups, unroll)
+    except UsageError:
+        return None
+
 
 _USUAL = 3.0  # seconds of a search, where there is no limit
 _LONGER = 3  # times that, of a part of the bound
 _ROUNDS = 2  # of annealing
 _STARTS = 3  # nests that are improved, the best first
 _CHANGES = 1000  # of each, and of what it became, tried at most
-_SAME = 1e-9
 _DEFAULT = Options()
 
 

@@ -1,17 +1,135 @@
-"""Designs of private memories, compared over all layers by the nests that are known."""
+"""Designs of private memories, priced and compared by the nests that are known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from memplan.arrays import Float64Array
+from memplan.arrays import BoolArray, Float64Array
+from memplan.blocking.cost.objective import Codesign
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.layer import Tensor
-from memplan.blocking.search.nest_pool import Design, NestPool, Sizes
+from memplan.blocking.nest.nest import Nest
+from memplan.errors import UsageError
+
+Sizes: TypeAlias = tuple[int, ...]  # bytes of one tensor's memories, ascending
+Design: TypeAlias = Mapping[Tensor, Sizes]
+
+
+class _Flow:
+    """What passes out of one tensor's memories so far, in each of n nests, and the pJ
+    of all accesses until then: `pricing.priced` for many nests at once."""
+
+    def __init__(self, demand: Float64Array, count_fills: bool) -> None:
+        self.words, self.pj = demand, np.zeros(len(demand))
+        self._fills, self._inner_pj = count_fills, np.zeros(len(demand))
+
+    def through(self, used: BoolArray, outward: Float64Array, pj: float) -> None:
+        """Through memories of `pj` an access, in the nests that use them."""
+        self.pj += used * self.words * pj
+        if self._fills:
+            self.pj += used * self.words * self._inner_pj
+            self._inner_pj = np.where(used, pj, self._inner_pj)
+        self.words = np.where(used, outward, self.words)
+
+    def leave(self, main_pj: float) -> Float64Array:
+        """Into main memory; pJ of all accesses."""
+        if self._fills:
+            self.pj += self.words * self._inner_pj
+        return self.pj + self.words * main_pj
+
+
+class NestPool:
+    """Levels are each tensor's own, and used where that pays."""
+
+    def __init__(self, objective: Codesign) -> None:
+        self._objective = objective
+        self.nests: list[Nest] = []
+        self._known: set[str] = set()
+        # By tensor and nest: sizes of the buffers in bytes, and what passes out of
+        # them, with the demand in front.
+        self._nbytes: dict[Tensor, list[list[int]]] = {t: [] for t in Tensor}
+        self._flows: dict[Tensor, list[list[float]]] = {t: [] for t in Tensor}
+        self._arrays: dict[Tensor, tuple[Float64Array, Float64Array]] = {}
+        self._outward: dict[tuple[Tensor, int], Float64Array] = {}
+        self._costs: dict[tuple[Tensor, Sizes], Float64Array] = {}
+
+    def add(self, nest: Nest) -> None:
+        """Keep this nest, too."""
+        if str(nest) in self._known:
+            return
+        self._known.add(str(nest))
+        self.nests.append(nest)
+        self._costs.clear()
+        self._outward.clear()
+        self._arrays.clear()
+        for tensor, traffic in self._objective.traffic(nest).items():
+            used = [buffer for buffer in traffic.choices if buffer.reuses]
+            self._nbytes[tensor].append([buffer.nbytes for buffer in used])
+            self._flows[tensor].append(
+                [traffic.demand_words, *(b.outward_words for b in used)]
+            )
+
+    def sizes(self, tensor: Tensor) -> set[int]:
+        """Bytes of all buffers of `tensor` in all nests."""
+        return {nbytes for nest in self._nbytes[tensor] for nbytes in nest}
+
+    def costs(self, tensor: Tensor, sizes: Sizes) -> Float64Array | float:
+        """pJ of the tensor's accesses in every nest, shape (n,); 0 without tensor."""
+        if not self._flows[tensor]:
+            return 0.0
+        known = self._costs.get((tensor, sizes))
+        if known is None:
+            known = self._priced(tensor, sizes)
+            # A memory that does not pay is not used.
+            for fewer in combinations(sizes, len(sizes) - 1) if sizes else ():
+                known = np.minimum(known, self.costs(tensor, fewer))
+            self._costs[tensor, sizes] = known
+        return known
+
+    def best(self, design: Design) -> tuple[float, Nest]:
+        """The nest of least energy in it, and its pJ."""
+        total = np.zeros(len(self.nests))
+        for tensor, sizes in design.items():
+            total += self.costs(tensor, sizes)
+        place = int(np.argmin(total))
+        return float(total[place]), self.nests[place]
+
+    def _priced(self, tensor: Tensor, sizes: Sizes) -> Float64Array:
+        curve = self._objective.curves[tensor]
+        flow = _Flow(self._passed(tensor, 0), self._objective.count_fills)
+        for nbytes in sizes:
+            outward = self._passed(tensor, nbytes)
+            flow.through(outward < flow.words, outward, curve.on_chip(nbytes))
+        return flow.leave(curve.dram_pj)
+
+    def _passed(self, tensor: Tensor, nbytes: int) -> Float64Array:
+        """What passes out of the buffers of up to so many bytes, in every nest."""
+        known = self._outward.get((tensor, nbytes))
+        if known is None:
+            if tensor not in self._arrays:
+                self._arrays[tensor] = (
+                    _padded(self._nbytes[tensor], np.inf),
+                    _padded(self._flows[tensor], 0.0),
+                )
+            sizes, flows = self._arrays[tensor]
+            held = (sizes <= nbytes).sum(axis=1)
+            known = self._outward[tensor, nbytes] = flows[np.arange(len(flows)), held]
+        return known
+
+
+def _padded(rows: Sequence[Sequence[float]], rest: float) -> Float64Array:
+    """The rows as one array, shape (n, longest), filled up with `rest`."""
+    found = np.full((len(rows), max(map(len, rows))), rest)
+    for row, values in zip(found, rows, strict=True):
+        row[: len(values)] = values
+    return found
+
 
 _CANDIDATES = 40  # sizes that a memory may be changed to
 _WORTH = 1 - 1e-9  # a change has to save more than that, relatively
@@ -161,3 +279,39 @@ def _changed(sizes: Sizes, candidates: Sequence[int], levels: int) -> list[Sizes
         for nbytes in candidates:
             found.setdefault(tuple(sorted({*sizes, nbytes})))
     return list(found)
+
+
+def private_hierarchy(design: Design, objective: Codesign) -> Hierarchy:
+    """Levels of memories that each tensor has for itself, innermost first.
+
+    A tensor with fewer memories than others has none in the inner levels, which are of
+    0 bytes.
+    """
+    depth = max(map(len, design.values()))
+    filled = {t: (*(0,) * (depth - len(s)), *s) for t, s in design.items()}
+    levels = tuple(
+        Level(
+            f"SRAM{i + 1}",
+            None,
+            {t: filled[t][i] for t in Tensor},
+            {},
+            sliding=objective.sliding,
+        )
+        for i in range(depth)
+    )
+    curves = objective.curves
+    drams = {curves[tensor].dram_pj for tensor in Tensor}
+    if len(drams) > 1:
+        raise UsageError("the tensors' curves give main memory several energies")
+    return Hierarchy(
+        "designed",
+        "Designed",
+        "",
+        levels,
+        curves,
+        drams.pop(),
+        objective.mac_pj,
+        objective.count_fills,
+        objective.precision,
+        objective.technology,
+    )

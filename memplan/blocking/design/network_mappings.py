@@ -76,6 +76,7 @@ def design_mapped_network(  # noqa: PLR0913 - by name, but three
                 counts=[count for _, count in pairs],
                 objective=objective,
                 options=part,
+                last_pass=False,
                 progress=progress,
             )
             best = best or design

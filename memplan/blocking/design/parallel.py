@@ -15,7 +15,7 @@ import numpy as np
 
 from memplan.arrays import Float64Array
 from memplan.blocking.cost.objective import Codesign
-from memplan.blocking.cost.pricing import paid
+from memplan.blocking.cost.placement import paid
 from memplan.blocking.nest.counts import Traffic
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest

@@ -1,13 +1,16 @@
-"""What a process makes accesses, multiplications and bytes of memory cost."""
+"""Energies and areas of a process: accesses, multiplications and memories."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from memplan.blocking.machine.area import PAPER_AREA, Area
 from memplan.blocking.machine.energy import (
     DRAM_PJ,
     MAC_PJ,
@@ -16,7 +19,34 @@ from memplan.blocking.machine.energy import (
     table_3,
 )
 from memplan.blocking.nest.layer import Tensor
-from memplan.blocking.nest.precision import Precision
+from memplan.blocking.nest.precision import MULTIPLIERS, Precision
+from memplan.errors import FormatError
+from memplan.files import read_bytes
+from memplan.formats.table import Table
+
+MM2_PER_MIB = 5.5
+DIANNAO_MM2 = 1.0
+DIANNAO_BYTES = 36 << 10
+_MIB = 1 << 20
+# What is not memory: the multipliers, and all else.
+DATAPATH_MM2 = DIANNAO_MM2 - MM2_PER_MIB * DIANNAO_BYTES / _MIB
+
+
+@dataclass(frozen=True)
+class Area:
+    """mm² of a MiB of memory, and of the datapath with all else that is no memory."""
+
+    per_mib: float = MM2_PER_MIB
+    datapath: float = DATAPATH_MM2
+
+
+PAPER_AREA = Area()
+
+
+def area_mm2(nbytes: int, area: Area = PAPER_AREA) -> float:
+    """mm² of a core with so many bytes of memory on the chip; by default 45 nm."""
+    return area.datapath + area.per_mib * nbytes / _MIB
+
 
 _LARGE = float(1 << 40)  # bytes that energies are continued to
 # pJ in 45 nm of a multiplication and an addition of the partial sum's bits (Horowitz,
@@ -80,3 +110,113 @@ class Technology:
 
 
 FORTY_FIVE = Technology()
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TECHNOLOGY = frozenset({"dram_pj", "mac_pj", "table", "area"})
+_MAX_FILE = 1 << 14
+_MOST = 1e12  # pJ, or bytes a cycle
+_MOST_ROWS = 64
+_TITLES = frozenset({"title", "source"})
+
+
+def load_technology(path: Path) -> Technology:
+    """The energies and areas in a TOML file.
+
+    Raises InputError or FormatError naming the file and the entry that is wrong.
+    """
+    data = read_toml(read_bytes(path, _MAX_FILE), str(path))
+    table = Table.of(data, str(path), frozenset(), optional=TECHNOLOGY | _TITLES)
+    return technology_of(table)
+
+
+def read_toml(raw: bytes, name: str) -> dict[str, Any]:
+    """What is in the file `name`. Raises FormatError where it is no TOML."""
+    try:
+        data: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(name, f"is no TOML: {error}") from None
+    except ValueError:  # Python converts no integers of thousands of digits
+        raise FormatError(name, "holds a number that is far too long") from None
+    return data
+
+
+def technology_of(table: Table) -> Technology:
+    """The fields of TECHNOLOGY that are here; of others, those of 45 nm."""
+    given = table.fields
+    return Technology(
+        _access_table(table) if "table" in given else None,
+        positive(table, "dram_pj") if "dram_pj" in given else DRAM_PJ,
+        _multipliers(table),
+        _area(table),
+    )
+
+
+def positive(table: Table, key: str) -> float:
+    """The field, pJ or bytes a cycle, as a number above 0 and below _MOST."""
+    value = table.number(key)
+    if not 0 < value < _MOST:
+        what = "pJ" if "pj" in table.name(key) else "a number"
+        below = f"{_MOST:.0e}".replace("e+", "e")
+        problem = f"is {value:g}, and must be {what}, above 0 and below {below}"
+        raise table.error(key, problem)
+    return value
+
+
+def _multipliers(table: Table) -> dict[str, float]:
+    """pJ by format: one number for all, or some of them."""
+    if "mac_pj" not in table.fields:
+        return dict(MULTIPLIER_PJ)
+    if not isinstance(table.fields["mac_pj"], dict):
+        return dict.fromkeys(MULTIPLIERS, positive(table, "mac_pj"))
+    own = table.table("mac_pj", optional=frozenset(MULTIPLIERS))
+    return dict(MULTIPLIER_PJ) | {key: positive(own, key) for key in own.fields}
+
+
+def _area(table: Table) -> Area:
+    if "area" not in table.fields:
+        return Area()
+    own = table.table("area", optional=frozenset({"mm2_per_mib", "datapath_mm2"}))
+    return Area(
+        positive(own, "mm2_per_mib") if "mm2_per_mib" in own.fields else MM2_PER_MIB,
+        own.number("datapath_mm2") if "datapath_mm2" in own.fields else DATAPATH_MM2,
+    )
+
+
+def _access_table(table: Table) -> AccessTable:
+    own = table.table("table", frozenset({"bytes", "words", "pj"}))
+    sizes = _ascending(own, "bytes", own.rows("bytes"))
+    words = _ascending(own, "words", own.rows("words"))
+    rows = own.rows("pj")
+    if len(rows) != len(sizes):
+        raise own.error("pj", f"has {len(rows)} rows, and there are {len(sizes)} sizes")
+    found: list[tuple[float, ...]] = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != len(words):
+            raise own.error(
+                f"pj[{number}]", f"needs {len(words)} numbers, one per word length"
+            )
+        found.append(_numbers(own, f"pj[{number}]", row))
+    for before, after in pairwise(found):
+        if any(one > other for one, other in zip(before, after, strict=True)):
+            raise own.error("pj", "falls from a size to a larger one")
+    return AccessTable(sizes, words, tuple(found))
+
+
+def _ascending(table: Table, key: str, values: list[object]) -> tuple[float, ...]:
+    found = _numbers(table, key, values)
+    if not 1 <= len(found) <= _MOST_ROWS or any(
+        one >= other for one, other in pairwise(found)
+    ):
+        raise table.error(key, f"must be 1 to {_MOST_ROWS} ascending numbers")
+    return found
+
+
+def _numbers(table: Table, key: str, values: list[object]) -> tuple[float, ...]:
+    entries = {f"{key}[{i}]": value for i, value in enumerate(values)}
+    inner = table.inside(entries, table.where, frozenset(entries))
+    return tuple(positive(inner, name) for name in entries)

@@ -11,7 +11,7 @@ wider than the stride: what both touch would be fetched for each. A stripe is a 
 of one such loop, and holds all that the loop sweeps over. The rule of section 3.2 knows
 no such buffer, so none is placed by rule; it is a choice, and may be left out.
 
-A buffer is filled anew, and whole, wherever it is visited with another tile: also where
+A buffer is filled again, and whole, at every visit with another tile: also where
 that overlaps the one before. A memory that shifts, as the paper's register files can,
 or whose addresses go round, takes only new columns in. It can have sliding buffers: of
 one loop along X or Y each, of the size of the tile inside that loop. In every sweep of

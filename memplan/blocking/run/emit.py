@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 
-from memplan.blocking.machine.hierarchy import Hierarchy
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import Hierarchy, load_hierarchy
 from memplan.blocking.machine.registers import (
     RegisterTile,
     Target,
@@ -23,8 +22,7 @@ from memplan.blocking.machine.registers import (
 )
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Loop, Nest
-from memplan.blocking.run.cache import gemm_blocks, register_tiled
-from memplan.blocking.run.layout import Layout
+from memplan.blocking.run.cache import Layout, gemm_blocks, register_tiled
 from memplan.toolchain.instructions import FLAGS
 
 # Comparing all outputs of a larger layer with the direct convolution takes too long.
@@ -104,7 +102,7 @@ def emit(
 
 
 def compiler_flags(target: str) -> tuple[str, ...]:
-    """What the compiler is told of such code."""
+    """Compiler flags for such code."""
     return ("-std=c++20", "-O3", *FLAGS[target])
 
 

@@ -2,26 +2,103 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Fixed, Objective
 from memplan.blocking.cost.timed_memories import check_minimized
+from memplan.blocking.machine.registers import RegisterTile, best_tile, target_of
 from memplan.blocking.nest.layer import Layer
-from memplan.blocking.nest.nest import nest_of
-from memplan.blocking.search.beam import beam_search
-from memplan.blocking.search.enumerate_nests import enumerate_nests
+from memplan.blocking.nest.nest import Nest, nest_of
 from memplan.blocking.search.exact import optimum
-from memplan.blocking.search.for_code import best_for_code
-from memplan.blocking.search.incumbent import ProgressReport
-from memplan.blocking.search.result import Options, Result
+from memplan.blocking.search.result import Options, ProgressReport, Result
 from memplan.blocking.search.timed import search_timed
 from memplan.blocking.search.whole import search_whole
-from memplan.errors import MemplanError
+from memplan.errors import MemplanError, UsageError
 
-_SAME = 1e-9  # relative; energies that differ by more are not of the same nest
+_STEPS = (64, 256)  # of a register tile at least, if the layer has as many
+_ROW = 64  # columns of the input that are read one after the other, at least
+_SAME = 1e-9  # relative
+_Find = Callable[[Mapping[str, int], Options], Result]
+
+
+def best_for_code(
+    layer: Layer, objective: Objective, options: Options, find: _Find
+) -> Result:
+    """The best nest for the target of `options`, whose datapath is the register tile.
+
+    objective: of elements as the code has them, which emitted code has in 32 bits.
+    find: the search over all nests on a datapath. It is asked for the loops around the
+    tile's, with these as its datapath, and for the best of all nests over the register
+    tile, whose energy becomes `free_energy`. Its bound is the result's, too. The
+    searches share the time.
+    Raises UsageError for a layer without weights, or another target.
+    """
+    if not layer.kernel:
+        raise UsageError(f"{layer.name} has no weights, so there is no code for it")
+    tile = best_tile(layer, target_of(options.target or "native"))
+    ways = inner_loops(layer, tile)
+    limit = options.time_limit
+    part = replace(options, target=None, time_limit=limit and limit / (len(ways) + 1))
+    free = find(tile.unroll, part)
+    searched = [free]
+    nests = [nest_of(layer, _over(inner, free.nest), tile.unroll) for inner in ways]
+    for inner in ways:
+        if not searched[-1].interrupted:
+            searched.append(find({**tile.unroll, **inner}, part))
+            around = _over(inner, searched[-1].nest)
+            nests.append(nest_of(layer, around, tile.unroll))
+    settled = [(one, best_memories(objective.traffic(one), objective)) for one in nests]
+    priced = [(objective.evaluate(*one), one) for one in settled]
+    energy, (nest, memories) = min(priced, key=lambda pair: pair[0])
+    bound = free.lower_bound
+    proved = bound is not None and energy <= bound * (1 + _SAME)
+    return replace(
+        free,
+        nest=nest,
+        energy=energy,
+        memories=memories,
+        tried=sum(found.tried for found in searched),
+        complete=all(found.complete for found in searched),
+        interrupted=searched[-1].interrupted,
+        proved=proved,
+        lower_bound=energy if proved else bound,
+        free_energy=min(free.energy, energy),
+    )
+
+
+def inner_loops(layer: Layer, tile: RegisterTile) -> list[dict[str, int]]:
+    """What the loops directly around a register tile may cover, innermost first: the
+    window, few channels or more of them, and part of a row."""
+    row = tile.x * math.ceil(_ROW / layer.stride[0] / tile.x)
+    if 2 * row > layer.X:
+        row = layer.X
+    found = []
+    for steps in _STEPS:
+        channels = _channels(layer, steps)
+        inner = {"Fw": layer.Fw, "Fh": layer.Fh, "C": channels, "X": row}
+        if inner not in found:
+            found.append(inner)
+    return found
+
+
+def _channels(layer: Layer, steps: int) -> int:
+    """So many that a tile has `steps`; a divisor of C, if one is below twice that."""
+    least = min(layer.C, math.ceil(steps / (layer.Fw * layer.Fh)))
+    divisors = (n for n in range(least, 2 * least) if layer.C % n == 0)
+    return next(divisors, least)
+
+
+def _over(inner: Mapping[str, int], around: Nest) -> list[tuple[str, int]]:
+    """The loops directly around a register tile, and those of a nest that reach
+    further."""
+    loops = [(loop.dim, loop.outer) for loop in around.loops]
+    return [*inner.items(), *((d, n) for d, n in loops if n > inner.get(d, 0))]
+
+
 _DEFAULT = Options()
 
 
@@ -68,14 +145,9 @@ def _least_energy(
     """The nest of least energy, whatever else is asked for."""
     if options.method == "whole":
         result = search_whole(layer, unroll, objective, options, progress)
-    elif options.method == "beam":
-        result = beam_search(layer, unroll, objective, options, progress=progress)
-    elif options.method == "enumerate":
-        result = enumerate_nests(layer, unroll, objective, options, progress)
     else:
-        result = optimum(layer, unroll, objective, options)
-    if options.method != "whole":
-        result = _settled(result, layer, unroll, objective)
+        found = optimum(layer, unroll, objective, options)
+        result = _settled(found, layer, unroll, objective)
     return result
 
 
@@ -96,7 +168,7 @@ def _settled(
 
     The other methods round sizes up to what the datapath does at once. Where that
     changes the layer, what they proved is not about it. Raises MemplanError where their
-    nest, counted anew, does not come to the same energy.
+    nest, when recounted, has another energy.
     """
     loops = [(loop.dim, loop.outer) for loop in result.nest.loops]
     sized = layer.padded(unroll)
@@ -104,9 +176,9 @@ def _settled(
     energy = objective.evaluate(searched, result.memories)
     if abs(energy - result.energy) > _SAME * energy:
         raise MemplanError(
-            f"{layer.name}: the {result.method} search says {result.energy:.12g} pJ, "
-            f"and its nest has {energy:.12g} pJ; this is a mistake of memplan's. The "
-            f"nest: {result.nest}"
+            f"internal error in memplan; please report it: {layer.name}: the "
+            f"{result.method} search says {result.energy:.12g} pJ, and its nest has "
+            f"{energy:.12g} pJ. The nest: {result.nest}"
         )
     if sized == layer and result.memories is not None:
         return replace(result, nest=searched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,7 +13,20 @@ from memplan.blocking.nest.array import MappingSearch
 from memplan.blocking.nest.nest import Nest
 from memplan.errors import UsageError
 
-METHODS = ("whole", "divisors", "beam", "enumerate")
+METHODS = ("whole", "divisors")
+
+
+@dataclass(frozen=True)
+class SearchProgress:
+    """How far a search is: pJ of the best nest so far, how many were evaluated, and
+    seconds since it began."""
+
+    energy: float
+    evaluated: int
+    seconds: float
+
+
+ProgressReport = Callable[[SearchProgress], None]
 
 
 class Space(str, Enum):
@@ -29,11 +43,10 @@ class Options:
     method: "whole": over all nests, any extents and the window's loops anywhere; the
     result has a bound, and is proved where it reaches that. "divisors": over those
     whose extents divide each other, with the window in one piece, all choices of
-    buffers; proved. "beam": the paper's heuristic, up to `levels` loops a dimension
-    (4). "enumerate": all of up to `levels` loops a dimension (2).
+    buffers; proved.
 
-    time_limit: seconds, after which the best so far is returned; threads: of the first
-    two, None for all; seed: of the beam. minimize: "energy", "cycles", or "edp", which
+    time_limit: seconds, after which the best so far is returned; threads: None for all.
+    minimize: "energy", "cycles", or "edp", which
     is energy times cycles; front: also keep what lies between the least of both.
     target: only nests that code for these vectors runs well, of least energy; the
     register tile is the datapath then (`best_for_code`).
@@ -41,10 +54,8 @@ class Options:
     """
 
     method: str = METHODS[0]
-    levels: int | None = None
     time_limit: float | None = None
     threads: int | None = None
-    seed: int = 0
     minimize: str = "energy"
     front: bool = False
     target: str | None = None
@@ -55,24 +66,12 @@ class Options:
             raise UsageError(
                 f"there is no method {self.method!r}: take {', '.join(METHODS)}"
             )
-        if self.levels is not None and self.method in METHODS[:2]:
-            raise UsageError(
-                f"the {self.method} method takes any number of levels: give none"
-            )
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"threads is {self.threads}, and must be at least 1")
         if self.target is not None and (self.minimize != "energy" or self.front):
             raise UsageError(
                 "nests for code are those of least energy: no other counts"
             )
-
-    def levels_within(self, usual: int, most: int) -> int:
-        """Loops a dimension, by default `usual`. Raises UsageError above `most`."""
-        levels = usual if self.levels is None else self.levels
-        if not 1 <= levels <= most:
-            verb = "enumerate" if self.method == "enumerate" else "search"
-            raise UsageError(f"{levels} levels to {verb}: take 1 to {most}")
-        return levels
 
 
 def check_time_limit(time_limit: float | None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,20 +21,68 @@ from memplan.blocking.cost.timed_memories import best_ways, check_minimized
 from memplan.blocking.nest.array import Array, Datapath, MappingSearch
 from memplan.blocking.nest.layer import DIMS, Layer
 from memplan.blocking.nest.nest import nest_of
-from memplan.blocking.search.incumbent import ProgressReport, SearchProgress
-from memplan.blocking.search.mapping_bounds import bounds_of, cycles_of, relaxed
-from memplan.blocking.search.mapping_rank import better, second_of, value_of
-from memplan.blocking.search.mappings import mappings_of, usual
+from memplan.blocking.search.mappings import (
+    bounds_of,
+    cycles_of,
+    mappings_of,
+    relaxed,
+    usual,
+)
 from memplan.blocking.search.optimize import optimize
-from memplan.blocking.search.result import METHODS, Options, Result
-from memplan.blocking.search.time_bounds import TimeBounds
+from memplan.blocking.search.result import (
+    Options,
+    ProgressReport,
+    Result,
+    SearchProgress,
+)
+from memplan.blocking.search.timed import TimeBounds
 from memplan.cores import cores
 from memplan.errors import NoPlanError, UsageError
+
+_SAME = 1e-9  # relative
+
+
+def value_of(found: Result) -> float:
+    """What was minimized, of a result."""
+    return found.energy if found.value is None else found.value
+
+
+def second_of(found: Result) -> float:
+    """What counts where values are the same: energy, or steps."""
+    if found.minimized == "cycles":
+        return found.energy
+    return float(_steps(found))
+
+
+def _steps(found: Result) -> int:
+    nest = found.nest
+    steps = 1
+    for dim in DIMS:
+        steps *= -(-nest.layer.size(dim) // nest.base(dim))
+    return steps
+
+
+def better(one: Result, other: Result) -> bool:
+    """Whether `one` is better than `other`: in what was minimized; else in what counts
+    next, then in steps, dimensions of its mapping, and multipliers."""
+    for key in (value_of, second_of):
+        mine, others = key(one), key(other)
+        if abs(mine - others) > _SAME * others:
+            return mine < others
+    return _plain(one) < _plain(other)
+
+
+def _plain(found: Result) -> tuple[int, int, int]:
+    counts = [found.nest.base(dim) for dim in DIMS]
+    lanes = 1
+    for count in counts:
+        lanes *= count
+    return _steps(found), sum(count > 1 for count in counts), lanes
+
 
 _USUAL = 30.0  # seconds, where there is no limit
 _BOUNDS, _SCOUTS, _FULL = 0.3, 0.3, 0.6  # parts of what is left, of each phase
 _BEST = 6  # scouted mappings that are searched in full first
-_SAME = 1e-9  # relative
 _DEFAULT = Options()
 
 
@@ -54,17 +102,11 @@ def search_datapath(
     cycles come before least energy. The time limit, or half a minute, is for all of
     them; what is left then has bounds only, and the result's bound is the least of all.
     Ctrl-C ends the search with the best so far.
-    Raises as `optimize` does, and UsageError for an array with a method that has no
-    bound, or with a target.
+    Raises as `optimize` does, and UsageError for an array with a target.
     """
     if not isinstance(datapath, Array):
         return optimize(layer, datapath, objective, options, progress)
     check_minimized(options.minimize, objective, options.front)
-    if options.method not in METHODS[:2]:
-        raise UsageError(
-            f"--unroll auto compares mappings by bounds, and {options.method} has none:"
-            f" take {' or '.join(METHODS[:2])}, or say what the datapath does at once"
-        )
     if options.target is not None:
         raise UsageError("the datapath of nests for code is a register tile, not auto")
     return _Search(layer, datapath, objective, options, progress).run()
@@ -317,3 +359,18 @@ class _Search:
         spent = time.monotonic() - self._begin
         tried = self._tried + done.evaluated
         self._progress(SearchProgress(energy, tried, spent))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One search; what `search_datapath` takes."""
+
+    layer: Layer
+    datapath: Datapath
+    objective: Objective
+    options: Options = _DEFAULT
+
+    def run(self) -> Result:
+        """The search's result, found on one thread."""
+        options = replace(self.options, threads=1)
+        return search_one_of(self.layer, self.datapath, self.objective, options)

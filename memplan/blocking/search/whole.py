@@ -12,6 +12,7 @@ compiled.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping
@@ -21,19 +22,22 @@ from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.nest.nest import Nest, nest_of
 from memplan.blocking.search.exact import (
+    KERNEL_DIMS,
     base_of,
     check_unroll,
-    optimum_so_far,
-    problem_of,
-)
-from memplan.blocking.search.incumbent import ProgressReport, SearchProgress
-from memplan.blocking.search.kernel_loops import (
-    DIMS,
     nest_from,
     numbered,
+    optimum_so_far,
+    problem_of,
     relaxed_loops,
 )
-from memplan.blocking.search.result import Options, Result, Space
+from memplan.blocking.search.result import (
+    Options,
+    ProgressReport,
+    Result,
+    SearchProgress,
+    Space,
+)
 from memplan.cores import cores
 from memplan.errors import NoPlanError, UsageError
 from memplan.native import _nest
@@ -42,6 +46,9 @@ from memplan.native import _nest
 # for the search, which mostly ends before.
 _START, _BOUND, _CLIMB = 2.0, 4.0, 3.5
 _ROUNDS = 2
+# Within a limit: seconds of the first slice, how much longer each next one is, and the
+# parts of a slice for the search, the bound and the smaller space's optimum.
+_SLICE, _LONGER, _PARTS = 0.1, 3.0, (0.35, 0.35, 0.3)
 _NEAR = 1e-3  # relative; a bound that is so close is worth no more time
 _SAME = 1e-9  # relative; a bound that is as close is reached
 
@@ -55,8 +62,9 @@ def search_whole(
 ) -> Result:
     """The best nest found for `layer`, and what no nest takes less than.
 
-    The time limit is shared out; without one the smaller space's optimum and the bound
-    have a few seconds each, and the local search comes to its end. Ctrl-C ends it with
+    A time limit is cut into slices that all steps share; without one the smaller
+    space's optimum and the bound have a few seconds each, and the local search comes to
+    its end. Ctrl-C ends it with
     the best so far, and with the bound so far. Raises UsageError as `optimum` does
     where levels or unrolling make no sense.
     """
@@ -82,57 +90,104 @@ class _Search:
     ) -> None:
         self._layer, self._unroll, self._objective = layer, unroll, objective
         self._options, self._progress = options, progress
-        self._clock = _Clock(options.time_limit)
+        self._begin = time.perf_counter()
         self._threads = options.threads or cores()
         self._problem = problem_of(layer, unroll, objective)
         self._starts = [_one_loop_each(layer, unroll)]
         self._bound = _compulsory(layer, objective)
-        self._tried, self._complete = 0, False
+        self._tried, self._slice = 0, 0
+        # Whether each step came to its end: the climb, the smaller space, the bound.
+        self._complete, self._started, self._relaxed = False, False, False
         self.interrupted = False
         self._energy = math.inf
         self._take(nest_from(self._starts[0], layer, unroll))
 
     def run(self) -> None:
         """All of it, until Ctrl-C, which `interrupted` says."""
-        for step in (self._start, self._relax, self._climb):
-            step()
-            if self.interrupted:
-                return
+        if self._options.time_limit is not None:
+            self._run_in_slices(self._options.time_limit)
+            return
+        self._start(_START)
+        if not self.interrupted:
+            self._relax(_BOUND)
+        if not self.interrupted:
+            self._climb(self._starts, _CLIMB, 0)
 
     def result(self) -> Result:
         """The best so far."""
-        proved = self._energy <= self._bound * (1 + _SAME)
         return Result(
             self._best,
             "whole",
             self._energy,
-            self._clock.seconds,
+            self._seconds,
             self._tried,
             self._complete and not self.interrupted,
-            self._energy if proved else self._bound,
-            proved,
+            self._energy if self._proved else self._bound,
+            self._proved,
             self._memories,
             Space.WHOLE,
             self.interrupted,
         )
 
-    def _start(self) -> None:
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._begin
+
+    @property
+    def _proved(self) -> bool:
+        return self._energy <= self._bound * (1 + _SAME)
+
+    def _run_in_slices(self, limit: float) -> None:
+        """Slices of time, each longer than all before it together.
+
+        Every slice has a share for each step, whatever the limit, which only cuts the
+        last slice short. So a longer limit does all that a shorter one does, and then
+        more. Within a slice the local search comes first: a step that is cut short
+        leaves the others their time.
+        """
+        steps = [self._climb_on, self._relax, self._start]
+        for number in itertools.count():
+            self._slice = number
+            length = _SLICE * _LONGER**number
+            for step, part in zip(steps, _PARTS, strict=True):
+                left = limit - self._seconds
+                if left <= 0 or self.interrupted or self._proved:
+                    return
+                step(min(part * length, left))
+            if self._complete and self._started and self._relaxed:
+                return
+
+    def _climb_on(self, seconds: float) -> None:
+        """The local search from the best nest and the other starts, at new random
+        choices in every slice."""
+        best = numbered(self._best)
+        starts = [best, *(start for start in self._starts if start != best)]
+        before = self._energy
+        self._climb(starts, seconds, self._slice * _ROUNDS)
+        self._complete = self._complete and self._energy == before
+
+    def _start(self, seconds: float) -> None:
         """From the optimum of the smaller space."""
-        limit = self._clock.share(0.4, _START)
-        part = Options("divisors", None, limit, self._options.threads)
+        if self._started:
+            return
+        part = Options("divisors", seconds, self._options.threads)
         layer, unroll = self._layer, self._unroll
         try:
             found = optimum_so_far(layer, unroll, self._objective, part, self._report)
-        except (NoPlanError, UsageError):
-            return  # too little time, or too many divisors: there are other starts
+        except NoPlanError:  # too little time
+            return
+        except UsageError:  # too many divisors
+            self._started = True
+            return
         self.interrupted = found.interrupted
+        self._started = found.proved
         self._tried += found.tried
         pairs = [(loop.dim, loop.outer) for loop in found.nest.loops]
         start = nest_of(layer, pairs, unroll)
-        self._starts.append(numbered(start))
+        self._add_start(numbered(start))
         self._take(start)
 
-    def _relax(self) -> None:
+    def _relax(self, seconds: float) -> None:
         """Raises the bound, and adds the relaxation's nests to the starts.
 
         The bytes that tensors share are first each tensor's alone, which is bound from
@@ -143,31 +198,46 @@ class _Search:
         alone = private or (
             isinstance(objective, Codesign) and objective.budget is None
         )
+        in_time = True
         for shared in (False,) if alone else (False, True):
-            if self.interrupted or self._bound >= self._energy * (1 - _NEAR):
+            near = self._bound >= self._energy * (1 - _NEAR)
+            self._relaxed = self._relaxed or near
+            if self.interrupted or self._relaxed:
                 return
+            begin, share = self._seconds, seconds if alone else seconds / 2
             relaxed = _nest.optimum(
                 problem_of(self._layer, self._unroll, objective, shared),
                 whole=True,
                 incumbent=self._energy / groups,
-                seconds=self._clock.share(0.4, _BOUND if alone else _BOUND / 2),
+                seconds=share,
                 threads=self._threads,
                 report=self._report,
             )
+            in_time = in_time and self._seconds - begin < share
             self.interrupted = relaxed.interrupted
             self._tried += relaxed.labels
             self._bound = max(self._bound, relaxed.lower_bound * groups)
             if start := relaxed_loops(relaxed):
-                self._starts.append(start)
+                self._add_start(start)
+        self._relaxed = in_time
 
-    def _climb(self) -> None:
-        """To the best nest that the local search comes to."""
+    def _add_start(self, start: list[tuple[int, int]]) -> None:
+        if self._options.time_limit is None or start not in self._starts:
+            self._starts.append(start)
+            self._complete = False
+
+    def _climb(
+        self, starts: list[list[tuple[int, int]]], seconds: float, first: int
+    ) -> None:
+        """To the best nest that the local search comes to. first: number of the first
+        round of annealing, which seeds its random choices."""
         loops, tried, self._complete, self.interrupted = _nest.improved(
             self._problem,
-            self._starts,
+            starts,
             bound=self._bound / self._layer.G,
+            first=first,
             rounds=_ROUNDS,
-            seconds=self._clock.share(1.0, _CLIMB),
+            seconds=seconds,
             threads=self._threads,
             report=self._report,
         )
@@ -183,30 +253,13 @@ class _Search:
 
     def _report(self) -> None:
         if self._progress is not None:
-            done = SearchProgress(self._energy, self._tried, self._clock.seconds)
+            done = SearchProgress(self._energy, self._tried, self._seconds)
             self._progress(done)
-
-
-class _Clock:
-    """Shares out the seconds there are."""
-
-    def __init__(self, limit: float | None) -> None:
-        self._limit, self._begin = limit, time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._begin
-
-    def share(self, part: float, usual: float) -> float:
-        """A part of what is left; `usual` where there is no limit."""
-        if self._limit is None:
-            return usual
-        return max(part * (self._limit - self.seconds), 0.0)
 
 
 def _compulsory(layer: Layer, objective: Objective) -> float:
     """pJ that every nest takes."""
-    nest = nest_of(layer, [(d, layer.size(d)) for d in (*DIMS, "G")], {})
+    nest = nest_of(layer, [(d, layer.size(d)) for d in (*KERNEL_DIMS, "G")], {})
     return objective.compulsory_pj(objective.traffic(nest))
 
 
@@ -214,6 +267,6 @@ def _one_loop_each(layer: Layer, unroll: Mapping[str, int]) -> list[tuple[int, i
     base = base_of(layer, unroll)
     return [
         (number, layer.size(dim))
-        for number, dim in enumerate(DIMS)
+        for number, dim in enumerate(KERNEL_DIMS)
         if layer.size(dim) > base[dim]
     ]

@@ -1,13 +1,15 @@
-"""The words in which operators' rules are written (the paper's chunk flow, §3.2)."""
+"""How a slice of an operator's result follows from slices of its operands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
-from memplan.graph.program import Bound, Meta, Op, Ref, Window, extent, mapped
+from memplan.graph.program import Argument, Meta, Metas, Op, Window, extent, refs
 
 
 class Slice(NamedTuple):
@@ -48,12 +50,12 @@ class Call:
     """
 
     op: Op
-    operands: tuple[Any, ...]
-    result: Any
+    operands: tuple[Metas, ...]
+    result: Metas
     loop: str
     moving: Mapping[int, Window] = field(default_factory=dict)
 
-    def sizes(self, out: Slice) -> list[Any]:
+    def sizes(self, out: Slice) -> list[Argument]:
         """The result's sizes as arguments in which those that vary follow the loops."""
         windows = {**self.moving, out.dim: self.window(out)}
         return [
@@ -67,7 +69,7 @@ class Call:
         first = self.result if isinstance(self.result, Meta) else self.result[0]
         return tuple(first.shape)
 
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
+    def argument(self, position: int, name: str, default: Argument = None) -> Argument:
         """An argument by its place in the operator's schema, or by name."""
         if position < len(self.op.args):
             return self.op.args[position]
@@ -82,16 +84,16 @@ class Call:
 class Flow:
     """How an operator runs in a loop.
 
-    needs: for each operand, the Slice of it that is needed, or None: all of it.
-    target, args, kwargs: what is called on them, where that is not the operator as it
-    stands; integers that follow the iteration are Bound. names of `op.operands()` stay
-    as they are, each the slice that `needs` says.
+    needs: for each operand, the Slice of it that is needed, or None for all of it.
+    target, args, kwargs: the call, if it is not the unchanged operator; integers that
+    follow the iteration are Bound. Names of `op.operands()` stay the same and mean the
+    slices in `needs`.
     """
 
     needs: tuple[Slice | None, ...]
-    target: Callable[..., Any] | None = None
-    args: tuple[Any, ...] | None = None
-    kwargs: dict[str, Any] | None = field(default=None)
+    target: Callable[..., object] | None = None
+    args: tuple[Argument, ...] | None = None
+    kwargs: dict[str, Argument] | None = field(default=None)
 
 
 Rule = Callable[[Call, Slice], Flow | None]
@@ -102,9 +104,22 @@ is a tuple, the slice is of each of its members.
 """
 
 
-def each(names: str, rule: Rule) -> dict[str, Rule]:
-    """One rule for several operators of ATen, by their names with spaces between."""
-    return {f"aten.{name}": rule for name in names.split()}
+RULES: dict[str, Rule] = {}
+"""Every operator's rule, by the operator's name without its overload."""
+
+
+def rule(names: str = "", own: str = "") -> Callable[[Rule], Rule]:
+    """Register a rule for operators of ATen, and for functions of memplan's `own`.
+
+    Both are names with spaces between, without overloads.
+    """
+
+    def register(function: Rule) -> Rule:
+        keys = [f"aten.{name}" for name in names.split()] + own.split()
+        RULES.update(dict.fromkeys(keys, function))
+        return function
+
+    return register
 
 
 def whole(call: Call) -> list[Slice | None]:
@@ -112,18 +127,79 @@ def whole(call: Call) -> list[Slice | None]:
     return [None] * len(call.operands)
 
 
-__all__ = [
-    "Bound",
-    "Call",
-    "Flow",
-    "Fraction",
-    "Meta",
-    "Op",
-    "Ref",
-    "Rule",
-    "Slice",
-    "Window",
-    "each",
-    "mapped",
-    "whole",
-]
+@cache
+def parameters(target: Callable[..., object]) -> tuple[tuple[str, Argument], ...]:
+    """Names and defaults of a target's parameters, in order; None for no default."""
+    schema = getattr(target, "_schema", None)
+    if schema is not None:
+        return tuple((each.name, each.default_value) for each in schema.arguments)
+    return tuple(
+        (name, None if each.default is each.empty else each.default)
+        for name, each in inspect.signature(target).parameters.items()
+    )
+
+
+def given(call: Call) -> dict[str, Argument]:
+    """All arguments by name, those left out at their defaults."""
+    names = parameters(call.op.target)
+    values = dict(names)
+    values.update(
+        (name, value) for (name, _), value in zip(names, call.op.args, strict=False)
+    )
+    values.update(call.op.kwargs)
+    return values
+
+
+def places(call: Call) -> dict[str, tuple[int, ...]]:
+    """For each argument given, where its values stand among the call's operands."""
+    names = [name for name, _ in parameters(call.op.target)]
+    passed = [*zip(names, call.op.args, strict=False), *call.op.kwargs.items()]
+    found: dict[str, tuple[int, ...]] = {}
+    count = 0
+    for name, value in passed:
+        width = sum(1 for _ in refs(value))
+        found[name] = tuple(range(count, count + width))
+        count += width
+    return found
+
+
+def shape(call: Call, name: str) -> tuple[int, ...] | None:
+    """The shape of the tensor that is the argument `name`; None if none is given."""
+    place = places(call).get(name, ())
+    return tuple(call.operands[place[0]].shape) if place else None
+
+
+def needing(call: Call, slices: Mapping[str, Slice | None]) -> tuple[Slice | None, ...]:
+    """`needs` with the named arguments sliced, if they are given; all others whole."""
+    needs: list[Slice | None] = [None] * len(call.operands)
+    for name, place in places(call).items():
+        for position in place:
+            needs[position] = slices.get(name)
+    return tuple(needs)
+
+
+def changed(
+    call: Call, needs: Iterable[Slice | None], changes: Mapping[str, Argument]
+) -> Flow:
+    """The same operator with some arguments replaced."""
+    names = [name for name, _ in parameters(call.op.target)]
+    args = list(call.op.args)
+    kwargs = dict(call.op.kwargs)
+    for name, value in changes.items():
+        position = names.index(name)
+        if position < len(args):
+            args[position] = value
+        else:
+            kwargs[name] = value
+    return Flow(tuple(needs), call.op.target, tuple(args), kwargs)
+
+
+def positive(dim: int, rank: int) -> int:
+    """A dimension counted from the front."""
+    return dim + rank if dim < 0 else dim
+
+
+def integers(value: Argument, count: int) -> tuple[int, ...]:
+    """An argument that is one integer, or one for each of `count` dimensions."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * count if len(values) == 1 else values

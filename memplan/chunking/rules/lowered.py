@@ -6,12 +6,19 @@ the programs that are written out.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 def windowed_conv(
-    x: Any, weight: Any, bias: Any, options: tuple[Any, ...], part: tuple[int, int, int]
-) -> Any:
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    options: tuple[Any, ...],
+    part: tuple[int, int, int],
+) -> torch.Tensor:
     """A convolution over a part of one dimension of x, [N, C, ...].
 
     options: stride, padding, dilation, groups. part: the dimension, and the zeros that
@@ -32,8 +39,8 @@ def windowed_conv(
 
 
 def windowed_max_pool(
-    x: Any, options: tuple[Any, ...], part: tuple[int, int, int]
-) -> Any:
+    x: torch.Tensor, options: tuple[Any, ...], part: tuple[int, int, int]
+) -> torch.Tensor:
     """max_pool2d over a part of one dimension of x, [..., H, W].
 
     options: kernel, stride, padding, dilation. part: the dimension, and the places,
@@ -53,11 +60,11 @@ def windowed_max_pool(
 
 
 def windowed_avg_pool(
-    x: Any,
+    x: torch.Tensor,
     options: tuple[Any, ...],
     means: tuple[bool, int | None],
     part: tuple[int, int, int],
-) -> Any:
+) -> torch.Tensor:
     """avg_pool2d over a part of one dimension of x, [..., H, W].
 
     options: kernel, stride, padding. means: whether padding counts in a mean, and what
@@ -78,8 +85,13 @@ def windowed_avg_pool(
 
 
 def causal_attention(
-    query: Any, key: Any, value: Any, start: int, keys: int, options: dict[str, Any]
-) -> Any:
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    start: int,
+    keys: int,
+    options: dict[str, object],
+) -> torch.Tensor:
     """Causal attention of the queries from row `start` on to the first `keys` keys.
 
     Row i of all queries attends to keys [0, i], as torch's is_causal has it.
@@ -97,7 +109,9 @@ def causal_attention(
     )
 
 
-def group_norm_statistics(x: Any, groups: int, eps: float) -> Any:
+def group_norm_statistics(
+    x: torch.Tensor, groups: int, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and 1 / sqrt(variance + eps) of each group of channels of x, [N, C, ...].
 
     Both are [N, C, 1, ...] in float32 or wider, each group's value repeated for its
@@ -119,7 +133,13 @@ def group_norm_statistics(x: Any, groups: int, eps: float) -> Any:
     return torch.cat(means).view(sizes), torch.cat(scales).view(sizes)
 
 
-def group_norm_apply(x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+def group_norm_apply(
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+) -> torch.Tensor:
     """(x - mean) * rstd * weight + bias, in x's dtype.
 
     mean, rstd: [N, C, 1, ...]; weight, bias: [C], or None for 1 and 0.

@@ -1,46 +1,19 @@
-"""All operators' rules, by the operator's name without its overload."""
+"""The registry of rules: one line for each file of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from memplan.chunking.rules import elementwise, layout, products, spatial
+from memplan.chunking.rules.flow import RULES, Call, Flow, Slice
+from memplan.graph.program import Argument, Meta, Metas
 
-from memplan.chunking.rules import (
-    attention,
-    axes,
-    contraction,
-    elementwise,
-    factories,
-    lookup,
-    normalisation,
-    pieces,
-    reductions,
-    resampling,
-    views,
-    windows,
-)
-from memplan.chunking.rules.flow import Call, Flow, Meta, Rule, Slice
-
-RULES: dict[str, Rule] = {
-    **elementwise.RULES,
-    **contraction.RULES,
-    **views.RULES,
-    **axes.RULES,
-    **pieces.RULES,
-    **reductions.RULES,
-    **lookup.RULES,
-    **normalisation.RULES,
-    **factories.RULES,
-    **attention.RULES,
-    **windows.RULES,
-    **resampling.RULES,
-}
+FAMILIES = (elementwise, layout, products, spatial)  # importing a file registers it
 
 
 def flow(call: Call, out: Slice) -> Flow | None:
     """How `call` makes the slice `out` of its result; None if it cannot.
 
     An operator without a rule cannot: it runs whole, outside of loops. Neither can one
-    whose shapes or arguments are not yet known.
+    whose shapes or arguments depend on data.
     """
     rule = RULES.get(call.op.key)
     if rule is None or not _known((call.op.args, call.op.kwargs)):
@@ -54,7 +27,7 @@ def flow(call: Call, out: Slice) -> Flow | None:
     return rule(call, out)
 
 
-def _known(value: Any) -> bool:
+def _known(value: Argument) -> bool:
     """Whether a nest of arguments holds no symbolic number."""
     if isinstance(value, dict):
         return all(map(_known, value.values()))
@@ -63,7 +36,7 @@ def _known(value: Any) -> bool:
     return type(value).__name__ not in {"SymInt", "SymFloat", "SymBool", "Node"}
 
 
-def _sized(meta: Any) -> bool:
+def _sized(meta: Metas) -> bool:
     """Whether all sizes of a tensor, or of each of several, are plain integers."""
     if isinstance(meta, Meta):
         return all(type(size) is int for size in meta.shape)

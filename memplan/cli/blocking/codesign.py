@@ -15,7 +15,7 @@ from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.search.result import Options, Result
 from memplan.blocking.search.spatial import search_datapath
 from memplan.cli.blocking import meanings, options, report, results
-from memplan.cli.blocking.progress import searching
+from memplan.cli.blocking.meanings import searching
 from memplan.cli.progress import working
 from memplan.files import refuse_overwrite
 from memplan.units import format_bytes
@@ -85,12 +85,12 @@ def _curve(
     objective: Codesign,
 ) -> tuple[CurvePoint, ...]:
     budgets = [_LEAST << i for i in range(64) if _LEAST << i < most] + [most]
-    with working("area curve") as told:
+    with working("area curve") as report_line:
 
         def progress(point: CurvePoint, result: Result) -> None:
-            if told is not None:
+            if report_line is not None:
                 energy = report.energy(result.energy)
-                told(f"{format_bytes(point.budget)}: {energy}")
+                report_line(f"{format_bytes(point.budget)}: {energy}")
 
         curve = trace_curve(
             layer,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.run.cache import Layout, padded
 from memplan.blocking.run.emit import compiler_flags, emit
-from memplan.blocking.run.layout import Layout, padded
 from memplan.cli import arguments, show
 from memplan.cli.blocking import meanings, options
 from memplan.files import STDOUT, refuse_overwrite, write_bytes

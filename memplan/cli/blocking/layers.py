@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import click
 
-from memplan.blocking.cost.pricing import MAIN
-from memplan.blocking.design.networks import NETWORKS
-from memplan.blocking.machine.hierarchy import Hierarchy
-from memplan.blocking.machine.hierarchy_file import load_hierarchy, presets
+from memplan.blocking.cost.placement import MAIN
+from memplan.blocking.design.network import NETWORKS
+from memplan.blocking.machine.hierarchy import Hierarchy, load_hierarchy, presets
 from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, elements
 from memplan.blocking.run.inventory import ModelLayer, ModelLayers
-from memplan.blocking.run.sources import is_model, layers_of_source
+from memplan.blocking.run.models import is_model, layers_of_source
 from memplan.cli import show
-from memplan.cli.blocking import model_notes, options, report
-from memplan.cli.blocking.entries import layer_entry
-from memplan.cli.blocking.model_notes import share_text
+from memplan.cli.blocking import meanings, options, report
+from memplan.cli.blocking.meanings import share_text
+from memplan.cli.blocking.results import layer_entry
 from memplan.errors import UsageError
 from memplan.units import format_gap
 
@@ -81,7 +80,7 @@ def _of_model(text: str, json_: bool) -> None:
         layers = [
             {**layer_entry(one.layer), "count": one.count} for one in found.layers
         ]
-        show.as_json({**schema, **model_notes.entries(found), "layers": layers})
+        show.as_json({**schema, **meanings.model_entries(found), "layers": layers})
         return
     left_out = [
         [f"{a.where}: {a.reason}", share_text(found, a)] for a in found.left_out
@@ -89,7 +88,7 @@ def _of_model(text: str, json_: bool) -> None:
     facts = [
         ("multiply-adds", f"{found.macs:,}"),
         ("in layers", f"{found.counted:,}"),
-        ("checked", model_notes.check_text(found)),
+        ("checked", meanings.check_text(found)),
     ]
     show.facts(f"memplan: {text}", facts)
     for note in found.notes:

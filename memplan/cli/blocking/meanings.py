@@ -1,25 +1,30 @@
-"""What the words of blocking commands' options stand for."""
+"""What the values of blocking options stand for, and how far a search is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.design.task import Task
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
-from memplan.blocking.machine.technology import FORTY_FIVE
-from memplan.blocking.machine.technology_file import load_technology
+from memplan.blocking.machine.hierarchy import load_hierarchy
+from memplan.blocking.machine.technology import FORTY_FIVE, load_technology
 from memplan.blocking.nest.array import Datapath, parse_array
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_unroll
 from memplan.blocking.nest.precision import Precision, parse_precision
-from memplan.blocking.run.inventory import ModelLayer
-from memplan.blocking.run.sources import is_model, layers_of_source
-from memplan.blocking.search.result import Options
-from memplan.cli.blocking import model_notes
+from memplan.blocking.run.inventory import LeftOut, ModelLayer, ModelLayers
+from memplan.blocking.run.models import is_model, layers_of_source
+from memplan.blocking.search.result import Options, Result, SearchProgress
+from memplan.blocking.search.spatial import Task
+from memplan.cli import show
+from memplan.cli.blocking import report
+from memplan.cli.progress import saying_if_interrupted, working
 from memplan.errors import UsageError
-from memplan.units import parse_bytes
+from memplan.sweep import sweep
+from memplan.units import format_gap, format_seconds, parse_bytes
 
 
 def all_layers(texts: Iterable[str]) -> list[ModelLayer]:
@@ -34,7 +39,7 @@ def all_layers(texts: Iterable[str]) -> list[ModelLayer]:
             found.append(ModelLayer(parse_layer(text), 1))
             continue
         model = layers_of_source(text)
-        model_notes.tell(model)
+        note_model(model)
         if not model.layers:
             raise UsageError(f"{text} runs no convolution, product or pooling")
         found += model.layers
@@ -102,3 +107,112 @@ def tasks(
     """A search for each layer, on the datapath given."""
     chosen = datapath_or_array(unroll)
     return [Task(one.layer, chosen, objective, how) for one in layers]
+
+
+def note_model(model: ModelLayers) -> None:
+    """As notes: what was left out and its share, what is counted in another form, and
+    where torch's own counter says otherwise."""
+    for one in model.left_out:
+        show.note(f"left out {one.where}: {one.reason}; {share_text(model, one)}")
+    for note in model.notes:
+        show.note(note)
+    if model.difference:
+        show.complaint(f"the multiply-adds are not torch's: {check_text(model)}")
+
+
+def share_text(model: ModelLayers, one: LeftOut) -> str:
+    """Its part of all multiply-adds that are known."""
+    if one.macs is None:
+        return "its multiply-adds are not known"
+    return f"{format_gap(model.share(one.macs))} of the multiply-adds"
+
+
+def check_text(model: ModelLayers) -> str:
+    """What torch's own counter says of the same run."""
+    if model.reference is None:
+        return "no count of torch's to compare with: nothing was run"
+    said = f"torch's counter has {model.reference.macs:,}"
+    for operation, macs in model.reference.unknown:
+        part = format_gap(model.share(macs))
+        said += f"; it has no formula for {operation}, {part} here"
+    if not model.difference:
+        return said + ("; otherwise the same" if model.reference.unknown else ", too")
+    more = "more" if model.difference > 0 else "fewer"
+    part = format_gap(model.share(abs(model.difference)))
+    return f"{said}; of what both count there are {part} {more} here"
+
+
+def model_entries(model: ModelLayers) -> dict[str, object]:
+    """The same as JSON."""
+    reference = model.reference
+    return {
+        "macs": model.macs,
+        "counted_macs": model.counted,
+        "left_out": [
+            {
+                "where": one.where,
+                "reason": one.reason,
+                "macs": one.macs,
+                "share": None if one.macs is None else model.share(one.macs),
+            }
+            for one in model.left_out
+        ],
+        "notes": list(model.notes),
+        "torch": None
+        if reference is None
+        else {
+            "macs": reference.macs,
+            "without_formula": dict(reference.unknown),
+            "difference": model.difference,
+        },
+    }
+
+
+@contextlib.contextmanager
+def searching(what: str) -> Iterator[Callable[[SearchProgress], None] | None]:
+    """What to call with each SearchProgress, likewise."""
+    with working(what) as report_line:
+        yield (
+            None
+            if report_line is None
+            else lambda progress: report_line(describe(progress))
+        )
+
+
+@contextlib.contextmanager
+def sweeping(what: str, tasks: int) -> Iterator[Callable[[int, Result], None] | None]:
+    """What to call with a task's number and result as it ends: a bar, likewise."""
+    with saying_if_interrupted():
+        if not sys.stderr.isatty():
+            yield None
+            return
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TimeElapsedColumn,
+        )
+
+        columns = (what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        console = Console(stderr=True, highlight=False)
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(what, total=tasks)
+            yield lambda number, result: bar.advance(task)
+
+
+def swept(
+    what: str, tasks: Sequence[Task], threads: int | None, ray: str | None
+) -> list[Result]:
+    """The results of all tasks, on a Ray cluster if its address is given."""
+    with sweeping(what, len(tasks)) as ended:
+        processes = None if ray else threads
+        return sweep(tasks, processes=processes, address=ray, progress=ended)
+
+
+def describe(progress: SearchProgress) -> str:
+    """The best energy, what was tried, and the time, in one line."""
+    parts = [] if math.isinf(progress.energy) else [report.energy(progress.energy)]
+    parts.append(f"{report.amount(progress.evaluated)} tried")
+    parts.append(format_seconds(progress.seconds))
+    return ", ".join(parts) + "; Ctrl-C keeps the best"

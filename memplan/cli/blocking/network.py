@@ -10,22 +10,21 @@ from pathlib import Path
 import click
 
 from memplan.blocking.cost.objective import Codesign, Fixed
-from memplan.blocking.design.network import distinct
+from memplan.blocking.design.network import NETWORKS, distinct
 from memplan.blocking.design.network_design import (
     MAX_LEVELS,
     NetworkDesign,
     design_network,
 )
 from memplan.blocking.design.network_mappings import design_mapped_network
-from memplan.blocking.design.networks import NETWORKS
 from memplan.blocking.machine.technology import Technology
 from memplan.blocking.nest.array import parse_array
 from memplan.blocking.run.inventory import ModelLayer
-from memplan.blocking.run.sources import is_model
+from memplan.blocking.run.models import is_model
 from memplan.blocking.search.result import Options
 from memplan.cli import show
 from memplan.cli.blocking import meanings, options, report, results
-from memplan.cli.blocking.progress import swept
+from memplan.cli.blocking.meanings import swept
 from memplan.cli.progress import working
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
@@ -71,14 +70,15 @@ def command(
 ) -> None:
     """Block every layer of a network for one hierarchy that all share.
 
-    NETWORK is alexnet, vgg-b or vgg-d, model.py:factory or model.onnx. With --memory
-    the hierarchy is given. With --budget one is looked for, whose memories take no more
-    than these bytes; it needs at most the energy of the paper's, the best of those that
-    are among the ten best designs of every layer. Layers' gaps and proofs are of the
-    nests on these memories; the sizes have a gap of their own, to layers that each have
-    all memories for themselves. Layers without weights are then left out. --unroll auto
-    chooses each layer's spatial mapping; with --budget memories and mappings are looked
-    for by turns, as long as that helps.
+    NETWORK is alexnet, vgg-b or vgg-d, model.py:factory or model.onnx. --memory gives
+    the hierarchy. --budget searches for one whose memories fit these bytes; it takes at
+    most the energy of the paper's method, the best design among the ten best of every
+    layer. The search compares memories by nests whose extents divide each other; a last
+    pass then searches all nests on the chosen memories. Gaps and proofs of layers are
+    about nests on these memories. The sizes have a gap of their own, to layers that
+    each have all memories for themselves. Layers without weights are left out.
+    --unroll auto chooses each layer's spatial mapping; with --budget memories and
+    mappings take turns, as long as the energy falls.
 
     \b
     Example: memplan blocking network alexnet --budget 1MiB
@@ -126,11 +126,11 @@ def _designed(
 ) -> NetworkDesign:
     """The memories that all layers need least energy with."""
     weighted = _with_weights(layers)
-    with working("memories") as told:
+    with working("memories") as report_line:
 
         def progress(energy: float, seconds: float) -> None:
-            if told is not None:
-                told(f"{report.energy(energy)}, {format_seconds(seconds)}")
+            if report_line is not None:
+                report_line(f"{report.energy(energy)}, {format_seconds(seconds)}")
 
         array = parse_array(unroll)
         kept, within = [one.layer for one in weighted], objective.budget or 0
@@ -205,4 +205,5 @@ def _entries(design: NetworkDesign) -> dict[str, object]:
         "sizes_lower_bound_pJ": design.lower_bound,
         "sizes_gap": design.gap,
         "complete": design.complete,
+        "seconds": design.seconds,
     }

@@ -2,18 +2,99 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from memplan.blocking.machine.registers import target_of
-from memplan.blocking.search.result import METHODS, Options
+from memplan.blocking.cost.objective import Fixed, Objective
+from memplan.blocking.machine.registers import RegisterTile, target_of
+from memplan.blocking.nest.precision import FORMATS
+from memplan.blocking.run.inventory import ModelLayer
+from memplan.blocking.run.models import is_model
+from memplan.blocking.search.result import METHODS, Options, Result
 from memplan.blocking.search.spatial import search_datapath
-from memplan.cli import arguments
-from memplan.cli.blocking import code, meanings, options, results
-from memplan.cli.blocking.progress import searching, swept
+from memplan.cli import arguments, show
+from memplan.cli.blocking import meanings, options, results
+from memplan.cli.blocking.meanings import searching, swept
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite
+from memplan.units import format_gap
+
+BITS = "fp32"  # of the elements of emitted code
+
+
+def tile_of(found: Result, target: str) -> RegisterTile:
+    """The register tile that is the datapath of a result."""
+    lanes, unroll = target_of(target).lanes, found.nest.unroll
+    x, y, k = (unroll.get(dim, 1) for dim in ("X", "Y", "K"))
+    return RegisterTile(lanes, k // lanes, x, y)
+
+
+def code_entries(found: Sequence[Result], target: str) -> list[dict[str, object]]:
+    """For each layer the tile, and the least energy that was found with it if code
+    does not matter."""
+    return [
+        {
+            "layer": one.nest.layer.name,
+            "target": target_of(target).name,
+            "tile": tile_of(one, target).unroll,
+            "free_energy_pJ": one.free_energy,
+        }
+        for one in found
+    ]
+
+
+def code_rows(
+    layers: Sequence[ModelLayer], found: Sequence[Result], target: str
+) -> list[tuple[str, str]]:
+    """The tile, of one layer, and what it costs that the nests are those for code, of
+    each layer as often as it is run."""
+    name = target_of(target).name
+    runs = [(one.count, own) for one, own in zip(layers, found, strict=True)]
+    energy = sum(count * own.energy for count, own in runs)
+    free = sum(count * (own.free_energy or own.energy) for count, own in runs)
+    more = (energy - free) / sum(count * own.nest.layer.macs for count, own in runs)
+    price = f"{format_gap(energy / free - 1)}, {more:.3g} pJ/MAC, more than the best"
+    if len(found) > 1:
+        return [("for code", f"{name}, {price} found on the same tiles")]
+    return [
+        ("for code", f"{name}, {price} found on the same tile"),
+        ("tile", str(tile_of(found[0], target))),
+    ]
+
+
+def say_next(
+    found: Sequence[Result],
+    texts: Sequence[str],
+    memory: str | None,
+    objective: Objective,
+    target: str,
+) -> None:
+    """The command that writes the code of a single layer, not one of a model; with the
+    memory that was searched for, if that is caches, and with a word where that was for
+    other elements than the code has."""
+    if len(found) > 1 or is_model(texts[0]):
+        return
+    nest = found[0].nest
+    datapath = ",".join(f"{dim}{n}" for dim, n in nest.unroll.items()) or "none"
+    parts = ["memplan", "blocking", "emit", "--layer", texts[0], "--unroll", datapath]
+    parts += ["--string", str(nest), "--target", target_of(target).name]
+    if memory is not None and _has_caches(objective):
+        parts += ["--cache", memory]
+    if objective.precision != FORMATS[BITS]:
+        bits = objective.precision
+        show.note(f"emit writes floats: nests for {bits} elements may not suit them")
+    show.line(f"  next: {shlex.join([*parts, '-o', 'conv.cpp'])}", err=True)
+
+
+def _has_caches(objective: Objective) -> bool:
+    """Whether `emit` takes it as --cache."""
+    if not isinstance(objective, Fixed):
+        return False
+    return all(level.cache for level in objective.hierarchy.levels)
+
 
 CACHES = "xeon-e5645"
 
@@ -30,14 +111,8 @@ CACHES = "xeon-e5645"
     type=click.Choice(METHODS),
     default=METHODS[0],
     show_default=True,
-    help="All nests, with a bound; those whose extents divide each other, with a "
-    "proof; the paper's heuristic; all nests of few levels.",
-)
-@click.option(
-    "--levels",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Loops a dimension, for beam (4) and enumerate (2); others need no limit.",
+    help="whole: all nests, with a bound; divisors: nests whose extents divide each "
+    "other, with a proof.",
 )
 @options.minimize()
 @click.option(
@@ -50,11 +125,10 @@ CACHES = "xeon-e5645"
     "--for-code",
     said="Only nests that code for these vectors runs well (memplan blocking emit): "
     "the datapath is a tile of the output in vector registers, --unroll is not used. "
-    f"--memory is then {CACHES} if there is none, and --bits {code.BITS}, as the code "
+    f"--memory is then {CACHES} if there is none, and --bits {BITS}, as the code "
     "has them, whatever a file says.",
 )
 @options.search
-@options.seed
 @options.ray
 @options.output
 @options.json_
@@ -67,13 +141,11 @@ def command(
     sliding: bool,
     unroll: str,
     method: str,
-    levels: int | None,
     minimize: str,
     front: bool,
     for_code: str | None,
     time_limit: float | None,
     threads: int | None,
-    seed: int,
     ray: str | None,
     output: Path | None,
     force: bool,
@@ -109,13 +181,13 @@ def command(
             {"unroll": "--unroll"}, "not for --for-code, whose datapath is a tile"
         )
         for_code = target_of(for_code).name  # this machine's, wherever searches run
-        bits = bits or code.BITS
+        bits = bits or BITS
         memory = memory or (CACHES if budget is None else None)
     objective = meanings.machine(memory, budget, bits, technology, sliding)
     if output is not None:
         refuse_overwrite(output, force)
     given = meanings.all_layers(layer_texts)
-    how = Options(method, levels, time_limit, threads, seed, minimize, front, for_code)
+    how = Options(method, time_limit, threads, minimize, front, for_code)
     tasks = meanings.tasks(given, objective, unroll, how)
     if len(tasks) > 1:
         found = swept("optimize", tasks, threads, ray)
@@ -133,8 +205,8 @@ def command(
         output=output,
         force=force,
         json_=json_,
-        more={"for_code": code.entries(found, for_code)} if for_code else None,
-        rows=code.rows(given, found, for_code) if for_code else (),
+        more={"for_code": code_entries(found, for_code)} if for_code else None,
+        rows=code_rows(given, found, for_code) if for_code else (),
     )
     if for_code is not None and not json_:
-        code.say_next(found, layer_texts, memory, objective, for_code)
+        say_next(found, layer_texts, memory, objective, for_code)

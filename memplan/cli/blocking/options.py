@@ -15,7 +15,6 @@ from memplan.cli import arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MAX_SEED = (1 << 32) - 1
 OWN = "each buffer has a memory of its own size"
 PAPER_DATAPATH = "C16,K16"  # 16 x 16 multipliers
 
@@ -55,7 +54,7 @@ def string(function: F) -> F:
         "string",
         required=True,
         metavar="LOOPS",
-        help='The loop nest, innermost first, extents cumulative: "Fw3 Fh3 X8 K64".',
+        help='Loop nest, innermost first, extents cumulative: "Fw3 Fh3 X8 K64".',
     )(function)
 
 
@@ -76,8 +75,7 @@ def budget(function: F) -> F:
     return click.option(
         "--budget",
         metavar="BYTES",
-        help="Bytes of all memories on the chip: 8MiB is the paper's 8 MB, 8MB is "
-        "8,000,000 bytes.",
+        help="Size of all memories on the chip, such as 8MiB or 8MB.",
     )(function)
 
 
@@ -96,7 +94,7 @@ def precision(function: F) -> F:
         help="Bits of the elements: "
         + ", ".join(FORMATS)
         + ", or input=8,kernel=8,partial=32,output=8; after a name, what differs. "
-        "Partial sums are what memories of the output hold.  [default: the "
+        "Memories of the output hold partial sums.  [default: the "
         "hierarchy's, or int16, with partial sums of 16 bits]",
     )(function)
 
@@ -106,9 +104,9 @@ def sliding(function: F) -> F:
     return click.option(
         "--sliding",
         is_flag=True,
-        help="Every memory of the input can shift, or its addresses go round: along "
-        "a row or a column a window's tile takes in only what is new. A hierarchy's "
-        "file may say so of some levels (sliding = true).",
+        help="Let every memory of the input shift or wrap around, so that a window's "
+        "tile fetches only new columns or rows. In a hierarchy's file: sliding = true "
+        "for a level.",
     )(function)
 
 
@@ -119,8 +117,8 @@ def unroll(function: F) -> F:
         metavar="DIMS",
         default=PAPER_DATAPATH,
         show_default=True,
-        help="What the datapath does at once, as in C16,K16; none: one multiplication. "
-        "Where it does not divide a size, lanes idle at the edge.",
+        help="Multipliers along each dimension, such as C16,K16; none: one multiplier. "
+        "Where they do not divide a size, lanes idle at the edge.",
     )(function)
 
 
@@ -131,10 +129,10 @@ def unroll_or_auto(function: F) -> F:
         metavar="DIMS|auto",
         default=PAPER_DATAPATH,
         show_default=True,
-        help="What the datapath does at once, as in C16,K16; none: one multiplication. "
-        "Where it does not divide a size, lanes idle at the edge. auto: searched for "
-        "with the nest, for 16 x 16 multipliers; auto:8x32: for these sides of their "
-        "array; auto:256: for so many in any shape they take.",
+        help="Multipliers along each dimension, such as C16,K16; none: one multiplier. "
+        "Where they do not divide a size, lanes idle at the edge. auto searches for "
+        "the mapping onto 16 x 16 multipliers; auto:8x32 onto an array with these "
+        "sides; auto:256 onto 256 multipliers in any shape.",
     )(function)
 
 
@@ -153,29 +151,17 @@ def minimize(more: str = "") -> Callable[[F], F]:
 def search(function: F) -> F:
     """`--time-limit` and `--threads`."""
     for option in (
-        arguments.threads("How many.  [default: one a core]", "N"),
+        arguments.threads("Number of threads  [default: one per core]", "N"),
         click.option(
             "--time-limit",
             type=click.FloatRange(min=0),
             metavar="S",
-            help="Seconds a search, after which the best so far is taken.  "
+            help="Time limit of a search in seconds; keeps the best nest so far.  "
             "[default: none]",
         ),
     ):
         function = option(function)
     return function
-
-
-def seed(function: F) -> F:
-    """`--seed`, of commands that have the beam."""
-    return click.option(
-        "--seed",
-        type=click.IntRange(0, MAX_SEED),
-        default=0,
-        show_default=True,
-        metavar="N",
-        help="Of random choices, which only the beam makes.",
-    )(function)
 
 
 ray = arguments.ray("search the layers")
@@ -184,7 +170,7 @@ ray = arguments.ray("search the layers")
 def output(function: F) -> F:
     """`-o PLAN.json` and `--force`."""
     function = arguments.force("the plan if it exists")(function)
-    said = "Write a plan, which memplan plot draws; - is standard output."
+    said = "Write a plan file for memplan plot; - is standard output."
     return arguments.output(said, metavar="PLAN")(function)
 
 
@@ -193,7 +179,7 @@ def pad(function: F) -> F:
     return click.option(
         "--pad",
         is_flag=True,
-        help="Move planes apart in memory where they would share cache sets.",
+        help="Pad planes in memory that would share cache sets.",
     )(function)
 
 

@@ -16,15 +16,15 @@ from memplan.blocking.design.parallel import (
     cores_energy,
 )
 from memplan.blocking.nest.array import MappingSearch
-from memplan.blocking.nest.array_file import mapping_entry
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.planfile import mapping_entry
 from memplan.blocking.search.result import Options
 from memplan.blocking.search.spatial import search_datapath
 from memplan.cli import arguments, show
 from memplan.cli.blocking import meanings, options, report
-from memplan.cli.blocking.entries import bits_entry, layer_entry
-from memplan.cli.blocking.progress import searching
+from memplan.cli.blocking.meanings import searching
+from memplan.cli.blocking.results import bits_entry, layer_entry
 from memplan.cli.progress import saying_if_interrupted
 from memplan.errors import UsageError
 from memplan.units import format_gap
@@ -77,15 +77,17 @@ def command(
 ) -> None:
     """Find the nest for each number of cores, whose last memories are split or shared.
 
-    Cores that split the kernels share the input, and every output is then handed to
-    all; cores that split the image share the kernels. What is shared is sent to all
-    at once, over wires as long as all memories are wide. Nests are searched for anew
-    for every number of cores and split, with these prices, from the best for one core;
-    what that takes on as many is printed beside it. --one-nest spreads that one
-    instead, --string any other; of that every buffer is kept, as in the paper's figure
-    9, else those that together take the least. With --unroll auto the spatial mapping
-    is chosen for one core. Without --time-limit a number and split takes 40 seconds
-    at most, mostly far less.
+    Cores that split the kernels share the input, and every output then goes to all
+    cores; cores that split the image share the kernels. Shared data is sent to all at
+    once, over wires as long as all memories are wide. Each number of cores and split
+    gets a search of its own at these prices, from the best nest for one core. The
+    energy of that nest on as many cores is printed beside it.
+
+    --one-nest spreads the best nest for one core, --string any other. A nest from
+    --string keeps every buffer, as in the paper's figure 9; others keep the buffers
+    that together take the least. --unroll auto chooses the spatial mapping for one
+    core. Without --time-limit a number and split takes 40 seconds at most, mostly far
+    less.
 
     \b
     Example: memplan blocking parallel --layer conv1 --cores 1,2,4,8 --split xy
@@ -109,13 +111,13 @@ def command(
         nest, mapping = best.nest, best.mapping
     priced = best_cores_energy if string is None else cores_energy
     bars = _priced(nest, ways, objective, priced)
-    anew: list[CoresNest] = []
+    searched: list[CoresNest] = []
     if string is None and not one_nest and not best.interrupted:
         possible = [(one.cores, one.split) for one in bars]
         with searching("cores") as progress, saying_if_interrupted():
-            anew = optimize_for_cores(nest, possible, objective, how, progress)
+            searched = optimize_for_cores(nest, possible, objective, how, progress)
     if json_:
-        show.as_json(_entries(nest, mapping, objective, bars, anew))
+        show.as_json(_entries(nest, mapping, objective, bars, searched))
         return
     rows = [("layer", report.layer_text(layer)), *report.loop_rows(nest)]
     if mapping is not None:
@@ -126,8 +128,8 @@ def command(
     show.facts(f"memplan: {layer.name}", rows)
     for way in splits:
         show.line("")
-        if anew:
-            own = [one for one in anew if one.energy.split == way]
+        if searched:
+            own = [one for one in searched if one.energy.split == way]
             _table(layer, way, [one.energy for one in own])
             show.line("")
             _nests(layer, own)
@@ -199,10 +201,10 @@ def _entries(
     mapping: MappingSearch | None,
     objective: Codesign,
     bars: list[CoresEnergy],
-    anew: list[CoresNest],
+    searched: list[CoresNest],
 ) -> dict[str, object]:
     layer = nest.layer
-    found = [one.energy for one in anew] or bars
+    found = [one.energy for one in searched] or bars
     return {
         "schema": "memplan.blocking-parallel",
         "version": 1,
@@ -221,7 +223,7 @@ def _entries(
                 "lower_bound_pJ": one.lower_bound,
                 "gap": one.gap,
             }
-            for one in anew
+            for one in searched
         ],
     }
 

@@ -1,4 +1,4 @@
-"""How blocking commands print layers, buffers and energies."""
+"""How blocking commands print layers, buffers, energies and cycles."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 import textwrap
 
 from memplan.blocking.cost.evaluation import Evaluation
+from memplan.blocking.cost.latency import DATAPATH
 from memplan.blocking.cost.objective import Fixed, Objective
-from memplan.blocking.cost.pricing import MAIN
-from memplan.blocking.machine.area import DIANNAO_MM2
+from memplan.blocking.cost.placement import MAIN
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
-from memplan.blocking.machine.technology import FORTY_FIVE, Technology
+from memplan.blocking.machine.technology import DIANNAO_MM2, FORTY_FIVE, Technology
 from memplan.blocking.nest.array import MappingSearch
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.precision import Precision
-from memplan.blocking.plan import PlannedLayer
+from memplan.blocking.plan import BlockingPlan, PlannedLayer
 from memplan.blocking.search.result import Result
 from memplan.cli import show
 from memplan.units import format_bytes, format_gap, format_share
@@ -128,11 +128,10 @@ def space_text(space: str) -> str:
     return "all nests" if space == "whole" else f"nests of {space}"
 
 
-def no_bound(method: str) -> str:
-    """Why a search by this method says nothing of better nests."""
-    if method == "divisors":  # it bounds the rounded sizes, which take more
-        return "the datapath does not divide all sizes"
-    return f"{method} has no bound"
+def no_bound() -> str:
+    """Why a search has no lower bound."""
+    # `divisors` bounds the rounded sizes, which take more.
+    return "the datapath does not divide all sizes"
 
 
 def gap(planned: PlannedLayer) -> str:
@@ -285,3 +284,90 @@ def energy_table(found: Evaluation) -> None:
     rows = [row(level, level) for level in found.levels]
     rows.append(row("all", None))
     show.table("Energy, pJ per MAC", columns, rows)
+
+
+def time_rows(
+    found: Evaluation, mapping: MappingSearch | None = None
+) -> list[tuple[str, str]]:
+    """Cycles, how busy they keep the datapath, and what stalls it."""
+    latency = found.latency
+    if latency is None or found.busy is None or found.edp is None:
+        return []
+    busy, what = found.busy, "the datapath"
+    if mapping is not None:
+        busy, what = busy * mapping.share(found.nest.unroll), f"{mapping.array}"
+    used = f"{format_share(busy)} of {what} used"
+    if not latency.bounded:
+        return [
+            ("cycles", f"{latency.steps:,}, {used}"),
+            ("bandwidths", "none is given: cycles are the datapath's alone"),
+        ]
+    rows = [("cycles", f"{latency.cycles:,.0f}, {used}")]
+    if latency.staller is None:
+        rows.append(("stalls", "none: the datapath is never waited for"))
+    else:
+        most = latency.stalls[latency.staller]
+        total = f"{latency.cycles - latency.steps:,.0f} cycles"
+        own = latency.staller == DATAPATH
+        where = "a step's own operands and sums" if own else latency.staller
+        rows.append(("stalls", total))
+        rows.append(("most for", f"{where}: {most:,.0f}"))
+    if latency.edges:
+        rows.append(("edges", f"{latency.edges:,.0f}: first tiles in, last ones out"))
+    rows.append(("energy-delay", f"{found.edp:.5g} pJ cycles, with the MACs' energy"))
+    return rows
+
+
+def time_table(found: Evaluation) -> None:
+    """Every port, and how long it is busy; nothing where no bandwidth is known."""
+    latency = found.latency
+    if latency is None or not latency.ports:
+        return
+    rows = [
+        [
+            port.level,
+            "all" if port.tensor is None else port.tensor.value,
+            "reads and writes" if port.way == "both" else port.way,
+            amount(port.nbytes),
+            f"{port.bandwidth:g}",
+            amount(port.cycles),
+            format_share(port.cycles / latency.cycles),
+        ]
+        for port in latency.ports
+    ]
+    show.line("")
+    columns = ["level", "tensor", "port", "bytes", "bytes/cycle", "cycles", "busy"]
+    show.table("Time", columns, rows)
+
+
+def cycles_cells(found: Evaluation) -> list[str]:
+    """The cycles of a layer, run once, if they were counted."""
+    return [] if found.latency is None else [amount(found.latency.cycles)]
+
+
+def front_table(planned: PlannedLayer, whose: str = "") -> None:
+    """The nests between least energy and fewest cycles."""
+    front = planned.search.front
+    if not front:
+        return
+    found = planned.evaluation
+    rows = [
+        [
+            f"{point.cycles:,.0f}",
+            energy(point.energy),
+            f"{found.per_mac(point.energy):.4f}",
+            point.string,
+        ]
+        for point in front
+    ]
+    show.line("")
+    title = f"{whose}Between least energy and fewest cycles, of all nests looked at"
+    show.table(title, ["cycles", "energy", "pJ/MAC", "loops"], rows)
+
+
+def plan_time_rows(plan: BlockingPlan) -> list[tuple[str, str]]:
+    """Cycles of all layers, each as often as it is run."""
+    known = [one.evaluation.latency for one in plan.layers]
+    if plan.cycles is None or not all(one and one.bounded for one in known):
+        return []
+    return [("cycles", f"{plan.cycles:,.0f}, one layer after the other")]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from memplan.blocking.machine.hierarchy_file import load_hierarchy
+from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.nest.layer import parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.run.cache import MAX_MACS, Simulation, simulate
 from memplan.cli import show
 from memplan.cli.blocking import meanings, options, report
-from memplan.cli.blocking.entries import layer_entry
+from memplan.cli.blocking.results import layer_entry
 from memplan.cli.progress import working
 
 

@@ -1,37 +1,14 @@
 // Element-wise operations of one value, as torch defines them: NaN stays NaN.
 #pragma once
 
-DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }
+DEVICE float magnitude(float x) { return fabsf(x); }
 
-DEVICE float prelu(float x, float slope) { return x > 0.0f ? x : x * slope; }
-
-DEVICE float clamped(float x, float low, float high) {
+DEVICE float clamp(float x, float low, float high) {
     const float above = x < low ? low : x;
     return above > high ? high : above;
 }
 
-DEVICE float elu(float x, float alpha) { return x > 0.0f ? x : alpha * expm1f(x); }
-
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
-
-DEVICE float gelu(float x) { return x * 0.5f * (1.0f + erff(x * 0.70710678118654752f)); }
-
-DEVICE float gelu_tanh(float x) {
-    const float inner = 0.79788456080286536f * (x + 0.044715f * x * x * x);
-    return 0.5f * x * (1.0f + tanhf(inner));
-}
-
-DEVICE float softplus(float x, float beta, float threshold) {
-    return x * beta > threshold ? x : log1pf(expf(x * beta)) / beta;
-}
-
 DEVICE float mish(float x) { return x * tanhf(log1pf(expf(x))); }
-
-DEVICE float hardsigmoid(float x) { return clamped(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
-
-DEVICE float hardswish(float x) { return x * clamped(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
 
 // What pooling does with two values of a window.
 struct Max {

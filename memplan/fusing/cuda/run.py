@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
 
 from memplan.errors import UsageError
 from memplan.fusing.collapse import collapse
 from memplan.fusing.cuda.emit import emit
+from memplan.fusing.cuda.form import Form, Kernel, Operand
 from memplan.fusing.cuda.gpu import Launch
-from memplan.fusing.cuda.kernel import Form, Kernel, Operand
-from memplan.fusing.operands import dtype_name
-from memplan.fusing.operations import Operation
+from memplan.fusing.kernel import dtype_name
+from memplan.fusing.operators import Operation
 from memplan.fusing.patches import Device
-
-if TYPE_CHECKING:
-    import torch
 
 # Bytes that memory moves while a value of a step is made; reckoned, not timed.
 _WORK = 4.0
@@ -56,7 +55,7 @@ class CudaStack:
         Raises UsageError if there are no operations.
         """
         if not operations:
-            raise UsageError("a stack has at least one operation")
+            raise UsageError("a stack needs at least one operation")
         self.operations, self.gpu = tuple(operations), gpu
         self.limit = gpu.limit if limit is None else limit
         self.max_steps = max_steps
@@ -70,11 +69,9 @@ class CudaStack:
         operands: of all operations, in their order; those of kind "channel" are
         float32 (c,), "image" (n, c) and "tensor" of the shape that the value has
         there, both of the value's type. Channels-last tensors stay so; what lies
-        otherwise is copied first. Raises UsageError for unfit tensors, and what
+        otherwise is copied first. Raises UsageError for unsuitable tensors, and what
         `Gpu.ready` raises where a kernel is needed for the first time.
         """
-        import torch
-
         if value.dim() != 4:
             raise UsageError(f"a stack takes 4 dimensions, not {value.dim()}")
         if str(value.device) != self.gpu.device:
@@ -122,8 +119,6 @@ def _laid_out(
     value: torch.Tensor, operands: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, list[torch.Tensor], Form]:
     """The tensors as kernels read them, copied where they lie otherwise."""
-    import torch
-
     usual = torch.contiguous_format
     last = not value.is_contiguous() and value.is_contiguous(
         memory_format=torch.channels_last
@@ -142,8 +137,6 @@ def _laid_out(
 def _check(
     value: torch.Tensor, given: Sequence[torch.Tensor], taken: Sequence[Operand]
 ) -> None:
-    import torch
-
     if len(given) != len(taken):
         raise UsageError(f"the stack takes {len(taken)} operands, not {len(given)}")
     images, channels = value.shape[:2]

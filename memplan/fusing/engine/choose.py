@@ -4,41 +4,77 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+
+import torch
 
 from memplan.fusing.collapse import Stack
-from memplan.fusing.convolution import Epilogue, Prologue, bind
+from memplan.fusing.convolution import Epilogue, Prologue, algorithms, bind, blank
 from memplan.fusing.engine import onednn
-from memplan.fusing.engine.clock import CLEARLY
-from memplan.fusing.engine.depthwise import is_depthwise
-from memplan.fusing.engine.fold import as_planes
-from memplan.fusing.engine.packs import four, geometry
+from memplan.fusing.engine.packs import as_4d, as_planes, geometry
 from memplan.fusing.front.weights import fetch
-from memplan.fusing.geometry import algorithms
-from memplan.fusing.kernel import Kernel
-from memplan.fusing.layers import Network
-from memplan.fusing.nodes import Depthwise, Joined
-from memplan.fusing.operands import taps
-from memplan.fusing.operations import Operation
-from memplan.fusing.packing import blank
+from memplan.fusing.join import is_depthwise
+from memplan.fusing.kernel import Kernel, taps
+from memplan.fusing.layers import DepthwiseStack, FusedConv, Network
+from memplan.fusing.operators import Operation
 from memplan.fusing.reference import reference
-from memplan.graph.clock import clock
+from memplan.graph.measure import clock, timed
+
+LEAST, MOST = 3, 20  # rounds of timing
+LONG = 0.1  # seconds of a run that needs fewer rounds
+CLEARLY_SLOWER = 1.5  # times the fastest: slower candidates are dropped
+
+
+def is_decisive(took: float, device: str = "cpu") -> bool:
+    """Whether one run of so many seconds decides: it is LONG, and of one thread, whose
+    clock excludes other programs."""
+    return took > LONG and device == "cpu" and torch.get_num_threads() == 1
+
+
+def seconds(
+    runs: Sequence[Callable[[], object]],
+    device: str = "cpu",
+    enough: float = 0.3,
+    ready: bool = False,
+) -> list[float]:
+    """The least time of each run; they take turns after a warm-up of each, so that
+    other programs slow all of them alike. A run CLEARLY_SLOWER than the fastest is
+    dropped.
+
+    device: on a GPU, times include waiting for it. enough: seconds after which no
+    further round begins, once there were LEAST, or two of decisive runs. ready: each
+    has run just before, so that there is no warm-up.
+    """
+    for run in () if ready else runs:
+        timed(run, device)
+    best, began = [float("inf")] * len(runs), time.perf_counter()
+    left = list(range(len(runs)))
+    for turn in range(MOST):
+        for index in left:
+            best[index] = min(best[index], timed(runs[index], device)[1])
+        left = [index for index in left if best[index] <= CLEARLY_SLOWER * min(best)]
+        if len(left) == 1 and len(runs) > 1:
+            break
+        least = 2 if is_decisive(min(best), device) else LEAST
+        if turn + 1 >= least and time.perf_counter() - began > enough:
+            break
+    return best
+
 
 ROUNDS = 3
-ASIDE = 1.08  # what leaving the tape and the arena costs beyond the time of the kernel
+ONEDNN_OVERHEAD = (
+    1.08  # what leaving the tape and the arena costs beyond the time of the kernel
+)
 ENOUGH_SECONDS = 0.15  # of timing one convolution
-ENOUGH_WORK = 1 << 30  # multiply-adds of a run that tells a kernel's time
+ENOUGH_WORK = 1 << 30  # multiply-adds of a run long enough to time
 MOST_IMAGES = 4  # that a run is of
 
 
 def candidates(
-    node: Joined, network: Network, model: Any, wanted: tuple[str, ...]
+    node: FusedConv, network: Network, model: torch.nn.Module, wanted: tuple[str, ...]
 ) -> list[str]:
-    """The kernels of `wanted` that can run a convolution, oneDNN's if none else can."""
-    import torch
-
+    """The kernels of `wanted` that can run a convolution; oneDNN's if no other can."""
     own: list[str] = []
     if network.dtypes[node.value] == torch.float32 and node.convolution.groups == 1:
         own = algorithms(geometry(node.convolution, model))
@@ -48,15 +84,15 @@ def candidates(
     return found or ["onednn"]
 
 
-def signature(node: Joined, network: Network, model: Any, images: int) -> str:
+def signature(
+    node: FusedConv, network: Network, model: torch.nn.Module, images: int
+) -> str:
     """What a convolution's time depends on, as text."""
-    import torch
-
     given = node.convolution
     return repr(
         (
             tuple(fetch(model, given.weight).shape),
-            (images, *four(network.shapes[node.source])[1:]),
+            (images, *as_4d(network.shapes[node.source])[1:]),
             (given.stride, given.padding, given.dilation, given.groups),
             *([given.behind] if any(given.behind) else []),
             str(network.dtypes[node.value]),
@@ -66,31 +102,33 @@ def signature(node: Joined, network: Network, model: Any, images: int) -> str:
     )
 
 
-def few(node: Joined, network: Network, model: Any, batch: int) -> int:
-    """How many of a batch's images a convolution is timed on: more tell no more."""
+def timing_images(
+    node: FusedConv, network: Network, model: torch.nn.Module, batch: int
+) -> int:
+    """How many of a batch's images a convolution is timed on."""
     weight: tuple[int, ...] = tuple(fetch(model, node.convolution.weight).shape)
-    *_, height, width = four(network.shapes[node.value])
+    *_, height, width = as_4d(network.shapes[node.value])
     work = math.prod(weight) * height * width
     return max(1, min(batch, MOST_IMAGES, ENOUGH_WORK // max(work, 1)))
 
 
 def fastest(
-    node: Joined,
+    node: FusedConv,
     network: Network,
-    model: Any,
+    model: torch.nn.Module,
     images: int,
     kernels: list[str],
-    stack: tuple[Depthwise, Kernel] | None = None,
+    stack: tuple[DepthwiseStack, Kernel] | None = None,
 ) -> list[str]:
-    """Those of `kernels` that may take least time on so many images, alone: first the
-    one that does, and none that takes clearly longer.
+    """The fastest of `kernels` on so many images, first, and others that are not
+    clearly slower.
 
     stack: of a depthwise convolution, with what else its kernel computes.
     """
     if len(kernels) == 1:
         return kernels
-    shape = (images, *four(network.shapes[node.source])[1:])
-    out_shape = (images, *four(network.shapes[node.value])[1:])
+    shape = (images, *as_4d(network.shapes[node.source])[1:])
+    out_shape = (images, *as_4d(network.shapes[node.value])[1:])
     dtype = network.dtypes[node.value]
     x = _noise(shape, dtype)
     added = _noise(out_shape, dtype) if node.added is not None else None
@@ -112,26 +150,24 @@ def fastest(
         for name in near:
             start = now()
             runs[name]()
-            took = (now() - start) * (ASIDE if name == "onednn" else 1)
+            took = (now() - start) * (ONEDNN_OVERHEAD if name == "onednn" else 1)
             best[name] = min(best[name], took)
         least = min(best.values())
-        near = [name for name in near if best[name] <= CLEARLY * least]
+        near = [name for name in near if best[name] <= CLEARLY_SLOWER * least]
         if len(near) == 1 or time.perf_counter() - began > ENOUGH_SECONDS:
             break
     return sorted(near, key=lambda name: best[name])
 
 
 def _run(
-    node: Joined,
-    model: Any,
-    x: Any,
-    added: Any,
+    node: FusedConv,
+    model: torch.nn.Module,
+    x: torch.Tensor,
+    added: torch.Tensor | None,
     kernel: str,
     out_shape: tuple[int, ...],
-) -> Any:
+) -> Callable[[], None]:
     """One run of a convolution by a kernel, without arguments."""
-    import torch
-
     ones = torch.ones(x.shape[1])
     if kernel == "onednn":
         weight = as_planes(fetch(model, node.convolution.weight)).detach()
@@ -155,10 +191,10 @@ def _run(
     return lambda: bound(threads)
 
 
-def _stack_run(kernel: Kernel, x: Any, out_shape: tuple[int, ...]) -> Any:
+def _stack_run(
+    kernel: Kernel, x: torch.Tensor, out_shape: tuple[int, ...]
+) -> Callable[[], None]:
     """One run of a depthwise convolution's stack, without arguments."""
-    import torch
-
     channels, at = x.shape[1], tuple(x.shape[2:])
     operands = []
     for operation in kernel.stack.operations:
@@ -179,9 +215,14 @@ def _stack_run(kernel: Kernel, x: Any, out_shape: tuple[int, ...]) -> Any:
     return lambda: bound(threads)
 
 
-def _with_passes(run: Any, stack: Depthwise, x: Any, out_shape: tuple[int, ...]) -> Any:
-    """A run of oneDNN's with what would be stacks of their own before it, and behind:
-    in their place torch computes one operation of each, which takes a pass, too."""
+def _with_passes(
+    run: Callable[[], None],
+    stack: DepthwiseStack,
+    x: torch.Tensor,
+    out_shape: tuple[int, ...],
+) -> Callable[[], None]:
+    """A run by oneDNN with a pass of torch for each stack that it would leave before
+    and behind the convolution."""
     at = next(i for i, each in enumerate(stack.operations) if not each.elementwise)
     alone = stack.convolution
     joined = (alone.added is not None) + (alone.activation is not None)
@@ -201,16 +242,14 @@ def _with_passes(run: Any, stack: Depthwise, x: Any, out_shape: tuple[int, ...])
     return all_ if passes else run
 
 
-def _pass(operations: list[Operation]) -> Callable[[Any], Any]:
-    """What takes about as long as a stack of these operations."""
+def _pass(operations: list[Operation]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that takes about as long as a stack of these operations."""
     for operation in operations:
         if not operation.operands:
             return partial(reference, Stack((operation,), (), (0, 0)))
     return partial(reference, Stack((Operation("mul_number", (1.0,)),), (), (0, 0)))
 
 
-def _noise(shape: tuple[int, ...], dtype: Any) -> Any:
-    import torch
-
+def _noise(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     noise = torch.randn(shape, dtype=dtype)
     return noise.contiguous(memory_format=torch.channels_last)

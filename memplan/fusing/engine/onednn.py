@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+
+import torch
+from torch.nn.functional import pad
 
 from memplan.fusing.layers import Convolution
 
@@ -17,15 +19,13 @@ from memplan.fusing.layers import Convolution
 class Packed:
     """Weights of a convolution: blocked for oneDNN, or plain."""
 
-    weight: Any
-    bias: Any
+    weight: torch.Tensor
+    bias: torch.Tensor | None
     blocked: bool
 
 
 def available() -> bool:
     """Whether torch has the operators."""
-    import torch
-
     return bool(torch.backends.mkldnn.is_available()) and all(
         hasattr(torch.ops.mkldnn, name)
         for name in ("_convolution_pointwise", "_reorder_convolution_weight")
@@ -33,11 +33,12 @@ def available() -> bool:
 
 
 def pack(
-    weight: Any, bias: Any, convolution: Convolution, size: tuple[int, ...]
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    convolution: Convolution,
+    size: tuple[int, ...],
 ) -> Packed:
     """Weights for inputs of shape `size`, (n, c, h, w)."""
-    import torch
-
     numbers = _padding(convolution), convolution.stride, convolution.dilation
     if any(convolution.behind):
         size = tuple(_padded(weight.new_empty(size, device="meta"), convolution).shape)
@@ -54,15 +55,13 @@ def pack(
 
 
 def run(
-    x: Any,
+    x: torch.Tensor,
     packed: Packed,
     convolution: Convolution,
-    added: Any,
+    added: torch.Tensor | None,
     activation: tuple[float, float] | None,
-) -> Any:
+) -> torch.Tensor:
     """The convolution of x, plus `added` if there is one, clamped to `activation`."""
-    import torch
-
     given = convolution
     if any(given.behind):  # it knows only padding that is the same in front and behind
         x = _padded(x, given)
@@ -99,12 +98,10 @@ def _padding(convolution: Convolution) -> tuple[int, int]:
     return (0, 0) if any(convolution.behind) else convolution.padding
 
 
-def _padded(x: Any, convolution: Convolution) -> Any:
-    from torch.nn.functional import pad
-
+def _padded(x: torch.Tensor, convolution: Convolution) -> torch.Tensor:
     (down, across), (below, right) = convolution.padding, convolution.behind
     return pad(x, (across, across + right, down, down + below))
 
 
-def _clamp(y: Any, activation: tuple[float, float]) -> Any:
+def _clamp(y: torch.Tensor, activation: tuple[float, float]) -> torch.Tensor:
     return y.clamp_(*activation) if activation != (0.0, math.inf) else y.relu_()

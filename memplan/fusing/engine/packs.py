@@ -2,31 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Any
+import torch
 
+from memplan.fusing.collapse import Stack
+from memplan.fusing.convolution import Geometry, Packed, pack
+from memplan.fusing.cuda.run import CudaStack
 from memplan.fusing.engine import onednn
-from memplan.fusing.engine.fold import as_planes, folded, scale_and_shift
 from memplan.fusing.front.weights import fetch
-from memplan.fusing.geometry import Geometry
-from memplan.fusing.kernel import Kernel
+from memplan.fusing.kernel import Kernel, taps
 from memplan.fusing.kernels import tape
-from memplan.fusing.layers import Convolution, Network, Norm
-from memplan.fusing.memory import Room
-from memplan.fusing.nodes import Joined, Node, Stacked
-from memplan.fusing.operands import taps
-from memplan.fusing.packing import Packed, pack
+from memplan.fusing.layers import Convolution, FusedConv, Network, Node, Norm, StackNode
+from memplan.fusing.memory import PageAllocator
+
+PIECE = 1 << 16  # weights that are scaled at a time
+
+
+def scale_and_shift(
+    model: torch.nn.Module, norm: Norm
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each channel, float64: x * scale + shift is the normalised x."""
+    mean, var = fetch(model, norm.mean).double(), fetch(model, norm.var).double()
+    scale = (var + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * fetch(model, norm.weight).double()
+    shift = -mean * scale
+    if norm.bias is not None:
+        shift = shift + fetch(model, norm.bias).double()
+    return scale, shift
+
+
+def as_planes(weight: torch.Tensor) -> torch.Tensor:
+    """A weight (k, c, h, w): that of a linear layer (k, c) as one of a 1×1 kernel."""
+    return weight if weight.dim() == 4 else weight[:, :, None, None]
+
+
+def folded(
+    model: torch.nn.Module, node: FusedConv
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight (k, c / groups, h, w) and bias (k) or None of a convolution, with the
+    normalisations behind it: in the weight's own type, computed in float64."""
+    weight = as_planes(fetch(model, node.convolution.weight))
+    bias = node.convolution.bias
+    added = None if bias is None else fetch(model, bias)
+    if not node.norms:
+        return weight.detach(), None if added is None else added.detach()
+    factor = weight.new_ones(weight.shape[0], dtype=torch.float64)
+    total = torch.zeros_like(factor) if added is None else added.detach().double()
+    for norm in node.norms:
+        scale, shift = scale_and_shift(model, norm)
+        factor, total = factor * scale, total * scale + shift
+    return _scaled(weight.detach(), factor), total.to(weight.dtype)
+
+
+def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Each output channel times its factor; the wide products stay in cache."""
+    found = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    rows = max(1, PIECE // max(1, factor.numel() and weight[0].numel()))
+    pieces = (each.split(rows) for each in (found, weight, factor.view(-1, 1, 1, 1)))
+    for target, part, scale in zip(*pieces, strict=True):
+        target.copy_(part * scale)  # in float64
+    return found
+
 
 Weights = Packed | onednn.Packed
+Stacks = dict[str, Kernel | Stack | CudaStack]  # by the value that each computes
 
 
-def four(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+def as_4d(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """A shape (n, c, h, w): that of vectors (n, c) with planes of one element."""
     n, c, *plane = shape
     height, width = plane or (1, 1)
     return n, c, height, width
 
 
-def geometry(convolution: Convolution, model: Any) -> Geometry:
+def geometry(convolution: Convolution, model: torch.nn.Module) -> Geometry:
     """A convolution without groups, its channels those of its weight now."""
     weight = as_planes(fetch(model, convolution.weight))
     out, channels, height, width = weight.shape
@@ -50,18 +99,20 @@ class Packs:
 
     def __init__(
         self,
-        model: Any,
+        model: torch.nn.Module,
         network: Network,
         nodes: list[Node],
         kernels: dict[str, str],
-        stacks: dict[str, Any],
+        stacks: Stacks,
         made: dict[tuple[str, str], Weights] | None = None,
     ) -> None:
         self.model, self._network, self._nodes = model, network, nodes
         self.kernels, self.stacks = kernels, stacks
         self.convolutions: dict[str, Weights] = {}
-        self.vectors: dict[Norm, tuple[Any, Any]] = {}
-        self.taps: dict[str, Any] = {}  # of depthwise convolutions, by their values
+        self.vectors: dict[Norm, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.taps: dict[
+            str, torch.Tensor
+        ] = {}  # of depthwise convolutions, by their values
         own = any(kernel != "onednn" for kernel in kernels.values())
         own = own or any(isinstance(each, Kernel) for each in stacks.values())
         self.play = tape() if own else None
@@ -72,27 +123,27 @@ class Packs:
         self._fill({})
 
     def _fill(self, made: dict[tuple[str, str], Weights]) -> None:
-        room = Room()
+        room = PageAllocator()
         for node in self._nodes:
-            if isinstance(node, Joined):
+            if isinstance(node, FusedConv):
                 key = node.value, self.kernels[node.value]
                 if key not in made:
                     made[key] = self._packed(node, room)
                 self.convolutions[node.value] = made[key]
                 if node.before is not None:
                     self._add(node.before)
-            elif isinstance(node, Stacked):
+            elif isinstance(node, StackNode):
                 for operand in node.operands:
                     if isinstance(operand, Norm):
                         self._add(operand)
-                    elif isinstance(operand, Joined):
+                    elif isinstance(operand, FusedConv):
                         self.taps[operand.value] = taps(*folded(self.model, operand))
 
-    def _packed(self, node: Joined, room: Room) -> Weights:
+    def _packed(self, node: FusedConv, room: PageAllocator) -> Weights:
         weight, bias = folded(self.model, node)
         kernel = self.kernels[node.value]
         if kernel == "onednn":
-            size = four(self._network.shapes[node.source])
+            size = as_4d(self._network.shapes[node.source])
             return onednn.pack(weight, bias, node.convolution, size)
         shape = geometry(node.convolution, self.model)
         return pack(weight, bias, shape, kernel, room=room)
@@ -102,16 +153,16 @@ class Packs:
         self.vectors[norm] = scale.float().contiguous(), shift.float().contiguous()
 
     def native(self, value: str) -> bool:
-        """Whether a stack runs as a kernel, and not by torch."""
+        """Whether a stack runs as a kernel, not by torch."""
         return isinstance(self.stacks[value], Kernel)
 
-    def operands(self, node: Stacked) -> list[Any]:
+    def operands(self, node: StackNode) -> list[torch.Tensor | str]:
         """A stack's operands in order: vectors, taps, and names of values."""
-        found: list[Any] = []
+        found: list[torch.Tensor | str] = []
         for operand in node.operands:
             if isinstance(operand, Norm):
                 found.extend(self.vectors[operand])
-            elif isinstance(operand, Joined):
+            elif isinstance(operand, FusedConv):
                 found.append(self.taps[operand.value])
             else:
                 found.append(operand)

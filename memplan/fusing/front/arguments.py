@@ -1,25 +1,32 @@
-"""The arguments of a call: tensors, what else is fixed, and what they are told by."""
+"""The arguments of a call: tensors, fixed values, and the key of their program."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
-from memplan.fusing.front.trace import NotTraceableError
+import torch
+from torch.utils._pytree import tree_leaves
+
+from memplan.fusing.front.capture import NotTraceableError
+from memplan.fusing.front.nest import Tensors
 
 
 class Signature:
-    """What a model's forward takes, asked once: that takes as long as a small layer."""
+    """A model's forward signature, cached: inspecting it costs as much as a small
+    layer."""
 
     def __init__(self) -> None:
-        self._forward: Any = None
+        self._forward: object = None
         self._found: inspect.Signature | None = None
         self._names: list[str] = []
-        self._rest: dict[str, Any] | None = None  # plain defaults; None if not all are
+        self._rest: dict[str, object] | None = None  # plain defaults, or None
 
     def bound(
-        self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        self,
+        model: torch.nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> tuple[Tensors, dict[str, object]]:
         """The arguments of a call by name: tensors, and all the others with defaults.
 
         Raises TypeError as the call itself would; NotTraceableError for tensors in
@@ -40,7 +47,7 @@ class Signature:
         return _sorted(self._found, args, kwargs)
 
 
-def _simple(signature: inspect.Signature) -> tuple[list[str], dict[str, Any] | None]:
+def _simple(signature: inspect.Signature) -> tuple[list[str], dict[str, object] | None]:
     """Names of arguments with a name and a place, and those of them with defaults;
     None for these where there are arguments or defaults of other kinds."""
     names, rest = [], {}
@@ -57,26 +64,22 @@ def _simple(signature: inspect.Signature) -> tuple[list[str], dict[str, Any] | N
     return names, rest
 
 
-def _all_tensors(args: tuple[Any, ...]) -> bool:
-    import torch
-
+def _all_tensors(args: tuple[object, ...]) -> bool:
     return all(isinstance(each, torch.Tensor) for each in args)
 
 
 def _sorted(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
+    signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[Tensors, dict[str, object]]:
     given = signature.bind(*args, **kwargs)
     given.apply_defaults()
-    tensors, fixed = {}, {}
+    tensors: Tensors = {}
+    fixed: dict[str, object] = {}
     for name, value in given.arguments.items():
         kind = signature.parameters[name].kind
         if isinstance(value, torch.Tensor):
             if kind is kind.POSITIONAL_ONLY:
-                raise NotTraceableError(f"its argument {name} has a place and no name")
+                raise NotTraceableError(f"its argument {name} is positional-only")
             tensors[name] = value
         elif kind in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD):
             if value:
@@ -84,7 +87,9 @@ def _sorted(
         elif isinstance(value, PLAIN):
             fixed[name] = value
         elif any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)):
-            raise NotTraceableError(f"its argument {name} holds tensors inside others")
+            raise NotTraceableError(
+                f"its argument {name} contains tensors in a nested value"
+            )
         else:
             fixed[name] = value
     return tensors, fixed
@@ -93,27 +98,23 @@ def _sorted(
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def key_of(tensors: dict[str, Any], fixed: dict[str, Any]) -> Any:
-    """What a program is made for: shapes, types, order in memory, plain values.
+def key_of(tensors: Tensors, fixed: dict[str, object]) -> object:
+    """The key of a program: shapes, types, memory order, plain values.
 
     Raises NotTraceableError for other arguments, whose insides may change unseen.
     """
-    import torch
-
     return (
         tuple(
             (name, each.shape, each.dtype, each.device, order_of(each))
             for name, each in tensors.items()
         ),
-        tuple((name, _told_apart(name, value)) for name, value in fixed.items()),
+        tuple((name, _distinguish(name, value)) for name, value in fixed.items()),
         torch.get_num_threads(),
     )
 
 
-def order_of(tensor: Any) -> Any:
-    """How a tensor lies in memory, as what torch makes of it follows from it."""
-    import torch
-
+def order_of(tensor: torch.Tensor) -> object:
+    """A tensor's memory format, on which torch's results depend."""
     if tensor.is_contiguous():
         # Of one point or one channel, both formats can be said to be there.
         if tensor.dim() != 4 or not _says_last(tensor.stride()):
@@ -124,16 +125,14 @@ def order_of(tensor: Any) -> Any:
 
 
 def _says_last(strides: tuple[int, ...]) -> bool:
-    """Whether a tensor's strides ask for channels last: see `suggest_memory_format`."""
+    """Whether torch takes these strides for channels last (`suggest_memory_format`)."""
     return strides[1] == 1 and strides[1] < strides[3] <= strides[2] <= strides[0]
 
 
-def _told_apart(name: str, value: Any) -> Any:
-    """A plain value so that 1, 1.0 and True differ, and 0.0 from -0.0."""
-    import torch
-
+def _distinguish(name: str, value: object) -> object:
+    """A key of a plain value in which 1, 1.0 and True differ, and 0.0 and -0.0."""
     if isinstance(value, tuple | list):
-        return type(value), tuple(_told_apart(name, each) for each in value)
+        return type(value), tuple(_distinguish(name, each) for each in value)
     if not isinstance(value, (*PLAIN, torch.dtype, torch.device)):
         raise NotTraceableError(f"its argument {name} is a {type(value).__name__}")
     return type(value), repr(value) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""What a model returns, taken apart into leaves and put together again."""
+"""Nested results of a model: flattened to leaves, and rebuilt."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-Rebuild = Callable[[list[Any]], Any]
+import torch
+from torch.utils import _pytree as pytree
+
+Tensors = dict[str, torch.Tensor]  # by the names of arguments or values
+Rebuild = Callable[[list[object]], object]
 
 
-def flatten(value: Any) -> tuple[list[Any], Rebuild]:
-    """The leaves of a nest, in order, and what makes the same nest of others.
+def flatten(value: object) -> tuple[list[object], Rebuild]:
+    """The leaves of a nest, in order, and a function that rebuilds it from others.
 
     Nests are those of torch's pytrees, and dataclasses that these do not know.
     """
-    from torch.utils import _pytree as pytree
-
     tops, spec = pytree.tree_flatten(value)
-    parts = [_taken_apart(each) for each in tops]
+    parts = [_flatten_dataclass(each) for each in tops]
     ways = [(len(leaves), again) for leaves, again in parts]  # and no tensors
 
-    def rebuild(leaves: list[Any]) -> Any:
+    def rebuild(leaves: list[object]) -> object:
         made, start = [], 0
         for count, again in ways:
             made.append(again(leaves[start : start + count]))
@@ -31,7 +33,7 @@ def flatten(value: Any) -> tuple[list[Any], Rebuild]:
     return [leaf for leaves, _ in parts for leaf in leaves], rebuild
 
 
-def _taken_apart(leaf: Any) -> tuple[list[Any], Rebuild]:
+def _flatten_dataclass(leaf: object) -> tuple[list[object], Rebuild]:
     if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
         return [leaf], _first
     names = [each.name for each in dataclasses.fields(leaf)]
@@ -40,24 +42,23 @@ def _taken_apart(leaf: Any) -> tuple[list[Any], Rebuild]:
     for name in names:
         object.__setattr__(blank, name, None)
 
-    def rebuild(leaves: list[Any]) -> Any:
+    def rebuild(leaves: list[object]) -> object:
         made = copy.copy(blank)
-        for name, value in zip(names, again(leaves), strict=True):
+        values: Any = again(leaves)
+        for name, value in zip(names, values, strict=True):
             object.__setattr__(made, name, value)  # it may be frozen
         return made
 
     return found, rebuild
 
 
-def _first(leaves: list[Any]) -> Any:
+def _first(leaves: list[object]) -> object:
     return leaves[0]
 
 
-def as_nested(pattern: Any) -> Callable[[Any], Any]:
-    """What makes of any nest with as many leaves one as `pattern` is, whose tensors
-    lie in memory as those of `pattern` do."""
-    import torch
-
+def as_nested(pattern: object) -> Callable[[object], object]:
+    """A function that rebuilds any nest with as many leaves in the form of `pattern`,
+    with the strides of its tensors."""
     if isinstance(pattern, torch.Tensor):
         strides = pattern.stride()
         return lambda value: laid_out(
@@ -69,7 +70,7 @@ def as_nested(pattern: Any) -> Callable[[Any], Any]:
     ]
     del leaves
 
-    def nested(value: Any) -> Any:
+    def nested(value: object) -> object:
         found = leaves_of(value)
         if len(found) == len(wanted):
             found = [laid_out(*each) for each in zip(found, wanted, strict=True)]
@@ -78,10 +79,8 @@ def as_nested(pattern: Any) -> Callable[[Any], Any]:
     return nested
 
 
-def laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
+def laid_out(value: object, strides: tuple[int, ...] | None) -> object:
     """A tensor with these strides, but for dimensions of size 1: itself, or a copy."""
-    import torch
-
     if strides is None or not isinstance(value, torch.Tensor):
         return value
     if value.stride() == strides or len(strides) != value.dim():
@@ -109,15 +108,13 @@ def overlapping(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return False
 
 
-def leaves_of(value: Any) -> list[Any]:
+def leaves_of(value: object) -> list[object]:
     """The leaves of a nest, in order."""
     return flatten(value)[0]
 
 
-def changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest of what `change` makes of each tensor in it."""
-    import torch
-
+def changed(value: object, change: Callable[[object], object]) -> object:
+    """The same nest with `change` applied to each tensor."""
     if isinstance(value, torch.Tensor):
         return change(value)
     leaves, rebuild = flatten(value)
@@ -128,10 +125,8 @@ def changed(value: Any, change: Callable[[Any], Any]) -> Any:
     )
 
 
-def unknown(leaves: Iterable[Any]) -> str:
-    """The type of a leaf that is neither tensor nor plain value; "" if all are."""
-    import torch
-
+def unknown(leaves: Iterable[object]) -> str:
+    """The type of the first leaf that is neither a tensor nor a plain value, or ""."""
     known = (torch.Tensor, *PLAIN)
     return next(
         (type(leaf).__name__ for leaf in leaves if not isinstance(leaf, known)), ""
@@ -141,10 +136,8 @@ def unknown(leaves: Iterable[Any]) -> str:
 PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 
-def storages(values: Iterable[Any]) -> set[int]:
-    """Addresses of the memory that the tensors among these nests lie in."""
-    import torch
-
+def storages(values: Iterable[object]) -> set[int]:
+    """Addresses of the storages of all tensors in these nests."""
     return {
         leaf.untyped_storage().data_ptr()
         for value in values
@@ -153,11 +146,8 @@ def storages(values: Iterable[Any]) -> set[int]:
     }
 
 
-def bytes_of(values: Iterable[Any], given: Collection[int]) -> int:
-    """Bytes of the memory that these values lie in; at the addresses `given` there is
-    memory that does not count."""
-    import torch
-
+def bytes_of(values: Iterable[object], given: Collection[int]) -> int:
+    """Bytes of the storages of these values, without those at the addresses `given`."""
     found = {}
     for value in values:
         for leaf in [value] if isinstance(value, torch.Tensor) else leaves_of(value):

@@ -1,22 +1,26 @@
-"""A model's parameters and buffers by name, and whether it is what it was."""
+"""A model's parameters and buffers by name, and whether the model has changed."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any
 
-from memplan.fusing.front.trace import has_hooks
+import torch
 
 
-def fetch(model: Any, name: str) -> Any:
+def fetch(model: torch.nn.Module, name: str) -> torch.Tensor:
     """The tensor at `name`, as in ``layer1.0.weight``."""
     owner, _, attribute = name.rpartition(".")
     return getattr(model.get_submodule(owner), attribute)
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a module has forward hooks."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 class Watch:
-    """What a model was when it was made ready: cheap to compare at every call.
+    """A model's state when it was compiled: cheap to compare at every call.
 
     names: of the tensors that were packed. A change of one in place is seen by its
     version, which every operation of torch raises but for batch normalisation, which
@@ -26,7 +30,7 @@ class Watch:
     training mode and hooks.
     """
 
-    def __init__(self, model: Any, names: Iterable[str]) -> None:
+    def __init__(self, model: torch.nn.Module, names: Iterable[str]) -> None:
         self._model, self._names = model, list(names)
         self._modules = _Modules(model)
         holders = [_holder(model, name) for name in self._names]
@@ -40,11 +44,11 @@ class Watch:
         self._marked = _read(self._marks)
 
     def again(self) -> Watch:
-        """The same model watched from now on."""
+        """A watch of the same model's current state."""
         return Watch(self._model, self._names)
 
     def same_weights(self) -> bool:
-        """Whether every tensor holds what it held."""
+        """Whether no tensor's values have changed."""
         now = [held.get(name) for held, name in self._held]
         if not all(map(operator.is_, now, self._tensors)):
             return False
@@ -55,18 +59,17 @@ class Watch:
         return _equal(_read(self._marks), self._marked)
 
     def same_kinds(self) -> bool:
-        """Whether tensors have the types and shapes they had, whatever they hold."""
+        """Whether the tensors still have their types, shapes and devices."""
         now = [held.get(name) for held, name in self._held]
         return [None if each is None else _kind(each) for each in now] == self._kinds
 
     def same_modules(self) -> bool:
-        """Whether the model has the modules it had, in the modes they were in, with
-        the attributes and hooks they had."""
+        """Whether modules, modes, attributes and hooks are unchanged."""
         return self._modules.same()
 
 
 class _Modules:
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         modules = list(model.modules())
         # What hooks do to the attributes of their modules is done at every call.
         plain = [each for each in modules if not has_hooks(each)]
@@ -91,7 +94,7 @@ class _Modules:
         self._then = self._now()
         self._children_then = [dict(each) for each in self._children]
 
-    def _now(self) -> list[Any]:
+    def _now(self) -> list[object]:
         """The attributes of every module, but for those that all modules have."""
         return [
             own(each) for own, each in zip(self._own, self._attributes, strict=True)
@@ -111,20 +114,16 @@ class _Modules:
             return False  # arrays and tensors, and other ones
 
 
-def _own(attributes: dict[str, Any]) -> Any:
-    import torch
-
+def _own(attributes: dict[str, object]) -> operator.itemgetter[object]:
     common = vars(torch.nn.Module()).keys() - {"training"}
     return operator.itemgetter(*(name for name in attributes if name not in common))
 
 
-def _is_tensor(value: Any) -> bool:
-    import torch
-
+def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not value.is_inference()
 
 
-def _holder(model: Any, name: str) -> tuple[dict[str, Any], str]:
+def _holder(model: torch.nn.Module, name: str) -> tuple[dict[str, torch.Tensor], str]:
     """The dictionary that a tensor of the model stands in, and its key there."""
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner)
@@ -134,11 +133,11 @@ def _holder(model: Any, name: str) -> tuple[dict[str, Any], str]:
     return vars(module), attribute
 
 
-def _kind(tensor: Any) -> tuple[Any, ...]:
+def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.dtype, tensor.device
 
 
-def _counters(model: Any, names: list[str]) -> list[Any]:
+def _counters(model: torch.nn.Module, names: list[str]) -> list[torch.Tensor]:
     """What counts how often the statistics among these tensors were updated."""
     owners = dict.fromkeys(
         name.rpartition(".")[0] for name in names if name.endswith("running_mean")
@@ -149,11 +148,9 @@ def _counters(model: Any, names: list[str]) -> list[Any]:
     return [each for each in found if each is not None]
 
 
-def _marks(tensors: list[Any]) -> list[Any]:
+def _marks(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Views of two elements of each weight with dimensions or buffer, by type."""
-    import torch
-
-    marks: dict[Any, list[Any]] = {}
+    marks: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         buffer = not isinstance(tensor, torch.nn.Parameter)
         if (tensor.dim() > 1 or buffer) and tensor.numel() > 1:
@@ -164,14 +161,10 @@ def _marks(tensors: list[Any]) -> list[Any]:
     return list(marks.values())
 
 
-def _read(marks: list[Any]) -> list[Any]:
+def _read(marks: list[list[torch.Tensor]]) -> list[torch.Tensor]:
     """What stands in the views, as whole numbers: NaN equals itself in them."""
-    import torch
-
     return [torch.cat(views).view(torch.uint8) for views in marks]
 
 
-def _equal(left: list[Any], right: list[Any]) -> bool:
-    import torch
-
+def _equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return all(map(torch.equal, left, right))

@@ -3,7 +3,6 @@
 
 #include "conv_direct.h"
 #include "conv_winograd.h"
-#include "conv_winograd_pack.h"
 
 #define MEMPLAN_EXPORT extern "C" __attribute__((visibility("default")))
 

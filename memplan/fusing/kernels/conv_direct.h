@@ -3,10 +3,8 @@
 
 #include <algorithm>
 
-#include "conv_gather.h"
+#include "conv_call.h"
 #include "conv_panel.h"
-#include "conv_parallel.h"
-#include "conv_scratch.h"
 
 namespace memplan {
 

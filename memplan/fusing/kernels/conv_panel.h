@@ -1,13 +1,101 @@
-// Rows times a panel of weights, whatever their number, and what follows the sum.
+// Tiles of output pixels by a panel of output channels, and weights packed for them.
 #pragma once
 
 #include <array>
 #include <utility>
 
 #include "conv_call.h"
-#include "conv_tile.h"
 
 namespace memplan {
+
+// The micro-kernel: M rows times a panel of N vectors of columns, in registers.
+
+// Weights lie in panels of PANEL vectors; the last one may have 1 to PANEL + 1.
+constexpr int PANEL = 2;
+constexpr int WIDEST = PANEL + 1;
+
+// Rows of a tile of N vectors: N of weights, one broadcast, the rest accumulate.
+constexpr int tile_rows(int vectors) {
+  const int most = REGISTERS == 32 ? 14 : 6;
+  const int rows = (REGISTERS - vectors - 1) / vectors;
+  return rows < most ? rows : most;
+}
+
+// A run of values that lie together in every row, and in the weights.
+struct Segment {
+  int64_t offset;  // from the row's pointer
+  int64_t count;
+};
+
+struct Product {
+  const float* const* rows;  // where each row of the tile begins
+  const Segment* segments;
+  int64_t count;         // of segments
+  const float* weights;  // of the panel: per value N vectors
+  const float* ahead;    // weights that are wanted soon
+};
+
+template <int M, int N>
+struct Tile {
+  Vector sum[M][N];
+
+  // Every sum replaced by what change(sum, row, vector) makes of it.
+  template <typename Change>
+  MEMPLAN_INLINE void each(Change&& change) {
+    MEMPLAN_UNROLL
+    for (int i = 0; i < M; ++i) {
+      MEMPLAN_UNROLL
+      for (int j = 0; j < N; ++j) sum[i][j] = change(sum[i][j], i, j);
+    }
+  }
+
+  // A tile of many rows has time to fetch a line a step of the weights that come next;
+  // one of few waits for its own.
+  static MEMPLAN_INLINE void fetch(const float* ahead, const float* b) {
+    constexpr int64_t DISTANCE = 1024;
+    if constexpr (M > 8) {
+      __builtin_prefetch(ahead, 0, 2);
+    } else {
+      MEMPLAN_UNROLL
+      for (int j = 0; j < N; ++j) __builtin_prefetch(b + DISTANCE + j * WIDTH);
+    }
+  }
+
+  MEMPLAN_INLINE void step(const float* const (&row)[M], int64_t at, const float* b) {
+    Vector w[N];
+    MEMPLAN_UNROLL
+    for (int j = 0; j < N; ++j) w[j] = load(b + j * WIDTH);
+    MEMPLAN_UNROLL
+    for (int i = 0; i < M; ++i) {
+      const Vector x = broadcast(row[i][at]);
+      MEMPLAN_UNROLL
+      for (int j = 0; j < N; ++j) sum[i][j] += x * w[j];
+    }
+  }
+
+  MEMPLAN_INLINE void multiply(const Product& product) {
+    const float* row[M];
+    MEMPLAN_UNROLL
+    for (int i = 0; i < M; ++i) row[i] = product.rows[i];
+    const float *b = product.weights, *ahead = product.ahead;
+    for (int64_t s = 0; s < product.count; ++s) {
+      int64_t at = product.segments[s].offset;
+      const int64_t end = at + product.segments[s].count;
+      for (; at + 2 <= end; at += 2, b += 2 * N * WIDTH, ahead += 2 * WIDTH) {
+        fetch(ahead, b);
+        step(row, at, b);
+        fetch(ahead + WIDTH, b + N * WIDTH);
+        step(row, at + 1, b + N * WIDTH);
+      }
+      if (at < end) {
+        step(row, at, b);
+        b += N * WIDTH, ahead += WIDTH;
+      }
+    }
+  }
+};
+
+// Rows times a panel of weights, whatever their number, and what follows the sum.
 
 // How a layer's output channels are cut into panels.
 struct Panels {
@@ -147,6 +235,67 @@ inline void run_panel(const Work& work, int vectors, int64_t rows) {
   if (vectors == PANEL) return run_rows<PANEL>(work, rows);
   if (vectors < PANEL) return run_rows<1>(work, rows);
   run_rows<WIDEST>(work, rows);
+}
+
+// Weights laid out in panels, as the micro-kernel reads them.
+
+struct Packing {
+  const float* from;  // dense: (k, c, kernel_h, kernel_w)
+  float* to;
+  int64_t k, c, kernel_h, kernel_w;
+};
+
+// Large weights are read by large pages, where the system gives them.
+inline void use_huge_pages([[maybe_unused]] const Packing& job,
+                           [[maybe_unused]] int64_t floats) {
+#if defined(MADV_HUGEPAGE)
+  constexpr uintptr_t PAGE = uintptr_t{2} << 20;
+  const auto begin = reinterpret_cast<uintptr_t>(job.to);
+  const uintptr_t first = (begin + PAGE - 1) / PAGE * PAGE;
+  const uintptr_t last = (begin + static_cast<uintptr_t>(floats) * 4) / PAGE * PAGE;
+  if (first < last)
+    (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
+// Some rows of weights, those of neighbouring columns, side by side: `rows` of them are
+// there, and zeros stand for the rest.
+constexpr int TOGETHER = 4;  // every panel's width is a multiple
+
+inline void pack_rows(const Packing& job, const float* from, int64_t rows,
+                      int64_t start, int64_t end, float* to, int64_t width) {
+  const int64_t channels = job.c, taps = job.kernel_h * job.kernel_w;
+  const int64_t depth = taps * channels;
+  for (int64_t t = 0; t < taps; ++t)
+    for (int64_t c = start; c < end; ++c) {
+      float values[TOGETHER] = {};
+      if (rows >= TOGETHER) {
+        MEMPLAN_UNROLL
+        for (int i = 0; i < TOGETHER; ++i) values[i] = from[i * depth + c * taps + t];
+      } else {
+        for (int64_t i = 0; i < rows; ++i) values[i] = from[i * depth + c * taps + t];
+      }
+      std::memcpy(to + (t * channels + c) * width, values, sizeof(values));
+    }
+}
+
+// Panel by panel, kernel row by row, tap by tap, channel by channel: a panel's width.
+inline void pack_direct(const Packing& job, int threads) {
+  const Panels panels(job.k);
+  const int64_t taps = job.kernel_h * job.kernel_w, depth = taps * job.c;
+  use_huge_pages(job, panels.padded() * depth);
+  const int64_t channels = taps == 1 ? 256 : 16;  // at a time: they stay in cache
+  const int64_t chunks = ceil_div(job.c, channels);
+  parallel(panels.count * chunks, threads, [&](int64_t task) {
+    const int64_t panel = task / chunks, start = task % chunks * channels;
+    const int64_t end = start + channels < job.c ? start + channels : job.c;
+    const int64_t width = panels.vectors(panel) * WIDTH;
+    const int64_t column = panels.first_column(panel);
+    float* to = job.to + panels.offset(panel, depth);
+    for (int64_t j = 0; j < width; j += TOGETHER)
+      pack_rows(job, job.from + (column + j) * depth, job.k - column - j, start, end,
+                to + j, width);
+  });
 }
 
 }  // namespace memplan

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "stack_call.h"
-#include "stack_functions.h"
+#include "stack_vector.h"
 
 namespace memplan {
 

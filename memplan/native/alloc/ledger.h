@@ -9,7 +9,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "replay/own_pages.h"
+#include "replay/ranges.h"
 
 namespace memplan {
 

@@ -72,7 +72,7 @@ void* Replay::allocate(std::uint64_t bytes, bool* turned) {
   }
   const auto begin = static_cast<std::uint64_t>(offset);
   arena_.note_use(begin, rounded);
-  if (entry != Matcher::kNoMatch) follow_pages(entry, begin, bytes);
+  if (entry != kNoMatch) follow_pages(entry, begin, bytes);
   keep_within();
   return arena_.address(begin);
 }
@@ -100,7 +100,7 @@ std::uint64_t Replay::release(void* pointer) {
 // How many bytes may be resident in the arena, and alive outside it.
 std::uint64_t Replay::allowance() const {
   const std::uint64_t most = most_live_ + std::max(most_live_ / kSlackPart, slack_) + kLarge;
-  if (!server_.matcher().in_order()) return most;
+  if (!server_.in_order()) return most;
   // Where the program does as planned, a plan is taken at its word, until all of it came
   // by once: what is resident then is about what will be needed.
   const std::uint64_t planned = outside() + server_.table().arena_bytes;
@@ -123,7 +123,7 @@ void Replay::keep_within() {
 // its place: those that are resident when it is freed, it has touched. Only a few in each
 // step: all of a step's blocks are many times the bytes that are alive at once.
 void Replay::follow_pages(std::size_t entry, std::uint64_t offset, std::uint64_t bytes) {
-  if (bytes < kLarge || !server_.matcher().looped()) return;
+  if (bytes < kLarge || !server_.looped()) return;
   const std::uint64_t at_most = std::max(most_live_ / kAtOncePart, kLarge);
   const bool unknown = unsettled_ && touched_[entry] == kUnknown &&
                        (looked_at_ == 0 || looked_at_ + bytes <= at_most);
@@ -158,7 +158,7 @@ bool Replay::end_step() {
   if (end.adopted || aside()) returned_ += arena_.return_dead(used, arena_.size());
   if (end.adopted) allow_huge();
   if (cold_ != 0) return_cold();
-  return end.adopted || (server_.matcher().looped() && !end.hot);
+  return end.adopted || (server_.looped() && !end.hot);
 }
 
 void Replay::return_cold() {

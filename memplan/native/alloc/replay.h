@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "alloc/arena.h"
-#include "replay/serve.h"
+#include "replay/server.h"
 
 namespace memplan {
 
@@ -82,7 +82,7 @@ class Replay {
   // Whether the warm-up is over, and the plan is of use as far as is known.
   bool pays() {
     return locked([&] {
-      return server_.matcher().looped() && server_.places_departures() && !aside();
+      return server_.looped() && server_.places_departures() && !aside();
     });
   }
   std::uint64_t top() { return locked([&] { return arena_.top(); }); }
@@ -110,7 +110,7 @@ class Replay {
   }
   // Per request of the table, the most bytes asked for in its place; of elastic steps.
   std::vector<std::uint64_t> largest() {
-    return locked([&] { return server_.matcher().largest(); });
+    return locked([&] { return server_.largest(); });
   }
   // Per request of the table, the part of its pages that the program touched before it
   // freed the block; -1 where that is not known: of small blocks, those alive, and those

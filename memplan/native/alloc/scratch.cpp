@@ -1,6 +1,5 @@
 #include "alloc/scratch.h"
 
-#include <dlfcn.h>
 #include <malloc.h>
 
 #include <algorithm>
@@ -12,9 +11,6 @@ namespace {
 // Blocks from `mapped` bytes on are mapped one by one, and twice as much may stay free at
 // the heap's end: as glibc's own thresholds relate, which move up to the first of these.
 constexpr std::uint64_t kMostMapped = 32 << 20, kLeastMapped = 128 << 10;
-
-// What serves large requests by itself has its own way to keep pages.
-bool others_serve() { return dlsym(RTLD_DEFAULT, "memplan_malloc_counts") != nullptr; }
 
 }  // namespace
 
@@ -29,7 +25,6 @@ void Scratch::look_after(Replay& replay) {
     return;
   }
   if (now == wanted || !mapped_.compare_exchange_strong(now, wanted)) return;
-  if (others_serve()) return;
   mallopt(M_MMAP_THRESHOLD, static_cast<int>(wanted));
   mallopt(M_TRIM_THRESHOLD, static_cast<int>(2 * wanted));
   if (wanted < now) hand_back();

@@ -102,6 +102,30 @@ Out<std::int64_t> fill_gaps(const In<std::int64_t>& lower,
   return numpy_from(std::move(offsets));
 }
 
+Out<std::int64_t> place_pieces(const In<std::int64_t>& size,
+                               const In<std::int64_t>& alignment,
+                               const In<std::int64_t>& fixed,
+                               const In<std::int32_t>& order, const Table& pieces) {
+  const dsa::Blocks blocks{{}, {}, span_of(size), span_of(alignment)};
+  const std::size_t n = blocks.size.size();
+  require(blocks.alignment.size() == n && fixed.size() == n, "arrays differ in length");
+  std::vector<std::int64_t> offsets;
+  {
+    nb::gil_scoped_release released;
+    std::vector<bool> seen(n);
+    std::transform(fixed.data(), fixed.data() + n, seen.begin(),
+                   [](auto x) { return x >= 0; });
+    mark(span_of(order), seen);
+    require(std::ranges::all_of(blocks.alignment, [](auto x) { return x > 0; }),
+            "need alignment > 0");
+    const dsa::PieceBoard board(pieces_from(pieces, blocks), n);
+    dsa::PiecePacker packer(board, blocks, span_of(fixed));
+    packer.pack(span_of(order), std::numeric_limits<std::int64_t>::max());
+    offsets.assign(packer.offsets().begin(), packer.offsets().end());
+  }
+  return numpy_from(std::move(offsets));
+}
+
 }  // namespace
 
 NB_MODULE(_dsa, m) {
@@ -119,4 +143,6 @@ NB_MODULE(_dsa, m) {
   m.def("longest_first", &longest_first, "lifetime"_a, "size"_a);
   m.def("fill_gaps", &fill_gaps, "lower"_a, "upper"_a, "size"_a, "alignment"_a,
         "fixed"_a, "order"_a, "period"_a = 0, "capacity"_a = nb::none());
+  m.def("place_pieces", &place_pieces, "size"_a, "alignment"_a, "fixed"_a, "order"_a,
+        "pieces"_a);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dsa/bestfit.h"
+#include "dsa/search_pieces.h"
 
 namespace memplan::bindings {
 
@@ -61,6 +62,28 @@ inline dsa::Blocks blocks_from(const In<std::int64_t>& lower,
     require(!alignment || blocks.alignment[i] > 0, "need alignment > 0");
   }
   return blocks;
+}
+
+// The rows of a table: owner, lower, upper, begin and end.
+using Table =
+    nb::ndarray<const std::int64_t, nb::shape<5, -1>, nb::c_contig, nb::device::cpu>;
+
+inline dsa::Pieces pieces_from(const Table& table, const dsa::Blocks& blocks) {
+  const std::size_t m = table.shape(1), n = blocks.size.size();
+  const auto row = [&](std::size_t k) {
+    return std::span<const std::int64_t>(table.data() + k * m, m);
+  };
+  const dsa::Pieces found{row(0), row(1), row(2), row(3), row(4)};
+  for (std::size_t k = 0; k < m; ++k) {
+    require(0 <= found.owner[k] && static_cast<std::size_t>(found.owner[k]) < n,
+            "a piece of no block");
+    require(found.lower[k] < found.upper[k], "need lower < upper");
+    require(0 <= found.begin[k] && found.begin[k] < found.end[k] &&
+                found.end[k] <= blocks.size[static_cast<std::size_t>(found.owner[k])],
+            "need 0 <= begin < end <= size");
+  }
+  require(blocks.period == 0, "pieces need a linear clock");
+  return found;
 }
 
 }  // namespace memplan::bindings

@@ -46,13 +46,14 @@ class Ejection {
   }
 
   void advance(std::int64_t goal, std::int64_t placements, double seconds,
-               double hard_seconds, int threads) {
+               double hard_seconds, int threads, std::int64_t work) {
     nb::gil_scoped_release released;
     const std::scoped_lock one_at_a_time(mutex_);
-    search_->advance({goal, placements, seconds, hard_seconds, threads});
+    search_->advance({goal, placements, seconds, hard_seconds, threads, work});
   }
 
   std::int64_t placed() const { return search_->placed(); }
+  std::int64_t worked() const { return search_->worked(); }
   std::int64_t peak() const { return search_->peak(); }
   Out<std::int64_t> offsets() const { return numpy_from(search_->offsets()); }
 
@@ -85,8 +86,9 @@ void bind_ejection(nb::module_& m) {
            "alignment"_a = nb::none(), "fixed"_a = nb::none(), "period"_a = 0)
       .def("offer", &Ejection::offer, "offsets"_a)
       .def("advance", &Ejection::advance, "goal"_a, "placements"_a, "seconds"_a,
-           "hard_seconds"_a, "threads"_a)
+           "hard_seconds"_a, "threads"_a, "work"_a = dsa::Ejection::kEndless)
       .def_prop_ro("placed", &Ejection::placed)
+      .def_prop_ro("worked", &Ejection::worked)
       .def_prop_ro("peak", &Ejection::peak)
       .def_prop_ro("offsets", &Ejection::offsets, nb::rv_policy::move);
 }

@@ -26,28 +26,6 @@ std::vector<std::int64_t> copied(const In<std::int64_t>& array) {
   return {array.data(), array.data() + array.size()};
 }
 
-// The rows of a table: owner, lower, upper, begin and end.
-using Table =
-    nb::ndarray<const std::int64_t, nb::shape<5, -1>, nb::c_contig, nb::device::cpu>;
-
-dsa::Pieces pieces_from(const Table& table, const dsa::Blocks& blocks) {
-  const std::size_t m = table.shape(1), n = blocks.size.size();
-  const auto row = [&](std::size_t k) {
-    return std::span<const std::int64_t>(table.data() + k * m, m);
-  };
-  const dsa::Pieces found{row(0), row(1), row(2), row(3), row(4)};
-  for (std::size_t k = 0; k < m; ++k) {
-    require(0 <= found.owner[k] && static_cast<std::size_t>(found.owner[k]) < n,
-            "a piece of no block");
-    require(found.lower[k] < found.upper[k], "need lower < upper");
-    require(0 <= found.begin[k] && found.begin[k] < found.end[k] &&
-                found.end[k] <= blocks.size[static_cast<std::size_t>(found.owner[k])],
-            "need 0 <= begin < end <= size");
-  }
-  require(blocks.period == 0, "pieces need a linear clock");
-  return found;
-}
-
 // Keeps the blocks that the search looks at, and lets one thread in at a time.
 class Search {
  public:

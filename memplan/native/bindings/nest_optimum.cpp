@@ -184,15 +184,15 @@ LoopTuples tuples(const std::vector<nest::Loop>& loops) {
 // (loops, nests tried, whether it came to its end, whether Ctrl-C ended it).
 std::tuple<LoopTuples, std::int64_t, bool, bool> improved(
     const nest::Problem& problem, const std::vector<LoopTuples>& given, double bound,
-    int rounds, double seconds, int threads, const nb::object& report) {
+    int rounds, double seconds, int threads, const nb::object& report, int first) {
   std::vector<whole::Nest> starts;
   for (const LoopTuples& loops : given) {
     whole::Nest& start = starts.emplace_back();
     for (const auto& [dim, extent] : loops) start.push_back({dim, extent});
   }
   const auto search = [&](const std::function<bool()>& stop) {
-    return whole::find_nest(problem, starts, bound, rounds, std::clamp(threads, 1, 1024),
-                            stop);
+    return whole::find_nest(problem, starts, bound, first, rounds,
+                            std::clamp(threads, 1, 1024), stop);
   };
   const auto [found, interrupted] = until(seconds, report, search);
   return {tuples(found.loops), found.tried, found.complete, interrupted};
@@ -227,5 +227,5 @@ void bind_optimum(nb::module_& m) {
   m.def("optimum", &optimum, "problem"_a, "whole"_a, "incumbent"_a, "seconds"_a,
         "threads"_a, "report"_a = nb::none());
   m.def("improved", &improved, "problem"_a, "starts"_a, "bound"_a, "rounds"_a,
-        "seconds"_a, "threads"_a, "report"_a = nb::none());
+        "seconds"_a, "threads"_a, "report"_a = nb::none(), "first"_a = 0);
 }

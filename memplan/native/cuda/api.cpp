@@ -185,7 +185,7 @@ MEMPLAN_API std::uint64_t memplan_cuda_take_steps(int device, unsigned rank,
   return count;
 }
 
-// Up to `capacity` of what Matcher::largest has; returns how many there are.
+// Up to `capacity` of what Steps::largest has; returns how many there are.
 MEMPLAN_API std::uint64_t memplan_cuda_largest(int device, unsigned rank,
                                                std::uint64_t* values,
                                                std::uint64_t capacity) {

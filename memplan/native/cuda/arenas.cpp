@@ -63,7 +63,7 @@ Arenas::Blocks Arenas::next_step() {
   }
   // Those that go on in another arena do so from the first repeated step on.
   for (auto& [rank, place] : by_rank_) {
-    if (!place->larger || !place->server.matcher().looped()) continue;
+    if (!place->larger || !place->server.looped()) continue;
     std::vector<StepEnd> ended = std::move(place->ended);
     Blocks more = swap_in(rank, std::move(*place->larger));
     place->ended = std::move(ended);
@@ -145,7 +145,7 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
 // by now, or of a step after one that had more of them than any.
 bool Arenas::outgrows(Arena& arena, std::uint64_t bytes) {
   const Server& server = arena.server;
-  if (!server.table().by_lifespan || !server.matcher().looped() ||
+  if (!server.table().by_lifespan || !server.looped() ||
       bytes < server.ranges().size() / Arena::kLargePart) {
     return false;
   }
@@ -175,7 +175,7 @@ void Arenas::pass_by(std::uint64_t requested, std::int64_t stream) {
 void Arenas::count_elsewhere(std::uint64_t bytes) {
   ++stats_[kOtherStream];
   const bool looped = std::any_of(by_rank_.begin(), by_rank_.end(), [](const auto& entry) {
-    return entry.second->server.matcher().looped();
+    return entry.second->server.looped();
   });
   Counts& counts = without_arena_.of(looped);
   ++counts.requests;
@@ -191,12 +191,12 @@ void* Arenas::serve(Arena& arena, std::uint64_t bytes) {
   // What is torch's as planned is neither: a weight, a workspace.
   if (server.departed_bytes() > before) {
     arena.evidence.departed(bytes);
-  } else if (place.entry != Matcher::kNoMatch) {
+  } else if (place.entry != kNoMatch) {
     arena.evidence.followed(bytes, bytes);
   }
   const std::uint64_t size = server.ranges().size();
   // It was made for this step, and the step is another after all.
-  arena.unfit = size > 0 && !server.matcher().looped() && !server.table().unmarked &&
+  arena.unfit = size > 0 && server.warming_up() &&
                 (server.departed_bytes() > arena.departed + size / 2 ||
                  arena.evidence.against(size));
   return address;
@@ -249,7 +249,7 @@ std::vector<std::uint64_t> Arenas::largest(unsigned rank) {
   Lock lock(mutex_);
   Arena* arena = of_rank(rank);
   return arena == nullptr ? std::vector<std::uint64_t>{}
-                          : arena->server.matcher().largest();
+                          : arena->server.largest();
 }
 
 std::uint64_t Arenas::reserved_bytes(unsigned rank) {

@@ -26,7 +26,7 @@
 #include "cuda/stats.h"
 #include "cuda/torch.h"
 #include "cuda/waiting.h"
-#include "replay/serve.h"
+#include "replay/server.h"
 
 namespace memplan::cuda {
 
@@ -70,7 +70,7 @@ class Arenas {
     // torch's own allocator has not settled.
     bool hot() const {
       const bool settled = !server.table().by_lifespan || hot_steps >= kSettling;
-      return server.matcher().looped() && settled;
+      return server.looped() && settled;
     }
   };
   // Of a request: its address in an arena, or null, and then perhaps the arena that is to

@@ -65,7 +65,8 @@ std::vector<std::int64_t> Ejection::renumbered(
 
 void Ejection::advance(const Limits& limits) {
   const auto start = Clock::now();
-  while (peak() > limits.goal && placed() < limits.placements) {
+  while (peak() > limits.goal && placed() < limits.placements &&
+         worked() < limits.work) {
     const double spent = seconds_since(start);
     if (spent >= limits.seconds || spent >= limits.hard_seconds) return;
     play(limits, limits.hard_seconds - spent);
@@ -77,6 +78,12 @@ std::int64_t Ejection::placed() const {
   std::int64_t placed = 0;
   for (const auto& lane : lanes_) placed += lane->placed();
   return placed;
+}
+
+std::int64_t Ejection::worked() const {
+  std::int64_t worked = 0;
+  for (const auto& lane : lanes_) worked += lane->worked();
+  return worked;
 }
 
 std::vector<std::int64_t> Ejection::offsets() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -23,12 +24,15 @@ class Ejection {
   Ejection(const Blocks& blocks, std::span<const std::int64_t> fixed,
            std::span<const std::int64_t> offsets, std::uint64_t seed);
 
+  static constexpr std::int64_t kEndless = std::numeric_limits<std::int64_t>::max();
+
   struct Limits {
     std::int64_t goal = 0;        // stop at a peak of so many bytes, or less
     std::int64_t placements = 0;  // stop when so many were made, since the beginning
     double seconds = 0;           // stop between rounds after so long
     double hard_seconds = 0;      // stop even within one: not repeatable from then on
     int threads = 1;
+    std::int64_t work = kEndless;  // of all lanes, since the beginning
   };
 
   /// Another packing: if it is better, lanes that are not already at work on a better
@@ -39,6 +43,7 @@ class Ejection {
   void advance(const Limits& limits);
 
   std::int64_t placed() const;
+  std::int64_t worked() const;  // units of work, whatever the machine
   std::int64_t peak() const { return lanes_[best_]->peak(); }
   std::vector<std::int64_t> offsets() const;
 

@@ -45,6 +45,7 @@ class EjectionLane {
   std::int64_t peak() const { return peak_; }
   std::int64_t roof() const { return roof_; }
   std::int64_t placed() const { return placed_; }
+  std::int64_t worked() const { return worked_; }
   std::span<const std::int64_t> best() const { return best_; }
 
  private:

@@ -31,8 +31,10 @@ constexpr std::size_t kWholeValues = 1u << 25, kWholeValuesMade = 1u << 26;
 // Labels in memory at a time, about 2 GiB.
 constexpr std::size_t kMostLabels = 40'000'000;
 
-Grid fitting_grid(const Tiles& tiles, std::size_t values) {
+Grid fitting_grid(const Tiles& tiles, std::size_t values,
+                  const std::function<bool()>& stop) {
   for (int points = kMostPoints;; --points) {
+    if (stop()) throw Stopped();
     Grid grid(tiles, points);
     if (points <= 3 || grid.values(tiles) <= values) return grid;
   }
@@ -161,22 +163,20 @@ struct Effort {
 };
 
 // From one set of tiles, with ever finer bounds.
-Optimum search_tiles(const Problem& problem, const Effort& effort, double incumbent,
-                     int threads, const std::function<bool()>& stop) {
-  Optimum found;
-  found.energy = incumbent;
+void search_tiles(const Problem& problem, const Effort& effort, int threads,
+                  const std::function<bool()>& stop, Optimum& found) {
   const bool whole = problem.space == Space::kWhole;
-  const Tiles tiles(problem, effort.tiles);
+  const Tiles tiles(problem, effort.tiles, stop);
   for (const std::size_t values : effort.values) {
-    const Grid grid = fitting_grid(tiles, values);
+    const Grid grid = fitting_grid(tiles, values, stop);
     const Bound bound(tiles, grid, threads, stop);
-    if (!bound.complete()) return found;
+    if (!bound.complete()) return;
     const Search search(tiles, bound, threads);
     found.lower_bound = std::max(found.lower_bound, search.root_bound());
     const bool finest = grid.exact() || grid.most() == kMostPoints ||
                         values == effort.values.back();
     for (const std::size_t width : kWidths) {
-      if (!improve(tiles, search, width, kNever, stop, found)) return found;
+      if (!improve(tiles, search, width, kNever, stop, found)) return;
       if (!finest && found.lower_bound < (1 - kWide) * found.energy) break;
     }
     if (finest) {
@@ -184,7 +184,6 @@ Optimum search_tiles(const Problem& problem, const Effort& effort, double incumb
       break;
     }
   }
-  return found;
 }
 
 }  // namespace
@@ -193,7 +192,13 @@ Optimum find_optimum(const Problem& problem, double incumbent, int threads,
                      const std::function<bool()>& stop) {
   const Effort divisors{kMostTiles, {std::begin(kValues), std::end(kValues)}};
   const auto search = [&](const Effort& effort) {
-    return search_tiles(problem, effort, incumbent, threads, stop);
+    Optimum found;
+    found.energy = incumbent;
+    try {
+      search_tiles(problem, effort, threads, stop, found);
+    } catch (const Stopped&) {  // what was found before stands
+    }
+    return found;
   };
   if (problem.space != Space::kWhole) return search(divisors);
   // What few tiles tell is soon there, should there be no time for more.

@@ -63,7 +63,7 @@ class Bound::Filler {
     }
     for (int kind = 0; kind < kKinds; ++kind) {
       std::ranges::copy(best_[kind],
-                        bound_.values_.data() + box.begin + kind * box.volume());
+                        bound_.values_.get() + box.begin + kind * box.volume());
     }
   }
 
@@ -181,7 +181,7 @@ class Bound::Filler {
       if (at[t] < 0) at[t] = next[t];  // then part is 1
     }
     const float* values =
-        bound_.values_.data() + inner.begin + choice.kind * inner.volume();
+        bound_.values_.get() + inner.begin + choice.kind * inner.volume();
     std::array<int, kTensors> shift;
     for (int t = 0; t < kTensors; ++t) shift[t] = box.low[t] - inner.low[t];
     const bool input = choice.kept[0], kernel = choice.kept[1], output = choice.kept[2];
@@ -245,7 +245,7 @@ Bound::Bound(const Tiles& tiles, const Grid& grid, int threads,
     boxes_.push_back(box);
     total += kKinds * box.volume();
   }
-  values_.resize(total);
+  values_ = std::make_unique_for_overwrite<float[]>(total);
   const auto layers = tiles.layers();
   // Each step rounds a few times, each time by at most 2^-24 of a value that is no
   // larger than the sum.
@@ -254,13 +254,13 @@ Bound::Bound(const Tiles& tiles, const Grid& grid, int threads,
   for (std::size_t i = layers.size() - 1; i-- > 0 && !stopped;) {
     const std::int32_t begin = layers[i], end = layers[i + 1];
     const std::int32_t pieces = std::min<std::int32_t>(end - begin, threads * 4);
-    const bool small = values_.size() < (1u << 16);
+    const bool small = total < (1u << 16);
     for_each(0, pieces, small ? 1 : threads, [&](std::int32_t piece) {
       Filler filler(*this, tiles);
       for (std::int32_t tile = begin + piece; tile < end && !stopped; tile += pieces) {
         filler.fill(tile);
+        if (stop()) stopped = true;
       }
-      if (stop()) stopped = true;
     });
   }
   complete_ = !stopped;
@@ -280,7 +280,7 @@ double Bound::operator()(std::int32_t tile, int kind, const Codes& codes) const 
     part[t] = first < 0 ? 0.0f : place.part;
     stride *= box.size[t];
   }
-  const float* values = values_.data() + box.begin + kind * stride;
+  const float* values = values_.get() + box.begin + kind * stride;
   float plane[2];
   for (int a = 0; a < 2; ++a) {
     float row[2];

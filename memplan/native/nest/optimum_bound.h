@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "nest/optimum_tiles.h"
@@ -73,7 +74,7 @@ class Bound {
 
   const Grid* grid_;
   std::vector<Box> boxes_;
-  std::vector<float> values_;
+  std::unique_ptr<float[]> values_;  // not set before they are worked out
   double safety_;
   bool complete_ = true;
 };

@@ -54,9 +54,14 @@ void Tiles::list_prices() {
     const bool slides = sliding_ && t == kInput;
     // By size: inside others and outermost, in any memory, and where it slides.
     std::map<double, std::array<Choices, 4>> kept;
-    for (const Tile& tile : tiles_) kept[tile.elements[t]];
+    std::size_t number = 0;
+    for (const Tile& tile : tiles_) {
+      look(number++);
+      kept[tile.elements[t]];
+    }
     Choices all;
     for (auto& [elements, own] : kept) {
+      look(number++);
       for (const bool last : {false, true}) {
         if (last && !tells_last(t)) continue;
         own[2 * last] = choices(t, elements, false, last);
@@ -75,6 +80,7 @@ void Tiles::list_prices() {
     std::map<double, Listed> listed;
     int least = static_cast<int>(all.size());
     for (auto entry = kept.rbegin(); entry != kept.rend(); ++entry) {
+      look(number++);
       Listed& own = listed[entry->first];
       for (int i = 0; i < 4; ++i) {
         own.begin[i] = options_[t].size();
@@ -88,6 +94,7 @@ void Tiles::list_prices() {
       own.cheapest = least;
     }
     for (Tile& tile : tiles_) {
+      look(number++);
       const auto& [begin, cheapest] = listed[tile.elements[t]];
       const Option* const first = options_[t].data();
       const int last = tells_last(t) ? 2 : 0;  // otherwise the same as inside

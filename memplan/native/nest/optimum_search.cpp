@@ -11,6 +11,7 @@ namespace memplan::nest::optimum {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr std::size_t kCompared = 1 << 18;  // labels between two looks at the clock
 
 template <int kPools>
 struct Label {
@@ -64,11 +65,13 @@ class Search::Pass {
   void visit(std::int32_t tile) {
     if (stopped()) return;
     Found found;
+    std::size_t looked_at = 0;
     for (const std::int32_t index : tiles_.outward(tile)) {
       const Step& step = tiles_.step(index);
       const Shelf& shelf = shelves_[step.from];
       for (int kind = 0; kind < kKinds; ++kind) {
         for (std::int32_t i = shelf.begin[kind]; i < shelf.begin[kind + 1]; ++i) {
+          if (++looked_at % 1024 == 0 && stopped()) return;
           Candidate<kPools> next{shelf.labels[i], 0};
           next.label.parent = i;
           next.label.step = index;
@@ -192,9 +195,13 @@ class Search::Pass {
       std::ranges::sort(candidates, [](const auto& a, const auto& b) {
         return a.bound != b.bound ? a.bound < b.bound : a.label.cost < b.label.cost;
       });
-      std::size_t count = 0, seen = 0;
+      std::size_t count = 0, compared = 0;
       for (const auto& candidate : candidates) {
-        if (++seen % 1024 == 0 && stopped()) return;
+        compared += count + 64;
+        if (compared > kCompared) {
+          if (stopped()) return;
+          compared = 0;
+        }
         // A fresh label can do all that another can.
         const auto better = [&](const Label<kPools>& label) {
           return dominates(label, candidate.label, open_);

@@ -17,8 +17,9 @@ int prime_factors(std::int64_t n) {
 
 }  // namespace
 
-Tiles::Tiles(const Problem& problem, std::size_t most)
-    : problem_(problem), whole_(problem.space == Space::kWhole),
+Tiles::Tiles(const Problem& problem, std::size_t most,
+             const std::function<bool()>& stop)
+    : problem_(problem), stop_(stop), whole_(problem.space == Space::kWhole),
       size_(problem.layer.sizes()), base_(problem.layer.bases()) {
   const auto& stride = problem_.layer.stride;
   const auto alike = [&](int a, int b) {
@@ -33,6 +34,11 @@ Tiles::Tiles(const Problem& problem, std::size_t most)
   list_tiles();
   list_prices();
   list_steps();
+}
+
+// Looks at the clock for every so many of what a constructor lists.
+void Tiles::look(std::size_t number) const {
+  if (number % 4096 == 0 && stop_()) throw Stopped();
 }
 
 // Whether tiles that follow each other along the loop overlap: a column more then adds
@@ -87,6 +93,7 @@ void Tiles::list_tiles() {
   std::vector<std::pair<int, Tile>> found;
   Tile tile;
   for (std::size_t number = 0; number < most; ++number) {
+    look(number);
     std::size_t rest = number;
     int high = 0;
     for (const int dim : {kB, kK, kC, kY, kX, kFh, kFw}) {
@@ -112,7 +119,10 @@ void Tiles::list_tiles() {
     index_[key(found[i].second.at)] = static_cast<std::int32_t>(i);
   }
   layers_.push_back(static_cast<std::int32_t>(tiles_.size()));
-  for (Tile& listed : tiles_) fill_in(listed);
+  for (std::size_t i = 0; i < tiles_.size(); ++i) {
+    look(i);
+    fill_in(tiles_[i]);
+  }
   for (int t = 0; t < kTensors; ++t) demand_[t] = tiles_.back().fill[t];
 }
 
@@ -207,6 +217,7 @@ void Tiles::add_steps(std::int32_t from, int dim) {
 void Tiles::list_steps() {
   out_begin_.push_back(0);
   for (std::int32_t from = 0; from < static_cast<std::int32_t>(tiles_.size()); ++from) {
+    look(static_cast<std::size_t>(from));
     const Position& at = tiles_[from].at;
     for (int dim = 0; dim < (whole_ ? kAxes : kDims); ++dim) {
       if (symmetric(at) && (dim == kY || dim == kFh)) continue;

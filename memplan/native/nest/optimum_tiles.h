@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -57,6 +58,9 @@ struct Step {
   bool leap;      // past other extents: only for a buffer that slides along it
 };
 
+/// Thrown by a constructor that runs out of time; no error.
+struct Stopped {};
+
 /// All tiles between the layer and what the datapath does at once.
 ///
 /// In the space of divisors a tile's extents divide those of tiles outside it, and its
@@ -77,8 +81,9 @@ class Tiles {
  public:
   /// Throws std::overflow_error if there are more than kMost divisors.
   ///
-  /// most: tiles of the whole space, as far as there is a coarser choice.
-  Tiles(const Problem& problem, std::size_t most);
+  /// most: tiles of the whole space, as far as there is a coarser choice. Throws
+  /// Stopped soon after `stop` returns true.
+  Tiles(const Problem& problem, std::size_t most, const std::function<bool()>& stop);
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
@@ -132,6 +137,7 @@ class Tiles {
   void list_tiles();
   void list_steps();
   void list_prices();
+  void look(std::size_t number) const;
   void fill_in(Tile& tile) const;
   Heights heights() const;
   void add_steps(std::int32_t from, int dim);
@@ -145,6 +151,7 @@ class Tiles {
   Choices choices(int tensor, double elements, bool sliding, bool last) const;
 
   Problem problem_;
+  const std::function<bool()>& stop_;
   bool mirrors_, whole_, sliding_;
   // Sizes and the datapath's; of all axes.
   std::array<std::int64_t, kAxes> size_{}, base_{};

@@ -118,8 +118,8 @@ void check(const Cost& cost, const Nest& nest) {
 }
 
 // The best of all climbs.
-Found climb(const Cost& cost, const std::vector<Nest>& starts, double bound, int rounds,
-            int threads, const std::function<bool()>& stop) {
+Found climb(const Cost& cost, const std::vector<Nest>& starts, double bound, int first,
+            int rounds, int threads, const std::function<bool()>& stop) {
   const Moves moves(cost);
   const auto count = static_cast<std::int32_t>(starts.size());
   std::vector<Found> ends(starts.size());
@@ -146,7 +146,7 @@ Found climb(const Cost& cost, const std::vector<Nest>& starts, double bound, int
   // Every other round goes on from the best nest so far, the others from a start.
   std::vector<Found> rows(2 * ends.size());
   Nest from = best.loops;
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = first; round < first + rounds; ++round) {
     optimum::for_each(0, 2 * count, threads, [&](std::int32_t i) {
       Climb climb(cost, moves, bound, stop);
       climb.start(i % 2 ? from : ends[i / 2].loops);
@@ -164,12 +164,12 @@ Found climb(const Cost& cost, const std::vector<Nest>& starts, double bound, int
 }  // namespace
 
 Found find_nest(const optimum::Problem& problem, const std::vector<Nest>& starts,
-                double bound, int rounds, int threads,
+                double bound, int first, int rounds, int threads,
                 const std::function<bool()>& stop) {
   if (starts.empty()) throw std::invalid_argument("need a start");
   const Cost cost(problem);
   for (const Nest& nest : starts) check(cost, nest);
-  Found best = climb(cost, starts, bound, rounds, threads, stop);
+  Found best = climb(cost, starts, bound, first, rounds, threads, stop);
   best.loops = merged(cost, std::move(best.loops), best.energy);
   return best;
 }

@@ -24,10 +24,11 @@ struct Found {
 /// same one for the same arguments, on any number of threads, unless it is stopped.
 ///
 /// starts: at least one; each covers the layer. bound: pJ that no nest takes less than;
-/// what reaches it ends the search. rounds: of annealing, from each start. Throws
+/// what reaches it ends the search. rounds: of annealing, from each start; first: number
+/// of the first, which seeds its random choices. Throws
 /// std::invalid_argument where a start is no nest of the layer.
 Found find_nest(const optimum::Problem& problem, const std::vector<Nest>& starts,
-                double bound, int rounds, int threads,
+                double bound, int first, int rounds, int threads,
                 const std::function<bool()>& stop);
 
 }  // namespace memplan::nest::whole

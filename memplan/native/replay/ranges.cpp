@@ -1,16 +1,40 @@
 #include "replay/ranges.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
+#include <new>
 
 namespace memplan {
 namespace {
 
-// So many ranges are taken or given back without a best fit before the holes' index is
-// given up; to make it anew takes as long as some hundred changes of it.
+// The index of holes is dropped after this many changes without a best fit. Building it
+// again takes as long as some hundred changes of it.
 constexpr std::uint32_t kPatience = 4096;
 
+class OwnPages final : public std::pmr::memory_resource {
+  void* do_allocate(std::size_t bytes, std::size_t) override {
+    void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) throw std::bad_alloc();
+    return start;
+  }
+  void do_deallocate(void* start, std::size_t bytes, std::size_t) override {
+    munmap(start, bytes);
+  }
+  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+    return this == &other;
+  }
+};
+
 }  // namespace
+
+std::pmr::memory_resource* own_pages() {
+  static OwnPages* const pages = new OwnPages;
+  return pages;
+}
 
 bool Ranges::take(std::uint64_t offset, std::uint64_t bytes) {
   if (bytes - 1 >= size_) return false;  // 0 bytes, or so many that rounding might wrap

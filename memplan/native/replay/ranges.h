@@ -11,9 +11,13 @@
 #include <set>
 #include <utility>
 
-#include "replay/own_pages.h"
-
 namespace memplan {
+
+// Whole pages, from the system and back to it, for a pool to take its chunks from: memory
+// for records that are kept while a program runs. In the C library's heap they would lie
+// between the program's blocks, and keep the heap from shrinking when those are freed.
+// It lives for ever.
+std::pmr::memory_resource* own_pages();
 
 // The next multiple of `unit`, a power of two.
 constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {

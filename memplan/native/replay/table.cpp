@@ -27,6 +27,10 @@ void check(const TableArrays& arrays) {
               std::find(arrays.elastic.begin(), arrays.elastic.end(), true) !=
                   arrays.elastic.end()),
          "without marks, all steps must repeat, and none be elastic");
+  refuse(std::find(arrays.elastic.begin(),
+                   arrays.elastic.begin() + static_cast<std::ptrdiff_t>(begin),
+                   true) != arrays.elastic.begin() + static_cast<std::ptrdiff_t>(begin),
+         "a step of the warm-up must not be elastic");
   refuse(steps == 0 ? count > 0 : arrays.starts[0] != 0, "starts must begin with 0");
 }
 

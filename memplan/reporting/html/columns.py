@@ -1,4 +1,4 @@
-"""Columns of numbers as text for a page: compressed, and quick to read there.
+"""Columns of numbers as compressed text for a page, and the tree of stacks.
 
 A column is cut into planes, the first byte of every number, then the second, and so on:
 high bytes are alike, and compress to almost nothing. All planes of all columns stand in
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import base64
 import gzip
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from memplan.trace.stacks import Frame
 
 _KINDS = {"u1": "<u1", "u4": "<u4", "f8": "<f8"}  # what the page can read
 _LEVEL = 6
@@ -52,3 +55,42 @@ class PackedColumns:
         """All planes, as base64; the same columns give the same text."""
         packed = gzip.compress(b"".join(self._planes), _LEVEL, mtime=0)
         return base64.b64encode(packed).decode("ascii")
+
+
+ROOT = 0
+
+
+class StackTree:
+    """Nodes by number: `parent` of each, and its `label`; node 0 is the root.
+
+    A parent comes before its children.
+    """
+
+    def __init__(self) -> None:
+        self.parent: list[int] = [ROOT]
+        self.label: list[int] = [0]
+        self.labels: list[tuple[str, int, str]] = [("", 0, "all")]
+        self._known: dict[tuple[int, int], int] = {}
+        self._numbers: dict[tuple[str, int, str], int] = {}
+
+    def node(self, frames: Iterable[Frame]) -> int:
+        """The node of a stack, outermost call first."""
+        at = ROOT
+        for frame in frames:
+            number = self._number(frame)
+            key = (at, number)
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = len(self.parent)
+                self.parent.append(at)
+                self.label.append(number)
+            at = found
+        return at
+
+    def _number(self, frame: Frame) -> int:
+        entry = (frame.filename, frame.line, frame.name)
+        number = self._numbers.get(entry)
+        if number is None:
+            number = self._numbers[entry] = len(self.labels)
+            self.labels.append(entry)
+        return number

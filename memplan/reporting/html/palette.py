@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.arrays import Int64Array
-from memplan.reporting.attribution import Buffers
 from memplan.trace.category import Category
+from memplan.trace.lives import Lives
 
 # From what stays to what passes, as layers lie on one another. Told apart with any
 # colour vision by hue or lightness.
@@ -45,21 +45,21 @@ class Colouring:
     by_category: bool
 
 
-def colouring(buffers: Buffers) -> Colouring:
+def colouring(lives: Lives) -> Colouring:
     """By category; by life in steps where no category is known; or else by duration."""
-    if (buffers.category != Category.UNKNOWN).any():
+    if (lives.category != Category.UNKNOWN).any():
         order = list(_COLOURS)
-        used = [c for c in order if (buffers.category == c).any()]
+        used = [c for c in order if (lives.category == c).any()]
         code = np.zeros(max(Category) + 1, dtype=np.int64)
         code[used] = np.arange(len(used))
         entries = tuple((c.label, _COLOURS[c]) for c in used)
-        return Colouring(entries, code[buffers.category], True)
-    if len(buffers.bounds):
-        freed = np.searchsorted(buffers.bounds, buffers.end, side="right")
-        crossed = freed - buffers.step
-        crossed[buffers.end >= buffers.rows] = 2  # never freed
+        return Colouring(entries, code[lives.category], True)
+    if len(lives.bounds):
+        freed = np.searchsorted(lives.bounds, lives.end, side="right")
+        crossed = freed - lives.step
+        crossed[lives.end >= len(lives.events)] = 2  # never freed
         return _used(_LIVES, 2 - np.minimum(crossed, 2), False)
-    part = (buffers.end - buffers.row) / max(buffers.rows, 1)
+    part = (lives.end - lives.row) / max(len(lives.events), 1)
     return _used(_PARTS, 3 - np.searchsorted(_LIMITS, part, side="right"), False)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from memplan.arrays import Int64Array
-from memplan.core.placement import Placement, Requests
-from memplan.core.plan import Plan
+from memplan.core.plan import Placement, Plan, Requests
 from memplan.errors import InputError, NoPlanError
 from memplan.trace.liveness import StepWorkload, step_problem
-from memplan.trace.steps import Timeline, timeline
+from memplan.trace.lives import Lives, lives_of
+from memplan.trace.steps import unmarked_steps
 from memplan.trace.trace import Trace
-from memplan.trace.unmarked import unmarked_steps
 
 NOWHERE = -1  # a buffer of the plan that is none of the trace's
 
@@ -80,23 +80,23 @@ def _workload_of(plan: Plan, trace: Trace) -> StepWorkload:
     return found
 
 
-def _line_of(work: StepWorkload, trace: Trace) -> Timeline | None:
-    """The timeline on which the workload's steps are counted.
+def _line_of(work: StepWorkload, trace: Trace) -> Lives | None:
+    """The allocations on which the workload's steps are counted.
 
     None where each buffer is nobody's in particular: those of threads that take turns.
     """
     if work.together is not None:
         return None
-    line = timeline(trace)
+    line = lives_of(trace)
     return unmarked_steps(line) if work.unmarked else line
 
 
 def _rows(
-    requests: Requests | None, line: Timeline | None, first: int, elastic: bool = False
+    requests: Requests | None, line: Lives | None, first: int, elastic: bool = False
 ) -> Int64Array | None:
     """The buffers of the trace that those of a placement stand for, in their order.
 
-    Its requests are the timeline's from `first` on; None where that is not known, or
+    Its requests are the allocations's from `first` on; None where that is not known, or
     the trace asked there for something else (but less, where the plan is elastic).
     """
     if requests is None or line is None:
@@ -133,3 +133,29 @@ def _boxes(
         peak=placed.peak,
         compared=compared,
     )
+
+
+def closed_up(
+    device: npt.NDArray[np.int16],
+    address: npt.NDArray[np.uint64],
+    size: Int64Array,
+) -> Int64Array:
+    """Where each block begins when no unused address lies between, bytes, shape (n,).
+
+    Blocks that share an address share a place; those of a device keep their order, and
+    devices follow one another. An address that no block ever covered takes up nothing.
+    """
+    place = np.zeros(len(address), dtype=np.int64)
+    base = 0
+    for one in np.unique(device):
+        rows = np.flatnonzero(device == one)
+        order = rows[np.argsort(address[rows], kind="stable")]
+        begin = address[order] - address[order[0]]
+        end = np.maximum.accumulate(begin + size[order].astype(np.uint64))
+        unused = np.zeros(len(order), dtype=np.int64)
+        # Unsigned: what does not reach the block before would wrap around.
+        apart = begin[1:] > end[:-1]
+        unused[1:][apart] = (begin[1:][apart] - end[:-1][apart]).astype(np.int64)
+        place[order] = base + begin.astype(np.int64) - np.cumsum(unused)
+        base = int((place[order] + size[order]).max())
+    return place

@@ -40,7 +40,7 @@ def report(
     import jinja2
 
     maker = SceneMaker(trace, paths)
-    empty = not len(maker.buffers)
+    empty = not len(maker.lives)
     scene = maker.made(plan) if not empty else None
     style = (_ASSETS / "report.css").read_text(encoding="utf-8")
     script = _script()
@@ -61,7 +61,7 @@ def report(
         figures=_figures(maker, plan),
         warnings=_warnings(trace),
         empty=empty,
-        flame_hint="" if sites_of(maker.buffers.sites) else _NO_STACKS,
+        flame_hint="" if sites_of(maker.lives.sites) else _NO_STACKS,
         producer=f"memplan {__version__}",
         notes=_notes(trace),
     )
@@ -104,13 +104,13 @@ def _trusted(text: str) -> object:
 def _facts(maker: SceneMaker) -> list[str]:
     info = maker.trace.info
     facts = [
-        f"{len(maker.buffers):,} buffer{'s' * (len(maker.buffers) != 1)}",
+        f"{len(maker.lives):,} buffer{'s' * (len(maker.lives) != 1)}",
         f"{maker.lives.ticks:,} allocations and frees",
     ]
-    if len(maker.buffers.bounds):
-        facts.append(f"steps begun: {len(maker.buffers.bounds):,}")
-    if len(maker.buffers.time_s):
-        facts.append(format_seconds(float(maker.buffers.time_s[-1])))
+    if len(maker.lives.bounds):
+        facts.append(f"steps begun: {len(maker.lives.bounds):,}")
+    if len(maker.lives.time_s):
+        facts.append(format_seconds(float(maker.lives.time_s[-1])))
     facts.append(info.device)
     if info.program.torch:
         facts.append(f"PyTorch {info.program.torch}")
@@ -122,16 +122,16 @@ def _facts(maker: SceneMaker) -> list[str]:
 
 
 def _figures(maker: SceneMaker, plan: Plan | None) -> list[dict[str, object]]:
-    lives, buffers = maker.lives, maker.buffers
+    lives = maker.lives
     found: list[dict[str, object]] = []
 
     def add(name: str, value: str, note: str = "", strong: bool = False) -> None:
         found.append({"name": name, "value": value, "note": note, "strong": strong})
 
     if lives.ticks:
-        at = float(buffers.time_s[lives.rows[lives.peak]])
+        at = float(lives.time_s[lives.peak_row])
         add("peak", format_bytes(maker.peak), f"at {format_seconds(at)}", True)
-        held = int(lives.live[-1])
+        held = int(lives.live_bytes[-1])
         add("held at the end", format_bytes(held))
     resident = maker.trace.info.run.peak_rss_bytes
     if maker.trace.info.device == "cuda":  # where a host's figure says nothing

@@ -1,4 +1,8 @@
-"""What a page knows of a trace, as JSON and columns of numbers."""
+"""What a page knows of a trace, as JSON and columns of numbers.
+
+A page of a million events shows the buffers that matter most by themselves, and all of
+them in the curves; moments are thinned so that no peak and no trough is left out.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,19 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.core.plan import Plan
-from memplan.reporting.attribution import Buffers, Site, buffers_of
-from memplan.reporting.html.addresses import closed_up
-from memplan.reporting.html.columns import PackedColumns
-from memplan.reporting.html.lives import Lives
+from memplan.reporting.html.columns import ROOT, PackedColumns, StackTree
 from memplan.reporting.html.palette import NOBODYS, Colouring, colouring
-from memplan.reporting.html.placements import NOWHERE, Placed, placements_of
-from memplan.reporting.html.stacktree import ROOT, StackTree
+from memplan.reporting.html.placements import NOWHERE, Placed, closed_up, placements_of
+from memplan.trace.lives import Lives, lives_of
+from memplan.trace.sites import Site
 from memplan.trace.stacks import Frame
 from memplan.trace.trace import Action, Trace
 from memplan.units import format_bytes
 
 _MOST_BOXES = 60_000  # of a placement
 _MOST_STEPS = 20_000
+MOST_BUFFERS = 120_000  # that a page shows one by one
+MOST_MOMENTS = 120_000
 _UNKNOWN_SITE = Site()
 
 
@@ -43,14 +47,13 @@ class SceneMaker:
     columns: PackedColumns = field(default_factory=PackedColumns)
 
     def __post_init__(self) -> None:
-        self.buffers: Buffers = buffers_of(self.trace)
-        self.lives: Lives = Lives.of(self.trace.events, self.buffers)
-        self.colouring: Colouring = colouring(self.buffers)
+        self.lives: Lives = lives_of(self.trace)
+        self.colouring: Colouring = colouring(self.lives)
 
     @property
     def peak(self) -> int:
         """The most bytes alive at one moment."""
-        return int(self.lives.live.max(initial=0))
+        return int(self.lives.live_bytes.max(initial=0))
 
     def made(self, plan: Plan | None) -> Scene:
         """The page's data; with `plan`, its placements, too.
@@ -58,19 +61,19 @@ class SceneMaker:
         Raises InputError where the plan was not made from the trace.
         """
         failed = self._failed_requests()
-        shown = self.lives.most_telling()
+        shown = most_telling(self.lives)
         self._add_curves(np.array([tick for tick, _ in failed], dtype=np.int64))
         top = self._add_boxes(shown)
         entries: dict[str, object] = {
             "ticks": self.lives.ticks,
             "peak": self.peak,
-            "peak_tick": self.lives.peak,
+            "peak_tick": tick_of(self.lives, self.lives.peak_row),
             "categories": [
                 {"name": name, "colour": colour}
                 for name, colour in self.colouring.entries
             ],
             "nobodys": NOBODYS,
-            "sites": [self._site(site) for site in self.buffers.sites],
+            "sites": [self._site(site) for site in self.lives.sites],
             "ooms": [{"tick": tick, "size": size} for tick, size in failed],
             "address_top": top,
             "traced": self._words(len(shown)),
@@ -80,27 +83,31 @@ class SceneMaker:
         return Scene({**entries, "columns": self.columns.listed()}, self.columns)
 
     def _add_curves(self, always: Int64Array) -> None:
-        lives, buffers = self.lives, self.buffers
-        steps = lives.tick_of(buffers.bounds)[:_MOST_STEPS]
-        moments = lives.moments(np.concatenate([always, steps, steps - 1]))
-        seconds = buffers.time_s[lives.rows[moments]]
+        lives = self.lives
+        steps = lives.begins[1:-1][:_MOST_STEPS]
+        moments = shown_moments(lives, np.concatenate([always, steps, steps - 1]))
+        seconds = lives.time_s[lives.tick_row[moments]]
         self.columns.add("moment", moments, "u4", delta=True)
         self.columns.add("seconds", seconds - seconds[:1], "f8")
         self.columns.add("steps", steps, "u4", delta=True)
         for code in range(len(self.colouring.entries)):
-            live = lives.live_of(self.colouring.of_buffer == code)[moments]
+            chosen = self.colouring.of_buffer == code
+            live = lives.live_of(np.where(chosen, lives.size, 0))[
+                lives.tick_row[moments]
+            ]
             self.columns.add(f"live{code}", live, "f8", delta=True)
 
     def _add_boxes(self, shown: Int64Array) -> int:
         """The buffers shown one by one; how high their addresses reach."""
-        events, row = self.trace.events, self.buffers.row
-        size = self.buffers.size
+        events, row = self.trace.events, self.lives.row
+        size = self.lives.size
         address = closed_up(events.device[row], events.address[row], size)
         self.columns.add("lower", self.lives.lower[shown], "u4", delta=True)
-        self.columns.add("upper", self.lives.upper[shown], "u4")
+        upper = np.minimum(self.lives.freed, self.lives.ticks)
+        self.columns.add("upper", upper[shown], "u4")
         self.columns.add("address", address[shown], "f8")
         self.columns.add("size", size[shown], "f8")
-        self.columns.add("site", self.buffers.site[shown], "u4")
+        self.columns.add("site", self.lives.site[shown], "u4")
         self.columns.add("category", self.colouring.of_buffer[shown], "u1")
         return int((address + size).max(initial=1))
 
@@ -108,7 +115,7 @@ class SceneMaker:
         """The tree of stacks; its labels. Without stacks, modules and sites make it."""
         tree = StackTree()
         table = self.trace.stacks
-        stack = self.trace.events.stack[self.buffers.row[shown]]
+        stack = self.trace.events.stack[self.lives.row[shown]]
         nodes = np.full(len(table) + 1, ROOT, dtype=np.int64)  # -1 finds the last
         for index in np.unique(stack[stack >= 0]).tolist():
             nodes[index] = tree.node(self._calls(index))
@@ -138,7 +145,7 @@ class SceneMaker:
         rows = np.sort(np.argsort(area, kind="stable")[::-1][:_MOST_BOXES])
         owner = placed.rows[rows]
         known = owner != NOWHERE
-        site = np.where(known, self.buffers.site[owner], len(self.buffers.sites))
+        site = np.where(known, self.lives.site[owner], len(self.lives.sites))
         nobodys = len(self.colouring.entries)
         category = np.where(known, self.colouring.of_buffer[owner], nobodys)
         before, top = self._before(placed, rows)
@@ -166,7 +173,7 @@ class SceneMaker:
         owner = placed.rows
         if not len(owner) or not placed.compared:
             return np.zeros(len(rows), dtype=np.int64), 0
-        events, row = self.trace.events, self.buffers.row[owner]
+        events, row = self.trace.events, self.lives.row[owner]
         lay = closed_up(events.device[row], events.address[row], placed.size)
         return lay[rows], int((lay + placed.size).max())
 
@@ -174,7 +181,7 @@ class SceneMaker:
         """Tick and bytes of every request that found no memory."""
         events = self.trace.events
         rows = np.flatnonzero(events.action == Action.OOM)
-        ticks = np.maximum(self.lives.tick_of(rows) - 1, 0)
+        ticks = np.maximum(np.searchsorted(self.lives.tick_row, rows) - 1, 0)
         sizes = events.requested_size[rows]
         return list(zip(ticks.tolist(), sizes.tolist(), strict=True))
 
@@ -186,10 +193,10 @@ class SceneMaker:
         return file if self.paths else PurePosixPath(file.replace("\\", "/")).name
 
     def _words(self, shown: int) -> str:
-        count = len(self.buffers)
+        count = len(self.lives)
         if shown == count:
             return ""
-        rest = self.buffers.size.sum()
+        rest = self.lives.size.sum()
         return (
             f"{shown:,} of {count:,} buffers are drawn one by one: those alive at the "
             "peak, and those with most bytes for longest. The curve above counts all "
@@ -218,3 +225,48 @@ def _placement_words(placed: Placed, before: int, shown: int, plan: Plan) -> str
 def sites_of(entries: Sequence[Site]) -> bool:
     """Whether any site is known."""
     return any(site != _UNKNOWN_SITE for site in entries)
+
+
+def tick_of(lives: Lives, row: int) -> int:
+    """The tick of an event that counts as one, or of the next that does."""
+    return int(np.searchsorted(lives.tick_row, row))
+
+
+def shown_moments(
+    lives: Lives, always: Int64Array, most: int = MOST_MOMENTS
+) -> Int64Array:
+    """Ticks at which the page knows what is alive, ascending.
+
+    Of more than `most`, each stretch of the run keeps its first, lowest, highest
+    and last; `always` are kept, too.
+    """
+    live, count = lives.live_bytes[lives.tick_row], lives.ticks
+    if count <= most:
+        return np.arange(count, dtype=np.int64)
+    edges = np.linspace(0, count, max(most // 4, 1) + 1).astype(np.int64)
+    first, last = edges[:-1], edges[1:] - 1
+    stretch = np.repeat(np.arange(len(first)), last - first + 1)
+    order = np.lexsort((live, stretch))
+    always = always[(always >= 0) & (always < count)]
+    kept = [first, last, order[first], order[last], always]
+    return np.unique(np.concatenate(kept)).astype(np.int64)
+
+
+def most_telling(lives: Lives, most: int = MOST_BUFFERS) -> Int64Array:
+    """The buffers to show one by one, ascending: what is alive at the peak, largest
+    first, and then those with most bytes for longest."""
+    size = lives.size
+    if len(size) <= most:
+        return np.arange(len(size), dtype=np.int64)
+    area = size.astype(np.float64) * (
+        np.minimum(lives.freed, lives.ticks) - lives.lower
+    )
+    live = lives.live_rows(lives.peak_row)
+    there = np.zeros(len(size), dtype=np.int64)
+    there[live] = size[live]
+    order = np.lexsort((area, there))
+    chosen = np.sort(order[len(order) - most // 2 :])
+    left = np.setdiff1d(np.arange(len(area)), chosen, assume_unique=True)
+    by_area = left[np.argsort(area[left], kind="stable")]
+    more = by_area[len(by_area) - (most - len(chosen)) :]
+    return np.union1d(chosen, more).astype(np.int64)

@@ -15,7 +15,7 @@ from memplan.arrays import Int64Array
 from memplan.errors import InputError
 from memplan.files import PathLike, atomic_write
 from memplan.trace.importers.snapshot_history import REQUESTED
-from memplan.trace.match import pairs
+from memplan.trace.lives import lives_of
 from memplan.trace.stacks import NO_STACK, StackTable
 from memplan.trace.trace import Action, Mark, Trace
 
@@ -121,7 +121,7 @@ def _segments(trace: Trace, frames: _Frames) -> list[dict[str, Any]]:
     events = trace.events
     made = np.flatnonzero((events.action == Action.ALLOC) & (events.size > 0))
     live = np.ones(len(events), dtype=np.bool_)
-    live[pairs(events)[0]] = False
+    live[lives_of(trace).pairs[0]] = False
     found = []
     for device in np.unique(events.device[made]).tolist():
         rows = made[events.device[made] == device]

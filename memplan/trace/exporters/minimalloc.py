@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.arrays import Int64Array
-from memplan.core.gaps import Gaps
-from memplan.core.problem import Problem
+from memplan.core.problem import Gaps, Problem
 from memplan.errors import InputError
 from memplan.files import PathLike, atomic_write
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from memplan.arrays import Float64Array, Int64Array
 from memplan.files import PathLike, atomic_write
-from memplan.trace.match import pairs
+from memplan.trace.lives import lives_of
 from memplan.trace.stacks import StackTable
-from memplan.trace.steps import strongest_mark
-from memplan.trace.trace import Action, Columns, Mark, Trace
+from memplan.trace.trace import Action, Columns, Trace
 from memplan.units import format_bytes
 
 _AT_A_TIME = 1 << 14  # events written together
@@ -52,7 +52,7 @@ def _events(trace: Trace) -> Iterator[dict[str, object]]:
         yield _named("process_name", device, 0, f"{name}, device {device}")
         yield _named("thread_name", device, _STEPS, "steps")
         yield _named("thread_name", device, _BUFFERS, "buffers")
-    yield from _steps(events, times)
+    yield from _steps(events, lives_of(trace).bounds, times)
     yield from _buffers(trace, times)
 
 
@@ -62,11 +62,11 @@ def _named(what: str, process: int, thread: int, name: str) -> dict[str, object]
 
 
 def _steps(
-    events: Columns, times: np.ndarray[tuple[int], np.dtype[np.float64]]
+    events: Columns,
+    rows: Int64Array,
+    times: np.ndarray[tuple[int], np.dtype[np.float64]],
 ) -> Iterator[dict[str, object]]:
-    mark = strongest_mark(events)
-    rows = np.flatnonzero((events.action == Action.STEP) & (events.mark == mark))
-    if mark is Mark.NONE or not len(rows):
+    if not len(rows):
         return
     ends = np.append(times[rows[1:]], times[-1])
     for number, (row, end) in enumerate(zip(rows.tolist(), ends, strict=True), 1):
@@ -81,12 +81,10 @@ def _steps(
         }
 
 
-def _buffers(
-    trace: Trace, times: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> Iterator[dict[str, object]]:
+def _buffers(trace: Trace, times: Float64Array) -> Iterator[dict[str, object]]:
     """Allocations, frees and failed requests; after each of the first what is live."""
     events = trace.events
-    made, freed = pairs(events)
+    made, freed = lives_of(trace).pairs
     owner = np.full(len(events), -1, dtype=np.int64)
     owner[freed] = made
     live: dict[int, int] = {}

@@ -8,9 +8,9 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.files import PathLike, atomic_write
+from memplan.trace.lives import lives_of
 from memplan.trace.stacks import NO_STACK, Frame, StackTable
-from memplan.trace.steps import timeline
-from memplan.trace.trace import Action, Trace
+from memplan.trace.trace import Trace
 from memplan.version import __version__
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -24,18 +24,13 @@ def write_speedscope(trace: Trace, path: PathLike) -> None:
     ever asked for. What has no stack is "unknown".
     """
     events = trace.events
-    line = timeline(trace)
-    rows = np.flatnonzero((events.action == Action.ALLOC) & (events.requested_size > 0))
-    stack = events.stack[rows].astype(np.int64)
-    change = np.zeros(line.ticks + 1, dtype=np.int64)
-    np.add.at(change, line.lower, line.size)
-    np.add.at(change, np.minimum(line.freed, line.ticks), -line.size)
-    peak = int(np.argmax(np.cumsum(change[:-1]))) if line.ticks else 0
-    there = (line.lower <= peak) & (line.freed > peak)
+    lives = lives_of(trace)
+    stack = events.stack[lives.row].astype(np.int64)
+    there = lives.live_rows(lives.peak_row)
     frames: dict[Frame, int] = {}
     profiles = [
-        _profile("live at the peak", stack[there], line.size[there], trace, frames),
-        _profile("all that was asked for", stack, line.size, trace, frames),
+        _profile("live at the peak", stack[there], lives.size[there], trace, frames),
+        _profile("all that was asked for", stack, lives.size, trace, frames),
     ]
     document = {
         "$schema": _SCHEMA,

@@ -15,8 +15,7 @@ from typing import NoReturn
 import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
-from memplan.core.gaps import Gaps
-from memplan.core.problem import FREE, Problem
+from memplan.core.problem import FREE, Gaps, Problem
 from memplan.errors import FormatError, InputError
 from memplan.files import PathLike
 from memplan.formats.sniff import Input, opened

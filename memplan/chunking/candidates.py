@@ -1,0 +1,498 @@
+"""Candidates for regions, and roughly what each would do to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import lcm
+from operator import getitem
+from typing import NamedTuple
+
+from memplan.chunking.region import call_of
+from memplan.chunking.rules.flow import Flow, Slice
+from memplan.chunking.rules.table import flow
+from memplan.chunking.timing import PRODUCTS, is_product
+from memplan.graph.liveness import Profile, lifetimes, owners, profile, roots_of
+from memplan.graph.program import Loop, Meta, Op, Program, Step, refs, results
+from memplan.graph.workspace import temporaries
+
+MAX_COPIED = 12  # operators that run both whole and in a loop, in one region
+
+# Too much arithmetic to run twice instead of keeping the result.
+DEAR = (*PRODUCTS, "attention", "gather", "sort", "topk")
+
+
+@dataclass
+class Wish:
+    """What the users of a value need of it: slices, or all of it."""
+
+    slices: list[Slice] = field(default_factory=list)
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A region without a step.
+
+    first, last: positions in the program. slices, copied: as in Region. hoisted:
+    positions in between that run before the loop.
+    """
+
+    first: int
+    last: int
+    slices: dict[str, Slice]
+    copied: frozenset[str]
+    hoisted: frozenset[int]
+    extent: int
+    granule: int
+
+
+class Landscape:
+    """A program with the facts that the search uses repeatedly."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.profile: Profile = profile(program)
+        self.last, self.owned = lifetimes(program)
+        self.maker = {
+            name: i for i, step in enumerate(program.ops) for name in results(step)
+        }
+        self.made = [owners(program, step) for step in program.ops]
+        self.given = set(refs(program.outputs))
+        self.takes = [step.operands() for step in program.ops]
+        self.users: dict[str, list[int]] = {}
+        for i, names in enumerate(self.takes):
+            for name in dict.fromkeys(names):
+                self.users.setdefault(name, []).append(i)
+        self.root_uses: dict[str, list[int]] = {}
+        for i, step in enumerate(program.ops):
+            for name in (*self.takes[i], *results(step)):
+                for root in roots_of(program, name):
+                    uses = self.root_uses.setdefault(root, [])
+                    if not uses or uses[-1] != i:
+                        uses.append(i)
+        self._flows: dict[tuple[str, Slice], Flow | None] = {}
+
+    def made_by(self, position: int) -> list[str]:
+        """Names of the results of the step at a position."""
+        return results(self.program.ops[position])
+
+    def flow(self, op: Op, piece: Slice) -> Flow | None:
+        """The operator's flow for a slice of its result, cached."""
+        key = op.name, piece
+        if key not in self._flows:
+            self._flows[key] = self._checked(op, piece)
+        return self._flows[key]
+
+    def _checked(self, op: Op, piece: Slice) -> Flow | None:
+        moving = self.program.moving
+        if piece.dim in moving.get(op.name, ()):
+            return None
+        found = flow(call_of(self.program, op, ""), piece)
+        if found is None:
+            return None
+        for name, need in zip(op.operands(), found.needs, strict=True):
+            if need is not None and need.dim in moving.get(name, ()):
+                return None
+        return found
+
+
+def ends(land: Landscape, peak: int, reach: int) -> Iterator[tuple[int, int]]:
+    """Positions and dimensions at which a region around `peak` may end."""
+    ops = land.program.ops
+    for i in range(peak, min(len(ops), peak + reach)):
+        op = ops[i]
+        if isinstance(op, Loop) or not (land.made[i] or _last_part(ops, i)):
+            continue
+        meta = land.program.metas[op.name]
+        if not isinstance(meta, Meta):
+            continue
+        for dim, size in enumerate(meta.shape):
+            if size > 1:
+                yield i, dim
+
+
+def sweep(
+    land: Landscape, last: int, dim: int, first: int, copies: bool
+) -> Iterator[Candidate]:
+    """Regions that end with the operator at `last`, sliced along `dim` of its result.
+
+    The sweep follows slices backwards (the paper's backward search, §3.3) to the
+    position `first`. Each operator that can be sliced begins a candidate. Operators
+    that cannot, or whose users need different slices, run whole before the loop.
+    copies: whether cheap operators that are needed both ways run twice.
+    """
+    ops = land.program.ops
+    end = ops[last]
+    wishes = {last: Wish([Slice(dim)])}
+    slices: dict[str, Slice] = {}
+    copied: set[str] = set()
+    hoisted: set[int] = set()
+    granule = 1
+    extent = land.program.metas[end.name].shape[dim]
+    for i in range(last, first - 1, -1):
+        wish = wishes.pop(i, None)
+        if wish is None:
+            continue
+        op = ops[i]
+        piece, found = _sliced(land, op, wish)
+        if found is not None and not _whole_ends(found, extent):
+            found = None
+        if found is None or piece is None or not isinstance(op, Op):
+            if i == last:
+                return
+            _hoist(land, i, wishes, hoisted)
+            continue
+        if wish.whole:
+            if not copies or len(copied) == MAX_COPIED or not _cheap(op):
+                _hoist(land, i, wishes, hoisted)
+                continue
+            copied.add(op.name)
+            _hoist(land, i, wishes, hoisted)
+        slices = _with_member(land, slices, op, piece, last)
+        ratios = [need.ratio.denominator for need in found.needs if need is not None]
+        granule = lcm(granule, *ratios)
+        for name, need in zip(land.takes[i], found.needs, strict=True):
+            maker = land.maker.get(name)
+            if maker is None:
+                continue
+            behind = wishes.setdefault(maker, Wish())
+            if need is None:
+                behind.whole = True
+            elif need not in behind.slices:
+                behind.slices.append(need)
+        if land.made[i]:
+            yield Candidate(
+                i,
+                last,
+                dict(reversed(slices.items())),
+                frozenset(copied),
+                frozenset(hoisted),
+                extent,
+                granule,
+            )
+
+
+def _with_member(
+    land: Landscape, slices: dict[str, Slice], op: Op, piece: Slice, last: int
+) -> dict[str, Slice]:
+    """`slices` with one more operator and its parts, from last to first."""
+    beside = parts_of(land, op, piece, last) - slices.keys()
+    slices[op.name] = piece
+    if not beside:
+        return slices
+    slices.update(dict.fromkeys(beside, piece))
+    ordered = sorted(slices, key=lambda name: -land.maker[name])
+    return {name: slices[name] for name in ordered}
+
+
+def _last_part(ops: list[Step], i: int) -> bool:
+    """Whether the operator at `i` is the last of adjacent getitems of one operator; a
+    region that ends there includes the others."""
+    op, after = ops[i], ops[i + 1] if i + 1 < len(ops) else None
+    return (
+        isinstance(op, Op)
+        and op.target is getitem
+        and not (
+            isinstance(after, Op)
+            and after.target is getitem
+            and after.operands() == op.operands()
+        )
+    )
+
+
+def parts_of(land: Landscape, op: Op, piece: Slice, last: int) -> set[str]:
+    """The getitems of an operator with several results, up to the position `last`;
+    they must be in its loop."""
+    if isinstance(land.program.metas[op.name], Meta) or piece.before or piece.after:
+        return set()
+    parts = ((i, land.program.ops[i]) for i in land.users.get(op.name, ()))
+    return {
+        part.name
+        for i, part in parts
+        if isinstance(part, Op)
+        and part.target is getitem
+        and i <= last
+        and land.flow(part, piece) == Flow((piece,))
+    }
+
+
+def _sliced(
+    land: Landscape, op: object, wish: Wish
+) -> tuple[Slice | None, Flow | None]:
+    """The slice of an operator's result that covers all users' needs, and its flow."""
+    if not isinstance(op, Op) or not wish.slices:
+        return None, None
+    piece = wish.slices[0]
+    for other in wish.slices[1:]:
+        if (other.dim, other.ratio) != (piece.dim, piece.ratio):
+            return None, None
+        before, after = max(piece.before, other.before), max(piece.after, other.after)
+        piece = piece._replace(before=before, after=after)
+    return piece, land.flow(op, piece)
+
+
+def _whole_ends(found: Flow, extent: int) -> bool:
+    """Whether the end of the loop is the end of an element in every operand."""
+    return all(
+        need is None or (extent * need.ratio).denominator == 1 for need in found.needs
+    )
+
+
+def _hoist(land: Landscape, i: int, wishes: dict[int, Wish], hoisted: set[int]) -> None:
+    """Run the operator at `i` whole, before the loop."""
+    hoisted.add(i)
+    for name in land.takes[i]:
+        maker = land.maker.get(name)
+        if maker is not None:
+            wishes.setdefault(maker, Wish()).whole = True
+
+
+def _cheap(op: object) -> bool:
+    return isinstance(op, Op) and not any(word in op.key for word in DEAR)
+
+
+class Weight(NamedTuple):
+    """A rough estimate of a loop's bytes.
+
+    base: independent of the step. body: what one iteration over everything would need.
+    leaving: bytes of the base that are results of members other than the last; they
+    shrink if their users join the loop. covered: the bytes above the budget, summed
+    over the operators from first to last. dear: bytes that each iteration reads whole,
+    plus CALL for each operator: the main cost of running in chunks.
+    """
+
+    base: int
+    body: int
+    leaving: int
+    covered: int
+    dear: int
+
+    def live(self, share: float) -> float:
+        """Live bytes in the loop if an iteration covers `share` of it."""
+        return self.base + self.body * share
+
+
+def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
+    """Estimate the loop of `region` from the storages across it and in it."""
+    first, last = region.first, region.last
+    looped = {land.maker[name] for name in region.slices if name not in region.copied}
+    positions = sorted(land.maker[name] for name in region.slices)
+    before, members = region.hoisted, set(positions)
+    base = leaving = 0
+    for root, size in land.owned.items():
+        uses = land.root_uses[root]
+        born = uses[0]
+        if born > last or land.last[root] < first:
+            continue
+        if born in looped:
+            if _leaves(land, root, looped, last):
+                taken = _output_bytes(land, region, root, size)
+                base += taken
+                leaving += taken if born != last else 0
+        elif born < first or born in before:
+            # Members take what runs both ways from the loop itself.
+            twice = bool(set(land.made_by(born)) & region.copied)
+            inside = members if not twice else set()
+            if land.last[root] > last or any(
+                use in inside or (use not in before and use not in members)
+                for use in uses[1:]
+                if use >= first
+            ):
+                base += size
+    return Weight(
+        base,
+        _body_peak(land, positions),
+        leaving,
+        sum(max(0, land.profile.live[i] - budget) for i in range(first, last + 1)),
+        _dear(land, region, positions),
+    )
+
+
+CALL = 20_000  # bytes that could be moved in the time of a call
+
+
+def _dear(land: Landscape, region: Candidate, positions: list[int]) -> int:
+    """Bytes that products read whole in each iteration, and CALL for each operator."""
+    total = CALL * len(positions)
+    for i in positions:
+        op = land.program.ops[i]
+        if not isinstance(op, Op) or not is_product(op):
+            continue
+        found = land.flow(op, region.slices[op.name])
+        if found is None:
+            continue
+        for name, need in zip(land.takes[i], found.needs, strict=True):
+            meta = land.program.metas[name]
+            if need is None and isinstance(meta, Meta):
+                total += meta.bytes
+    return total
+
+
+def _leaves(land: Landscape, root: str, looped: set[int], last: int) -> bool:
+    """Whether a storage made in the loop is needed outside it."""
+    if land.last[root] > last or root in land.given:
+        return True
+    return any(use not in looped for use in land.root_uses[root])
+
+
+def _output_bytes(land: Landscape, region: Candidate, root: str, size: int) -> int:
+    """The bytes of a result's buffer; 0 if it can reuse a dying operand's memory."""
+    program = land.program
+    meta, piece = program.metas.get(root), region.slices.get(root)
+    if not isinstance(meta, Meta) or piece is None:
+        return size
+    for name in region.slices:
+        i = land.maker[name]
+        op = program.ops[i]
+        found = land.flow(op, region.slices[name]) if isinstance(op, Op) else None
+        if found is None:
+            continue
+        for operand, need in zip(land.takes[i], found.needs, strict=True):
+            source = program.roots[operand]
+            if (
+                operand not in region.slices
+                and need == piece
+                and program.metas[operand] == meta
+                and isinstance(source, str)
+                and source in land.owned
+                and land.last[source] <= region.last
+                and land.root_uses[source][0] < i
+            ):
+                return 0
+    return size
+
+
+def _body_peak(land: Landscape, positions: list[int]) -> int:
+    """The peak of the members' own storages, including those of copied members."""
+    program = land.program
+    inside = set(positions)
+    dies: dict[int, int] = {}
+    now = peak = 0
+    for i in positions:
+        for root in land.made[i]:
+            uses = [use for use in land.root_uses[root] if use in inside]
+            dies[uses[-1]] = dies.get(uses[-1], 0) + land.owned[root]
+            now += land.owned[root]
+        op = program.ops[i]
+        extra = temporaries(program, op) if isinstance(op, Op) else 0
+        peak = max(peak, now + extra)
+        now -= dies.pop(i, 0)
+    return peak
+
+
+REACH = 24  # operators after the region's end that may join
+MOST = 12  # operators that join
+
+
+def extended(
+    land: Landscape, region: Candidate, weight: Weight, budget: int
+) -> tuple[Candidate, Weight] | None:
+    """The region extended by users of its members, as far as the loop needs less
+    memory; None if no extension does.
+
+    A member that is needed outside the loop has a whole result. If its users can run in
+    the loop too (several outputs, in the paper's terms), only their results are whole.
+    Users of the region's last member are not added; longer regions cover them.
+    """
+    best: tuple[Candidate, Weight] | None = None
+    for wider in _wider(land, region):
+        found = weigh(land, wider, budget)
+        if found.base < (best[1] if best else weight).base:
+            best = wider, found
+    return best
+
+
+def _wider(land: Landscape, region: Candidate) -> list[Candidate]:
+    """Extensions of the region, each with one more operator than the one before."""
+    end = list(region.slices)[-1]
+    slices = dict(region.slices)
+    following = {end}  # what depends on the loop's results
+    granule, last = region.granule, region.last
+    found: list[Candidate] = []
+    ops = land.program.ops
+    for i in range(region.first, min(len(ops), region.last + REACH)):
+        op, taken = ops[i], land.takes[i]
+        names = land.made_by(i)
+        if names[0] in slices:
+            continue
+        inside = [name for name in taken if _looped(name, slices, region)]
+        if not inside and following.isdisjoint(taken):
+            continue
+        piece = None
+        if isinstance(op, Op) and following.isdisjoint(taken) and len(found) < MOST:
+            piece = _joins(land, op, slices, region)
+        if piece is None or not isinstance(op, Op):
+            following.update(names)
+            continue
+        added = {op.name, *parts_of(land, op, piece, len(ops))}
+        slices.update(dict.fromkeys(added, piece))
+        granule = lcm(granule, piece.ratio.denominator)
+        last = max(last, *(land.maker[name] for name in added))
+        ordered = dict(sorted(slices.items(), key=lambda pair: land.maker[pair[0]]))
+        hoisted = region.hoisted | _before(land, region.first, last, ordered)
+        found.append(
+            replace(region, last=last, slices=ordered, hoisted=hoisted, granule=granule)
+        )
+    return found
+
+
+def _looped(name: str, slices: dict[str, Slice], region: Candidate) -> bool:
+    return name in slices and name not in region.copied
+
+
+def _joins(
+    land: Landscape, op: Op, slices: dict[str, Slice], region: Candidate
+) -> Slice | None:
+    """The slice of an operator's result that matches the members' slices, or None.
+
+    If it has several results, all of their users must be able to join too.
+    """
+    meta = land.program.metas[op.name]
+    first = meta if isinstance(meta, Meta) else meta[0]
+    if not isinstance(first, Meta):
+        return None
+    for dim, size in enumerate(first.shape):
+        piece = Slice(dim, Fraction(size, region.extent))
+        found = land.flow(op, piece) if size > 1 else None
+        if found is None:
+            continue
+        pairs = list(zip(op.operands(), found.needs, strict=True))
+        whole = all(
+            need is None or (region.extent * need.ratio).denominator == 1
+            for _, need in pairs
+        )
+        if whole and all(
+            slices[name] == need for name, need in pairs if name in slices
+        ):
+            if first is not meta and not _all_parts(land, op, piece):
+                continue
+            return piece
+    return None
+
+
+def _all_parts(land: Landscape, op: Op, piece: Slice) -> bool:
+    """Whether all users of several results are getitems that can be sliced."""
+    parts = parts_of(land, op, piece, len(land.program.ops))
+    users = land.users.get(op.name, ())
+    return parts == {name for i in users for name in land.made_by(i)}
+
+
+def _before(
+    land: Landscape, first: int, last: int, slices: dict[str, Slice]
+) -> frozenset[int]:
+    """Positions from `first` to `last` of operators that the members depend on."""
+    wanted = {
+        name
+        for member in slices
+        for name in land.takes[land.maker[member]]
+        if name not in slices
+    }
+    found = set()
+    for i in range(last, first - 1, -1):
+        names = land.made_by(i)
+        if names[0] not in slices and not wanted.isdisjoint(names):
+            found.add(i)
+            wanted.update(land.takes[i])
+    return frozenset(found)

@@ -1,0 +1,264 @@
+"""Convolution, pooling, upsampling and pixel shuffles."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple
+
+from memplan.chunking.rules.flow import (
+    Call,
+    Flow,
+    Rule,
+    Slice,
+    changed,
+    given,
+    integers,
+    needing,
+    rule,
+    shape,
+)
+from memplan.chunking.rules.lowered import (
+    windowed_avg_pool,
+    windowed_conv,
+    windowed_max_pool,
+)
+from memplan.graph.program import Argument, Bound, extent
+
+
+class Stencil(NamedTuple):
+    """What a convolution or pooling reads in each spatial dimension."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def reach(self, axis: int) -> int:
+        """From the first element that a result reads to the last."""
+        return self.dilation[axis] * (self.kernel[axis] - 1)
+
+    def plain(self, axis: int) -> bool:
+        """Whether each result reads the one element in its own place."""
+        values = (self.kernel[axis], self.stride[axis], self.padding[axis])
+        return values == (1, 1, 0)
+
+    def needed(self, out: Slice, axis: int) -> Slice:
+        """The elements that a slice of the result reads.
+
+        A result [lo, hi) reads [lo * stride - padding, (hi - 1) * stride - padding +
+        reach + 1).
+        """
+        stride, pad = self.stride[axis], self.padding[axis]
+        after = out.after * stride + self.reach(axis) + 1 - stride - pad
+        return Slice(out.dim, out.ratio * stride, out.before * stride + pad, after)
+
+    def part(self, call: Call, out: Slice, axis: int) -> tuple[int, Bound, Bound]:
+        """The dimension, and what of its padding a slice reads in front and behind."""
+        stride, pad = self.stride[axis], self.padding[axis]
+        window = call.window(out)
+        size = call.operands[0].shape[out.dim]
+        behind = self.reach(axis) + 1 - stride - pad - size
+        return (
+            out.dim,
+            Bound(window, low=-stride, high=0, constant=pad, least=0),
+            Bound(window, low=0, high=stride, constant=behind, least=0),
+        )
+
+
+@rule("convolution conv1d conv2d conv3d")
+@rule("conv_transpose1d conv_transpose2d conv_transpose3d")
+def convolution(call: Call, out: Slice) -> Flow | None:
+    """x [N, C, ...], weight [O, C / groups, ...]."""
+    x, weight = shape(call, "input"), shape(call, "weight")
+    if x is None or weight is None or len(x) != len(weight) or len(x) < 3:
+        return None
+    if out.dim == 0:
+        return Flow(needing(call, {"input": out}))
+    return _channels(call, out, x[1]) if out.dim == 1 else _places(call, out, weight)
+
+
+def _places(call: Call, out: Slice, weight: tuple[int, ...]) -> Flow | None:
+    """A spatial dimension; not of a transposed convolution."""
+    arguments = given(call)
+    stencil = None if _transposed(call) else _stencil(arguments, weight[2:])
+    axis = out.dim - 2
+    if stencil is None:
+        return None
+    if stencil.plain(axis):
+        return Flow(needing(call, {"input": out}))
+    if stencil.padding[axis] > stencil.reach(axis):
+        return None  # a slice at the rim may read nothing but zeros
+    args = (
+        *(arguments[name] for name in ("input", "weight", "bias")),
+        (*map(list, stencil[1:]), arguments["groups"]),
+        stencil.part(call, out, axis),
+    )
+    needs = needing(call, {"input": stencil.needed(out, axis)})
+    return Flow(needs, windowed_conv, args, {})
+
+
+def _channels(call: Call, out: Slice, inputs: int) -> Flow | None:
+    """Filters are independent; each of a depthwise convolution reads one channel."""
+    arguments = given(call)
+    groups, filters = arguments["groups"], out._replace(dim=0)
+    if _transposed(call):
+        if groups != 1:
+            return None
+        return Flow(needing(call, {"weight": out, "bias": filters}))
+    slices: dict[str, Slice | None] = {"weight": filters, "bias": filters}
+    if groups == 1:
+        return Flow(needing(call, slices))
+    if groups != inputs or groups != call.shape[1]:
+        return None
+    needs = needing(call, {**slices, "input": out})
+    return changed(call, needs, {"groups": extent(call.window(out))})
+
+
+def _transposed(call: Call) -> bool:
+    return "conv_transpose" in call.op.key or bool(given(call).get("transposed"))
+
+
+def _stencil(arguments: dict[str, Argument], kernel: tuple[int, ...]) -> Stencil | None:
+    count = len(kernel)
+    stride = integers(arguments["stride"], count)
+    dilation = integers(arguments["dilation"], count)
+    padding = arguments["padding"]
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        if any(each % 2 for each in total):
+            return None  # one more behind than in front
+        padding = [each // 2 for each in total]
+    if padding == "valid":
+        padding = [0]
+    return Stencil(kernel, stride, integers(padding, count), dilation)
+
+
+@rule("max_pool2d")
+def max_pool(call: Call, out: Slice) -> Flow | None:
+    """The dimensions before the last two as they are, those with their neighbours."""
+    pooled = _pooling(call, out)
+    if pooled is None or isinstance(pooled, Flow):
+        return pooled
+    axis, stencil = pooled
+    if not call.result.dtype.is_floating_point:
+        return None
+    args = (
+        call.op.args[0],
+        tuple(map(list, stencil)),
+        stencil.part(call, out, axis),
+    )
+    return Flow((stencil.needed(out, axis),), windowed_max_pool, args, {})
+
+
+@rule("avg_pool2d")
+def avg_pool(call: Call, out: Slice) -> Flow | None:
+    """As max_pool, where padding counts in the mean or there is none."""
+    pooled = _pooling(call, out)
+    if pooled is None or isinstance(pooled, Flow):
+        return pooled
+    axis, stencil = pooled
+    arguments = given(call)
+    if stencil.padding[axis] and not arguments["count_include_pad"]:
+        return None
+    args = (
+        call.op.args[0],
+        tuple(map(list, stencil[:3])),
+        (arguments["count_include_pad"], arguments["divisor_override"]),
+        stencil.part(call, out, axis),
+    )
+    return Flow((stencil.needed(out, axis),), windowed_avg_pool, args, {})
+
+
+def _pooling(call: Call, out: Slice) -> Flow | tuple[int, Stencil] | None:
+    """The axis and stencil of a pooling in two dimensions; a flow for other ones."""
+    axis = out.dim - (len(call.shape) - 2)
+    if axis < 0:
+        return Flow((out,))
+    arguments = given(call)
+    kernel = integers(arguments["kernel_size"], 2)
+    stride = integers(arguments["stride"] or kernel, 2)
+    padding = integers(arguments["padding"], 2)
+    dilation = integers(arguments.get("dilation", 1), 2)
+    stencil = Stencil(kernel, stride, padding, dilation)
+    for i, size in enumerate(call.operands[0].shape[-2:]):
+        floor = (size + 2 * padding[i] - stencil.reach(i) - 1) // stride[i] + 1
+        if call.shape[len(call.shape) - 2 + i] != floor:
+            return None  # rounded up: a window lies partly outside
+    return axis, stencil
+
+
+def outer_dims(spatial: int) -> Rule:
+    """Dimensions before the `spatial` last ones, which such an operator mixes."""
+
+    def rule(call: Call, out: Slice) -> Flow | None:
+        before = out.dim < len(call.shape) - spatial
+        return Flow((out,)) if before and len(call.operands) == 1 else None
+
+    return rule
+
+
+rule("avg_pool1d max_pool1d adaptive_avg_pool1d adaptive_max_pool1d")(outer_dims(1))
+rule("adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d")(outer_dims(2))
+rule("max_pool2d_with_indices")(outer_dims(2))
+rule("avg_pool3d max_pool3d")(outer_dims(3))
+rule("adaptive_avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d")(outer_dims(3))
+rule("upsample_linear1d")(outer_dims(1))
+rule("upsample_bilinear2d upsample_bicubic2d")(outer_dims(2))
+rule("upsample_trilinear3d")(outer_dims(3))
+
+
+@rule("upsample_nearest1d upsample_nearest2d upsample_nearest3d")
+def nearest(call: Call, out: Slice) -> Flow | None:
+    """Spatial dimensions where each element is repeated 1, 2, 4, 8… times.
+
+    Other factors are not exact in the arithmetic by which torch finds the element.
+    """
+    if out.dim < 2:
+        return Flow((out,))
+    old, new = call.operands[0].shape[2:], call.shape[2:]
+    axis = out.dim - 2
+    times = new[axis] // old[axis]
+    if times * old[axis] != new[axis] or times & (times - 1):
+        return None
+    arguments = given(call)
+    scales: Argument = arguments.get("scale_factors") or [
+        arguments.get(name) for name in ("scales_d", "scales_h", "scales_w", "scales")
+    ]
+    if not _consistent(scales, old, new):
+        return None
+    piece = out.along(out.dim, Fraction(1, times))
+    if piece is None:
+        return None
+    sizes: list[Argument] = list(new)
+    sizes[axis] = extent(call.window(out))
+    changes: dict[str, Argument] = {"output_size": sizes}
+    if arguments.get("scale_factors") is not None:
+        changes["scale_factors"] = None
+    return changed(call, (piece,), changes)
+
+
+def _consistent(scales: Argument, old: tuple[int, ...], new: tuple[int, ...]) -> bool:
+    """Whether the scales given, if any, are the ratios of the sizes."""
+    ratios = {new / old for old, new in zip(old, new, strict=True)}
+    return all(scale is None or scale in ratios for scale in scales)
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(call: Call, out: Slice) -> Flow | None:
+    """[..., C r², H, W] to [..., C, H r, W r]."""
+    times = given(call)["upscale_factor"]
+    return _shuffled(call, out, Fraction(times * times), Fraction(1, times))
+
+
+@rule("pixel_unshuffle")
+def pixel_unshuffle(call: Call, out: Slice) -> Flow | None:
+    """[..., C, H r, W r] to [..., C r², H, W]."""
+    times = given(call)["downscale_factor"]
+    return _shuffled(call, out, Fraction(1, times * times), Fraction(times))
+
+
+def _shuffled(call: Call, out: Slice, channel: Fraction, side: Fraction) -> Flow | None:
+    rank = len(call.shape)
+    times = {rank - 3: channel, rank - 2: side, rank - 1: side}.get(out.dim, 1)
+    piece = out.along(out.dim, times)
+    return None if piece is None else Flow((piece,))

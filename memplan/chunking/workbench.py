@@ -1,0 +1,219 @@
+"""Build modules from the search's trials; check, measure and time them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from memplan.chunking.curve import at_peak
+from memplan.chunking.inputs import Inputs
+from memplan.chunking.measure import (
+    Paired,
+    paired,
+    run_seconds,
+    scales,
+    tolerance_of,
+)
+from memplan.chunking.module import Chunk, Chunked
+from memplan.chunking.parts import Exports
+from memplan.chunking.plan import ChunkPlan, Part, Peak, described, fingerprint
+from memplan.chunking.search import Trial
+from memplan.errors import InputError
+from memplan.graph.export import first_line
+from memplan.graph.liveness import profile
+from memplan.graph.measure import TINY, Observed, activation_peak, relative_error
+from memplan.graph.program import Program
+
+Progress = Callable[[str], None]
+ROUNDINGS = 10  # a difference may be this many times the measured rounding
+
+
+class Workbench:
+    """A model with its inputs and results, with which chunked modules are compared.
+
+    before: measured bytes of the unchanged model's activations. exports: its parts; set
+    them before you build. rejections: why `build` returned None, each time.
+    """
+
+    exports: Exports
+
+    def __init__(self, model: nn.Module, inputs: Inputs, progress: Progress) -> None:
+        """Raises InputError if the model fails on the inputs, or if model and inputs
+        are on several devices."""
+        self.rejections: list[str] = []
+        self._model, self._inputs, self._progress = model, inputs, progress
+        self.device = inputs.check_device(model)
+        self._began = time.monotonic()
+        self._observed = Observed()
+        self._snapshot = inputs.snapshot(model)
+        try:
+            self._expected = inputs.results(model)
+        except Exception as error:  # the user's code may raise anything
+            raise InputError(
+                f"the model fails on these inputs: {type(error).__name__}: {error}"
+            ) from error
+        self._tolerance = tolerance_of(self._expected)
+        self.before = activation_peak(self._call(model), self.device)
+
+    def seconds_once(self) -> float:
+        """The model's time in seconds: the shorter of two runs."""
+        return min(run_seconds(self._call(self._model), self.device) for _ in range(2))
+
+    def timed(self, module: Chunked) -> Paired:
+        """The times of the model and of `module`, in alternation."""
+        return paired(self._call(self._model), self._call(module), self.device)
+
+    def unchanged(self, limit: int, reason: str) -> Chunked:
+        """The model unchanged, as a module without chunks."""
+        programs = {each.path: each.program for each in self.exports.targets}
+        plan = replace(
+            self._plan(limit, programs),
+            reason=reason,
+            measured_bytes_after=self.before,
+            search_seconds=self._seconds(),
+        )
+        return Chunked(self._model, {}, plan)
+
+    def build(self, trials: Mapping[str, Trial], limit: int) -> Chunked | None:
+        """The module of some trials, measured; None if it fails or its results differ.
+
+        The last of `rejections` is then the reason.
+        """
+        self._progress("measuring")
+        targets = {target.path: target for target in self.exports.targets}
+        changed = {path: trial for path, trial in trials.items() if trial.regions}
+        plan = self._plan(limit, {path: each.program for path, each in trials.items()})
+        plan = replace(
+            plan,
+            status="chunked" if changed else "unchanged",
+            reason="" if changed else "no region helps",
+            parts=tuple(
+                Part(path, fingerprint(targets[path].program), trial.regions)
+                for path, trial in changed.items()
+            ),
+        )
+        name = type(self._model).__name__
+        chunks = {
+            path: Chunk(targets[path], trial.program, path or name)
+            for path, trial in changed.items()
+        }
+        module = Chunked(self._model, chunks, plan)
+        try:
+            error = self._error(module)
+        except (RuntimeError, InputError) as failure:
+            self.rejections.append(first_line(failure))
+            return None
+        if error > self._tolerance:
+            self.rejections.append(
+                f"results differ by {error:.1e}, more than {self._tolerance:.0e}"
+            )
+            return None
+        module.memplan = replace(
+            plan,
+            max_relative_error=error,
+            measured_bytes_after=activation_peak(self._call(module), self.device),
+            search_seconds=self._seconds(),
+        )
+        return module
+
+    def fastest(self, modules: Sequence[Chunked], enough: float = math.inf) -> Chunked:
+        """The fastest of some modules (at least one), timed against the original.
+
+        enough: modules with a larger ratio are timed twice. Ctrl-C ends the timing with
+        the best module so far.
+        """
+        best: Chunked | None = None
+        try:
+            for module in modules:
+                self._progress("timing")
+                ratio = self.timed(module).ratio
+                if ratio > enough:  # the machine may have been busy: the better of two
+                    ratio = min(ratio, self.timed(module).ratio)
+                module.memplan = replace(module.memplan, slowdown=ratio)
+                if best is None or ratio < best.memplan.slowdown:
+                    best = module
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+        assert best is not None
+        best.memplan = replace(best.memplan, search_seconds=self._seconds())
+        return best
+
+    def _plan(self, limit: int, programs: Mapping[str, Program]) -> ChunkPlan:
+        """The plan of a model whose parts become `programs`, without measurements."""
+        targets = {target.path: target for target in self.exports.targets}
+        own = {path: target.program for path, target in targets.items()}
+        before, at_first = self._peak(own, overwriting=False)
+        held = max(0, self.before - before)  # by variables of the model's own Python
+        if held and at_first:
+            at_first = {**at_first, "held": held}
+        after, at_last = self._peak({**own, **programs}, overwriting=bool(programs))
+        return ChunkPlan(
+            "unchanged",
+            "",
+            limit,
+            peak_bytes_before=before + held,
+            peak_bytes_after=after,
+            peak_before=at_first,
+            peak_after=at_last,
+            measured_bytes_before=self.before,
+            device=self.device,
+            torch=torch.__version__,
+            regions=tuple(
+                each
+                for path, program in programs.items()
+                for each in described(program, path)
+            ),
+            left_alone=dict(self.exports.left_alone),
+        )
+
+    def _peak(
+        self, programs: Mapping[str, Program], overwriting: bool
+    ) -> tuple[int, Peak]:
+        """The estimated peak of all parts, and where it is."""
+        outside = {target.path: target.outside for target in self.exports.targets}
+        beside = self._observed.temporaries
+        peaks = {
+            path: outside[path] + profile(each, overwriting, beside).peak
+            for path, each in programs.items()
+        }
+        if not peaks:
+            return 0, Peak()
+        highest = max(peaks, key=lambda path: peaks[path])
+        return peaks[highest], at_peak(programs[highest], highest, beside)
+
+    def _error(self, module: Chunked) -> float:
+        """The largest relative error of the module's results, on all inputs."""
+        found = self._inputs.results(module, required=len(self._expected))
+        # The module may accept inputs that the model rejects.
+        error = max(map(relative_error, self._expected, found))
+        if not self._tolerance < error < math.inf:
+            return error
+        return max(map(relative_error, self._expected, found, self._least))
+
+    @functools.cached_property
+    def _least(self) -> list[list[float]]:
+        """The least scale of each result, for results that cancel: a difference of
+        ROUNDINGS times its rounding is just within tolerance."""
+        self._progress("measuring the rounding")
+        rounded = scales(lambda: self._inputs.results(self._model), self._expected)
+        times = ROUNDINGS / self._tolerance
+        return [[max(TINY, times * scale) for scale in row] for row in rounded]
+
+    def _call(self, model: nn.Module) -> Callable[[], object]:
+        def call() -> object:
+            try:
+                return self._inputs.run(model)
+            finally:
+                self._snapshot.restore()
+
+        return call
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began

@@ -1,1 +1,0 @@
-"""Networks timed under several contenders that take turns: `bench` gives records."""

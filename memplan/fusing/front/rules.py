@@ -1,0 +1,462 @@
+"""Rules: what a call of a function is as a layer. One rule a function.
+
+Functions go by the name that torch, torch.nn.functional, methods of tensors and ATen
+share; where their arguments differ, the rule distinguishes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memplan.fusing.layers import Convolution, Layer, Norm
+from memplan.fusing.operators import OPERATORS, Operation, Pool
+from memplan.graph.program import Program, Ref
+
+Sizes = int | Sequence[int]  # as torch takes them: one for both axes, or one for each
+
+
+class Context:
+    """What rules may query about a program: shapes, dtypes, names of weights."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def shape(self, value: object) -> tuple[int, ...] | None:
+        """Of a Ref's tensor; None for anything else."""
+        meta = self._meta(value)
+        return None if meta is None else meta.shape
+
+    def dtype(self, value: object) -> Any:
+        meta = self._meta(value)
+        return None if meta is None else meta.dtype
+
+    def contiguous(self, value: object) -> bool:
+        """Whether the model has a Ref's tensor in row-major order."""
+        meta = self._meta(value)
+        return meta is not None and bool(meta.contiguous)
+
+    def weight(self, value: object) -> str | None:
+        """The name in the model of what a Ref stands for; a plain str stays."""
+        if isinstance(value, Ref):
+            return self._program.constants.get(value.name)
+        return value if isinstance(value, str) else None
+
+    def _meta(self, value: object) -> Any:
+        return self._program.metas.get(value.name) if isinstance(value, Ref) else None
+
+
+class UnsupportedError(Exception):
+    """Why torch runs an operator: the reason."""
+
+
+def planes(context: Context, value: object) -> tuple[int, int, int, int]:
+    """The shape (n, c, h, w); vectors (n, c) have planes of one element.
+
+    Raises UnsupportedError for values of another rank.
+    """
+    shape = context.shape(value)
+    if shape is not None and len(shape) == 2:
+        shape = (*shape, 1, 1)
+    if shape is None or len(shape) != 4 or 0 in shape:
+        raise UnsupportedError("its input does not have the shape (n, c, h, w)")
+    return shape
+
+
+def set_operation(layer: Layer, operation: Operation, *inputs: Ref) -> None:
+    """Make a layer an operation of a stack."""
+    layer.kind, layer.operation = "operation", operation
+    layer.inputs = [each.name for each in inputs]
+
+
+def identity(layer: Layer, context: Context, x: Ref, *_: object, **__: Any) -> None:
+    """Make a layer one whose value is its input's."""
+    layer.kind, layer.inputs = "same", [x.name]
+
+
+def pair(value: Sizes) -> tuple[int, int]:
+    """A number for both of (height, width), or both."""
+    if isinstance(value, int):
+        return value, value
+    values = tuple(value)
+    if len(values) == 1:
+        values *= 2
+    if len(values) != 2 or not all(isinstance(each, int) for each in values):
+        raise UnsupportedError("its sizes depend on data")
+    return values[0], values[1]
+
+
+def same_padding(kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a convolution whose planes stay as large, where both sides get as much."""
+    reaches = [step * (size - 1) for size, step in zip(kernel, dilation, strict=False)]
+    if len(reaches) != 2 or any(reach % 2 for reach in reaches):
+        raise UnsupportedError("its padding is not symmetric")
+    return tuple(reach // 2 for reach in reaches)
+
+
+def linear(
+    layer: Layer,
+    context: Context,
+    x: Ref,
+    weight: Ref | str,
+    bias: Ref | str | None = None,
+) -> None:
+    """Of vectors (n, c): a 1×1 convolution of planes of one element."""
+    if len(context.shape(x) or ()) != 2:
+        raise UnsupportedError("its input does not have the shape (n, c)")
+    conv2d(layer, context, x, weight, bias)
+
+
+def conv2d(
+    layer: Layer,
+    context: Context,
+    x: Ref,
+    weight: Ref | str,
+    bias: Ref | str | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> None:
+    planes(context, x)
+    name = context.weight(weight)
+    if name is None or (bias is not None and context.weight(bias) is None):
+        raise UnsupportedError("its weights are not parameters of the model")
+    if padding == "same":
+        padding = same_padding((context.shape(weight) or ())[2:], pair(dilation))
+    layer.kind, layer.inputs = "convolution", [x.name]
+    layer.convolution = Convolution(
+        name,
+        None if bias is None else context.weight(bias),
+        pair(stride),
+        (0, 0) if isinstance(padding, str) else pair(padding),
+        pair(dilation),
+        groups,
+    )
+
+
+def pad(
+    layer: Layer,
+    context: Context,
+    x: Ref,
+    pad: Any,
+    mode: str = "constant",
+    value: object = None,
+) -> None:
+    """Zeros around planes, given as left, right, above, below."""
+    planes(context, x)
+    sizes = [*pad, *(0,) * (4 - len(pad))]
+    if mode != "constant" or value not in (None, 0):
+        raise UnsupportedError("it does not pad with zeros")
+    if len(sizes) != 4 or not all(isinstance(each, int) for each in sizes):
+        raise UnsupportedError("it pads other dimensions than height and width")
+    if min(sizes) < 0:
+        raise UnsupportedError("its padding is negative")
+    if not any(sizes):
+        identity(layer, context, x)
+        return
+    left, right, above, below = sizes
+    layer.kind, layer.inputs, layer.pad = "pad", [x.name], (above, below, left, right)
+    layer.reason = "no convolution can take over its padding"
+
+
+def constant_pad_nd(
+    layer: Layer, context: Context, x: Ref, sizes: Any, value: object = 0
+) -> None:
+    pad(layer, context, x, sizes, "constant", value)
+
+
+def convolution(
+    layer: Layer,
+    context: Context,
+    x: Ref,
+    weight: Ref | str,
+    bias: Ref | str | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+) -> None:
+    if transposed:
+        raise UnsupportedError("it is transposed")
+    conv2d(layer, context, x, weight, bias, stride, padding, dilation, groups)
+
+
+def batch_norm(
+    layer: Layer, context: Context, x: Ref, *given: Any, **_: object
+) -> None:
+    """`functional.batch_norm` (mean and variance first), and ATen's (last)."""
+    if len(given) >= 7 and isinstance(given[4], bool):
+        mean, var, weight, bias, training, _momentum, eps = given[:7]
+        if layer.op.key == "aten.batch_norm":
+            weight, bias, mean, var = given[:4]
+    else:
+        raise UnsupportedError("it has unsupported arguments")
+    if training:
+        raise UnsupportedError("it uses batch statistics")
+    planes(context, x)
+    wanted = (mean, var, weight, bias)
+    names = [None if each is None else context.weight(each) for each in wanted]
+    if any((a is None) != (b is None) for a, b in zip(names, wanted, strict=True)) or (
+        names[0] is None or names[1] is None
+    ):
+        raise UnsupportedError("its weights are not parameters of the model")
+    set_operation(layer, Operation("affine"), x)
+    layer.norm = Norm(names[0], names[1], names[2], names[3], float(eps))
+
+
+def max_pool2d(
+    layer: Layer,
+    context: Context,
+    x: Ref,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> None:
+    if return_indices:
+        raise UnsupportedError("it returns indices")
+    *_, height, width = planes(context, x)
+    kernel = pair(kernel_size)
+    pool = Pool(
+        "max",
+        kernel,
+        pair(stride) if stride else kernel,
+        pair(padding),
+        pair(dilation),
+        bool(ceil_mode),
+    )
+    pool = pool.within((height, width))
+    set_operation(layer, Operation("pool", pool=pool), x)
+
+
+def avg_pool2d(
+    layer: Layer,
+    context: Context,
+    x: Ref,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> None:
+    *_, height, width = planes(context, x)
+    kernel = pair(kernel_size)
+    pool = Pool(
+        "average",
+        kernel,
+        pair(stride) if stride else kernel,
+        pair(padding),
+        ceil=bool(ceil_mode),
+        count_padding=bool(count_include_pad),
+        divisor=divisor_override,
+    )
+    pool = pool.within((height, width))
+    set_operation(layer, Operation("pool", pool=pool), x)
+
+
+def adaptive_avg_pool2d(layer: Layer, context: Context, x: Ref, size: Any) -> None:
+    """Where the plane divides into the output, it is average pooling; see
+    `torch.nn.AdaptiveAvgPool2d`."""
+    *_, height, width = planes(context, x)
+    wanted = (size, size) if isinstance(size, int) or size is None else tuple(size)
+    out = [wanted[0] or height, wanted[1] or width]
+    if height % out[0] or width % out[1]:
+        raise UnsupportedError("its windows differ in size")
+    if [height, width] == out:
+        identity(layer, context, x)
+        return
+    kernel = height // out[0], width // out[1]
+    pool = Pool("average", kernel, kernel)
+    set_operation(layer, Operation("pool", pool=pool), x)
+
+
+def mean(
+    layer: Layer,
+    context: Context,
+    x: Ref,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    **_: object,
+) -> None:
+    planes(context, x)
+    if not keepdim or dim is None or sorted(each % 4 for each in dim) != [2, 3]:
+        raise UnsupportedError("it is not a mean over height and width")
+    adaptive_avg_pool2d(layer, context, x, (1, 1))
+
+
+Rule = Callable[..., None]
+
+
+def _called(kind: str, defaults: dict[str, float]) -> Rule:
+    """An operator whose arguments behind the value are its numbers."""
+
+    def rule(layer: Layer, context: Context, x: Ref, *given: Any, **named: Any) -> None:
+        planes(context, x)
+        names = (*defaults, "inplace")
+        if len(given) > len(names):
+            raise UnsupportedError("it has unsupported arguments")
+        chosen = {**defaults, **dict(zip(names, given, strict=False)), **named}
+        chosen.pop("inplace", None)
+        if chosen.keys() != defaults.keys() or not all(
+            map(_is_number, chosen.values())
+        ):
+            raise UnsupportedError("it has unsupported arguments")
+        set_operation(layer, Operation(kind, tuple(map(float, chosen.values()))), x)
+
+    return rule
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def clamp(
+    layer: Layer,
+    context: Context,
+    x: Ref,
+    min: Any = None,
+    max: Any = None,
+    **_: object,
+) -> None:
+    planes(context, x)
+    low = -math.inf if min is None else min
+    high = math.inf if max is None else max
+    if not all(isinstance(each, int | float) for each in (low, high)):
+        raise UnsupportedError("its bounds are tensors")
+    if not low <= high:
+        raise UnsupportedError("its bounds are in the wrong order")
+    set_operation(layer, Operation("clamp", (float(low), float(high))), x)
+
+
+def hardtanh(
+    layer: Layer,
+    context: Context,
+    x: Ref,
+    min_val: float = -1.0,
+    max_val: float = 1.0,
+    inplace: bool = False,
+) -> None:
+    clamp(layer, context, x, min_val, max_val)
+
+
+def relu6(layer: Layer, context: Context, x: Ref, inplace: bool = False) -> None:
+    clamp(layer, context, x, 0.0, 6.0)
+
+
+def gelu(layer: Layer, context: Context, x: Ref, approximate: str = "none") -> None:
+    planes(context, x)
+    kind = "gelu" if approximate == "none" else "gelu_tanh"
+    set_operation(layer, Operation(kind), x)
+
+
+def binary(kind: str, number: str) -> Rule:
+    """Addition and its like: of two tensors of one shape, or of one and a number."""
+
+    def rule(
+        layer: Layer,
+        context: Context,
+        x: Ref,
+        y: Any,
+        alpha: Any = 1,
+        **_: object,
+    ) -> None:
+        if alpha != 1:
+            raise UnsupportedError("one of its operands is scaled")
+        if kind in ("add", "mul") and not isinstance(x, Ref):
+            x, y = y, x
+        shape: tuple[int, ...] | None = planes(context, x)
+        if _is_number(y):
+            value = -float(y) if kind == "sub" else float(y)
+            set_operation(layer, Operation(number, (value,)), x)
+            return
+        if context.dtype(x) != context.dtype(y):
+            raise UnsupportedError("its operands have different types")
+        other = context.shape(y)
+        if kind == "mul" and (shape or ())[2:] == (1, 1) != (other or ())[2:]:
+            x, y, shape, other = y, x, other, shape
+        if other is not None and len(other) == 2:
+            other = (*other, 1, 1)
+        if other == shape:
+            set_operation(layer, Operation(kind), x, y)
+        elif kind == "mul" and other == (*(shape or ())[:2], 1, 1):
+            set_operation(layer, Operation("gate"), x, y)
+        else:
+            raise UnsupportedError("its operands have different shapes")
+
+    return rule
+
+
+def dropout(
+    layer: Layer,
+    context: Context,
+    x: Ref,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> None:
+    if training:
+        raise UnsupportedError("it drops values randomly")
+    identity(layer, context, x)
+
+
+def cat(layer: Layer, context: Context, tensors: Any, dim: int = 0) -> None:
+    shapes = [planes(context, each) for each in tensors]
+    if dim % 4 != 1:
+        raise UnsupportedError("it does not concatenate channels")
+    if len({(n, h, w) for n, _, h, w in shapes}) > 1:
+        raise UnsupportedError("its inputs differ in height, width or batch")
+    layer.kind, layer.inputs = "cat", [each.name for each in tensors]
+
+
+def contiguous(layer: Layer, context: Context, x: Ref, **named: Any) -> None:
+    """No computation if the model's value is already contiguous."""
+    if named or not context.contiguous(x):
+        raise UnsupportedError("it changes a tensor's memory layout")
+    identity(layer, context, x)
+
+
+FUNCTIONS: dict[str, Rule] = {
+    "conv2d": conv2d,
+    "convolution": convolution,
+    "linear": linear,
+    "batch_norm": batch_norm,
+    "max_pool2d": max_pool2d,
+    "avg_pool2d": avg_pool2d,
+    "adaptive_avg_pool2d": adaptive_avg_pool2d,
+    "_adaptive_avg_pool2d": adaptive_avg_pool2d,
+    "mean": mean,
+    "pad": pad,
+    "constant_pad_nd": constant_pad_nd,
+    "cat": cat,
+    "concat": cat,
+    "concatenate": cat,
+    "identity": identity,
+    "contiguous": contiguous,
+    "dropout": dropout,
+    "dropout2d": dropout,
+    "feature_dropout": dropout,
+    "clamp": clamp,
+    "clamp_": clamp,
+    "hardtanh": hardtanh,
+    "relu6": relu6,
+    "gelu": gelu,
+    "add": binary("add", "add_number"),
+    "add_": binary("add", "add_number"),
+    "iadd": binary("add", "add_number"),
+    "sub": binary("sub", "add_number"),
+    "sub_": binary("sub", "add_number"),
+    "isub": binary("sub", "add_number"),
+    "mul": binary("mul", "mul_number"),
+    "mul_": binary("mul", "mul_number"),
+    "imul": binary("mul", "mul_number"),
+}
+for _kind, _operator in OPERATORS.items():
+    if _operator.called:
+        FUNCTIONS[_kind] = FUNCTIONS[f"{_kind}_"] = _called(_kind, _operator.numbers)

@@ -1,0 +1,197 @@
+// The server of requests: says where in an arena each is to lie, or that the default
+// allocator must serve it; and counts.
+//
+// Whatever the plan says, a range is given out only if none in use overlaps it (promise
+// 2): a plan may be wrong about a program, never about memory. For the same reason
+// another plan can take over while blocks are alive. Not thread-safe: the owner holds a
+// lock.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "replay/ranges.h"
+#include "replay/steps.h"
+
+namespace memplan {
+
+// What became of a program's requests.
+struct Counts {
+  std::uint64_t requests = 0;
+  std::uint64_t planned = 0;    // at the planned offset
+  std::uint64_t unplanned = 0;  // left to the default allocator, as planned
+  std::uint64_t conflicts = 0;  // the planned range was taken
+  std::uint64_t online = 0;     // departures, placed in the arena's free space
+  std::uint64_t fallback = 0;   // departures, served by the default allocator
+  std::uint64_t online_bytes = 0;
+  std::uint64_t fallback_bytes = 0;
+};
+
+// Each counter with its name, in the order in which they are reported.
+constexpr std::array<std::pair<const char*, std::uint64_t Counts::*>, 8> kCounters = {{
+    {"requests", &Counts::requests},
+    {"planned", &Counts::planned},
+    {"unplanned", &Counts::unplanned},
+    {"conflicts", &Counts::conflicts},
+    {"online", &Counts::online},
+    {"fallback", &Counts::fallback},
+    {"online_bytes", &Counts::online_bytes},
+    {"fallback_bytes", &Counts::fallback_bytes},
+}};
+
+inline Counts& operator+=(Counts& sum, const Counts& one) {
+  for (const auto& [name, counter] : kCounters) sum.*counter += one.*counter;
+  return sum;
+}
+
+// Of the warm-up steps, and of all others.
+struct PhaseCounts {
+  Counts warmup;
+  Counts hot;
+
+  Counts& of(bool looped) { return looped ? hot : warmup; }
+};
+
+inline PhaseCounts& operator+=(PhaseCounts& sum, const PhaseCounts& one) {
+  sum.warmup += one.warmup;
+  sum.hot += one.hot;
+  return sum;
+}
+
+// Where a request is to lie.
+struct Place {
+  std::int64_t offset;  // -1: the default allocator serves it
+  std::size_t entry;    // the table's request that lies where planned, or kNoMatch
+};
+
+// A request of which the server only takes note: its planned place, and the evidence
+// against the plan.
+struct Followed {
+  std::int64_t offset;     // -1: it has none
+  std::uint64_t planned;   // bytes of that place
+  std::uint64_t departed;  // bytes: its own, if the plan expected one with a place; or of
+                           // those that it expected before this one
+  bool brief = false;      // see Table::by_lifespan
+};
+
+// How a step went.
+struct StepEnd {
+  std::size_t step;  // of the plan: the one that was followed
+  Counts counts;
+  bool hot;       // not one of the warm-up
+  bool adopted;   // another table holds from its end on
+  bool outgrown;  // it was elastic, and a request was larger than planned
+  std::uint64_t followed = 0;  // requests of the fallback that the plan has a place for
+};
+
+// Where the blocks of a plan lie in the arena: at the planned offsets, or by lifespan (see
+// Table::by_lifespan).
+class Placement {
+ public:
+  virtual ~Placement() = default;
+  // Takes the place of a planned request, for `bytes`. Returns its offset, or -1 if it is
+  // in use.
+  virtual std::int64_t take(Ranges& ranges, const Table& table, const Request& request,
+                            std::uint64_t bytes) const = 0;
+  // Whether a request that departs from the plan may lie in the arena, in the loop or
+  // before it.
+  virtual bool admits_departures(bool looped) const = 0;
+  // Bytes of the departures among `counts`.
+  virtual std::uint64_t departed_bytes(const Counts& counts) const = 0;
+  // Planned bytes that the program skipped when it asked for request `entry`, not `next`.
+  virtual std::uint64_t skipped_bytes(const Table& table, std::size_t next,
+                                      std::size_t entry) const = 0;
+
+  // The one that the table needs. It lives for ever.
+  static const Placement& of(const Table& table);
+};
+
+class Server {
+ public:
+  // An arena of `bytes`, of which the table's `arena_bytes` are used; a later table may
+  // use more. For `granularity` see Ranges.
+  Server(Table table, std::uint64_t bytes, std::uint64_t granularity);
+
+  // `bytes` are asked for, and taken where the answer says.
+  Place serve(std::uint64_t bytes);
+  // While there is no memory for an arena: the default allocator serves the request, and
+  // the server only follows the plan.
+  Followed follow(std::uint64_t bytes);
+  // The arena has memory now, and the request followed last goes to its planned place:
+  // returns that, or -1 if it is taken.
+  std::int64_t place_followed(std::int64_t offset, std::uint64_t bytes, bool brief);
+  // Bytes of this step's departures so far; by lifespan, of those outside the arena.
+  std::uint64_t departed_bytes() const { return placement_->departed_bytes(step_); }
+  // The default allocator serves the request, without a look at the plan.
+  void pass(std::uint64_t bytes) {
+    ++step_.requests;
+    depart(bytes, -1);
+  }
+  // Another allocator serves the request, though it may be one of the plan's. The server
+  // only follows the plan, to recognise the requests after it.
+  void pass_by(std::uint64_t bytes) { steps_.match(bytes); }
+  // Without a look at the plan, but in the arena's free space if it fits: returns the
+  // offset, or -1.
+  std::int64_t serve_anywhere(std::uint64_t bytes) {
+    ++step_.requests;
+    return depart(bytes, ranges_.take_anywhere(bytes, ranges_.size()));
+  }
+  // Whether requests that depart from the plan go into the arena's free space, as they do
+  // at first, or to the default allocator.
+  void place_departures(bool placed) { departures_placed_ = placed; }
+  bool places_departures() const { return departures_placed_; }
+  // Whether a step of the warm-up has made far more requests than the whole plan, so that
+  // there is no point in waiting for its end.
+  bool overdue() const {
+    return steps_.warming_up() &&
+           step_.requests > kOverdue + 2 * table().requests.size();
+  }
+  // See Steps.
+  bool turns(std::uint64_t bytes);
+  // The program begins its next step; how the last one went.
+  StepEnd next_step();
+  // From the next step on, or the end of the warm-up, go by another table, from its first
+  // repeated step. Of several, the latest counts.
+  void adopt(Table table) { next_table_ = std::move(table); }
+
+  const Table& table() const { return steps_.table(); }
+  // See Steps and Policy.
+  bool looped() const { return steps_.looped(); }
+  bool warming_up() const { return steps_.warming_up(); }
+  bool in_order() const { return steps_.policy().in_order(); }
+  std::vector<std::uint64_t> largest() const { return steps_.largest(); }
+  // All so far, this step's included.
+  PhaseCounts counts() const;
+  // For what is freed, and for what is taken against the plan.
+  Ranges& ranges() { return ranges_; }
+  const Ranges& ranges() const { return ranges_; }
+
+ private:
+  static constexpr std::uint64_t kOverdue = 1024;
+
+  // Free space for a departure. Where there is more than the plan's: what the plan did not
+  // expect goes among the plan's blocks, whose pages are resident. What it did expect,
+  // and found its place taken, goes beyond them, not to take another's place in turn.
+  std::int64_t take_online(std::uint64_t bytes, bool conflict);
+  // Counts a request that lies at `offset` against the plan, or, if -1, elsewhere.
+  std::int64_t depart(std::uint64_t bytes, std::int64_t offset) {
+    ++(offset < 0 ? step_.fallback : step_.online);
+    (offset < 0 ? step_.fallback_bytes : step_.online_bytes) += bytes;
+    return offset;
+  }
+
+  Steps steps_;
+  const Placement* placement_;
+  Ranges ranges_;
+  std::optional<Table> next_table_;
+  bool departures_placed_ = true;
+  PhaseCounts ended_;
+  Counts step_;
+  std::uint64_t followed_ = 0;  // in this step
+};
+
+}  // namespace memplan

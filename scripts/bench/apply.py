@@ -1,0 +1,208 @@
+"""Programs under `memplan apply`, torch's default allocator, jemalloc and tcmalloc.
+
+Each program is recorded and planned once. A run is a process of its own, measured from
+outside (bench/hook). memplan must print the same losses as the default, to the last
+bit. Another allocator aligns blocks otherwise, and operators choose their kernels by
+that: where its losses differ, its figures are of other kernels, and a note says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.runner import (
+    ROOT,
+    BenchError,
+    Contender,
+    Figures,
+    Metric,
+    Suite,
+    run_child,
+)
+from bench.steps import environment, measure_steps
+
+PROGRAM = str(ROOT / "scripts" / "program.py")
+MEMPLAN = [sys.executable, "-m", "memplan"]
+PRELOADED = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Arguments of `program.py`, and those for a tiny model.
+
+    steps: of a measured run; recorded: of the run that the plan is made from, 0 for as
+    many; marks: boundaries per step, where an optimizer steps or else the outermost
+    module is called.
+    """
+
+    arguments: str
+    tiny: str
+    steps: int = 15
+    recorded: int = 0
+    marks: int = 1
+
+    def command(self, steps: int, args: argparse.Namespace) -> list[str]:
+        """The program and its arguments, without the interpreter."""
+        sizes = self.tiny if args.tiny else ""
+        counts = f"--steps {steps} --threads {args.threads}"
+        return [PROGRAM, *shlex.split(f"{self.arguments} {sizes} {counts}")]
+
+
+TINY_IMAGES = "--batch-size 2 --image-size 32 --classes 10"
+TINY_RESNET = f"{TINY_IMAGES} --layers 1 1 1 1 --width 8"
+SMALL_RESNET = "--layers 2 2 2 2 --width 32"
+TINY_VIT = f"{TINY_IMAGES} --layers 1 --width 16 --heads 2"
+TINY_TEXT = "--batch-size 2 --layers 1 --width 16 --heads 2 --vocabulary 50"
+TINY_SENTENCES = "--batch-size 2 --longest 12 --vocabulary 50 --width 16"
+SMALL_GPT2 = "--batch-size 4 --layers 4 --width 192 --heads 3 --vocabulary 8000"
+
+# The first four have steps that are all alike. Those after "checkpointed" are the
+# remaining ones of profile-guided memory optimization (Sekiyama et al., 2018).
+PROGRAMS = {
+    "resnet50": Program("resnet50 --train", TINY_RESNET),
+    "gpt2": Program("gpt2 --train", f"{TINY_TEXT} --sequence-length 8"),
+    "googlenet": Program("googlenet --train", TINY_IMAGES),
+    "infer": Program("resnet50 --infer", TINY_RESNET),
+    "seq2seq": Program("seq2seq --train", TINY_SENTENCES, 200, 24),
+    "serve": Program(
+        f"resnet50 --infer --serve 4 --image-size 160 {SMALL_RESNET}",
+        TINY_RESNET,
+        80,
+        40,
+    ),
+    "serve-mixed": Program(
+        f"resnet50 --infer --serve 4 --mixed --image-size 160 {SMALL_RESNET}",
+        TINY_RESNET,
+        80,
+        40,
+    ),
+    "generate": Program(
+        "decoder --infer --words 64", f"{TINY_TEXT} --longest 20", 12, 6, 64
+    ),
+    "translator": Program(
+        "translator --train", f"{TINY_TEXT} --longest 12 --epoch 3", 48, 24
+    ),
+    "gan": Program("gan --train", "--batch-size 2 --noise 8 --width 4", marks=2),
+    "accumulating": Program(
+        "resnet50 --train --batch-size 8 --image-size 96 --accumulated 4 --epoch 5 "
+        f"{SMALL_RESNET}",
+        f"{TINY_RESNET} --batch-size 4 --accumulated 2 --epoch 3",
+    ),
+    "workers": Program(
+        "resnet50 --train --batch-size 8 --image-size 112 --workers 2 --epoch 5 "
+        f"{SMALL_RESNET}",
+        f"{TINY_RESNET} --workers 1 --epoch 3",
+    ),
+    "autocast": Program(
+        f"gpt2 --train --autocast {SMALL_GPT2}", f"{TINY_TEXT} --sequence-length 8"
+    ),
+    "compiled": Program("vit --train --compiled --layers 4", TINY_VIT),
+    "checkpointed": Program("vit --train --checkpointed --batch-size 12", TINY_VIT),
+    "alexnet": Program("alexnet --train", f"{TINY_IMAGES} --image-size 67"),
+    "infer-alexnet": Program("alexnet --infer", f"{TINY_IMAGES} --image-size 67"),
+    "infer-googlenet": Program("googlenet --infer", TINY_IMAGES),
+    "infer-seq2seq": Program(
+        "seq2seq --infer", f"{TINY_SENTENCES} --words 5", 20, 10, 100
+    ),
+}
+
+
+def contenders(
+    program: Program, args: argparse.Namespace, folder: Path
+) -> Sequence[Contender]:
+    """The default allocator, memplan, and the preloaded libraries that are there."""
+    steps = 8 if args.tiny else program.steps
+    recorded = min(program.recorded or steps, steps)
+    plan = make_plan(program.command(recorded, args), folder, args.timeout)
+    command = program.command(steps, args)
+    marks = 3 * (5 if args.tiny and program.marks > 3 else program.marks)
+    digests: dict[str, str] = {}
+
+    def runner(name: str, words: list[str], preload: Path | None) -> Contender:
+        def run() -> Figures:
+            found = measure_steps(
+                words, preload=preload, warmup=marks, timeout=args.timeout
+            )
+            if digests.setdefault(name, found.digest) != found.digest:
+                raise BenchError("two runs computed different losses")
+            return found.figures | same_losses(name, digests)
+
+        return Contender(name, run)
+
+    found = [
+        runner("default", [sys.executable, *command], None),
+        runner("memplan", [*MEMPLAN, "apply", "-q", str(plan), *command], None),
+    ]
+    for name, library in PRELOADED.items():
+        path = find_library(library)
+        if path is None:
+            print(f"{name} left out: {library} is not installed")
+        else:
+            found.append(runner(name, [sys.executable, *command], path))
+    return found
+
+
+def same_losses(name: str, digests: dict[str, str]) -> Figures:
+    """1 where a contender's losses are the default's, to the last bit; else 0.
+
+    Raises BenchError where memplan's differ.
+    """
+    same = digests[name] == digests.get("default", digests[name])
+    if name == "memplan" and not same:
+        raise BenchError("memplan's losses differ from the default allocator's")
+    return {"same_losses": float(same)}
+
+
+def make_plan(command: list[str], folder: Path, timeout: float) -> Path:
+    """Record `command` and plan its memory, in `folder`; print how it went."""
+    trace, plan = folder / "t.parquet", folder / "t.plan.json"
+    print(f"\n$ program.py {shlex.join(command[1:])}", flush=True)
+    recording = [*MEMPLAN, "record", "-q", "-o", str(trace), *command]
+    run_child(recording, env=environment(), timeout=timeout)
+    solving = [*MEMPLAN, "solve", str(trace), "-o", str(plan), "--json"]
+    solved = json.loads(run_child(solving, env=environment(), timeout=timeout).output)
+    shown = ("method", "buffers", "peak", "lower_bound", "status", "seconds")
+    facts = ", ".join(f"{key} {solved[key]}" for key in shown if key in solved)
+    print(f"memplan solve: {facts}", flush=True)
+    return plan
+
+
+def find_library(name: str) -> Path | None:
+    """The library's path in the first of the system's folders that has it."""
+    paths = (Path(folder) / name for folder in LIBRARY_FOLDERS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tiny", action="store_true", help="tiny models, to try it")
+
+
+MIB = 1 / (1 << 20)
+SUITE = Suite(
+    summary="Programs under memplan apply and other allocators.",
+    cases=PROGRAMS,
+    contenders=contenders,
+    metrics=(
+        Metric("peak_bytes", "peak resident MiB", MIB, 1),
+        Metric("steady_peak_bytes", "of steady steps MiB", MIB, 1),
+        Metric("step_seconds", "s per step", 1, 4),
+        Metric("step_cpu_seconds", "CPU s per step", 1, 4),
+        Metric("step_faults", "page faults per step", 1, 1, compared=False),
+        Metric("same_losses", "same losses", 1, 0, compared=False),
+    ),
+    packages=("torch",),
+    add_arguments=add_arguments,
+)

@@ -1,0 +1,306 @@
+"""Fused networks beside eager, torch.compile, ONNX Runtime and OpenVINO.
+
+Every contender is a process of its own, in which the first call compiles. What changing
+an input's layout costs is part of everybody's time. A contender whose result is not
+eager's leaves. `memplan:1` and `memplan:5` are the strategies of BrainSlug's Figure 10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from models.vision import NAMES, build, input_shape
+
+from bench.runner import BenchError, Contender, Figures, Metric, Suite
+
+MOST_ERROR = 1e-3  # relative, of a result
+MOST_CALLS = 50  # in one turn
+
+# From an input (N, C, H, W), contiguous, to the network's result, a tensor.
+Call = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a contender runs. folder: its own, for files and caches. turn_seconds: calls
+    in one turn go on for so long."""
+
+    contender: str
+    network: str
+    batch: int
+    threads: int
+    folder: str
+    turn_seconds: float = 0.2
+
+
+def _channels_last(model: Any) -> Call:
+    import torch
+
+    model = model.to(memory_format=torch.channels_last)
+    return lambda x: model(x.contiguous(memory_format=torch.channels_last))
+
+
+def _compiled(model: Any, frozen: bool = False, last: bool = False) -> Call:
+    import torch
+
+    if frozen:
+        config: Any = importlib.import_module("torch._inductor.config")
+        config.freezing = True  # for the whole process: a contender has its own
+    form = torch.channels_last if last else torch.contiguous_format
+    run = torch.compile(model.to(memory_format=form), dynamic=False)
+    return lambda x: run(x.contiguous(memory_format=form))
+
+
+def _onnxruntime(model: Any, job: Job) -> Call:
+    import onnxruntime
+    import torch
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = job.threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        str(_exported(model, job)), options, providers=["CPUExecutionProvider"]
+    )
+    name = session.get_inputs()[0].name
+    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+
+
+def _openvino(model: Any, job: Job) -> Call:
+    import openvino
+    import torch
+
+    options = {
+        "INFERENCE_NUM_THREADS": job.threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        # Where a processor has bfloat16 the default is that, and errors of 1 %.
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    converted = openvino.convert_model(str(_exported(model, job)))
+    request = openvino.compile_model(converted, "CPU", options).create_infer_request()
+
+    def run(x: Any) -> Any:
+        found = request.infer([x.numpy()], share_inputs=True, share_outputs=True)
+        return torch.from_numpy(found[0])
+
+    return run
+
+
+def _exported(model: Any, job: Job) -> Path:
+    """The network as an ONNX file, by torch's older exporter, which folds normalization
+    and needs fewest packages; by the newer where that fails."""
+    import torch
+
+    file = Path(job.folder, "network.onnx")
+    example = (network_input(job.network, job.batch),)
+    with contextlib.suppress(torch.onnx.errors.OnnxExporterError, RuntimeError):
+        torch.onnx.export(model, example, str(file), dynamo=False)
+        return file
+    torch.onnx.export(model, example, str(file), dynamo=True)
+    return file
+
+
+def _memplan(max_steps: int | None = None) -> Callable[[Any, Job], Call]:
+    """max_steps: of a sequence, the strategies of BrainSlug's Figure 10."""
+
+    def make(model: Any, _: Job) -> Call:
+        import memplan
+
+        return memplan.fuse(model, memplan.FuseOptions(max_steps=max_steps))
+
+    return make
+
+
+CONTENDERS: dict[str, Callable[[Any, Job], Call]] = {
+    "eager": lambda model, _: model,
+    "channels_last": lambda model, _: _channels_last(model),
+    "compile": lambda model, _: _compiled(model),
+    "compile:freezing": lambda model, _: _compiled(model, frozen=True),
+    "compile:freezing_channels_last": lambda model, _: _compiled(
+        model, frozen=True, last=True
+    ),
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    "memplan": _memplan(),
+    "memplan:1": _memplan(1),
+    "memplan:5": _memplan(5),
+}
+
+
+class Worker:
+    """A contender in its own process, called once when it is made."""
+
+    def __init__(self, job: Job) -> None:
+        import torch
+
+        torch.set_num_threads(job.threads)
+        self._job, self._input = job, network_input(job.network, job.batch)
+        model = build(job.network)
+        begin = time.perf_counter()
+        with torch.no_grad():
+            self._call: Call = CONTENDERS[job.contender](model, job)
+            found = self._call(self._input)
+            first_call = time.perf_counter() - begin
+            self._always = {
+                "first_call": first_call,
+                "error": self._error(found),
+                "activations": self._peak(),
+            }
+        gc.collect()
+        gc.freeze()  # the collector would look through all that compiling left
+
+    def _error(self, found: Any) -> float:
+        """The largest difference to eager, over the largest value."""
+        from memplan.graph.measure import relative_error
+
+        expected = build(self._job.network)(self._input)
+        return relative_error(expected, found.contiguous())
+
+    def _peak(self) -> int:
+        """Bytes of activations at their peak, with the arena that memplan keeps."""
+        from memplan.fusing.summary import peak_bytes
+
+        fused = self._call if self._job.contender.startswith("memplan") else None
+        return peak_bytes(lambda: self._call(self._input), fused)
+
+    def turn(self) -> dict[str, float]:
+        """The figures of one call, times as medians of a turn's calls."""
+        import torch
+
+        walls: list[float] = []
+        works: list[float] = []
+        with torch.no_grad():
+            while len(walls) < MOST_CALLS and sum(walls) < self._job.turn_seconds:
+                work, wall = time.process_time(), time.perf_counter()
+                self._call(self._input)
+                walls.append(time.perf_counter() - wall)
+                works.append(time.process_time() - work)
+        times = {"seconds": median(walls), "cpu_seconds": median(works)}
+        return self._always | times
+
+
+def network_input(network: str, batch: int) -> Any:
+    """The input that all contenders get: noise, contiguous, by a fixed seed."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, *input_shape(network), generator=generator)
+
+
+def _serve(connection: Connection, job: Job) -> None:
+    """Answer requests for a turn until the other end closes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # exporters and compilers print
+    warnings.simplefilter("ignore")
+    try:
+        worker = Worker(job)
+        while True:
+            connection.recv()
+            connection.send(worker.turn())
+    except (EOFError, KeyboardInterrupt):
+        return
+    except ModuleNotFoundError as error:
+        connection.send(f"{error.name} is not installed")
+    except Exception as error:
+        connection.send(" ".join(f"{type(error).__name__}: {error}".split())[:500])
+
+
+class Process:
+    """A worker's process, started when it is first asked."""
+
+    def __init__(self, job: Job, timeout: float) -> None:
+        self._job, self._timeout = job, timeout
+        self._connection: Connection | None = None
+
+    def run(self) -> Figures:
+        """The figures of a turn. Raises BenchError when it fails or is late."""
+        if self._connection is None:
+            self._start()
+        assert self._connection is not None
+        try:
+            self._connection.send("turn")
+            if not self._connection.poll(self._timeout):
+                raise BenchError(f"no answer within {self._timeout:g} s")
+            answer = self._connection.recv()
+        except (EOFError, BrokenPipeError):
+            raise BenchError("its process ended") from None
+        if isinstance(answer, str):
+            raise BenchError(answer)
+        if not answer["error"] <= MOST_ERROR:
+            raise BenchError(f"its result is not eager's: error {answer['error']:.0e}")
+        return dict(answer)
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, self._job), daemon=True)
+        with _environment(self._job):
+            process.start()
+        theirs.close()
+
+
+@contextlib.contextmanager
+def _environment(job: Job) -> Iterator[None]:
+    """Threads settled before torch loads, and caches in the contender's folder."""
+    found = {
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(job.folder, "inductor")),
+        "MEMPLAN_CACHE_DIR": str(Path(job.folder, "memplan")),
+        "OMP_NUM_THREADS": str(job.threads),
+        "MKL_NUM_THREADS": str(job.threads),
+    }
+    before = {name: os.environ.get(name) for name in found}
+    os.environ.update(found)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def contenders(
+    network: str, args: argparse.Namespace, folder: Path
+) -> Sequence[Contender]:
+    """A process for each way to run a network, in a folder of its own."""
+    found = []
+    for number, name in enumerate(CONTENDERS):
+        own = folder / str(number)
+        own.mkdir()
+        job = Job(name, network, args.batch, args.threads, str(own))
+        found.append(Contender(name, Process(job, args.timeout).run))
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=int, default=8, help="images at once")
+
+
+SUITE = Suite(
+    summary="Fused networks beside other ways to run them.",
+    cases={name: name for name in (*NAMES, "stack:1", "stack:10", "stack:40")},
+    contenders=contenders,
+    metrics=(
+        Metric("seconds", "ms", 1e3, 2),
+        Metric("cpu_seconds", "CPU ms", 1e3, 2),
+        Metric("activations", "activations MiB", 1 / (1 << 20), 1),
+        Metric("first_call", "first call s", 1, 1, compared=False),
+        Metric("error", "error × 1e-6", 1e6, 1, compared=False),
+    ),
+    packages=("torch", "onnxruntime", "openvino"),
+    add_arguments=add_arguments,
+)
