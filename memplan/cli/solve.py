@@ -45,8 +45,9 @@ MAX_ALIGNMENT = 1 << 40  # bytes
 @click.option(
     "--priority",
     type=click.Choice((*PRIORITIES, BEST)),
-    help="Which buffer --method bestfit places first; best tries all  "
-    f"[default: {PRIORITIES[0]}, the paper's]",
+    metavar="ORDER",
+    help=f"Which buffer --method bestfit places first: {', '.join(PRIORITIES)}; "
+    f"{BEST} tries all  [default: {PRIORITIES[0]}, the paper's]",
 )
 @click.option(
     "--time-limit",

@@ -35,8 +35,8 @@ def small_plan(device: str) -> Plan:
     [
         ("cpu", ["1"], "p.json is for the CPU: leave out --device"),
         ("cuda", ["one"], "--device one: give the index of PLAN's GPU once, or"),
-        ("cuda", ["0", "1"], "--device 1: write the number"),
-        ("cuda", ["1:"], "--device 1:: write the number"),
+        ("cuda", ["0", "1"], "--device 1: give the index"),
+        ("cuda", ["1:"], "--device 1:: give the index"),
         ("cuda", ["1:none.json"], "none.json"),
         ("cuda", ["1:q.json", "1"], "2 plans are for device 1, stream 0: give one"),
         ("cuda", ["0:q.json", "1:q.json"], "2 plans are for device 0, stream 0"),

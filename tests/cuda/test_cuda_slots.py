@@ -101,14 +101,14 @@ def test_functions_that_do_the_same_are_not_told_apart(
     monkeypatch.setattr(
         torch, "_cuda_endAllocateToPool", torch._cuda_beginAllocateToPool
     )
-    with pytest.raises(EnvironmentUnfitError, match="through the same functions"):
+    with pytest.raises(EnvironmentUnfitError, match="through the same function"):
         take_slots(world.native, torch)
 
 
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [
-        (3, "a request does not pass through its first function"),
+        (3, "a request does not pass through the first function"),
         (4, "what its allocate returns is larger than a c10::DataPtr"),
         (5, "what its allocate returns is no c10::DataPtr of CUDA's"),
     ],
