@@ -254,7 +254,9 @@ def test_one_gpu_can_be_chosen(fake_torch: RecorderTorch, tmp_path: Path) -> Non
             recording.finish()
             assert list(recording.paths) == [1]
         else:
-            with pytest.raises(RecordError, match="device 7 has no events; these have: 0, 1"):
+            with pytest.raises(
+                RecordError, match="device 7 has no events; these have: 0, 1"
+            ):
                 recording.finish()
 
 
