@@ -144,7 +144,7 @@ def read_input(
 
             return read_minimalloc(file)
         from memplan.trace.read import read_trace
-        from memplan.trace.threads import NEEDED
+        from memplan.trace.streams import NEEDED
 
         return read_trace(file, {*NEEDED, *columns}, device)
 

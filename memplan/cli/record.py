@@ -21,7 +21,7 @@ from memplan.trace.liveness import StepWorkload, step_problem
 from memplan.trace.pieces import Summary
 from memplan.trace.read import read_trace
 from memplan.trace.recovery import Written, path_of
-from memplan.trace.threads import NEEDED, streams_of
+from memplan.trace.streams import NEEDED, streams_of
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 

@@ -11,7 +11,7 @@ from memplan.arrays import Float64Array
 from memplan.plotting.timeline import Failure, timeline
 from memplan.trace.lives import lives_of
 from memplan.trace.sites import first_of_user
-from memplan.trace.threads import outlives
+from memplan.trace.steps import outlives
 from memplan.trace.trace import Action, Trace
 
 
@@ -25,7 +25,7 @@ def memory(trace: Trace, title: str = "") -> Figure:
     time = np.maximum.accumulate(trace.events.time_ns) / 1e9
     persistent = None
     if lives.steps > 1:
-        kept = lives.live_of(np.where(outlives(trace), lives.size, 0))
+        kept = lives.live_of(np.where(outlives(lives), lives.size, 0))
         persistent = kept[lives.tick_row]
     return timeline(
         time[lives.tick_row],

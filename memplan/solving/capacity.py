@@ -19,7 +19,7 @@ from memplan.solving.options import Options
 from memplan.solving.outlook import default_heaps, unplanned_bytes
 from memplan.trace.liveness import step_problem
 from memplan.trace.lives import lives_of
-from memplan.trace.threads import one_stream
+from memplan.trace.streams import one_stream
 from memplan.trace.trace import Action, Columns, Trace
 from memplan.units import format_bytes
 

@@ -25,7 +25,8 @@ from memplan.trace.liveness import (
     step_problem,
 )
 from memplan.trace.reserved import device_run
-from memplan.trace.threads import Together, one_stream
+from memplan.trace.steps import Together
+from memplan.trace.streams import one_stream
 from memplan.trace.trace import Trace
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ import numpy as np
 from memplan.core.plan import UNMARKED, Plan
 from memplan.levels import levels
 from memplan.trace.lives import NEVER, lives_of
-from memplan.trace.steps import unmarked_steps
-from memplan.trace.threads import outlive_steps, outlives
+from memplan.trace.steps import outlive_steps, outlives, unmarked_steps
 from memplan.trace.trace import Action, Trace
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def unplanned_bytes(trace: Trace, marks: str = "", step: str = "hot") -> int:
     elif marks == UNMARKED:
         stay = outlive_steps(unmarked_steps(line) or line)
     else:
-        stay = outlives(trace)
+        stay = outlives(line)
     half = line.ticks // 2  # what came with the program's start is over by then
     lower, end = line.lower[stay], np.minimum(line.upper[stay], line.ticks)
     _, live = levels(np.maximum(lower, half), np.maximum(end, half), line.size[stay])

@@ -24,21 +24,7 @@ from memplan.core.plan import Requests, Workload
 from memplan.core.problem import Problem
 from memplan.errors import NoPlanError, UsageError
 from memplan.trace.lives import NEVER, Lives, lives_of
-from memplan.trace.steps import (
-    Alike,
-    HotSteps,
-    find_hot,
-    irregular,
-    signature,
-    unmarked_steps,
-)
-from memplan.trace.threads import (
-    ThreadSteps,
-    Together,
-    persistent_bytes,
-    steps_by_thread,
-    together,
-)
+from memplan.trace.steps import Found, HotSteps, Together, find_steps
 from memplan.trace.trace import Trace
 
 MOST_KINDS = 32
@@ -141,73 +127,42 @@ def step_problem(
     Raises NoPlanError when no step repeats, UsageError for a step that is not there.
     """
     unit = trace.info.alignment if alignment is None else alignment
-    on_cpu = trace.info.device == "cpu"  # where the loader follows what is not marked
-    if step == "hot" and on_cpu and (threads := _hot_first(trace)) is not None:
-        return _of_threads(trace, threads, unit)
     line = lives_of(trace)
-    if step == "hot":
-        hot = find_hot(line)
-        if hot is not None:
-            if trace.info.device == "cuda" and (hot.elastic or irregular(line, hot)):
-                found = _cycle(line, hot, unit, kinds_from=1)
-                return replace(found, varied=_varied(line, unit))
-            return _cycle(line, hot, unit)
-        if on_cpu and (unmarked := unmarked_steps(line)) is not None:
-            return _unmarked(unmarked, unit)
+    if step == "hot" and (found := find_steps(line)) is not None:
+        return _planned(found, unit)
     if step == "all" or (step == "hot" and line.steps == 1):
-        return _whole(line, unit)
+        problem, requests = _linear(line, line.upper != NEVER, (0,), unit)
+        persistent = int(line.size[line.upper == NEVER].sum())
+        return StepWorkload(problem, requests, None, 1, persistent)
     if step == "hot":
-        raise _none_repeats(line)
+        raise NoPlanError(
+            f"none of the {line.steps} steps repeats the one before it, and no loop "
+            "shows in the sequence of requests; record more steps, mark the top of the "
+            "loop with memplan.step(), or choose one with --step N"
+        )
     return _cycle(line, HotSteps(_step_number(line, step), 1, True), unit)
 
 
-def _hot(line: Lives) -> HotSteps:
-    hot = find_hot(line)
-    if hot is None:
-        raise _none_repeats(line)
-    return hot
-
-
-def _none_repeats(line: Lives) -> NoPlanError:
-    return NoPlanError(
-        f"none of the {line.steps} steps repeats the one before it, and no loop shows "
-        "in the sequence of requests; record more steps, mark the top of the loop with "
-        "memplan.step(), or choose one with --step N"
-    )
-
-
-def _unmarked(line: Lives, alignment: int) -> StepWorkload:
-    """A loop found in the sequence itself. Nothing tells the loader of the steps before
-    it: there is no warm-up, nor are there other kinds."""
-    found = _cycle(line, _hot(line), alignment)
-    return replace(found, warmup=None, kinds=(), unmarked=True)
-
-
-def _hot_first(trace: Trace) -> ThreadSteps | None:
-    """`steps_by_thread`, the hot steps' thread first: kinds are what comes after."""
-    threads = steps_by_thread(trace)
-    hot = None if threads is None else find_hot(line := lives_of(threads.trace))
-    if threads is None or hot is None:
-        return threads
-    row = line.row[line.first[hot.begin]]
-    return steps_by_thread(trace, int(threads.thread[row]))
-
-
-def _of_threads(trace: Trace, threads: ThreadSteps, alignment: int) -> StepWorkload:
-    """The steps of all threads as if one had made them, one after the other.
-
-    Each thread begins where it pleases: there is no warm-up. A kind of step that came
-    only once is none: the first of a thread, or one that was cut off.
-    """
-    line = lives_of(threads.trace)
-    hot = _hot(line)
-    transient = line.row[_transient(line)]
-    return replace(
-        _cycle(line, hot, alignment, least_seen=2),
-        persistent_bytes=persistent_bytes(trace, threads, hot),
-        warmup=None,
-        together=together(threads, transient),
-    )
+def _planned(found: Found, alignment: int) -> StepWorkload:
+    """The workload of steps that repeat."""
+    line, hot = found.lives, found.hot
+    if found.irregular:
+        planned = _cycle(line, hot, alignment, kinds_from=1)
+        return replace(planned, varied=_varied(line, alignment))
+    if found.together is not None:
+        # Each thread begins where it pleases: there is no warm-up. A kind of step that
+        # came only once is none: the first of a thread, or one that was cut off.
+        return replace(
+            _cycle(line, hot, alignment, least_seen=2),
+            persistent_bytes=found.persistent_bytes,
+            warmup=None,
+            together=found.together,
+        )
+    planned = _cycle(line, hot, alignment)
+    if found.unmarked:
+        # Nothing tells the loader of the steps before it, or of other kinds.
+        return replace(planned, warmup=None, kinds=(), unmarked=True)
+    return planned
 
 
 def _step_number(line: Lives, step: str) -> int:
@@ -221,35 +176,30 @@ def _step_number(line: Lives, step: str) -> int:
     return number
 
 
-def _whole(line: Lives, alignment: int) -> StepWorkload:
-    transient = line.upper != NEVER
-    problem, requests = _begun(line, transient, (0,), alignment)
-    return StepWorkload(problem, requests, None, 1, int(line.size[~transient].sum()))
-
-
-def _begun(
-    line: Lives,
-    transient: BoolArray,
-    starts: tuple[int, ...],
-    alignment: int,
+def _linear(
+    line: Lives, chosen: BoolArray, starts: tuple[int, ...], alignment: int
 ) -> tuple[Problem, Requests]:
-    """The workload of the first requests, as many as `transient` has."""
-    chosen = np.flatnonzero(transient)
-    problem = Problem.of(
-        line.lower[chosen],
-        line.upper[chosen],
-        line.size[chosen],
+    """Those of the first `len(chosen)` requests, on a linear clock."""
+    rows = np.flatnonzero(chosen)
+    problem = _problem(line, rows, 0, alignment)
+    return problem, _requests(starts, line.size[: len(chosen)], rows)
+
+
+def _problem(line: Lives, rows: Int64Array, begin: int, alignment: int) -> Problem:
+    """Blocks on a linear clock that reads 0 at tick `begin`."""
+    return Problem.of(
+        line.lower[rows] - begin,
+        line.upper[rows] - begin,
+        line.size[rows],
         alignment=alignment,
         rounding=alignment,
     )
-    return problem, Requests.serving(starts, line.size[: len(transient)], chosen)
 
 
-def _transient(line: Lives) -> BoolArray:
-    """Freed in the step that made it, or in the next."""
-    young = line.last_step - line.step <= 1
-    transient: BoolArray = young & (line.upper != NEVER)
-    return transient
+def _requests(
+    starts: tuple[int, ...], size: Int64Array, planned: Int64Array
+) -> Requests:
+    return Requests.serving(starts, size, planned)
 
 
 def _cycle(
@@ -280,23 +230,16 @@ def _cycle(
 
 
 def _varied(line: Lives, alignment: int) -> VariedWorkload:
-    chosen = np.flatnonzero(_transient(line))
-    chosen = chosen[chosen >= line.first[1]]
-    blocks = Problem.of(
-        line.lower[chosen],
-        line.upper[chosen],
-        line.size[chosen],
-        alignment=alignment,
-        rounding=alignment,
-    )
+    rows = np.flatnonzero(line.transient)
+    rows = rows[rows >= line.first[1]]
+    blocks = _problem(line, rows, 0, alignment)
     return VariedWorkload(line.steps - 1, blocks, _before(line, 1, alignment))
 
 
 def _before(line: Lives, step: int, alignment: int) -> WarmupWorkload:
     """The steps before `step`, which is not the first."""
-    transient = _transient(line)[: line.first[step]]
     starts = tuple(line.first[:step].tolist())
-    begun = _begun(line, transient, starts, alignment)
+    begun = _linear(line, line.transient[: line.first[step]], starts, alignment)
     return WarmupWorkload(*begun, int(line.begins[step]))
 
 
@@ -340,7 +283,7 @@ class _Period:
         steps = slice(self.hot.begin, self.hot.begin + self.hot.period)
         starts = self.line.first[steps] - self.own.start + turns * self.count
         served = (transient + turns * self.count).ravel()
-        requests = Requests.serving(
+        requests = _requests(
             tuple(starts.ravel().tolist()), np.tile(sizes, copies), served
         )
         return Workload(problem, requests), copies
@@ -435,15 +378,14 @@ class _Steps:
         self.expected: dict[int, int] = {}
         self.loop = np.split(requests.size, requests.starts[1:])
         self.starts = requests.starts
-        period = [
-            signature(line, hot.begin + i, Alike.REQUESTS) for i in range(hot.period)
-        ]
+        period = hot.requests[hot.begin - 1 : hot.begin - 1 + hot.period]
         loop = period * (len(requests.starts) // hot.period)
         groups: dict[bytes, list[int]] = {}
         following = 0
         for step in range(begin, line.steps - 1):
-            mark = signature(line, step, Alike.REQUESTS)
-            place = _next_like(loop, following, mark)
+            mark = hot.requests[step - 1]
+            around = [*range(following, len(loop)), *range(following)]
+            place = next((i for i in around if loop[i] == mark), None)
             self.expected[step] = following
             if place is None:
                 groups.setdefault(mark, []).append(step)
@@ -481,25 +423,14 @@ def _common(one: Int64Array, other: Int64Array) -> int:
     return int(differ[0]) if len(differ) else count
 
 
-def _next_like(loop: list[bytes], begin: int, mark: bytes) -> int | None:
-    around = [*range(begin, len(loop)), *range(begin)]
-    return next((place for place in around if loop[place] == mark), None)
-
-
 def _kind(line: Lives, chosen: _Steps, number: int, alignment: int) -> KindWorkload:
     steps = chosen.kinds[number]
     step = steps[0]
     first, stop = line.first[step : step + 2].tolist()
     begin, rows = line.begins[step], np.arange(first, stop)
     mine = rows[line.last_step[rows] <= step + 1]
-    problem = Problem.of(
-        line.lower[mine] - begin,
-        line.upper[mine] - begin,
-        line.size[mine],
-        alignment=alignment,
-        rounding=alignment,
-    )
-    requests = Requests.serving((0,), line.size[first:stop], mine - first)
+    problem = _problem(line, mine, begin, alignment)
+    requests = _requests((0,), line.size[first:stop], mine - first)
     neighbours = _neighbours(line, chosen, step, int(problem.upper.max(initial=0)))
     begins_as = chosen.begins_as(line, number)
     return KindWorkload(problem, requests, neighbours, steps, begins_as)

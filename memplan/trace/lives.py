@@ -34,7 +34,8 @@ class Lives:
     Steps are numbered from 0. Step 0 is all that comes before the first boundary; the
     recording's end may cut the last step off.
 
-    events, stacks: of the trace. pairs: as the function of that name returns them.
+    events, stacks, on_cpu: of the trace. pairs: as the function of that name returns
+        them.
     row: of each allocation's event. end: of its free's; `len(events)` if it was not
         freed. size: exact bytes. Shape (n,) each.
     tick_row: the event of each tick, shape (ticks,).
@@ -47,6 +48,7 @@ class Lives:
 
     events: Columns
     stacks: StackTable
+    on_cpu: bool
     pairs: tuple[_Rows, _Rows]
     row: Int64Array
     end: Int64Array
@@ -86,17 +88,25 @@ class Lives:
         return self.step_of(self.lower)
 
     @cached_property
+    def freed_step(self) -> Int64Array:
+        """The step in which each block is freed; `steps` if it never is; shape (n,)."""
+        return self.step_of(self.freed)
+
+    @cached_property
     def last_step(self) -> Int64Array:
         """The step in which each block's life ends (`upper`), shape (n,)."""
         return self.step_of(self.upper)
 
+    @cached_property
+    def transient(self) -> BoolArray:
+        """Which blocks are freed in the step that made them, or in the next; (n,)."""
+        young = self.last_step - self.step <= 1
+        transient: BoolArray = young & (self.upper != NEVER)
+        return transient
+
     def requests(self, step: int) -> slice:
         """The allocations made in `step`, as a slice of the arrays."""
         return slice(int(self.first[step]), int(self.first[step + 1]))
-
-    def span(self, step: int) -> tuple[int, int]:
-        """First tick of `step`, and the tick after its last."""
-        return int(self.begins[step]), int(self.begins[step + 1])
 
     def cut(self, firsts: Int64Array) -> Lives:
         """The same allocations with steps 1, 2, ... beginning at those in `firsts`."""
@@ -107,6 +117,15 @@ class Lives:
             begins=_edges(self.lower[firsts], self.ticks),
             first=_edges(firsts, len(self)),
         )
+
+    def of_events(self, events: Columns) -> Lives:
+        """The same of some events of the trace, in another order."""
+        return _lives(events, self.stacks, self.on_cpu)
+
+    @cached_property
+    def alive(self) -> Int64Array:
+        """Bytes alive (until `upper`) in each tick, shape (ticks,)."""
+        return level(self.lower, self.upper, self.size, self.ticks)
 
     @cached_property
     def live_bytes(self) -> Int64Array:
@@ -172,15 +191,15 @@ _KNOWN: WeakKeyDictionary[Trace, Lives] = WeakKeyDictionary()
 def lives_of(trace: Trace) -> Lives:
     """What is known of each allocation of `trace`; computed once per trace."""
     if trace not in _KNOWN:
-        _KNOWN[trace] = _lives(trace)
+        on_cpu = trace.info.device == "cpu"
+        _KNOWN[trace] = _lives(trace.events, trace.stacks, on_cpu)
     return _KNOWN[trace]
 
 
 buffers_of = lives_of  # its public name
 
 
-def _lives(trace: Trace) -> Lives:
-    events = trace.events
+def _lives(events: Columns, stacks: StackTable, on_cpu: bool) -> Lives:
     freed_rows, frees = found = pairs(events)
     made = (events.action == Action.ALLOC) & (events.requested_size > 0)
     row = np.flatnonzero(made).astype(np.int64)
@@ -197,7 +216,8 @@ def _lives(trace: Trace) -> Lives:
     begins = _edges(before[bounds], int(before[-1]))
     return Lives(
         events=events,
-        stacks=trace.stacks,
+        stacks=stacks,
+        on_cpu=on_cpu,
         pairs=found,
         row=row,
         end=end,
@@ -209,7 +229,7 @@ def _lives(trace: Trace) -> Lives:
             # Of CUDA memory a stream's order counts; who asks beside the program's own
             # thread is autograd's, which never runs at the same time.
             _outlast_races(lower, freed, events.thread, counted, begins)
-            if trace.info.device == "cpu"
+            if on_cpu
             else freed
         ),
         mark=mark,

@@ -27,7 +27,7 @@ from memplan.solving.solve import solve
 from memplan.trace.journal import Journal
 from memplan.trace.read import read_trace
 from memplan.trace.recovery import path_of
-from memplan.trace.threads import streams_of
+from memplan.trace.streams import streams_of
 from memplan.trace.trace import Action, Mark, Trace
 from tests.cuda.cuda_world import FakeTorch, World
 

@@ -24,7 +24,7 @@ from memplan.trace.importers.snapshot_marks import HistoryMark
 from memplan.trace.liveness import step_problem
 from memplan.trace.read import read_trace
 from memplan.trace.reserved import most_reserved, ran_out, reserved_bytes
-from memplan.trace.threads import on_stream, streams_of
+from memplan.trace.streams import on_stream, streams_of
 from memplan.trace.trace import Action, Columns, Mark, Trace
 from memplan.trace.write import write_trace
 from tests.conftest import Run

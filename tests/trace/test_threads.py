@@ -19,7 +19,7 @@ from memplan.solving.from_trace import solve_trace
 from memplan.solving.outlook import unplanned_bytes
 from memplan.trace.liveness import step_problem
 from memplan.trace.lives import lives_of
-from memplan.trace.threads import outlives, steps_by_thread
+from memplan.trace.steps import outlives, steps_by_thread
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
 Event = tuple[Action, Mark, int, int, int]  # and address, size, thread
@@ -79,7 +79,7 @@ def test_threads_side_by_side_are_planned_as_one_of_them(
 ) -> None:
     parts = [steps_of(i + 1, steps) for i in range(threads)]
     trace = trace_of(shuffled(parts, seed))
-    if steps_by_thread(trace) is None:
+    if steps_by_thread(lives_of(trace)) is None:
         return  # by chance hardly any of them met
     alone = step_problem(trace_of(steps_of(1, steps)))
     found = step_problem(trace)
@@ -127,7 +127,7 @@ def test_what_the_main_thread_made_outside_of_steps_is_persistent() -> None:
     trace = trace_of([*before, *gone, *events, made(9_000_060, 60), freed(weights)])
     stay = (1 << 20) + 4000 + 90 + 300
     line = lives_of(trace)
-    assert line.size[outlives(trace)].sum() == stay + 60
+    assert line.size[outlives(line)].sum() == stay + 60
     found = step_problem(trace)
     assert found.together is not None
     assert found.persistent_bytes == stay
@@ -137,7 +137,7 @@ def test_what_the_main_thread_made_outside_of_steps_is_persistent() -> None:
 def test_threads_that_never_meet_are_one_sequence() -> None:
     parts = [steps_of(i, 6) for i in (1, 2, 3)]
     trace = trace_of(list(itertools.chain(*parts)))
-    assert steps_by_thread(trace) is None
+    assert steps_by_thread(lives_of(trace)) is None
     assert solve_trace(trace).lanes == 0
 
 
@@ -148,7 +148,7 @@ def test_a_thread_that_marks_nothing_belongs_to_the_one_that_does() -> None:
         (*event[:4], 2 if event[0] is not Action.STEP and i % 2 else 1)
         for i, event in enumerate(alone)
     ]
-    assert steps_by_thread(trace_of(helped)) is None
+    assert steps_by_thread(lives_of(trace_of(helped))) is None
     assert solve_trace(trace_of(helped)).lanes == 0
 
 
