@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from memplan.errors import UsageError
 from memplan.files import STDOUT
-from memplan.formats.sniff import Input, Kind, opened
+from memplan.formats.sniff import Input
 
 if TYPE_CHECKING:
     from memplan.core.plan import Plan
@@ -131,22 +131,15 @@ def rows(function: F) -> F:
 def read_input(
     source: Input, *columns: str, device: int | None = None
 ) -> Trace | Problem:
-    """A trace, or the bare problem in a MiniMalloc CSV file.
+    """A trace, or a bare problem, as a MiniMalloc CSV file holds.
 
     Reads only the columns that planning needs, and `columns`; of a snapshot, the
     history of `device`.
     """
-    with opened(source) as file:
-        # A CSV file's first line may be the damaged one.
-        named = file.kind is Kind.UNKNOWN and Path(file.path).suffix == ".csv"
-        if named or file.kind is Kind.CSV:
-            from memplan.trace.importers.minimalloc import read_minimalloc
+    from memplan.trace.read import read_input
+    from memplan.trace.streams import NEEDED
 
-            return read_minimalloc(file)
-        from memplan.trace.read import read_trace
-        from memplan.trace.streams import NEEDED
-
-        return read_trace(file, {*NEEDED, *columns}, device)
+    return read_input(source, {*NEEDED, *columns}, device)
 
 
 def read_plan(source: Input) -> Plan:

@@ -58,7 +58,7 @@ def _drawn(file: Opened, name: str, device: int | None) -> Figure:
         from memplan.cli.blocking.picture import picture
 
         return picture(file)
-    from memplan.plotting.memory import memory
+    from memplan.plotting.timeline import memory
 
     trace = arguments.read_input(file, "time_ns", "stack", device=device)
     if isinstance(trace, Problem):

@@ -60,7 +60,8 @@ def _default(trace: Path) -> Path:
 
 
 def _trace(path: Path, device: int | None) -> Trace:
-    from memplan.trace.read import read_trace
+    from memplan.core.problem import Problem
+    from memplan.trace.read import read_input
 
     with sniff(path) as file:
         if file.kind is Kind.PLAN:
@@ -68,9 +69,10 @@ def _trace(path: Path, device: int | None) -> Trace:
                 f"{path} is a plan; name the trace that it was made from before it, or "
                 f"draw it alone: memplan plot {path} -o packing.png"
             )
-        if file.kind is Kind.CSV:
-            raise UsageError(
-                f"{path} is a bare problem, in which nothing runs; solve it, and plot "
-                "its plan"
-            )
-        return read_trace(file, device=device)
+        found = read_input(file, device=device)
+    if isinstance(found, Problem):
+        raise UsageError(
+            f"{path} is a bare problem, in which nothing runs; solve it, and plot "
+            "its plan"
+        )
+    return found

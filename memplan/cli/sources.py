@@ -34,9 +34,13 @@ def trace_or_plan(source: Input, device: int | None = None) -> Trace | Plan:
             if device is not None:
                 raise UsageError(f"--device is for snapshots; {file.path} is a plan")
             return read_plan(file)
-        if file.kind is Kind.CSV:
-            raise UsageError(f"{file.path} is a bare problem: solve it, name its plan")
-        return trace_only(file, device)
+        from memplan.trace.read import read_input
+        from memplan.trace.trace import Trace
+
+        found = read_input(file, set(_COLUMNS), device)
+        if isinstance(found, Trace):
+            return found
+        raise UsageError(f"{file.path} is a bare problem: solve it, name its plan")
 
 
 def trace_only(source: Input, device: int | None = None) -> Trace:

@@ -25,7 +25,6 @@ _HEAD_BYTES = 4096
 _MOST_FOOTER = 128 << 20
 # In a text of JSON it would have backslashes.
 _PLAN_ENTRY = b'"schema": "memplan.plan"'
-_CSV_COLUMNS = {b"id", b"buffer", b"buffer_id", b"lower", b"upper", b"size", b"start"}
 
 
 class Kind(enum.Enum):
@@ -36,10 +35,8 @@ class Kind(enum.Enum):
     GZIP = "compressed with gzip"
     PLAN = "a plan"
     BLOCKING_PLAN = "a plan of loop nests"
-    PICKLE = "a pickled memory snapshot"
-    SNAPSHOT = "a memory snapshot as JSON"
+    PICKLE = "a pickle"
     JOURNAL = "the journal of a recording"
-    CSV = "a packing problem as CSV"
     JSON = "some other JSON"
     UNKNOWN = "unknown"
 
@@ -57,11 +54,15 @@ _SCHEMAS = {
 
 
 class Opened:
-    """A file that is open: `size` in bytes, and its `stream`, at the start."""
+    """A file that is open.
+
+    size: in bytes. head: the first of them. stream: of them all, at the start.
+    """
 
     def __init__(self, path: PathLike, stream: IO[bytes], size: int) -> None:
         self.path, self.stream, self.size = path, stream, size
-        self._kind = begins_as(stream.read(_HEAD_BYTES))
+        self.head = stream.read(_HEAD_BYTES)
+        self._kind = begins_as(self.head)
         stream.seek(0)
         self._data: bytes | None = None
         self._parsed: list[object] = []
@@ -172,18 +173,9 @@ def begins_as(data: bytes) -> Kind:
             return kind
     if head[:1] == b"\x80" and 1 < int.from_bytes(head[1:2], "little") < 32:
         return Kind.PICKLE
-    if head.lstrip()[:1] == b"{":
-        return Kind.JSON
-    names = head.partition(b"\n")[0].removeprefix(b"\xef\xbb\xbf").split(b",")
-    known = [name for name in names if name.strip() in _CSV_COLUMNS]
-    return Kind.CSV if len(known) > 1 else Kind.UNKNOWN
+    return Kind.JSON if head.lstrip()[:1] == b"{" else Kind.UNKNOWN
 
 
 def _kind_of(value: object) -> Kind:
-    entries = value if isinstance(value, dict) else {}
-    schema = entries.get("schema")
-    if isinstance(schema, str) and schema in _SCHEMAS:
-        return _SCHEMAS[schema]
-    if "schema" not in entries and {"device_traces", "segments"} & entries.keys():
-        return Kind.SNAPSHOT
-    return Kind.JSON
+    schema = value.get("schema") if isinstance(value, dict) else None
+    return _SCHEMAS.get(schema, Kind.JSON) if isinstance(schema, str) else Kind.JSON

@@ -63,8 +63,7 @@ def activations(
         for i, (live, color) in enumerate(zip(curves, (_BEFORE, _AFTER), strict=True)):
             _draw_curve(axes, live, color, 2 + 2 * i)
         if budget:
-            line = axes.axhline(budget, color=style.BOUND, linewidth=1.2, zorder=6)
-            line.set_linestyle((0, (6, 4)))
+            style.dashed(axes, budget, zorder=6)
         for live, each in zip(curves, (before, after), strict=True):
             _draw_peak(axes, live, each.peak_label, budget)
         axes.set_xlabel("operators in the order they run", fontsize=10, color=style.INK)

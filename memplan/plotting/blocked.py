@@ -1,30 +1,104 @@
-"""The picture of a blocking plan: energy, the loop nest, energy against area."""
+"""The picture of a blocking plan: energy, the loop nest, energy against area and time.
+
+Energy is in stacked bars by memory level and tensor, as in Figures 5 to 8 of the
+blocking paper; against what memories may take up as in its Figure 7. A nest's loops
+stand as code; a buffer stands beside the loops that use what it holds again and again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+from matplotlib import patheffects
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 
 from memplan.errors import InputError
 from memplan.plotting import style
-from memplan.plotting.areacurve import AreaPoint, draw_curve
-from memplan.plotting.energybars import (
-    EnergyBars,
-    draw_energy,
-    drawn_of,
-    level_colours,
-    levels_of,
-    room_for_names,
-)
-from memplan.plotting.loopnest import LoopNest, draw_nest
-from memplan.plotting.paretofront import TimedPoint, draw_front
+from memplan.units import format_bytes
 
 _WIDE = 12.0  # inches
 _HEAD, _FOOT = 0.95, 1.0  # inches above and below the bars
 _CURVE = 3.4  # inches that the curve adds
 _ROW = 0.27  # inches of one loop
+MAX_LAYERS = 60  # drawn; of more, those that take most energy
+_WITH_TENSORS = 20  # layers: up to here every tensor has a bar
+_NAME = 28  # characters of a layer's name, at most
+_FEW = 8  # layers: up to here there is room for larger letters
+_ACROSS, _LETTER = 10.6, 0.068  # inches for all names, and of one letter
+_SPREAD = 20.0  # largest over least: from here on bars show parts, not pJ
+_HATCH = "////"
+_CODE = 0.42  # part of the width that the loops take
+_INDENT, _DEEPEST = 0.008, 0.07  # parts of it: of one loop, and of all
+
+
+@dataclass(frozen=True)
+class EnergyBars:
+    """One layer. parts: pJ per MAC by tensor, and by level of these, innermost first
+    and main memory last; compulsory: of main memory's, what no blocking saves;
+    total_pj: of the whole layer, which says how much it counts among many."""
+
+    name: str
+    parts: Mapping[str, Mapping[str, float]]
+    compulsory: float
+    mac_pj: float
+    total_pj: float
+
+    @property
+    def per_mac(self) -> float:
+        """pJ per MAC of all tensors and levels."""
+        return sum(sum(levels.values()) for levels in self.parts.values())
+
+    def of_level(self, level: str) -> float:
+        """pJ per MAC of all tensors in one level."""
+        return sum(levels.get(level, 0.0) for levels in self.parts.values())
+
+
+@dataclass(frozen=True)
+class DrawnBuffer:
+    """Buffer `name` of `tensor`, in `level`, beside loops [begin, end) from inside."""
+
+    name: str
+    tensor: str
+    level: str
+    begin: int
+    end: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class LoopNest:
+    """loops: dimension, extent inside and extent after, innermost first; datapath: what
+    is done at once below all loops."""
+
+    loops: Sequence[tuple[str, int, int]]
+    tensors: Sequence[str]
+    buffers: Sequence[DrawnBuffer]
+    datapath: str
+
+
+@dataclass(frozen=True)
+class AreaPoint:
+    """The least energy, pJ per MAC, with memories of at most `budget` bytes; those it
+    takes, and the area of the chip."""
+
+    budget: int
+    sram_bytes: int
+    area_mm2: float
+    per_mac: float
+
+
+@dataclass(frozen=True)
+class TimedPoint:
+    """A nest's cycles, and its energy in pJ per MAC."""
+
+    cycles: float
+    per_mac: float
 
 
 def blocked(  # noqa: PLR0913 - by name, but three
@@ -48,45 +122,310 @@ def blocked(  # noqa: PLR0913 - by name, but three
     body = max(3.5, _ROW * rows)
     extra = _CURVE * (bool(curve) + bool(front))
     drawn = drawn_of(layers)
-    foot = _FOOT + room_for_names(drawn)
+    foot = _FOOT + _room_for_names(drawn)
     high = _HEAD + body + foot + extra
+    below = (_CURVE - 1.1) / high
     with style.settled():
         figure = Figure(figsize=(_WIDE, high), facecolor="white")
         width = 0.36 if nest is not None else 0.885
         bottom, height = (foot + extra) / high, body / high
         left = 0.075
         axes = style.bare_axes(figure, (left, bottom, width, height))
-        handles = draw_energy(axes, layers)
+        handles = _draw_energy(axes, layers)
         if nest is not None:
             beside = figure.add_axes((left + width + 0.03, bottom, 0.525, height))
-            draw_nest(beside, nest, level_colours(levels_of(layers)))
+            _draw_nest(beside, nest, level_colours(levels_of(layers)))
         if len(drawn) < len(layers):
             facts = [*facts, f"drawn: the {len(drawn)} that take most"]
         line = "  ·  ".join(map(style.shortened, facts))
         style.set_title(figure, left, title, line)
         if curve:
-            bottom = _CURVE if front else 0.0
-            _add_curve(figure, (left, bottom), high, curve, layers[0].mac_pj)
+            at = (_FOOT + 0.15 + (_CURVE if front else 0.0)) / high
+            sides = [
+                style.bare_axes(figure, (x, at, 0.39, below))
+                for x in (left, left + 0.495)
+            ]
+            _draw_curve(sides[0], sides[1], curve, layers[0].mac_pj)
         if front:
-            at, height = (_FOOT + 0.15) / high, (_CURVE - 1.1) / high
-            draw_front(
-                style.bare_axes(figure, (left, at, 0.885, height)), front, chosen
-            )
+            at = (_FOOT + 0.15) / high
+            across = style.bare_axes(figure, (left, at, 0.885, below))
+            draw_front(across, front, chosen)
         style.set_legend(figure, left, handles)
     return figure
 
 
-def _add_curve(
-    figure: Figure,
-    corner: tuple[float, float],
-    high: float,
-    curve: Sequence[AreaPoint],
-    mac_pj: float,
+def level_colours(levels: Sequence[str]) -> dict[str, str]:
+    """A colour for each level, innermost first; the last, main memory, is warm."""
+    shades = LinearSegmentedColormap.from_list("levels", style.SHORT_TO_LONG)
+    count = len(levels) - 1
+    places = np.linspace(0, 1, count) if count > 1 else [0.33]
+    inner = {level: to_hex(shades(x)) for level, x in zip(levels, places, strict=False)}
+    return inner | {levels[-1]: style.WRAPPED}
+
+
+def levels_of(layers: Sequence[EnergyBars]) -> list[str]:
+    """All levels, innermost first; main memory, which every layer has, last."""
+    found: dict[str, None] = {}
+    for layer in max(layers, key=lambda one: len(_levels(one))), *layers:
+        found |= dict.fromkeys(_levels(layer)[:-1])
+    return [*found, _levels(layers[0])[-1]]
+
+
+def _levels(layer: EnergyBars) -> list[str]:
+    return list(dict.fromkeys(key for part in layer.parts.values() for key in part))
+
+
+def drawn_of(layers: Sequence[EnergyBars]) -> list[EnergyBars]:
+    """Those that are drawn: of too many, the ones that take most energy."""
+    if len(layers) <= MAX_LAYERS:
+        return list(layers)
+    least = sorted(one.total_pj for one in layers)[-MAX_LAYERS]
+    return [one for one in layers if one.total_pj >= least][:MAX_LAYERS]
+
+
+def _draw_energy(axes: Axes, layers: Sequence[EnergyBars]) -> list[Patch | Line2D]:
+    """Draw the bars, and return what a legend needs to explain them."""
+    shown = drawn_of(layers)
+    totals = [one.per_mac for one in shown]
+    parted = max(totals) > _SPREAD * min(totals)
+    tensors = len(shown) <= _WITH_TENSORS
+    colours = level_colours(levels_of(layers))
+    names: list[tuple[float, str]] = []
+    for place, layer in enumerate(shown):
+        scale = 1 / (layer.per_mac or 1.0) if parted else 1.0
+        bars = list(layer.parts.items()) if tensors else []
+        everything = {level: layer.of_level(level) for level in colours}
+        width = 0.8 / (len(bars) + 1)
+        for i, (name, levels) in enumerate([*bars, ("all", everything)]):
+            x = place - 0.4 + width * (i + 0.5)
+            names.append((x, name))
+            _draw_bar(axes, x, width * 0.9, levels, colours, scale)
+        _draw_compulsory(axes, x, width * 0.9, layer, scale)
+        _draw_total(axes, x, layer, scale, len(shown))
+    top = max(1.0 if parted else total for total in totals)
+    _set_axes(axes, shown, top, parted)
+    if tensors:
+        _name_bars(axes, names, len(shown))
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=colour, label=style.shortened(level, _NAME))
+        for level, colour in colours.items()
+    ]
+    patch = Patch(facecolor=style.WRAPPED, edgecolor="white", hatch=_HATCH)
+    patch.set_label("compulsory: each element once")
+    handles.append(patch)
+    if not parted:
+        line = style.dashed(axes, shown[0].mac_pj, zorder=4)
+        line.set_label(f"the MAC itself, {shown[0].mac_pj:g} pJ")
+        handles.append(line)
+    return handles
+
+
+def _draw_bar(
+    axes: Axes,
+    x: float,
+    width: float,
+    levels: Mapping[str, float],
+    colours: Mapping[str, str],
+    scale: float,
 ) -> None:
-    left, above = corner
-    bottom, height = (_FOOT + 0.15 + above) / high, (_CURVE - 1.1) / high
+    bottom = 0.0
+    for level, colour in colours.items():
+        height = levels.get(level, 0.0) * scale
+        if height:
+            bar = axes.bar(x, height, width, bottom, color=colour, zorder=2)
+            bar.patches[0].set_gid(f"level {style.shortened(level)}")
+        bottom += height
 
-    def half(at: float) -> Axes:
-        return style.bare_axes(figure, (at, bottom, 0.39, height))
 
-    draw_curve(half(left), half(left + 0.495), curve, mac_pj)
+def _draw_compulsory(
+    axes: Axes, x: float, width: float, layer: EnergyBars, scale: float
+) -> None:
+    """The top of the bar of all, where main memory is, is what no blocking saves."""
+    height = layer.compulsory * scale
+    bar = axes.bar(
+        x,
+        height,
+        width,
+        layer.per_mac * scale - height,
+        facecolor="none",
+        edgecolor="white",
+        linewidth=0,
+        hatch=_HATCH,
+        zorder=3,
+    )
+    bar.patches[0].set_gid("compulsory")
+
+
+def _draw_total(
+    axes: Axes, x: float, layer: EnergyBars, scale: float, layers: int
+) -> None:
+    many = layers > _WITH_TENSORS
+    text = axes.annotate(
+        f"{layer.per_mac:#.3g}".rstrip("."),
+        (x, layer.per_mac * scale),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+        rotation=90 if many else 0,
+    )
+    text.set(fontsize=9 if layers <= _FEW else 7.5, color=style.INK)
+    text.set(fontweight="bold", zorder=6)
+    text.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
+
+
+def _room_for_names(shown: Sequence[EnergyBars]) -> float:
+    """Inches that names need below the bars where they must stand upright; else 0."""
+    longest = max(min(len(one.name), _NAME) for one in shown)
+    if len(shown) * (longest + 1) * _LETTER <= _ACROSS:
+        return 0.0
+    return longest * _LETTER
+
+
+def _name_bars(axes: Axes, names: Sequence[tuple[float, str]], layers: int) -> None:
+    """Tensors' names below the bars: in full where a layer is alone."""
+    xs = [x for x, _ in names]
+    if layers == 1:
+        axes.set_xticks(xs, [name for _, name in names])
+        return
+    few = layers <= _FEW
+    whole = "all" if few else ""
+    letters = [whole if name == "all" else name[0].upper() for _, name in names]
+    axes.xaxis.remove_overlapping_locs = False  # the middle bar's, and its layer's
+    size = 8 if few else 7
+    axes.set_xticks(xs, letters, minor=True, fontsize=size, color=style.MUTED)
+    axes.tick_params(axis="x", which="minor", length=0, pad=3)
+    axes.tick_params(axis="x", which="major", pad=17)
+
+
+def _set_axes(
+    axes: Axes, shown: Sequence[EnergyBars], top: float, parted: bool
+) -> None:
+    names = [style.shortened(one.name, _NAME) for one in shown]
+    upright = bool(_room_for_names(shown))
+    axes.set_xticks(
+        range(len(shown)),
+        names,
+        rotation=90 if upright else 0,
+    )
+    axes.tick_params(axis="x", length=0, labelsize=8 if upright else 9)
+    axes.set_xlim(-0.5, len(shown) - 0.5)
+    axes.set_ylim(0, top * (1.1 if len(shown) <= _WITH_TENSORS else 1.18))
+    what = "part of the energy; above: pJ per MAC" if parted else "pJ per MAC"
+    axes.set_ylabel(what, fontsize=10, color=style.INK)
+    if parted:
+        axes.yaxis.set_major_formatter(lambda part, _: f"{part:.0%}".replace("%", " %"))
+
+
+def _draw_nest(axes: Axes, nest: LoopNest, colours: Mapping[str, str]) -> None:
+    """Draw the nest; `colours` says how each level looks."""
+    rows = len(nest.loops)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(-1.1, rows + 0.9)
+    axes.axis("off")
+    width = (1 - _CODE) / len(nest.tensors)
+    for place, (dim, inner, outer) in enumerate(nest.loops):
+        if place % 2 == 0:
+            shade = Rectangle((0, place), 1, 1, color=style.PAPER, lw=0, zorder=0)
+            axes.add_patch(shade)
+        depth = (rows - 1 - place) * min(_INDENT, _DEEPEST / max(rows, 1))
+        trips, row = -(-outer // inner), place + 0.5
+        step = f" by {inner}" if inner > 1 else ""
+        _write(axes, (0.006 + depth, row), f"{dim} to {outer:,}{step}", "left")
+        _write(axes, (_CODE - 0.02, row), f"× {trips:,}", "right", style.MUTED)
+    _write(axes, (0.006, -0.55), nest.datapath, "left", style.MUTED)
+    for lane, tensor in enumerate(nest.tensors):
+        left = _CODE + lane * width
+        _write(axes, (left + width / 2, rows + 0.45), tensor, "center", weight="bold")
+        for buffer in nest.buffers:
+            if buffer.tensor == tensor:
+                _draw_buffer(axes, buffer, left, width, colours[buffer.level])
+
+
+def _draw_buffer(
+    axes: Axes, buffer: DrawnBuffer, left: float, width: float, colour: str
+) -> None:
+    box = Rectangle(
+        (left + 0.006, buffer.begin + 0.08),
+        width - 0.012,
+        buffer.end - buffer.begin - 0.16,
+        facecolor=colour,
+        edgecolor="none",
+        zorder=2,
+    )
+    name = style.shortened(buffer.name)
+    box.set_gid(f"buffer {name}")
+    axes.add_patch(box)
+    middle = (buffer.begin + buffer.end) / 2
+    text = f"{name}  {format_bytes(buffer.nbytes)}"
+    red, green, blue = to_rgb(colour)
+    dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+    ink = "white" if dark else style.INK
+    _write(axes, (left + width / 2, middle), text, "center", ink)
+
+
+def _write(
+    axes: Axes,
+    at: tuple[float, float],
+    text: str,
+    align: str,
+    colour: str = style.INK,
+    weight: str = "normal",
+) -> None:
+    written = axes.text(*at, text, ha=align, va="center", color=colour, zorder=3)
+    written.set(fontsize=8.5, fontweight=weight)
+
+
+def _draw_curve(
+    by_bytes: Axes, by_area: Axes, points: Sequence[AreaPoint], mac_pj: float
+) -> None:
+    """Energy over the budget's bytes, and over the area that it takes."""
+    energies = [point.per_mac for point in points]
+    for axes, x in (
+        (by_bytes, [point.budget for point in points]),
+        (by_area, [point.area_mm2 for point in points]),
+    ):
+        axes.plot(x, energies, color=style.SHORT_TO_LONG[2], marker="o", ms=4)
+        axes.set_ylim(0, max(*energies, mac_pj) * 1.08)
+        axes.grid(axis="y", color=style.PAPER, zorder=0)
+        axes.set_axisbelow(True)
+        style.dashed(axes, mac_pj)
+        axes.set_ylabel("pJ per MAC", fontsize=10, color=style.INK)
+    sizes = [point.budget for point in points]
+    if min(sizes) > 0:  # no budget at all has no place on a logarithmic axis
+        by_bytes.set_xscale("log", base=2)
+    every = -(-len(sizes) // 8)
+    labels = [format_bytes(size).replace(".0 ", " ") for size in sizes[::every]]
+    by_bytes.set_xticks(sizes[::every], labels)
+    by_bytes.minorticks_off()
+    by_bytes.set_xlabel("budget for memories", fontsize=10, color=style.INK)
+    by_area.set_xlabel("area of memories and datapath (mm²)", fontsize=10)
+    by_area.set_xlim(left=0)
+
+
+def draw_front(
+    axes: Axes, points: Sequence[TimedPoint], chosen: TimedPoint | None
+) -> None:
+    """The points by cycles, joined by steps, and the nest that was chosen."""
+    ordered = sorted(points, key=lambda one: one.cycles)
+    cycles = [one.cycles for one in ordered]
+    energies = [one.per_mac for one in ordered]
+    axes.step(cycles, energies, where="post", color=style.SHORT_TO_LONG[2])
+    axes.plot(cycles, energies, color=style.SHORT_TO_LONG[2], marker="o", ms=4, ls="")
+    if chosen is not None:
+        axes.plot(
+            [chosen.cycles],
+            [chosen.per_mac],
+            marker="D",
+            ms=7,
+            ls="",
+            color=style.BOUND,
+            label="the plan's",
+        )
+        axes.legend(frameon=False, fontsize=9)
+    axes.grid(axis="y", color=style.PAPER, zorder=0)
+    axes.set_axisbelow(True)
+    axes.set_ylim(0, max(energies) * 1.08)
+    axes.set_ylabel("pJ per MAC", fontsize=10, color=style.INK)
+    axes.set_xlabel("cycles", fontsize=10, color=style.INK)
+    axes.ticklabel_format(axis="x", style="plain", useOffset=False)
+    axes.locator_params(axis="x", nbins=6)

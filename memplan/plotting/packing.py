@@ -6,6 +6,7 @@ As in Figure 1 of profile-guided memory optimization, on real data.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,22 +19,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from memplan.arrays import Int64Array
+from memplan.arrays import BoolArray, Float64Array, Int64Array
 from memplan.core.bounds import live_bytes
 from memplan.core.plan import Plan
-from memplan.core.problem import Problem
+from memplan.core.problem import Problem, pieces
 from memplan.errors import InputError
 from memplan.plotting import style
-from memplan.plotting.rectangles import (
-    BOX,
-    INCHES,
-    Rectangles,
-    clock,
-    lifetime_classes,
-)
 from memplan.plotting.save import DPI
 from memplan.units import format_bytes, format_gap
 
+INCHES = (12, 7)  # of the picture
+BOX = (0.085, 0.155, 0.785, 0.72)  # of it the axes
 VECTOR = 3000  # rectangles: up to here SVG and PDF hold shapes, beyond it pixels
 CROWD = 30_000  # rectangles: beyond it those without room for an outline are painted
 
@@ -44,6 +40,7 @@ _CLASSES = (
     "alive > 50 %",
     "wraps around",
 )
+_LIMITS = (0.01, 0.1, 0.5)  # of the clock: what parts the classes
 _TAB = "#7a3b00"
 _COLOURS = (*style.SHORT_TO_LONG, style.WRAPPED)
 
@@ -64,9 +61,9 @@ def packing(plan: Plan, title: str = "") -> Figure:
         axes.set_xlim(start, end)
         style.set_byte_axis(axes, max(plan.peak, plan.lower_bound))
         axes.fill_between([start, end], plan.peak, color=style.PAPER, lw=0, zorder=0)
-        pieces = Rectangles.of(plan.problem, plan.offsets)
-        _draw_pieces(axes, pieces)
-        _draw_sizes(axes, pieces)
+        drawn = Rectangles.of(plan.problem, plan.offsets)
+        _draw_pieces(axes, drawn)
+        _draw_sizes(axes, drawn)
         _draw_borders(axes, plan.problem, plan.offsets)
         _draw_levels(axes, plan)
         _label_axes(axes, plan)
@@ -258,3 +255,74 @@ def _draw_legend(figure: Figure, problem: Problem) -> None:
             handles.append(patch)
     handles.append(Line2D([], [], color=style.INK, linewidth=1.1, label="live bytes"))
     style.set_legend(figure, BOX[0], handles)
+
+
+@dataclass(frozen=True)
+class Rectangles:
+    """Rectangles, shape (m,) each: ticks, bytes, class; a wrapped buffer has two, one
+    with gaps as many as it has pieces."""
+
+    left: Int64Array
+    right: Int64Array
+    bottom: Int64Array
+    height: Int64Array
+    kind: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, problem: Problem, offsets: Int64Array) -> Rectangles:
+        """Of a plan's buffers, the short-lived ones last."""
+        start, end = clock(problem)
+        used = pieces(problem)
+        wraps = used.lower > used.upper
+        again = np.flatnonzero(wraps & (used.upper > 0))
+        rows = np.concatenate([np.arange(len(used)), again])
+        left = np.concatenate([used.lower, np.full(len(again), start)])
+        right = np.where(wraps, end, used.upper)
+        right = np.concatenate([right, used.upper[again]])
+        # Short-lived ones last: drawn at least a pixel wide, they stay in sight.
+        order = np.argsort(left - right, kind="stable")
+        rows = rows[order]
+        owner, begin = used.owner[rows], used.begin[rows]
+        return cls(
+            left[order],
+            right[order],
+            offsets[owner] + begin,
+            used.end[rows] - begin,
+            lifetime_classes(problem)[owner],
+        )
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    def chosen(self, mask: BoolArray) -> Rectangles:
+        """Those of the rectangles."""
+        columns = (self.left, self.right, self.bottom, self.height, self.kind)
+        return Rectangles(*(column[mask] for column in columns))
+
+    def points(self, axes: Axes) -> tuple[Float64Array, Float64Array]:
+        """Widths and heights on paper, in points, shape (m,) each."""
+        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+        across = np.float64(72 * INCHES[0] * BOX[2] / (right - left))
+        up = np.float64(72 * INCHES[1] * BOX[3] / (high - low))
+        return (self.right - self.left) * across, self.height * up
+
+    def corners(self) -> Any:
+        """The rectangles' corners, float, shape (m, 4, 2)."""
+        top = self.bottom + self.height
+        x = np.stack([self.left, self.right, self.right, self.left], axis=1)
+        y = np.stack([self.bottom, self.bottom, top, top], axis=1)
+        return np.stack([x, y], axis=2).astype(float)
+
+
+def lifetime_classes(problem: Problem) -> npt.NDArray[np.intp]:
+    """0 to 3 by the part of the clock a buffer lives, 4 if it wraps; shape (n,)."""
+    start, end = clock(problem)
+    part = (problem.upper - problem.lower) / (end - start)
+    return np.where(problem.wraps, 4, np.searchsorted(_LIMITS, part, side="right"))
+
+
+def clock(problem: Problem) -> tuple[int, int]:
+    """The ticks that the picture begins and ends with."""
+    if problem.length is not None:
+        return 0, problem.length
+    return int(problem.lower.min()), int(problem.upper.max())

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from memplan.core.plan import Plan
 from memplan.errors import UsageError
-from memplan.plotting.memory import memory
 from memplan.plotting.packing import packing
+from memplan.plotting.timeline import memory
 from memplan.trace.trace import Trace
 
 

@@ -11,6 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
+from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
 from memplan.arrays import Float64Array
@@ -77,6 +78,13 @@ def bare_axes(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return axes
+
+
+def dashed(axes: Axes, level: float, zorder: float = 2) -> Line2D:
+    """A dashed line across the axes."""
+    line = axes.axhline(level, color=BOUND, linewidth=1.2, zorder=zorder)
+    line.set_linestyle((0, (6, 4)))
+    return line
 
 
 def set_title(figure: Figure, left: float, title: str, facts: str) -> None:

@@ -1,9 +1,13 @@
-"""Live bytes over the time of a run, with its steps and its peak."""
+"""Live bytes over the time of a run, with its steps and its peak.
+
+A recorded run's are split by whether they outlive steps.
+"""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import PurePath
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +20,10 @@ from memplan.arrays import Float64Array
 from memplan.errors import InputError
 from memplan.plotting import style
 from memplan.text import printable
+from memplan.trace.lives import lives_of
+from memplan.trace.sites import first_of_user
+from memplan.trace.steps import outlives
+from memplan.trace.trace import Action, Trace
 from memplan.units import format_bytes, format_seconds
 
 MAX_MARKS = 25  # step boundaries drawn; of more, every 2nd, 5th, 10th, ...
@@ -313,3 +321,38 @@ def _draw_legend(figure: Figure, run: _Run) -> None:
         )
         handles.append(line)
     style.set_legend(figure, _BOX[0], handles)
+
+
+def memory(trace: Trace, title: str = "") -> Figure:
+    """The picture of a trace: live bytes over seconds, with its steps.
+
+    Raises InputError if the trace holds no allocation.
+    """
+    lives = lives_of(trace)
+    # Threads may read the clock out of turn by some nanoseconds.
+    time = np.maximum.accumulate(trace.events.time_ns) / 1e9
+    persistent = None
+    if lives.steps > 1:
+        kept = lives.live_of(np.where(outlives(lives), lives.size, 0))
+        persistent = kept[lives.tick_row]
+    return timeline(
+        time[lives.tick_row],
+        lives.live_bytes[lives.tick_row],
+        time[lives.bounds],
+        title or trace.info.program.script,
+        persistent=persistent,
+        failure=_failure(trace, time),
+    )
+
+
+def _failure(trace: Trace, time_s: Float64Array) -> Failure | None:
+    """The last request that failed, and the line that asked."""
+    events = trace.events
+    rows = np.flatnonzero(events.action == Action.OOM)
+    if not len(rows):
+        return None
+    row = int(rows[-1])
+    frame = first_of_user(trace.stacks[int(events.stack[row])])
+    site = f"{PurePath(frame.filename).name}:{frame.line} {frame.name}".rstrip()
+    requested = int(events.requested_size[row])
+    return Failure(float(time_s[row]), requested, site if frame.filename else "")

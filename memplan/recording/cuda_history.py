@@ -15,8 +15,12 @@ from memplan.files import refuse_overwrite
 from memplan.recording.options import MAX_ENTRIES, RecordOptions, Stacks
 from memplan.recording.shim import require_torch
 from memplan.recording.usage import StepClock, run_stats
-from memplan.trace.importers.snapshot import devices_of, from_snapshot
-from memplan.trace.importers.snapshot_marks import MARK_TAG, HistoryMark
+from memplan.trace.importers.snapshot import (
+    MARK_TAG,
+    HistoryMark,
+    devices_of,
+    from_snapshot,
+)
 from memplan.trace.recovery import paths_of
 from memplan.trace.trace import Mark, Trace
 from memplan.trace.write import write_trace

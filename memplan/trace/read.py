@@ -1,12 +1,14 @@
-"""Read a trace from a file, whichever of its forms it has."""
+"""Read a trace, or a packing problem, from a file, whichever of its forms it has."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Collection
 
+from memplan.core.problem import Problem
 from memplan.errors import FormatError, UsageError
 from memplan.formats.sniff import Input, Kind, Opened, opened
+from memplan.trace.importers import importer_of
 from memplan.trace.trace import Trace
 
 
@@ -24,10 +26,20 @@ def read_trace(
     and valid trace.
     """
     with opened(source) as file:
-        if file.kind in (Kind.PICKLE, Kind.SNAPSHOT):
-            from memplan.trace.importers.snapshot import read_snapshot
+        found = read_input(file, columns, device)
+        if isinstance(found, Problem):
+            raise _no_trace(file)
+        return found
 
-            return read_snapshot(file, device)
+
+def read_input(
+    source: Input, columns: Collection[str] | None = None, device: int | None = None
+) -> Trace | Problem:
+    """The same, or the Problem in a file of a form that holds one, as CSV does."""
+    with opened(source) as file:
+        importer = importer_of(file)
+        if importer is not None:
+            return importer.read(file, device)
         trace = _read(file, columns)
     held = set(trace.events.device[:1].tolist())
     if device is not None and not held <= {device}:
@@ -51,12 +63,16 @@ def _read(file: Opened, columns: Collection[str] | None) -> Trace:
             "a recording that did not come to its end",
             f"make a trace of it: memplan recover {shlex.quote(str(file.path))}",
         )
-    if file.kind in (Kind.UNKNOWN, Kind.CSV):
-        raise FormatError(
-            file.path,
-            "neither a Parquet nor a JSON trace, nor a memory snapshot",
-            "name a trace recorded or imported by memplan",
-        )
+    if file.kind is Kind.UNKNOWN:
+        raise _no_trace(file)
     from memplan.trace.columnar_json import read_json
 
     return read_json(file)
+
+
+def _no_trace(file: Opened) -> FormatError:
+    return FormatError(
+        file.path,
+        "neither a Parquet nor a JSON trace, nor a memory snapshot",
+        "name a trace recorded or imported by memplan",
+    )

@@ -18,7 +18,7 @@ from memplan.blocking.plan import BlockingPlan, PlannedLayer, Search
 from memplan.blocking.planfile import dump_plan, load_plan, read_plan
 from memplan.cli.blocking import command as blocking
 from memplan.errors import FormatError, UsageError
-from memplan.plotting.paretofront import TimedPoint, draw_front
+from memplan.plotting.blocked import TimedPoint, draw_front
 
 TIMED = """
 bits = "int8"

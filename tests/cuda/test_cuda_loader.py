@@ -24,8 +24,7 @@ from memplan.errors import EnvironmentUnfitError, InputError, UsageError
 from memplan.recording import cuda_library
 from memplan.recording.boundary import step as mark_step
 from memplan.solving.solve import solve
-from memplan.trace.importers.snapshot import from_snapshot
-from memplan.trace.importers.snapshot_marks import HistoryMark
+from memplan.trace.importers.snapshot import HistoryMark, from_snapshot
 from memplan.trace.trace import Mark
 from tests.cuda.cuda_world import FakeTorch, World
 from tests.plans import changed

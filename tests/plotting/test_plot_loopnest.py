@@ -12,16 +12,17 @@ from matplotlib.figure import Figure
 
 from memplan.errors import InputError
 from memplan.plotting import style
-from memplan.plotting.areacurve import AreaPoint
-from memplan.plotting.blocked import blocked
-from memplan.plotting.energybars import (
+from memplan.plotting.blocked import (
     MAX_LAYERS,
+    AreaPoint,
+    DrawnBuffer,
     EnergyBars,
+    LoopNest,
+    blocked,
     drawn_of,
     level_colours,
     levels_of,
 )
-from memplan.plotting.loopnest import DrawnBuffer, LoopNest
 from memplan.plotting.save import save
 
 CONV = EnergyBars(

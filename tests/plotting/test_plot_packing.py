@@ -21,8 +21,7 @@ from memplan.core.plan import Plan, Program, Requests, Source
 from memplan.core.problem import Gaps, Problem
 from memplan.core.verify import verify
 from memplan.errors import InputError, UsageError
-from memplan.plotting.packing import CROWD, VECTOR, packing
-from memplan.plotting.rectangles import lifetime_classes
+from memplan.plotting.packing import CROWD, VECTOR, lifetime_classes, packing
 from memplan.plotting.save import DPI, save
 from tests.plans import changed
 

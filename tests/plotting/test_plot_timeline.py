@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from memplan.errors import InputError, UsageError
-from memplan.plotting.memory import memory
 from memplan.plotting.save import save
-from memplan.plotting.timeline import Failure, timeline
+from memplan.plotting.timeline import Failure, memory, timeline
 from tests.reporting.asking import asking
 
 TIMES = [0.0, 0.5, 1.0, 1.5, 2.0]

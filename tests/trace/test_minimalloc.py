@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from memplan.core.problem import FREE, Gaps, Problem
 from memplan.errors import EnvironmentUnfitError, FormatError, InputError
+from memplan.formats.sniff import sniff
 from memplan.trace.exporters.minimalloc import write_minimalloc
-from memplan.trace.importers.minimalloc import read_minimalloc
-from memplan.trace.importers.minimalloc_gaps import Gap, parse_gaps
+from memplan.trace.importers import importer_of, minimalloc
+from memplan.trace.importers.minimalloc import parse_gaps, read_minimalloc
+from memplan.trace.read import read_input
 from tests.gap_samples import gapped
 
 HEADER = "id,lower,upper,size"
@@ -197,22 +200,22 @@ def test_what_is_no_readable_file_is_refused(tmp_path):
 
 
 def test_gaps():
-    assert parse_gaps("1-2  5-8@0:4") == [Gap(1, 2, None), Gap(5, 8, (0, 4))]
-    assert parse_gaps("3-3", inclusive=True) == [Gap(3, 4, None)]
-    assert parse_gaps(" ") == []
+    assert list(parse_gaps("1-2  5-8@0:4")) == [(1, 2, 0, 0), (5, 8, 0, 4)]
+    assert list(parse_gaps("3-3", inclusive=True)) == [(3, 4, 0, 0)]
+    assert list(parse_gaps(" ")) == []
     for stray in ("1", "1-", "-1-2", "1-2@", "1-2@3", "1-2,3-4", "1-" + "9" * 5000):
         with pytest.raises(InputError, match="is not a gap"):
-            parse_gaps(stray)
+            list(parse_gaps(stray))
     top = (1 << 63) - 1
-    assert parse_gaps(f"0-{top}@0:{top}") == [Gap(0, top, (0, top))]
+    assert list(parse_gaps(f"0-{top}@0:{top}")) == [(0, top, 0, top)]
     for far, inclusive in ((f"0-{top + 1}", False), (f"0-{top}", True)):
         with pytest.raises(InputError, match=r"goes beyond 2.63 - 1"):
-            parse_gaps(far, inclusive)
+            list(parse_gaps(far, inclusive))
     with pytest.raises(InputError, match=r"goes beyond 2.63 - 1"):
-        parse_gaps(f"0-1@0:{top + 1}")
+        list(parse_gaps(f"0-1@0:{top + 1}"))
     for empty in ("2-1", "1-1", "1-2@3:3"):
         with pytest.raises(InputError, match="is empty"):
-            parse_gaps(empty)
+            list(parse_gaps(empty))
 
 
 def test_gaps_in_both_forms_of_the_header(tmp_path):
@@ -397,3 +400,85 @@ except EnvironmentUnfitError as error:
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(EnvironmentUnfitError, match="No such file or directory"):
         write_minimalloc(Problem.of([0], [1], [1]), tmp_path / "none" / "p.csv")
+
+
+# What one field of a sound file may become.
+ODD = ("", " 7 ", "+7", "-1", "0x10", "007", "1_000", "1e3", "7.0", "٧", '"7"', "nan")
+ODD += ("NULL", "9223372036854775807", "9223372036854775808", "1,2", "3\r", "x\ty", "a")
+ODD += ("5\n", "6\n\n", "\0", "-0", "0", "3-5")
+HEADERS = (
+    "id,lower,upper,size",
+    "buffer_id,start,end,size",
+    "size,upper,lower,buffer,alignment,hint,offset",
+    "id,lower,upper,size,gaps",
+)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> bytes:
+    """A sound file, or nearly so."""
+    header = draw(st.sampled_from(HEADERS))
+    rows = []
+    for i in range(draw(st.integers(0, 5))):
+        lower = draw(st.integers(0, 9))
+        upper = lower + draw(st.integers(1, 9))
+        known = {"size": draw(st.integers(1, 1 << 40)), "alignment": 1, "hint": -1}
+        known |= {"lower": lower, "start": lower, "upper": upper, "end": upper}
+        label = draw(st.sampled_from((f"b{i}", str(i), "é", "a b")))
+        known |= dict.fromkeys(("id", "buffer", "buffer_id"), label)
+        known |= {"offset": draw(st.integers(-1, 4))}
+        rows.append([str(known.get(name, "")) for name in header.split(",")])
+    if rows and draw(st.booleans()):
+        row = draw(st.sampled_from(rows))
+        row[draw(st.integers(0, len(row) - 1))] = draw(st.sampled_from(ODD))
+    ending = draw(st.sampled_from(("\n", "\r\n")))
+    text = ending.join([header, *map(",".join, rows)])
+    text += draw(st.sampled_from(("", ending, ending * 2)))
+    prefix = draw(st.sampled_from((b"", b"\xef\xbb\xbf")))
+    return prefix + text.encode()
+
+
+def outcome(path: Path) -> object:
+    """The problem that a file holds, or why it holds none."""
+    try:
+        found = read_minimalloc(path)
+    except FormatError as error:
+        return str(error)
+    gaps = None if found.gaps is None else [c.tolist() for c in found.gaps.columns]
+    return found.fingerprint(), found.fixed.tolist(), found.labels, gaps
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=files())
+def test_a_large_file_is_read_like_a_small_one(data):
+    """Large files are read by columns wherever these leave no doubt."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "x.csv"
+        path.write_bytes(data)
+        small = outcome(path)
+        patch.setattr(minimalloc, "LEAST_BYTES", 0)
+        assert outcome(path) == small
+
+
+@pytest.mark.parametrize("field", ["100", "0x10", "", "99999999999999999999"])
+def test_what_is_wrong_in_a_large_file_is_told_with_its_line(tmp_path, field):
+    lines = [f"b{i},0,5,100\n" for i in range(120_000)]
+    lines[100_000] = f"b100000,0,5,{field}\n"
+    text = f"{HEADER}\n" + "".join(lines)
+    if field == "100":
+        assert len(read(tmp_path, text)) == 120_000
+    else:
+        assert "line 100002, column size: " in refusal(tmp_path, text)
+
+
+def test_commands_take_a_csv_file_by_its_header_or_its_name(tmp_path):
+    path = tmp_path / "p.txt"
+    path.write_text(f"{HEADER}\na,0,1,2\n")
+    assert isinstance(read_input(path), Problem)
+    path = path.rename(tmp_path / "p.csv")
+    path.write_text("idx,low,up\na,0,1\n")
+    with pytest.raises(FormatError, match="line 1: unknown column 'idx'"):
+        read_input(path)
+    path = path.rename(tmp_path / "p.txt")
+    with sniff(path) as file:
+        assert importer_of(file) is None

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from memplan.errors import FormatError, UsageError
 from memplan.trace.importers.snapshot import (
+    HistoryMark,
     Imported,
     devices_of,
     from_snapshot,
     read_snapshot,
 )
-from memplan.trace.importers.snapshot_marks import HistoryMark
 from memplan.trace.liveness import step_problem
 from memplan.trace.read import read_trace
 from memplan.trace.reserved import most_reserved, ran_out, reserved_bytes

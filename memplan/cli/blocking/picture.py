@@ -10,11 +10,14 @@ from memplan.blocking.plan import BlockingPlan, PlannedLayer
 from memplan.blocking.planfile import read_plan
 from memplan.cli.blocking import report
 from memplan.formats.sniff import Opened
-from memplan.plotting.areacurve import AreaPoint
-from memplan.plotting.blocked import blocked
-from memplan.plotting.energybars import EnergyBars
-from memplan.plotting.loopnest import DrawnBuffer, LoopNest
-from memplan.plotting.paretofront import TimedPoint
+from memplan.plotting.blocked import (
+    AreaPoint,
+    DrawnBuffer,
+    EnergyBars,
+    LoopNest,
+    TimedPoint,
+    blocked,
+)
 from memplan.units import format_bytes, format_share
 
 if TYPE_CHECKING:

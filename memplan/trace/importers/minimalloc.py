@@ -8,8 +8,10 @@ for an upper that is inclusive, as then are the ends of gaps. There is no quotin
 from __future__ import annotations
 
 import re
+from array import array
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -18,10 +20,9 @@ from memplan.arrays import BoolArray, Int64Array
 from memplan.core.problem import FREE, Gaps, Problem
 from memplan.errors import FormatError, InputError
 from memplan.files import PathLike
-from memplan.formats.sniff import Input, opened
+from memplan.formats.sniff import Input, Kind, Opened, opened
 from memplan.formats.strictjson import Budget, shown
 from memplan.limits import MAX_INTEGER, MAX_TEXT
-from memplan.trace.importers.minimalloc_gaps import gap_columns, parse_gaps
 
 LEAST_BYTES = 1 << 20  # of a file that is worth loading pyarrow for
 
@@ -42,11 +43,26 @@ _SYNONYMS = {
 }
 _REQUIRED = ("id", "lower", "upper", "size")
 _LEAST = {"lower": 0, "upper": 0, "size": 1, "alignment": 1, "hint": -1, "offset": FREE}
-_PIECE_BYTES = 1 << 20
 _ROW_BYTES = 170  # that a row takes up, with all that is made of it
 _GAP_BYTES = 130
-_DIGITS = re.compile(r"[-+0-9,]*")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_GAP = re.compile(r"(\d{1,19})-(\d{1,19})(?:@(\d{1,19}):(\d{1,19}))?", re.ASCII)
+# pyarrow takes 0x10 for an integer, a tab for a blank, and a NUL for whatever follows.
+_DOUBTFUL = (b"0x", b"0X", b"\t", b"\v", b"\f", b"\0")
+
+
+def takes(file: Opened) -> bool:
+    """Whether the first line names columns; a `.csv` file's may be the damaged one."""
+    line = file.head.partition(b"\n")[0].removeprefix(BOM_UTF8)
+    names = [name.strip() for name in line.decode("latin-1").split(",")]
+    named = Path(file.path).suffix == ".csv"
+    known = sum(name in _SYNONYMS for name in names)
+    return file.kind is Kind.UNKNOWN and (named or known > 1)
+
+
+def read(file: Opened, device: int | None = None) -> Problem:
+    """`read_minimalloc`; there is no device to choose."""
+    return read_minimalloc(file)
 
 
 def read_minimalloc(source: Input) -> Problem:
@@ -58,49 +74,11 @@ def read_minimalloc(source: Input) -> Problem:
     """
     with opened(source) as file:
         path, data = file.path, file.read()
-        _check_weight(path, data)
-        if len(data) >= LEAST_BYTES and (problem := _at_once(path, data)) is not None:
-            return problem
-        table, blank = None, 0  # the number of the first blank line
-        for first, lines in _pieces(path, data):
-            if table is None:
-                table = _Table(path, lines.pop(0).removesuffix("\r"))
-                first += 1  # noqa: PLW2901 - the header is no row
-            end = 0 if blank else _first(lines, blank=True)
-            stray = end + _first(lines[end:], blank=False)
-            blank = blank or (first + end if end < len(lines) else 0)
-            if stray < len(lines):
-                raise FormatError(
-                    path,
-                    f"line {first + stray} comes after a blank line, where MiniMalloc "
-                    "stops",
-                    f"delete line {blank}",
-                )
-            if end:
-                table.add(first, lines[:end])
-        assert table is not None  # no file that is open is empty
-        return table.problem()
-
-
-def _at_once(path: PathLike, data: bytes) -> Problem | None:
-    """The Problem in a large file, or None where it must be read line by line."""
-    from memplan.trace.importers.minimalloc_fast import read_columns, within
-
-    try:
-        header = data[: data.index(b"\n")].decode("utf-8-sig").removesuffix("\r")
-    except ValueError:  # no second line, or no UTF-8
-        return None
-    table = _Table(path, header)
-    found = read_columns(data, table.columns)
-    if found is None or not within(found[1], _LEAST):
-        return None
-    table.ids, columns = found
-    if table.inclusive:
-        if (columns["upper"] == MAX_INTEGER).any():
-            return None
-        columns["upper"] += 1
-    columns.pop("hint", None)
-    table.parts = {name: [values] for name, values in columns.items()}
+    _check_weight(path, data)
+    lines = _lines(path, data)
+    table = _Table(path, next(lines))
+    if len(data) < LEAST_BYTES or not table.read_at_once(data):
+        table.read(lines)
     return table.problem()
 
 
@@ -116,31 +94,21 @@ def _check_weight(path: PathLike, data: bytes) -> None:
         )
 
 
-def _pieces(path: PathLike, data: bytes) -> Iterator[tuple[int, list[str]]]:
-    """The lines, some at a time, each with the first one's number (header: 1)."""
+def _lines(path: PathLike, data: bytes) -> Iterator[str]:
     begin, number = len(BOM_UTF8) if data.startswith(BOM_UTF8) else 0, 1
     while begin < len(data) or number == 1:
-        end = data.find(b"\n", begin + _PIECE_BYTES)
+        end = data.find(b"\n", begin)
         end = len(data) if end < 0 else end
         try:
-            lines = data[begin:end].decode("utf-8").split("\n")
-        except UnicodeDecodeError as error:
-            line = number + data.count(b"\n", begin, begin + error.start)
-            raise FormatError(path, f"line {line}: not UTF-8 text") from None
-        next_number = number + len(lines)
-        yield number, lines
-        number = next_number
-        begin = end + 1
-
-
-def _first(lines: list[str], blank: bool) -> int:
-    """The place of the first line that is blank, or is not; their number if none."""
-    places = (i for i, line in enumerate(lines) if (not line.strip()) is blank)
-    return next(places, len(lines))
+            line = data[begin:end].decode("utf-8")
+        except UnicodeDecodeError:
+            raise FormatError(path, f"line {number}: not UTF-8 text") from None
+        yield line.removesuffix("\r")
+        begin, number = end + 1, number + 1
 
 
 class _Table:
-    """The columns of a file, filled slice by slice."""
+    """The columns of a file. gaps: five integers of each, as `Gaps.of` takes them."""
 
     def __init__(self, path: PathLike, header: str) -> None:
         self.path = path
@@ -151,54 +119,106 @@ class _Table:
         self._check_header()
         self.inclusive = "end" in self.names
         self.ids: list[str] = []
-        self.gaps: list[Int64Array] = []  # each of shape (5, k)
-        self.parts: dict[str, list[Int64Array]] = {
-            name: [] for name in self.columns if name in _LEAST
-        }
+        self.gaps = array("q")
+        self.values: dict[str, array[int] | Int64Array] = {}
 
-    def add(self, first: int, lines: list[str]) -> None:
-        """Add data lines, the first of which has the number `first`."""
-        lines = [line.removesuffix("\r") for line in lines]
-        width = len(self.columns)
-        commas = [line.count(",") for line in lines]
-        if set(commas) - {width - 1}:
-            i = next(i for i, count in enumerate(commas) if count != width - 1)
-            problem = f"{commas[i] + 1} fields, the header has {width}"
-            raise FormatError(self.path, f"line {first + i}: {problem}")
-        # One flat list: a list per row would keep the garbage collector busy.
-        fields = ",".join(lines).split(",")
-        for i, (name, column) in enumerate(zip(self.names, self.columns, strict=True)):
-            self._add_column(first, name, column, fields[i::width])
+    def read_at_once(self, data: bytes) -> bool:
+        """Read all rows of `data` by pyarrow; False where there is any doubt about what
+        it says. Then they are read one by one, which takes longer and tells what is
+        wrong, and where."""
+        import pyarrow as pa
+        from pyarrow import compute, csv
+
+        doubtful = "gaps" in self.columns or any(text in data for text in _DOUBTFUL)
+        # A lone \r would end a line, too.
+        if doubtful or data.count(b"\r") != data.count(b"\r\n"):
+            return False
+        types = {n: pa.string() if n == "id" else pa.int64() for n in self.columns}
+        try:
+            table = csv.read_csv(
+                pa.BufferReader(data),
+                csv.ReadOptions(
+                    column_names=self.columns, skip_rows=1, use_threads=False
+                ),
+                csv.ParseOptions(
+                    quote_char=False,
+                    double_quote=False,
+                    escape_char=False,
+                    ignore_empty_lines=False,
+                ),
+                csv.ConvertOptions(
+                    column_types=types, null_values=[], strings_can_be_null=False
+                ),
+            )
+        except (pa.ArrowException, ValueError):
+            return False
+        ids = table.column("id")
+        longest = compute.max(compute.utf8_length(ids)).as_py() or 0
+        if longest > MAX_TEXT or any(column.null_count for column in table.columns):
+            return False
+        values = {
+            name: np.array(table.column(name).to_numpy(), dtype=np.int64)
+            for name in self.columns
+            if name != "id"
+        }
+        if any((column < _LEAST[name]).any() for name, column in values.items()):
+            return False
+        if self.inclusive and (values["upper"] == MAX_INTEGER).any():
+            return False
+        values["upper"] += self.inclusive
+        self.ids, self.values = ids.to_pylist(), dict(values)
+        del table, ids
+        pa.default_memory_pool().release_unused()
+        return True
+
+    def read(self, lines: Iterator[str]) -> None:
+        """Read the rows one by one."""
+        values = {name: array("q") for name in self.columns if name in _LEAST}
+        self.values = dict(values)
+        blank, width = 0, len(self.columns)
+        for number, line in enumerate(lines, 2):
+            if not line.strip():
+                blank = blank or number
+                continue
+            if blank:
+                problem = f"line {number} comes after a blank line, where MiniMalloc"
+                raise FormatError(self.path, f"{problem} stops", f"delete line {blank}")
+            fields = line.split(",")
+            if len(fields) != width:
+                problem = f"{len(fields)} fields, the header has {width}"
+                raise FormatError(self.path, f"line {number}: {problem}")
+            for name, column, field in zip(
+                self.names, self.columns, fields, strict=True
+            ):
+                if column == "gaps":
+                    self._add_gaps(number, field)
+                elif column != "id":
+                    values[column].append(self._integer(number, name, column, field))
+                elif len(field) > MAX_TEXT:
+                    self._fail(number, name, f"more than {MAX_TEXT} characters")
+                else:
+                    self.ids.append(field)
 
     def problem(self) -> Problem:
         """All the rows as a Problem."""
         columns = {
-            name: parts[0]
-            if len(parts) == 1
-            else np.concatenate([np.empty(0, dtype=np.int64), *parts])
-            for name, parts in self.parts.items()
+            name: np.frombuffer(values, dtype=np.int64)
+            for name, values in self.values.items()
         }
         self._check_rows(columns["lower"], columns["upper"])
-        fixed, alignment = columns.get("offset", FREE), columns.get("alignment", 1)
+        gaps = np.frombuffer(self.gaps, dtype=np.int64).reshape(-1, 5).T
         try:
             return Problem.of(
                 columns["lower"],
                 columns["upper"],
                 columns["size"],
-                alignment=alignment,
-                fixed=fixed,
+                alignment=columns.get("alignment", 1),
+                fixed=columns.get("offset", FREE),
                 labels=self.ids,
-                gaps=self._all_gaps(),
+                gaps=Gaps.of(*gaps) if self.gaps else None,
             )
         except InputError as error:
             raise FormatError(self.path, str(error)) from None
-
-    def _all_gaps(self) -> Gaps | None:
-        if not self.gaps:
-            return None
-        gaps = np.concatenate(self.gaps, axis=1)
-        self.gaps.clear()
-        return Gaps.of(*gaps)
 
     def _check_header(self) -> None:
         for i, (name, column) in enumerate(zip(self.names, self.columns, strict=True)):
@@ -216,86 +236,26 @@ class _Table:
             problem = f"line 1: no column {', '.join(missing)}"
             raise FormatError(self.path, problem, "name the columns in the first line")
 
-    def _add_column(
-        self, first: int, name: str, column: str, fields: list[str]
-    ) -> None:
-        if column == "id":
-            long = next((i for i, x in enumerate(fields) if len(x) > MAX_TEXT), None)
-            if long is not None:
-                self._fail(first + long, name, f"more than {MAX_TEXT} characters")
-            self.ids += fields
-        elif column == "gaps":
-            self._add_gaps(first, fields)
-        else:
-            self.parts[column].append(self._integers(first, name, column, fields))
-
-    def _integers(
-        self, first: int, name: str, column: str, fields: Sequence[str]
-    ) -> Int64Array:
-        least = _LEAST[column]
-        most = MAX_INTEGER - 1 if name == "end" else MAX_INTEGER
-        values: Int64Array | None = None
+    def _integer(self, line: int, name: str, column: str, field: str) -> int:
         # int() takes more than MiniMalloc does: 1_000, other scripts' digits.
-        if not _DIGITS.fullmatch(",".join(fields)):
-            fields = [field.strip() for field in fields]
-        if _DIGITS.fullmatch(",".join(fields)):
-            try:
-                values = np.fromiter(map(int, fields), np.int64, len(fields))
-            except (ValueError, OverflowError):
-                values = None
-        if values is None or int(values.min()) < least or int(values.max()) > most:
-            values = self._careful(first, name, fields, least, most)
-        return values + 1 if name == "end" else values
+        text = field.strip()
+        if not _INTEGER.fullmatch(text):
+            self._fail(line, name, f"{shown(field)} is not an integer")
+        # int() would raise an error of its own for thousands of digits.
+        value = int(text.lstrip("+-0")[:20] or "0") * (-1 if text[0] == "-" else 1)
+        inclusive = name == "end"
+        least, most = _LEAST[column], MAX_INTEGER - inclusive
+        if not least <= value <= most:
+            limits = f"{least} to {most}"
+            self._fail(line, name, f"{shown(text)} is not from {limits}")
+        return value + inclusive
 
-    def _careful(
-        self, first: int, name: str, fields: Sequence[str], least: int, most: int
-    ) -> Int64Array:
-        """The values one by one; FormatError at the first that is not allowed."""
-        values = np.empty(len(fields), dtype=np.int64)
-        for i, field in enumerate(fields):
-            text = field.strip()
-            if not _INTEGER.fullmatch(text):
-                self._fail(first + i, name, f"{shown(field)} is not an integer")
-            # int() would raise an error of its own for thousands of digits.
-            value = int(text.lstrip("+-0")[:20] or "0") * (-1 if text[0] == "-" else 1)
-            if not least <= value <= most:
-                limits = f"{least} to {most}"
-                self._fail(first + i, name, f"{shown(text)} is not from {limits}")
-            values[i] = value
-        return values
-
-    def _add_gaps(self, first: int, fields: list[str]) -> None:
-        if sum(map(len, fields)) <= 2 * _PIECE_BYTES:
-            self._take_gaps(first, fields)
-            return
-        for line, field in enumerate(fields, first):
-            begin = 0
-            while begin < len(field):
-                end = field.find(" ", begin + _PIECE_BYTES)
-                end = len(field) if end < 0 else end
-                self._take_gaps(line, [field[begin:end]])
-                begin = end
-
-    def _take_gaps(self, first: int, fields: list[str]) -> None:
-        """Add the gaps in the fields of as many rows, the first on line `first`."""
-        counts = [len(field.split()) for field in fields]
-        columns = gap_columns(" ".join(fields), sum(counts), self.inclusive)
-        if columns is None:
-            columns = self._careful_gaps(first, fields)
-        # Line 2 holds the first buffer.
-        owners = np.repeat(np.arange(first - 2, first - 2 + len(fields)), counts)
-        self.gaps.append(np.stack([owners, *columns]))
-
-    def _careful_gaps(self, first: int, fields: list[str]) -> list[Int64Array]:
-        """The gaps one by one; FormatError at the first that is not allowed."""
-        rows = []
-        for line, field in enumerate(fields, first):
-            try:
-                gaps = parse_gaps(field, self.inclusive)
-            except InputError as error:
-                self._fail(line, "gaps", str(error))
-            rows += [(gap.lower, gap.upper, *(gap.window or (0, 0))) for gap in gaps]
-        return list(np.array(rows, dtype=np.int64).reshape(-1, 4).T)
+    def _add_gaps(self, line: int, field: str) -> None:
+        try:
+            for gap in parse_gaps(field, self.inclusive):
+                self.gaps.extend((line - 2, *gap))  # line 2 holds the first buffer
+        except InputError as error:
+            self._fail(line, "gaps", str(error))
 
     def _check_rows(self, lower: Int64Array, upper: Int64Array) -> None:
         empty: BoolArray = lower >= upper
@@ -312,3 +272,27 @@ class _Table:
 
     def _fail(self, line: int, column: str, problem: str) -> NoReturn:
         raise FormatError(self.path, f"line {line}, column {column}: {problem}")
+
+
+def parse_gaps(
+    text: str, inclusive: bool = False
+) -> Iterator[tuple[int, int, int, int]]:
+    """The gaps in a `gaps` field: ``lower-upper`` or ``lower-upper@begin:end``.
+
+    Of each lower, upper, begin and end: in ticks [lower, upper) of the buffer only the
+    bytes [begin, end) are in use, none if both are 0. inclusive: ends are the last tick
+    of a gap, as in files with an `end` column. Raises InputError for what is not a gap,
+    and for an empty one.
+    """
+    for found in re.finditer(r"\S+", text):
+        word = found[0]
+        match = _GAP.fullmatch(word)
+        if match is None:
+            raise InputError(f"{shown(word)} is not a gap; write lower-upper")
+        lower, upper, begin, end = (int(number or 0) for number in match.groups())
+        upper += inclusive
+        if lower >= upper or (match[3] is not None and begin >= end):
+            raise InputError(f"the gap {shown(word)} is empty")
+        if max(upper, end) > MAX_INTEGER:
+            raise InputError(f"the gap {shown(word)} goes beyond 2^63 - 1")
+        yield lower, upper, begin, end

@@ -8,35 +8,52 @@ size, stream, frames, ...}` entries. A block's life ends when its free completed
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from memplan.arrays import BoolArray
+from memplan.arrays import BoolArray, Int64Array
 from memplan.core.plan import Program
 from memplan.errors import FormatError, UsageError
 from memplan.files import PathLike
-from memplan.formats.sniff import Input, Kind, Opened, opened
+from memplan.formats.sniff import Kind, Opened
 from memplan.formats.strictjson import shown
+from memplan.limits import MAX_INTEGER
 from memplan.trace.importers.plain_pickle import parse_plain, value_of
-from memplan.trace.importers.snapshot_entries import ObjectEntries, PlainEntries
 from memplan.trace.importers.snapshot_history import (
     GRANULARITY,
+    MAX_ADDRESS,
     OTHER,
     REMEDY,
+    History,
+    ObjectEntries,
+    PlainEntries,
     Reader,
+    Stacks,
     match,
 )
-from memplan.trace.importers.snapshot_marks import (
-    HistoryMark,
-    Rows,
-    with_marks,
-)
-from memplan.trace.importers.snapshot_stacks import Stacks, first_rows
-from memplan.trace.importers.snapshot_start import start_of
+from memplan.trace.stacks import NO_STACK
 from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+
+MARK_TAG = "memplan:"  # + a count of marks, in the metadata of entries after them
+MOST_SEGMENTS = 10_000  # changes of them that are undone one by one
+_SKEW_US = 200
+_LIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
+
+Rows = dict[str, npt.NDArray[Any]]  # columns by name, one row an event
+
+
+@dataclass(frozen=True)
+class HistoryMark:
+    """A step boundary seen while the history was recorded: its kind, Unix time (µs)."""
+
+    mark: Mark
+    time_us: int
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,19 @@ class Imported:
     entries: int
 
 
-def read_snapshot(source: Input, device: int | None = None) -> Trace:
+def takes(file: Opened) -> bool:
+    """Whether `file` is a pickle, or JSON with a snapshot's entries."""
+    if file.kind is Kind.PICKLE:
+        return True
+    found = file.json() if file.kind is Kind.JSON else None
+    return (
+        isinstance(found, dict)
+        and "schema" not in found
+        and not {"device_traces", "segments"}.isdisjoint(found)
+    )
+
+
+def read(file: Opened, device: int | None = None) -> Trace:
     """The history of one device in a snapshot file, pickled or JSON.
 
     device: its index; None where only one has a history. Loading it runs no code. What
@@ -64,11 +93,10 @@ def read_snapshot(source: Input, device: int | None = None) -> Trace:
     Raises FormatError for what is not a snapshot of plain data, UsageError for a
     device not in it.
     """
-    with opened(source) as file:
-        if file.kind is Kind.PICKLE:
-            found = _from_pickle(file, device)
-        else:
-            found = from_snapshot(file.json(), device=device, path=file.path)
+    if file.kind is Kind.PICKLE:
+        found = _from_pickle(file, device)
+    else:
+        found = from_snapshot(file.json(), device=device, path=file.path)
     info = replace(
         found.trace.info,
         dropped_events=found.unmatched_frees,
@@ -165,9 +193,9 @@ def _imported(
     reader: Reader, segments: object, device: int, marks: Sequence[HistoryMark]
 ) -> Imported:
     history = reader.read()
-    start = start_of(segments, reader, history, device)
+    start = _start_of(segments, reader, history, device)
     stacks = Stacks(reader)
-    begun, older = first_rows(start, history, stacks)
+    begun, older = _first_rows(start, history, stacks)
     rows: Rows = {
         "time": history.time_us,
         "action": history.action,
@@ -184,7 +212,7 @@ def _imported(
     known = match(rows["action"], rows["address"], *taken)
     kept = (rows["action"] != OTHER) & (~free | known)
     if marks:
-        rows, kept = with_marks(rows, kept, older, reader, marks)
+        rows, kept = _with_marks(rows, kept, older, reader, marks)
     ended = (history.action == Action.FREE_COMPLETED) & ~history.matched
     strongest = max((m.mark for m in marks), default=Mark.NONE)
     info = TraceInfo(
@@ -206,3 +234,243 @@ def _columns(rows: Rows, kept: BoolArray, device: int) -> Columns:
         device=np.full(len(times), device),
         **rows,
     )
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block that was live before the first entry; frames: who asked, if known."""
+
+    address: int
+    size: int
+    stream: int
+    frames: object = None
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The blocks live before the first entry, and the segments reserved then: address
+    and bytes of each, or 0 and the bytes of all where it is not known where they lie.
+    """
+
+    blocks: tuple[_Block, ...]
+    segments: tuple[tuple[int, int], ...]
+
+
+def _start_of(
+    segments: object, reader: Reader, history: History, device: int
+) -> _Start:
+    """The state before the history's first entry.
+
+    Live then was what the history frees without having made it, and what is live at
+    its end, by the segments, though it did not make that. Raises FormatError for
+    segments that are none.
+    """
+    found: dict[int, _Block] = {}
+    sizes, told, _ = reader.entries.integers("size")
+    ended = (history.action == Action.FREE_COMPLETED) & ~history.matched & told
+    for i in np.flatnonzero(ended).tolist():
+        address, size = int(history.address[i]), int(sizes[i])
+        if address not in found and 0 < size <= MAX_INTEGER - GRANULARITY:
+            rounded = -(-size // GRANULARITY) * GRANULARITY
+            found[address] = _Block(address, rounded, 0)
+    touched = history.action <= Action.FREE_COMPLETED
+    met = set(history.address[touched].tolist())
+    reserved: list[tuple[int, int]] = []
+    for block, *segment in _blocks(segments, device, reader.path):
+        if block is None:
+            reserved.append((segment[0], segment[1]))
+        elif block.address not in met:
+            found[block.address] = block
+    return _Start(tuple(found.values()), _reserved(reserved, history))
+
+
+def _reserved(
+    held: list[tuple[int, int]], history: History
+) -> tuple[tuple[int, int], ...]:
+    """The segments before the first entry, by those after the last and the changes."""
+    change = np.where(history.action == Action.SEGMENT_ALLOC, history.size, 0)
+    change -= np.where(history.action == Action.SEGMENT_FREE, history.size, 0)
+    total = sum(size for _, size in held)
+    begun = max(0, total - int(change.sum(dtype=np.float64)))
+    if total > MAX_INTEGER or not begun:
+        return ()
+    rows = np.flatnonzero(history.action >= Action.SEGMENT_ALLOC)
+    rows = rows[history.action[rows] != OTHER]
+    if len(rows) + len(held) <= MOST_SEGMENTS:
+        found = _segments_before(held, history, rows)
+        if sum(size for _, size in found) == begun:
+            return tuple(found)
+    return ((0, begun),)
+
+
+def _segments_before(
+    held: list[tuple[int, int]], history: History, rows: Int64Array
+) -> list[tuple[int, int]]:
+    """Address and bytes of each, the history undone from its end. rows: its changes."""
+    low = [address for address, _ in held] + history.address[rows].tolist()
+    size = [size for _, size in held] + history.size[rows].tolist()
+    made = history.action[rows] == Action.SEGMENT_ALLOC
+    edges = sorted({*low, *(a + b for a, b in zip(low, size, strict=True))})
+    place = {edge: i for i, edge in enumerate(edges)}
+    there = np.zeros(len(edges), dtype=np.bool_)
+    # Where one begins, another one that touches it ends.
+    begins = np.zeros(len(edges), dtype=np.bool_)
+    spans = [(place[a], place[a + b]) for a, b in zip(low, size, strict=True)]
+    for first, last in spans[: len(held)]:
+        there[first:last] = True
+        begins[first] = True
+    undone = zip(spans[len(held) :], made.tolist(), strict=True)
+    for (first, last), mapped in reversed(list(undone)):
+        there[first:last] = not mapped
+        begins[first] |= not mapped
+    before = np.concatenate([np.zeros(1, dtype=np.bool_), there[:-1]])
+    after = np.concatenate([there[1:], np.zeros(1, dtype=np.bool_)])
+    starts = np.flatnonzero(there & (begins | ~before))
+    cut = np.concatenate([begins[1:], np.ones(1, dtype=np.bool_)])
+    stops = np.flatnonzero(there & (~after | cut)) + 1
+    return [
+        (edges[i], edges[j] - edges[i])
+        for i, j in zip(starts.tolist(), stops.tolist(), strict=True)
+    ]
+
+
+def _blocks(
+    segments: object, device: int, path: PathLike
+) -> list[tuple[_Block | None, int, int]]:
+    """Of a device's segments the live blocks, and, with None, each segment's address
+    and bytes."""
+    if segments is None:
+        return []
+    if not isinstance(segments, list):
+        raise FormatError(path, f"segments is {shown(segments)}, not a list")
+    found: list[tuple[_Block | None, int, int]] = []
+    seen: set[int] = set()
+    for i, segment in enumerate(segments):
+        where = f"segments[{i}]"
+        if not isinstance(segment, dict):
+            raise FormatError(path, f"{where} is {shown(segment)}, not a dict")
+        if segment.get("device", 0) != device:
+            continue
+        total = _integer(path, where, segment, "total_size")
+        start = segment.get("address", 0)
+        known = type(start) is int and 0 <= start <= MAX_ADDRESS - total
+        found.append((None, start if known else 0, total))
+        blocks = segment.get("blocks") or []
+        if id(blocks) in seen:
+            raise FormatError(path, f"{where}.blocks are another segment's, too")
+        seen.add(id(blocks))
+        if not isinstance(blocks, list):
+            raise FormatError(path, f"{where}.blocks is {shown(blocks)}, not a list")
+        # Files of before 2.1 give blocks no address: they lie one after the other.
+        address = segment.get("address", 0)
+        for j, block in enumerate(blocks):
+            inner = f"{where}.blocks[{j}]"
+            if not isinstance(block, dict):
+                raise FormatError(path, f"{inner} is {shown(block)}, not a dict")
+            address = block.get("address", address)
+            size = _integer(path, inner, block, "size")
+            if type(address) is not int or not 0 <= address <= MAX_ADDRESS:
+                raise FormatError(path, f"{inner}.address is {shown(address)}")
+            if block.get("state") in _LIVE and size > 0:
+                stream = segment.get("stream", 0)
+                stream = stream if type(stream) is int and stream >= 0 else 0
+                frames = block.get("frames")
+                rounded = -(-size // GRANULARITY) * GRANULARITY
+                found.append((_Block(address, rounded, stream, frames), 0, 0))
+            address += size
+    return found
+
+
+def _integer(path: PathLike, where: str, values: dict[str, Any], name: str) -> int:
+    value = values.get(name)
+    if type(value) is not int or not 0 <= value <= MAX_INTEGER - GRANULARITY:
+        problem = f"{where}.{name} is {shown(value)}, not a number of bytes"
+        raise FormatError(path, problem)
+    return value
+
+
+def _first_rows(start: _Start, history: History, stacks: Stacks) -> tuple[Rows, int]:
+    """Rows of what was reserved, and live, before the first entry; and how many."""
+    blocks = start.blocks
+    reserved = [size for _, size in start.segments]
+    count = len(blocks) + len(reserved)
+    segment = [address for address, _ in start.segments]
+    streams = [0] * len(reserved) + [block.stream for block in blocks]
+    first = int(history.time_us[0]) if len(history.time_us) else 0
+    sizes = np.array([*reserved, *(b.size for b in blocks)], dtype=np.int64)
+    rows: Rows = {
+        "time": np.full(count, first, dtype=np.int64),
+        "action": np.array(
+            [Action.SEGMENT_ALLOC] * len(reserved) + [Action.ALLOC] * len(blocks),
+            dtype=np.uint8,
+        ),
+        "mark": np.zeros(count, dtype=np.uint8),
+        "address": np.array([*segment, *(b.address for b in blocks)], dtype=np.uint64),
+        "size": sizes,
+        "requested_size": sizes,
+        "stream": np.array(streams, dtype=np.int64),
+        "stack": np.array(
+            [NO_STACK] * len(reserved) + [stacks.of_block(b.frames) for b in blocks],
+            dtype=np.int64,
+        ),
+    }
+    return rows, count
+
+
+def _with_marks(
+    rows: Rows,
+    kept: BoolArray,
+    older: int,
+    reader: Reader,
+    marks: Sequence[HistoryMark],
+) -> tuple[Rows, BoolArray]:
+    """The rows, and which of them are kept, with the marks among them.
+
+    older: how many rows stand before the history's own, and before every mark.
+    """
+    entries = _marks_before(reader, marks)
+    before = np.concatenate([np.zeros(older, dtype=np.int64), entries])
+    # Each mark comes before the first row that has it behind it.
+    at = np.searchsorted(before, np.arange(len(marks)), side="right")
+    step: dict[str, list[int]] = {
+        "time": [mark.time_us for mark in marks],
+        "action": [Action.STEP] * len(marks),
+        "mark": [mark.mark for mark in marks],
+        "stack": [NO_STACK] * len(marks),
+    }
+    none = [0] * len(marks)
+    found = {
+        name: np.insert(column, at, step.get(name, none))
+        for name, column in rows.items()
+    }
+    return found, np.insert(kept, at, True)
+
+
+def _marks_before(reader: Reader, marks: Sequence[HistoryMark]) -> Int64Array:
+    """How many marks come before each entry."""
+    times = [mark.time_us for mark in marks]
+    counts = []
+    for i, now in enumerate(reader.times().tolist()):
+        entry: Any = reader.entries.value(i)
+        counts.append(_count_before(entry, now, times))
+    return np.array(list(accumulate(counts, max)), dtype=np.int64)
+
+
+def _count_before(entry: dict[str, Any], now: int, times: list[int]) -> int:
+    """How many of the marks at `times` come before an entry of time `now`.
+
+    Clocks differ by microseconds, so close to a mark the entry's tag decides. Farther
+    away it does not: another device's entries may bear an old one, or the program's.
+    """
+    by_time = bisect_left(times, now)
+    text = entry.get("user_metadata")
+    if not isinstance(text, str) or not text.startswith(MARK_TAG):
+        return by_time
+    number = text[len(MARK_TAG) :]
+    if not (number.isascii() and number.isdigit() and len(number) < 10):
+        return by_time
+    by_tag = min(int(number), len(times))
+    first, last = sorted((by_tag, by_time))
+    if first < last and max(now - times[first], times[last - 1] - now) > _SKEW_US:
+        return by_time
+    return by_tag

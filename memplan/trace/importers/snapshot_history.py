@@ -1,9 +1,11 @@
-"""One device's history: its entries checked, and each free told which block it ends."""
+"""One device's history in a memory snapshot: its entries as columns, checked, and who
+asked. The entries are Python objects, or cells of a pickle that never become any."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +14,22 @@ from memplan.arrays import BoolArray, Int64Array
 from memplan.errors import FormatError
 from memplan.files import PathLike
 from memplan.formats.strictjson import shown
+from memplan.limits import MAX_INTEGER, MAX_TEXT
 from memplan.trace.check import check_count
-from memplan.trace.importers.snapshot_entries import Entries, UInt64Array
+from memplan.trace.importers.plain_pickle import value_of
+from memplan.trace.stacks import NO_STACK, Frame, StackTable
 from memplan.trace.trace import Action
+
+if TYPE_CHECKING:
+    from memplan.native._plain import Plain
+
+UInt64Array = npt.NDArray[np.uint64]
 
 GRANULARITY = 512  # bytes; PyTorch's allocator rounds every request up to this
 REQUESTED = "requested_size"  # of an allocation that memplan wrote; torch tells of none
 REMEDY = "make it with torch.cuda.memory._dump_snapshot, after _record_memory_history"
-
-MAX_INT64 = (1 << 63) - 1
-_MAX_ADDRESS = (1 << 64) - 1
+MAX_KEYS = 64  # of an entry; torch writes a dozen
+MAX_ADDRESS = (1 << 64) - 1
 _ACTIONS = {
     "alloc": Action.ALLOC,
     "free_requested": Action.FREE_REQUESTED,
@@ -35,9 +43,103 @@ _ACTIONS = {
 OTHER = 255  # an entry that is no event of a trace
 
 
+class ObjectEntries:
+    """A history as a list of dicts: fetched from torch, or read from JSON."""
+
+    def __init__(self, history: Sequence[Any]) -> None:
+        self._history = history
+
+    def __len__(self) -> int:
+        return len(self._history)
+
+    def misfit(self) -> int | None:
+        """The first entry that is no dict, or has too many keys; None for none."""
+        rows = enumerate(self._history)
+        return next((i for i, entry in rows if not isinstance(entry, dict)), None)
+
+    def actions(self) -> list[object]:
+        """The `action` of each entry, None where there is none."""
+        return [entry.get("action") for entry in self._history]
+
+    def integers(self, name: str) -> tuple[UInt64Array, BoolArray, BoolArray]:
+        """The values of a field; where they are integers from 0 to 2^64 - 1; and where
+        there is such a field at all."""
+        values = [entry.get(name) for entry in self._history]
+        good = [type(v) is int and 0 <= v <= MAX_ADDRESS for v in values]
+        numbers = [v if ok else 0 for v, ok in zip(values, good, strict=True)]
+        present = [name in entry for entry in self._history]
+        found = np.array(numbers, dtype=np.uint64)
+        return found, np.array(good, np.bool_), np.array(present, np.bool_)
+
+    def identities(self, name: str) -> tuple[list[Any], Int64Array]:
+        """The different objects in a field, shared ones once, and which of them each
+        entry has; -1 where there is none."""
+        places: dict[int, int] = {}
+        found: list[Any] = []
+        rows = np.full(len(self), -1, dtype=np.int64)
+        for i, entry in enumerate(self._history):
+            value = entry.get(name)
+            if not value:
+                continue
+            place = places.setdefault(id(value), len(found))
+            if place == len(found):
+                found.append(value)
+            rows[i] = place
+        return found, rows
+
+    def value(self, i: int) -> object:
+        """The entry as a Python object."""
+        return self._history[i]
+
+
+class PlainEntries:
+    """The same of a list in a pickle of plain data."""
+
+    def __init__(self, plain: Plain, cell: int) -> None:
+        self._plain, self._cell = plain, cell
+
+    def __len__(self) -> int:
+        return self._plain.length(self._cell)
+
+    def misfit(self) -> int | None:
+        most, place = self._plain.widest(self._cell)
+        if 0 <= most <= MAX_KEYS:
+            return None
+        return place
+
+    def actions(self) -> list[object]:
+        different, rows = np.unique(
+            self._plain.column(self._cell, "action"), return_inverse=True
+        )
+        names = self._plain.values(different)
+        return [names[row] for row in rows.tolist()]
+
+    def integers(self, name: str) -> tuple[UInt64Array, BoolArray, BoolArray]:
+        from memplan.native._plain import ABSENT
+
+        cells = self._plain.column(self._cell, name)
+        values, good = self._plain.integers(cells)
+        return values, good.astype(np.bool_), cells != np.uint64(ABSENT)
+
+    def identities(self, name: str) -> tuple[list[Any], Int64Array]:
+        cells = self._plain.column(self._cell, name)
+        different, rows = np.unique(cells, return_inverse=True)
+        values = self._plain.values(different)
+        kept = [value for value in values if value]
+        places = np.full(len(values), -1, dtype=np.int64)
+        places[[i for i, value in enumerate(values) if value]] = np.arange(len(kept))
+        return kept, places[rows]
+
+    def value(self, i: int) -> object:
+        return value_of(self._plain, self._plain.item(self._cell, i))
+
+
+Entries = ObjectEntries | PlainEntries
+
+
 @dataclass(frozen=True)
 class History:
-    """The entries of a history, shape (m,); `action` is 255 for those left out.
+    """The entries of a history, shape (m,); `action` is OTHER for those left out.
 
     size: rounded, bytes; frees have their block's. requested: likewise, what was asked
     for where the history tells, or else the size; torch's own does not tell.
@@ -68,13 +170,13 @@ class Reader:
         action = self._actions()
         sized = np.isin(action, (Action.ALLOC, Action.OOM)) | _of_segment(action)
         placed = (action <= Action.FREE_REQUESTED) | _of_segment(action)
-        address = self._integers("addr", placed, _MAX_ADDRESS)
-        size = self._integers("size", sized, MAX_INT64 - GRANULARITY).astype(np.int64)
+        address = self._integers("addr", placed, MAX_ADDRESS)
+        size = self._integers("size", sized, MAX_INTEGER - GRANULARITY).astype(np.int64)
         made = action == Action.ALLOC
         size[made] = -(-size[made] // GRANULARITY) * GRANULARITY
         action[sized & (size == 0)] = OTHER
         made &= action != OTHER
-        stream = self._integers("stream", made, MAX_INT64).astype(np.int64)
+        stream = self._integers("stream", made, MAX_INTEGER).astype(np.int64)
         free = self._oom_free(action)
         address = np.where(action == Action.OOM, free, address)
         requested = self._requested(made, size)
@@ -85,8 +187,8 @@ class Reader:
     def times(self) -> Int64Array:
         """When each entry was made, µs; in files without times its place."""
         values, good, present = self.entries.integers("time_us")
-        good &= values <= MAX_INT64 // 1000
-        self._check("time_us", ~good & present, MAX_INT64 // 1000)
+        good &= values <= MAX_INTEGER // 1000
+        self._check("time_us", ~good & present, MAX_INTEGER // 1000)
         times = np.where(present, values, np.arange(len(values), dtype=np.uint64))
         found: Int64Array = times.astype(np.int64)
         return found
@@ -157,3 +259,56 @@ def match(
 def _of_segment(action: npt.NDArray[np.uint8]) -> BoolArray:
     found: BoolArray = np.isin(action, (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE))
     return found
+
+
+class Stacks:
+    """The stacks of a history, each frame and each list of them looked at once."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.table = StackTable()
+        self._reader = reader
+        self._frames: dict[int, Frame] = {}  # id of a frame's dict -> the frame
+
+    def of_history(self, history: History) -> npt.NDArray[np.int64]:
+        """The stack of each allocation and failed request, NO_STACK elsewhere."""
+        asked = np.isin(history.action, (Action.ALLOC, Action.OOM))
+        lists, rows = self._reader.entries.identities("frames")
+        used, first = np.unique(rows[asked], return_index=True)
+        entry = np.flatnonzero(asked)[first]
+        known = np.full(len(lists) + 1, NO_STACK, dtype=np.int64)
+        for place, i in zip(used.tolist(), entry.tolist(), strict=True):
+            if place >= 0:
+                known[place] = self._interned(i, lists[place])
+        return np.where(asked, known[rows], NO_STACK)
+
+    def of_block(self, frames: object) -> int:
+        """The stack of a block in a segment; NO_STACK for what is none."""
+        if not isinstance(frames, list) or not frames:
+            return NO_STACK
+        found = [self._known(frame) for frame in frames]
+        return self.table.intern(tuple(frame for frame in found if frame is not None))
+
+    def _interned(self, i: int, frames: object) -> int:
+        if not isinstance(frames, list):
+            self._reader.fail(i, "frames", f"{shown(frames)} is not a list")
+        found = []
+        for frame in frames:
+            known = self._known(frame)
+            if known is None:
+                problem = f"{shown(frame)} is not {{filename, line, name}}"
+                self._reader.fail(i, "frames", problem)
+            found.append(known)
+        return self.table.intern(tuple(found))
+
+    def _known(self, frame: Any) -> Frame | None:
+        """The frame; the same dict is looked at once. None for what is none."""
+        known = self._frames.get(id(frame))
+        if known is not None:
+            return known
+        match frame:
+            case {"filename": str(file), "line": int(line), "name": str(name)} if (
+                type(line) is int and line <= MAX_INTEGER
+            ):
+                known = Frame(file[:MAX_TEXT], max(line, 0), name[:MAX_TEXT])
+                self._frames[id(frame)] = known
+        return known
