@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from memplan import cli
 
 # No test is late, however busy the machine is.
 settings.register_profile(
@@ -33,6 +36,18 @@ RAYS_OWN_WARNINGS = pytest.mark.filterwarnings(
 
 ROOT = Path(__file__).parent.parent
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
 
 # A small program with everything a training loop has: weights, momentum, gradients
 # dropped and made anew, a batch that is rebound, a list that grows.
@@ -79,6 +94,26 @@ def memplan(tmp_path: Path) -> Run:
             check=False,
             **options,  # type: ignore[call-overload]
         )
+
+    return run
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Command:
+    """Runs `memplan ARGS` in an empty folder, but in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> Said:
+        monkeypatch.setattr(sys, "argv", ["memplan", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        heard = capfd.readouterr()
+        assert isinstance(stop.value.code, int)
+        return Said(stop.value.code, heard.out, heard.err)
 
     return run
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import memplan
+from memplan import cli
 from memplan.trace import journal
 from tests.conftest import ROOT, TRAINING
 from tests.reporting.asking import ASKED, asking
@@ -38,6 +40,7 @@ NEST = f"{LAYER} --string 'Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8'"
 CHUNK = "chunk m.py:factory --budget 60% --max-slowdown 1e9 -o c.plan.json --json"
 FUSE = "fuse m.py:planes --keep-slower --json"
 LAYERS = "blocking layers m.py:attending --json"
+NETWORK = "blocking network m.py:two --budget 8KiB --json"
 
 # By section, the commands whose outputs it describes, and files from earlier ones.
 DOCUMENTS = {
@@ -78,7 +81,7 @@ DOCUMENTS = {
     "chunk --json": (CHUNK,),
     "Chunk plan": ("c.plan.json",),
     "fuse --json": (FUSE,),
-    "blocking network --json": ("blocking network alexnet --budget 1MiB --json",),
+    "blocking network --json": (NETWORK,),
     "blocking parallel --json": (
         f"blocking parallel {NEST} --unroll C2,K2 --cores 1,2 --json",
     ),
@@ -95,6 +98,9 @@ def factory():
     return torch.nn.Sequential(*layers).eval(), torch.randn(512, 4)
 def planes():
     layers = torch.nn.Conv2d(4, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+    return torch.nn.Sequential(*layers).eval(), torch.randn(1, 4, 16, 16)
+def two():
+    layers = torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 8, 3)
     return torch.nn.Sequential(*layers).eval(), torch.randn(1, 4, 16, 16)
 class Attending(torch.nn.Module):
     def forward(self, x):
@@ -173,23 +179,21 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
                 if f"-o {source}" in command:
                     read(command)
             return json.loads((folder / source).read_text())
-        if source in (CHUNK, FUSE, LAYERS):
+        if source in (CHUNK, FUSE, LAYERS, NETWORK):
             pytest.importorskip("torch")
         words = shlex.split(source)
         for before, word in pairwise(words):
             if word.endswith(".plan.json") and before != "-o":
                 read(word)  # which may take another command
-        command = [sys.executable, "-m", "memplan", *words]
-        kernels = tmp_path_factory.getbasetemp() / "kernels"
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, "MEMPLAN_CACHE_DIR": str(kernels)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.stdout, done.stderr
-        return json.loads(done.stdout)
+        out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setenv("MEMPLAN_CACHE_DIR", str(folder / "kernels"))
+            patch.setattr(sys, "argv", ["memplan", *words])
+            with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+                cli.main()
+        out.seek(0)
+        return json.loads(out.read())
 
     return read
 

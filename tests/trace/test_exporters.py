@@ -6,8 +6,6 @@ import dataclasses
 import json
 import pickle
 import pickletools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,11 @@ from memplan.errors import InputError
 from memplan.trace.exporters.memory_viz import to_snapshot, write_memory_viz
 from memplan.trace.exporters.perfetto import write_perfetto
 from memplan.trace.exporters.speedscope import write_speedscope
-from memplan.trace.importers.snapshot import read_snapshot
 from memplan.trace.lives import lives_of, pairs
+from memplan.trace.read import read_trace
 from memplan.trace.trace import Action, Columns, Mark, Trace
-from tests.conftest import ROOT
+from memplan.trace.write import write_trace
+from tests.conftest import ROOT, Command
 from tests.reporting.pages import HOSTILE, loop, stacks, traced
 
 TRACES = {
@@ -65,7 +64,7 @@ def test_a_snapshot_is_plain_data_of_protocol_4(name: str, tmp_path: Path) -> No
 def test_a_snapshot_reads_back_as_the_same_run(name: str, tmp_path: Path) -> None:
     trace = TRACES[name]
     write_memory_viz(trace, tmp_path / "out.pickle")
-    back = read_snapshot(tmp_path / "out.pickle")
+    back = read_trace(tmp_path / "out.pickle")
     events = trace.events
     kept = np.isin(events.action, [Action.ALLOC, Action.FREE_COMPLETED])
     again = np.isin(back.events.action, [Action.ALLOC, Action.FREE_COMPLETED])
@@ -119,14 +118,6 @@ def test_announced_frees_are_not_announced_twice() -> None:
     (history,) = to_snapshot(traced(rows, stacks()))["device_traces"]
     names = [entry["action"] for entry in history]
     assert names == ["alloc", "free_requested", "free_completed"]
-
-
-def test_what_has_no_bytes_has_no_block_that_is_freed(tmp_path: Path) -> None:
-    rows = [(0, 64, 64, 0, -1), (1, 0, 0, 0, -1), (1, 64, 64, 0, -1)]
-    write_memory_viz(traced(rows, stacks()), tmp_path / "a.pickle")
-    found = read_snapshot(tmp_path / "a.pickle")
-    assert found.info.dropped_events == 0
-    assert set(found.events.address.tolist()) == {64}
 
 
 def test_a_negative_device_is_refused() -> None:
@@ -198,38 +189,27 @@ def test_speedscope_weighs_stacks_by_bytes(name: str, tmp_path: Path) -> None:
         ("speedscope.json", False),
     ],
 )
-def test_convert_goes_by_the_name(memplan: Any, end: str, reads: bool) -> None:
-    sample = ROOT / "traces/infer_resnet50.parquet"
-    done = memplan(
-        "convert", sample, f"out.{end}", "--step=all" * (end == "csv") or "-q"
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-    assert ("wrote" in done.stderr) == (end == "csv")
-    done = memplan("plot", f"out.{end}", "-o", "x.png")
-    assert (done.returncode == 0) == reads
+def test_convert_goes_by_the_name(
+    command: Command, tmp_path: Path, end: str, reads: bool
+) -> None:
+    write_trace(TRACES["loop"], tmp_path / "t.json")
+    step = "--step=all" if end == "csv" else "-q"
+    said = command("convert", "t.json", f"out.{end}", step)
+    assert (said.code, said.out) == (0, "")
+    assert ("wrote" in said.err) == (end == "csv")
+    assert (command("plot", f"out.{end}", "-o", "x.png").code == 0) == reads
 
 
-def test_convert_says_what_it_cannot_write(memplan: Any) -> None:
-    sample = ROOT / "traces/infer_resnet50.parquet"
+def test_convert_says_what_it_cannot_write(command: Command, tmp_path: Path) -> None:
+    write_trace(TRACES["loop"], tmp_path / "t.json")
     for words, reason in (
         (["out.txt"], "end its name in one of"),
         (["out.txt", "--to", "parquet"], "ends in .parquet"),
         (["out.txt", "--to", "json"], "ends in .json"),
         (["out.pickle", "--step", "3"], "for csv only"),
     ):
-        done = memplan("convert", sample, *words)
-        assert done.returncode == 2
-        assert reason in done.stderr
-    done = memplan("convert", sample, "-", "--to", "speedscope")
-    assert json.loads(done.stdout)["exporter"].startswith("memplan")
-
-
-@pytest.mark.parametrize("form", ["json", "parquet"])
-def test_a_trace_on_standard_output_is_what_a_file_would_be(
-    memplan: Any, tmp_path: Path, form: str
-) -> None:
-    sample = ROOT / "traces/infer_resnet50.parquet"
-    assert memplan("convert", sample, f"out.{form}").returncode == 0
-    line = [sys.executable, "-m", "memplan", "convert", sample, "-", "--to", form]
-    done = subprocess.run(line, capture_output=True, check=True)
-    assert done.stdout == (tmp_path / f"out.{form}").read_bytes()
+        said = command("convert", "t.json", *words)
+        assert said.code == 2
+        assert reason in said.err
+    said = command("convert", "t.json", "-", "--to", "speedscope")
+    assert json.loads(said.out)["exporter"].startswith("memplan")

@@ -1,9 +1,5 @@
 """MiniMalloc's CSV: both forms of its header, and everything that may be wrong."""
 
-import os
-import random
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memplan.core.problem import FREE, Gaps, Problem
-from memplan.errors import EnvironmentUnfitError, FormatError, InputError
+from memplan.errors import FormatError, InputError
 from memplan.formats.sniff import sniff
 from memplan.trace.exporters.minimalloc import write_minimalloc
 from memplan.trace.importers import importer_of, minimalloc
@@ -184,21 +180,6 @@ def test_text_that_is_not_utf_8_names_its_line(tmp_path):
     )
 
 
-def test_an_error_far_down_names_its_line(tmp_path):
-    lines = [f"{i},0,1,2" for i in range(70_000)]
-    lines[66_000] = "66000,0,1,two"
-    message = refusal(tmp_path, "\n".join([HEADER, *lines]))
-    assert "line 66002, column size: 'two' is not an integer" in message
-
-
-def test_what_is_no_readable_file_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        read_minimalloc(tmp_path / "none.csv")
-    with pytest.raises(InputError, match="is a folder"):
-        read_minimalloc(tmp_path)
-    assert "the file is empty" in refusal(tmp_path, "")
-
-
 def test_gaps():
     assert list(parse_gaps("1-2  5-8@0:4")) == [(1, 2, 0, 0), (5, 8, 0, 4)]
     assert list(parse_gaps("3-3", inclusive=True)) == [(3, 4, 0, 0)]
@@ -236,13 +217,6 @@ def test_gaps_are_written_so(tmp_path):
     assert (tmp_path / "p.csv").read_text() == (
         "id,lower,upper,size,gaps,offset\n0,0,2,4,,5\n1,1,9,5,2-3 5-8@0:4,0\n"
     )
-
-
-def test_far_down_gaps_belong_to_their_rows(tmp_path):
-    lines = [f"{i},0,9,2," for i in range(70_000)]
-    lines[66_000] += "1-2"
-    problem = read(tmp_path, "\n".join([f"{HEADER},gaps", *lines]))
-    assert problem.gaps.buffer.tolist() == [66_000]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -302,13 +276,6 @@ def test_a_problem_is_written_so(tmp_path):
     )
 
 
-def test_more_rows_than_are_written_at_a_time(tmp_path):
-    n = 100_000
-    problem = Problem.of(np.arange(n), np.arange(n) + 5, np.arange(n) + 1)
-    write_minimalloc(problem, tmp_path / "p.csv")
-    assert read_minimalloc(tmp_path / "p.csv").fingerprint() == problem.fingerprint()
-
-
 @pytest.mark.parametrize(
     ("labels", "problem"),
     [
@@ -339,67 +306,6 @@ def test_offsets_of_another_shape_or_kind_are_refused(tmp_path, offsets):
     problem = Problem.of([0, 0], [1, 1], [1, 1])
     with pytest.raises(InputError, match="need 2 integers"):
         write_minimalloc(problem, tmp_path / "p.csv", np.array(offsets))
-
-
-def test_a_damaged_file_is_refused_or_read_never_worse(tmp_path):
-    path = tmp_path / "p.csv"
-    rng = random.Random(5)
-    n = 110
-    lower = np.arange(n) * 1000
-    write_minimalloc(Problem.of(lower, lower + 10**6, lower + 10**9), path)
-    data = path.read_bytes()
-    refused = 0
-    for length in range(len(data)):
-        path.write_bytes(data[:length])
-        try:
-            read_minimalloc(path)
-        except InputError as error:
-            refused += 1
-            assert error.exit_code == 3
-    assert refused > len(data) / 3  # a cut within the last number shows nowhere
-    for _ in range(500):
-        mutant = bytearray(data)
-        mutant[rng.randrange(len(data))] = rng.randrange(256)
-        path.write_bytes(mutant)
-        try:
-            read_minimalloc(path)
-        except InputError:
-            refused += 1
-    assert refused > len(data) / 3 + 200
-
-
-def test_a_full_disk_leaves_the_old_file_as_it_was(tmp_path):
-    path = tmp_path / "p.csv"
-    path.write_text("before")
-    script = f"""
-import resource, signal
-import numpy as np
-from memplan.core.problem import Problem
-from memplan.errors import EnvironmentUnfitError
-from memplan.trace.exporters.minimalloc import write_minimalloc
-problem = Problem.of(np.arange(9000), np.arange(9000) + 5, np.arange(9000) + 1)
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-try:
-    write_minimalloc(problem, {str(path)!r})
-except EnvironmentUnfitError as error:
-    print(error)
-"""
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "cannot be written (File too large)" in result.stdout
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(EnvironmentUnfitError, match="No such file or directory"):
-        write_minimalloc(Problem.of([0], [1], [1]), tmp_path / "none" / "p.csv")
 
 
 # What one field of a sound file may become.

@@ -19,13 +19,12 @@ from memplan.trace.importers.snapshot import (
     Imported,
     devices_of,
     from_snapshot,
-    read_snapshot,
 )
 from memplan.trace.liveness import step_problem
 from memplan.trace.read import read_trace
 from memplan.trace.reserved import most_reserved, ran_out, reserved_bytes
 from memplan.trace.streams import on_stream, streams_of
-from memplan.trace.trace import Action, Columns, Mark, Trace
+from memplan.trace.trace import Action, Columns, Mark
 from memplan.trace.write import write_trace
 from tests.conftest import Run
 from tests.partners import match_frees
@@ -66,14 +65,6 @@ def test_a_life_ends_when_its_free_completed() -> None:
     partner = match_frees(found.trace.events)
     assert partner[0] == 3
     assert partner[2] == -1
-
-
-def test_sizes_are_rounded_as_the_allocator_does() -> None:
-    device = Device()
-    for i, size in enumerate((1, 512, 513)):
-        device.allocate(BASE + 4096 * i, size)
-    events = from_snapshot(snapshot(device)).trace.events
-    assert events.size.tolist() == events.requested_size.tolist() == [512, 512, 1024]
 
 
 def test_what_is_no_block_of_a_program_is_left_out() -> None:
@@ -155,6 +146,7 @@ def test_one_device_is_chosen_of_several(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="devices 0, 1; choose one with --device N"):
         read_trace(path)
     assert read_trace(path, device=1).events.size.tolist() == [1024]
+    assert devices_of(snapshot(Device(), first, second)) == [1, 2]
     with pytest.raises(UsageError, match=r"device 2: .* holds device 0, 1 only"):
         read_trace(path, device=2)
 
@@ -195,8 +187,10 @@ def test_segments_that_are_none_are_refused(
             read_trace(found)
 
 
-@given(st.data())
-def test_a_pickle_reads_as_the_objects_it_stands_for(data: st.DataObject) -> None:
+@given(st.data(), st.sampled_from(["pickle-2", "pickle-5", "json"]))
+def test_a_pickle_reads_as_the_objects_it_stands_for(
+    data: st.DataObject, form: str
+) -> None:
     device, live, places = Device(), [], iter(range(1000))
     device.recording = data.draw(st.booleans())
     for _ in range(data.draw(st.integers(0, 30))):
@@ -214,7 +208,12 @@ def test_a_pickle_reads_as_the_objects_it_stands_for(data: st.DataObject) -> Non
     value = snapshot(device, segments=(segment(BASE, 1 << 23, *states),))
     expected = from_snapshot(value).trace
     with tempfile.TemporaryDirectory() as folder:
-        found = read_trace(save(value, Path(folder) / "s.pickle"))
+        path = Path(folder) / "s"
+        if form == "json":
+            path.write_text(json.dumps(value))
+        else:
+            save(value, path, int(form[-1]))
+        found = read_trace(path)
     for name in Columns.DTYPES:
         left, right = getattr(found.events, name), getattr(expected.events, name)
         assert left.tolist() == right.tolist(), name
@@ -231,25 +230,6 @@ def test_a_history_that_was_full_is_never_called_complete(tmp_path: Path) -> Non
     trace = read_trace(path)
     assert trace.info.dropped_events > 0
     assert not trace.info.complete
-
-
-def test_an_address_is_used_again_and_again() -> None:
-    device = Device()
-    for size in (512, 1024, 512):
-        device.allocate(BASE, size)
-        device.free(BASE)
-    partner = match_frees(from_snapshot(snapshot(device)).trace.events)
-    assert partner.tolist() == [2, -1, 0, 5, -1, 3, 8, -1, 6]
-
-
-def test_stacks_are_kept_once() -> None:
-    device = Device()
-    for i in range(3):
-        device.allocate(BASE + 4096 * i, 512, frames=FRAMES if i else [])
-    trace = from_snapshot(snapshot(device)).trace
-    assert trace.events.stack.tolist() == [-1, 0, 0]
-    assert [frame.name for frame in trace.stacks[0]] == ["forward", "<module>"]
-    assert trace.info.stacks == "python"
 
 
 def test_times_count_from_the_first_event_and_do_not_decrease() -> None:
@@ -323,21 +303,6 @@ def test_marks_after_the_last_event_are_kept() -> None:
     assert actions.tolist() == [Action.ALLOC, Action.STEP, Action.STEP]
 
 
-def test_several_devices_are_chosen_from() -> None:
-    idle, first, second = Device(), Device(), Device()
-    first.allocate(BASE, 512)
-    second.allocate(BASE, 1024)
-    value = snapshot(idle, first, second)
-    assert devices_of(value) == [1, 2]
-    with pytest.raises(FormatError, match=r"devices 1, 2; choose one"):
-        from_snapshot(value)
-    trace = from_snapshot(value, device=2).trace
-    assert trace.events.size.tolist() == [1024]
-    assert trace.events.device.tolist() == [2]
-    with pytest.raises(UsageError, match="device 0: the snapshot holds device 1, 2"):
-        from_snapshot(value, device=0)
-
-
 def test_the_streams_of_a_trace_can_be_told_apart() -> None:
     device = Device()
     device.allocate(BASE, 512)
@@ -352,46 +317,6 @@ def test_the_streams_of_a_trace_can_be_told_apart() -> None:
     assert side.events.action.tolist()[-1] == Action.STEP
     with pytest.raises(UsageError, match="the trace has streams 77, 0"):
         on_stream(trace, 5)
-
-
-@pytest.mark.parametrize("form", ["pickle-2", "pickle-4", "pickle-5", "json"])
-def test_any_form_of_file_is_read_and_can_be_written_as_a_trace(
-    tmp_path: Path, form: str
-) -> None:
-    value, _ = marked(tagged=False)
-    path = tmp_path / "snapshot"
-    if form == "json":
-        path.write_text(json.dumps(value))
-    else:
-        save(value, path, int(form[-1]))
-    trace = read_trace(path)
-    assert (trace.info.device, trace.info.alignment) == ("cuda", 512)
-    assert len(trace) == 1 + 4 * 9
-    write_trace(trace, tmp_path / "t.parquet")
-    again = read_trace(tmp_path / "t.parquet")
-    assert again.events.address.tolist() == trace.events.address.tolist()
-    assert list(again.stacks) == list(trace.stacks)
-
-
-def test_a_trace_that_names_segments_is_still_a_trace(tmp_path: Path) -> None:
-    device = Device()
-    frames = [{"filename": "segments", "line": 1, "name": "device_traces"}]
-    device.allocate(BASE, 512, frames=frames)
-    trace: Trace = from_snapshot(snapshot(device)).trace
-    write_trace(trace, tmp_path / "t.json")
-    assert len(read_trace(tmp_path / "t.json")) == 1
-
-
-def test_solve_and_convert_take_a_snapshot(memplan: Run, tmp_path: Path) -> None:
-    value, _ = marked(tagged=False)
-    path = save(value, tmp_path / "snapshot.pickle")
-    done = memplan("solve", path, "-o", "p.json")
-    assert done.returncode == 0, done.stderr
-    plan = json.loads((tmp_path / "p.json").read_text())
-    assert plan["device"]["type"] == "cuda"
-    assert all(buffer["offset"] % 512 == 0 for buffer in plan["buffers"])
-    assert memplan("convert", path, "p.csv").returncode == 0
-    assert len((tmp_path / "p.csv").read_text().splitlines()) == 1 + 12
 
 
 def test_a_snapshot_that_would_run_code_is_refused(
@@ -450,7 +375,7 @@ def broken(**changes: object) -> dict[str, Any]:
 )
 def test_every_field_is_checked(value: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=message):
-        read_snapshot(save(value, tmp_path / "s.pickle"))
+        read_trace(save(value, tmp_path / "s.pickle"))
 
 
 def test_a_line_that_is_not_known_becomes_0_and_a_long_name_is_cut() -> None:

@@ -1,10 +1,9 @@
 """Columns from array-likes: nothing is rounded, wrapped around or guessed."""
 
-import numpy as np
 import pytest
 
 from memplan.errors import InputError
-from memplan.trace.stacks import NO_STACK, Frame, StackTable
+from memplan.trace.stacks import NO_STACK
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
 
@@ -42,23 +41,9 @@ def test_what_is_no_column_is_refused(columns, problem):
     assert problem in str(caught.value)
 
 
-def test_rows_can_be_taken():
-    columns = Columns.of(size=[5, 6, 7])
-    assert columns.take(np.array([2, 0])).size.tolist() == [7, 5]
-    assert columns.take(slice(1, 2)).size.tolist() == [6]
-
-
 def test_a_data_frame_names_actions_and_marks():
     events = Columns.of(action=[0, 2], mark=[0, 3], address=[(1 << 64) - 1, 0])
     frame = Trace(events).to_pandas()
     assert frame["action"].tolist() == [a.name.lower() for a in (Action(0), Action(2))]
     assert frame["mark"].tolist() == [m.name.lower() for m in (Mark(0), Mark(3))]
     assert frame["address"].tolist() == [(1 << 64) - 1, 0]
-
-
-def test_stacks_are_interned():
-    table = StackTable()
-    one, two = (Frame("a.py", 1, "f"),), (Frame("a.py", 2, "f"),)
-    assert [table.intern(s) for s in (one, two, one)] == [0, 1, 0]
-    assert (len(table), table[1], table[NO_STACK]) == (2, two, ())
-    assert list(table) == [one, two]

@@ -41,14 +41,7 @@ def test_layout_and_order_do_not_matter(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_column_is_named(tmp_path, name):
-    entries = entries_of(tmp_path / "t.json")
-    del entries["columns"][name]
-    assert f"columns are missing: {name}" in refusal(tmp_path / "t.json", entries)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [1.0, True, None, "alloc ", [], {}, 1 << 64, 10**99])
+@pytest.mark.parametrize("value", [1.0, True, None, "alloc ", {}, 1 << 64])
 def test_a_value_of_the_wrong_kind_is_named(tmp_path, name, value):
     entries = entries_of(tmp_path / "t.json")
     entries["columns"][name][2] = value
@@ -57,58 +50,23 @@ def test_a_value_of_the_wrong_kind_is_named(tmp_path, name, value):
     assert len(message) < 300
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("action", "mark")])
-def test_a_number_one_past_its_type_is_named(tmp_path, name):
-    limits = {"address": 64, "thread": 31, "device": 15, "stack": 31}
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda columns: columns.pop("mark"), "columns are missing: mark"),
+        (lambda columns: columns["size"].append(1), "size has 19 rows, index has 18"),
+        (lambda columns: columns.update(size={"0": 1}), "column size is an object"),
+        (lambda columns: columns["index"].__setitem__(4, 2), "index: 2 follows 3"),
+        (lambda columns: columns["stack"].__setitem__(0, 1 << 31), "is not an integer"),
+        (lambda columns: columns["size"].__setitem__(0, -1), "row 0, column size: -1"),
+    ],
+)
+def test_columns_that_are_no_traces_are_refused(tmp_path, change, problem):
     entries = entries_of(tmp_path / "t.json")
-    entries["columns"][name][1] = 1 << limits.get(name, 63)
-    message = refusal(tmp_path / "t.json", entries)
-    assert f"row 1, column {name}: {entries['columns'][name][1]} is not an int" in (
-        message
-    )
-
-
-@pytest.mark.parametrize("name", ["address", "size", "requested_size", "time_ns"])
-def test_a_negative_value_is_named(tmp_path, name):
-    entries = entries_of(tmp_path / "t.json")
-    entries["columns"][name][0] = -1
-    assert f"row 0, column {name}: -1 " in refusal(tmp_path / "t.json", entries)
-
-
-def test_an_unknown_action_or_mark_is_named(tmp_path):
-    entries = entries_of(tmp_path / "t.json")
-    entries["columns"]["action"][1] = "malloc"
-    assert "row 1, column action: 'malloc' is not known; known are alloc, free_com" in (
-        refusal(tmp_path / "t.json", entries)
-    )
-
-
-def test_columns_of_different_lengths_are_refused(tmp_path):
-    entries = entries_of(tmp_path / "t.json")
-    entries["columns"]["size"].append(1)
-    assert "column size has 19 rows, index has 18" in (
-        refusal(tmp_path / "t.json", entries)
-    )
-
-
-@pytest.mark.parametrize("value", [3, "abc", None, {"0": 1}])
-def test_a_column_that_is_no_list_is_named(tmp_path, value):
-    entries = entries_of(tmp_path / "t.json")
-    entries["columns"]["size"] = value
-    assert "column size is " in refusal(tmp_path / "t.json", entries)
-
-
-@pytest.mark.parametrize("columns", [None, [], 3])
-def test_columns_that_are_no_object_are_refused(tmp_path, columns):
-    entries = entries_of(tmp_path / "t.json")
-    entries["columns"] = columns
-    assert "there is no object named columns" in refusal(tmp_path / "t.json", entries)
-
-
-def test_rows_out_of_order_are_refused(tmp_path):
-    entries = entries_of(tmp_path / "t.json")
-    entries["columns"]["index"][4] = 2
-    assert "row 4, column index: 2 follows 3" in refusal(tmp_path / "t.json", entries)
+    change(entries["columns"])
+    assert problem in refusal(tmp_path / "t.json", entries)
+    entries["columns"] = 3
+    assert "no object named columns" in refusal(tmp_path / "t.json", entries)
 
 
 @pytest.mark.parametrize(
@@ -137,21 +95,7 @@ def test_json_no_careful_writer_writes_is_refused(tmp_path, text, problem):
     assert problem in refusal(path, data)
 
 
-@pytest.mark.parametrize(
-    ("version", "problem"),
-    [
-        (2, "version 2 of the trace format is newer than 1; upgrade: pip install"),
-        (10**30, "version is 1000000000000000000000000000000, and must be an integer"),
-    ],
-)
-def test_a_newer_version_is_refused_before_its_columns(tmp_path, version, problem):
-    entries = entries_of(tmp_path / "t.json")
-    entries["version"] = version
-    entries["columns"] = "something new"
-    assert problem in refusal(tmp_path / "t.json", entries)
-
-
-@pytest.mark.parametrize("filler", [b" ", b"[", b"[],"])
+@pytest.mark.parametrize("filler", [b" ", b"[],"])
 def test_a_gzip_bomb_is_given_up_early(tmp_path, filler):
     path = tmp_path / "t.json.gz"
     bomb = gzip.compress(b'{"a":[' + filler * (150_000_000 // len(filler)), mtime=0)
@@ -165,12 +109,6 @@ def test_what_follows_the_compressed_data_is_refused(tmp_path):
     data = path.read_bytes()
     assert "2 bytes after the gzip data" in refusal(path, data + b"{}")
     assert "bytes after the gzip data" in refusal(path, data + data)
-
-
-def test_a_compressed_file_of_something_else_is_refused(tmp_path):
-    path = tmp_path / "t.json.gz"
-    assert "not whole JSON" in refusal(path, gzip.compress(b"hello"))
-    assert "not whole JSON" in refusal(path, gzip.compress(b""))
 
 
 def test_a_file_above_the_limit_is_refused_unread(tmp_path, monkeypatch):

@@ -20,34 +20,6 @@ def match(*events: tuple[Action, int] | tuple[Action, int, int]) -> list[int]:
     return match_frees(columns).tolist()
 
 
-def test_a_free_ends_the_allocation_at_its_address():
-    assert match((A, 64), (A, 128), (F, 64), (F, 128)) == [2, 3, 0, 1]
-
-
-def test_an_address_may_be_reused():
-    assert match((A, 64), (F, 64), (A, 64), (F, 64)) == [1, 0, 3, 2]
-
-
-def test_an_allocation_over_one_whose_free_was_missed_leaves_that_one_open():
-    assert match((A, 64), (A, 64), (F, 64)) == [-1, 2, 1]
-
-
-def test_a_free_without_an_allocation_has_no_partner():
-    assert match((F, 64), (A, 64), (F, 64), (F, 64)) == [-1, 2, 1, -1]
-
-
-def test_a_requested_free_ends_nothing():
-    assert match((A, 64), (R, 64), (F, 64)) == [2, -1, 0]
-
-
-def test_steps_have_no_partner_even_at_an_allocations_address():
-    assert match((A, 0), (S, 0), (F, 0)) == [2, -1, 0]
-
-
-def test_devices_have_addresses_of_their_own():
-    assert match((A, 64, 0), (A, 64, 1), (F, 64, 0), (F, 64, 1)) == [2, 3, 0, 1]
-
-
 def test_addresses_of_64_bits_stay_apart():
     top = (1 << 64) - 1
     assert match((A, top), (A, top - 1), (F, top)) == [2, -1, 0]

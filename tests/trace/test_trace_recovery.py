@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trace_samples import (
     as_json,
@@ -20,7 +20,6 @@ from trace_samples import (
     journal_blocks,
     metadata,
     sample,
-    traces,
     write_journal,
 )
 
@@ -87,18 +86,6 @@ def test_the_pieces_make_no_difference_to_the_file(
     assert_same(read_trace(tmp_path / "pieces.parquet"), whole)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(trace=traces(), rows=st.integers(1, 5))
-def test_any_journal_in_pieces_is_the_journal_at_once(
-    tmp_path: Path, trace: Trace, rows: int
-) -> None:
-    source = write_journal(tmp_path / "x.journal", journal_blocks(trace, rows))
-    whole = in_memory(Journal(source))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal_room, "_PIECE_ROWS", 1)
-        assert_same(in_memory(Journal(source)), whole)
-
-
 @given(st.data())
 def test_frees_find_their_blocks_in_earlier_pieces(data: st.DataObject) -> None:
     event = st.tuples(st.sampled_from(Action), st.integers(0, 3), st.integers(0, 1))
@@ -115,20 +102,6 @@ def test_frees_find_their_blocks_in_earlier_pieces(data: st.DataObject) -> None:
     live, size = OpenBlocks(), data.draw(st.integers(1, 5))
     found = [live.freed(piece).tolist() for piece in regrouped([events], size)]
     assert list(chain.from_iterable(found)) == expected.tolist()
-
-
-@given(st.lists(st.integers(0, 7), max_size=5), st.integers(1, 6))
-def test_regrouped_events_are_the_same_in_groups_of_one_size(
-    lengths: list[int], rows: int
-) -> None:
-    pieces, at = [], 0
-    for length in lengths:
-        pieces.append(Columns.of(size=np.arange(at, at + length)))
-        at += length
-    found = list(regrouped(pieces, rows))
-    assert Columns.joined(found).size.tolist() == list(range(at))
-    assert [len(piece) for piece in found[:-1]] == [rows] * (len(found) - 1)
-    assert len(found) == max(1, -(-at // rows))
 
 
 def test_what_is_told_of_a_recording_is_what_is_in_it(small_pieces: None) -> None:

@@ -181,7 +181,7 @@ def _choose(held: list[bool], device: int | None, path: PathLike) -> int:
         raise FormatError(
             path,
             f"holds the histories of devices {listed}",
-            "choose one with --device N; in Python: read_snapshot(path, device=N)",
+            "choose one with --device N; in Python: read_trace(path, device=N)",
         )
     if device is not None and device not in present:
         listed = ", ".join(map(str, present))
