@@ -38,13 +38,6 @@ def test_it_is_private_and_goes_at_the_end() -> None:
     assert not folder.exists()
 
 
-def test_it_goes_with_an_error() -> None:
-    with pytest.raises(ZeroDivisionError), scratch_folder() as folder:
-        (folder / "file").write_text("x")
-        raise ZeroDivisionError
-    assert not folder.exists()
-
-
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_it_goes_with_a_signal_that_ends_the_process(tmp_path: Path, name: str) -> None:
     code = (

@@ -18,7 +18,7 @@ from memplan.core.planfile import dump_plan
 from memplan.errors import FormatError, InputError
 from memplan.formats.sniff import Kind, opened, sniff
 from memplan.trace.write import write_trace
-from tests.conftest import ROOT, Run
+from tests.conftest import ROOT
 from tests.core.plan_samples import sample as sample_plan
 from tests.trace.trace_samples import sample as sample_trace
 
@@ -95,17 +95,15 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 
 @pytest.mark.parametrize("suffix", ["json", "json.gz", "parquet"])
 def test_a_trace_that_speaks_of_plans_is_still_a_trace(
-    suffix: str, memplan: Run, tmp_path: Path
+    suffix: str, tmp_path: Path
 ) -> None:
     trace = sample_trace(64)
     words = ("memplan.plan", '"memplan.plan"', "memplan.blocking-plan")
-    info = replace(trace.info, argv=words, device="cpu")
     path = tmp_path / f"train.{suffix}"
-    write_trace(replace(trace, info=info), path)
-    done = memplan("plot", path, "-o", "picture.png")
-    assert (done.returncode, done.stderr) == (0, "memplan: drew picture.png\n")
-    done = memplan("convert", "--step", "all", path, "problem.csv")
-    assert done.returncode == 0, done.stderr
+    write_trace(replace(trace, info=replace(trace.info, argv=words)), path)
+    with sniff(path) as file:
+        assert file.kind is not Kind.PLAN
+        assert memplan.read_trace(file).info.argv == words
 
 
 def test_long_texts_are_refused_when_they_are_read(tmp_path: Path) -> None:
@@ -136,10 +134,11 @@ def inputs(folder: Path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        *((f"train.{suffix}", "solve") for suffix in ("json", "json.gz", "parquet")),
-        *((f"train.{suffix}", "plot") for suffix in ("json", "json.gz", "parquet")),
-        *((name, "convert") for name in ("train.json", "problem.csv")),
-        *(("problem.csv", "solve"), ("plan.json", "plot"), ("plan.json", "verify")),
+        ("train.json.gz", "solve"),
+        ("train.parquet", "plot"),
+        ("train.json", "convert"),
+        ("problem.csv", "solve"),
+        ("plan.json", "verify"),
         pytest.param("plan.json", "apply", marks=pytest.mark.torch),
     ],
 )

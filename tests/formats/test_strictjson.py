@@ -12,16 +12,6 @@ from memplan.errors import FormatError
 from memplan.formats.strictjson import Refused, parse, shown
 from memplan.formats.table import Table
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-
-
-@given(VALUES)
-def test_plain_values_are_parsed_as_they_are(value: object) -> None:
-    assert parse(json.dumps(value).encode(), "x") == value
-
 
 @given(st.binary() | st.text(alphabet='[]{}",:0eE.-nul ').map(str.encode))
 def test_any_other_bytes_are_a_format_error(data: bytes) -> None:

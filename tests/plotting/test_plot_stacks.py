@@ -48,7 +48,7 @@ def test_every_layer_has_a_box_with_its_label() -> None:
     assert len(legend.get_texts()) == len(FATES)
 
 
-@pytest.mark.parametrize("count", [1, 27, 150, 429, 707])
+@pytest.mark.parametrize("count", [1, 27, 707])
 def test_boxes_stay_on_the_page_and_apart(count: int) -> None:
     figure = stacks(DrawnNetwork(layers(count)))
     axes = figure.axes[0]

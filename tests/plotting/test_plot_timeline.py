@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from memplan.errors import InputError, UsageError
-from memplan.plotting.save import save
+from memplan.errors import InputError
 from memplan.plotting.timeline import Failure, memory, timeline
 from tests.reporting.asking import asking
 
@@ -106,18 +103,6 @@ def test_live_bytes_are_split_where_persistent_ones_are_known() -> None:
         assert "persistent 1.0 MiB" in words(figure)
 
 
-def test_a_long_run_keeps_its_peak_and_its_floor() -> None:
-    rng = np.random.default_rng(0)
-    live = rng.integers(1000, 2000, 200_000)
-    live[123_456], live[77_777] = 9999, 5
-    figure = timeline(np.arange(200_000) / 1e3, live)
-    times, values = curve(figure)
-    assert len(times) < 10_000
-    assert max(values) == 9999
-    assert min(values) == 5
-    assert times[values.index(9999)] == 123.456
-
-
 @pytest.mark.parametrize("where", [0, 2, 4])
 def test_the_peak_is_named_inside_the_picture(where: int) -> None:
     live = [1.0] * 5
@@ -158,17 +143,6 @@ def test_arrays_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         timeline(times, live, marks, persistent=persistent)
-
-
-def test_files_are_written_and_repeat(tmp_path: Path) -> None:
-    for name in ("a.svg", "b.svg"):
-        drawn = timeline(TIMES, LIVE, [1.0], "run", persistent=1 << 20)
-        save(drawn, tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    with pytest.raises(UsageError, match="--force"):
-        save(timeline(TIMES, LIVE), tmp_path / "a.svg")
-    save(timeline(TIMES, LIVE), tmp_path / "a.svg", force=True)
-    assert (tmp_path / "a.svg").read_bytes() != (tmp_path / "b.svg").read_bytes()
 
 
 def test_a_request_that_failed_is_marked() -> None:

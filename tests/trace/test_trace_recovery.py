@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -190,22 +189,6 @@ def test_a_journal_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> N
 
 def recover_journal_of(journal: Journal, path: Path) -> None:
     parquet.write_pieces(path, journal.pieces(), lambda: b"{}")
-
-
-def test_ctrl_c_while_writing_leaves_no_file(
-    tmp_path: Path, small_pieces: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = write_journal(tmp_path / "x.journal", journal_blocks(sample()))
-    pieces = Journal.pieces
-
-    def interrupted(self: Journal, device: int | None) -> Iterator[Columns]:
-        yield next(pieces(self))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Journal, "pieces", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        recover_journal(source, tmp_path / "t.parquet")
-    assert [path.name for path in tmp_path.iterdir()] == ["x.journal"]
 
 
 def test_stacks_out_of_all_proportion_are_left(tmp_path: Path) -> None:
