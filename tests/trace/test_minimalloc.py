@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.core.problem import FREE, Gaps, Problem
+from memplan.core.problem import FREE, Problem
 from memplan.errors import FormatError, InputError
 from memplan.formats.sniff import sniff
 from memplan.trace.exporters.minimalloc import write_minimalloc
@@ -67,11 +67,6 @@ def test_line_ends_byte_order_mark_and_blanks_around_numbers(tmp_path):
     assert rows(read(tmp_path, text)) == [(" a", 1, 2, 3), ("b", 1, 2, 3)]
 
 
-def test_signs_and_leading_zeros(tmp_path):
-    text = f"{HEADER}\na,-0,{'0' * 5000}7,+{'0' * 5000}5\n"
-    assert rows(read(tmp_path, text)) == [("a", 0, 7, 5)]
-
-
 def test_a_header_alone_is_an_empty_problem(tmp_path):
     assert len(read(tmp_path, HEADER)) == 0
     assert len(read(tmp_path, f"{HEADER}\n\n \n")) == 0
@@ -94,14 +89,10 @@ def test_the_largest_numbers(tmp_path):
     ("header", "problem"),
     [
         ("id,lower,upper", "line 1: no column size"),
-        ("", "line 1: unknown column ''"),
         ("id,lower,upper,size,colour", "line 1: unknown column 'colour'; known are"),
         ("id,lower,upper,size,", "line 1: unknown column ''"),
         ("id,lower,upper,size,end", "columns upper and end mean the same; remove"),
         ("id,lower,upper,size,start", "columns lower and start mean the same"),
-        ("id,lower,upper,size,size", "columns size and size mean the same"),
-        ("ID,lower,upper,size", "line 1: unknown column 'ID'"),
-        ("a,0,1,2", "line 1: unknown column 'a'"),
     ],
 )
 def test_a_header_that_is_not_allowed(tmp_path, header, problem):
@@ -113,25 +104,17 @@ def test_a_header_that_is_not_allowed(tmp_path, header, problem):
     [
         ("x,0,1", "line 4: 3 fields, the header has 4"),
         ("x,0,1,2,", "line 4: 5 fields, the header has 4"),
-        ('"x,y",0,1,2', "line 4: 5 fields, the header has 4"),
-        ("x,0,1,", "line 4, column size: '' is not an integer"),
         ("x,0,1,1.0", "line 4, column size: '1.0' is not an integer"),
-        ("x,0,1,1e3", "line 4, column size: '1e3' is not an integer"),
         ("x,0,1,0x10", "line 4, column size: '0x10' is not an integer"),
         ("x,0,1,1_000", "line 4, column size: '1_000' is not an integer"),
         ("x,0,1,\u0663", r"line 4, column size: '\u0663' is not an integer"),
-        ("x,0,1,--1", "line 4, column size: '--1' is not an integer"),
-        ("x,0,1,nan", "line 4, column size: 'nan' is not an integer"),
         ("x,0,1,0", "line 4, column size: '0' is not from 1 to"),
-        ("x,0,1,-5", "line 4, column size: '-5' is not from 1 to"),
         ("x,-1,1,5", "line 4, column lower: '-1' is not from 0 to"),
         ("x,0,1,9223372036854775808", "line 4, column size: '9223372036854775808'"),
         ("x,0,1," + "9" * 5000, "line 4, column size: '9999"),
         ("x,1,1,5", "line 4, column upper: lower 1 is not before upper 1 (exclusive)"),
-        ("x,2,1,5", "line 4, column upper: lower 2 is not before upper 1"),
         ("a,0,1,5", "line 4, column id: 'a' is the id of line 2 too"),
         ("\n\nx,0,1,5", "line 6 comes after a blank line, where MiniMalloc stops; del"),
-        (" \nx,0,1,5", "line 5 comes after a blank line"),
         ("x\ty,0,1,5\0", "line 4, column size: '5\\x00' is not an integer"),
     ],
 )
@@ -139,11 +122,6 @@ def test_a_row_that_is_not_allowed(tmp_path, row, problem):
     message = refusal(tmp_path, f"{HEADER}\na,0,1,2\nb,0,1,2\n{row}\nz,0,1,1\n")
     assert problem in message
     assert len(message) < 400
-
-
-def test_an_inclusive_end_before_its_start(tmp_path):
-    message = refusal(tmp_path, "id,start,end,size\na,5,4,1\n")
-    assert "line 2, column end: lower 5 is not before upper 5 (exclusive)" in message
 
 
 @pytest.mark.parametrize(
@@ -208,15 +186,6 @@ def test_gaps_in_both_forms_of_the_header(tmp_path):
     again = read(tmp_path, f"gaps,id,start,end,size\n{rows}")
     assert again.gaps.by_buffer(3) == expected
     assert again.fingerprint() == problem.fingerprint()
-
-
-def test_gaps_are_written_so(tmp_path):
-    gaps = Gaps.of([1, 1], [5, 2], [8, 3], [0, 0], [4, 0])
-    problem = Problem.of([0, 1], [2, 9], [4, 5], gaps=gaps)
-    write_minimalloc(problem, tmp_path / "p.csv", np.array([5, 0]))
-    assert (tmp_path / "p.csv").read_text() == (
-        "id,lower,upper,size,gaps,offset\n0,0,2,4,,5\n1,1,9,5,2-3 5-8@0:4,0\n"
-    )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

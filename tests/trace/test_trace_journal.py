@@ -113,12 +113,6 @@ def test_any_trace_comes_back(tmp_path, trace, rows):
     assert (found.lost, found.reason) == (0, "")
 
 
-def test_a_recovered_trace_can_be_saved(tmp_path):
-    found = recover(tmp_path, *journal_blocks(sample())[:-2])
-    write_trace(found.trace, tmp_path / "t.parquet")
-    assert_same(read_trace(tmp_path / "t.parquet"), found.trace)
-
-
 def test_a_journal_cut_anywhere_keeps_its_whole_blocks(tmp_path):
     blocks = journal_blocks(sample(pairs=36), rows_per_block=12)
     path = write_journal(tmp_path / "x.journal", blocks)
@@ -230,15 +224,6 @@ def test_a_name_cut_within_a_character_costs_no_events(tmp_path):
     found = recover(tmp_path, first(), stacks, events)
     assert list(found.trace.stacks) == [(Frame("\ufffd", 0, "f"),)]
     assert len(found.trace) == 1
-
-
-def test_frees_get_the_size_of_the_allocation_they_end(tmp_path):
-    events = events_block(
-        action=[1, 0, 1, 1], address=[64] * 4, requested_size=[0, 100, 0, 0]
-    )
-    found = recover(tmp_path, first(), events)
-    assert found.trace.events.size.tolist() == [0, 100, 100, 0]
-    assert found.trace.events.requested_size.tolist() == [0, 100, 100, 0]
 
 
 GOOD = {"action": [0], "requested_size": [8]}

@@ -154,14 +154,6 @@ def test_events_that_never_reached_the_journal_are_told(tmp_path: Path) -> None:
         assert (found.info.dropped_events, found.info.complete) == (dropped, complete)
 
 
-def test_a_recording_that_something_follows_is_not_complete(tmp_path: Path) -> None:
-    more = block(EVENTS, events_payload(crossing()))
-    source = write_journal(tmp_path / "x.journal", [*journal_blocks(sample()), more])
-    found = recover_journal(source, tmp_path / "t.parquet", dropped=0)
-    assert "there is more after the end block" in found.reason
-    assert not found.info.complete
-
-
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_json_is_for_fewer_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

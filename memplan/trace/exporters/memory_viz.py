@@ -50,7 +50,7 @@ def to_snapshot(trace: Trace) -> dict[str, Any]:
     histories: list[list[dict[str, Any]]] = [[] for _ in range(devices)]
     frames = _Frames(trace.stacks)
     announced = (events.action == Action.FREE_REQUESTED).any()
-    begun = _microseconds(trace)
+    begun = np.maximum.accumulate(events.time_ns) // 1000
     columns = (
         *(events.action, events.device, events.address, events.size),
         *(events.requested_size, events.stream, events.stack, begun),
@@ -99,11 +99,6 @@ class _Frames:
             entries = {"filename": frame.filename, "line": frame.line}
             found = self._frames[frame] = {**entries, "name": frame.name}
         return found
-
-
-def _microseconds(trace: Trace) -> Int64Array:
-    times: Int64Array = np.maximum.accumulate(trace.events.time_ns) // 1000
-    return times
 
 
 def _annotations(trace: Trace, times: Int64Array) -> list[dict[str, object]]:
