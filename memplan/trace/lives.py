@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from memplan.arrays import BoolArray, Int64Array
 from memplan.levels import level
-from memplan.trace.category import Category
 from memplan.trace.sites import Attribution, Site, attribution
 from memplan.trace.stacks import StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace
@@ -172,17 +171,6 @@ class Lives:
     def sites(self) -> tuple[Site, ...]:
         """All sites; one without a name where it is not known who asked."""
         return self._attribution.sites
-
-    def category_curves(self) -> dict[Category, Int64Array]:
-        """Live bytes after each event, by category; shape (len(events),) each.
-
-        Those that any buffer has; they sum to `live_bytes`.
-        """
-        return {
-            category: self.live_of(np.where(self.category == category, self.size, 0))
-            for category in Category
-            if (self.category == category).any()
-        }
 
 
 _KNOWN: WeakKeyDictionary[Trace, Lives] = WeakKeyDictionary()

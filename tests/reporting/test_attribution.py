@@ -59,9 +59,6 @@ def test_parts_sum_to_what_is_live(found: Trace) -> None:
         )
     assert sum(live.sites().values()) == live.bytes
     assert sum(live.categories.values()) == live.bytes
-    curves = buffers.category_curves().values()
-    total = sum(curves, np.zeros(len(buffers.events), np.int64))
-    assert total.tolist() == buffers.live_bytes.tolist()
 
 
 def test_a_trace_without_stacks_is_of_unknown_origin() -> None:

@@ -36,6 +36,7 @@ from memplan.trace.importers.snapshot_history import (
     Reader,
     Stacks,
     match,
+    rounded,
 )
 from memplan.trace.stacks import NO_STACK
 from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
@@ -193,9 +194,9 @@ def _imported(
     reader: Reader, segments: object, device: int, marks: Sequence[HistoryMark]
 ) -> Imported:
     history = reader.read()
-    start = _start_of(segments, reader, history, device)
+    reserved, blocks = _start_of(segments, reader, history, device)
     stacks = Stacks(reader)
-    begun, older = _first_rows(start, history, stacks)
+    begun = _first_rows(reserved, blocks, history, stacks)
     rows: Rows = {
         "time": history.time_us,
         "action": history.action,
@@ -212,7 +213,7 @@ def _imported(
     known = match(rows["action"], rows["address"], *taken)
     kept = (rows["action"] != OTHER) & (~free | known)
     if marks:
-        rows, kept = _with_marks(rows, kept, older, reader, marks)
+        rows, kept = _with_marks(rows, kept, len(begun["time"]), reader, marks)
     ended = (history.action == Action.FREE_COMPLETED) & ~history.matched
     strongest = max((m.mark for m in marks), default=Mark.NONE)
     info = TraceInfo(
@@ -222,7 +223,7 @@ def _imported(
         stacks="python" if len(stacks.table) else "none",
     )
     trace = Trace(_columns(rows, kept, device), stacks.table, info)
-    return Imported(trace, int(ended.sum()), len(start.blocks), len(reader.entries))
+    return Imported(trace, int(ended.sum()), len(blocks), len(reader.entries))
 
 
 def _columns(rows: Rows, kept: BoolArray, device: int) -> Columns:
@@ -246,23 +247,14 @@ class _Block:
     frames: object = None
 
 
-@dataclass(frozen=True)
-class _Start:
-    """The blocks live before the first entry, and the segments reserved then: address
-    and bytes of each, or 0 and the bytes of all where it is not known where they lie.
-    """
-
-    blocks: tuple[_Block, ...]
-    segments: tuple[tuple[int, int], ...]
-
-
 def _start_of(
     segments: object, reader: Reader, history: History, device: int
-) -> _Start:
-    """The state before the history's first entry.
+) -> tuple[list[tuple[int, int]], list[_Block]]:
+    """The segments reserved, and the blocks live, before the history's first entry.
 
-    Live then was what the history frees without having made it, and what is live at
-    its end, by the segments, though it did not make that. Raises FormatError for
+    Of segments address and bytes, or 0 and the bytes of all where it is not known where
+    they lie. Live was what the history frees without having made it, and what is live
+    at its end, by the segments, though it did not make that. Raises FormatError for
     segments that are none.
     """
     found: dict[int, _Block] = {}
@@ -271,36 +263,29 @@ def _start_of(
     for i in np.flatnonzero(ended).tolist():
         address, size = int(history.address[i]), int(sizes[i])
         if address not in found and 0 < size <= MAX_INTEGER - GRANULARITY:
-            rounded = -(-size // GRANULARITY) * GRANULARITY
-            found[address] = _Block(address, rounded, 0)
+            found[address] = _Block(address, rounded(size), 0)
     touched = history.action <= Action.FREE_COMPLETED
     met = set(history.address[touched].tolist())
-    reserved: list[tuple[int, int]] = []
-    for block, *segment in _blocks(segments, device, reader.path):
-        if block is None:
-            reserved.append((segment[0], segment[1]))
-        elif block.address not in met:
-            found[block.address] = block
-    return _Start(tuple(found.values()), _reserved(reserved, history))
+    held, live = _held(segments, device, reader.path)
+    found |= {block.address: block for block in live if block.address not in met}
+    return _reserved(held, history), list(found.values())
 
 
-def _reserved(
-    held: list[tuple[int, int]], history: History
-) -> tuple[tuple[int, int], ...]:
+def _reserved(held: list[tuple[int, int]], history: History) -> list[tuple[int, int]]:
     """The segments before the first entry, by those after the last and the changes."""
     change = np.where(history.action == Action.SEGMENT_ALLOC, history.size, 0)
     change -= np.where(history.action == Action.SEGMENT_FREE, history.size, 0)
     total = sum(size for _, size in held)
     begun = max(0, total - int(change.sum(dtype=np.float64)))
     if total > MAX_INTEGER or not begun:
-        return ()
+        return []
     rows = np.flatnonzero(history.action >= Action.SEGMENT_ALLOC)
     rows = rows[history.action[rows] != OTHER]
     if len(rows) + len(held) <= MOST_SEGMENTS:
         found = _segments_before(held, history, rows)
         if sum(size for _, size in found) == begun:
-            return tuple(found)
-    return ((0, begun),)
+            return found
+    return [(0, begun)]
 
 
 def _segments_before(
@@ -334,16 +319,16 @@ def _segments_before(
     ]
 
 
-def _blocks(
+def _held(
     segments: object, device: int, path: PathLike
-) -> list[tuple[_Block | None, int, int]]:
-    """Of a device's segments the live blocks, and, with None, each segment's address
-    and bytes."""
+) -> tuple[list[tuple[int, int]], list[_Block]]:
+    """Address and bytes of each of a device's segments, and the live blocks in them."""
+    held: list[tuple[int, int]] = []
+    live: list[_Block] = []
     if segments is None:
-        return []
+        return held, live
     if not isinstance(segments, list):
         raise FormatError(path, f"segments is {shown(segments)}, not a list")
-    found: list[tuple[_Block | None, int, int]] = []
     seen: set[int] = set()
     for i, segment in enumerate(segments):
         where = f"segments[{i}]"
@@ -354,7 +339,7 @@ def _blocks(
         total = _integer(path, where, segment, "total_size")
         start = segment.get("address", 0)
         known = type(start) is int and 0 <= start <= MAX_ADDRESS - total
-        found.append((None, start if known else 0, total))
+        held.append((start if known else 0, total))
         blocks = segment.get("blocks") or []
         if id(blocks) in seen:
             raise FormatError(path, f"{where}.blocks are another segment's, too")
@@ -375,10 +360,9 @@ def _blocks(
                 stream = segment.get("stream", 0)
                 stream = stream if type(stream) is int and stream >= 0 else 0
                 frames = block.get("frames")
-                rounded = -(-size // GRANULARITY) * GRANULARITY
-                found.append((_Block(address, rounded, stream, frames), 0, 0))
+                live.append(_Block(address, rounded(size), stream, frames))
             address += size
-    return found
+    return held, live
 
 
 def _integer(path: PathLike, where: str, values: dict[str, Any], name: str) -> int:
@@ -389,32 +373,31 @@ def _integer(path: PathLike, where: str, values: dict[str, Any], name: str) -> i
     return value
 
 
-def _first_rows(start: _Start, history: History, stacks: Stacks) -> tuple[Rows, int]:
-    """Rows of what was reserved, and live, before the first entry; and how many."""
-    blocks = start.blocks
-    reserved = [size for _, size in start.segments]
-    count = len(blocks) + len(reserved)
-    segment = [address for address, _ in start.segments]
-    streams = [0] * len(reserved) + [block.stream for block in blocks]
+def _first_rows(
+    segments: list[tuple[int, int]],
+    blocks: list[_Block],
+    history: History,
+    stacks: Stacks,
+) -> Rows:
+    """What was reserved, and live, before the first entry."""
+    made = [(Action.SEGMENT_ALLOC, *each, 0, NO_STACK) for each in segments]
+    made += [
+        (Action.ALLOC, b.address, b.size, b.stream, stacks.of_block(b.frames))
+        for b in blocks
+    ]
+    action, address, size, stream, stack = zip(*made, strict=True) if made else [()] * 5
     first = int(history.time_us[0]) if len(history.time_us) else 0
-    sizes = np.array([*reserved, *(b.size for b in blocks)], dtype=np.int64)
-    rows: Rows = {
-        "time": np.full(count, first, dtype=np.int64),
-        "action": np.array(
-            [Action.SEGMENT_ALLOC] * len(reserved) + [Action.ALLOC] * len(blocks),
-            dtype=np.uint8,
-        ),
-        "mark": np.zeros(count, dtype=np.uint8),
-        "address": np.array([*segment, *(b.address for b in blocks)], dtype=np.uint64),
+    sizes = np.array(size, dtype=np.int64)
+    return {
+        "time": np.full(len(made), first, dtype=np.int64),
+        "action": np.array(action, dtype=np.uint8),
+        "mark": np.zeros(len(made), dtype=np.uint8),
+        "address": np.array(address, dtype=np.uint64),
         "size": sizes,
         "requested_size": sizes,
-        "stream": np.array(streams, dtype=np.int64),
-        "stack": np.array(
-            [NO_STACK] * len(reserved) + [stacks.of_block(b.frames) for b in blocks],
-            dtype=np.int64,
-        ),
+        "stream": np.array(stream, dtype=np.int64),
+        "stack": np.array(stack, dtype=np.int64),
     }
-    return rows, count
 
 
 def _with_marks(

@@ -256,6 +256,11 @@ def match(
     return matched
 
 
+def rounded(size: int) -> int:
+    """`size` in whole multiples of GRANULARITY."""
+    return -(-size // GRANULARITY) * GRANULARITY
+
+
 def _of_segment(action: npt.NDArray[np.uint8]) -> BoolArray:
     found: BoolArray = np.isin(action, (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE))
     return found
