@@ -71,7 +71,9 @@ class Opened:
     def kind(self) -> Kind:
         """What the file is. Raises FormatError if it begins as JSON, and is none."""
         if self._kind is Kind.JSON:
-            return _kind_of(self.json())
+            value = self.json()
+            schema = value.get("schema") if isinstance(value, dict) else None
+            return _SCHEMAS.get(schema if isinstance(schema, str) else "", Kind.JSON)
         return Kind.PLAN if self.is_parquet and self._holds_plan else self._kind
 
     @property
@@ -174,8 +176,3 @@ def begins_as(data: bytes) -> Kind:
     if head[:1] == b"\x80" and 1 < int.from_bytes(head[1:2], "little") < 32:
         return Kind.PICKLE
     return Kind.JSON if head.lstrip()[:1] == b"{" else Kind.UNKNOWN
-
-
-def _kind_of(value: object) -> Kind:
-    schema = value.get("schema") if isinstance(value, dict) else None
-    return _SCHEMAS.get(schema, Kind.JSON) if isinstance(schema, str) else Kind.JSON

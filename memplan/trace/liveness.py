@@ -131,9 +131,10 @@ def step_problem(
     if step == "hot" and (found := find_steps(line)) is not None:
         return _planned(found, unit)
     if step == "all" or (step == "hot" and line.steps == 1):
-        problem, requests = _linear(line, line.upper != NEVER, (0,), unit)
-        persistent = int(line.size[line.upper == NEVER].sum())
-        return StepWorkload(problem, requests, None, 1, persistent)
+        freed = line.upper != NEVER
+        own, rows = slice(0, len(line)), np.flatnonzero(freed)
+        begun = _linear(line, own, rows, (0,), unit)
+        return StepWorkload(*begun, None, 1, int(line.size[~freed].sum()))
     if step == "hot":
         raise NoPlanError(
             f"none of the {line.steps} steps repeats the one before it, and no loop "
@@ -177,12 +178,19 @@ def _step_number(line: Lives, step: str) -> int:
 
 
 def _linear(
-    line: Lives, chosen: BoolArray, starts: tuple[int, ...], alignment: int
+    line: Lives,
+    own: slice,
+    rows: Int64Array,
+    starts: tuple[int, ...],
+    alignment: int,
+    begin: int = 0,
 ) -> tuple[Problem, Requests]:
-    """Those of the first `len(chosen)` requests, on a linear clock."""
-    rows = np.flatnonzero(chosen)
-    problem = _problem(line, rows, 0, alignment)
-    return problem, _requests(starts, line.size[: len(chosen)], rows)
+    """The requests `own`, of which the blocks `rows` are planned, on a linear clock.
+
+    begin: the tick at which that clock reads 0.
+    """
+    problem = _problem(line, rows, begin, alignment)
+    return problem, Requests.serving(starts, line.size[own], rows - own.start)
 
 
 def _problem(line: Lives, rows: Int64Array, begin: int, alignment: int) -> Problem:
@@ -194,12 +202,6 @@ def _problem(line: Lives, rows: Int64Array, begin: int, alignment: int) -> Probl
         alignment=alignment,
         rounding=alignment,
     )
-
-
-def _requests(
-    starts: tuple[int, ...], size: Int64Array, planned: Int64Array
-) -> Requests:
-    return Requests.serving(starts, size, planned)
 
 
 def _cycle(
@@ -239,7 +241,9 @@ def _varied(line: Lives, alignment: int) -> VariedWorkload:
 def _before(line: Lives, step: int, alignment: int) -> WarmupWorkload:
     """The steps before `step`, which is not the first."""
     starts = tuple(line.first[:step].tolist())
-    begun = _linear(line, line.transient[: line.first[step]], starts, alignment)
+    own = slice(0, int(line.first[step]))
+    rows = np.flatnonzero(line.transient[own])
+    begun = _linear(line, own, rows, starts, alignment)
     return WarmupWorkload(*begun, int(line.begins[step]))
 
 
@@ -283,7 +287,7 @@ class _Period:
         steps = slice(self.hot.begin, self.hot.begin + self.hot.period)
         starts = self.line.first[steps] - self.own.start + turns * self.count
         served = (transient + turns * self.count).ravel()
-        requests = _requests(
+        requests = Requests.serving(
             tuple(starts.ravel().tolist()), np.tile(sizes, copies), served
         )
         return Workload(problem, requests), copies
@@ -426,11 +430,9 @@ def _common(one: Int64Array, other: Int64Array) -> int:
 def _kind(line: Lives, chosen: _Steps, number: int, alignment: int) -> KindWorkload:
     steps = chosen.kinds[number]
     step = steps[0]
-    first, stop = line.first[step : step + 2].tolist()
-    begin, rows = line.begins[step], np.arange(first, stop)
-    mine = rows[line.last_step[rows] <= step + 1]
-    problem = _problem(line, mine, begin, alignment)
-    requests = _requests((0,), line.size[first:stop], mine - first)
+    own, begin = line.requests(step), int(line.begins[step])
+    mine = own.start + np.flatnonzero(line.last_step[own] <= step + 1)
+    problem, requests = _linear(line, own, mine, (0,), alignment, begin)
     neighbours = _neighbours(line, chosen, step, int(problem.upper.max(initial=0)))
     begins_as = chosen.begins_as(line, number)
     return KindWorkload(problem, requests, neighbours, steps, begins_as)

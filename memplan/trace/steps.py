@@ -158,16 +158,13 @@ def find_hot(lives: Lives) -> HotSteps | None:
             continue
         found = replace(found, requests=tuple(usual))
         if found.elastic:
-            return found if strict is None or _longer(found, strict) else strict
+            most = 0 if strict is None else strict.period * strict.passes
+            return found if found.period * found.passes > most else strict
         own = set(usual[found.begin - 1 : found.begin - 1 + found.period])
         if 2 * sum(mark in own for mark in usual) >= len(usual):
             return strict or found
         strict = strict or found
     return strict
-
-
-def _longer(one: HotSteps, other: HotSteps) -> bool:
-    return one.period * one.passes > other.period * other.passes
 
 
 def _repeating(lives: Lives, marks: list[bytes], alike: Alike) -> HotSteps | None:

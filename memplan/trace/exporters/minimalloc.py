@@ -71,7 +71,10 @@ def _labels(problem: Problem) -> list[str]:
     if problem.labels is None:
         return [str(i) for i in range(len(problem))]
     for i, label in enumerate(problem.labels):
-        if not label.isalnum() and _unfit(label):
+        if label.isalnum():
+            continue
+        surrogate = any("\ud800" <= c <= "\udfff" for c in label)
+        if surrogate or not {",", "\n", "\r"}.isdisjoint(label):
             raise InputError(
                 f"buffer {i}: its label {label!r} cannot be an id in MiniMalloc's CSV; "
                 "take out commas, line breaks and lone surrogates"
@@ -79,8 +82,3 @@ def _labels(problem: Problem) -> list[str]:
     if len(set(problem.labels)) < len(problem):
         raise InputError("labels are not unique, and ids in MiniMalloc's CSV must be")
     return list(problem.labels)
-
-
-def _unfit(label: str) -> bool:
-    surrogate = any("\ud800" <= c <= "\udfff" for c in label)
-    return surrogate or not {",", "\n", "\r"}.isdisjoint(label)
