@@ -180,13 +180,11 @@ class ExactSearch:
 
     alignment, fixed (-1: free) and capacity in the unit of `size`, all below 2^43.
     orders: rankings, of the letters W lifetime, A lifetime x size, T largest total of a
-    section (of what waits), F the same with what is placed, C sections, Z size, O
-    overlapping blocks, all descending; M before them: only what must lie in a section
-    next is tried, where there is such a section; R and a number, the seed: begun again
-    and again under other rankings. without: rules to switch off, as in
-    `memplan.solving.exact_ladder.RULES`. memo_bytes: for each ranking. beyond:
-    how far each block may reach above the capacity, at most its size, int64 of shape
-    (n,); None for 0.
+    section (of what waits), C sections, Z size, O overlapping blocks, all descending; M
+    before them: only what must lie in a section next is tried, where there is such a
+    section; R and a number, the seed: begun again and again under other rankings.
+    beyond: how far each block may reach above the capacity, at most its size, int64 of
+    shape (n,); None for 0.
     """
 
     def __init__(
@@ -199,8 +197,6 @@ class ExactSearch:
         capacity: int,
         orders: list[str],
         period: int = 0,
-        without: list[str] = ...,
-        memo_bytes: int = ...,
         beyond: _Int64 | None = None,
     ) -> None: ...
     def run(
@@ -216,16 +212,9 @@ class ExactSearch:
         is a proof. The answers depend on the rounds, not on the number of threads.
         """
 
-    def tighten(self, capacity: int) -> None:
-        """Ask for less from now on, with nothing that was learned lost."""
-
     def offsets(self) -> _Int64:
         """Of the packing that fits; ValueError if there is none."""
 
     @property
     def nodes(self) -> int:
         """Placements under all rankings."""
-
-    @property
-    def winner(self) -> int:
-        """The index of the ranking that found the answer, or -1."""

@@ -28,7 +28,7 @@ from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import verify_offsets
-from memplan.errors import MemplanError, UsageError
+from memplan.errors import MemplanError
 from memplan.native import _dsa
 from memplan.solving.bestfit import best_of_six
 from memplan.solving.options import DEFAULTS, Options, Progress
@@ -38,23 +38,6 @@ from memplan.solving.placing import quietest_moment, refuse_gaps, spans
 # Placements in all searches together, if nothing else limits them: about half a
 # minute on two cores.
 DEFAULT_NODES = 40_000_000
-
-# Pruning rules of the search, each of which can be switched off.
-RULES = (
-    "canonical",
-    "dominance",
-    "sections",
-    "unallocated",
-    "monotone",
-    "hatless",
-    "stranded",
-    "decomposition",
-    "ranking",
-    "tightest",
-    "forced",
-    "symmetry",
-    "memo",
-)
 
 # Rankings, searched in turn: W lifetime, A lifetime x size, T largest total of bytes in
 # a section lived through, C sections, Z size, O overlapping buffers; all descending.
@@ -92,28 +75,14 @@ class Tuning:
     threads: how many work at once; the offsets do not depend on it, either.
     slice: placements that a search makes in its turn.
     deadline: when to stop, by `time.perf_counter`; most_nodes: placements in all.
-    without: rules that are switched off, of RULES. orders: rankings, as in ORDERS.
-    memo_bytes: for the failures that each search remembers.
+    orders: rankings, as in ORDERS.
     """
 
     threads: int = 1
     deadline: float = math.inf
     most_nodes: int = 1 << 62
-    without: tuple[str, ...] = ()
     orders: tuple[str, ...] = ORDERS
-    memo_bytes: int = 1 << 22
     slice: int = _SLICE
-
-    def __post_init__(self) -> None:
-        """Raises UsageError for an unknown rule or order."""
-        for kind, known, named in (
-            ("rule", RULES, self.without),
-            ("order", ORDERS, self.orders),
-        ):
-            unknown = sorted(set(named) - set(known))
-            if unknown:
-                listed = ", ".join(known)
-                raise UsageError(f"there is no {kind} {unknown[0]!r}: take {listed}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,8 +349,6 @@ class Ladder:
             units,
             list(self._tuning.orders),
             (problem.length or 0) if wraps else 0,
-            list(self._tuning.without),
-            self._tuning.memo_bytes,
             beyond,
         )
 

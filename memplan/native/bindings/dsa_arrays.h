@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dsa/bestfit.h"
-#include "dsa/search_pieces.h"
+#include "dsa/packers.h"
 
 namespace memplan::bindings {
 

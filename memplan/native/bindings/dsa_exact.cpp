@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "dsa/exact_portfolio.h"
+#include "dsa/exact.h"
 
 namespace nb = nanobind;
 namespace dsa = memplan::dsa;
@@ -63,21 +63,12 @@ dsa::Instance instance_from(const Column& lower, const Column& upper,
   return instance;
 }
 
-dsa::Rules rules_without(const std::vector<std::string>& without) {
-  dsa::Rules rules;
-  for (const std::string& name : without) {
-    require(rules.set(name, false), "there is no rule of that name");
-  }
-  return rules;
-}
-
 // One call at a time, whichever threads make them.
 class ExactSearch {
  public:
   ExactSearch(const Column& lower, const Column& upper, const Column& size,
               const Column& alignment, const Column& fixed, std::int64_t capacity,
               const std::vector<std::string>& orders, std::int64_t period,
-              const std::vector<std::string>& without, std::size_t memo_bytes,
               const std::optional<Column>& beyond)
       : portfolio_([&] {
           require(!orders.empty(), "no orders");
@@ -85,9 +76,8 @@ class ExactSearch {
                   "need 0 <= capacity < 2^43");
           const auto instance =
               instance_from(lower, upper, size, alignment, fixed, period, beyond);
-          const auto rules = rules_without(without);
           nb::gil_scoped_release released;
-          return dsa::Portfolio(instance, orders, capacity, rules, memo_bytes);
+          return dsa::Portfolio(instance, orders, capacity);
         }()) {}
 
   const char* run(std::int64_t rounds, std::int64_t slice, int threads,
@@ -112,13 +102,6 @@ class ExactSearch {
     return verdict_ == dsa::Verdict::kFits ? "fits" : "never";
   }
 
-  void tighten(std::int64_t capacity) {
-    nb::gil_scoped_release released;
-    const std::scoped_lock one_at_a_time(mutex_);
-    portfolio_.tighten(capacity);
-    verdict_ = dsa::Verdict::kOpen;
-  }
-
   nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>> offsets() {
     require(verdict_ == dsa::Verdict::kFits, "no packing was found");
     auto* kept = new std::vector<std::int64_t>(portfolio_.offsets());
@@ -129,7 +112,6 @@ class ExactSearch {
   }
 
   std::int64_t nodes() const { return portfolio_.nodes(); }
-  int winner() const { return portfolio_.winner(); }
 
  private:
   dsa::Portfolio portfolio_;
@@ -143,15 +125,11 @@ void bind_exact(nb::module_& m) {
   nb::class_<ExactSearch>(m, "ExactSearch")
       .def(nb::init<const Column&, const Column&, const Column&, const Column&,
                     const Column&, std::int64_t, const std::vector<std::string>&,
-                    std::int64_t, const std::vector<std::string>&, std::size_t,
-                    const std::optional<Column>&>(),
+                    std::int64_t, const std::optional<Column>&>(),
            "lower"_a, "upper"_a, "size"_a, "alignment"_a, "fixed"_a, "capacity"_a,
-           "orders"_a, "period"_a = 0, "without"_a = std::vector<std::string>{},
-           "memo_bytes"_a = std::size_t{1} << 26, "beyond"_a = nb::none())
+           "orders"_a, "period"_a = 0, "beyond"_a = nb::none())
       .def("run", &ExactSearch::run, "rounds"_a, "placements"_a, "threads"_a,
            "seconds"_a)
-      .def("tighten", &ExactSearch::tighten, "capacity"_a)
       .def("offsets", &ExactSearch::offsets)
-      .def_prop_ro("nodes", &ExactSearch::nodes)
-      .def_prop_ro("winner", &ExactSearch::winner);
+      .def_prop_ro("nodes", &ExactSearch::nodes);
 }

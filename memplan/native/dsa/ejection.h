@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "dsa/bestfit.h"
-#include "dsa/ejection_board.h"
-#include "dsa/ejection_lane.h"
 
 namespace memplan::dsa {
+
+class EjectionLane;
+class Grounds;
 
 /// Makes a packing lower and lower, by taking blocks out and putting them back.
 ///
@@ -23,6 +24,7 @@ class Ejection {
   /// offsets: a packing to begin with, in which every block lies where it may.
   Ejection(const Blocks& blocks, std::span<const std::int64_t> fixed,
            std::span<const std::int64_t> offsets, std::uint64_t seed);
+  ~Ejection();
 
   static constexpr std::int64_t kEndless = std::numeric_limits<std::int64_t>::max();
 
@@ -30,7 +32,7 @@ class Ejection {
     std::int64_t goal = 0;        // stop at a peak of so many bytes, or less
     std::int64_t placements = 0;  // stop when so many were made, since the beginning
     double seconds = 0;           // stop between rounds after so long
-    double hard_seconds = 0;      // stop even within one: not repeatable from then on
+    double hard_seconds = 0;  // stop even within one: not repeatable from then on
     int threads = 1;
     std::int64_t work = kEndless;  // of all lanes, since the beginning
   };
@@ -44,7 +46,7 @@ class Ejection {
 
   std::int64_t placed() const;
   std::int64_t worked() const;  // units of work, whatever the machine
-  std::int64_t peak() const { return lanes_[best_]->peak(); }
+  std::int64_t peak() const;
   std::vector<std::int64_t> offsets() const;
 
  private:
@@ -52,7 +54,7 @@ class Ejection {
   void share();
   std::vector<std::int64_t> renumbered(std::span<const std::int64_t> offsets) const;
 
-  Grounds grounds_;
+  std::unique_ptr<const Grounds> grounds_;
   std::vector<std::unique_ptr<EjectionLane>> lanes_;
   std::size_t best_ = 0;
 };

@@ -1,6 +1,7 @@
-#include "dsa/exact_kernels.h"
-
+// The inner loops of `Bounds`, built for several kinds of processor.
 #include <algorithm>
+
+#include "dsa/exact_bounds.h"
 
 // Dispatch at load time needs ifunc, which sanitizers cannot start up with.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) &&                  \
@@ -15,9 +16,11 @@ namespace memplan::dsa {
 namespace {
 
 template <class V>
-[[gnu::always_inline]] inline Lowest<V> lowest(
-    const std::int32_t* start, const std::int32_t* end, const V* offset, const V* size,
-    std::int32_t count, std::int32_t from, std::int32_t to, V none) {
+[[gnu::always_inline]] inline Lowest<V> lowest(const std::int32_t* start,
+                                               const std::int32_t* end, const V* offset,
+                                               const V* size, std::int32_t count,
+                                               std::int32_t from, std::int32_t to,
+                                               V none) {
   V least = none, top = none;
   for (std::int32_t i = 0; i < count; ++i) {
     const bool meets = (start[i] < to) & (from < end[i]);

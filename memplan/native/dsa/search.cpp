@@ -2,26 +2,188 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <exception>
+#include <bit>
+#include <cmath>
 #include <limits>
-#include <thread>
+
+#include "dsa/threads.h"
 
 namespace memplan::dsa {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // A round should last some milliseconds: this many blocks placed by each lane.
 constexpr std::size_t kBlocksARound = 1 << 15;
 
 constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::max();
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+// Orders packed in vain before a lane tries something else; the more blocks, the fewer,
+// for each takes longer. Measured on problems of 150 to 30,000 blocks.
+std::int64_t patience_for(std::size_t blocks) {
+  const std::size_t tries = 400'000 / std::max<std::size_t>(blocks, 1);
+  return static_cast<std::int64_t>(std::clamp<std::size_t>(tries, 12, 1000));
+}
+
+constexpr std::size_t kInsertionSort = 1024;
+constexpr std::size_t kMostDisturbed = 6;
+
+// Ascending keys for descending priorities.
+std::uint64_t descending(double priority) {
+  const auto bits = std::bit_cast<std::uint64_t>(priority);
+  constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
+  return (bits & kSign) != 0 ? bits : ~(bits | kSign);
 }
 
 }  // namespace
+
+bool Terrain::meet(std::int32_t a, std::int32_t b) const {
+  const auto overlap = [&](std::int32_t shift) {
+    return sections.start[a] < sections.end[b] + shift &&
+           sections.start[b] + shift < sections.end[a];
+  };
+  return overlap(0) || overlap(sections.count) || overlap(-sections.count);
+}
+
+Lane::Lane(const Terrain& terrain, std::size_t classic, std::uint64_t seed)
+    : terrain_(&terrain),
+      random_(seed),
+      priority_(terrain.classic[classic]),
+      order_(terrain.movable),
+      patience_(patience_for(order_.size())) {}
+
+void Lane::step(Packer& packer, const Packing& shared, std::int64_t below) {
+  if (idle_ > patience_) {
+    walking_ = !walking_;
+    idle_ = 0;
+    if (walking_) {
+      begin_walk(shared);
+    } else {
+      begin_refining(shared);
+    }
+  }
+  ++idle_;
+  if (walking_) {
+    // What any order reaches comes first: there must be one to begin again from.
+    const bool begun = shared.peak != Packing{}.peak;
+    const std::int64_t reached = std::min(best_.peak, shared.peak);
+    walk(packer, (begun ? std::min(reached, below) : reached) - 1);
+  } else {
+    refine(packer);
+  }
+}
+
+void Lane::begin_walk(const Packing& shared) {
+  const double deviation = random_.uniform();
+  stride_ = std::exp(-3 + 3.4 * random_.uniform());  // 0.05 to 1.5
+  if (random_.below(2) == 0) {
+    priority_ = best_.peak < shared.peak ? best_.priority : shared.priority;
+    add_noise(0.2 * deviation);
+  } else {
+    priority_ = terrain_->classic[random_.below(terrain_->classic.size())];
+    add_noise(deviation);
+  }
+}
+
+void Lane::begin_refining(const Packing& shared) {
+  if (shared.peak < best_.peak) best_ = shared;
+}
+
+void Lane::walk(Packer& packer, std::int64_t target) {
+  sort_by_priority();
+  if (packer.pack(order_, target)) {
+    keep(packer);
+    idle_ = 0;
+    return;
+  }
+  for (const std::int32_t block : packer.late()) {
+    priority_[block] += stride_ * random_.uniform();
+  }
+}
+
+void Lane::refine(Packer& packer) {
+  std::size_t peaks = 0;
+  std::int32_t culprit = order_.front();
+  for (const std::int32_t block : order_) {
+    if (best_.offsets[block] + terrain_->taken[block] < best_.peak) continue;
+    if (random_.below(++peaks) == 0) culprit = block;
+  }
+  priority_ = best_.priority;
+  disturb_neighbours(culprit);
+  sort_by_priority();
+  const std::int64_t before = best_.peak;
+  if (packer.pack(order_, before)) {
+    keep(packer);
+    if (best_.peak < before) idle_ = 0;
+  }
+}
+
+/// Either some of those alive beside the block, the large ones rather than the small,
+/// or all of them by a little.
+void Lane::disturb_neighbours(std::int32_t block) {
+  neighbours_.clear();
+  double bytes = 0;
+  for (const std::int32_t other : terrain_->movable) {
+    if (!terrain_->meet(block, other)) continue;
+    neighbours_.push_back(other);
+    bytes += static_cast<double>(terrain_->size[other]);
+  }
+  if (random_.below(4) == 0) {
+    const double deviation = std::exp(-6.9 * random_.uniform());  // 0.001 to 1
+    for (const std::int32_t other : neighbours_) {
+      priority_[other] += deviation * random_.normal();
+    }
+    return;
+  }
+  for (std::size_t count = 1 + random_.below(kMostDisturbed); count > 0; --count) {
+    double left = random_.uniform() * bytes;
+    std::size_t k = 0;
+    while (k + 1 < neighbours_.size()) {
+      left -= static_cast<double>(terrain_->size[neighbours_[k]]);
+      if (left < 0) break;
+      ++k;
+    }
+    priority_[neighbours_[k]] += random_.normal();
+  }
+}
+
+void Lane::add_noise(double deviation) {
+  for (const std::int32_t block : terrain_->movable) {
+    priority_[block] += deviation * random_.normal();
+  }
+}
+
+/// Equal priorities go by index, whatever the order was before.
+void Lane::sort_by_priority() {
+  if (order_.size() > kInsertionSort) {
+    std::vector<std::uint64_t> keys(order_.size());
+    for (std::size_t k = 0; k < keys.size(); ++k) {
+      keys[k] = descending(priority_[terrain_->movable[k]]);
+    }
+    order_ = stable_order(keys);
+    for (std::int32_t& k : order_) k = terrain_->movable[k];
+    return;
+  }
+  for (std::size_t k = 1; k < order_.size(); ++k) {  // it is nearly sorted
+    const std::int32_t block = order_[k];
+    const double priority = priority_[block];
+    std::size_t j = k;
+    for (; j > 0; --j) {
+      const std::int32_t other = order_[j - 1];
+      if (priority_[other] > priority) break;
+      if (priority_[other] == priority && other < block) break;
+      order_[j] = other;
+    }
+    order_[j] = block;
+  }
+}
+
+void Lane::keep(const Packer& packer) {
+  best_.priority = priority_;
+  best_.offsets.assign(packer.offsets().begin(), packer.offsets().end());
+  best_.peak = 0;
+  for (std::size_t i = 0; i < best_.offsets.size(); ++i) {
+    best_.peak = std::max(best_.peak, best_.offsets[i] + terrain_->taken[i]);
+  }
+}
 
 /// Every lane packs `orders` orders, or fewer once the goal is reached. The winner is
 /// whoever needs the fewest, the first lane among equals: lanes that could still win
@@ -47,7 +209,10 @@ Search::Search(const Blocks& blocks, std::span<const std::int64_t> fixed,
     : blocks_(blocks),
       fixed_(fixed),
       terrain_{cut_into_sections(blocks.lower, blocks.upper, blocks.period),
-               blocks.size, blocks.peaks(), {}, std::move(classic)} {
+               blocks.size,
+               blocks.peaks(),
+               {},
+               std::move(classic)} {
   for (std::size_t i = 0; i < blocks.size.size(); ++i) {
     if (fixed.empty() || fixed[i] < 0) {
       terrain_.movable.push_back(static_cast<std::int32_t>(i));
@@ -111,22 +276,8 @@ void Search::play(Round& round, int threads) {
   while (packers_.size() < static_cast<std::size_t>(threads)) {
     packers_.push_back(new_packer());
   }
-  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(threads));
-  {
-    std::vector<std::jthread> helpers;
-    const auto guarded = [&](std::size_t k) {
-      try {
-        work(*packers_[k]);
-      } catch (...) {  // out of memory: say so where the caller can hear it
-        failures[k] = std::current_exception();
-      }
-    };
-    for (std::size_t k = 1; k < failures.size(); ++k) helpers.emplace_back(guarded, k);
-    guarded(0);
-  }
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
+  on_threads(static_cast<std::size_t>(threads),
+             [&](std::size_t k) { work(*packers_[k]); });
 }
 
 std::unique_ptr<Packer> Search::new_packer() const {

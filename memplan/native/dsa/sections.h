@@ -1,4 +1,4 @@
-// Time, cut at every moment when some buffer is allocated or freed.
+// Time, cut at every moment when some buffer is allocated or freed; and sorting.
 #pragma once
 
 #include <cstdint>
@@ -26,5 +26,9 @@ struct Sections {
 /// Times are not negative; at most 2^29 buffers. Throws std::length_error for more.
 Sections cut_into_sections(std::span<const std::int64_t> lower,
                            std::span<const std::int64_t> upper, std::int64_t period);
+
+/// The stable ascending order of `keys`: the k-th entry is the index of the k-th
+/// smallest key, and equal keys keep their order. At most 2^31 keys.
+std::vector<std::int32_t> stable_order(std::span<const std::uint64_t> keys);
 
 }  // namespace memplan::dsa

@@ -1,4 +1,4 @@
-#include "dsa/exact_portfolio.h"
+#include "dsa/exact.h"
 
 #include <algorithm>
 #include <atomic>
@@ -9,6 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "dsa/exact_search.h"
+
 namespace memplan::dsa {
 
 // A search of either width.
@@ -16,7 +18,6 @@ class Portfolio::Lane {
  public:
   virtual ~Lane() = default;
   virtual Verdict run(std::int64_t nodes, const StopSign& stop) = 0;
-  virtual void tighten(std::int64_t capacity) = 0;
   virtual std::vector<std::int64_t> offsets() const = 0;
   virtual std::int64_t nodes() const = 0;
 };
@@ -27,15 +28,11 @@ template <class V>
 class Ranked final : public Portfolio::Lane {
  public:
   Ranked(std::shared_ptr<const Model<V>> model, const std::string& order,
-         std::int64_t capacity, const Rules& rules, std::size_t memo_bytes)
-      : model_(std::move(model)),
-        search_(*model_, order, static_cast<V>(capacity), rules, memo_bytes) {}
+         std::int64_t capacity)
+      : model_(std::move(model)), search_(*model_, order, static_cast<V>(capacity)) {}
 
   Verdict run(std::int64_t nodes, const StopSign& stop) override {
     return search_.run(nodes, stop);
-  }
-  void tighten(std::int64_t capacity) override {
-    search_.tighten(static_cast<V>(capacity));
   }
   std::vector<std::int64_t> offsets() const override {
     return {search_.offsets().begin(), search_.offsets().end()};
@@ -47,14 +44,14 @@ class Ranked final : public Portfolio::Lane {
   Search<V> search_;
 };
 
-template <class V, class... Rest>
+template <class V>
 std::vector<std::unique_ptr<Portfolio::Lane>> lanes_for(
     const Instance& instance, const std::vector<std::string>& orders,
-    const Rest&... rest) {
+    std::int64_t capacity) {
   const auto model = std::make_shared<const Model<V>>(model_of<V>(instance));
   std::vector<std::unique_ptr<Portfolio::Lane>> lanes;
   for (const std::string& order : orders) {
-    lanes.push_back(std::make_unique<Ranked<V>>(model, order, rest...));
+    lanes.push_back(std::make_unique<Ranked<V>>(model, order, capacity));
   }
   return lanes;
 }
@@ -122,12 +119,11 @@ bool fits_in_32_bits(const Instance& instance, std::int64_t capacity) {
 }  // namespace
 
 Portfolio::Portfolio(const Instance& instance, const std::vector<std::string>& orders,
-                     std::int64_t capacity, const Rules& rules,
-                     std::size_t memo_bytes)
+                     std::int64_t capacity)
     : verdicts_(orders.size(), Verdict::kOpen) {
   lanes_ = fits_in_32_bits(instance, capacity)
-               ? lanes_for<std::int32_t>(instance, orders, capacity, rules, memo_bytes)
-               : lanes_for<std::int64_t>(instance, orders, capacity, rules, memo_bytes);
+               ? lanes_for<std::int32_t>(instance, orders, capacity)
+               : lanes_for<std::int64_t>(instance, orders, capacity);
 }
 
 Portfolio::~Portfolio() = default;
@@ -157,12 +153,6 @@ bool Portfolio::end_round() {
   if (ended == verdicts_.end()) return false;
   winner_ = static_cast<int>(ended - verdicts_.begin());
   return true;
-}
-
-void Portfolio::tighten(std::int64_t capacity) {
-  for (const auto& lane : lanes_) lane->tighten(capacity);
-  std::fill(verdicts_.begin(), verdicts_.end(), Verdict::kOpen);
-  winner_ = -1;
 }
 
 std::vector<std::int64_t> Portfolio::offsets() const {

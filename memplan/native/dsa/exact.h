@@ -6,9 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "dsa/exact_search.h"
+#include "dsa/exact_model.h"
+#include "stop_sign.h"
 
 namespace memplan::dsa {
+
+enum class Verdict : std::uint8_t { kOpen, kFits, kNever };
 
 /// One search per ranking, each with its own stack and memo; none starts over.
 ///
@@ -18,23 +21,19 @@ namespace memplan::dsa {
 /// in the list counts.
 class Portfolio {
  public:
-  /// capacity: in the unit of the instance's sizes. memo_bytes: for each search.
+  /// capacity: in the unit of the instance's sizes.
   Portfolio(const Instance& instance, const std::vector<std::string>& orders,
-            std::int64_t capacity, const Rules& rules, std::size_t memo_bytes);
+            std::int64_t capacity);
   ~Portfolio();
 
   /// At most `rounds` of `slice` placements, fewer if a search ends or the sign is up.
   Verdict run(std::int64_t rounds, std::int64_t slice, int threads,
               const StopSign& stop);
 
-  /// All searches ask for less from now on.
-  void tighten(std::int64_t capacity);
-
   /// After Verdict::kFits: an offset per buffer.
   std::vector<std::int64_t> offsets() const;
 
-  /// The ranking whose search ended, or -1; placements of all searches together.
-  int winner() const { return winner_; }
+  /// Placements of all searches together.
   std::int64_t nodes() const;
 
   class Lane;
@@ -44,7 +43,7 @@ class Portfolio {
 
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<Verdict> verdicts_;
-  int winner_ = -1;
+  int winner_ = -1;  // the ranking whose search ended, or -1
 };
 
 }  // namespace memplan::dsa
