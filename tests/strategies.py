@@ -6,13 +6,51 @@ lifetimes, sizes and heights do.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from itertools import accumulate
+from typing import Any
 
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.core.problem import FREE, Problem
 
 ALIGNMENTS = ("none", "uniform", "mixed")
+Check = Callable[..., None]
+
+
+def examples(
+    usual: int,
+    *strategies: st.SearchStrategy[Any],
+    soak: int = 0,
+    **named: st.SearchStrategy[Any],
+) -> Callable[[Check], Check]:
+    """Makes a test of a property: `given(*strategies, **named)`, `usual` examples.
+
+    `make soak` tries `soak` examples, ten times as many if it is 0. Parameters without
+    a strategy are pytest's, and come first.
+    """
+
+    def decorate(check: Check) -> Check:
+        parameters = list(inspect.signature(check).parameters.values())
+        own = parameters[: len(parameters) - len(strategies)]
+        own = [each for each in own if each.name not in named]
+        count = inspect.Parameter("count", inspect.Parameter.KEYWORD_ONLY)
+
+        def test(count: int, **others: object) -> None:
+            property_ = given(*strategies, **named)(check)
+            settings(max_examples=count, deadline=None)(property_)(**others)
+
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            setattr(test, name, getattr(check, name))
+        test.__dict__.update(check.__dict__)
+        test.__signature__ = inspect.Signature([*own, count])  # type: ignore[attr-defined]
+        counts = [usual, pytest.param(soak or 10 * usual, marks=pytest.mark.soak)]
+        return pytest.mark.parametrize("count", counts)(test)
+
+    return decorate
 
 
 def problems(

@@ -321,7 +321,6 @@ class Race:
         tuning = Tuning(
             threads=self.options.workers(),
             deadline=self._deadline,
-            most_nodes=self._most_nodes,
             slice=paced(Tuning.slice, len(self.problem)),
         )
         ladder = Ladder(

@@ -43,10 +43,10 @@ DEFAULT_NODES = 40_000_000
 # a section lived through, C sections, Z size, O overlapping buffers; all descending.
 # Those with an M try only what may lie in a section where something must lie next. R
 # and a number: a randomised ranking, which changes again and again.
-ORDERS = (
+ORDERS = [
     *("TWA", "MTZW", "CTA", "MTWA", "AWT", "OAT", "WAT"),
     *("R1", "R2", "R3", "R4", "R5"),
-)
+]
 
 MOST_BUFFERS = 2000
 MOST_UNITS = 1 << 42  # of a capacity
@@ -74,14 +74,11 @@ class Tuning:
 
     threads: how many work at once; the offsets do not depend on it, either.
     slice: placements that a search makes in its turn.
-    deadline: when to stop, by `time.perf_counter`; most_nodes: placements in all.
-    orders: rankings, as in ORDERS.
+    deadline: when to stop, by `time.perf_counter`.
     """
 
     threads: int = 1
     deadline: float = math.inf
-    most_nodes: int = 1 << 62
-    orders: tuple[str, ...] = ORDERS
     slice: int = _SLICE
 
 
@@ -117,7 +114,7 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     if options.time_limit is not None:
         spent = time.perf_counter() - start
         options = replace(options, time_limit=max(0.0, options.time_limit - spent))
-    found = improve(problem, incumbent, options=options)
+    found = improve(problem, incumbent, options)
     note = f"{found.nodes:,} nodes" if found.nodes else f"best fit by {name}"
     note += ", interrupted" * found.interrupted
     if found.too_large:
@@ -132,17 +129,12 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
 
 
 def improve(
-    problem: Problem,
-    incumbent: Int64Array,
-    bound: int = 0,
-    options: Options = DEFAULTS,
-    tuning: Tuning | None = None,
+    problem: Problem, incumbent: Int64Array, options: Options = DEFAULTS
 ) -> ExactResult:
     """Better offsets than `incumbent`, a plan for `problem`, or a proof of its worth.
 
-    bound: bytes that are known to be needed. options: as for `solve`; `max_nodes` is
-    DEFAULT_NODES, paced, where it and the time limit are None. tuning: rules and
-    rankings; its threads and limits are replaced by those of the options.
+    options: as for `solve`; `max_nodes` is DEFAULT_NODES, paced, where it and the time
+    limit are None.
 
     Raises UsageError for gaps in lifespans.
     """
@@ -151,13 +143,9 @@ def improve(
     limit, most = options.time_limit, options.max_nodes
     if most is None:
         most = paced(DEFAULT_NODES, len(problem)) if limit is None else 1 << 62
-    tuning = replace(
-        Tuning() if tuning is None else tuning,
-        threads=options.workers(),
-        deadline=math.inf if limit is None else start + limit,
-        most_nodes=most,
-    )
-    bound, capacity = max(bound, lower_bound(problem)), options.capacity
+    deadline = math.inf if limit is None else start + limit
+    tuning = Tuning(options.workers(), deadline)
+    bound, capacity = lower_bound(problem), options.capacity
 
     def begin(part: Part) -> Ladder:
         whole = len(part.members) == len(problem)
@@ -179,7 +167,7 @@ def improve(
                 break
             now = time.perf_counter()
             options.report(Progress(parts.peak, parts.bound, nodes(), now - start))
-            if now >= tuning.deadline or nodes() >= most:
+            if now >= deadline or nodes() >= most:
                 break
     except KeyboardInterrupt:
         interrupted = True
@@ -347,7 +335,7 @@ class Ladder:
             alignment,
             fixed,
             units,
-            list(self._tuning.orders),
+            ORDERS,
             (problem.length or 0) if wraps else 0,
             beyond,
         )
@@ -372,10 +360,8 @@ class Peaks:
     """All peaks that a best plan can have, in bytes, ascending from `peaks[0]`, 0.
 
     The offsets of some best plan are multiples of a unit, sums of padded sizes; the
-    topmost buffer counts without its padding. So a peak is a multiple of the unit less
-    the padding of a buffer, and nothing need be asked about between two of these.
-
-    Multiples of the unit are among them, whether or not a buffer has no padding.
+    topmost buffer counts without its padding. So a peak is a multiple of the unit, or
+    one less the padding of a buffer: nothing need be asked about between two of these.
 
     unit: bytes that all offsets of some best plan are multiples of.
     """
@@ -402,10 +388,6 @@ class Peaks:
         rest = units * self.unit - least
         place = next(i for i, short in enumerate(self._short) if short <= rest)
         return (units - 1) * len(self._short) + place + 1
-
-    def at_most(self, most: int) -> int:
-        """The highest peak of at most so many bytes."""
-        return self[self.index(most + 1) - 1]
 
     def room(self, index: int) -> tuple[int, Int64Array | None]:
         """Units beneath a peak, and the buffers that may reach one beyond: 0 or 1.

@@ -21,10 +21,12 @@ from memplan.core.plan import (
     Requests,
     RunStats,
     Source,
+    StepKind,
     Warmup,
 )
 from memplan.core.planfile import dump_plan
-from memplan.core.problem import Problem
+from memplan.core.problem import Gaps, Problem
+from tests.gap_samples import gapped
 from tests.plans import changed
 
 Fields = dict[str, Any]
@@ -77,6 +79,29 @@ def sample() -> Plan:
     )
 
 
+def with_kinds() -> Plan:
+    """The same with steps of other kinds, all of them elastic."""
+    one = Problem.of([0, 1, 4], [6, 3, 5], [64, 100, 30], alignment=64, rounding=64)
+    two = Problem.of([0], [2], [5000], alignment=64, rounding=64)
+    return changed(
+        sample(),
+        elastic=True,
+        kinds=(
+            StepKind(one, np.array([0, 64, 64]), recorded(one, [7, 9]), seen=3),
+            StepKind(two, np.array([128]), recorded(two, [])),
+        ),
+    )
+
+
+def with_gaps() -> Plan:
+    """A plan of an imported problem, of which one lies in the gap of another."""
+    gaps = Gaps.of([0, 0, 2], [2, 5, 3], [4, 7, 4], [0, 1, 0], [0, 6, 0])
+    problem = Problem.of(
+        [0, 2, 3], [9, 4, 8], [8, 8, 5], labels=["a", "b", "c"], gaps=gaps
+    )
+    return Plan.of(problem, np.array([0, 0, 8]), "bestfit")
+
+
 @st.composite
 def problems(
     draw: st.DrawFn, *, periodic: bool, labelled: bool, rounded: bool = True
@@ -109,11 +134,24 @@ def problems(
 
 
 @st.composite
+def step_kinds(draw: st.DrawFn) -> StepKind:
+    problem = draw(problems(periodic=False, labelled=False))
+    skipped = draw(st.lists(st.integers(0, 1 << 62), max_size=4))
+    seen = draw(st.integers(1, 1 << 40))
+    return StepKind(problem, stacked(problem), recorded(problem, skipped), seen)
+
+
+@st.composite
 def plans(draw: st.DrawFn) -> Plan:
+    """Any plan that a file can hold; none is wrong, but the bound may be."""
+    if draw(st.integers(0, 3)) == 0:
+        problem = draw(gapped(fixed=True))
+        return Plan.of(problem, stacked(problem), "bestfit")
     is_recorded = draw(st.booleans())
     labelled = not is_recorded and draw(st.booleans())
     periodic = draw(st.booleans())
     problem = draw(problems(periodic=periodic, labelled=labelled, rounded=is_recorded))
+    lifespan = 0
     plan = Plan.of(problem, stacked(problem), draw(st.text(max_size=8)))
     if is_recorded:
         skipped = st.lists(st.integers(0, 1 << 62), max_size=4)
@@ -125,12 +163,17 @@ def plans(draw: st.DrawFn) -> Plan:
             ticks = int(before.lower.max(initial=0)) + draw(st.integers(1, 9))
             warmup = Warmup(before, stacked(before), requests, ticks)
             plan = changed(plan, warmup=warmup)
+        plan = changed(plan, elastic=draw(st.booleans()))
+        lifespan = draw(st.sampled_from([0, 1, 1 << 62]))
+    others = draw(st.lists(step_kinds(), max_size=3))
     small = st.integers(0, 1 << 50)
     return changed(
         plan,
         seed=draw(st.integers(0, (1 << 63) - 1)),
         proved_optimal=draw(st.booleans()),
-        device=draw(st.sampled_from(["cpu", "cuda"])),
+        kinds=tuple(others),
+        lifespan_bytes=lifespan,
+        device="cuda" if lifespan else draw(st.sampled_from(["cpu", "cuda"])),
         source=Source(draw(st.text()), draw(st.text()), draw(st.text())),
         program=Program(draw(st.text()), "", "2.13", draw(small), "forward"),
         recorded=RunStats(draw(small), draw(small) / 1e3, draw(small) / 1e9),
@@ -164,9 +207,12 @@ def assert_same_placement(one: Placement, other: Placement) -> None:
 def assert_same(one: Plan, other: Plan) -> None:
     assert_same_placement(one.hot, other.hot)
     assert replace(one.provenance, seconds=0) == replace(other.provenance, seconds=0)
-    for name in {f.name for f in fields(Plan)} - {"hot", "provenance", "warmup"}:
-        if name != "stated":
-            assert getattr(one, name) == getattr(other, name), name
+    apart = {"hot", "provenance", "warmup", "kinds", "stated"}
+    for name in {f.name for f in fields(Plan)} - apart:
+        assert getattr(one, name) == getattr(other, name), name
+    for mine, theirs in zip(one.kinds, other.kinds, strict=True):
+        assert_same_placement(mine, theirs)
+        assert mine.seen == theirs.seen
     assert (one.warmup is None) == (other.warmup is None)
     if one.warmup is not None and other.warmup is not None:
         assert_same_placement(one.warmup, other.warmup)
@@ -193,25 +239,20 @@ def edited(plan: Plan, change: Callable[[Fields], object]) -> bytes:
 
 def put(path: str, new: object) -> Callable[[Fields], None]:
     """A change: set the field at a path such as ``buffers.2.size``."""
-
-    def change(value: Fields) -> None:
-        *way, last = path.split(".")
-        place: Any = value
-        for key in way:
-            place = place[int(key) if key.isdigit() else key]
-        place[last if isinstance(place, dict) else int(last)] = new
-
-    return change
+    return _at(path, lambda place, key: place.__setitem__(key, new))
 
 
 def without(path: str) -> Callable[[Fields], None]:
     """A change: remove the field at the path."""
+    return _at(path, lambda place, key: place.__delitem__(key))
 
-    def change(value: Fields) -> None:
+
+def _at(path: str, change: Callable[[Any, Any], object]) -> Callable[[Fields], None]:
+    def changed_there(value: Fields) -> None:
         *way, last = path.split(".")
         place: Any = value
         for key in way:
             place = place[int(key) if key.isdigit() else key]
-        del place[last if isinstance(place, dict) else int(last)]
+        change(place, last if isinstance(place, dict) else int(last))
 
-    return change
+    return changed_there

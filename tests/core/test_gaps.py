@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from memplan.core.problem import Gaps, Problem, join, pieces
 from memplan.errors import InputError
 from tests.gap_samples import gapped, window
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 
 def rows(gaps: Gaps | None) -> list[tuple[int, ...]]:
@@ -126,8 +125,7 @@ def test_pieces_between_around_and_in_gaps() -> None:
     ]
 
 
-@settings(max_examples=80, deadline=None)
-@given(gapped())
+@examples(80, gapped())
 def test_pieces_tick_by_tick(problem: Problem) -> None:
     found = pieces(problem)
     assert (found.lower < found.upper).all()
@@ -143,8 +141,7 @@ def test_pieces_tick_by_tick(problem: Problem) -> None:
             assert windows == ([(begin, end)] if begin < end else [])
 
 
-@settings(max_examples=30, deadline=None)
-@given(problems())
+@examples(30, problems())
 def test_without_gaps_there_is_a_piece_for_each_buffer(problem: Problem) -> None:
     found = pieces(problem)
     assert found.owner.tolist() == list(range(len(problem)))

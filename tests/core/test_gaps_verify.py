@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from memplan.core.bounds import live_bytes, lower_bound
 from memplan.core.plan import Plan, Requests, Warmup
@@ -19,6 +18,7 @@ from tests.gap_samples import (
     window,
 )
 from tests.plans import changed
+from tests.strategies import examples
 
 INSTANCES = 3000
 
@@ -97,8 +97,7 @@ def needed(problem: Problem, tick: int) -> int:
     return max(sum(firsts) * unit - spare, sum(end - begin for begin, end in windows))
 
 
-@settings(max_examples=80, deadline=None)
-@given(gapped())
+@examples(80, gapped())
 def test_live_bytes_tick_by_tick(problem: Problem) -> None:
     if problem.gaps is None:
         return

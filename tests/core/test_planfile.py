@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from plan_samples import assert_same, plans, recorded, sample
+from plan_samples import (
+    Fields,
+    assert_same,
+    edited,
+    plans,
+    put,
+    recorded,
+    sample,
+    signed,
+    with_gaps,
+    with_kinds,
+)
 
 from memplan.core.plan import (
     DeviceRun,
@@ -23,14 +34,14 @@ from memplan.core.plan import (
 )
 from memplan.core.planfile import dump_plan, load_plan, read_plan, write_plan
 from memplan.core.problem import Problem
-from memplan.core.verify import verify
+from memplan.core.verify import Failure, verify
 from memplan.errors import InputError, UsageError
 from memplan.version import __version__
 from tests.plans import changed
+from tests.strategies import examples
 
 
-@given(plans())
-@settings(deadline=None)
+@examples(80, plans())
 def test_a_plan_is_read_back_as_it_was(plan: Plan) -> None:
     data = dump_plan(plan)
     again = load_plan(data)
@@ -41,6 +52,10 @@ def test_a_plan_is_read_back_as_it_was(plan: Plan) -> None:
     if plan.hot.requests is None and len(plan.problem):
         assert again.problem.labels == plan.problem.labels
     assert dump_plan(again) == data
+    assert (b'"gaps"' in data) == (plan.problem.gaps is not None)
+    assert (b'\n"elastic": true' in data) == plan.elastic
+    assert (b'\n"lifespan_bytes": ' in data) == (plan.lifespan_bytes > 0)
+    assert (b'\n"kinds": [' in data) == bool(plan.kinds)
     assert [v.failure for v in verify(again)] == [v.failure for v in verify(plan)]
 
 
@@ -112,8 +127,8 @@ def test_writing_and_reading_a_file(tmp_path: Path) -> None:
         read_plan(tmp_path / "absent.json")
 
 
-def test_a_hundred_thousand_buffers() -> None:
-    n = 100_000
+def test_tens_of_thousands_of_buffers() -> None:
+    n = 30_000
     lower = np.arange(n)
     size = np.arange(n) % 977 + 1
     problem = Problem.of(
@@ -124,7 +139,56 @@ def test_a_hundred_thousand_buffers() -> None:
     assert_same(plan, load_plan(dump_plan(plan)))
 
 
+GAPPED, PLAN = with_gaps(), with_kinds()
+
+
+def test_a_row_is_this() -> None:
+    rows = dump_plan(GAPPED).decode().splitlines()
+    assert [row for row in rows if '"lower"' in row] == [
+        '{"gaps": [[2, 4], [5, 7, 1, 6]], "id": "a", "lower": 0, "offset": 0, '
+        '"size": 8, "upper": 9},',
+        '{"gaps": [], "id": "b", "lower": 2, "offset": 0, "size": 8, "upper": 4},',
+        '{"gaps": [[3, 4]], "id": "c", "lower": 3, "offset": 8, "size": 5, "upper": 8}',
+    ]
+    assert verify(load_plan(dump_plan(GAPPED))) == []
+
+
+def test_the_order_of_gaps_in_a_row_does_not_matter() -> None:
+    swapped = put("buffers.0.gaps", [[5, 7, 1, 6], [2, 4]])
+    assert dump_plan(load_plan(edited(GAPPED, swapped))) == dump_plan(GAPPED)
+
+
+def test_a_file_whose_rows_all_have_no_gaps_has_none() -> None:
+    value = json.loads(dump_plan(GAPPED))
+    for row in value["buffers"]:
+        row["gaps"] = []
+    again = load_plan(signed(value))
+    assert again.problem.gaps is None
+    assert {v.failure for v in verify(again)} >= {Failure.FINGERPRINT, Failure.OVERLAP}
+
+
+def test_the_arena_holds_the_kinds() -> None:
+    assert verify(PLAN) == []
+    assert PLAN.peak < PLAN.arena_bytes == 128 + 5056
+    assert load_plan(dump_plan(PLAN)).arena_bytes == PLAN.arena_bytes
+
+
+def test_fields_that_say_nothing_may_be_there() -> None:
+    def change(value: Fields) -> None:
+        value["kinds"], value["elastic"] = [], False
+
+    again = load_plan(edited(sample(), change))
+    assert_same(again, sample())
+    assert dump_plan(again) == dump_plan(sample())
+
+
 WIDE = Problem.of([0, 1], [2, 3], [8, 8])
+BARE = Plan.of(WIDE, np.array([0, 8]), "x")
+
+
+def asking(sizes: list[int], buffers: list[int]) -> Plan:
+    requests = Requests((0,), np.array(sizes), np.array(buffers))
+    return changed(BARE, requests=requests)
 
 
 @pytest.mark.parametrize(
@@ -140,41 +204,11 @@ WIDE = Problem.of([0, 1], [2, 3], [8, 8])
             Plan.of(replace(WIDE, labels=("a", "a")), np.array([0, 8]), "x"),
             "two buffers have the label 'a'",
         ),
-        (
-            changed(
-                Plan.of(WIDE, np.array([0, 8]), "x"),
-                requests=Requests((0,), np.array([8, 8]), np.array([0, 0])),
-            ),
-            "do not serve one request each",
-        ),
-        (
-            changed(
-                Plan.of(WIDE, np.array([0, 8]), "x"),
-                requests=Requests((0,), np.array([8, 8]), np.array([1, 0])),
-            ),
-            "request 0 is out of the order of the clock",
-        ),
-        (
-            changed(
-                Plan.of(WIDE, np.array([0, 8]), "x"),
-                requests=Requests((0,), np.array([8, 9]), np.array([0, 1])),
-            ),
-            "request 1 asks for 9 bytes, its buffer holds 8",
-        ),
-        (
-            changed(
-                Plan.of(WIDE, np.array([0, 8]), "x"),
-                requests=Requests((0,), np.array([8, 8, -1]), np.array([0, 1, -1])),
-            ),
-            "request 2 asks for -1 bytes",
-        ),
-        (
-            changed(
-                Plan.of(WIDE, np.array([0, 8]), "x"),
-                requests=Requests((0,), np.array([8, 8]), np.array([0, 1, -1])),
-            ),
-            "2 request sizes for 3 requests",
-        ),
+        (asking([8, 8], [0, 0]), "do not serve one request each"),
+        (asking([8, 8], [1, 0]), "request 0 is out of the order of the clock"),
+        (asking([8, 9], [0, 1]), "request 1 asks for 9 bytes, its buffer holds 8"),
+        (asking([8, 8, -1], [0, 1, -1]), "request 2 asks for -1 bytes"),
+        (asking([8, 8], [0, 1, -1]), "2 request sizes for 3 requests"),
         (
             changed(
                 sample(),
@@ -186,6 +220,19 @@ WIDE = Problem.of([0, 1], [2, 3], [8, 8])
                 ),
             ),
             "warm-up: its clock must be linear",
+        ),
+        (
+            changed(sample(), elastic=True, lifespan_bytes=64),
+            "lifespan_bytes is of CUDA memory",
+        ),
+        (
+            changed(BARE, device="cuda", lifespan_bytes=64),
+            "lifespan_bytes must list its requests",
+        ),
+        (changed(BARE, elastic=True), "elastic plan must list its requests"),
+        (
+            changed(GAPPED, requests=recorded(GAPPED.problem, [])),
+            "buffer a has gaps, which a recorded pro",
         ),
     ],
 )

@@ -6,11 +6,10 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from memplan.core.problem import FREE, Buffer, Problem
 from memplan.errors import InputError
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 BIG = 1 << 62
 
@@ -71,8 +70,7 @@ def test_the_fingerprint_is_of_sizes_and_lifespans() -> None:
     assert other.fingerprint() != problem.fingerprint()
 
 
-@settings(max_examples=30, deadline=None)
-@given(problems())
+@examples(30, problems())
 def test_padding_is_less_than_the_granularity(problem: Problem) -> None:
     waste = problem.padded - problem.size
     assert ((waste >= 0) & (waste < problem.granularity)).all()

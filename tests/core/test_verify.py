@@ -7,7 +7,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
@@ -16,7 +15,7 @@ from memplan.core.problem import Problem
 from memplan.core.verify import Failure, verify, verify_offsets
 from memplan.solving.bestfit import best_fit
 from tests.plans import changed
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 INSTANCES = 10_000
 
@@ -118,8 +117,7 @@ def test_it_agrees_with_a_check_of_every_pair() -> None:
     assert INSTANCES // 4 < sound < INSTANCES // 2  # both kinds, in numbers
 
 
-@settings(max_examples=60, deadline=None)
-@given(problems(fixed=True))
+@examples(60, problems(fixed=True))
 def test_a_plan_loses_no_byte_unnoticed(problem: Problem) -> None:
     """Whatever is put one byte lower into a live neighbour, or below 0, is found."""
     offsets = best_fit(problem)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memplan.core.problem import Problem
+from tests.solving.puzzles import puzzle
 
 Piece = tuple[int, int, int, int]  # ticks [left, right), bytes [low, top)
 
@@ -27,7 +28,7 @@ class Hard(NamedTuple):
 
 
 def hard_problems() -> list[Hard]:
-    """Twenty of them, of 150 to 500 buffers."""
+    """Some of 150 to 500 buffers."""
     found = []
     for n, live, seed, spare in (
         *((310, 17, 0, 0.0), (310, 19, 1, 0.0), (370, 67, 2, 0.0), (370, 50, 3, 0.0)),
@@ -36,12 +37,10 @@ def hard_problems() -> list[Hard]:
     ):
         problem = swept(n, live, seed, spare=spare)
         found.append(Hard(f"swept-{n}-{live}-{spare}", problem, MEBI))
-    for seed, n in enumerate((150, 250, 350, 500, 430)):
-        found.append(Hard(f"guillotine-{n}", guillotine(n, seed + 10), MEBI))
+    for seed, n in enumerate((150, 250, 350, 500)):
+        cut = puzzle(n, seed + 10, height=MEBI)
+        found.append(Hard(f"guillotine-{n}", cut, MEBI))
         found.append(Hard(f"pinwheel-{n}", pinwheels(n, seed + 20), MEBI))
-    for seed, n in enumerate((220, 420)):
-        problem = guillotine(n, seed + 40, unit=4096)
-        found.append(Hard(f"coarse-{n}", problem, MEBI))
     return found
 
 
@@ -87,22 +86,6 @@ def swept(
     tick += 3
     pieces += [(born, tick, low, top) for born, low, top in alive]
     return _shuffled(pieces, unit, rng, spare)
-
-
-def guillotine(n: int, seed: int, *, unit: int = 256) -> Problem:
-    """Cut in two again and again, the largest first, in time or in bytes."""
-    rng = np.random.default_rng(seed)
-    pieces: list[Piece] = [(0, 2000, 0, MEBI // unit)]
-    while len(pieces) < n:
-        left, right, low, top = _pop_large(pieces, rng)
-        share = rng.uniform(0.25, 0.75)
-        along = left + round((right - left) * share)
-        across = low + round((top - low) * share)
-        if (rng.random() < 0.5 and left < along < right) or not low < across < top:
-            pieces += [(left, along, low, top), (along, right, low, top)]
-        else:
-            pieces += [(left, right, low, across), (left, right, across, top)]
-    return _shuffled(pieces, unit, rng)
 
 
 def pinwheels(n: int, seed: int, *, unit: int = 256) -> Problem:

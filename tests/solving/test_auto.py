@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from exact_oracle import brute_force
 from hard import swept
-from hypothesis import example, given, settings
+from hypothesis import example
 from puzzles import puzzle
-from strategies import problems
 
 from memplan.core.bounds import lower_bound
 from memplan.core.planfile import dump_plan
@@ -22,6 +21,7 @@ from memplan.solving import auto
 from memplan.solving.bestfit import best_of_six
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import Options, Progress
+from tests.strategies import examples, problems
 
 # Each meets each other, but never do all three: 10 bytes alive, and 15 needed.
 TRIANGLE = Problem.of([0, 2, 4], [3, 5, 1], [5, 5, 5], length=6)
@@ -40,8 +40,7 @@ def side_by_side(*problems: Problem) -> Problem:
     return Problem.of(*(np.concatenate(column) for column in columns))
 
 
-@settings(max_examples=60, deadline=None)
-@given(problems(fixed=True, max_size=7))
+@examples(60, problems(fixed=True, max_size=7))
 @example(Problem.of([0, 0], [1, 1], [1, 3], alignment=[3, 3]))  # taken apart, it is 4
 def test_small_problems_are_proved(problem: Problem) -> None:
     plan = auto.solve(problem)
@@ -112,8 +111,7 @@ def test_the_decision_question() -> None:
     assert (unknown.value.peak, unknown.value.lower_bound) == (15, 10)
 
 
-@settings(max_examples=50, deadline=None)
-@given(problems(max_size=6))
+@examples(50, problems(max_size=6))
 def test_the_decision_is_right_for_every_capacity(problem: Problem) -> None:
     least = brute_force(problem)
     for capacity in {least, least + 1, max(least - 1, 0)}:

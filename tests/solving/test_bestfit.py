@@ -1,21 +1,35 @@
-"""Best fit: exactly the paper's, whichever way it is computed."""
+"""Best fit: exactly the paper's, whichever way it is computed; by six priorities."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import strategies as st
+from puzzles import puzzle
 
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
 from memplan.core.problem import Problem
-from memplan.core.verify import verify
-from memplan.solving.bestfit import best_fit, solve
+from memplan.core.verify import verify, verify_offsets
+from memplan.native import _dsa
+from memplan.solving.bestfit import (
+    best_fit,
+    best_of_six,
+    merits,
+    ranked,
+    section_lifetimes,
+    solve,
+)
+from memplan.solving.methods import solve_problem
+from memplan.solving.options import BEST, PRIORITIES, Options, Progress
+from memplan.solving.placing import lifetimes, spans
 from memplan.trace.importers.minimalloc import read_minimalloc
 from tests.solving import reference
 from tests.solving.known import Known, every_problem
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 
 def offsets_of(*buffers: tuple[int, int, int], **options: int) -> list[int]:
@@ -87,20 +101,17 @@ def test_no_buffers_make_an_empty_plan() -> None:
         assert len(plan.offsets) == 0
 
 
-@settings(max_examples=100, deadline=None)
-@given(problems(max_size=16))
+@examples(100, problems(max_size=16))
 def test_fast_and_plain_give_the_same_offsets(problem: Problem) -> None:
     assert best_fit(problem).tolist() == reference.best_fit(problem)
 
 
-@settings(max_examples=15, deadline=None)
-@given(problems(max_size=90))
+@examples(15, problems(max_size=90))
 def test_fast_and_plain_agree_on_larger_problems(problem: Problem) -> None:
     assert best_fit(problem).tolist() == reference.best_fit(problem)
 
 
-@settings(max_examples=100, deadline=None)
-@given(problems())
+@examples(100, problems())
 def test_plans_verify_and_reach_the_bound(problem: Problem) -> None:
     plan = solve(problem)
     assert verify(plan) == []
@@ -108,8 +119,7 @@ def test_plans_verify_and_reach_the_bound(problem: Problem) -> None:
     assert plan.proved_optimal == (plan.peak == plan.lower_bound)
 
 
-@settings(max_examples=50, deadline=None)
-@given(problems(fixed=True))
+@examples(50, problems(fixed=True))
 def test_fixed_offsets_are_kept(problem: Problem) -> None:
     plan = solve(problem)
     assert verify(plan) == []
@@ -118,15 +128,13 @@ def test_fixed_offsets_are_kept(problem: Problem) -> None:
     assert plan.offsets.tolist() == reference.best_fit(problem)
 
 
-@settings(max_examples=50, deadline=None)
-@given(problems(alignment="none"))
+@examples(50, problems(alignment="none"))
 def test_offsets_scale_with_the_sizes(problem: Problem) -> None:
     tripled = replace(problem, size=problem.size * 3)
     assert best_fit(tripled).tolist() == (best_fit(problem) * 3).tolist()
 
 
-@settings(max_examples=50, deadline=None)
-@given(problems(periodic=False))
+@examples(50, problems(periodic=False))
 def test_offsets_do_not_depend_on_when_the_clock_starts(problem: Problem) -> None:
     later = replace(problem, lower=problem.lower + 7, upper=problem.upper + 7)
     assert best_fit(later).tolist() == best_fit(problem).tolist()
@@ -157,3 +165,208 @@ def test_problems_folded_onto_a_circle(known: Known) -> None:
     assert verify(plan) == []
     if len(problem) < 300:
         assert plan.offsets.tolist() == reference.best_fit(problem)
+
+
+# ---- six orders of priority, and the best of them
+
+
+# None of the six orders reaches the lower bound.
+HARD = puzzle(80)
+
+
+def test_sections_count_changes_not_ticks() -> None:
+    problem = Problem.of([0, 0, 100], [1000, 100, 101], [1, 1, 1])
+    assert section_lifetimes(problem).tolist() == [3, 1, 1]
+
+
+def test_sections_on_a_circle_include_its_end() -> None:
+    problem = Problem.of([6, 1], [2, 8], [1, 1], length=8)
+    # Cut at 0, 1, 2, 6 (and 8, which is 0).
+    assert section_lifetimes(problem).tolist() == [3, 3]
+
+
+@examples(50, problems())
+def test_sections_by_definition(problem: Problem) -> None:
+    ends = {0, problem.length} if problem.length else set()
+    moments = sorted({*problem.lower.tolist(), *problem.upper.tolist(), *ends})
+    expected = []
+    for lower, upper in zip(
+        problem.lower.tolist(), problem.upper.tolist(), strict=True
+    ):
+        inside = [
+            lower <= t < upper if lower < upper else t >= lower or t < upper
+            for t in moments[:-1]
+        ]
+        expected.append(sum(inside))
+    assert section_lifetimes(problem).tolist() == expected
+
+
+def test_each_merit_has_its_own_order() -> None:
+    problem = Problem.of([0, 4, 0], [9, 5, 2], [2, 90, 20])
+    expected = {
+        "lifetime": [0, 2, 1],
+        "lifetime-sqrt-size": [0, 1, 2],
+        "sections-size": [1, 2, 0],
+        "sections": [0, 2, 1],
+        "area": [1, 2, 0],
+        "size": [1, 2, 0],
+    }
+    for name, merit in merits(problem).items():
+        assert ranked(problem, merit).tolist() == expected[name], name
+
+
+def test_equal_merits_go_by_lifetime_then_size_then_index() -> None:
+    problem = Problem.of([0, 0, 0, 0], [3, 4, 4, 4], [9, 5, 7, 5])
+    assert ranked(problem, np.ones(4)).tolist() == [2, 1, 3, 0]
+
+
+def test_the_lifetime_order_is_the_papers() -> None:
+    rng = np.random.default_rng(2)
+    lower = rng.integers(0, 50, 80)
+    problem = Problem.of(lower, lower + rng.integers(1, 20, 80), rng.integers(1, 9, 80))
+    order = ranked(problem, merits(problem)["lifetime"])
+    assert best_fit(problem, order).tolist() == best_fit(problem).tolist()
+
+
+@examples(50, problems(fixed=True))
+def test_best_is_the_best_of_all_priorities(problem: Problem) -> None:
+    *plans, best = (
+        solve_problem(problem, "bestfit", Options(priority=name))
+        for name in (*PRIORITIES, BEST)
+    )
+    assert len(plans) == 6
+    assert all(verify(plan) == [] for plan in [*plans, best])
+    assert best.peak == min(plan.peak for plan in plans)
+
+
+def test_a_time_limit_leaves_the_papers_order() -> None:
+    seen: list[Progress] = []
+    options = Options(time_limit=0.0, progress=seen.append)
+    offsets, name = best_of_six(HARD, options)
+    assert name == "lifetime"
+    assert offsets.tolist() == best_fit(HARD).tolist()
+    assert len(seen) == 1
+
+
+def test_it_stops_within_the_capacity() -> None:
+    roomy = int((best_fit(HARD) + HARD.size).max())
+    assert best_of_six(HARD, Options(capacity=roomy))[1] == "lifetime"
+
+
+@pytest.mark.parametrize("name", PRIORITIES[1:])
+def test_a_plan_names_its_priority(name: str) -> None:
+    made = solve_problem(HARD, "bestfit", Options(priority=name)).provenance
+    assert (made.method, made.note) == ("bestfit", f"by {name}")
+
+
+# ---- the compiled decoder: any order of priority, again and again
+
+
+def decoder_of(problem: Problem) -> _dsa.BestFit:
+    start, end = spans(problem)
+    return _dsa.BestFit(
+        start, end, problem.padded, problem.alignment, problem.length or 0
+    )
+
+
+@examples(80, problems(), st.data())
+def test_any_order_of_priority(problem: Problem, data: st.DataObject) -> None:
+    """Two orders, one after the other, with one decoder."""
+    decoder = decoder_of(problem)
+    start, life = spans(problem)[0].tolist(), lifetimes(problem).tolist()
+    for _ in range(2):
+        order = data.draw(st.permutations(range(len(problem))))
+        offsets = decoder.decode(np.array(order, dtype=np.int32))
+        blocks = [
+            reference.Block(
+                i, start[i], life[i], int(problem.padded[i]), int(problem.alignment[i])
+            )
+            for i in order
+        ]
+        end = max((block.start + block.lifetime for block in blocks), default=0)
+        left = 0 if problem.length else min((b.start for b in blocks), default=0)
+        line = reference.Line(left, problem.length or end, 0)
+        expected = reference.decode(blocks, [line], problem.length)
+        assert offsets.tolist() == [expected[i] for i in range(len(problem))]
+        peak = int((offsets + problem.size).max(initial=0))
+        assert verify_offsets(problem, offsets, peak) == []
+
+
+@examples(50, problems(), st.data())
+def test_some_blocks_may_be_left_out(problem: Problem, data: st.DataObject) -> None:
+    chosen = data.draw(st.sets(st.sampled_from(range(len(problem))))) if problem else {}
+    order = np.array(sorted(chosen), dtype=np.int32)
+    offsets = decoder_of(problem).decode(order)
+    assert set(np.flatnonzero(offsets >= 0).tolist()) == set(chosen)
+
+
+@examples(50, problems())
+def test_longest_first(problem: Problem) -> None:
+    life = lifetimes(problem)
+    rows = zip(life.tolist(), problem.size.tolist(), range(len(problem)), strict=True)
+    expected = [i for *_, i in sorted(rows, key=lambda r: (-r[0], -r[1], r[2]))]
+    assert _dsa.longest_first(life, problem.size).tolist() == expected
+
+
+def test_threads_may_share_a_decoder() -> None:
+    rng = np.random.default_rng(0)
+    lower = rng.integers(0, 2000, 2000)
+    upper = lower + rng.integers(1, 200, 2000)
+    size = rng.integers(1, 50, 2000)
+    decoder = _dsa.BestFit(lower, upper, size)
+    orders = [rng.permutation(2000).astype(np.int32) for _ in range(8)]
+    alone = [decoder.decode(order).tolist() for order in orders]
+    with ThreadPoolExecutor(4) as pool:
+        together = [offsets.tolist() for offsets in pool.map(decoder.decode, orders)]
+    assert together == alone
+
+
+INT = np.array
+ONE, TWO = INT([1]), INT([2])
+
+
+def order(*blocks: int) -> np.ndarray:
+    return np.array(blocks, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((INT([0, 1]), TWO, ONE), "differ in length"),
+        ((INT([2]), TWO, ONE), "lower < upper"),
+        ((INT([-1]), TWO, ONE), "0 <= lower"),
+        ((INT([0]), TWO, INT([0])), "size > 0"),
+        ((INT([0]), TWO, ONE, INT([0])), "alignment > 0"),
+        ((INT([0]), TWO, ONE, INT([1, 1])), "differ in length"),
+        ((INT([0]), TWO, ONE, None, -1), "period is negative"),
+        ((INT([3]), INT([4]), ONE, None, 3), "lower < period"),
+        ((INT([0]), INT([4]), ONE, None, 3), "upper - lower <= period"),
+    ],
+)
+def test_blocks_that_cannot_be(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _dsa.BestFit(*arguments)  # type: ignore[arg-type]
+
+
+def test_orders_that_cannot_be() -> None:
+    linear = _dsa.BestFit(INT([0, 0]), INT([2, 2]), INT([1, 1]))
+    for blocks, message in (((0, 2), "does not exist"), ((1, 1), "twice")):
+        with pytest.raises(ValueError, match=message):
+            linear.decode(order(*blocks))
+    with pytest.raises(ValueError, match="does not exist"):
+        linear.decode(order(-1))
+    circle = _dsa.BestFit(INT([0, 3]), INT([2, 5]), INT([1, 1]), None, 4)
+    assert circle.decode(order(0), order(1)).tolist() == [1, 0]
+    for rest, stack in (((), (0, 1)), ((0, 1), ())):
+        with pytest.raises(ValueError, match="alive across 0"):
+            circle.decode(order(*rest), order(*stack))
+    with pytest.raises(ValueError, match="twice"):
+        circle.decode(order(0, 1), order(1))
+
+
+def test_gaps_are_not_filled_with_what_is_there_already() -> None:
+    columns = (INT([0, 0]), INT([2, 2]), INT([1, 1]), INT([1, 1]))
+    with pytest.raises(ValueError, match="twice"):
+        _dsa.fill_gaps(*columns, INT([0, -1]), order(0, 1))
+    with pytest.raises(ValueError, match="differ in length"):
+        _dsa.fill_gaps(*columns, INT([0]), order(1))

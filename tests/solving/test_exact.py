@@ -1,151 +1,97 @@
-"""Exact search finds the least peak, with every rule and without any of them."""
+"""Exact search: the least peak, proved; and what it says where it ends early."""
 
 from __future__ import annotations
+
+import signal
+import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from exact_oracle import NEVER, brute_force, reference, stacked
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import problems
+from puzzles import puzzle
 
+from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
-from memplan.core.problem import Problem
-from memplan.core.verify import verify_offsets
-from memplan.errors import NoPlanError
+from memplan.core.plan import Plan
+from memplan.core.problem import FREE, Problem
+from memplan.core.verify import verify, verify_offsets
+from memplan.errors import InfeasibleError, NoPlanError
 from memplan.native import _dsa
 from memplan.solving import exact
-from memplan.solving.exact import ORDERS, RULES, Tuning
-from memplan.solving.options import Options
+from memplan.solving.bestfit import best_of_six
+from memplan.solving.exact import ORDERS, Peaks
+from memplan.solving.methods import solve_problem
+from memplan.solving.options import Options, Progress
 from memplan.solving.placing import spans
+from tests.strategies import examples, problems
 
 QUIET = Options(threads=1)
+COLUMNS = ("lower", "upper", "size", "alignment", "fixed")
+orders = st.sampled_from(ORDERS)
 
 
-def peak_of(problem: Problem, offsets: np.ndarray) -> int:
+def peak_of(problem: Problem, offsets: Int64Array) -> int:
     """The peak of a plan that verifies."""
     peak = int((offsets + problem.size).max(initial=0))
     assert verify_offsets(problem, offsets, peak) == []
     return peak
 
 
-def kernel(
-    problem: Problem, capacity: int, without: list[str], orders: list[str]
-) -> _dsa.ExactSearch:
+def proved(problem: Problem) -> int:
+    """The least peak, found from the worst plan there is."""
+    found = exact.improve(problem, stacked(problem), QUIET)
+    assert found.proved_optimal
+    assert peak_of(problem, found.offsets) == found.lower_bound
+    return found.lower_bound
+
+
+def answer(problem: Problem, capacity: int, order: str) -> str:
+    """The kernel's, in many short rounds: it is left and resumed all the time."""
     start, end = spans(problem)
-    return _dsa.ExactSearch(
-        start,
-        end,
-        problem.padded,
-        problem.alignment,
-        problem.fixed,
-        capacity,
-        orders,
-        problem.length or 0,
-        without,
-        beyond=problem.slack,
+    columns = (start, end, problem.padded, problem.alignment, problem.fixed)
+    search = _dsa.ExactSearch(
+        *columns, capacity, [order], problem.length or 0, beyond=problem.slack
     )
+    said = search.run(1 << 40, 3, 1, 60.0)
+    if said == "fits":
+        assert peak_of(problem, search.offsets()) <= capacity
+    return said
 
 
-def answer(search: _dsa.ExactSearch, threads: int = 1) -> str:
-    """In many short rounds, so that the search is left and resumed all the time."""
-    return search.run(1 << 40, 3, threads, 60.0)
+@examples(100, problems(max_size=7, fixed=True), soak=5000)
+def test_equal_to_brute_force(problem: Problem) -> None:
+    assert proved(problem) == brute_force(problem)
 
 
-@settings(max_examples=250, deadline=None)
-@given(problems(max_size=7, fixed=True), st.data())
-def test_equal_to_brute_force(problem: Problem, data: st.DataObject) -> None:
-    """From the worst plan there is, under each single ranking and set of rules."""
-    least = brute_force(problem)
-    for without in ((), *((rule,) for rule in RULES), RULES):
-        orders = (data.draw(st.sampled_from(ORDERS)),)
-        tuning = Tuning(without=without, orders=orders)
-        found = exact.improve(problem, stacked(problem), options=QUIET, tuning=tuning)
-        assert peak_of(problem, found.offsets) == least == found.lower_bound
-        assert found.proved_optimal
-
-
-@settings(max_examples=250, deadline=None)
-@given(problems(max_size=7, fixed=True), st.sampled_from(ORDERS), st.data())
-def test_a_decision_is_a_proof(
-    problem: Problem, order: str, data: st.DataObject
-) -> None:
+@examples(60, problems(max_size=7, fixed=True), soak=5000)
+def test_every_ranking_decides_right(problem: Problem) -> None:
     """One byte less than the least peak is refused by the search alone."""
     if not len(problem):
         return
     least = brute_force(problem)
-    several = data.draw(st.lists(st.sampled_from(RULES), unique=True))
-    for without in ([], several, *([rule] for rule in RULES)):
-        search = kernel(problem, least, without, [order])
-        assert answer(search) == "fits"
-        assert peak_of(problem, search.offsets()) == least
-        search.tighten(least - 1)
-        assert answer(search) == "never"
-        assert answer(kernel(problem, least - 1, without, [order])) == "never"
-
-
-@pytest.mark.soak
-@settings(max_examples=5000, deadline=None)
-@given(problems(max_size=7, fixed=True))
-def test_every_ranking_is_right_about_thousands(problem: Problem) -> None:
-    if not len(problem):
-        return
-    least = brute_force(problem)
     for order in ORDERS:
-        search = kernel(problem, least, [], [order])
-        assert answer(search) == "fits"
-        assert peak_of(problem, search.offsets()) == least
-        assert answer(kernel(problem, least - 1, [], [order])) == "never"
+        assert answer(problem, least, order) == "fits"
+        assert answer(problem, least - 1, order) == "never"
 
 
-@settings(max_examples=80, deadline=None)
-@given(problems(max_size=7, fixed=True), st.sampled_from(ORDERS))
-def test_tightening_goes_on_where_it_was(problem: Problem, order: str) -> None:
-    if not len(problem):
-        return
-    peak = peak_of(problem, stacked(problem))
-    search = kernel(problem, peak, [], [order, "WAT"])
-    while answer(search) == "fits":
-        peak = peak_of(problem, search.offsets())
-        search.tighten(peak - 1)
-    assert peak == brute_force(problem)
+@examples(60, problems(max_size=9, fixed=False))  # of 12 it may take minutes
+def test_equal_to_the_reference(problem: Problem) -> None:
+    assert proved(problem) == reference(problem)
 
 
-@settings(max_examples=80, deadline=None)
-@given(problems(max_size=9, fixed=False), st.data())  # of 12 it may take minutes
-def test_equal_to_the_reference(problem: Problem, data: st.DataObject) -> None:
-    orders = tuple(data.draw(st.permutations(ORDERS))[:2])
-    tuning = Tuning(orders=orders)
-    found = exact.improve(problem, stacked(problem), options=QUIET, tuning=tuning)
-    assert peak_of(problem, found.offsets) == reference(problem)
-    assert found.proved_optimal
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 1 << 32), st.booleans(), st.sampled_from(ORDERS))
-def test_what_is_forced_is_so_on_long_clocks(
+@examples(40, st.integers(0, 1 << 32), st.booleans(), orders)
+def test_what_can_be_packed_is_not_refused_on_long_clocks(
     seed: int, circle: bool, order: str
 ) -> None:
-    """In dozens of sections, which that rule looks at by blocks."""
-    rng = np.random.default_rng(seed)
-    n, ticks = 18, 80
-    lower = rng.integers(0, ticks, n)
-    life = rng.choice([3, 12, 30], n)
-    upper = (lower + life) % ticks if circle else lower + life
-    upper = np.where(upper == 0, ticks, upper)
-    length = ticks if circle else None
-    problem = Problem.of(lower, upper, rng.integers(1, 9, n), length=length)
-    peaks = []
-    for without in ((), ("forced",)):
-        tuning = Tuning(without=without, orders=(order,))
-        found = exact.improve(problem, stacked(problem), options=QUIET, tuning=tuning)
-        assert found.proved_optimal
-        peaks.append(peak_of(problem, found.offsets))
-    assert peaks[0] == peaks[1]
+    """Of dozens of sections, at which the bounds look by blocks."""
+    problem = puzzle(18, seed, height=40, length=80 if circle else None)
+    assert answer(problem, 40, order) == "fits"
+    assert answer(problem, 39, order) == "never"
 
 
-@settings(max_examples=50, deadline=None)
-@given(problems(max_size=10, fixed=True))
+@examples(50, problems(max_size=10, fixed=True))
 def test_the_method_proves_small_problems(problem: Problem) -> None:
     plan = exact.solve(problem, QUIET)
     assert plan.status == "optimal"
@@ -153,12 +99,63 @@ def test_the_method_proves_small_problems(problem: Problem) -> None:
     assert plan.provenance.method == "exact"
 
 
+# ---- what leaves the least peak as it was, or multiplies it
+
+
+def changed(problem: Problem, **columns: Int64Array) -> Problem:
+    """`problem` with other values in some columns."""
+    own = {name: getattr(problem, name) for name in COLUMNS}
+    return Problem.of(**own | columns, length=problem.length)
+
+
+def later(problem: Problem, ticks: int) -> Problem:
+    lower, upper = problem.lower + ticks, problem.upper + ticks
+    if problem.length is not None:
+        lower, upper = lower % problem.length, upper % problem.length
+        always = lower == upper
+        lower = np.where(always, 0, lower)
+        upper = np.where((upper == 0) | always, problem.length, upper)
+    return changed(problem, lower=lower, upper=upper)
+
+
+def shuffled(problem: Problem, seed: int) -> Problem:
+    order = np.random.default_rng(seed).permutation(len(problem))
+    return changed(problem, **{name: getattr(problem, name)[order] for name in COLUMNS})
+
+
+def backwards(problem: Problem) -> Problem:
+    end = problem.length or int(problem.upper.max(initial=0))
+    lower, upper = end - problem.upper, end - problem.lower
+    if problem.length is not None:
+        # The end of a clock is its beginning, but for a lifespan as long as it.
+        lower = lower % problem.length
+    return changed(problem, lower=lower, upper=upper)
+
+
+def multiplied(problem: Problem, k: int) -> Problem:
+    return changed(
+        problem,
+        size=problem.size * k,
+        alignment=problem.alignment * k,
+        fixed=np.where(problem.fixed == FREE, FREE, problem.fixed * k),
+    )
+
+
+@examples(100, problems(max_size=8, fixed=True), st.integers(2, 1 << 20))
+def test_the_least_peak_follows_the_problem(problem: Problem, k: int) -> None:
+    least = proved(problem)
+    assert proved(multiplied(problem, k)) == least * k
+    for other in (later(problem, k), shuffled(problem, k), backwards(problem)):
+        assert proved(other) == least
+
+
+# ---- single problems
+
+
 def test_a_proof_above_the_live_bytes() -> None:
     """Three sizes that only fit in a stack with a hole: the bound alone cannot tell."""
     problem = Problem.of([0, 1, 0, 2, 0], [2, 3, 1, 3, 1], [2, 2, 1, 1, 1])
-    least = brute_force(problem)
-    plan = exact.solve(problem, QUIET)
-    assert (plan.peak, plan.status) == (least, "optimal")
+    assert proved(problem) == brute_force(problem)
 
 
 def test_sizes_beyond_32_bits() -> None:
@@ -166,16 +163,14 @@ def test_sizes_beyond_32_bits() -> None:
     problem = Problem.of(
         [0, 1, 0, 2, 3], [2, 4, 1, 3, 5], [big, big - 2, 7, 5, big // 3]
     )
-    found = exact.improve(problem, stacked(problem), options=QUIET)
-    assert peak_of(problem, found.offsets) == brute_force(problem)
-    assert found.proved_optimal
+    assert proved(problem) == brute_force(problem)
 
 
 def test_too_large_to_search() -> None:
     """More units than the search counts: what is known stays known."""
     big = (1 << 44) - 1
     problem = Problem.of([0, 1, 0], [2, 4, 1], [big, big - 2, 7])
-    found = exact.improve(problem, stacked(problem), options=QUIET)
+    found = exact.improve(problem, stacked(problem), QUIET)
     assert found.too_large and not found.proved_optimal and found.nodes == 0
     assert found.offsets.tolist() == stacked(problem).tolist()
     assert found.lower_bound == lower_bound(problem)
@@ -186,21 +181,40 @@ def test_fixed_offsets_that_collide_leave_no_plan() -> None:
     assert brute_force(problem) == NEVER
     with pytest.raises(NoPlanError, match="fixed offsets"):
         exact.solve(problem)
-    assert answer(kernel(problem, 100, [], ["WAT"])) == "never"
+    assert answer(problem, 100, "WAT") == "never"
 
 
 def test_nothing_to_pack() -> None:
-    problem = Problem.of([], [], [])
-    plan = exact.solve(problem)
+    plan = exact.solve(Problem.of([], [], []))
     assert (plan.peak, plan.status, len(plan.offsets)) == (0, "optimal", 0)
 
 
-def test_a_wrap_around_ring() -> None:
-    """Five arcs of two fifths each: two at a time, but the ring is odd."""
-    problem = Problem.of([0, 1, 2, 3, 4], [2, 3, 4, 5, 1], [1] * 5, length=5)
-    assert lower_bound(problem) == 2
-    plan = exact.solve(problem, QUIET)
-    assert (plan.peak, plan.lower_bound, plan.status) == (3, 3, "optimal")
+@examples(50, problems(fixed=True), st.integers(0, 5000))
+def test_possible_peaks_ascend_without_a_gap(problem: Problem, least: int) -> None:
+    peaks = Peaks(problem)
+    index = peaks.index(least)
+    assert peaks[0] == 0
+    assert peaks[index] >= least > (peaks[index - 1] if index else -1)
+    assert peaks[peaks.index(least + 1) - 1] <= least < peaks[peaks.index(least + 1)]
+
+
+def test_the_padding_above_the_topmost_needs_no_room() -> None:
+    problem = Problem.of([0, 0], [1, 1], [100, 100], alignment=64)
+    for method in ("auto", "exact", "bestfit", "search", "mip"):
+        assert solve_problem(problem, method, Options(capacity=228)).peak == 228
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem.of([5, 0], [10, 2], [164, 111], alignment=4),
+        Problem.of(
+            [1, 5, 1, 2, 5], [2, 12, 2, 9, 10], [79, 37, 9, 2, 25], alignment=64
+        ),
+    ],
+)
+def test_parts_of_other_times_do_not_bound_one_another(problem: Problem) -> None:
+    assert proved(problem) == brute_force(problem)
 
 
 ONE = np.array([1], dtype=np.int64)
@@ -213,23 +227,22 @@ ONE = np.array([1], dtype=np.int64)
         ({"orders": ["X"]}, "letters"),
         ({"orders": ["R"]}, "number"),
         ({"orders": ["R1x"]}, "number"),
-        ({"without": ["luck"]}, "no rule"),
         ({"capacity": -1}, "0 <= capacity"),
         ({"capacity": 1 << 43}, "capacity < 2"),
         ({"size": 0 * ONE}, "size"),
+        ({"size": ONE << 43}, "size < 2"),
         ({"fixed": -2 * ONE}, "fixed"),
+        ({"beyond": 2 * ONE}, "beyond"),
         ({"upper": 0 * ONE}, "lower < upper"),
         ({"alignment": 0 * ONE}, "alignment > 0"),
         ({"period": -1}, "period"),
         ({"lower": np.array([0, 0])}, "differ in length"),
+        ({"fixed": np.array([0, 0])}, "differ in length"),
     ],
 )
 def test_searches_that_cannot_be(change: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = {
-        "lower": 0 * ONE,
-        "upper": ONE,
-        "size": ONE,
-        "alignment": ONE,
+    columns = {"lower": 0 * ONE, "upper": ONE, "size": ONE, "alignment": ONE}
+    arguments: dict[str, object] = columns | {
         "fixed": -ONE,
         "capacity": 1,
         "orders": ["WAT"],
@@ -237,3 +250,120 @@ def test_searches_that_cannot_be(change: dict[str, object], message: str) -> Non
     assert _dsa.ExactSearch(**arguments).run(1, 1, 1, 1.0) == "fits"  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         _dsa.ExactSearch(**arguments | change)  # type: ignore[arg-type]
+
+
+# ---- capacities, limits and interruptions
+
+RING = Problem.of([0, 1, 2, 3, 4], [2, 3, 4, 5, 1], [1] * 5, length=5)
+
+
+def planed(count: int = 400) -> Problem:
+    """A puzzle of which all pieces are a little smaller: how low it can be packed is
+    not known in a few seconds."""
+    whole = puzzle(count, 1, height=100_000)
+    shares = np.random.default_rng(1).uniform(0.7, 1, count)
+    size = (whole.size * shares).astype(np.int64) + 1
+    return Problem.of(whole.lower, whole.upper, size)
+
+
+HARD = planed()
+
+
+def ask(problem: Problem, capacity: int, **limits: int) -> Plan:
+    return solve_problem(problem, "exact", Options(capacity=capacity, **limits))  # type: ignore[arg-type]
+
+
+def test_a_capacity_is_met_or_refused_or_it_is_not_known() -> None:
+    """On a ring two buffers are alive at a time, but three bytes are needed."""
+    assert lower_bound(RING) == 2
+    assert exact.solve(RING, QUIET).status == "optimal"
+    assert ask(RING, 3).peak == 3
+    assert ask(RING, 1000).peak <= 1000
+    with pytest.raises(InfeasibleError, match="proved"):
+        ask(RING, 2)
+    with pytest.raises(NoPlanError, match="unknown") as caught:
+        ask(HARD, lower_bound(HARD), max_nodes=1000)
+    assert not isinstance(caught.value, InfeasibleError)
+
+
+def test_a_capacity_is_all_that_is_asked_for() -> None:
+    capacity = lower_bound(HARD) * 5 // 4
+    found = exact.improve(HARD, stacked(HARD), Options(capacity=capacity))
+    assert lower_bound(HARD) < peak_of(HARD, found.offsets) <= capacity
+
+
+def test_no_time_at_all() -> None:
+    plan = exact.solve(HARD, Options(time_limit=0.0))
+    assert verify(plan) == []
+    assert plan.status == "feasible"
+    assert plan.lower_bound == lower_bound(plan.problem)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 50_000])
+def test_few_nodes(nodes: int) -> None:
+    """The limit is kept but for the last short run, and the plan verifies."""
+    found = exact.improve(HARD, stacked(HARD), Options(max_nodes=nodes))
+    assert nodes <= found.nodes <= nodes + 500_000
+    assert peak_of(HARD, found.offsets) > found.lower_bound
+    assert not found.proved_optimal
+
+
+@pytest.mark.parametrize(
+    "nodes", [50_000, pytest.param(500_000, marks=pytest.mark.soak)]
+)
+def test_threads_change_nothing_and_progress_never_goes_back(nodes: int) -> None:
+    problem, seen = planed(150), list[Progress]()
+    first, *others = (
+        exact.solve(problem, Options(max_nodes=nodes, progress=watch, **how))  # type: ignore[arg-type]
+        for watch, how in (
+            (seen.append, {"threads": 1}),
+            (None, {"threads": 2}),
+            (None, {"threads": 5, "seed": 1}),
+        )
+    )
+    assert first.peak < problem.peak(best_of_six(problem)[0])
+    for plan in others:
+        assert plan.offsets.tolist() == first.offsets.tolist()
+        assert plan.lower_bound == first.lower_bound
+        assert plan.provenance.note == first.provenance.note
+    search = [p for p in seen if p.nodes > 100]
+    assert len(search) > 2
+    for before, after in pairwise(search):
+        assert before.peak is not None and after.peak is not None
+        assert after.peak <= before.peak
+        assert after.lower_bound >= before.lower_bound
+        assert after.nodes > before.nodes
+        assert after.seconds >= before.seconds
+
+
+def test_slices_do_not_matter_to_a_single_search() -> None:
+    """Left and resumed as often as you like, it makes the same placements."""
+    problem = planed(60)
+    arrays = (problem.lower, problem.upper, problem.size, problem.alignment)
+    capacity = lower_bound(problem) * 11 // 10
+    found = []
+    for piece in (1, 37, 100_000):
+        search = _dsa.ExactSearch(*arrays, problem.fixed, capacity, ["AWT"])
+        assert search.run(1 << 40, piece, 1, 60.0) == "fits"
+        found.append((search.nodes, search.offsets().tolist()))
+    assert found[0] == found[1] == found[2]
+
+
+def test_interrupted_it_keeps_what_it_has() -> None:
+    """Ctrl-C, from another thread, while the kernel works."""
+    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    plan = exact.solve(HARD, Options(max_nodes=1 << 50, threads=2))
+    timer.join()
+    assert "interrupted" in plan.provenance.note
+    assert verify(plan) == []
+
+
+def test_interrupted_by_whoever_watches() -> None:
+    def stop(progress: Progress) -> None:
+        if progress.nodes > 100:
+            raise KeyboardInterrupt
+
+    found = exact.improve(HARD, stacked(HARD), Options(progress=stop))
+    assert found.interrupted and not found.proved_optimal
+    assert peak_of(HARD, found.offsets) > found.lower_bound

@@ -1,10 +1,18 @@
-"""Problems of our own whose least peaks are known without any of the methods."""
+"""Problems whose least peaks are known without any of the methods."""
 
 from __future__ import annotations
 
 import pytest
+from hard import Hard, hard_problems, unsolved_problems
+from known import PUBLISHED
 
 import memplan
+from memplan.core.bounds import lower_bound
+from memplan.core.problem import Gaps, Problem
+from memplan.core.verify import verify, verify_offsets
+from memplan.solving import auto, exact
+from memplan.solving.bestfit import best_of_six
+from memplan.solving.options import Options
 from memplan.solving.solve import METHOD_NAMES
 from memplan.trace.importers.minimalloc import read_minimalloc
 from tests.solving.known import Known, every_own_problem, own
@@ -26,3 +34,74 @@ def test_exact_proves_the_least_peak(known: Known) -> None:
     plan = memplan.solve(read_minimalloc(known.path), "exact")
     assert plan.proved_optimal
     assert plan.peak == known.optimum
+
+
+# ---- hard problems with a known optimum are packed as they were cut
+
+
+HARD = hard_problems()
+by_name = pytest.mark.parametrize("hard", HARD, ids=lambda hard: hard.name)
+NODES = 500_000  # for which two cores take some seconds
+
+
+def test_they_are_as_hard_as_they_say() -> None:
+    """All of them tight, and none that best fit packs."""
+    for name, problem, peak in HARD:
+        assert 145 <= len(problem) <= 500, name
+        assert lower_bound(problem) == peak, name
+        assert problem.peak(best_of_six(problem)[0]) > 1.03 * peak, name
+
+
+@by_name
+def test_exact_search_packs_them(hard: Hard) -> None:
+    start, _ = best_of_six(hard.problem)
+    options = Options(max_nodes=NODES, threads=2)
+    found = exact.improve(hard.problem, start, options=options)
+    assert found.proved_optimal
+    assert verify_offsets(hard.problem, found.offsets, hard.peak) == []
+
+
+@pytest.mark.parametrize("hard", unsolved_problems(), ids=lambda hard: hard.name)
+def test_what_is_not_solved_is_not_refused(hard: Hard) -> None:
+    """It is known that they can be packed: a proof of the contrary would be wrong."""
+    start, _ = best_of_six(hard.problem)
+    options = Options(max_nodes=30_000, threads=2)
+    found = exact.improve(hard.problem, start, options=options)
+    assert found.lower_bound == hard.peak
+    assert verify_offsets(hard.problem, found.offsets, 2 * hard.peak) == []
+
+
+@pytest.mark.parametrize("hard", HARD[::3], ids=lambda hard: hard.name)
+def test_so_does_auto(hard: Hard) -> None:
+    plan = auto.solve(hard.problem, Options(max_nodes=NODES, threads=2))
+    assert (plan.peak, plan.status) == (hard.peak, "optimal")
+    assert verify(plan) == []
+
+
+@pytest.mark.parametrize("name", "ABCEF")
+def test_published_ones_take_some_thousand_nodes(name: str) -> None:
+    problem = published(name)
+    start, _ = best_of_six(problem)
+    options = Options(max_nodes=100_000, threads=2)
+    found = exact.improve(problem, start, options=options)
+    assert found.proved_optimal
+    assert problem.peak(found.offsets) == lower_bound(problem)
+    assert found.nodes < 50_000
+
+
+def test_one_gap_is_no_obstacle() -> None:
+    problem = published("A")
+    i = int((problem.upper - problem.lower).argmax())
+    third = int(problem.lower[i] + problem.upper[i]) // 3
+    gaps = Gaps.of([i], [third], [third + 2])
+    gapped = Problem.of(problem.lower, problem.upper, problem.size, gaps=gaps)
+    plan = auto.solve(gapped, Options(max_nodes=100_000, threads=2))
+    assert plan.peak == 1 << 20
+    assert verify(plan) == []
+
+
+def published(name: str) -> Problem:
+    path = PUBLISHED / "minimalloc" / f"{name}.1048576.csv"
+    if not path.exists():
+        pytest.skip(f"no {path.name} here")
+    return read_minimalloc(path)

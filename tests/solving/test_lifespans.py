@@ -23,6 +23,7 @@ from memplan.solving.from_trace import SPARE_PARTS, arena_by_lifespan, beside
 from memplan.trace.liveness import step_problem
 from memplan.trace.trace import Trace
 from tests.programs import Made, Step, trace_of
+from tests.strategies import examples
 
 UNIT = 64
 # Of a step's two large blocks one is large at a time; the last ones die at once.
@@ -221,16 +222,14 @@ def recordings(draw: st.DrawFn) -> Problem:
     return Problem.of(ends[:, 0], ends[:, 1], sizes, alignment=UNIT, rounding=UNIT)
 
 
-@settings(max_examples=50, deadline=None)
-@given(recordings(), st.integers(1, 200))
+@examples(50, recordings(), st.integers(1, 200))
 def test_blocks_are_played_as_a_plain_placement_does(
     blocks: Problem, arena: int
 ) -> None:
     assert beside(blocks, arena * UNIT) == placed_plainly(blocks, arena * UNIT)
 
 
-@settings(max_examples=30, deadline=None)
-@given(recordings(), st.integers(1, 100), st.integers(0, 1 << 20))
+@examples(30, recordings(), st.integers(1, 100), st.integers(0, 1 << 20))
 def test_no_arena_that_was_tried_does_better(
     blocks: Problem, steps: int, peak: int
 ) -> None:

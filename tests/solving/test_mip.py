@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pulp
 import pytest
 from exact_oracle import brute_force, stacked
-from hypothesis import given, settings
 from puzzles import puzzle
-from strategies import problems
 
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
@@ -28,6 +28,7 @@ from memplan.solving.bestfit import best_of_six
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import MIP_SOLVERS, Options
 from tests.gap_samples import gapped
+from tests.strategies import examples, problems
 
 needs_highs = pytest.mark.skipif(not find_spec("highspy"), reason="no highspy")
 SOLVERS = [
@@ -69,7 +70,7 @@ def random_problem(rng: np.random.Generator, most: int) -> Problem:
 
 @pytest.mark.parametrize(
     ("seed", "times", "most"),
-    [(1, 40, 6), pytest.param(2, 500, 7, marks=pytest.mark.soak)],
+    [(1, 20, 6), pytest.param(2, 500, 7, marks=pytest.mark.soak)],
 )
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_equal_to_brute_force(solver: str, seed: int, times: int, most: int) -> None:
@@ -97,8 +98,7 @@ def test_never_against_exact_search_2000_times(solver: str) -> None:
         assert plan.proved_optimal or not same or (problem.fixed >= 0).any()
 
 
-@settings(max_examples=40, deadline=None)
-@given(problems(fixed=True, max_size=6))
+@examples(40, problems(fixed=True, max_size=6))
 def test_between_the_bound_and_best_fit(problem: Problem) -> None:
     plan = solve_problem(problem, "mip")
     assert verify(plan) == []
@@ -167,8 +167,7 @@ def test_the_memory_allows_some_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mip.most_pairs() > 1000
 
 
-@settings(max_examples=50, deadline=None)
-@given(problems(fixed=True))
+@examples(50, problems(fixed=True))
 def test_pairs_by_definition(problem: Problem) -> None:
     length = problem.length or int(problem.upper.max(initial=0))
     alive = [
@@ -199,23 +198,25 @@ def test_equal_buffers_are_in_order_and_one_pair_is_pinned() -> None:
     assert program.size.tolist() == [2, 2, 3, 1, 1]
 
 
-def test_highs_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "highspy", None)
-    plan = solve_problem(ASKEW, "mip", Options(mip_solver="highs"))
-    assert_begun_with(plan, "HiGHS cannot be loaded", "pip install highspy")
+@pytest.mark.parametrize(
+    ("module", "solver", "said"),
+    [
+        ("highspy", "highs", "HiGHS cannot be loaded"),
+        ("pulp", "cbc", "PuLP cannot be loaded"),
+    ],
+)
+def test_a_solver_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, module: str, solver: str, said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    plan = solve_problem(ASKEW, "mip", Options(mip_solver=solver))
+    assert_begun_with(plan, said, f"pip install {module}")
 
 
 def test_cbc_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pulp
-
     monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", "/nowhere/cbc")
     plan = solve_problem(ASKEW, "mip")
     assert_begun_with(plan, "PuLP's CBC is not to be found at /nowhere/cbc")
-
-
-def test_pulp_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pulp", None)
-    assert_begun_with(solve_problem(ASKEW, "mip"), "PuLP cannot be loaded")
 
 
 def assert_begun_with(plan: Plan, *said: str) -> None:
@@ -227,33 +228,43 @@ def assert_begun_with(plan: Plan, *said: str) -> None:
     assert all(text in note for text in said), note
 
 
-@pytest.mark.parametrize("says", ["out of memory", ""])
-def test_cbc_that_fails(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str
-) -> None:
-    import pulp
+Fake = Callable[[str], None]
 
-    fake = tmp_path / "cbc"
-    fake.write_text(f"#!/bin/sh\necho '{says}'\nexit 1\n")
-    fake.chmod(0o755)
-    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(fake))
+
+@pytest.fixture
+def fake_cbc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
+    """Puts a shell script in the place of CBC."""
+
+    def put(script: str) -> None:
+        path = tmp_path / "cbc"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(path))
+
+    return put
+
+
+@pytest.mark.parametrize("says", ["out of memory", ""])
+def test_cbc_that_fails(fake_cbc: Fake, says: str) -> None:
+    fake_cbc(f"echo '{says}'\nexit 1")
     assert_begun_with(solve_problem(ASKEW, "mip"), repr(says or "nothing"))
 
 
-def test_cbc_that_does_not_end_is_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import pulp
-
-    fake, running = tmp_path / "cbc", tmp_path / "running"
-    fake.write_text(f"#!/bin/sh\necho $$ > {running}\nexec sleep 600\n")
-    fake.chmod(0o755)
-    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(fake))
-    plan = solve_problem(ASKEW, "mip", Options(time_limit=2.0))
+def test_cbc_that_does_not_end_is_ended(fake_cbc: Fake, tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    fake_cbc(f"echo $$ > {running}\nexec sleep 600")
+    plan = solve_problem(ASKEW, "mip", Options(time_limit=1.0))
     assert plan.provenance.note == "cbc, 3 pairs: killed when its time was over"
     assert (plan.peak, plan.lower_bound) == (5, 3)
     with pytest.raises(ProcessLookupError):
         os.kill(int(running.read_text()), 0)
+
+
+def test_cbc_that_was_stopped_has_proved_no_more_than_it_says(fake_cbc: Fake) -> None:
+    fake_cbc("echo 'Stopped on time - objective value 5.00000000' > answer.sol")
+    plan = solve_problem(ASKEW, "mip")
+    assert (plan.peak, plan.lower_bound, plan.status) == (5, 3, "feasible")
+    assert plan.provenance.note == "cbc, 3 pairs: stopped on time"
 
 
 def test_writing_the_model_takes_of_the_time(
@@ -271,21 +282,6 @@ def test_writing_the_model_takes_of_the_time(
         "no time was left to write the model",
         None,
     )
-
-
-def test_cbc_that_was_stopped_has_proved_no_more_than_it_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import pulp
-
-    fake = tmp_path / "cbc"
-    text = "Stopped on time - objective value 5.00000000"
-    fake.write_text(f"#!/bin/sh\necho '{text}' > answer.sol\n")
-    fake.chmod(0o755)
-    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(fake))
-    plan = solve_problem(ASKEW, "mip")
-    assert (plan.peak, plan.lower_bound, plan.status) == (5, 3, "feasible")
-    assert plan.provenance.note == "cbc, 3 pairs: stopped on time"
 
 
 def test_nothing_is_left_behind_and_nothing_is_said(
@@ -359,8 +355,7 @@ def test_threads_are_passed_on() -> None:
     assert plan.proved_optimal
 
 
-@settings(max_examples=40, deadline=None)
-@given(gapped(fixed=True, max_size=6))
+@examples(40, gapped(fixed=True, max_size=6))
 def test_gaps_are_used_by_the_heuristics_and_never_make_a_proof(
     problem: Problem,
 ) -> None:

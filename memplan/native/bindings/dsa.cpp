@@ -80,8 +80,7 @@ Out<std::int32_t> longest_first(const In<std::int64_t>& lifetime,
 }
 
 Out<std::int64_t> fill_gaps(const In<std::int64_t>& lower,
-                            const In<std::int64_t>& upper,
-                            const In<std::int64_t>& size,
+                            const In<std::int64_t>& upper, const In<std::int64_t>& size,
                             const In<std::int64_t>& alignment,
                             const In<std::int64_t>& fixed,
                             const In<std::int32_t>& order, std::int64_t period,
@@ -135,10 +134,9 @@ NB_MODULE(_dsa, m) {
   m.doc() = "Kernels for dynamic storage allocation, on numpy arrays.";
   nb::class_<Decoder>(m, "BestFit")
       .def(nb::init<const In<std::int64_t>&, const In<std::int64_t>&,
-                    const In<std::int64_t>&,
-                    const std::optional<In<std::int64_t>>&, std::int64_t>(),
-           "lower"_a, "upper"_a, "size"_a, "alignment"_a = nb::none(),
-           "period"_a = 0)
+                    const In<std::int64_t>&, const std::optional<In<std::int64_t>>&,
+                    std::int64_t>(),
+           "lower"_a, "upper"_a, "size"_a, "alignment"_a = nb::none(), "period"_a = 0)
       .def("decode", &Decoder::decode, "order"_a, "stack"_a = nb::none());
   m.def("longest_first", &longest_first, "lifetime"_a, "size"_a);
   m.def("fill_gaps", &fill_gaps, "lower"_a, "upper"_a, "size"_a, "alignment"_a,

@@ -31,9 +31,8 @@ std::span<const T> span_of(const In<T>& array) {
 template <typename T>
 Out<T> numpy_from(std::vector<T>&& values) {
   auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept {
-    delete static_cast<std::vector<T>*>(p);
-  });
+  nb::capsule owner(kept,
+                    [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
   return Out<T>(kept->data(), {kept->size()}, owner);
 }
 

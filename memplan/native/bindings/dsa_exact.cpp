@@ -9,56 +9,42 @@
 #include <chrono>
 #include <mutex>
 #include <optional>
-#include <span>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "bindings/dsa_arrays.h"
 #include "dsa/exact.h"
 
 namespace nb = nanobind;
 namespace dsa = memplan::dsa;
+using namespace memplan::bindings;
 using nb::literals::operator""_a;
 
 namespace {
 
-using Column = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig,
-                           nb::device::cpu>;
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::invalid_argument(what);
-}
+using Column = In<std::int64_t>;
 
 dsa::Instance instance_from(const Column& lower, const Column& upper,
                             const Column& size, const Column& alignment,
                             const Column& fixed, std::int64_t period,
                             const std::optional<Column>& beyond) {
-  const auto span_of = [&](const Column& column) {
-    require(column.size() == size.size(), "arrays differ in length");
-    return std::span<const std::int64_t>(column.data(), column.size());
-  };
-  const dsa::Instance instance{
-      {span_of(lower), span_of(upper), span_of(size), span_of(alignment), period},
-      span_of(fixed),
-      beyond ? span_of(*beyond) : std::span<const std::int64_t>{}};
+  dsa::Instance instance{
+      blocks_from(lower, upper, size, alignment, period), span_of(fixed), {}};
+  if (beyond) instance.beyond = span_of(*beyond);
   const dsa::Blocks& blocks = instance.blocks;
-  require(size.size() > 0, "no blocks");
-  require(size.size() < (std::size_t{1} << 20), "2^20 blocks or more");
-  require(period >= 0, "period is negative");
+  const std::size_t n = size.size();
+  require(n > 0, "no blocks");
+  require(n < (std::size_t{1} << 20), "2^20 blocks or more");
+  require(fixed.size() == n && (!beyond || beyond->size() == n),
+          "arrays differ in length");
   constexpr std::int64_t most = std::int64_t{1} << 43;  // as sort keys hold them
-  for (std::size_t i = 0; i < size.size(); ++i) {
-    require(0 <= blocks.lower[i] && blocks.lower[i] < blocks.upper[i],
-            "need 0 <= lower < upper");
-    require(period == 0 || (blocks.lower[i] < period &&
-                            blocks.upper[i] - blocks.lower[i] <= period),
-            "need lower < period and upper - lower <= period");
-    require(0 < blocks.size[i] && blocks.size[i] < most, "need 0 < size < 2^43");
-    require(blocks.alignment[i] > 0, "need alignment > 0");
+  for (std::size_t i = 0; i < n; ++i) {
+    require(blocks.size[i] < most, "need size < 2^43");
     require(instance.fixed[i] >= -1 && instance.fixed[i] < most,
             "need -1 <= fixed < 2^43");
-    require(!beyond ||
-                (0 <= instance.beyond[i] && instance.beyond[i] <= blocks.size[i]),
-            "need 0 <= beyond <= size");
+    require(
+        !beyond || (0 <= instance.beyond[i] && instance.beyond[i] <= blocks.size[i]),
+        "need 0 <= beyond <= size");
   }
   return instance;
 }
@@ -85,7 +71,8 @@ class ExactSearch {
     using Clock = memplan::StopSign::Clock;
     seconds = std::clamp(seconds, 0.0, 1e9);
     const auto wait = std::chrono::duration<double>(seconds);
-    const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(wait);
+    const auto deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(wait);
     bool interrupted = false;
     {
       nb::gil_scoped_release released;
@@ -102,13 +89,9 @@ class ExactSearch {
     return verdict_ == dsa::Verdict::kFits ? "fits" : "never";
   }
 
-  nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>> offsets() {
+  Out<std::int64_t> offsets() {
     require(verdict_ == dsa::Verdict::kFits, "no packing was found");
-    auto* kept = new std::vector<std::int64_t>(portfolio_.offsets());
-    nb::capsule owner(kept, [](void* p) noexcept {
-      delete static_cast<std::vector<std::int64_t>*>(p);
-    });
-    return {kept->data(), {kept->size()}, owner};
+    return numpy_from(portfolio_.offsets());
   }
 
   std::int64_t nodes() const { return portfolio_.nodes(); }

@@ -19,8 +19,7 @@ using nb::literals::operator""_a;
 
 namespace {
 
-using Rows =
-    nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 std::vector<std::int64_t> copied(const In<std::int64_t>& array) {
   return {array.data(), array.data() + array.size()};
@@ -96,15 +95,15 @@ class Search {
 
 void bind_search(nb::module_& m) {
   nb::class_<Search>(m, "Search")
-      .def(nb::init<const In<std::int64_t>&, const In<std::int64_t>&,
-                    const In<std::int64_t>&, const Rows&, std::uint64_t,
-                    const std::optional<In<std::int64_t>>&,
-                    const std::optional<In<std::int64_t>>&, std::int64_t,
-                    const std::optional<In<std::int64_t>>&,
-                    const std::optional<Table>&>(),
-           "lower"_a, "upper"_a, "size"_a, "classic"_a, "seed"_a,
-           "alignment"_a = nb::none(), "fixed"_a = nb::none(), "period"_a = 0,
-           "taken"_a = nb::none(), "pieces"_a = nb::none())
+      .def(
+          nb::init<
+              const In<std::int64_t>&, const In<std::int64_t>&, const In<std::int64_t>&,
+              const Rows&, std::uint64_t, const std::optional<In<std::int64_t>>&,
+              const std::optional<In<std::int64_t>>&, std::int64_t,
+              const std::optional<In<std::int64_t>>&, const std::optional<Table>&>(),
+          "lower"_a, "upper"_a, "size"_a, "classic"_a, "seed"_a,
+          "alignment"_a = nb::none(), "fixed"_a = nb::none(), "period"_a = 0,
+          "taken"_a = nb::none(), "pieces"_a = nb::none())
       .def("advance", &Search::advance, "goal"_a, "orders"_a, "seconds"_a,
            "hard_seconds"_a, "threads"_a,
            "below"_a = std::numeric_limits<std::int64_t>::max())
