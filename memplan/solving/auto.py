@@ -29,7 +29,7 @@ from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import Problem
 from memplan.solving.anytime import UNLIMITED, Anytime, Ejection, Search
 from memplan.solving.bestfit import best_of_six
-from memplan.solving.exact import Ladder, Tuning, paced
+from memplan.solving.exact import SLICE, Ladder, paced
 from memplan.solving.options import DEFAULTS, Options, Progress
 from memplan.solving.parts import Part, PartByPart
 
@@ -318,14 +318,15 @@ class Race:
 
     def _enter_exact(self) -> None:
         """Have the exact search take part from now on."""
-        tuning = Tuning(
+        ladder = Ladder(
+            self.problem,
+            self.offsets,
+            self.search.bound,
             threads=self.options.workers(),
             deadline=self._deadline,
-            slice=paced(Tuning.slice, len(self.problem)),
+            capacity=self._capacity,
         )
-        ladder = Ladder(
-            self.problem, self.offsets, self.search.bound, tuning, self._capacity
-        )
+        ladder.slice = paced(SLICE, len(self.problem))
         self.ladder = None if ladder.too_large else ladder
 
     def _exactly(self, ladder: Ladder, goal: int, nodes: int) -> None:

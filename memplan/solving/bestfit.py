@@ -15,7 +15,6 @@ up to it; with several, a buffer goes to the line's height rounded up to its own
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -37,18 +36,6 @@ from memplan.solving.placing import (
 )
 
 Order: TypeAlias = npt.NDArray[np.int32]
-
-# From ticks lived, sections lived and bytes, each of shape (n,), to merits. A section
-# is a stretch of time in which nothing is allocated or freed.
-_MERITS: dict[str, Callable[[Float64Array, Float64Array, Float64Array], Float64Array]]
-_MERITS = {
-    "lifetime": lambda life, sections, size: life,
-    "lifetime-sqrt-size": lambda life, sections, size: life * np.sqrt(size),
-    "sections-size": lambda life, sections, size: sections * size,
-    "sections": lambda life, sections, size: sections,
-    "area": lambda life, sections, size: life * size,
-    "size": lambda life, sections, size: size,
-}
 
 
 def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
@@ -98,10 +85,21 @@ def best_of_six(
 
 
 def merits(problem: Problem) -> dict[str, Float64Array]:
-    """The six merits of each buffer by priority, positive, shape (n,) each."""
+    """The six merits of each buffer by priority, positive, shape (n,) each.
+
+    They are made of ticks lived, sections lived and bytes. A section is a stretch of
+    time in which nothing is allocated or freed.
+    """
     measured = (lifetimes(problem), section_lifetimes(problem), problem.padded)
     life, sections, size = (array.astype(np.float64) for array in measured)
-    return {name: _MERITS[name](life, sections, size) for name in PRIORITIES}
+    return {
+        "lifetime": life,
+        "lifetime-sqrt-size": life * np.sqrt(size),
+        "sections-size": sections * size,
+        "sections": sections,
+        "area": life * size,
+        "size": size,
+    }
 
 
 def section_lifetimes(problem: Problem) -> Int64Array:

@@ -51,7 +51,7 @@ ORDERS = [
 MOST_BUFFERS = 2000
 MOST_UNITS = 1 << 42  # of a capacity
 
-_SLICE = 1000  # placements that a search makes in its turn
+SLICE = 1000  # placements that a search makes in its turn
 _SWIFT = 200  # buffers up to which a placement takes the same time, about
 _SHARE = 8  # slices of each search in the first pass, at each capacity
 _AT_ONCE = 4  # slices between looks at the keyboard
@@ -66,20 +66,6 @@ def paced(nodes: int, buffers: int) -> int:
     """
     slower = max(1.0, buffers / _SWIFT)
     return math.ceil(nodes / slower)
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How to search; the answers do not depend on it.
-
-    threads: how many work at once; the offsets do not depend on it, either.
-    slice: placements that a search makes in its turn.
-    deadline: when to stop, by `time.perf_counter`.
-    """
-
-    threads: int = 1
-    deadline: float = math.inf
-    slice: int = _SLICE
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +130,6 @@ def improve(
     if most is None:
         most = paced(DEFAULT_NODES, len(problem)) if limit is None else 1 << 62
     deadline = math.inf if limit is None else start + limit
-    tuning = Tuning(options.workers(), deadline)
     bound, capacity = lower_bound(problem), options.capacity
 
     def begin(part: Part) -> Ladder:
@@ -153,7 +138,14 @@ def improve(
         # The whole's bound is not the part's: its floor may belong to another time.
         least = max(lower_bound(part.problem), bound if whole else 0)
         within = None if capacity is None else capacity - part.floor
-        return Ladder(part.problem, offsets, least, tuning, within)
+        return Ladder(
+            part.problem,
+            offsets,
+            least,
+            threads=options.workers(),
+            deadline=deadline,
+            capacity=within,
+        )
 
     parts = PartByPart(problem, incumbent, bound, begin)
     interrupted = False
@@ -189,8 +181,10 @@ class Ladder:
 
     offsets: of the best plan so far, bytes, shape (n,), verified.
     over: there is nothing more to find out, or the problem is too large to begin.
+    slice: placements that a search makes in its turn.
     """
 
+    slice = SLICE
     turns = 0  # all ladders are equal where several parts are as high
 
     def __init__(
@@ -198,16 +192,20 @@ class Ladder:
         problem: Problem,
         incumbent: Int64Array,
         lower: int,
-        tuning: Tuning,
+        *,
+        threads: int,
+        deadline: float,
         capacity: int | None = None,
     ) -> None:
-        """incumbent: a plan to begin with. lower: bytes, no plan needs less.
-        capacity: bytes; ask only whether a plan fits, not for the least peak."""
+        """incumbent: a plan to begin with. lower: bytes, no plan needs less. threads:
+        how many work at once; the offsets do not depend on it. deadline: when to stop,
+        by `time.perf_counter`. capacity: bytes; ask only whether a plan fits, not
+        for the least peak."""
         self.problem = problem
         self.offsets = incumbent
         self.over = False
         self._goal = 0
-        self._tuning = tuning
+        self._threads, self._deadline = threads, deadline
         self._peaks = Peaks(problem)
         self._low = self._peaks.index(lower)
         self._high = self._peaks.index(problem.peak(incumbent))
@@ -302,8 +300,8 @@ class Ladder:
             now = min(share, _AT_ONCE)
             share -= now
             probe = self._probe(capacity)
-            seconds = self._tuning.deadline - time.perf_counter()
-            answer = probe.run(now, self._tuning.slice, self._tuning.threads, seconds)
+            seconds = self._deadline - time.perf_counter()
+            answer = probe.run(now, self.slice, self._threads, seconds)
             if answer == "fits":
                 self._take(probe.offsets())
             elif answer == "never":

@@ -90,25 +90,23 @@ def _pieces(start: Int64Array, end: Int64Array) -> list[Int64Array]:
 
 
 class PartSearch(Protocol):
-    """A search of one part, which can be run turn by turn."""
+    """A search of one part, which can be run turn by turn.
+
+    turns: taken so far. offsets, peak: of the best plan of the part so far, bytes.
+    bound: bytes; no plan of the part needs less. over: no further turn is of use, or
+    the limits are reached.
+    """
 
     turns: int
 
     @property
-    def offsets(self) -> Int64Array:
-        """Of the best plan of the part so far, bytes, shape (m,)."""
-
+    def offsets(self) -> Int64Array: ...
     @property
-    def peak(self) -> int:
-        """Bytes of that plan."""
-
+    def peak(self) -> int: ...
     @property
-    def bound(self) -> int:
-        """Bytes; no plan of the part needs less."""
-
+    def bound(self) -> int: ...
     @property
-    def over(self) -> bool:
-        """Whether no further turn is of use, or the limits are reached."""
+    def over(self) -> bool: ...
 
     def turn(self, goal: int) -> None:
         """Search for a while for a peak of `goal` bytes or less."""

@@ -31,121 +31,158 @@ void split(std::span<std::int32_t> blocks, std::size_t leaves,
 
 }  // namespace
 
-FitTree::FitTree(std::span<const std::int32_t> start, std::span<const std::int32_t> end)
-    : leaves_(std::bit_ceil((start.size() + kLeaf - 1) / kLeaf + (start.empty()))),
-      nodes_(2 * leaves_),
-      start_(leaves_ * kLeaf, kNone),
-      end_(leaves_ * kLeaf, kNone),
-      rank_(leaves_ * kLeaf, kNone),
-      slot_of_block_(start.size()) {
-  std::vector<std::int32_t> blocks(start.size());
-  std::iota(blocks.begin(), blocks.end(), 0);
-  std::size_t first_slot = 0;
-  auto leaf = [&](std::span<const std::int32_t> members) {
-    std::size_t slot = first_slot;
-    for (const std::int32_t block : members) {
-      start_[slot] = start[block];
-      end_[slot] = end[block];
-      slot_of_block_[block] = static_cast<std::int32_t>(slot++);
+/// A kd-tree over the points (start, end) of blocks that wait to be placed.
+///
+/// Every node keeps the bounding box of its waiting points and the best rank among
+/// them, so a search discards what lies outside or comes later without looking
+/// inside. A search takes O(sqrt n) at worst and O(log n) as a rule.
+class FitTree {
+ public:
+  static constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();
+
+  FitTree() = default;
+
+  FitTree(std::span<const std::int32_t> start, std::span<const std::int32_t> end)
+      : leaves_(std::bit_ceil((start.size() + kLeaf - 1) / kLeaf + (start.empty()))),
+        nodes_(2 * leaves_),
+        start_(leaves_ * kLeaf, kNone),
+        end_(leaves_ * kLeaf, kNone),
+        rank_(leaves_ * kLeaf, kNone),
+        slot_of_block_(start.size()) {
+    std::vector<std::int32_t> blocks(start.size());
+    std::iota(blocks.begin(), blocks.end(), 0);
+    std::size_t first_slot = 0;
+    auto leaf = [&](std::span<const std::int32_t> members) {
+      std::size_t slot = first_slot;
+      for (const std::int32_t block : members) {
+        start_[slot] = start[block];
+        end_[slot] = end[block];
+        slot_of_block_[block] = static_cast<std::int32_t>(slot++);
+      }
+      first_slot += kLeaf;
+    };
+    split(blocks, leaves_, start, end, leaf);
+  }
+
+  /// Lets the blocks of `order`, and no others, wait: the block order[k] has rank k.
+  void reset(std::span<const std::int32_t> order) {
+    std::fill(rank_.begin(), rank_.end(), kNone);
+    slot_of_rank_.resize(order.size());
+    for (std::size_t k = 0; k < order.size(); ++k) {
+      slot_of_rank_[k] = slot_of_block_[order[k]];
+      rank_[slot_of_rank_[k]] = static_cast<std::int32_t>(k);
     }
-    first_slot += kLeaf;
-  };
-  split(blocks, leaves_, start, end, leaf);
-}
-
-void FitTree::reset(std::span<const std::int32_t> order) {
-  std::fill(rank_.begin(), rank_.end(), kNone);
-  slot_of_rank_.resize(order.size());
-  for (std::size_t k = 0; k < order.size(); ++k) {
-    slot_of_rank_[k] = slot_of_block_[order[k]];
-    rank_[slot_of_rank_[k]] = static_cast<std::int32_t>(k);
+    for (std::size_t j = 0; j < leaves_; ++j) nodes_[leaves_ + j] = leaf_node(j);
+    for (std::size_t k = leaves_ - 1; k > 0; --k) nodes_[k] = inner_node(k);
   }
-  for (std::size_t j = 0; j < leaves_; ++j) nodes_[leaves_ + j] = leaf_node(j);
-  for (std::size_t k = leaves_ - 1; k > 0; --k) nodes_[k] = inner_node(k);
-}
 
-FitTree::Node FitTree::leaf_node(std::size_t leaf) const {
-  Node node;
-  for (std::size_t s = leaf * kLeaf; s < (leaf + 1) * kLeaf; ++s) {
-    if (rank_[s] == kNone) continue;
-    node.min_start = std::min(node.min_start, start_[s]);
-    node.max_start = std::max(node.max_start, start_[s]);
-    node.min_end = std::min(node.min_end, end_[s]);
-    node.max_end = std::max(node.max_end, end_[s]);
-    node.best = std::min(node.best, rank_[s]);
-  }
-  return node;
-}
-
-FitTree::Node FitTree::inner_node(std::size_t node) const {
-  const Node &a = nodes_[2 * node], &b = nodes_[2 * node + 1];
-  return {std::min(a.min_start, b.min_start), std::max(a.max_start, b.max_start),
-          std::min(a.min_end, b.min_end), std::max(a.max_end, b.max_end),
-          std::min(a.best, b.best)};
-}
-
-std::int32_t FitTree::best_in_leaf(std::size_t leaf, std::int32_t left,
-                                   std::int32_t right, std::int32_t limit) const {
-  for (std::size_t s = leaf * kLeaf; s < (leaf + 1) * kLeaf; ++s) {
-    // Not &&, which would be a branch.
-    const int inside = int{start_[s] >= left} & int{end_[s] <= right};
-    limit = std::min(limit, inside != 0 ? rank_[s] : kNone);
-  }
-  return limit;
-}
-
-std::int32_t FitTree::best(std::int32_t left, std::int32_t right,
-                           std::int32_t limit) const {
-  // A node whose points all lie inside answers for itself; one to `enter` may or may
-  // not improve on the limit.
-  const auto enter = [&](const Node& node) {
-    if ((node.best >= limit) | (node.max_start < left) | (node.min_end > right)) {
+  /// The least rank below `limit` of a waiting block with left <= start and
+  /// end <= right; `limit` itself if there is none.
+  std::int32_t best(std::int32_t left, std::int32_t right,
+                    std::int32_t limit = kNone) const {
+    // A node whose points all lie inside answers for itself; one to `enter` may or may
+    // not improve on the limit.
+    const auto enter = [&](const Node& node) {
+      if ((node.best >= limit) | (node.max_start < left) | (node.min_end > right)) {
+        return false;
+      }
+      if ((node.min_start < left) | (node.max_end > right)) return true;
+      limit = node.best;
       return false;
+    };
+    if (!enter(nodes_[1])) return limit;
+
+    std::array<std::uint32_t, 32> postponed;  // one sibling a level, at most
+    std::size_t depth = 0;
+    for (std::size_t k = 1;;) {
+      if (k < leaves_) {
+        const std::size_t a = 2 * k, b = a + 1;
+        const bool enter_a = enter(nodes_[a]), enter_b = enter(nodes_[b]);
+        if (enter_a && enter_b) {  // the better-ranked first: it may spare us the other
+          const bool swap = nodes_[b].best < nodes_[a].best;
+          postponed[depth++] = static_cast<std::uint32_t>(swap ? a : b);
+          k = swap ? b : a;
+          continue;
+        }
+        if (enter_a || enter_b) {
+          k = enter_a ? a : b;
+          continue;
+        }
+      } else {
+        limit = best_in_leaf(k - leaves_, left, right, limit);
+      }
+      do {
+        if (depth == 0) return limit;
+        k = postponed[--depth];
+      } while (nodes_[k].best >= limit);
     }
-    if ((node.min_start < left) | (node.max_end > right)) return true;
-    limit = node.best;
-    return false;
+  }
+
+  /// A block's lifespan, in sections.
+  struct Block {
+    std::int32_t start, end;
   };
-  if (!enter(nodes_[1])) return limit;
 
-  std::array<std::uint32_t, 32> postponed;  // one sibling a level, at most
-  std::size_t depth = 0;
-  for (std::size_t k = 1;;) {
-    if (k < leaves_) {
-      const std::size_t a = 2 * k, b = a + 1;
-      const bool enter_a = enter(nodes_[a]), enter_b = enter(nodes_[b]);
-      if (enter_a && enter_b) {  // the better-ranked first: it may spare us the other
-        const bool swap = nodes_[b].best < nodes_[a].best;
-        postponed[depth++] = static_cast<std::uint32_t>(swap ? a : b);
-        k = swap ? b : a;
-        continue;
-      }
-      if (enter_a || enter_b) {
-        k = enter_a ? a : b;
-        continue;
-      }
-    } else {
-      limit = best_in_leaf(k - leaves_, left, right, limit);
+  /// Takes the block with this rank, which must be waiting, out of the tree.
+  Block take(std::int32_t rank) {
+    const std::size_t slot = static_cast<std::size_t>(slot_of_rank_[rank]);
+    rank_[slot] = kNone;
+    std::size_t k = leaves_ + slot / kLeaf;
+    nodes_[k] = leaf_node(slot / kLeaf);
+    for (k /= 2; k > 0; k /= 2) {
+      const Node node = inner_node(k);
+      if (node == nodes_[k]) break;  // nothing changes further up
+      nodes_[k] = node;
     }
-    do {
-      if (depth == 0) return limit;
-      k = postponed[--depth];
-    } while (nodes_[k].best >= limit);
+    return {start_[slot], end_[slot]};
   }
-}
 
-FitTree::Block FitTree::take(std::int32_t rank) {
-  const std::size_t slot = static_cast<std::size_t>(slot_of_rank_[rank]);
-  rank_[slot] = kNone;
-  std::size_t k = leaves_ + slot / kLeaf;
-  nodes_[k] = leaf_node(slot / kLeaf);
-  for (k /= 2; k > 0; k /= 2) {
-    const Node node = inner_node(k);
-    if (node == nodes_[k]) break;  // nothing changes further up
-    nodes_[k] = node;
+ private:
+  // Leaf j owns the slots [j * kLeaf, (j + 1) * kLeaf), not all of them in use.
+  static constexpr std::size_t kLeaf = 8;
+
+  struct Node {
+    std::int32_t min_start = kNone, max_start = -1;
+    std::int32_t min_end = kNone, max_end = -1;
+    std::int32_t best = kNone;
+    bool operator==(const Node&) const = default;
+  };
+
+  Node leaf_node(std::size_t leaf) const {
+    Node node;
+    for (std::size_t s = leaf * kLeaf; s < (leaf + 1) * kLeaf; ++s) {
+      if (rank_[s] == kNone) continue;
+      node.min_start = std::min(node.min_start, start_[s]);
+      node.max_start = std::max(node.max_start, start_[s]);
+      node.min_end = std::min(node.min_end, end_[s]);
+      node.max_end = std::max(node.max_end, end_[s]);
+      node.best = std::min(node.best, rank_[s]);
+    }
+    return node;
   }
-  return {start_[slot], end_[slot]};
-}
+
+  Node inner_node(std::size_t node) const {
+    const Node &a = nodes_[2 * node], &b = nodes_[2 * node + 1];
+    return {std::min(a.min_start, b.min_start), std::max(a.max_start, b.max_start),
+            std::min(a.min_end, b.min_end), std::max(a.max_end, b.max_end),
+            std::min(a.best, b.best)};
+  }
+
+  std::int32_t best_in_leaf(std::size_t leaf, std::int32_t left, std::int32_t right,
+                            std::int32_t limit) const {
+    for (std::size_t s = leaf * kLeaf; s < (leaf + 1) * kLeaf; ++s) {
+      // Not &&, which would be a branch.
+      const int inside = int{start_[s] >= left} & int{end_[s] <= right};
+      limit = std::min(limit, inside != 0 ? rank_[s] : kNone);
+    }
+    return limit;
+  }
+
+  std::size_t leaves_ = 1;  // a power of two; node 1 is the root, 2k and 2k+1 below k
+  std::vector<Node> nodes_;
+  std::vector<std::int32_t> start_, end_, rank_;  // by slot
+  std::vector<std::int32_t> slot_of_block_, slot_of_rank_;
+};
 
 std::vector<std::int32_t> longest_first(std::span<const std::int64_t> lifetime,
                                         std::span<const std::int64_t> size) {
@@ -165,9 +202,11 @@ BestFit::BestFit(const Blocks& blocks)
     : sections_(cut_into_sections(blocks.lower, blocks.upper, blocks.period)),
       size_(blocks.size.begin(), blocks.size.end()),
       alignment_(blocks.alignment.begin(), blocks.alignment.end()),
-      tree_(sections_.start, sections_.end),
+      tree_(std::make_unique<FitTree>(sections_.start, sections_.end)),
       periodic_(blocks.period > 0),
       lines_(static_cast<std::size_t>(sections_.count)) {}
+
+BestFit::~BestFit() = default;
 
 std::int64_t BestFit::decode(std::span<const std::int32_t> order,
                              std::span<std::int64_t> offsets) {
@@ -245,7 +284,7 @@ void BestFit::lay_ground(std::span<const std::int32_t> stack,
 
 std::int64_t BestFit::place_all(std::span<const std::int32_t> order,
                                 std::span<std::int64_t> offsets) {
-  tree_.reset(order);
+  tree_->reset(order);
   std::int64_t peak = 0;
   std::int32_t line = kNoLine;
   for (std::size_t waiting = order.size(); waiting > 0;) {
@@ -257,12 +296,12 @@ std::int64_t BestFit::place_all(std::span<const std::int32_t> order,
       continue;
     }
     const std::int32_t block = order[rank];
-    const FitTree::Block lifespan = tree_.take(rank);
+    const FitTree::Block lifespan = tree_->take(rank);
     --waiting;
     offsets[block] = rounded_up(lines_[line].height, block);
     const std::int64_t top = offsets[block] + size_[block];
     peak = std::max(peak, top);
-    line = raise(line, lifespan, top);
+    line = raise(line, lifespan.start, lifespan.end, top);
   }
   return peak;
 }
@@ -298,19 +337,18 @@ std::int64_t BestFit::rounded_up(std::int64_t height, std::int32_t block) const 
 
 std::int32_t BestFit::best_inside(std::int32_t line) const {
   const std::int32_t count = sections_.count;
-  if (is_open_circle(line)) return tree_.best(0, 2 * count);
+  if (is_open_circle(line)) return tree_->best(0, 2 * count);
   const std::int32_t right = right_end(line);
-  const std::int32_t rank = tree_.best(line, right);
+  const std::int32_t rank = tree_->best(line, right);
   // A line over the end of the period also holds blocks of the clock's beginning.
-  return right > count ? tree_.best(0, right - count, rank) : rank;
+  return right > count ? tree_->best(0, right - count, rank) : rank;
 }
 
 /// Raises the part of `line` that the lifespan covers to `top`. Returns which piece
 /// left over is now the lowest line, leftmost among equals, or kNoLine.
-std::int32_t BestFit::raise(std::int32_t line, FitTree::Block lifespan,
+std::int32_t BestFit::raise(std::int32_t line, std::int32_t start, std::int32_t end,
                             std::int64_t top) {
   const std::int32_t count = sections_.count;
-  auto [start, end] = lifespan;
   if (is_open_circle(line) && line != start) {  // where it begins is ours to choose
     lines_[start] = {lines_[line].height, start, start};
     lines_[line].height = kGone;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -30,55 +30,7 @@ struct Blocks {
 std::vector<std::int32_t> longest_first(std::span<const std::int64_t> lifetime,
                                         std::span<const std::int64_t> size);
 
-/// A kd-tree over the points (start, end) of blocks that wait to be placed.
-///
-/// Every node keeps the bounding box of its waiting points and the best rank among
-/// them, so a search discards what lies outside or comes later without looking
-/// inside. A search takes O(sqrt n) at worst and O(log n) as a rule.
-class FitTree {
- public:
-  static constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();
-
-  FitTree() = default;
-  FitTree(std::span<const std::int32_t> start, std::span<const std::int32_t> end);
-
-  /// Lets the blocks of `order`, and no others, wait: the block order[k] has rank k.
-  void reset(std::span<const std::int32_t> order);
-
-  /// The least rank below `limit` of a waiting block with left <= start and
-  /// end <= right; `limit` itself if there is none.
-  std::int32_t best(std::int32_t left, std::int32_t right,
-                    std::int32_t limit = kNone) const;
-
-  /// A block's lifespan, in sections.
-  struct Block {
-    std::int32_t start, end;
-  };
-
-  /// Takes the block with this rank, which must be waiting, out of the tree.
-  Block take(std::int32_t rank);
-
- private:
-  // Leaf j owns the slots [j * kLeaf, (j + 1) * kLeaf), not all of them in use.
-  static constexpr std::size_t kLeaf = 8;
-
-  struct Node {
-    std::int32_t min_start = kNone, max_start = -1;
-    std::int32_t min_end = kNone, max_end = -1;
-    std::int32_t best = kNone;
-    bool operator==(const Node&) const = default;
-  };
-
-  Node leaf_node(std::size_t leaf) const;
-  Node inner_node(std::size_t node) const;
-  std::int32_t best_in_leaf(std::size_t leaf, std::int32_t left, std::int32_t right,
-                            std::int32_t limit) const;
-
-  std::size_t leaves_ = 1;  // a power of two; node 1 is the root, 2k and 2k+1 below k
-  std::vector<Node> nodes_;
-  std::vector<std::int32_t> start_, end_, rank_;  // by slot
-  std::vector<std::int32_t> slot_of_block_, slot_of_rank_;
-};
+class FitTree;
 
 /// Decodes orders of priority into offsets.
 ///
@@ -93,6 +45,7 @@ class BestFit {
  public:
   /// Copies sizes and alignments; the spans need not outlive the call.
   explicit BestFit(const Blocks& blocks);
+  ~BestFit();
 
   std::size_t size() const { return size_.size(); }
 
@@ -135,7 +88,8 @@ class BestFit {
   std::int32_t pop_lowest();
   void push(std::int32_t line);
   std::int32_t best_inside(std::int32_t line) const;
-  std::int32_t raise(std::int32_t line, FitTree::Block lifespan, std::int64_t top);
+  std::int32_t raise(std::int32_t line, std::int32_t start, std::int32_t end,
+                     std::int64_t top);
   void lift(std::int32_t line);
 
   bool is_open_circle(std::int32_t line) const;
@@ -144,7 +98,7 @@ class BestFit {
 
   Sections sections_;
   std::vector<std::int64_t> size_, alignment_;
-  FitTree tree_;
+  std::unique_ptr<FitTree> tree_;
   bool periodic_;
   bool walled_ = true;  // no line reaches over the end of the last section
   std::vector<Line> lines_;  // by first section; of height kGone where none begins

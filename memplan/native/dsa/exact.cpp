@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
+#include <barrier>
 #include <limits>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -56,55 +55,30 @@ std::vector<std::unique_ptr<Portfolio::Lane>> lanes_for(
   return lanes;
 }
 
-// Some threads that work in rounds, and wait for each other in between.
-class Rounds {
- public:
-  explicit Rounds(int threads) : threads_(threads) {}
-
-  // Every thread calls `work` once in a round; one calls `end` after it, which tells
-  // whether it was the last.
-  template <class Work, class End>
-  void run(const Work& work, const End& end) {
-    const auto loop = [&] {
-      do work();
-      while (!wait(end));
-    };
-    std::vector<std::jthread> others;
-    others.reserve(threads_);
-    try {
-      for (int i = threads_; i > 1; --i) others.emplace_back(loop);
-    } catch (const std::system_error&) {
-      // There are no more threads to be had: go on with those there are.
-      const std::scoped_lock lock(mutex_);
-      threads_ = static_cast<int>(others.size()) + 1;
+// Some threads that all call `work` once in a round; after it one of them calls `end`,
+// which tells whether it was the last.
+template <class Work, class End>
+void in_rounds(int threads, const Work& work, const End& end) {
+  bool over = false;
+  std::barrier gate(threads, [&]() noexcept { over = end(); });
+  const auto loop = [&] {
+    do {
+      work();
+      gate.arrive_and_wait();
+    } while (!over);
+  };
+  std::vector<std::jthread> others;
+  others.reserve(threads);
+  try {
+    for (int i = threads; i > 1; --i) others.emplace_back(loop);
+  } catch (const std::system_error&) {
+    // There are no more threads to be had: go on with those there are.
+    for (int i = threads - static_cast<int>(others.size()); i > 1; --i) {
+      gate.arrive_and_drop();
     }
-    loop();
   }
-
- private:
-  // True after the last round.
-  template <class End>
-  bool wait(const End& end) {
-    std::unique_lock lock(mutex_);
-    if (++arrived_ == threads_) {
-      arrived_ = 0;
-      ++round_;
-      over_ = end();
-      turn_.notify_all();
-    } else {
-      const std::int64_t round = round_;
-      turn_.wait(lock, [&] { return round != round_; });
-    }
-    return over_;
-  }
-
-  int threads_;
-  int arrived_ = 0;
-  std::int64_t round_ = 0;
-  bool over_ = false;
-  std::mutex mutex_;
-  std::condition_variable turn_;
-};
+  loop();
+}
 
 // Sums of two offsets and a size must not overflow.
 bool fits_in_32_bits(const Instance& instance, std::int64_t capacity) {
@@ -142,7 +116,7 @@ Verdict Portfolio::run(std::int64_t rounds, std::int64_t slice, int threads,
     next = 0;
     return --rounds == 0 || end_round() || stop.up();
   };
-  Rounds(std::clamp(threads, 1, static_cast<int>(lanes_.size()))).run(work, end);
+  in_rounds(std::clamp(threads, 1, static_cast<int>(lanes_.size())), work, end);
   end_round();
   return winner_ < 0 ? Verdict::kOpen : verdicts_[winner_];
 }

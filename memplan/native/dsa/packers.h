@@ -28,71 +28,6 @@ class Packer {
   std::vector<std::int32_t> late_;
 };
 
-/// Best fit on a skyline for some hundreds of blocks on a linear clock, without
-/// alignments. It gives up as soon as what waits cannot end below the target any more:
-/// then late() is what waits in the section where that shows.
-class ListPacker final : public Packer {
- public:
-  /// Above this, `BestFit` and its tree are faster, though they never give up.
-  static constexpr std::size_t kMostBlocks = 1024;
-
-  /// taken: bytes that count for the peak, at most the size.
-  ListPacker(const Sections& sections, std::span<const std::int64_t> size,
-             std::span<const std::int64_t> taken);
-  bool pack(std::span<const std::int32_t> order, std::int64_t target) override;
-
- private:
-  struct Line {
-    std::int32_t left;
-    std::int64_t height;
-  };
-  // Waiting blocks are looked at in batches, so that the compiler can do it at once.
-  static constexpr std::size_t kBatch = 16;
-  static constexpr std::int16_t kPlaced = -1;
-
-  void begin(std::span<const std::int32_t> order);
-  std::size_t first_inside(std::int16_t left, std::int16_t right) const;
-  void place(std::size_t slot, std::int64_t height);
-  void close_up();
-  std::size_t raise(std::size_t line, std::int32_t block, std::int64_t top);
-  bool lift(std::size_t line, std::int64_t target);
-  bool fail(std::int32_t section);
-
-  std::vector<std::int16_t> start_, end_;  // in sections, by block
-  std::vector<std::int64_t> size_, taken_, live_;
-  std::int64_t most_spare_ = 0;  // of size - taken
-  std::vector<std::int16_t> slot_start_, slot_end_;  // what waits, first come first
-  std::vector<std::int32_t> slot_block_;
-  std::size_t slots_ = 0, gone_ = 0;
-  std::vector<std::int64_t> waiting_bytes_;  // by section
-  std::vector<Line> lines_;  // by time; the last is a wall
-};
-
-/// Best fit on a skyline for any number of blocks, on a circle if need be.
-/// late() is what ends above the target.
-class TreePacker final : public Packer {
- public:
-  explicit TreePacker(const Blocks& blocks);
-  bool pack(std::span<const std::int32_t> order, std::int64_t target) override;
-
- private:
-  std::vector<std::int64_t> taken_;
-  BestFit decoder_;
-};
-
-/// The lowest gap for each, around blocks whose offsets are given.
-/// late() is what ends above the target.
-class GapPacker final : public Packer {
- public:
-  /// `blocks` and `fixed`, -1 for those that are free, must outlive the packer.
-  GapPacker(const Blocks& blocks, std::span<const std::int64_t> fixed);
-  bool pack(std::span<const std::int32_t> order, std::int64_t target) override;
-
- private:
-  Blocks blocks_;
-  std::span<const std::int64_t> fixed_;
-};
-
 /// What blocks use, in any order: block owner[k] its bytes [begin[k], end[k]), counted
 /// from its offset, at the times [lower[k], upper[k]) of a linear clock.
 struct Pieces {
@@ -145,5 +80,11 @@ class PiecePacker final : public Packer {
   std::span<const std::int64_t> fixed_;
   std::vector<Forbidden> forbidden_;
 };
+
+/// The packer that is the fastest for such blocks; all must outlive it.
+/// fixed: -1 for those that are free; or empty. board: none without gaps.
+std::unique_ptr<Packer> make_packer(const Blocks& blocks,
+                                    std::span<const std::int64_t> fixed,
+                                    const Sections& sections, const PieceBoard* board);
 
 }  // namespace memplan::dsa

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "dsa/random.h"
+#include "dsa/sections.h"
 #include "dsa/threads.h"
 
 namespace memplan::dsa {
@@ -35,155 +37,188 @@ std::uint64_t descending(double priority) {
 
 }  // namespace
 
-bool Terrain::meet(std::int32_t a, std::int32_t b) const {
-  const auto overlap = [&](std::int32_t shift) {
-    return sections.start[a] < sections.end[b] + shift &&
-           sections.start[b] + shift < sections.end[a];
-  };
-  return overlap(0) || overlap(sections.count) || overlap(-sections.count);
-}
+/// What all lanes share and none changes.
+struct Terrain {
+  Sections sections;
+  std::span<const std::int64_t> size, taken;  // taken: that count for the peak
+  std::vector<std::int32_t> movable;         // the blocks to place
+  std::vector<std::vector<double>> classic;  // priorities by block, to start from
 
-Lane::Lane(const Terrain& terrain, std::size_t classic, std::uint64_t seed)
-    : terrain_(&terrain),
-      random_(seed),
-      priority_(terrain.classic[classic]),
-      order_(terrain.movable),
-      patience_(patience_for(order_.size())) {}
+  bool meet(std::int32_t a, std::int32_t b) const {
+    const auto overlap = [&](std::int32_t shift) {
+      return sections.start[a] < sections.end[b] + shift &&
+             sections.start[b] + shift < sections.end[a];
+    };
+    return overlap(0) || overlap(sections.count) || overlap(-sections.count);
+  }
+};
 
-void Lane::step(Packer& packer, const Packing& shared, std::int64_t below) {
-  if (idle_ > patience_) {
-    walking_ = !walking_;
-    idle_ = 0;
+/// Squeaky wheel (Joslin and Clements 1999), and local search about its best.
+///
+/// A walk packs, lifts the priority of all that came too late to end below the best
+/// peak so far, and packs again. When that leads nowhere for a while, the best order is
+/// refined: some blocks alive beside one that touches the peak change their priority,
+/// and what is no worse is kept. When that leads nowhere, another walk begins, from a
+/// disturbed order.
+class Lane {
+ public:
+  /// classic: which priorities the first walk starts from.
+  Lane(const Terrain& terrain, std::size_t classic, std::uint64_t seed)
+      : terrain_(&terrain),
+        random_(seed),
+        priority_(terrain.classic[classic]),
+        order_(terrain.movable),
+        patience_(patience_for(order_.size())) {}
+
+  /// Packs one order. shared: the best of all lanes; below: a peak that was reached
+  /// elsewhere.
+  void step(Packer& packer, const Packing& shared, std::int64_t below) {
+    if (idle_ > patience_) {
+      walking_ = !walking_;
+      idle_ = 0;
+      if (walking_) {
+        begin_walk(shared);
+      } else {
+        begin_refining(shared);
+      }
+    }
+    ++idle_;
     if (walking_) {
-      begin_walk(shared);
+      // What any order reaches comes first: there must be one to begin again from.
+      const bool begun = shared.peak != Packing{}.peak;
+      const std::int64_t reached = std::min(best_.peak, shared.peak);
+      walk(packer, (begun ? std::min(reached, below) : reached) - 1);
     } else {
-      begin_refining(shared);
+      refine(packer);
     }
   }
-  ++idle_;
-  if (walking_) {
-    // What any order reaches comes first: there must be one to begin again from.
-    const bool begun = shared.peak != Packing{}.peak;
-    const std::int64_t reached = std::min(best_.peak, shared.peak);
-    walk(packer, (begun ? std::min(reached, below) : reached) - 1);
-  } else {
-    refine(packer);
-  }
-}
 
-void Lane::begin_walk(const Packing& shared) {
-  const double deviation = random_.uniform();
-  stride_ = std::exp(-3 + 3.4 * random_.uniform());  // 0.05 to 1.5
-  if (random_.below(2) == 0) {
-    priority_ = best_.peak < shared.peak ? best_.priority : shared.priority;
-    add_noise(0.2 * deviation);
-  } else {
-    priority_ = terrain_->classic[random_.below(terrain_->classic.size())];
-    add_noise(deviation);
-  }
-}
+  const Packing& best() const { return best_; }
 
-void Lane::begin_refining(const Packing& shared) {
-  if (shared.peak < best_.peak) best_ = shared;
-}
-
-void Lane::walk(Packer& packer, std::int64_t target) {
-  sort_by_priority();
-  if (packer.pack(order_, target)) {
-    keep(packer);
-    idle_ = 0;
-    return;
-  }
-  for (const std::int32_t block : packer.late()) {
-    priority_[block] += stride_ * random_.uniform();
-  }
-}
-
-void Lane::refine(Packer& packer) {
-  std::size_t peaks = 0;
-  std::int32_t culprit = order_.front();
-  for (const std::int32_t block : order_) {
-    if (best_.offsets[block] + terrain_->taken[block] < best_.peak) continue;
-    if (random_.below(++peaks) == 0) culprit = block;
-  }
-  priority_ = best_.priority;
-  disturb_neighbours(culprit);
-  sort_by_priority();
-  const std::int64_t before = best_.peak;
-  if (packer.pack(order_, before)) {
-    keep(packer);
-    if (best_.peak < before) idle_ = 0;
-  }
-}
-
-/// Either some of those alive beside the block, the large ones rather than the small,
-/// or all of them by a little.
-void Lane::disturb_neighbours(std::int32_t block) {
-  neighbours_.clear();
-  double bytes = 0;
-  for (const std::int32_t other : terrain_->movable) {
-    if (!terrain_->meet(block, other)) continue;
-    neighbours_.push_back(other);
-    bytes += static_cast<double>(terrain_->size[other]);
-  }
-  if (random_.below(4) == 0) {
-    const double deviation = std::exp(-6.9 * random_.uniform());  // 0.001 to 1
-    for (const std::int32_t other : neighbours_) {
-      priority_[other] += deviation * random_.normal();
+ private:
+  void begin_walk(const Packing& shared) {
+    const double deviation = random_.uniform();
+    stride_ = std::exp(-3 + 3.4 * random_.uniform());  // 0.05 to 1.5
+    if (random_.below(2) == 0) {
+      priority_ = best_.peak < shared.peak ? best_.priority : shared.priority;
+      add_noise(0.2 * deviation);
+    } else {
+      priority_ = terrain_->classic[random_.below(terrain_->classic.size())];
+      add_noise(deviation);
     }
-    return;
   }
-  for (std::size_t count = 1 + random_.below(kMostDisturbed); count > 0; --count) {
-    double left = random_.uniform() * bytes;
-    std::size_t k = 0;
-    while (k + 1 < neighbours_.size()) {
-      left -= static_cast<double>(terrain_->size[neighbours_[k]]);
-      if (left < 0) break;
-      ++k;
-    }
-    priority_[neighbours_[k]] += random_.normal();
-  }
-}
 
-void Lane::add_noise(double deviation) {
-  for (const std::int32_t block : terrain_->movable) {
-    priority_[block] += deviation * random_.normal();
+  void begin_refining(const Packing& shared) {
+    if (shared.peak < best_.peak) best_ = shared;
   }
-}
 
-/// Equal priorities go by index, whatever the order was before.
-void Lane::sort_by_priority() {
-  if (order_.size() > kInsertionSort) {
-    std::vector<std::uint64_t> keys(order_.size());
-    for (std::size_t k = 0; k < keys.size(); ++k) {
-      keys[k] = descending(priority_[terrain_->movable[k]]);
+  void walk(Packer& packer, std::int64_t target) {
+    sort_by_priority();
+    if (packer.pack(order_, target)) {
+      keep(packer);
+      idle_ = 0;
+      return;
     }
-    order_ = stable_order(keys);
-    for (std::int32_t& k : order_) k = terrain_->movable[k];
-    return;
-  }
-  for (std::size_t k = 1; k < order_.size(); ++k) {  // it is nearly sorted
-    const std::int32_t block = order_[k];
-    const double priority = priority_[block];
-    std::size_t j = k;
-    for (; j > 0; --j) {
-      const std::int32_t other = order_[j - 1];
-      if (priority_[other] > priority) break;
-      if (priority_[other] == priority && other < block) break;
-      order_[j] = other;
+    for (const std::int32_t block : packer.late()) {
+      priority_[block] += stride_ * random_.uniform();
     }
-    order_[j] = block;
   }
-}
 
-void Lane::keep(const Packer& packer) {
-  best_.priority = priority_;
-  best_.offsets.assign(packer.offsets().begin(), packer.offsets().end());
-  best_.peak = 0;
-  for (std::size_t i = 0; i < best_.offsets.size(); ++i) {
-    best_.peak = std::max(best_.peak, best_.offsets[i] + terrain_->taken[i]);
+  void refine(Packer& packer) {
+    std::size_t peaks = 0;
+    std::int32_t culprit = order_.front();
+    for (const std::int32_t block : order_) {
+      if (best_.offsets[block] + terrain_->taken[block] < best_.peak) continue;
+      if (random_.below(++peaks) == 0) culprit = block;
+    }
+    priority_ = best_.priority;
+    disturb_neighbours(culprit);
+    sort_by_priority();
+    const std::int64_t before = best_.peak;
+    if (packer.pack(order_, before)) {
+      keep(packer);
+      if (best_.peak < before) idle_ = 0;
+    }
   }
-}
+
+  /// Either some of those alive beside the block, the large ones rather than the small,
+  /// or all of them by a little.
+  void disturb_neighbours(std::int32_t block) {
+    neighbours_.clear();
+    double bytes = 0;
+    for (const std::int32_t other : terrain_->movable) {
+      if (!terrain_->meet(block, other)) continue;
+      neighbours_.push_back(other);
+      bytes += static_cast<double>(terrain_->size[other]);
+    }
+    if (random_.below(4) == 0) {
+      const double deviation = std::exp(-6.9 * random_.uniform());  // 0.001 to 1
+      for (const std::int32_t other : neighbours_) {
+        priority_[other] += deviation * random_.normal();
+      }
+      return;
+    }
+    for (std::size_t count = 1 + random_.below(kMostDisturbed); count > 0; --count) {
+      double left = random_.uniform() * bytes;
+      std::size_t k = 0;
+      while (k + 1 < neighbours_.size()) {
+        left -= static_cast<double>(terrain_->size[neighbours_[k]]);
+        if (left < 0) break;
+        ++k;
+      }
+      priority_[neighbours_[k]] += random_.normal();
+    }
+  }
+
+  void add_noise(double deviation) {
+    for (const std::int32_t block : terrain_->movable) {
+      priority_[block] += deviation * random_.normal();
+    }
+  }
+
+  /// Equal priorities go by index, whatever the order was before.
+  void sort_by_priority() {
+    if (order_.size() > kInsertionSort) {
+      std::vector<std::uint64_t> keys(order_.size());
+      for (std::size_t k = 0; k < keys.size(); ++k) {
+        keys[k] = descending(priority_[terrain_->movable[k]]);
+      }
+      order_ = stable_order(keys);
+      for (std::int32_t& k : order_) k = terrain_->movable[k];
+      return;
+    }
+    for (std::size_t k = 1; k < order_.size(); ++k) {  // it is nearly sorted
+      const std::int32_t block = order_[k];
+      const double priority = priority_[block];
+      std::size_t j = k;
+      for (; j > 0; --j) {
+        const std::int32_t other = order_[j - 1];
+        if (priority_[other] > priority) break;
+        if (priority_[other] == priority && other < block) break;
+        order_[j] = other;
+      }
+      order_[j] = block;
+    }
+  }
+
+  void keep(const Packer& packer) {
+    best_.priority = priority_;
+    best_.offsets.assign(packer.offsets().begin(), packer.offsets().end());
+    best_.peak = 0;
+    for (std::size_t i = 0; i < best_.offsets.size(); ++i) {
+      best_.peak = std::max(best_.peak, best_.offsets[i] + terrain_->taken[i]);
+    }
+  }
+
+  const Terrain* terrain_;
+  Random random_;
+  std::vector<double> priority_;
+  std::vector<std::int32_t> order_, neighbours_;
+  Packing best_;
+  bool walking_ = true;
+  double stride_ = 1.0;
+  std::int64_t idle_ = 0, patience_;
+};
 
 /// Every lane packs `orders` orders, or fewer once the goal is reached. The winner is
 /// whoever needs the fewest, the first lane among equals: lanes that could still win
@@ -208,30 +243,30 @@ Search::Search(const Blocks& blocks, std::span<const std::int64_t> fixed,
                const std::optional<Pieces>& pieces)
     : blocks_(blocks),
       fixed_(fixed),
-      terrain_{cut_into_sections(blocks.lower, blocks.upper, blocks.period),
-               blocks.size,
-               blocks.peaks(),
-               {},
-               std::move(classic)} {
+      terrain_(std::make_unique<Terrain>(
+          cut_into_sections(blocks.lower, blocks.upper, blocks.period), blocks.size,
+          blocks.peaks(), std::vector<std::int32_t>{}, std::move(classic))) {
   for (std::size_t i = 0; i < blocks.size.size(); ++i) {
     if (fixed.empty() || fixed[i] < 0) {
-      terrain_.movable.push_back(static_cast<std::int32_t>(i));
+      terrain_->movable.push_back(static_cast<std::int32_t>(i));
     }
   }
   if (pieces) board_.emplace(*pieces, blocks.size.size());
   Random seeds(seed);
-  for (std::size_t k = 0; k < terrain_.classic.size(); ++k) {
-    lanes_.emplace_back(terrain_, k, seeds.bits());
+  for (std::size_t k = 0; k < terrain_->classic.size(); ++k) {
+    lanes_.emplace_back(*terrain_, k, seeds.bits());
   }
 }
+
+Search::~Search() = default;
 
 void Search::advance(const Limits& limits) {
   const auto start = Clock::now();
   const auto lanes = static_cast<std::int64_t>(lanes_.size());
-  const std::size_t blocks = std::max<std::size_t>(terrain_.movable.size(), 1);
+  const std::size_t blocks = std::max<std::size_t>(terrain_->movable.size(), 1);
   const auto longest =
       static_cast<std::int64_t>(std::max<std::size_t>(kBlocksARound / blocks, 1));
-  if (terrain_.movable.empty()) return;
+  if (terrain_->movable.empty()) return;
   while (best_.peak > limits.goal && packed_ < limits.orders &&
          seconds_since(start) < limits.seconds) {
     const std::int64_t wanted = (limits.orders - packed_ + lanes - 1) / lanes;
@@ -273,24 +308,12 @@ void Search::play(Round& round, int threads) {
       }
     }
   };
+  const PieceBoard* board = board_ ? &*board_ : nullptr;
   while (packers_.size() < static_cast<std::size_t>(threads)) {
-    packers_.push_back(new_packer());
+    packers_.push_back(make_packer(blocks_, fixed_, terrain_->sections, board));
   }
   on_threads(static_cast<std::size_t>(threads),
              [&](std::size_t k) { work(*packers_[k]); });
-}
-
-std::unique_ptr<Packer> Search::new_packer() const {
-  if (board_) return std::make_unique<PiecePacker>(*board_, blocks_, fixed_);
-  if (terrain_.movable.size() < blocks_.size.size()) {
-    return std::make_unique<GapPacker>(blocks_, fixed_);
-  }
-  const bool plain = blocks_.period == 0 && blocks_.alignment.empty();
-  if (plain && blocks_.size.size() <= ListPacker::kMostBlocks) {
-    return std::make_unique<ListPacker>(terrain_.sections, blocks_.size,
-                                        blocks_.peaks());
-  }
-  return std::make_unique<TreePacker>(blocks_);
 }
 
 }  // namespace memplan::dsa

@@ -10,8 +10,6 @@
 
 #include "dsa/bestfit.h"
 #include "dsa/packers.h"
-#include "dsa/random.h"
-#include "dsa/sections.h"
 
 namespace memplan::dsa {
 
@@ -22,53 +20,8 @@ struct Packing {
   std::vector<std::int64_t> offsets;
 };
 
-/// What all lanes share and none changes.
-struct Terrain {
-  Sections sections;
-  std::span<const std::int64_t> size, taken;  // taken: that count for the peak
-  std::vector<std::int32_t> movable;         // the blocks to place
-  std::vector<std::vector<double>> classic;  // priorities by block, to start from
-
-  bool meet(std::int32_t a, std::int32_t b) const;
-};
-
-/// Squeaky wheel (Joslin and Clements 1999), and local search about its best.
-///
-/// A walk packs, lifts the priority of all that came too late to end below the best
-/// peak so far, and packs again. When that leads nowhere for a while, the best order is
-/// refined: some blocks alive beside one that touches the peak change their priority,
-/// and what is no worse is kept. When that leads nowhere, another walk begins, from a
-/// disturbed order.
-class Lane {
- public:
-  /// classic: which priorities the first walk starts from.
-  Lane(const Terrain& terrain, std::size_t classic, std::uint64_t seed);
-
-  /// Packs one order. shared: the best of all lanes; below: a peak that was reached
-  /// elsewhere.
-  void step(Packer& packer, const Packing& shared, std::int64_t below);
-
-  const Packing& best() const { return best_; }
-
- private:
-  void begin_walk(const Packing& shared);
-  void begin_refining(const Packing& shared);
-  void walk(Packer& packer, std::int64_t target);
-  void refine(Packer& packer);
-  void disturb_neighbours(std::int32_t block);
-  void add_noise(double deviation);
-  void sort_by_priority();
-  void keep(const Packer& packer);
-
-  const Terrain* terrain_;
-  Random random_;
-  std::vector<double> priority_;
-  std::vector<std::int32_t> order_, neighbours_;
-  Packing best_;
-  bool walking_ = true;
-  double stride_ = 1.0;
-  std::int64_t idle_ = 0, patience_;
-};
+class Lane;
+struct Terrain;
 
 /// Looks for orders of priority that pack lower and lower.
 ///
@@ -84,6 +37,7 @@ class Search {
   Search(const Blocks& blocks, std::span<const std::int64_t> fixed,
          std::vector<std::vector<double>> classic, std::uint64_t seed,
          const std::optional<Pieces>& pieces = {});
+  ~Search();
 
   struct Limits {
     std::int64_t goal = 0;    // stop at a peak of so many bytes, or less
@@ -105,12 +59,11 @@ class Search {
   struct Round;
 
   void play(Round& round, int threads);
-  std::unique_ptr<Packer> new_packer() const;
 
   Blocks blocks_;
   std::span<const std::int64_t> fixed_;
   std::optional<PieceBoard> board_;
-  Terrain terrain_;
+  std::unique_ptr<Terrain> terrain_;
   std::vector<Lane> lanes_;
   std::vector<std::unique_ptr<Packer>> packers_;  // one a thread
   std::int64_t packed_ = 0;
