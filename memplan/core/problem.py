@@ -13,7 +13,7 @@ its contents do not matter in a gap, so that another buffer may lie in its place
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +25,16 @@ from memplan.limits import MAX_LENGTH, MAX_TOTAL_BYTES
 
 FREE = -1  # in `fixed`: this buffer may go anywhere
 BRIEF = 16  # ticks that a brief buffer lives at the most
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One row of a Problem: bytes, and a half-open lifespan on its clock."""
+
+    id: str
+    lower: int
+    upper: int
+    size: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +204,12 @@ class Problem:
 
     def __len__(self) -> int:
         return len(self.size)
+
+    def __iter__(self) -> Iterator[Buffer]:
+        rows = zip(
+            self.lower.tolist(), self.upper.tolist(), self.size.tolist(), strict=True
+        )
+        return (Buffer(self.label(i), *row) for i, row in enumerate(rows))
 
     def label(self, index: int) -> str:
         """The buffer's name in messages and files."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from exact_oracle import brute_force
-from hard import swept
 from hypothesis import example
 from puzzles import puzzle
 
@@ -79,13 +77,6 @@ def test_too_many_for_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
     note = plan.provenance.note
     assert "buffers are too many for exact search; search, 204 orders" in note
     assert "given up after that" in note
-
-
-def test_it_is_no_worse_than_its_parts() -> None:
-    problem = puzzle(70, seed=4)
-    plan = auto.solve(problem, SMALL)
-    assert verify(plan) == []
-    assert plan.peak <= problem.peak(best_of_six(problem)[0])
 
 
 def test_the_same_plan_on_any_number_of_threads() -> None:
@@ -164,27 +155,3 @@ def test_a_time_limit_ends_it() -> None:
     none = auto.solve(puzzle(200, seed=8), Options(time_limit=0.0))
     assert verify(none) == []
     assert none.peak >= plan.lower_bound
-
-
-def two_turns(problem: Problem, capacity: int | None) -> auto.Race:
-    """The second one with exact search."""
-    offsets, _ = best_of_six(problem, Options())
-    start = time.perf_counter()
-    searches = auto.Race(problem, offsets, Options(threads=1), start, capacity)
-    searches.turn(0)
-    searches.turn(0)
-    return searches
-
-
-def test_many_buffers_get_fewer_nodes_and_ejection_at_once() -> None:
-    searches = two_turns(swept(620, 60, 3, spare=0.04), None)
-    assert 0 < searches.nodes < 20_000  # of 200 buffers 80,000 take as long
-    assert searches.ejection.tried
-
-
-def test_exact_search_comes_first_only_where_a_capacity_is_asked_for() -> None:
-    """Without ejection, which for the least peak goes beside it."""
-    problem = swept(300, 40, 3, spare=0.04)
-    decides, optimises = (two_turns(problem, each) for each in (1 << 20, None))
-    assert not decides.ejection.tried
-    assert optimises.ejection.tried

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pulp
 import pytest
 from exact_oracle import brute_force, stacked
@@ -52,50 +51,24 @@ def asked(problem: Problem, solver: str, **options: float) -> tuple[int, int]:
     return peak, mip.proved_bytes(program, found)
 
 
-def random_problem(rng: np.random.Generator, most: int) -> Problem:
-    """Any clock, any alignment, and fixed offsets."""
-    n = int(rng.integers(2, most + 1))
-    kind = int(rng.integers(4))
-    lower = rng.integers(0, 9, n)
-    life = rng.integers(1, 9, n)
-    if kind == 1:
-        upper = lower + life - np.where(lower + life > 10, 10, 0)
-        return Problem.of(lower, upper, rng.integers(1, 20, n), length=10)
-    alignment = rng.choice([1, 2, 3, 8], n) if kind == 2 else 1
-    fixed = np.full(n, -1)
-    fixed[0] = 12 if kind == 3 else -1
-    size = rng.integers(1, 20, n)
-    return Problem.of(lower, lower + life, size, alignment=alignment, fixed=fixed)
-
-
-@pytest.mark.parametrize(
-    ("seed", "times", "most"),
-    [(1, 20, 6), pytest.param(2, 500, 7, marks=pytest.mark.soak)],
-)
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_equal_to_brute_force(solver: str, seed: int, times: int, most: int) -> None:
-    rng = np.random.default_rng(seed)
-    for _ in range(times):
-        problem = random_problem(rng, most)
+@examples(15, problem=problems(fixed=True, max_size=6), soak=500)
+def test_equal_to_brute_force(solver: str, problem: Problem) -> None:
+    if len(problem):
         least = brute_force(problem)
         assert asked(problem, solver) == (least, least)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_never_against_exact_search_2000_times(solver: str) -> None:
-    """Equal, but where a solver takes long: where alignments differ, CBC does."""
-    rng = np.random.default_rng(3)
-    for _ in range(2000):
-        problem = random_problem(rng, 12)
-        found = exact.improve(problem, stacked(problem), options=Options(threads=1))
-        assert found.proved_optimal
-        least = int((found.offsets + problem.size).max())
-        plan = mip.solve(problem, Options(mip_solver=solver, time_limit=1.0))
-        assert verify(plan) == []
-        assert plan.lower_bound <= least <= plan.peak
-        same = bool((problem.alignment == 1).all()) and problem.length is None
-        assert plan.proved_optimal or not same or (problem.fixed >= 0).any()
+@examples(1, problem=problems(fixed=True, max_size=12), soak=2000)
+def test_never_against_exact_search(solver: str, problem: Problem) -> None:
+    """Where a solver takes long it says so: of mixed alignments, CBC does."""
+    least = exact.improve(problem, stacked(problem), Options(threads=1))
+    assert least.proved_optimal
+    plan = mip.solve(problem, Options(mip_solver=solver, time_limit=1.0))
+    assert verify(plan) == []
+    assert plan.lower_bound <= least.lower_bound <= plan.peak
 
 
 @examples(40, problems(fixed=True, max_size=6))
