@@ -45,7 +45,7 @@ def examples(
 
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(test, name, getattr(check, name))
-        test.__dict__.update(check.__dict__)
+        test.__dict__["pytestmark"] = check.__dict__.get("pytestmark", [])
         test.__signature__ = inspect.Signature([*own, count])  # type: ignore[attr-defined]
         counts = [usual, pytest.param(soak or 10 * usual, marks=pytest.mark.soak)]
         return pytest.mark.parametrize("count", counts)(test)

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 import memplan as package
-from memplan.cli import cli
 from memplan.core.plan import Plan, RunStats
 from memplan.core.problem import Problem
 from memplan.errors import InfeasibleError, NoPlanError, UsageError
@@ -24,8 +22,10 @@ from memplan.solving.options import Options
 from memplan.solving.outlook import MAPPED, default_heaps, outlook, unplanned_bytes
 from memplan.solving.solve import solve
 from memplan.trace.trace import Action, Trace
+from tests.cli import conftest as commands
 from tests.programs import Made, Step, programs, trace_of
 
+command = commands.command
 KEPT = Made(4096, None)
 STEP: Step = (Made(1024, 1), Made(2048, 0))
 
@@ -143,38 +143,32 @@ def test_what_fits_holds_all_that_was_live(program: list[Step], capacity: int) -
     assert room.live <= room.needed(plan) <= capacity
 
 
-def said(*words: str) -> Result:
-    return CliRunner().invoke(cli, words)
-
-
 def test_the_command_names_what_it_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: commands.Command, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     package.write_trace(training(), tmp_path / "t.parquet")
-    done = said("solve", "t.parquet", "--capacity", "7KiB")
-    assert done.exit_code == 0, done.output
-    assert "7.0 KiB of 7.0 KiB: it fits" in done.stdout
-    assert "3.0 KiB planned arena, 4.0 KiB outlives its steps" in done.stdout
-    assert "the rest of the process: libraries" in done.stdout
+    done = command("solve", "t.parquet", "--capacity", "7KiB")
+    assert done.code == 0, done.err
+    assert "7.0 KiB of 7.0 KiB: it fits" in done.out
+    assert "3.0 KiB planned arena, 4.0 KiB outlives its steps" in done.out
+    assert "the rest of the process: libraries" in done.out
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
-    done = said("solve", "t.parquet", "--capacity", "6KiB", "--json")
-    found = json.loads(done.stdout)
-    assert done.exit_code == 4
+    done = command("solve", "t.parquet", "--capacity", "6KiB", "--json")
+    found = json.loads(done.out)
+    assert done.code == 4
     assert (found["capacity_of"], found["outside_bytes"]) == ("live", 4096)
-    done = said("solve", "t.parquet", "--capacity", "6KiB", "--capacity-of", "arena")
-    assert done.exit_code == 0
+    done = command("solve", "t.parquet", "--capacity", "6KiB", "--capacity-of", "arena")
+    assert done.code == 0
 
 
 def test_where_no_step_repeats_the_command_says_so_in_json(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: commands.Command, tmp_path: Path
 ) -> None:
     odd = trace_of([(Made(64, 0),), (Made(128, 0), Made(64, 0)), (Made(999, 0),)])
-    monkeypatch.chdir(tmp_path)
     package.write_trace(odd, tmp_path / "t.parquet")
-    done = said("solve", "t.parquet", "--capacity", "1MiB", "--json")
-    found = json.loads(done.stdout)
-    assert done.exit_code == 4
+    done = command("solve", "t.parquet", "--capacity", "1MiB", "--json")
+    found = json.loads(done.out)
+    assert done.code == 4
     assert (found["status"], found["plan"]) == ("unknown", None)
     assert (found["capacity"], found["capacity_of"]) == (1 << 20, "live")
     assert "outside_bytes" not in found  # of no step, it is not known

@@ -36,11 +36,19 @@ def test_exact_proves_the_least_peak(known: Known) -> None:
     assert plan.peak == known.optimum
 
 
-# ---- hard problems with a known optimum are packed as they were cut
+# ---- hard problems are packed as they were cut
 
 
 HARD = hard_problems()
-by_name = pytest.mark.parametrize("hard", HARD, ids=lambda hard: hard.name)
+# Those that take seconds wait for `make soak`.
+SLOW = ("swept-310-17-0.01", "swept-310-17-0.0", "swept-200-12-0.0")
+by_name = pytest.mark.parametrize(
+    "hard",
+    [
+        pytest.param(hard, id=hard.name, marks=[pytest.mark.soak] * (hard.name in SLOW))
+        for hard in HARD
+    ],
+)
 NODES = 500_000  # for which two cores take some seconds
 
 
@@ -61,17 +69,18 @@ def test_exact_search_packs_them(hard: Hard) -> None:
     assert verify_offsets(hard.problem, found.offsets, hard.peak) == []
 
 
+@pytest.mark.parametrize("nodes", [5000, pytest.param(60_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("hard", unsolved_problems(), ids=lambda hard: hard.name)
-def test_what_is_not_solved_is_not_refused(hard: Hard) -> None:
+def test_what_is_not_solved_is_not_refused(hard: Hard, nodes: int) -> None:
     """It is known that they can be packed: a proof of the contrary would be wrong."""
     start, _ = best_of_six(hard.problem)
-    options = Options(max_nodes=30_000, threads=2)
+    options = Options(max_nodes=nodes, threads=2)
     found = exact.improve(hard.problem, start, options=options)
     assert found.lower_bound == hard.peak
     assert verify_offsets(hard.problem, found.offsets, 2 * hard.peak) == []
 
 
-@pytest.mark.parametrize("hard", HARD[::3], ids=lambda hard: hard.name)
+@by_name
 def test_so_does_auto(hard: Hard) -> None:
     plan = auto.solve(hard.problem, Options(max_nodes=NODES, threads=2))
     assert (plan.peak, plan.status) == (hard.peak, "optimal")

@@ -283,7 +283,7 @@ def test_what_auto_calls_optimal_is(seed: int, cases: int) -> None:
 def test_auto_says_how_it_searched() -> None:
     rng = np.random.default_rng(35)
     notes = []
-    for _ in range(300):
+    for _ in range(100):
         plan = solve_problem(random_gapped(rng))
         if plan.problem.gaps is None or plan.peak == plan.lower_bound:
             continue
@@ -316,7 +316,7 @@ def test_gaps_never_make_it_worse() -> None:
     """Than packing as if there were none; and mostly they are of use."""
     rng = np.random.default_rng(36)
     better = 0
-    for _ in range(500):
+    for _ in range(200):
         problem = random_gapped(rng, most=14)
         order = rng.permutation(len(problem)).astype(np.int32)
         whole = replace(problem, gaps=None)
@@ -324,7 +324,7 @@ def test_gaps_never_make_it_worse() -> None:
         blind = Plan.of(whole, best_fit(whole, order), "x").peak
         assert peak <= blind
         better += peak < blind
-    assert better > 250
+    assert better > 100
 
 
 @pytest.mark.parametrize("name", OTHERS)
