@@ -26,15 +26,14 @@ TOOLS = ("scikit-build-core>=0.10", "nanobind>=2.2", "cmake", "ninja")
 THREADED = (
     "tests/native",
     "tests/applying/test_replay.py",
-    "tests/solving/test_search.py",
-    "tests/solving/test_exact_limits.py",
+    "tests/solving/test_anytime.py",
+    "tests/solving/test_exact.py",
 )
 NATIVE = (
     *THREADED,
     "tests/cuda",
     "tests/applying/test_sparse.py",
-    "tests/solving/test_kernel.py",
-    "tests/solving/test_exact.py",
+    "tests/solving/test_bestfit.py",
     "tests/blocking/test_blocking_cache.py",
 )
 
