@@ -186,9 +186,9 @@ Out<std::int64_t> place_pieces(const Ints& size, const Ints& alignment,
     require(std::ranges::all_of(blocks.alignment, [](auto x) { return x > 0; }),
             "need alignment > 0");
     const dsa::PieceBoard board(pieces_from(pieces, blocks), n);
-    dsa::PiecePacker packer(board, blocks, span_of(fixed));
-    packer.pack(span_of(order), std::numeric_limits<std::int64_t>::max());
-    offsets.assign(packer.offsets().begin(), packer.offsets().end());
+    const auto packer = dsa::make_packer(blocks, span_of(fixed), {}, &board);
+    packer->pack(span_of(order), std::numeric_limits<std::int64_t>::max());
+    offsets.assign(packer->offsets().begin(), packer->offsets().end());
   }
   return numpy_from(std::move(offsets));
 }

@@ -235,6 +235,66 @@ class GapPacker final : public Packer {
   std::span<const std::int64_t> fixed_;
 };
 
+/// One after the other, each block at the lowest offset where none of its pieces
+/// touches one of those before it that is used at the same time.
+/// late() is what ends above the target.
+class PiecePacker final : public Packer {
+ public:
+  /// All must outlive the packer. fixed: -1 for those that are free; or empty.
+  PiecePacker(const PieceBoard& board, const Blocks& blocks,
+              std::span<const std::int64_t> fixed)
+      : board_(board), blocks_(blocks), fixed_(fixed) {}
+
+  bool pack(std::span<const std::int32_t> order, std::int64_t target) override {
+    if (fixed_.empty()) {
+      offsets_.assign(blocks_.size.size(), kNowhere);
+    } else {
+      offsets_.assign(fixed_.begin(), fixed_.end());
+    }
+    late_.clear();
+    const auto taken = blocks_.peaks();
+    for (const std::int32_t block : order) {
+      offsets_[block] = lowest(block);
+      if (offsets_[block] + taken[block] > target) late_.push_back(block);
+    }
+    return late_.empty();
+  }
+
+ private:
+  // Offsets strictly between are not to be had.
+  struct Forbidden {
+    std::int64_t before, after;
+  };
+
+  std::int64_t lowest(std::int32_t block) {
+    forbidden_.clear();
+    const auto rows = board_.rows();
+    for (const std::int32_t k : board_.of(block)) {
+      const PieceBoard::Row& mine = rows[k];
+      for (std::int32_t j = mine.from; j < mine.to; ++j) {
+        const PieceBoard::Row& other = rows[j];
+        const std::int64_t at = offsets_[other.owner];
+        if (at == kNowhere || other.upper <= mine.lower) continue;
+        forbidden_.push_back(
+            {at + other.begin - mine.end, at + other.end - mine.begin});
+      }
+    }
+    std::ranges::sort(forbidden_, {}, &Forbidden::before);
+    const std::int64_t unit = blocks_.alignment.empty() ? 1 : blocks_.alignment[block];
+    std::int64_t offset = 0;
+    for (const Forbidden& one : forbidden_) {
+      if (offset <= one.before) break;
+      offset = std::max(offset, rounded_up(std::max<std::int64_t>(one.after, 0), unit));
+    }
+    return offset;
+  }
+
+  const PieceBoard& board_;
+  Blocks blocks_;
+  std::span<const std::int64_t> fixed_;
+  std::vector<Forbidden> forbidden_;
+};
+
 }  // namespace
 
 PieceBoard::PieceBoard(const Pieces& pieces, std::size_t blocks) : first_(blocks + 1) {
@@ -260,47 +320,6 @@ PieceBoard::PieceBoard(const Pieces& pieces, std::size_t blocks) : first_(blocks
   for (std::size_t k = 0; k < rows_.size(); ++k) {
     mine_[next[rows_[k].owner]++] = static_cast<std::int32_t>(k);
   }
-}
-
-PiecePacker::PiecePacker(const PieceBoard& board, const Blocks& blocks,
-                         std::span<const std::int64_t> fixed)
-    : board_(board), blocks_(blocks), fixed_(fixed) {}
-
-bool PiecePacker::pack(std::span<const std::int32_t> order, std::int64_t target) {
-  if (fixed_.empty()) {
-    offsets_.assign(blocks_.size.size(), kNowhere);
-  } else {
-    offsets_.assign(fixed_.begin(), fixed_.end());
-  }
-  late_.clear();
-  const auto taken = blocks_.peaks();
-  for (const std::int32_t block : order) {
-    offsets_[block] = lowest(block);
-    if (offsets_[block] + taken[block] > target) late_.push_back(block);
-  }
-  return late_.empty();
-}
-
-std::int64_t PiecePacker::lowest(std::int32_t block) {
-  forbidden_.clear();
-  const auto rows = board_.rows();
-  for (const std::int32_t k : board_.of(block)) {
-    const PieceBoard::Row& mine = rows[k];
-    for (std::int32_t j = mine.from; j < mine.to; ++j) {
-      const PieceBoard::Row& other = rows[j];
-      const std::int64_t at = offsets_[other.owner];
-      if (at == kNowhere || other.upper <= mine.lower) continue;
-      forbidden_.push_back({at + other.begin - mine.end, at + other.end - mine.begin});
-    }
-  }
-  std::ranges::sort(forbidden_, {}, &Forbidden::before);
-  const std::int64_t unit = blocks_.alignment.empty() ? 1 : blocks_.alignment[block];
-  std::int64_t offset = 0;
-  for (const Forbidden& one : forbidden_) {
-    if (offset <= one.before) break;
-    offset = std::max(offset, rounded_up(std::max<std::int64_t>(one.after, 0), unit));
-  }
-  return offset;
 }
 
 std::unique_ptr<Packer> make_packer(const Blocks& blocks,

@@ -57,30 +57,6 @@ class PieceBoard {
   std::vector<std::int32_t> mine_, first_;
 };
 
-/// One after the other, each block at the lowest offset where none of its pieces
-/// touches one of those before it that is used at the same time.
-/// late() is what ends above the target.
-class PiecePacker final : public Packer {
- public:
-  /// All must outlive the packer. fixed: -1 for those that are free; or empty.
-  PiecePacker(const PieceBoard& board, const Blocks& blocks,
-              std::span<const std::int64_t> fixed);
-  bool pack(std::span<const std::int32_t> order, std::int64_t target) override;
-
- private:
-  // Offsets strictly between are not to be had.
-  struct Forbidden {
-    std::int64_t before, after;
-  };
-
-  std::int64_t lowest(std::int32_t block);
-
-  const PieceBoard& board_;
-  Blocks blocks_;
-  std::span<const std::int64_t> fixed_;
-  std::vector<Forbidden> forbidden_;
-};
-
 /// The packer that is the fastest for such blocks; all must outlive it.
 /// fixed: -1 for those that are free; or empty. board: none without gaps.
 std::unique_ptr<Packer> make_packer(const Blocks& blocks,
