@@ -22,10 +22,9 @@ from memplan.solving.options import Options
 from memplan.solving.outlook import MAPPED, default_heaps, outlook, unplanned_bytes
 from memplan.solving.solve import solve
 from memplan.trace.trace import Action, Trace
-from tests.cli import conftest as commands
+from tests.conftest import Command
 from tests.programs import Made, Step, programs, trace_of
 
-command = commands.command
 KEPT = Made(4096, None)
 STEP: Step = (Made(1024, 1), Made(2048, 0))
 
@@ -143,9 +142,7 @@ def test_what_fits_holds_all_that_was_live(program: list[Step], capacity: int) -
     assert room.live <= room.needed(plan) <= capacity
 
 
-def test_the_command_names_what_it_counts(
-    command: commands.Command, tmp_path: Path
-) -> None:
+def test_the_command_names_what_it_counts(command: Command, tmp_path: Path) -> None:
     package.write_trace(training(), tmp_path / "t.parquet")
     done = command("solve", "t.parquet", "--capacity", "7KiB")
     assert done.code == 0, done.err
@@ -162,7 +159,7 @@ def test_the_command_names_what_it_counts(
 
 
 def test_where_no_step_repeats_the_command_says_so_in_json(
-    command: commands.Command, tmp_path: Path
+    command: Command, tmp_path: Path
 ) -> None:
     odd = trace_of([(Made(64, 0),), (Made(128, 0), Made(64, 0)), (Made(999, 0),)])
     package.write_trace(odd, tmp_path / "t.parquet")
