@@ -336,6 +336,17 @@ def test_threads_change_nothing_and_progress_never_goes_back(nodes: int) -> None
         assert after.seconds >= before.seconds
 
 
+def test_searches_that_give_way_to_others_still_count() -> None:
+    """At more capacities than are searched at a time."""
+    seen: list[Progress] = []
+    options = Options(max_nodes=700_000, threads=1, progress=seen.append)
+    plan = exact.solve(planed(220), options)
+    nodes = [progress.nodes for progress in seen]
+    assert nodes == sorted(nodes)
+    assert plan.provenance.note == f"{nodes[-1]:,} nodes"
+    assert nodes[-1] >= 700_000
+
+
 def test_slices_do_not_matter_to_a_single_search() -> None:
     """Left and resumed as often as you like, it makes the same placements."""
     problem = planed(60)
