@@ -277,7 +277,11 @@ def rejoined(program: Program) -> Program:
     made = {step.name: step for step in program.ops if isinstance(step, Op)}
     ops: list[Step] = []
     for step in program.ops:
-        if isinstance(step, Op) and step.target is group_norm_apply:
+        if (
+            isinstance(step, Op)
+            and step.target is group_norm_apply
+            and step.args[1].name in made  # not where a loop makes the mean
+        ):
             x, mean, _, weight, bias = step.args
             both = made[mean.name].args[0].name
             _, groups, eps = made[both].args

@@ -232,10 +232,15 @@ def _irregular(hot: HotSteps) -> bool:
 
     Then chance may have it that so many were alike in a row, and another run will have
     another order: batches of a few shapes, tasks by turns. Steps before the hot ones
-    count where they come again; those that do not are the program's start.
+    count where they come again; those that do not are the program's start. Those right
+    before the hot ones that ask for what is due there are of the loop, although they
+    free in another order.
     """
-    before, after = hot.requests[: hot.begin - 1], hot.requests[hot.begin - 1 :]
-    loop, due = after[: hot.period], 0
+    begin, loop = hot.begin - 1, hot.requests[hot.begin - 1 :][: hot.period]
+    while begin and hot.requests[begin - 1] == loop[(begin - hot.begin) % len(loop)]:
+        begin -= 1
+    before, after = hot.requests[:begin], hot.requests[hot.begin - 1 :]
+    due = 0
     for mark in after:
         due += mark == loop[due % len(loop)]
     often, later = Counter(before), set(after)

@@ -184,6 +184,9 @@ class Tried:
 @example([(outer, True), (outer, False)], 1, 48, 0.2)
 @example([(convolved, True), (grouped, False)], 1, 64, 0.4)
 @example([(gated, False)] * 4, 1, 31, 0.63)  # shapes in loops in loops, and a tail
+@example(  # of a group norm, one pass in a loop
+    [(outer, False), (grouped, False), (gated, False), (residual, False)], 2, 36, 1 / 3
+)
 def test_chunked_programs_compute_the_same_in_the_memory_estimated(
     chain: list[tuple[Layer, bool]], batch: int, length: int, share: float
 ) -> None:

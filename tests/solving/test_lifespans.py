@@ -96,6 +96,16 @@ def test_a_plan_of_the_cpu_or_of_equal_steps_has_offsets_only() -> None:
         assert replay_arrays(plan).brief is None
 
 
+@pytest.mark.parametrize("count", [3, 4, 9])
+def test_a_first_step_that_frees_otherwise_is_of_the_loop(count: int) -> None:
+    """As where an optimizer's first step keeps gradients that later ones replace."""
+    usual = step_of(64, 64)
+    first = (Made(64, 10), *usual[1:])
+    plan = memplan.solve(on_cuda([START, first, *[usual] * count, START]))
+    assert not plan.elastic
+    assert plan.lifespan_bytes == 0
+
+
 # Each of another number of requests.
 SHAPES = (
     step_of(4096, 64),
