@@ -40,6 +40,7 @@ _GRACE_SECONDS = 1.0  # for HiGHS to end after it was told to
 _TO_STOP = 0.15  # of its time, at most, that a solver is given to notice it is over
 _MOST_TO_STOP = 1.0  # seconds
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _GRAIN_GAP = 0.999  # peaks are whole numbers of grains: a smaller gap is none
 _LEAST_GAP = 1e-6  # units; solvers cannot tell less
 _AT_ONCE = 20_000  # lines of a model between looks at the clock
@@ -206,40 +207,52 @@ def _run_silently(task: _Task, command: list[str]) -> str | None:
 
     It gets no input, and does not outlive this call.
     """
-    with subprocess.Popen(  # which closes the pipe, however this ends
-        command,
-        cwd=task.folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C is for us, and we pass it on
-        preexec_fn=_die_with_parent(),  # noqa: PLW1509 - system calls, no locks
-    ) as process:
+    process = None
+    try:
+        # A signal that raises while it starts would leave nobody to end it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
-            limited = math.isfinite(task.deadline)
-            log, _ = process.communicate(timeout=task.seconds if limited else None)
-        except subprocess.TimeoutExpired:
-            return None
+            process = subprocess.Popen(
+                command,
+                cwd=task.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C is for us, and we pass it on
+                preexec_fn=_in_child(before),  # noqa: PLW1509 - system calls, no locks
+            )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        limited = math.isfinite(task.deadline)
+        log, _ = process.communicate(timeout=task.seconds if limited else None)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process is not None:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+            with process:  # which closes the pipe, and waits
+                pass
     return log
 
 
-def _die_with_parent() -> Callable[[], object] | None:
-    """What a child does so as not to outlive us even when we are killed: on Linux."""
-    if not sys.platform.startswith("linux"):
-        return None
-    set_death_signal = ctypes.CDLL(None).prctl  # looked up before the fork
+def _in_child(mask: set[signal.Signals]) -> Callable[[], None]:
+    """What a child does first: it takes signals again, and on Linux asks to be killed
+    when we are."""
+    linux = sys.platform.startswith("linux")
+    # Looked up before the fork.
+    set_death_signal = ctypes.CDLL(None).prctl if linux else None
     parent = os.getpid()
 
     def prepare() -> None:
-        set_death_signal(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # too late: it is dead already
-            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if set_death_signal is not None:
+            set_death_signal(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # too late: it is dead already
+                os._exit(1)
 
     return prepare
 

@@ -282,16 +282,7 @@ def test_no_solver_outlives_its_caller(tmp_path: Path, number: signal.Signals) -
         "print('ready', flush=True)\n"
         "cbc.run(program, Options(time_limit=20.0))\n"
     )
-    folders = (Path(__file__).parent, Path(__file__).parents[2])
-    caller = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, folders)),
-            "TMPDIR": str(tmp_path),  # what is killed puts nothing away
-        },
-        stdout=subprocess.PIPE,
-    )
+    caller = calling(code, tmp_path)
     assert caller.stdout is not None
     assert caller.stdout.readline() == b"ready\n"
     children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children")
@@ -306,11 +297,49 @@ def test_no_solver_outlives_its_caller(tmp_path: Path, number: signal.Signals) -
     assert caller.returncode == -number
     assert number == signal.SIGKILL or list(tmp_path.iterdir()) == []
     solver = Path(f"/proc/{found[0]}/stat")
-    for _ in range(200):
-        if not solver.exists() or solver.read_text().split()[2] in "ZX":
-            return
+    while solver.exists() and solver.read_text().split()[2] not in "ZX":
         time.sleep(0.02)
-    pytest.fail("the solver runs on")
+
+
+def test_a_signal_while_the_solver_starts_ends_it_first(tmp_path: Path) -> None:
+    """Before its folder is removed, into which it would write again."""
+    code = (
+        "import os, signal, subprocess, tempfile\n"
+        "from memplan.core.problem import Problem\n"
+        "from memplan.solving.methods import solve_problem\n"
+        "made = []\n"
+        "class Started(subprocess.Popen):\n"
+        "    def __init__(self, *given, **named):\n"
+        "        super().__init__(*given, **named)\n"
+        "        made.append(self)\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "class Folder(tempfile.TemporaryDirectory):\n"
+        "    def __exit__(self, *how):\n"
+        "        print([process.returncode for process in made], flush=True)\n"
+        "        super().__exit__(*how)\n"
+        "subprocess.Popen, tempfile.TemporaryDirectory = Started, Folder\n"
+        "problem = Problem.of([0] * 3, [1] * 3, [1] * 3, alignment=[4, 4, 1])\n"
+        "solve_problem(problem, 'mip')\n"
+    )
+    caller = calling(code, tmp_path)
+    output, _ = caller.communicate()
+    assert caller.returncode == -signal.SIGTERM
+    assert output in (b"[-9]\n", b"[0]\n")  # killed, or done already
+    assert list(tmp_path.iterdir()) == []
+
+
+def calling(code: str, folder: Path) -> subprocess.Popen[bytes]:
+    """A program whose temporary folders lie in `folder`."""
+    paths = (Path(__file__).parent, Path(__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "TMPDIR": str(folder),  # what is killed puts nothing away
+        },
+        stdout=subprocess.PIPE,
+    )
 
 
 def test_a_set_that_all_meet_on_a_circle() -> None:
