@@ -11,6 +11,7 @@ runs compute the same exactly when they print the same digest.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -251,30 +252,16 @@ def train_gan(model: nn.Module, args: argparse.Namespace) -> None:
 
 
 # Models are imported when they are built: a recording sees no others.
-def alexnet(args: argparse.Namespace) -> nn.Module:
-    from models.alexnet import AlexNet
+def model(place: str, *options: str) -> Callable[[argparse.Namespace], nn.Module]:
+    """What builds `module:class` of models/ from the values of these options."""
+    module, _, name = place.partition(":")
 
-    return AlexNet(args.classes)
+    def build(args: argparse.Namespace) -> nn.Module:
+        made = getattr(importlib.import_module(f"models.{module}"), name)
+        found: nn.Module = made(*(getattr(args, option) for option in options))
+        return found
 
-
-def googlenet(args: argparse.Namespace) -> nn.Module:
-    from models.googlenet import GoogLeNet
-
-    return GoogLeNet(args.classes, args.auxiliary)
-
-
-def resnet50(args: argparse.Namespace) -> nn.Module:
-    from models.resnet import ResNet
-
-    return ResNet(args.layers, args.width, args.classes)
-
-
-def vit(args: argparse.Namespace) -> nn.Module:
-    from models.vision_transformer import VisionTransformer
-
-    sizes = {"layers": args.layers, "width": args.width, "heads": args.heads}
-    kept = args.checkpointed
-    return VisionTransformer(args.image_size, args.classes, **sizes, checkpointed=kept)
+    return build
 
 
 def gpt2(args: argparse.Namespace) -> nn.Module:
@@ -289,18 +276,6 @@ def decoder(args: argparse.Namespace) -> nn.Module:
 
     context = args.longest + args.words
     return CachedDecoder(args.vocabulary, context, args.layers, args.width, args.heads)
-
-
-def seq2seq(args: argparse.Namespace) -> nn.Module:
-    from models.seq2seq import Seq2Seq
-
-    return Seq2Seq(args.vocabulary, args.width, args.layers)
-
-
-def translator(args: argparse.Namespace) -> nn.Module:
-    from models.translator import Translator
-
-    return Translator(args.vocabulary, args.width, args.layers, args.heads)
 
 
 def gan(args: argparse.Namespace) -> nn.Module:
@@ -341,7 +316,7 @@ SERVED_IMAGES = {"serve": 0, "mixed": False, "steps": 20}
 SENTENCES = {"shortest": 10, "longest": 50, "vocabulary": 8000, "width": 512}
 NETWORKS = {
     "alexnet": Network(
-        alexnet,
+        model("alexnet:AlexNet", "classes"),
         train_images,
         infer_images,
         IMAGES | {"image_size": 227},
@@ -349,7 +324,7 @@ NETWORKS = {
         SERVED_IMAGES | {"batch_size": 1},
     ),
     "googlenet": Network(
-        googlenet,
+        model("googlenet:GoogLeNet", "classes", "auxiliary"),
         train_images,
         infer_images,
         IMAGES | {"auxiliary": False},
@@ -357,7 +332,7 @@ NETWORKS = {
         SERVED_IMAGES | {"batch_size": 1, "image_size": 224},
     ),
     "resnet50": Network(
-        resnet50,
+        model("resnet:ResNet", "layers", "width", "classes"),
         train_images,
         infer_images,
         IMAGES | {"layers": (3, 4, 6, 3), "width": 64},
@@ -365,7 +340,11 @@ NETWORKS = {
         SERVED_IMAGES | {"batch_size": 4, "image_size": 224},
     ),
     "vit": Network(
-        vit,
+        model(
+            "vision_transformer:VisionTransformer",
+            *("image_size", "classes"),
+            *("layers", "width", "heads", "checkpointed"),
+        ),
         train_images,
         infer_images,
         IMAGES
@@ -389,7 +368,7 @@ NETWORKS = {
         | {"vocabulary": 8000, "layers": 6, "width": 384, "heads": 6},
     ),
     "seq2seq": Network(
-        seq2seq,
+        model("seq2seq:Seq2Seq", "vocabulary", "width", "layers"),
         train_sentences,
         translate,
         SENTENCES | {"layers": 2},
@@ -397,7 +376,7 @@ NETWORKS = {
         {"batch_size": 1, "steps": 20, "words": 100},
     ),
     "translator": Network(
-        translator,
+        model("translator:Translator", "vocabulary", "width", "layers", "heads"),
         train_sentences,
         None,
         SENTENCES

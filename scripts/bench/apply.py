@@ -1,7 +1,7 @@
 """Programs under `memplan apply`, torch's default allocator, jemalloc and tcmalloc.
 
-Each program is recorded and planned once. A run is a process of its own, measured from
-outside (bench/hook). memplan must print the same losses as the default, to the last
+Each program is recorded and planned once. A run is a process of its own, which logs its
+steps (step_log.py). memplan must print the same losses as the default, to the last
 bit. Another allocator aligns blocks otherwise, and operators choose their kernels by
 that: where its losses differ, its figures are of other kernels, and a note says so.
 """
@@ -44,15 +44,13 @@ class Program:
     """Arguments of `program.py`, and those for a tiny model.
 
     steps: of a measured run; recorded: of the run that the plan is made from, 0 for as
-    many; marks: boundaries per step, where an optimizer steps or else the outermost
-    module is called.
+    many.
     """
 
     arguments: str
     tiny: str
     steps: int = 15
     recorded: int = 0
-    marks: int = 1
 
     def command(self, steps: int, args: argparse.Namespace) -> list[str]:
         """The program and its arguments, without the interpreter."""
@@ -90,12 +88,12 @@ PROGRAMS = {
         40,
     ),
     "generate": Program(
-        "decoder --infer --words 64", f"{TINY_TEXT} --longest 20", 12, 6, 64
+        "decoder --infer --words 64", f"{TINY_TEXT} --longest 20", 12, 6
     ),
     "translator": Program(
         "translator --train", f"{TINY_TEXT} --longest 12 --epoch 3", 48, 24
     ),
-    "gan": Program("gan --train", "--batch-size 2 --noise 8 --width 4", marks=2),
+    "gan": Program("gan --train", "--batch-size 2 --noise 8 --width 4"),
     "accumulating": Program(
         "resnet50 --train --batch-size 8 --image-size 96 --accumulated 4 --epoch 5 "
         f"{SMALL_RESNET}",
@@ -114,9 +112,7 @@ PROGRAMS = {
     "alexnet": Program("alexnet --train", f"{TINY_IMAGES} --image-size 67"),
     "infer-alexnet": Program("alexnet --infer", f"{TINY_IMAGES} --image-size 67"),
     "infer-googlenet": Program("googlenet --infer", TINY_IMAGES),
-    "infer-seq2seq": Program(
-        "seq2seq --infer", f"{TINY_SENTENCES} --words 5", 20, 10, 100
-    ),
+    "infer-seq2seq": Program("seq2seq --infer", f"{TINY_SENTENCES} --words 5", 20, 10),
 }
 
 
@@ -128,14 +124,11 @@ def contenders(
     recorded = min(program.recorded or steps, steps)
     plan = make_plan(program.command(recorded, args), folder, args.timeout)
     command = program.command(steps, args)
-    marks = 3 * (5 if args.tiny and program.marks > 3 else program.marks)
     digests: dict[str, str] = {}
 
     def runner(name: str, words: list[str], preload: Path | None) -> Contender:
         def run() -> Figures:
-            found = measure_steps(
-                words, preload=preload, warmup=marks, timeout=args.timeout
-            )
+            found = measure_steps(words, preload=preload, timeout=args.timeout)
             if digests.setdefault(name, found.digest) != found.digest:
                 raise BenchError("two runs computed different losses")
             return found.figures | same_losses(name, digests)

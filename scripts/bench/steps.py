@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from step_log import FILE, WARMUP
+
 from bench.runner import BenchError, Figures, run_child
 
-HOOK = Path(__file__).resolve().parent / "hook"
 # The user's own settings that would replace the default allocator.
 _UNSET = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF")
 _DIGEST = re.compile(r"^loss-sha256 ([0-9a-f]{64})$", re.MULTILINE)
@@ -46,45 +47,33 @@ def environment(preload: Path | None = None) -> dict[str, str]:
 
 
 def measure_steps(
-    command: Sequence[str],
-    *,
-    preload: Path | None = None,
-    warmup: int = 3,
-    timeout: float = 1800.0,
+    command: Sequence[str], *, preload: Path | None = None, timeout: float = 1800.0
 ) -> StepRun:
-    """Run a Python program with the step hook. Raises BenchError.
-
-    warmup: step boundaries until what counts.
-    """
+    """Run a program that logs its steps (see `step_log`). Raises BenchError."""
     with tempfile.TemporaryDirectory() as folder:
-        marks = Path(folder) / "marks.json"
-        env = environment(preload)
-        path = [str(HOOK), env.get("PYTHONPATH", "")]
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        env["BENCH_MARKS_FILE"], env["BENCH_WARMUP"] = str(marks), str(warmup)
+        log = Path(folder) / "steps.json"
+        env = environment(preload) | {FILE: str(log)}
         done = run_child(command, env=env, timeout=timeout)
         if "cannot be preloaded" in done.errors:
             raise BenchError(f"{preload} cannot be preloaded")
-        if not marks.exists():
-            raise BenchError(f"saw no step of: {' '.join(command)}")
-        noted = json.loads(marks.read_text())
-    digest = _DIGEST.search(done.output)
-    if digest is None:
-        raise BenchError(f"no loss-sha256 in the output of: {' '.join(command)}")
-    steady = noted["rows"][warmup - 1 :]
+        digest = _DIGEST.search(done.output)
+        if digest is None or not log.exists():
+            raise BenchError(f"no steps in the log of: {' '.join(command)}")
+        noted = json.loads(log.read_text(encoding="utf-8"))
+    steady = noted["rows"][WARMUP - 1 :]
     if len(steady) < 2:
-        raise BenchError(f"{len(noted['rows'])} steps seen, {warmup} of them warm-up")
+        raise BenchError(f"{len(noted['rows'])} steps seen, {WARMUP} of them warm-up")
     first, last, count = steady[0], steady[-1], len(steady) - 1
     figures = {
         **done.figures(),
         # The kernel counts in batches: three readings of one peak differ a little.
-        "peak_bytes": max(done.peak_bytes, noted["peak_before_reset"], last[3]),
+        "peak_bytes": max(done.peak_bytes, noted["first_peak"], last["peak"]),
         "step_seconds": statistics.median(
-            after[0] - before[0] for before, after in itertools.pairwise(steady)
+            after["at"] - before["at"] for before, after in itertools.pairwise(steady)
         ),
-        "step_faults": (last[1] - first[1]) / count,
-        "step_cpu_seconds": (last[4] - first[4]) / count,
+        "step_faults": (last["faults"] - first["faults"]) / count,
+        "step_cpu_seconds": (last["cpu"] - first["cpu"]) / count,
     }
-    if noted["was_reset"]:  # else the kernel cannot tell the steady steps' peak
-        figures["steady_peak_bytes"] = last[3]
+    if noted["is_reset"]:  # else the kernel cannot tell the steady steps' peak
+        figures["steady_peak_bytes"] = last["peak"]
     return StepRun(figures, digest.group(1))

@@ -20,11 +20,11 @@ class VisionTransformer(nn.Module):
         self,
         image_size: int,
         classes: int,
-        patch: int = 8,
         layers: int = 12,
         width: int = 192,
         heads: int = 3,
         checkpointed: bool = False,
+        patch: int = 8,
     ) -> None:
         super().__init__()
         self.checkpointed = checkpointed
