@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ Built = tuple[nn.Module, tuple[Any, ...]]
 class Named(nn.Module):
     """A model of transformers that is given its inputs by name."""
 
-    def __init__(self, model: nn.Module, *names: str) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.model, self.names = model, names
 
@@ -58,64 +59,50 @@ def _words(*shape: int) -> torch.Tensor:
     return torch.randint(1, 100, shape)
 
 
-def _bert() -> Built:
-    from transformers import BertConfig, BertModel
+# Model and configuration of transformers, its sizes, and the shapes of its inputs.
+OF_TRANSFORMERS: dict[str, tuple[str, str, dict[str, int], dict[str, Any]]] = {
+    "BERT": (
+        *("BertModel", "BertConfig"),
+        {"vocab_size": 100, "hidden_size": 256, "num_attention_heads": 4},
+        {"input_ids": (2, 128)},
+    ),
+    "LLaMA": (
+        *("LlamaForCausalLM", "LlamaConfig"),
+        {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 688}
+        | {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2},
+        {"input_ids": (1, 128)},
+    ),
+    "T5": (
+        *("T5ForConditionalGeneration", "T5Config"),
+        {"vocab_size": 100, "d_model": 256, "d_ff": 512, "num_heads": 4, "d_kv": 64},
+        {"input_ids": (2, 64), "decoder_input_ids": (2, 48)},
+    ),
+    "ViT": (
+        *("ViTModel", "ViTConfig"),
+        {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768},
+        {"pixel_values": (1, 3, 224, 224)},
+    ),
+    "Whisper": (
+        *("WhisperModel", "WhisperConfig"),
+        {"vocab_size": 100, "d_model": 256, "encoder_layers": 4, "decoder_layers": 4}
+        | {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+        | {"encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024, "pad_token_id": 0}
+        | {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+        {"input_features": (1, 80, 3000), "decoder_input_ids": (1, 64)},
+    ),
+}
 
-    config = BertConfig(vocab_size=100, hidden_size=256, num_attention_heads=4)
-    return Named(BertModel(config), "input_ids"), (_words(2, 128),)
 
+def of_transformers(name: str) -> Built:
+    import transformers
 
-def _llama() -> Built:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=1000,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
+    model, config, sizes, shapes = OF_TRANSFORMERS[name]
+    made = getattr(transformers, model)(getattr(transformers, config)(**sizes))
+    inputs = tuple(
+        _words(*shape) if own.endswith("ids") else torch.randn(shape)
+        for own, shape in shapes.items()
     )
-    return Named(LlamaForCausalLM(config), "input_ids"), (_words(1, 128),)
-
-
-def _t5() -> Built:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(vocab_size=100, d_model=256, d_ff=512, num_heads=4, d_kv=64)
-    model = T5ForConditionalGeneration(config)
-    return Named(model, "input_ids", "decoder_input_ids"), (
-        _words(2, 64),
-        _words(2, 48),
-    )
-
-
-def _vit() -> Built:
-    from transformers import ViTConfig, ViTModel
-
-    config = ViTConfig(hidden_size=192, num_attention_heads=3, intermediate_size=768)
-    return Named(ViTModel(config), "pixel_values"), _image()
-
-
-def _whisper() -> Built:
-    from transformers import WhisperConfig, WhisperModel
-
-    config = WhisperConfig(
-        vocab_size=100,
-        d_model=256,
-        encoder_layers=4,
-        decoder_layers=4,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=1024,
-        decoder_ffn_dim=1024,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-    )
-    inputs = torch.randn(1, 80, 3000), _words(1, 64)
-    return Named(WhisperModel(config), "input_features", "decoder_input_ids"), inputs
+    return Named(made, tuple(shapes)), inputs
 
 
 BUILDERS: dict[str, Callable[[], Built]] = {
@@ -127,11 +114,7 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "GPT-2": lambda: (GPT2(1000, 256, 4, 256, 4), (_words(2, 256),)),
     "nn.Transformer": lambda: (Translator(1000, 256, 3, 4), (_words(2, 48),) * 2),
     "LSTM with attention": lambda: (Seq2Seq(1000, 128), (_words(2, 24),) * 2),
-    "BERT": _bert,
-    "LLaMA": _llama,
-    "T5": _t5,
-    "ViT": _vit,
-    "Whisper": _whisper,
+    **{name: partial(of_transformers, name) for name in OF_TRANSFORMERS},
 }
 
 

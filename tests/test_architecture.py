@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -315,27 +314,3 @@ def test_every_public_name_is_there_and_listed() -> None:
 def test_no_room_has_the_name_of_a_public_verb() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
     assert not rooms & set(memplan.__all__)
-
-
-def test_a_module_in_a_room_can_be_imported_by_its_path() -> None:
-    import memplan.solving.methods as methods  # noqa: PLR0402 - the form meant
-
-    assert "bestfit" in methods.METHOD_NAMES
-    assert callable(memplan.solve)
-
-
-def test_nothing_else_lies_at_the_top() -> None:
-    root = PACKAGE.parent
-    if not (root / ".git").exists() or shutil.which("git") is None:
-        pytest.skip("no checkout")
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=root, capture_output=True, text=True
-    )
-    if listed.returncode:
-        pytest.skip("git does not tell")
-    hidden = {".ci", ".clang-format", ".clang-tidy", ".gitignore"}
-    pages = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md"}
-    built = {"CMakeLists.txt", "Makefile", "constraints.txt", "pyproject.toml"}
-    folders = {"docs", "memplan", "scripts", "tests", "traces"}
-    found = {line.split("/")[0] for line in listed.stdout.splitlines()}
-    assert found == hidden | pages | built | folders

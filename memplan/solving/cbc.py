@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -239,7 +239,7 @@ def _run_silently(task: _Task, command: list[str]) -> str | None:
     return log
 
 
-def _in_child(mask: set[signal.Signals]) -> Callable[[], None]:
+def _in_child(mask: Iterable[int]) -> Callable[[], None]:
     """What a child does first: it takes signals again, and on Linux asks to be killed
     when we are."""
     linux = sys.platform.startswith("linux")

@@ -52,30 +52,6 @@ def _heavy(rng: np.random.Generator, n: int) -> Spans:
     return lower, lower + life
 
 
-def _nested(rng: np.random.Generator, n: int) -> Spans:
-    """Training steps: what the way forward keeps, the way back frees in reverse, with
-    short-lived buffers on both; a twentieth is kept to the end of the step."""
-    step = min(n, 2000)
-    lower, upper = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
-    for first in range(0, n, step):
-        count = min(step, n - first)
-        begin = 4 * first
-        half = 2 * count
-        place = np.sort(rng.integers(0, half, count))
-        kept = rng.random(count)
-        short = place + rng.integers(1, 12, count)
-        mirrored = 2 * half - place - rng.integers(0, 3, count)
-        late = 2 * half - place
-        at = np.where(kept < 0.5, place, np.where(kept < 0.75, place, late - 12))
-        end = np.where(kept < 0.45, mirrored, short)
-        end = np.where((kept >= 0.45) & (kept < 0.5), 2 * half, end)
-        end = np.where(kept >= 0.75, at + rng.integers(1, 12, count), end)
-        at = np.maximum(at, 0)
-        lower[first : first + count] = begin + at
-        upper[first : first + count] = begin + np.maximum(end, at + 1)
-    return lower, upper
-
-
 def _crowded(rng: np.random.Generator, n: int) -> Spans:
     """Few moments, very many alive at each."""
     ticks = 400
@@ -87,7 +63,6 @@ LIVES: dict[str, Callable[[np.random.Generator, int], Spans]] = {
     "uniform": _uniform,
     "geometric": _geometric,
     "heavy": _heavy,
-    "nested": _nested,
     "crowded": _crowded,
 }
 

@@ -45,15 +45,6 @@ def test_every_truncation_is_refused(plan: Plan) -> None:
             load_plan(data[:length], "cut.json")
 
 
-@examples(100, st.data())
-def test_every_changed_byte_is_noticed(data: st.DataObject) -> None:
-    damaged = bytearray(dump_plan(sample()))
-    place = data.draw(st.integers(0, len(damaged) - 1))
-    damaged[place] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(FormatError):
-        load_plan(bytes(damaged))
-
-
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner),
@@ -90,21 +81,15 @@ def test_junk_in_any_field_is_refused_or_harmless(
 
 IN_A_PLAN: list[tuple[Callable[[Fields], object], str]] = [
     (put("seed", 1.5), "seed is 1.5, and must be an integer from 0"),
-    (put("seed", float("nan")), "seed is NaN"),
-    (put("peak", float("inf")), "peak is Infinity"),
     (put("seed", True), "seed is true"),
-    (put("seed", -1), "seed is -1"),
     (put("seed", 1 << 63), "seed is 9223372036854775808, .* to 2\\^63 - 1"),
     (put("seed", int("9" * 60)), "seed is 9999999.*\\.\\.\\."),
     (put("method", 3), "method is 3, and must be text"),
     (put("method", "\ud800"), "method is '\\\\ud800', and must be text"),
     (put("method", "x" * 70000), "method is 'xxx.*\\.\\.\\., .* at most 65536"),
-    (put("length", 0), "length is 0"),
     (put("length", 5), "buffers do not make a problem: buffer 2: .* period of 5"),
     (put("alignment", 0), "alignment is 0"),
     (put("bounds.proved_optimal", 1), "bounds.proved_optimal is 1, .* true or"),
-    (put("bounds", []), "bounds is a list, and must be an object"),
-    (put("trace.sha256", None), "trace.sha256 is null"),
     (put("trace.buffers", 3), "trace.buffers is 3, and 4 are listed"),
     (put("surprise", 1), "the file has a field that .* 'surprise'"),
     (without("method"), "the file lacks 'method'"),
@@ -119,14 +104,9 @@ IN_A_PLAN: list[tuple[Callable[[Fields], object], str]] = [
     (put("buffers.1.size", (1 << 63) - 1), "add up to"),
     (put("buffers.1.lower", 6), "buffer 2: lower and upper are both 6"),
     (put("buffers.1.lower", 13), "buffer 2: lifespan leaves the period"),
-    (put("buffers.1.id", 0), "buffers and unplanned list request 0 twice"),
     (put("buffers.1.id", 6), "buffers\\[1\\].id is 6, and must be .* from 0 to 5"),
-    (put("buffers.1.id", "2"), "buffers\\[1\\].id is '2'"),
     (without("buffers.1"), "buffers\\[2\\].id is 5, .* from 0 to 4"),
-    (without("unplanned.0"), "from 0 to 4"),
     (put("unplanned.0.size", -1), "unplanned\\[0\\].size \\(id 1\\) is -1"),
-    (put("starts", [1]), "starts must ascend from 0"),
-    (put("starts", []), "starts must ascend from 0"),
     (put("starts", [0, 4, 3]), "starts must .* and are '0, 4, 3'"),
     (put("starts", [0, 7]), "starts must ascend from 0 to at most 6"),
     (put("starts", [0, False]), "starts\\[1\\] is false"),
@@ -139,48 +119,26 @@ IN_A_PLAN: list[tuple[Callable[[Fields], object], str]] = [
     (put("warmup.ticks", 3), "warm-up: buffer 2: lower 3 is not before ticks 3"),
     (put("warmup.ticks", (1 << 63) - 20), "warm-up: ticks .* too large"),
     (put("warmup.length", 9), "warmup has a field .* 'length'"),
-    (put("warmup.buffers.0.size", 0), "warmup.buffers do not .* size is 0"),
     (put("warmup.buffers.0.lower", 9), "warmup.buffers do not .* comes after"),
     (put("version", 2), "newer than 1; upgrade: pip install --upgrade memplan"),
-    (put("version", True), "version is true"),
     (put("version", 0), "version is 0"),
-    (without("version"), "version is null"),
     (put("schema", "other"), "it has the schema 'other'"),
     (without("schema"), "not a plan: it has no schema"),
     (put("schema", "memplan.trace"), "not a plan; run memplan solve bad.json"),
 ]
 OF_KINDS: list[tuple[Callable[[Fields], object], str]] = [
     (put("elastic", 1), "elastic is 1, and must be"),
-    (put("elastic", None), "elastic is null"),
     (put("lifespan_bytes", -1), "lifespan_bytes is -1"),
-    (put("lifespan_bytes", "64"), "lifespan_bytes is"),
     (put("kinds", None), "kinds is null, and must be a list"),
-    (put("kinds", {}), "kinds is an object, and must be a list"),
     (put("kinds.0", 7), r"kinds\[0\] is 7, and must be an object"),
-    (put("kinds.1", None), r"kinds\[1\] is null"),
     (put("kinds.1.more", 1), r"kinds\[1\] has a field .*'more'"),
-    (put("kinds.1.ticks", 1), r"kinds\[1\] has a field .*'ticks'"),
     (without("kinds.1.seen"), r"kinds\[1\] lacks 'seen'"),
-    (without("kinds.0.buffers"), r"kinds\[0\] lacks 'buffers'"),
     (put("kinds.1.seen", 0), r"kinds\[1\]\.seen is 0"),
-    (put("kinds.1.seen", True), r"kinds\[1\]\.seen is true"),
-    (put("kinds.1.seen", 1 << 63), r"kinds\[1\]\.seen is 9223372036854775808"),
     (put("kinds.1.starts", None), r"kinds\[1\]\.(starts|unplanned)"),
-    (put("kinds.1.starts", []), "kind 1: .*starts must ascend from 0"),
     (put("kinds.1.starts", [0, 1]), "kind 1: it must be one step"),
-    (put("kinds.1.starts", [1]), "kind 1: .*starts must ascend from 0"),
-    (put("kinds.0.starts", [0, 0]), "kind 0: it must be one step"),
-    (put("kinds.0.alignment", 0), r"kinds\[0\]\.alignment is 0"),
-    (put("kinds.0.buffers.1.size", 0), r"kinds\[0\].*size is 0"),
-    (put("kinds.0.buffers.1.offset", -64), r"offset.* -64"),
     (put("kinds.0.buffers.1.offset", (1 << 62) - 64), "kind 0: .*offset"),
-    (put("kinds.0.buffers.1.lower", 4), r"kinds\[0\]"),
     (put("kinds.0.buffers.1.id", 0), r"kinds\[0\].*request 0 twice"),
-    (put("kinds.0.buffers.1.id", 99), r"kinds\[0\].*id .* 99"),
-    (put("kinds.0.buffers.1.id", "b"), r"kinds\[0\].*'b'"),
     (put("kinds.0.buffers.0.lower", 2), r"kind 0: request .* order of the clock"),
-    (put("kinds.0.unplanned.0.size", -1), r"kinds\[0\].*size .*-1"),
-    (put("kinds.0.buffers", []), r"kinds\[0\]"),
 ]
 OF_GAPS: list[tuple[Callable[[Fields], object], str]] = [
     (without("buffers.1.gaps"), r"buffers\[1\] lacks 'gaps'"),
@@ -188,14 +146,9 @@ OF_GAPS: list[tuple[Callable[[Fields], object], str]] = [
     (put("buffers.1.gaps", None), r"buffers\[1\].gaps \(id 'b'\) is null, .* list"),
     (put("buffers.0.gaps", {"2": 4}), r"buffers\[0\].gaps .* is an object"),
     (put("buffers.0.gaps.1", 7), r"holds what is not \[lower, upper\] or \[low"),
-    (put("buffers.0.gaps.1", [5]), r"buffers\[0\].gaps \(id 'a'\) holds what"),
     (put("buffers.0.gaps.1", [5, 7, 1]), r"is not \[lower, upper\]"),
-    (put("buffers.0.gaps.1", [5, 7, 1, 6, 9]), r"is not \[lower, upper\]"),
     (put("buffers.0.gaps.1", [5, 7, 3, 3]), "has a window of no bytes: leave it"),
-    (put("buffers.2.gaps.0.0", "3"), r"buffers\[2\].gaps \(id 'c'\) is '3', and"),
     (put("buffers.2.gaps.0.0", 3.0), r"buffers\[2\].gaps \(id 'c'\) is 3.0, and"),
-    (put("buffers.2.gaps.0.0", True), r"buffers\[2\].gaps \(id 'c'\) is true"),
-    (put("buffers.2.gaps.0.0", -3), r"buffers\[2\].gaps \(id 'c'\) is -3, and"),
     (put("buffers.2.gaps.0.1", 1 << 63), r"is 9223372036854775808, .* to 2\^63"),
     (put("buffers.0.gaps.1", [3, 7]), r"buffer a: the gap \[3, 7\) begins before"),
     (put("buffers.0.gaps.1", [5, 10]), r"buffer a: the gap .* leaves its lifespan"),
@@ -208,7 +161,6 @@ IMPORTED_ROWS: list[tuple[Callable[[Fields], object], str]] = [
     (put("buffers.1.id", "\ud800"), "label '\\\\ud800' is not text"),
     (put("unplanned", [{"id": 2, "size": 1}]), "starts is null"),
     (put("buffers.0.fixed", -1), "buffers\\[0\\].fixed \\(id 'a'\\) is -1"),
-    (put("buffers.0.alignment", 0), "buffer a: alignment 0 is not at least 1"),
     (put("buffers.1.fixed", 65), "buffer b: fixed offset 65 is not a multiple"),
     (without("buffers.0.fixed"), "buffers\\[1\\] has a field .* 'fixed'"),
 ]
@@ -284,12 +236,6 @@ def test_a_file_that_is_no_plan_is_refused_in_words(data: bytes, message: str) -
 def test_a_command_to_copy_is_quoted_for_the_shell(data: bytes) -> None:
     with pytest.raises(FormatError, match=r"; run memplan solve 'my trace; ls'$"):
         load_plan(data, "my trace; ls")
-
-
-def test_a_repeated_key_in_a_sound_plan_is_refused() -> None:
-    data = dump_plan(sample()).replace(b'"seed": 7', b'"seed": 7,\n"seed": 7')
-    with pytest.raises(FormatError, match="'seed' twice"):
-        load_plan(data)
 
 
 def test_a_file_reformatted_or_edited_is_refused_as_changed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from plan_samples import assert_same, plans, sample
 from memplan.core.plan import Plan
 from memplan.core.planfile import dump_plan, read_plan, write_plan
 from memplan.core.problem import Gaps, Problem
-from memplan.core.verify import Failure, verify
+from memplan.core.verify import verify
 from memplan.errors import FormatError, InputError, UsageError
 from memplan.formats.sniff import Kind, sniff
 from memplan.trace.read import read_trace
@@ -158,11 +157,3 @@ def test_every_truncation_and_many_flipped_bytes_are_refused(tmp_path: Path) -> 
         except InputError:
             continue
         assert dump_plan(found) == plan  # what the byte said does not matter
-
-
-def test_a_readable_plan_that_is_wrong_is_left_to_verify(tmp_path: Path) -> None:
-    plan = gapped()
-    hot = dataclasses.replace(plan.hot, offsets=np.array([0, 64, 80]))
-    path = tmp_path / "x.parquet"
-    write_plan(dataclasses.replace(plan, hot=hot), path)
-    assert [found.failure for found in verify(read_plan(path))] == [Failure.OVERLAP]

@@ -235,11 +235,6 @@ def test_every_failure_is_named_with_its_numbers(
     ]
 
 
-def test_every_kind_of_failure_is_tested_above() -> None:
-    tested = test_every_failure_is_named_with_its_numbers.pytestmark[0].args[1]  # type: ignore[attr-defined]
-    assert {row[1] for row in tested} == set(Failure)
-
-
 def test_freed_and_allocated_at_the_same_tick_do_not_collide() -> None:
     problem = Problem.of([0, 3], [3, 5], [8, 8])
     assert verify_offsets(problem, np.array([0, 0]), 8) == []
@@ -297,10 +292,6 @@ def test_a_warm_up_needs_an_offset_for_every_buffer() -> None:
     short = replace(plan.warmup, offsets=np.empty(0, dtype=np.int64))
     found = verify(changed(plan, warmup=short))
     assert [violation.failure for violation in found] == [Failure.MISSING]
-
-
-def test_the_bound_of_a_plan_is_its_problems() -> None:
-    assert PLAN.lower_bound == lower_bound(PROBLEM) == 30
 
 
 # ---- the verifier and the lower bound on problems with gaps, held against e
@@ -464,23 +455,9 @@ def test_live_bytes_tick_by_tick(problem: Problem) -> None:
             assert live_at(problem, tick) == count
 
 
-@examples(80, problems(alignment="mixed"))
-def test_the_bound_is_the_most_alive_at_once(problem: Problem) -> None:
-    ticks = range(problem.length or int(problem.upper.max(initial=0)))
-    most = max((live_at(problem, tick) for tick in ticks), default=0)
-    assert lower_bound(problem) == most
-
-
 @examples(60, problems(max_size=5))
 def test_no_plan_does_better(problem: Problem) -> None:
     assert lower_bound(problem) <= brute_force(problem)
-
-
-@examples(50, problems(fixed=True))
-def test_fixed_buffers_raise_the_bound_to_their_top(problem: Problem) -> None:
-    fixed = problem.fixed >= 0
-    tops = (problem.fixed + problem.size)[fixed]
-    assert lower_bound(problem) >= tops.max(initial=0)
 
 
 @pytest.mark.parametrize(
@@ -510,10 +487,3 @@ def test_fixed_buffers_raise_the_bound_to_their_top(problem: Problem) -> None:
 )
 def test_examples(problem: Problem, bound: int) -> None:
     assert lower_bound(problem) == bound
-
-
-def test_offsets_are_sums_of_sizes() -> None:
-    """Live bytes are multiples of the sizes' common divisor, and so is the bound."""
-    problem = Problem.of([0, 1, 2], [2, 3, 4], [6, 10, 14])
-    assert lower_bound(problem) == 24
-    assert brute_force(problem) == 24

@@ -56,7 +56,7 @@ KEYS = {
     "squeezenet1_1": ["features.12.squeeze.weight", "features.3.expand1x1.bias"],
     "vgg16_bn": ["features.41.running_mean", "classifier.3.weight"],
 }
-QUICK = ("squeezenet1_1", "resnet18", "densenet121", "inception_v3")
+QUICK = ("squeezenet1_1", "resnet18")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -70,15 +70,9 @@ def test_a_network_is_as_large_as_published(name: str) -> None:
         logits = model(torch.empty(2, *vision.input_shape(name)))
     assert sum(one.numel() for one in model.parameters()) == parameters
     assert len(model.state_dict()) == tensors
+    # Those of torchvision.
+    assert set(KEYS.get(name, ())) <= set(model.state_dict())
     assert logits.shape == (2, 1000)
-
-
-@pytest.mark.parametrize("name", KEYS)
-def test_keys_are_those_of_torchvision(name: str) -> None:
-    from models import vision
-
-    with torch.device("meta"):
-        assert set(KEYS[name]) <= set(vision.structure(name).state_dict())
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -94,7 +88,7 @@ def test_results_neither_vanish_nor_grow(name: str) -> None:
     assert not any(one.requires_grad for one in model.parameters())
 
 
-@pytest.mark.parametrize("blocks", [1, 40])
+@pytest.mark.parametrize("blocks", [1, 4])
 def test_a_stack_keeps_its_shape(blocks: int) -> None:
     from models import vision
 
@@ -137,9 +131,7 @@ def test_statistics_are_not_those_of_a_new_layer(batch_norm: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "resnet19", "ResNet18", "alexnet "),
-        *("stack", "stack:", "stack:0", "stack:-1", "stack:1001"),
-        *("stack:²", "stack:1.5", "stack:ten"),
+        *("", "resnet19", "alexnet ", "stack", "stack:0", "stack:1001", "stack:²"),
     ],
 )
 def test_other_names_are_refused(name: str) -> None:

@@ -70,15 +70,6 @@ def test_parts_are_solved_one_by_one() -> None:
     assert sum("orders" in part or "exact" in part for part in found) == 3
 
 
-def test_too_many_for_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "MOST_FOR_EXACT", 50)
-    plan = auto.solve(puzzle(160), Options(iterations=200))
-    assert verify(plan) == []
-    note = plan.provenance.note
-    assert "buffers are too many for exact search; search, 204 orders" in note
-    assert "given up after that" in note
-
-
 def test_the_same_plan_on_any_number_of_threads() -> None:
     problem = puzzle(70, seed=5)
     options = [replace(SMALL, threads=threads) for threads in (1, 1, 1, 2, 3)]

@@ -91,14 +91,6 @@ def test_what_can_be_packed_is_not_refused_on_long_clocks(
     assert answer(problem, 39, order) == "never"
 
 
-@examples(50, problems(max_size=10, fixed=True))
-def test_the_method_proves_small_problems(problem: Problem) -> None:
-    plan = exact.solve(problem, QUIET)
-    assert plan.status == "optimal"
-    assert plan.lower_bound == plan.peak == reference(problem)
-    assert plan.provenance.method == "exact"
-
-
 # ---- what leaves the least peak as it was, or multiplies it
 
 
@@ -150,12 +142,6 @@ def test_the_least_peak_follows_the_problem(problem: Problem, k: int) -> None:
 
 
 # ---- single problems
-
-
-def test_a_proof_above_the_live_bytes() -> None:
-    """Three sizes that only fit in a stack with a hole: the bound alone cannot tell."""
-    problem = Problem.of([0, 1, 0, 2, 0], [2, 3, 1, 3, 1], [2, 2, 1, 1, 1])
-    assert proved(problem) == brute_force(problem)
 
 
 def test_sizes_beyond_32_bits() -> None:

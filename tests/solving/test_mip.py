@@ -157,20 +157,6 @@ def test_pairs_by_definition(problem: Problem) -> None:
     assert list(zip(first.tolist(), second.tolist(), strict=True)) == expected
 
 
-def test_equal_buffers_are_in_order_and_one_pair_is_pinned() -> None:
-    problem = Problem.of([0, 0, 0, 0, 1], [3, 3, 3, 4, 3], [6, 6, 9, 3, 3])
-    program = mip.build(problem, stacked(problem)[::-1].copy() * 0 + 99, 0)
-    settled = {
-        (int(i), int(j))
-        for i, j in zip(
-            program.first[program.settled], program.second[program.settled], strict=True
-        )
-    }
-    assert settled == {(0, 1), (2, 3)}
-    assert program.unit == 3
-    assert program.size.tolist() == [2, 2, 3, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("module", "solver", "said"),
     [
