@@ -81,6 +81,7 @@ def test_junk_in_any_field_is_refused_or_harmless(
 
 IN_A_PLAN: list[tuple[Callable[[Fields], object], str]] = [
     (put("seed", 1.5), "seed is 1.5, and must be an integer from 0"),
+    (put("seed", float("nan")), "seed is NaN"),
     (put("seed", True), "seed is true"),
     (put("seed", 1 << 63), "seed is 9223372036854775808, .* to 2\\^63 - 1"),
     (put("seed", int("9" * 60)), "seed is 9999999.*\\.\\.\\."),

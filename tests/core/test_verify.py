@@ -96,7 +96,7 @@ def mutated(
     return offsets
 
 
-@pytest.mark.parametrize("times", [3000, pytest.param(30_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("times", [1000, pytest.param(30_000, marks=pytest.mark.soak)])
 def test_it_agrees_with_a_check_of_every_pair(times: int) -> None:
     rng = np.random.default_rng(20)
     sound = 0
@@ -297,7 +297,7 @@ def test_a_warm_up_needs_an_offset_for_every_buffer() -> None:
 # ---- the verifier and the lower bound on problems with gaps, held against e
 
 
-@pytest.mark.parametrize("times", [1000, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("times", [400, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_it_agrees_with_a_check_of_every_byte(times: int) -> None:
     rng = np.random.default_rng(31)
     sound = gaps = 0
@@ -388,12 +388,12 @@ def test_live_bytes_in_gaps_tick_by_tick(problem: Problem) -> None:
 def test_no_plan_does_better_than_the_bound() -> None:
     rng = np.random.default_rng(32)
     met = 0
-    for k in range(1000):
+    for k in range(400):
         problem = random_gapped(rng, most=3, largest=6, fixed=k % 4 == 0)
         best = least_peak(problem)
         assert lower_bound(problem) <= best
         met += lower_bound(problem) == best
-    assert met > 800
+    assert met > 320
 
 
 def test_a_window_in_the_padding_of_another_does_not_count_twice() -> None:

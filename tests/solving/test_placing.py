@@ -152,7 +152,7 @@ OTHERS = ("ejection", "exact")
 SHARED = Problem.of([0, 3], [9, 6], [100, 80], gaps=Gaps.of([0], [3], [6]))
 
 
-@pytest.mark.parametrize("times", [500, pytest.param(10000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("times", [200, pytest.param(10000, marks=pytest.mark.soak)])
 def test_it_places_as_the_plain_reference_does(times: int) -> None:
     rng = np.random.default_rng(33)
     for k in range(times):
@@ -163,7 +163,7 @@ def test_it_places_as_the_plain_reference_does(times: int) -> None:
         assert verify(Plan.of(problem, offsets, "x")) == []
 
 
-@pytest.mark.parametrize("times", [300, pytest.param(6000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("times", [150, pytest.param(6000, marks=pytest.mark.soak)])
 def test_the_search_packs_an_order_as_the_plain_reference_does(times: int) -> None:
     rng = np.random.default_rng(37)
     for k in range(times):
