@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from torch import nn
 
-from memplan.chunking.inputs import Inputs
 from memplan.chunking.module import Chunked
 from memplan.chunking.options import (
     Budget,
@@ -28,6 +27,7 @@ from memplan.chunking.shapes import OtherSizes
 from memplan.chunking.timing import calibrated
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError, UsageError
+from memplan.graph.call import Inputs, Signature
 from memplan.graph.liveness import profile
 from memplan.units import format_bytes
 
@@ -83,13 +83,14 @@ class _Chunking:
         if model.training:
             raise UsageError("the model is in training mode; call model.eval() first")
         self._model, self._options = model, options
-        self._inputs = Inputs.of(inputs)
+        given = Inputs.of(inputs)
+        self._inputs = Signature().arranged(model, given.args, given.kwargs)
 
     def ready(self, module: Chunked) -> Chunked:
         """The module, able to prepare for inputs of other sizes."""
         programs = {each.path: each.program for each in self._exports.targets}
         others = OtherSizes(programs, self._options.progress)
-        module.accept(self._inputs, others, self._options.other_sizes)
+        module.accept(others, self._options.other_sizes)
         return module
 
     def run(

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from memplan.chunking.canonical import rejoined
 from memplan.chunking.code import compiled, source
-from memplan.chunking.inputs import Inputs, Signature
 from memplan.chunking.parts import Target
 from memplan.chunking.plan import ChunkPlan
 from memplan.errors import InputError, UsageError
-from memplan.graph.export import Exported
+from memplan.graph.call import Form, Inputs, Signature
+from memplan.graph.export import first_line
+from memplan.graph.nest import Kind
 from memplan.graph.program import Program
+from memplan.graph.standin import Run, StandIn
+from memplan.graph.weights import Weights, has_hooks
 
 if TYPE_CHECKING:
     from memplan.chunking.shapes import OtherSizes
@@ -26,233 +30,88 @@ if TYPE_CHECKING:
 MAX_SIZES = 64  # input sizes that are kept prepared; the oldest is dropped first
 
 
-class Weights(Mapping[str, Tensor]):
-    """A model's current parameters and buffers by name, and the export's constants."""
-
-    def __init__(self, model: nn.Module, constants: dict[str, Tensor]) -> None:
-        self._model, self.constants = model, constants
-
-    def __getitem__(self, name: str) -> Tensor:
-        owner, _, attribute = name.rpartition(".")
-        try:
-            return getattr(self._model.get_submodule(owner), attribute)
-        except AttributeError:
-            return self.constants[name]
-
-    def __iter__(self) -> Iterator[str]:
-        raise TypeError("weights are looked up by name")
-
-    def __len__(self) -> int:
-        raise TypeError("weights are looked up by name")
-
-
-class OtherArgumentsError(InputError):
-    """Arguments that a module was not chunked for."""
-
-
-class Kind(NamedTuple):
-    """The shape, torch.dtype and device that an input must have."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Kind:
-        """The kind of a tensor, real or fake."""
-        return cls(tuple(map(int, tensor.shape)), tensor.dtype, str(tensor.device))
-
-    def __str__(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{'×'.join(map(str, self.shape))} {dtype} on {self.device}"
-
-
-class Autocast(NamedTuple):
-    """The device whose autocast applies, whether it is on, and its dtype."""
-
-    device: str
-    on: bool
-    dtype: torch.dtype | None
-
-    @classmethod
-    def now(cls) -> Autocast:
-        """The current state."""
-        device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
-        on = bool(torch.is_autocast_enabled(device))
-        return cls(device, on, torch.get_autocast_dtype(device) if on else None)
-
-    def __str__(self) -> str:
-        if not self.on:
-            return "without autocast"
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"under autocast to {dtype} on {self.device}"
-
-
 class Chunk:
-    """One exported module and the program that replaces it.
-
-    It is called like the module, on inputs with the shapes, dtypes and devices of the
-    export. Raises InputError for others.
-    """
+    """One exported module and the program that replaces it, for inputs of one form."""
 
     def __init__(self, target: Target, program: Program, name: str) -> None:
         """target: the module, and its program without loops; program: with loops."""
-        exported = target.exported
         self.original, self.program = target.program, rejoined(program)
         self.source = source(self.program, f"{name}, in chunks")
         self._run = compiled(self.source, name)
-        self._weights = Weights(target.module, exported.constants)
-        self._module, self._name = target.module, name
-        self._in_spec, self._out_spec = exported.in_spec, exported.out_spec
-        values = (node.meta.get("val") for node in _user_inputs(exported))
-        self._kinds: list[object] = [
-            Kind.of(value) if hasattr(value, "untyped_storage") else value
-            for value in values
-        ]
-        args, kwargs = pytree.tree_unflatten(
-            [None] * self._in_spec.num_leaves, self._in_spec
-        )
-        self._signature = Signature(target.module.forward, len(args), list(kwargs))
-        self._autocast = Autocast.now()
+        self._weights = Weights(target.module, target.exported.constants)
+        self._form, self._out_spec = target.form, target.exported.out_spec
+        self._signature = Signature()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Chunk:
         """A copy that uses the copied model's weights."""
         other = copy.copy(self)
-        other._module = copy.deepcopy(self._module, memo)
-        other._weights = Weights(other._module, self._weights.constants)
+        model = copy.deepcopy(self._weights.model, memo)
+        other._weights = Weights(model, self._weights.constants)
         return other
 
-    def __call__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        leaves, spec = pytree.tree_flatten(self._signature.arranged(args, kwargs))
-        if spec != self._in_spec:
-            raise OtherArgumentsError(
-                f"{self._name} was chunked for other arguments than these; chunk it "
-                "with arguments like these"
-            )
-        tensors = [
-            leaf
-            for leaf, kind in zip(leaves, self._kinds, strict=True)
-            if self._fits(leaf, kind)
-        ]
-        self._check_weights()
-        if (now := Autocast.now()) != self._autocast:
-            raise InputError(
-                f"{self._name} was chunked {self._autocast} and is called {now}; "
-                "chunk it as you call it"
-            )
+    def __call__(self, inputs: Inputs) -> object:
+        """The results for inputs of this form."""
+        tensors = [leaf for leaf in inputs.leaves() if isinstance(leaf, Tensor)]
+        device = self._form.autocast[0] if self._form.autocast else "cpu"
         # The program contains the casts that autocast makes.
-        with torch.no_grad(), torch.autocast(self._autocast.device, enabled=False):
+        with torch.no_grad(), torch.autocast(device, enabled=False):
             result = self._run(tensors, self._weights)
-        return pytree.tree_unflatten(list(result), self._out_spec)
+        return tree_unflatten(list(result), self._out_spec)
 
-    def _check_weights(self) -> None:
-        """Raise InputError if a parameter or buffer differs from the exported one."""
+    def inputs_of(
+        self, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> Inputs | None:
+        """The inputs of a call of the module, if they are of this form, and its weights
+        as they were."""
+        inputs = self._signature.arranged(self._weights.model, args, kwargs)
+        fits = Form.of(inputs) == self._form and not self.outdated()
+        return inputs if fits else None
+
+    def outdated(self) -> str:
+        """What changed in the module since its export, hooks of its parts included; ""
+        if nothing did."""
+        if any(map(has_hooks, islice(self._weights.model.modules(), 1, None))):
+            return "its modules have hooks"
         for name, place in self.program.constants.items():
-            meta, tensor = self.program.metas[name], self._weights[place]
-            found = Kind(tuple(tensor.shape), tensor.dtype, str(tensor.device))
-            if found != (meta.shape, meta.dtype, meta.device):
-                before = Kind(meta.shape, meta.dtype, meta.device)
-                raise InputError(
-                    f"{self._name} was chunked with {place} of {before}, and it is of "
-                    f"{found} now; chunk it again"
-                )
-
-    def _fits(self, leaf: object, kind: object) -> bool:
-        """Whether an input is a tensor. Raises InputError if it is not as exported."""
-        if not isinstance(kind, Kind):
-            if leaf != kind:
-                raise OtherArgumentsError(
-                    f"{self._name} was chunked with {kind!r}, not {leaf!r}; chunk it "
-                    "with that value"
-                )
-            return False
-        if not isinstance(leaf, Tensor):
-            raise OtherArgumentsError(
-                f"{self._name} takes a tensor of {kind.shape} there"
-            )
-        found = Kind.of(leaf)
-        if found != kind:
-            raise OtherArgumentsError(
-                f"{self._name} was chunked for an input of {kind}, not {found}; chunk "
-                "it with such inputs, or call its prepare() with them"
-            )
-        return True
+            meta, now = self.program.metas[name], Kind.of(self._weights[place])
+            before = Kind(meta.shape, meta.dtype, meta.device)
+            if now != before:
+                return f"it was chunked with {place} of {before}, which is {now} now"
+        return ""
 
 
-def _user_inputs(exported: Exported) -> list[fx.Node]:
-    """The exported graph's placeholders that are the user's."""
-    signature = exported.signature
-    users = set(signature.user_inputs)
-    taken = {
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
-    return [
-        node
-        for node in exported.graph.nodes
-        if node.op == "placeholder" and (node.name in users or node.name not in taken)
-    ]
-
-
-class Sizes(NamedTuple):
-    """Inputs up to their sizes (kinds), and the sizes of their tensors."""
-
-    kinds: tuple[object, ...]
-    sizes: tuple[tuple[int, ...], ...]
-
-
-def sizes_of(inputs: Inputs) -> Sizes:
-    """The kinds and sizes of inputs, for comparison."""
-    leaves, spec = pytree.tree_flatten((inputs.args, inputs.kwargs))
-    kinds: list[object] = [spec]
-    sizes = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            kinds.append((leaf.dim(), leaf.dtype, str(leaf.device)))
-            sizes.append(tuple(leaf.shape))
-        else:
-            kinds.append(repr(leaf))
-    return Sizes(tuple(kinds), tuple(sizes))
-
-
-class Acceptance(NamedTuple):
-    """What a module needs to accept inputs of other sizes.
-
-    signature: of the first call. first: its sizes. others: prepares other sizes.
-    always: whether the module prepares itself, without a call of `prepare`.
-    """
-
-    signature: Signature
-    first: Sizes
-    others: OtherSizes
-    always: bool
-
-
-class Chunked(nn.Module):  # type: ignore[misc]
+class Chunked(StandIn):
     """A module whose forward runs in chunks; for inference.
 
-    memplan: the ChunkPlan. model: the original, whose current weights are used.
-    chunks: what runs in chunks, by path in the model. The path "" is the whole model;
-    otherwise the model itself runs, with the parts at these paths replaced.
+    memplan: the ChunkPlan. chunks: what runs in chunks, by path in the model. The path
+    "" is the whole model; otherwise the model itself runs, with the parts at these
+    paths replaced.
+
+    For inputs or weights that differ from those it was chunked and prepared for, the
+    model runs, and a warning gives the reason.
     """
 
+    verb = "chunk"
+
     def __init__(
-        self, model: nn.Module, chunks: Mapping[str, Chunk], plan: ChunkPlan
+        self,
+        model: nn.Module,
+        chunks: Mapping[str, Chunk],
+        plan: ChunkPlan,
+        inputs: Inputs,
     ) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.memplan = plan
         self.chunks = dict(chunks)
-        self._prepared: dict[tuple[tuple[int, ...], ...], dict[str, Chunk]] = {}
-        self._accepted: Acceptance | None = None
-        self._warned = False
-        self.eval()
+        self._first = Form.of(inputs)
+        self._prepared: dict[Form, dict[str, Chunk]] = {self._first: self.chunks}
+        self._others: OtherSizes | None = None
+        self._always = False
 
-    def accept(self, inputs: Inputs, others: OtherSizes, always: bool) -> None:
-        """Accept inputs of other sizes than `inputs`, which it was chunked for."""
-        signature = Signature(self.model.forward, len(inputs.args), list(inputs.kwargs))
-        self._accepted = Acceptance(signature, sizes_of(inputs), others, always)
+    def accept(self, others: OtherSizes, always: bool) -> None:
+        """Accept inputs of other sizes. others: prepares for them; always: whether at
+        their first call, without a call of `prepare`."""
+        self._others, self._always = others, always
 
     def prepare(self, inputs: object) -> None:
         """Prepare for inputs of other sizes; `memplan.chunk` says which forms it takes.
@@ -263,25 +122,24 @@ class Chunked(nn.Module):  # type: ignore[misc]
         than the first inputs, or run other operators; BudgetError if the budget is not
         kept.
         """
-        found = Inputs.of(inputs)
-        if self._accepted is None:
-            raise UsageError("this module accepts only the sizes it was chunked for")
-        arranged = self._accepted.signature.arranged(found.args, found.kwargs)
-        self._prepare(Inputs(*arranged), self._accepted)
+        given = Inputs.of(inputs)
+        self._prepare(self._signature.arranged(self.model, given.args, given.kwargs))
 
-    def _prepare(self, inputs: Inputs, accepted: Acceptance) -> None:
-        kinds, sizes = sizes_of(inputs)
-        if kinds != accepted.first.kinds:
+    def _prepare(self, inputs: Inputs) -> None:
+        form = Form.of(inputs)
+        if not form.alike(self._first):
             raise InputError(
                 "a chunked module is prepared for inputs of other sizes, and these "
                 "differ otherwise from those it was chunked for; chunk it with them"
             )
-        if not self.chunks or sizes == accepted.first.sizes or sizes in self._prepared:
-            return
-        chunks = accepted.others.chunks(self.model, self.memplan, inputs)
-        if len(self._prepared) >= MAX_SIZES:
-            self._prepared.pop(next(iter(self._prepared)))
-        self._prepared[sizes] = chunks
+        if self.chunks and not self._prepared.get(form):
+            assert self._others is not None
+            self._keep(form, self._others.chunks(self.model, self.memplan, inputs))
+
+    def _keep(self, form: Form, chunks: dict[str, Chunk]) -> None:
+        if len(self._prepared) > MAX_SIZES:  # beside the first
+            self._prepared.pop(list(self._prepared)[1])
+        self._prepared[form] = chunks
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UsageError(
@@ -290,50 +148,80 @@ class Chunked(nn.Module):  # type: ignore[misc]
         )
 
     def __deepcopy__(self, memo: dict[int, object]) -> Chunked:
-        model, chunks = copy.deepcopy((self.model, self.chunks), memo)
-        made = Chunked(model, chunks, self.memplan)
-        memo[id(self)] = made
-        made._accepted, made._warned = self._accepted, self._warned
-        made._prepared = copy.deepcopy(self._prepared, memo)
-        return made
+        other = memo[id(self)] = Chunked.__new__(Chunked)
+        memo[id(self._others)] = self._others
+        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return other
 
-    def forward(self, *args: object, **kwargs: object) -> object:
-        """What the model returns for these arguments."""
-        chunks = self._chunks_for(args, kwargs)
+    def run(self, *args: Any, **kwargs: Any) -> object:
+        """The results in chunks for inputs as it was chunked for, or an exception."""
+        inputs = self._signature.arranged(self.model, args, kwargs)
+        return self._run(self.chunks, inputs)
+
+    def _run(self, chunks: dict[str, Chunk], inputs: Inputs) -> object:
         if "" in chunks:
-            return chunks[""](args, kwargs)
-        with torch.no_grad(), replaced(self.model, chunks):
-            return self.model(*args, **kwargs)
+            return chunks[""](inputs)
+        with replaced(self.model, chunks):
+            return inputs.run(self.model)
 
-    def _chunks_for(
-        self, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> dict[str, Chunk]:
-        """What runs in chunks on inputs of these sizes."""
-        accepted = self._accepted
-        if accepted is None:
-            return self.chunks
-        inputs = Inputs(*accepted.signature.arranged(args, kwargs))
-        found = sizes_of(inputs)
-        if not self.chunks or found == accepted.first:
-            return self.chunks
-        if found.kinds == accepted.first.kinds:
-            if accepted.always:
-                self._prepare(inputs, accepted)
-            if found.sizes in self._prepared:
-                return self._prepared[found.sizes]
-        if "" not in self.chunks and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{type(self.model).__name__} was chunked for other inputs: parts "
-                "whose inputs have other shapes run unchunked, and may need more than "
-                "the budget; call prepare() with inputs of these sizes",
-                stacklevel=2,
-            )
+    def unsupported(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+        reason = super().unsupported(args, kwargs)
+        if "" not in self.chunks and not self.model.training:
+            reason = ""  # the model itself runs, and its hooks
+        leaves = filter(_is_tensor, tree_leaves((args, kwargs)))
+        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+            return reason or "an input requires a gradient"
+        return reason
+
+    def _ready(
+        self, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> tuple[object, Run] | None:
+        if not self.chunks:
+            return None
+        if reason := self.unsupported(args, kwargs):
+            self._warn(reason)
+            return None
+        inputs = self._signature.arranged(self.model, args, kwargs)
+        form = Form.of(inputs)
+        chunks = self._chunks_for(form, inputs)
+        for chunk in chunks.values():
+            if reason := chunk.outdated():
+                self._warn(f"{reason}; chunk it again")
+                chunks = {}
+                break
+        return (form, partial(self._run, chunks, inputs)) if chunks else None
+
+    def _chunks_for(self, form: Form, inputs: Inputs) -> dict[str, Chunk]:
+        """What runs in chunks on inputs of this form."""
+        alike = form.alike(self._first)
+        if alike and self._always and form not in self._prepared:
+            with self._lock:
+                try:
+                    self._prepare(inputs)
+                except Exception as error:  # the model may raise anything
+                    self._keep(form, {})
+                    self._warn(str(error))
+        if form in self._prepared:
+            return self._prepared[form]
+        advice = "call prepare() with such inputs" if alike else "chunk it with them"
+        reason = f"it was chunked {self._first.difference(form)}; {advice}"
+        if "" in self.chunks:
+            self._warn(reason)
+            return {}
+        self._warn(reason, "parts of the model run")
         return self.chunks
+
+    def _give_up(self, key: Any, error: Exception) -> None:
+        self._prepared[key] = {}
+        self._warn(first_line(error))
 
     def source(self) -> str:
         """The Python that runs, as one module; "" unless the whole model is chunked."""
         return self.chunks[""].source if "" in self.chunks else ""
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
 class replaced:  # noqa: N801 - used as a function
@@ -363,9 +251,7 @@ class replaced:  # noqa: N801 - used as a function
 
 def _routed(original: Callable[..., object], chunk: Chunk) -> Callable[..., object]:
     def forward(*args: object, **kwargs: object) -> object:
-        try:
-            return chunk(args, kwargs)
-        except OtherArgumentsError:
-            return original(*args, **kwargs)
+        inputs = chunk.inputs_of(args, kwargs)
+        return original(*args, **kwargs) if inputs is None else chunk(inputs)
 
     return forward

@@ -12,7 +12,6 @@ from math import lcm
 
 from torch import nn
 
-from memplan.chunking.inputs import Inputs
 from memplan.chunking.module import Chunk
 from memplan.chunking.options import BudgetError
 from memplan.chunking.parts import Exports, Target, export_parts
@@ -21,6 +20,7 @@ from memplan.chunking.region import NotLoopableError, Region, chunked
 from memplan.chunking.search import Trial
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError
+from memplan.graph.call import Inputs
 from memplan.graph.liveness import profile
 from memplan.graph.program import Meta, Op, Program
 from memplan.units import format_bytes

@@ -7,27 +7,30 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 import torch
 from torch import nn
 
 from memplan.chunking.curve import at_peak
-from memplan.chunking.inputs import Inputs
-from memplan.chunking.measure import (
-    Paired,
-    paired,
-    run_seconds,
-    scales,
-    tolerance_of,
-)
 from memplan.chunking.module import Chunk, Chunked
 from memplan.chunking.parts import Exports
 from memplan.chunking.plan import ChunkPlan, Part, Peak, described, fingerprint
 from memplan.chunking.search import Trial
 from memplan.errors import InputError
+from memplan.graph.call import Inputs
+from memplan.graph.check import (
+    TINY,
+    Snapshot,
+    relative_error,
+    results_of,
+    scales,
+    tolerance_of,
+)
+from memplan.graph.clock import in_turns, timed
 from memplan.graph.export import first_line
 from memplan.graph.liveness import profile
-from memplan.graph.measure import TINY, Observed, activation_peak, relative_error
+from memplan.graph.measure import Observed, activation_peak
 from memplan.graph.program import Program
 
 Progress = Callable[[str], None]
@@ -51,9 +54,9 @@ class Workbench:
         self.device = inputs.check_device(model)
         self._began = time.monotonic()
         self._observed = Observed()
-        self._snapshot = inputs.snapshot(model)
+        self._snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
         try:
-            self._expected = inputs.results(model)
+            self._expected = self._results(model)
         except Exception as error:  # the user's code may raise anything
             raise InputError(
                 f"the model fails on these inputs: {type(error).__name__}: {error}"
@@ -63,11 +66,17 @@ class Workbench:
 
     def seconds_once(self) -> float:
         """The model's time in seconds: the shorter of two runs."""
-        return min(run_seconds(self._call(self._model), self.device) for _ in range(2))
+        run = self._call(self._model)
+        with torch.no_grad():
+            return min(timed(run, self.device)[1] for _ in range(2))
 
-    def timed(self, module: Chunked) -> Paired:
-        """The times of the model and of `module`, in alternation."""
-        return paired(self._call(self._model), self._call(module), self.device)
+    def slowdown(self, module: Chunked) -> float:
+        """The time of `module` over the model's: of the medians of both, in turns."""
+        runs = self._call(self._model), self._call(module)
+        with torch.no_grad():
+            times = in_turns(runs, self.device, enough=2.0, least=(5, 3))
+        before, after = map(median, times)
+        return after / before
 
     def unchanged(self, limit: int, reason: str) -> Chunked:
         """The model unchanged, as a module without chunks."""
@@ -78,7 +87,7 @@ class Workbench:
             measured_bytes_after=self.before,
             search_seconds=self._seconds(),
         )
-        return Chunked(self._model, {}, plan)
+        return Chunked(self._model, {}, plan, self._inputs)
 
     def build(self, trials: Mapping[str, Trial], limit: int) -> Chunked | None:
         """The module of some trials, measured; None if it fails or its results differ.
@@ -103,7 +112,7 @@ class Workbench:
             path: Chunk(targets[path], trial.program, path or name)
             for path, trial in changed.items()
         }
-        module = Chunked(self._model, chunks, plan)
+        module = Chunked(self._model, chunks, plan, self._inputs)
         try:
             error = self._error(module)
         except (RuntimeError, InputError) as failure:
@@ -132,9 +141,9 @@ class Workbench:
         try:
             for module in modules:
                 self._progress("timing")
-                ratio = self.timed(module).ratio
+                ratio = self.slowdown(module)
                 if ratio > enough:  # the machine may have been busy: the better of two
-                    ratio = min(ratio, self.timed(module).ratio)
+                    ratio = min(ratio, self.slowdown(module))
                 module.memplan = replace(module.memplan, slowdown=ratio)
                 if best is None or ratio < best.memplan.slowdown:
                     best = module
@@ -190,7 +199,7 @@ class Workbench:
 
     def _error(self, module: Chunked) -> float:
         """The largest relative error of the module's results, on all inputs."""
-        found = self._inputs.results(module, required=len(self._expected))
+        found = self._results(module.run, len(self._expected))
         # The module may accept inputs that the model rejects.
         error = max(map(relative_error, self._expected, found))
         if not self._tolerance < error < math.inf:
@@ -202,9 +211,12 @@ class Workbench:
         """The least scale of each result, for results that cancel: a difference of
         ROUNDINGS times its rounding is just within tolerance."""
         self._progress("measuring the rounding")
-        rounded = scales(lambda: self._inputs.results(self._model), self._expected)
+        rounded = scales(lambda: self._results(self._model), self._expected)
         times = ROUNDINGS / self._tolerance
         return [[max(TINY, times * scale) for scale in row] for row in rounded]
+
+    def _results(self, run: Callable[..., object], required: int = 1) -> list[object]:
+        return results_of(self._inputs, self._model, run, required)
 
     def _call(self, model: nn.Module) -> Callable[[], object]:
         def call() -> object:

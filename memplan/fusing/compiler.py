@@ -11,29 +11,33 @@ import torch
 from torch import nn
 
 from memplan.errors import InputError, MemplanError
-from memplan.fusing.engine.choose import CLEARLY_SLOWER, is_decisive, seconds
 from memplan.fusing.engine.decide import EngineBuilder
 from memplan.fusing.engine.engine import Engine
 from memplan.fusing.front.capture import (
     NotTraceableError,
-    SideEffectsError,
     exported,
     interpret,
-    own,
     trace,
-    without_effects,
 )
-from memplan.fusing.front.nest import Tensors, as_nested, leaves_of, unknown
 from memplan.fusing.front.recognise import recognise
-from memplan.fusing.front.weights import Watch
 from memplan.fusing.join import join
 from memplan.fusing.layers import EagerOp, Network, tensors
 from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import FuseOptions, Joining
 from memplan.fusing.prepared import Fallback, Prepared, building, inference
+from memplan.graph.check import (
+    SideEffectsError,
+    other_inputs,
+    relative_error,
+    tolerance_of,
+    without_effects,
+)
+from memplan.graph.clock import CLEARLY_SLOWER, is_decisive, seconds, timed
 from memplan.graph.export import first_line
-from memplan.graph.measure import activation_peak, other_inputs, relative_error, timed
+from memplan.graph.measure import activation_peak
+from memplan.graph.nest import Tensors, as_nested, leaves_of, unknown
 from memplan.graph.program import Program
+from memplan.graph.weights import Watch
 
 
 @dataclass
@@ -172,7 +176,6 @@ def varied(value: torch.Tensor, images: int = 1) -> bool:
 SLOWER = "the fused model is slower"
 CLOSE = 1.05  # ratio of times below which single runs do not decide
 NO_GAIN = 1.02  # times the model's own time, above which fusing does not pay
-COARSE = 2.0**-5  # tolerance of results in 16 bits: a few roundings
 
 
 def run_model(
@@ -206,8 +209,7 @@ class Compiler:
         if not self.inputs or unknown(leaves):
             kind = f"returns a {unknown(leaves)}" if self.inputs else "takes no tensors"
             return Fallback(f"it {kind}", parts=True)
-        coarse = any(str(getattr(leaf, "dtype", "")).endswith("16") for leaf in leaves)
-        self.tolerance = max(self.options.tolerance, COARSE if coarse else 0.0)
+        self.tolerance = tolerance_of(leaves, self.options.tolerance)
         try:
             program = self._program(expected)
         except InputError as problem:
@@ -457,7 +459,7 @@ def prepare(
         reason = unsupported_model(model, inputs)
         if reason:
             return Fallback(reason, watch=Watch(model, ()), every=1)
-        own_inputs = {name: own(value) for name, value in inputs.items()}
+        own_inputs = {name: value.detach().clone() for name, value in inputs.items()}
         work = Compiler(model, own_inputs, fixed, options, arena_pool or ArenaPool())
         try:
             expected = without_effects(model, own_inputs, work.run)
@@ -519,7 +521,7 @@ def agrees(
                 given = dict(zip(inputs, values, strict=True))
                 expected = leaves_of(run_model(model, fixed, given))
                 error = relative_error(expected, leaves_of(run(given)))
-                if error > options.tolerance:
+                if error > tolerance_of(expected, options.tolerance):
                     return False
         except Exception:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -13,10 +13,10 @@ import torch
 from memplan.errors import InputError
 from memplan.factory import blaming
 from memplan.fusing.fuse import fuse
-from memplan.fusing.module import unsupported_call
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.summary import Summary, copy_bandwidth, peak_bytes, summary
-from memplan.graph.measure import relative_error
+from memplan.graph.call import Inputs
+from memplan.graph.check import relative_error
 
 ROUNDS = 5  # in which the model and the fused one are timed
 MOST_CALLS = 30  # in one turn
@@ -60,31 +60,28 @@ def examine(
     inputs: a tuple or list of arguments, a mapping of keyword arguments, or one tensor.
     Raises InputError if the model fails on them, or if they are not on the CPU.
     """
-    args, kwargs = _arguments(inputs)
-    _refuse_other_devices([*args, *kwargs.values()])
+    given = Inputs.of(inputs)
+    _refuse_other_devices(given)
     with torch.no_grad():
         with blaming("the model fails on these inputs"):
-            model(*args, **kwargs)
+            given.run(model)
         fused = fuse(model, options)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             start = time.perf_counter()
-            fused(*args, **kwargs)
+            given.run(fused)
             first_call = time.perf_counter() - start
         lines = _own_lines(caught)
         found = summary(fused)
         if not found.parts and not found.reason:
             reasons = [line.partition(_UNCHANGED)[2] for line in lines]
             reason = next(filter(None, reversed(reasons)), "")
-            found = replace(
-                found, reason=reason or unsupported_call(model, args, kwargs)
-            )
-        runs: dict[str, Callable[[], object]] = {
-            "eager": lambda: model(*args, **kwargs)
-        }
+            why = reason or fused.unsupported(given.args, given.kwargs)
+            found = replace(found, reason=why)
+        runs: dict[str, Callable[[], object]] = {"eager": lambda: given.run(model)}
         error = None
         if found.status != "unchanged":
-            runs["memplan"] = lambda: fused(*args, **kwargs)
+            runs["memplan"] = lambda: given.run(fused)
             error = relative_error(runs["eager"](), runs["memplan"]())
         turns = _turns(runs)
         peaks = {
@@ -111,14 +108,8 @@ def examine(
     )
 
 
-def _arguments(inputs: object) -> tuple[tuple[object, ...], dict[str, object]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
-
-
-def _refuse_other_devices(values: list[object]) -> None:
-    devices = {str(value.device) for value in values if hasattr(value, "device")}
+def _refuse_other_devices(given: Inputs) -> None:
+    devices = {str(each.device) for each in given.leaves() if hasattr(each, "device")}
     other = sorted(devices - {"cpu"})
     if other:
         raise InputError(

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 
-from memplan.fusing.front.weights import fetch
 from memplan.fusing.generate import DTYPES
 from memplan.fusing.layers import (
     Concat,
@@ -30,6 +29,7 @@ from memplan.fusing.layers import (
 from memplan.fusing.operators import Operation, Pool
 from memplan.fusing.options import Joining
 from memplan.graph.program import Op, Ref, mapped, refs
+from memplan.graph.weights import fetch
 
 DEFAULT = Joining()
 

@@ -2,84 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
-import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from memplan.errors import UsageError
 from memplan.fusing.compiler import agrees, prepare
-from memplan.fusing.front.arguments import Signature, key_of
-from memplan.fusing.front.capture import NotTraceableError
-from memplan.fusing.front.nest import Tensors, flatten, storages
 from memplan.fusing.front.recognise import mirrored
-from memplan.fusing.front.weights import Watch, has_hooks
 from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.prepared import Fallback, Prepared
-
-REASON = (
-    "memplan.fuse runs a model's inference: its results have no gradients. Run under "
-    "torch.no_grad(), or train the model that was fused, which is at .model"
-)
-
-
-class _NoGradient(torch.autograd.Function):  # type: ignore[misc]
-    """Its result looks differentiable; asking it for a gradient raises UsageError."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(value)  # and so no view, which could not be written to
-        return value
-
-    @staticmethod
-    def backward(ctx: object, *gradients: torch.Tensor) -> None:
-        raise UsageError(REASON)
-
-
-def refuse_gradients(result: object, anchor: torch.Tensor, inputs: set[int]) -> object:
-    """`result` with tensors that raise UsageError where a gradient is asked of them.
-
-    anchor: a parameter that requires one. inputs: addresses of the caller's own memory;
-    a tensor that lies there is returned as it is.
-    """
-    leaves, rebuild = flatten(result)
-    replaced: dict[int, torch.Tensor] = {}
-    for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor) or id(leaf) in replaced:
-            continue
-        if leaf.requires_grad or leaf.untyped_storage().data_ptr() in inputs:
-            continue
-        if leaf.is_floating_point() or leaf.is_complex():
-            fresh = leaf.clone() if leaf._is_view() else leaf
-            replaced[id(leaf)] = _NoGradient.apply(anchor, fresh)
-    return rebuild([replaced.get(id(leaf), leaf) for leaf in leaves])
-
-
-def unsupported_call(
-    model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-) -> str:
-    """Why a call is not plain inference, so that the model itself runs; "" if it is."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return "it is being traced"
-    if model.training:
-        return "it is in training mode"
-    if has_hooks(model):
-        return "it has hooks"
-    grad = torch.is_grad_enabled()
-    return (
-        _unsupported_surroundings()
-        or _unsupported_leaves(args, grad)
-        or _unsupported_leaves(kwargs.values(), grad)
-    )
+from memplan.graph.call import UnsupportedCallError, key_of
+from memplan.graph.export import first_line
+from memplan.graph.nest import Tensors
+from memplan.graph.standin import Run, StandIn
+from memplan.graph.weights import Watch
 
 
 def _unsupported_surroundings() -> str:
@@ -107,11 +49,9 @@ def _has_function_modes() -> bool:
 
 
 def _unsupported_leaves(values: Iterable[object], grad: bool) -> str:
-    """What is unsupported among arguments; `Signature.bound` looks inside others."""
+    """What is unsupported among arguments; `Signature.named` looks inside others."""
     for value in values:
         if not isinstance(value, torch.Tensor):
-            if isinstance(value, torch.fx.Proxy):
-                return "it is being traced"
             continue
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             return f"an input is a {type(value).__name__}"
@@ -158,13 +98,17 @@ class PartlyFused:
 Program = Prepared | PartlyFused | Fallback
 
 
-class Fused(torch.nn.Module):  # type: ignore[misc]
+class Fused(StandIn):
     """A module whose inference runs depth-first; for everything else it is `model`.
 
-    model: the original, whose weights it uses; when they change, so do its results.
-    Calls in training mode, under autocast, with inputs that require gradients, or that
-    are traced or compiled, run `model`. Attributes that it lacks are `model`'s.
+    Calls under autocast, or with inputs that require gradients, run `model`, too.
     """
+
+    verb = "fuse"
+    _unpickled = StandIn._unpickled | {
+        *("_is_part", "_arena_pool", "_programs", "_seen", "_patience", "_calls"),
+        *("_changes", "_fallbacks"),
+    }
 
     def __init__(
         self,
@@ -173,66 +117,47 @@ class Fused(torch.nn.Module):  # type: ignore[misc]
         arena_pool: ArenaPool | None = None,
     ) -> None:
         """arena_pool: of the model that this is a part of; None for a whole model."""
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.options = options
-        self.training = model.training
-        self._reset(arena_pool)
+        if arena_pool is not None:
+            self._is_part, self._arena_pool = True, arena_pool
 
-    def _reset(self, arena_pool: ArenaPool | None = None) -> None:
-        self._is_part = arena_pool is not None
-        self._arena_pool = arena_pool or ArenaPool()
+    def _reset(self) -> None:
+        super()._reset()
+        self._is_part, self._arena_pool = False, ArenaPool()
         self._programs: OrderedDict[object, Program] = OrderedDict()
         self._seen: dict[object, int] = {}
         self._patience = PATIENCE
         self._calls = self._changes = self._fallbacks = 0
-        self._warned: set[str] = set()
-        self._signature = Signature()
-        self._compiling = threading.RLock()
 
-    def __getattr__(self, name: str) -> Any:
+    def unsupported(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+        grad = torch.is_grad_enabled()
+        return (
+            super().unsupported(args, kwargs)
+            or _unsupported_surroundings()
+            or _unsupported_leaves(args, grad)
+            or _unsupported_leaves(kwargs.values(), grad)
+        )
+
+    def _ready(
+        self, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> tuple[object, Run] | None:
+        if self._skips_check() or self.unsupported(args, kwargs):
+            return None
         try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "model" or name.startswith("__"):
-                raise
-            return getattr(self.model, name)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name not in _STATE}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)
-        self._reset()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _blank, (), self.__getstate__()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._skips_check() or unsupported_call(self.model, args, kwargs):
-            return self.model(*args, **kwargs)
-        try:
-            tensors, fixed = self._signature.bound(self.model, args, kwargs)
+            tensors, fixed = self._signature.named(self.model, args, kwargs)
             key = key_of(tensors, fixed)
         except TypeError:  # the model says what is wrong with them
-            return self.model(*args, **kwargs)
-        except NotTraceableError as error:
+            return None
+        except UnsupportedCallError as error:
             self._warn(str(error))
-            return self.model(*args, **kwargs)
+            return None
         program = self._program(key, tensors, fixed)
         if isinstance(program, Fallback):
             self._fallbacks += self._fallbacks < RECHECK_EVERY
-            return self.model(*args, **kwargs)
+            return None
         self._fallbacks = 0
-        if not program.ready():
-            return self.model(*args, **kwargs)
-        try:
-            with torch.no_grad():
-                result = program.run(tensors)
-        except Exception as error:
-            result = self.model(*args, **kwargs)  # which may well raise, too
-            self._fall_back(key, error)
-        return self._without_gradients(result, tensors)
+        return (key, partial(program.run, tensors)) if program.ready() else None
 
     def _skips_check(self) -> bool:
         """Whether checking this call would most likely cost time for nothing."""
@@ -248,7 +173,7 @@ class Fused(torch.nn.Module):  # type: ignore[misc]
         program = self._programs.get(key)
         if program is not None and not program.stale():
             return program
-        with self._compiling:
+        with self._lock:
             now = self._programs.get(key)
             if now is not None and now is not program:
                 return now  # another thread has compiled it meanwhile
@@ -294,8 +219,7 @@ class Fused(torch.nn.Module):  # type: ignore[misc]
         """The model with its parts fused, if it then returns the same results."""
 
         def fuse_part(part: torch.nn.Module) -> Fused:
-            cls = FusedSequence if hasattr(type(part), "__getitem__") else Fused
-            return cls(part, self.options, self._arena_pool)
+            return Fused(part, self.options, self._arena_pool)
 
         mirror, paths = mirrored(self.model, fuse_part)
         if not paths:
@@ -305,66 +229,15 @@ class Fused(torch.nn.Module):  # type: ignore[misc]
             return parts
         return whole
 
-    def _warn(self, reason: str) -> None:
-        """Warn once why the model runs unchanged; a part does not warn by itself."""
-        if reason not in self._warned and not self._is_part:
-            self._warned.add(reason)
-            warnings.warn(
-                f"memplan.fuse: the model runs unchanged: {reason}",
-                stacklevel=_frames_to_caller(),
-            )
+    def _warn(self, reason: str, what: str = "the model runs") -> None:
+        if not self._is_part:  # a part does not warn by itself
+            super()._warn(reason, what)
 
-    def _fall_back(self, key: object, error: Exception) -> None:
-        """From now on the model runs where a program failed."""
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    def _give_up(self, key: object, error: Exception) -> None:
+        reason = first_line(error)
         self._programs[key] = Fallback(reason, watch=Watch(self.model, ()))
         self._warn(reason)
-
-    def _without_gradients(self, result: object, tensors: Tensors) -> object:
-        """Results that raise where a gradient is asked of them, if the model's would
-        have one."""
-        if not torch.is_grad_enabled():
-            return result
-        anchor = next((p for p in self.model.parameters() if p.requires_grad), None)
-        if anchor is None:
-            return result
-        return refuse_gradients(result, anchor, storages(tensors.values()))
 
     def programs(self) -> list[Program]:
         """The programs for the shapes seen last."""
         return list(self._programs.values())
-
-
-_STATE = {  # what is not pickled
-    *("_is_part", "_arena_pool", "_programs", "_seen", "_patience", "_calls"),
-    *("_changes", "_warned", "_signature", "_compiling", "_fallbacks"),
-}
-
-
-class FusedSequence(Fused):
-    """A fused part that can be indexed and iterated as the Sequential it replaces."""
-
-    def __len__(self) -> int:
-        return len(self.model)
-
-    def __getitem__(self, index: int | slice) -> torch.nn.Module:
-        return self.model[index]
-
-    def __iter__(self) -> Iterator[torch.nn.Module]:
-        return iter(self.model)
-
-
-def _frames_to_caller() -> int:
-    """How many frames `_warn` is away from the program's line that called the model:
-    the first that is neither torch's nor of this file."""
-    folder = os.path.dirname(torch.__file__ or "")
-    own = (f"{folder}{os.sep}", __file__)
-    frame, count = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
-        frame, count = frame.f_back, count + 1
-    return count
-
-
-def _blank() -> Fused:
-    """A fused module to be filled from its pickled state."""
-    return Fused.__new__(Fused)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from memplan.fusing.engine.engine import Engine
-from memplan.fusing.front.nest import Tensors
-from memplan.fusing.front.weights import Watch
 from memplan.fusing.layers import Network, Node
+from memplan.graph.nest import Tensors
+from memplan.graph.weights import Watch
 
 MOST_REPACKS = (
     3  # calls in a row with other weights, until they are not packed any more

@@ -1,11 +1,12 @@
-"""Measure runs of torch: time, peak of activations, and how far results differ."""
+"""Measure the activations of runs, and the temporaries of operators."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from memplan.graph.liveness import storage_bytes
 from memplan.graph.program import (
@@ -20,13 +21,7 @@ from memplan.graph.program import (
 )
 from memplan.graph.workspace import temporaries
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-TINY = 1e-30  # what values are compared with where all of them are 0
-
 Run = Callable[[], object]
-Result = TypeVar("Result")
 
 MEMORY = "[memory]"  # the profiler's name for events of its allocators
 
@@ -37,8 +32,6 @@ def activation_peak(run: Run, device: str = "cpu") -> int:
     On the CPU by the allocator's own events, its results included; on CUDA by the
     allocator's statistics.
     """
-    import torch
-
     with torch.no_grad():
         if device.startswith("cuda"):
             torch.cuda.synchronize(device)
@@ -70,98 +63,6 @@ def events_of(run: Run) -> list[Any]:
     del result
     events = profiler.profiler.kineto_results.events()
     return sorted(events, key=lambda event: int(event.start_ns()))
-
-
-def relative_error(
-    expected: object, found: object, least: Sequence[float] | None = None
-) -> float:
-    """The largest difference of two nests of tensors, over the largest value there.
-
-    least: of each leaf, what it is compared with at least, in place of its largest
-    value. 0.0 for the same bits; NaN and infinities must stand in the same places,
-    otherwise, and where shapes, dtypes or plain values differ, it is infinite.
-    """
-    from torch.utils._pytree import tree_leaves
-
-    left, right = tree_leaves(expected), tree_leaves(found)
-    if len(left) != len(right):
-        return float("inf")
-    least = least or [TINY] * len(left)
-    pairs = zip(left, right, least, strict=True)
-    return max((_difference(a, b, scale) for a, b, scale in pairs), default=0.0)
-
-
-def _difference(expected: object, found: object, least: float) -> float:
-    import torch
-
-    if not isinstance(expected, torch.Tensor):
-        return 0.0 if expected == found else float("inf")
-    if not isinstance(found, torch.Tensor) or (
-        (expected.shape, expected.dtype, expected.device)
-        != (found.shape, found.dtype, found.device)
-    ):
-        return float("inf")
-    if torch.equal(expected, found) or not expected.numel():
-        return 0.0
-    if expected.is_complex():
-        real = torch.view_as_real
-        return _difference(real(expected), real(found), least)
-    if not expected.is_floating_point():
-        return float("inf")
-    return _of_finite(expected.double(), found.double(), least)
-
-
-def _of_finite(left: Tensor, right: Tensor, least: float) -> float:
-    finite = left.isfinite()
-    if not bool((finite == right.isfinite()).all()):
-        return float("inf")
-    # NaN becomes 0 here, and infinities the largest numbers of their sign.
-    odd, other = left[~finite].nan_to_num(), right[~finite].nan_to_num()
-    if not bool((odd == other).all()):
-        return float("inf")
-    left, right = left[finite], right[finite]
-    if not left.numel():
-        return 0.0
-    return float((left - right).abs().max()) / max(float(left.abs().max()), least)
-
-
-def other_inputs(inputs: list[object], seed: int) -> list[object]:
-    """Inputs of the same shapes with other values: noise for floating-point tensors,
-    the same values in another order for others, which may be indices."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    changed = []
-    for value in inputs:
-        if not isinstance(value, torch.Tensor):
-            changed.append(value)
-        elif value.is_floating_point():
-            noise = torch.randn(value.shape, generator=generator)
-            changed.append(noise.to(value.dtype).to(value.device))
-        else:
-            order = torch.randperm(value.numel(), generator=generator)
-            flat = value.reshape(-1)[order.to(value.device)]
-            changed.append(flat.reshape(value.shape))
-    return changed
-
-
-def clock() -> Callable[[], float]:
-    """Processor time if torch uses one thread, else wall-clock time."""
-    import torch
-
-    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-
-
-def timed(run: Callable[[], Result], device: str = "cpu") -> tuple[Result, float]:
-    """What a run returns, and its seconds; on a GPU, until it is done."""
-    import torch
-
-    now = clock() if device == "cpu" else time.perf_counter
-    start = now()
-    result = run()
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-    return result, now() - start
 
 
 OBSERVED = {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution"}
@@ -208,8 +109,6 @@ class Observed:
 
 
 def _seen(op: Op, numbers: Argument, metas: dict[str, Meta]) -> int:
-    import torch
-
     given = {
         name: torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype).zero_()
         for name, meta in metas.items()

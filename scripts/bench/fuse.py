@@ -165,7 +165,7 @@ class Worker:
 
     def _error(self, found: Any) -> float:
         """The largest difference to eager, over the largest value."""
-        from memplan.graph.measure import relative_error
+        from memplan.graph.check import relative_error
 
         expected = build(self._job.network)(self._input)
         return relative_error(expected, found.contiguous())

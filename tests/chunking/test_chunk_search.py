@@ -20,10 +20,11 @@ from memplan.chunking.search import (  # noqa: E402
     Trial,
 )
 from memplan.chunking.timing import Machine  # noqa: E402
+from memplan.graph.check import relative_error  # noqa: E402
 from memplan.graph.export import export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
 from memplan.graph.lower import lower  # noqa: E402
-from memplan.graph.measure import activation_peak, relative_error  # noqa: E402
+from memplan.graph.measure import activation_peak  # noqa: E402
 
 pytestmark = pytest.mark.torch
 F = torch.nn.functional

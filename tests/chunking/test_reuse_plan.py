@@ -14,7 +14,7 @@ import memplan  # noqa: E402
 from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
 from memplan.chunking.rules.flow import Slice  # noqa: E402
 from memplan.errors import InputError  # noqa: E402
-from memplan.graph.measure import relative_error  # noqa: E402
+from memplan.graph.check import relative_error  # noqa: E402
 from tests.chunking import models  # noqa: E402
 
 ANY = ChunkOptions(max_slowdown=None)  # no test depends on time

@@ -11,10 +11,9 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import memplan  # noqa: E402
-from memplan.chunking.measure import scales  # noqa: E402
 from memplan.chunking.module import Chunk  # noqa: E402
 from memplan.chunking.options import BudgetError  # noqa: E402
-from memplan.graph.measure import relative_error  # noqa: E402
+from memplan.graph.check import relative_error, scales  # noqa: E402
 
 pytestmark = pytest.mark.torch
 nn: Any = torch.nn
@@ -58,8 +57,8 @@ def test_errors_are_found(
     """The values that cancel are about 1; errors are small beside them."""
     honest = Chunk.__call__
 
-    def wrong(self: Chunk, args: Any, kwargs: Any) -> Any:
-        return honest(self, args, kwargs) + error
+    def wrong(self: Chunk, inputs: Any) -> Any:
+        return honest(self, inputs) + error
 
     monkeypatch.setattr(Chunk, "__call__", wrong)
     model, x = cancels(signal)

@@ -13,7 +13,8 @@ from torch import Tensor, nn  # noqa: E402
 
 import memplan  # noqa: E402
 from memplan.chunking.options import ChunkOptions  # noqa: E402
-from memplan.graph.measure import activation_peak, relative_error  # noqa: E402
+from memplan.graph.check import relative_error  # noqa: E402
+from memplan.graph.measure import activation_peak  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from memplan.fusing.front.nest import leaves_of
 from memplan.fusing.fuse import fuse
 from memplan.fusing.layers import DepthwiseStack
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.prepared import Prepared
+from memplan.graph.nest import leaves_of
 
 FORCED = FuseOptions(measure=False, kernels=("direct", "onednn"))
 OWN = FuseOptions(measure=False, kernels=("direct", "depthwise"))

@@ -18,7 +18,6 @@ from torch import nn  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
 from memplan.fusing import compiler, kernels  # noqa: E402
 from memplan.fusing.engine import decide  # noqa: E402
-from memplan.fusing.engine.choose import seconds  # noqa: E402
 from memplan.fusing.engine.decide import Decisions  # noqa: E402
 from memplan.fusing.engine.engine import Engine  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
@@ -339,34 +338,6 @@ def test_a_cache_that_takes_nothing(
         called(model_of(), torch.randn(1, 3, 8, 8))
 
     assert len(told) == 1
-
-
-def test_runs_take_turns(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
-    now, order = 0.0, []
-
-    def run(number: int, takes: float) -> Callable[[], None]:
-        def body() -> None:
-            nonlocal now
-            now += takes
-            order.append(number)
-
-        return body
-
-    monkeypatch.setattr("memplan.graph.measure.clock", lambda: lambda: now)
-    runs = [run(0, 0.012), run(1, 0.01), run(2, 0.02)]
-    assert seconds(runs, enough=0.0) == pytest.approx([0.012, 0.01, 0.02])
-    # Once to begin with, and once more until what takes far longer is out.
-    assert order == [0, 1, 2] * 2 + [0, 1] * 2
-    order.clear()
-    assert seconds(runs[::2], ready=True) == pytest.approx([0.012, 0.02])
-    assert order == [0, 2]
-    order.clear()  # long ones tell more by themselves
-    assert seconds([run(0, 1.2), run(1, 1.0)], enough=0.0) == pytest.approx([1.2, 1.0])
-    assert order == [0, 1] * 3
-    order.clear()  # but not those of several threads
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert seconds([run(0, 1.2), run(1, 1.0)], enough=0.0) == pytest.approx([1.2, 1.0])
-    assert order == [0, 1] * 4
 
 
 def test_options_are_checked() -> None:

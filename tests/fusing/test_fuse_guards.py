@@ -122,10 +122,9 @@ def test_traced_exported_and_transformed() -> None:
         mapped = torch.vmap(ready)(noise()[:, None])
         torch.testing.assert_close(mapped[:, 0], model(noise()))
     weights = {name: value * 2 for name, value in ready.named_parameters()}
-    plain = {name.removeprefix("model."): each for name, each in weights.items()}
     call = torch.func.functional_call
     with torch.no_grad():
-        found, expected = call(ready, weights, noise()), call(model, plain, noise())
+        found, expected = call(ready, weights, noise()), call(model, weights, noise())
     torch.testing.assert_close(found, expected)
     agree(model, ready)
 
@@ -142,8 +141,10 @@ def test_copies_and_pickles() -> None:
         agree(other.model, other)
     assert copy.copy(ready).model is model
     assert ready.scale == 2.0
+    assert repr(ready).startswith("Fused[Small](\n  (conv): Conv2d(")
+    assert list(ready.state_dict()) == list(model.state_dict())
     assert not hasattr(ready, "nothing")
-    ready.load_state_dict(fuse(Small()).state_dict())
+    ready.load_state_dict(Small().state_dict())
     agree(model, ready)
 
 

@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from memplan.chunking.code import compiled, source  # noqa: E402
-from memplan.chunking.module import Weights  # noqa: E402
 from memplan.graph.export import NotExportableError, export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
 from memplan.graph.liveness import (  # noqa: E402
@@ -23,6 +22,7 @@ from memplan.graph.liveness import (  # noqa: E402
 )
 from memplan.graph.lower import UnsupportedGraphError, lower  # noqa: E402
 from memplan.graph.program import Program, Ref  # noqa: E402
+from memplan.graph.weights import Weights  # noqa: E402
 
 
 class Of(nn.Module):

@@ -14,9 +14,9 @@ import torch
 
 from memplan.core.bounds import lower_bound
 from memplan.core.problem import Problem
-from memplan.fusing.front.weights import has_hooks
 from memplan.fusing.layers import Concat, EagerOp, Node
 from memplan.graph.program import Op
+from memplan.graph.weights import has_hooks
 from memplan.solving.bestfit import best_fit
 
 FUNCTIONS = {

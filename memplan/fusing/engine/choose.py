@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,54 +13,13 @@ from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import Epilogue, Prologue, algorithms, bind, blank
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.packs import as_4d, as_planes, geometry
-from memplan.fusing.front.weights import fetch
 from memplan.fusing.join import is_depthwise
 from memplan.fusing.kernel import Kernel, taps
 from memplan.fusing.layers import DepthwiseStack, FusedConv, Network
 from memplan.fusing.operators import Operation
 from memplan.fusing.reference import reference
-from memplan.graph.measure import clock, timed
-
-LEAST, MOST = 3, 20  # rounds of timing
-LONG = 0.1  # seconds of a run that needs fewer rounds
-CLEARLY_SLOWER = 1.5  # times the fastest: slower candidates are dropped
-
-
-def is_decisive(took: float, device: str = "cpu") -> bool:
-    """Whether one run of so many seconds decides: it is LONG, and of one thread, whose
-    clock excludes other programs."""
-    return took > LONG and device == "cpu" and torch.get_num_threads() == 1
-
-
-def seconds(
-    runs: Sequence[Callable[[], object]],
-    device: str = "cpu",
-    enough: float = 0.3,
-    ready: bool = False,
-) -> list[float]:
-    """The least time of each run; they take turns after a warm-up of each, so that
-    other programs slow all of them alike. A run CLEARLY_SLOWER than the fastest is
-    dropped.
-
-    device: on a GPU, times include waiting for it. enough: seconds after which no
-    further round begins, once there were LEAST, or two of decisive runs. ready: each
-    has run just before, so that there is no warm-up.
-    """
-    for run in () if ready else runs:
-        timed(run, device)
-    best, began = [float("inf")] * len(runs), time.perf_counter()
-    left = list(range(len(runs)))
-    for turn in range(MOST):
-        for index in left:
-            best[index] = min(best[index], timed(runs[index], device)[1])
-        left = [index for index in left if best[index] <= CLEARLY_SLOWER * min(best)]
-        if len(left) == 1 and len(runs) > 1:
-            break
-        least = 2 if is_decisive(min(best), device) else LEAST
-        if turn + 1 >= least and time.perf_counter() - began > enough:
-            break
-    return best
-
+from memplan.graph.clock import CLEARLY_SLOWER, clock
+from memplan.graph.weights import fetch
 
 ROUNDS = 3
 ONEDNN_OVERHEAD = (

@@ -16,7 +16,6 @@ from memplan.fusing.cuda.run import CudaStack
 from memplan.fusing.engine.choose import candidates, fastest, signature, timing_images
 from memplan.fusing.engine.engine import Engine, images
 from memplan.fusing.engine.packs import Packs, Stacks, Weights, as_4d
-from memplan.fusing.front.nest import Tensors
 from memplan.fusing.generate import DTYPES
 from memplan.fusing.join import is_depthwise, with_depthwise, without_prologues
 from memplan.fusing.kernel import Kernel, compiled_many
@@ -32,6 +31,7 @@ from memplan.fusing.layers import (
 from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import KERNELS, FuseOptions
 from memplan.fusing.patches import cpu_device
+from memplan.graph.nest import Tensors
 from memplan.graph.program import mapped, refs
 from memplan.toolchain.cache import Cache
 from memplan.toolchain.instructions import cpu

@@ -12,15 +12,15 @@ from memplan.fusing.engine import arena as arenas
 from memplan.fusing.engine.arena import Arena, Place
 from memplan.fusing.engine.packs import Packs, as_4d
 from memplan.fusing.engine.steps import Emitter, Runner, Values
-from memplan.fusing.front.nest import (
+from memplan.fusing.layers import Concat, FusedConv, Network, Node, StackNode, gates
+from memplan.fusing.memory import ArenaPool
+from memplan.graph.nest import (
     bytes_of,
     changed,
     leaves_of,
     overlapping,
     storages,
 )
-from memplan.fusing.layers import Concat, FusedConv, Network, Node, StackNode, gates
-from memplan.fusing.memory import ArenaPool
 from memplan.graph.program import Ref, mapped, refs
 
 

@@ -8,11 +8,11 @@ from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import Geometry, Packed, pack
 from memplan.fusing.cuda.run import CudaStack
 from memplan.fusing.engine import onednn
-from memplan.fusing.front.weights import fetch
 from memplan.fusing.kernel import Kernel, taps
 from memplan.fusing.kernels import tape
 from memplan.fusing.layers import Convolution, FusedConv, Network, Node, Norm, StackNode
 from memplan.fusing.memory import PageAllocator
+from memplan.graph.weights import fetch
 
 PIECE = 1 << 16  # weights that are scaled at a time
 

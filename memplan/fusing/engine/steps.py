@@ -17,12 +17,12 @@ from memplan.fusing.engine import onednn
 from memplan.fusing.engine.arena import Arena, Place, copies
 from memplan.fusing.engine.packs import Packs, as_4d
 from memplan.fusing.front.capture import overwrites
-from memplan.fusing.front.nest import laid_out
-from memplan.fusing.front.weights import has_hooks
 from memplan.fusing.kernel import Kernel
 from memplan.fusing.layers import Concat, EagerOp, FusedConv, Network, Node, StackNode
 from memplan.fusing.reference import reference
+from memplan.graph.nest import laid_out
 from memplan.graph.program import Op, mapped
+from memplan.graph.weights import has_hooks
 
 Values = dict[str, Any]  # tensors, and what else torch returned
 Play = Callable[[object, int, int], None]  # `memplan_tape` of tape.h

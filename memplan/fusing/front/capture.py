@@ -1,4 +1,4 @@
-"""A model as a Program: by symbolic tracing, or else by torch.export; and checked."""
+"""A model as a Program: by symbolic tracing, or else by torch.export."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 import torch.fx
 
 from memplan.errors import InputError
-from memplan.fusing.front.nest import Tensors, bytes_of, leaves_of, storages
-from memplan.fusing.front.weights import fetch, has_hooks
 from memplan.graph.export import NotExportableError, export
 from memplan.graph.infer import Inference
 from memplan.graph.lower import lower
+from memplan.graph.nest import Tensors, bytes_of, leaves_of, storages
 from memplan.graph.program import Meta, Op, Program, Ref, Step, mapped, refs, results
+from memplan.graph.weights import fetch, has_hooks
 
 
 class NotTraceableError(InputError):
@@ -305,70 +305,3 @@ def _note(program: Program, name: str, value: object) -> None:
         )
     else:
         program.metas[name] = None
-
-
-class SideEffectsError(InputError):
-    """The model writes to its inputs, buffers or attributes during inference."""
-
-
-def without_effects(
-    model: torch.nn.Module, inputs: Tensors, run: Callable[[Tensors], object]
-) -> object:
-    """What `run` gives on `inputs`, which are the caller's own copies.
-
-    Raises SideEffectsError, with the model as it was before, if it changed itself, or
-    its inputs. What it keeps at its first run, and only then, is no change.
-    """
-    versions = [each._version for each in inputs.values()]
-    buffers = [each for each in model.buffers() if not each.is_inference()]
-    kept = [(each, each._version, each.detach().clone()) for each in buffers]
-    before = _attributes(model)
-    result = run(inputs)
-    written = [  # batch normalisation raises no versions
-        each
-        for each in kept
-        if each[0]._version != each[1] or not _same(each[0], each[2])
-    ]
-    if written:
-        for buffer, _, value in written:
-            buffer.copy_(value)
-        raise SideEffectsError("it writes to its buffers during inference")
-    if [each._version for each in inputs.values()] != versions:
-        raise SideEffectsError("it writes to its inputs")
-    if _differ(before):
-        then = _attributes(model)
-        result = run(inputs)
-        if _differ(then):
-            for attributes, values in before:
-                attributes.clear()
-                attributes.update(values)
-            raise SideEffectsError("it changes its own attributes during inference")
-    return result
-
-
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return bool(torch.equal(left.nan_to_num(), right.nan_to_num()))
-
-
-def own(tensor: torch.Tensor) -> torch.Tensor:
-    """A private copy in the same memory format."""
-    return tensor.detach().clone()
-
-
-def _attributes(
-    model: torch.nn.Module,
-) -> list[tuple[dict[str, object], dict[str, object]]]:
-    """The attributes of every module without hooks, and copies of them."""
-    return [
-        (vars(module), dict(vars(module)))
-        for module in model.modules()
-        if not has_hooks(module)
-    ]
-
-
-def _differ(before: list[tuple[dict[str, object], dict[str, object]]]) -> bool:
-    return any(
-        now.keys() != then.keys()
-        or any(now[name] is not value for name, value in then.items())
-        for now, then in before
-    )

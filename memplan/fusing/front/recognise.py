@@ -16,10 +16,10 @@ from memplan.fusing.front.rules import (
     UnsupportedError,
     same_padding,
 )
-from memplan.fusing.front.weights import has_hooks
 from memplan.fusing.layers import Layer, Network
 from memplan.fusing.operators import OPERATORS
 from memplan.graph.program import Op, Program, Ref, key_of
+from memplan.graph.weights import has_hooks
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 Positional = tuple[str, tuple[object, ...]]

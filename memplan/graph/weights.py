@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
+
+from memplan.graph.nest import Kind
 
 
 def fetch(model: torch.nn.Module, name: str) -> torch.Tensor:
     """The tensor at `name`, as in ``layer1.0.weight``."""
     owner, _, attribute = name.rpartition(".")
     return getattr(model.get_submodule(owner), attribute)
+
+
+class Weights(Mapping[str, torch.Tensor]):
+    """A model's current parameters and buffers by name, and the export's constants."""
+
+    def __init__(
+        self, model: torch.nn.Module, constants: dict[str, torch.Tensor]
+    ) -> None:
+        self.model, self.constants = model, constants
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        try:
+            return fetch(self.model, name)
+        except AttributeError:
+            return self.constants[name]
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("weights are looked up by name")
+
+    def __len__(self) -> int:
+        raise TypeError("weights are looked up by name")
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
@@ -39,7 +62,7 @@ class Watch:
         self._counted = [*self._tensors, *_counters(model, self._names)]
         self._versions = [each._version for each in self._counted]
         self._pointers = [each.data_ptr() for each in self._tensors]
-        self._kinds = [_kind(each) for each in self._tensors]
+        self._kinds = [Kind.of(each) for each in self._tensors]
         self._marks = _marks(self._tensors)  # views of a few elements
         self._marked = _read(self._marks)
 
@@ -61,7 +84,7 @@ class Watch:
     def same_kinds(self) -> bool:
         """Whether the tensors still have their types, shapes and devices."""
         now = [held.get(name) for held, name in self._held]
-        return [None if each is None else _kind(each) for each in now] == self._kinds
+        return [None if each is None else Kind.of(each) for each in now] == self._kinds
 
     def same_modules(self) -> bool:
         """Whether modules, modes, attributes and hooks are unchanged."""
@@ -131,10 +154,6 @@ def _holder(model: torch.nn.Module, name: str) -> tuple[dict[str, torch.Tensor],
         if attribute in group:
             return group, attribute
     return vars(module), attribute
-
-
-def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _counters(model: torch.nn.Module, names: list[str]) -> list[torch.Tensor]:

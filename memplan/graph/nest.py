@@ -5,13 +5,30 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 Tensors = dict[str, torch.Tensor]  # by the names of arguments or values
 Rebuild = Callable[[list[object]], object]
+
+
+class Kind(NamedTuple):
+    """The shape, torch.dtype and device of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Kind:
+        """The kind of a tensor, real or fake."""
+        return cls(tuple(map(int, tensor.shape)), tensor.dtype, str(tensor.device))
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{'×'.join(map(str, self.shape))} {dtype} on {self.device}"
 
 
 def flatten(value: object) -> tuple[list[object], Rebuild]:

@@ -1,0 +1,319 @@
+"""Compare what replaces a model with the model: inputs, effects, errors, tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from memplan.errors import InputError
+from memplan.graph.call import Inputs
+from memplan.graph.nest import Tensors, leaves_of
+from memplan.graph.weights import has_hooks
+
+TINY = 1e-30  # what values are compared with where all of them are 0
+
+
+def relative_error(
+    expected: object, found: object, least: Sequence[float] | None = None
+) -> float:
+    """The largest difference of two nests of tensors, over the largest value there.
+
+    least: of each leaf, what it is compared with at least, in place of its largest
+    value. 0.0 for the same bits; NaN and infinities must stand in the same places,
+    otherwise, and where shapes, dtypes or plain values differ, it is infinite.
+    """
+    left, right = leaves_of(expected), leaves_of(found)
+    if len(left) != len(right):
+        return float("inf")
+    least = least or [TINY] * len(left)
+    pairs = zip(left, right, least, strict=True)
+    return max((_difference(a, b, scale) for a, b, scale in pairs), default=0.0)
+
+
+def _difference(expected: object, found: object, least: float) -> float:
+    if not isinstance(expected, torch.Tensor):
+        return 0.0 if expected == found else float("inf")
+    if not isinstance(found, torch.Tensor) or (
+        (expected.shape, expected.dtype, expected.device)
+        != (found.shape, found.dtype, found.device)
+    ):
+        return float("inf")
+    if torch.equal(expected, found) or not expected.numel():
+        return 0.0
+    if expected.is_complex():
+        real = torch.view_as_real
+        return _difference(real(expected), real(found), least)
+    if not expected.is_floating_point():
+        return float("inf")
+    return _of_finite(expected.double(), found.double(), least)
+
+
+def _of_finite(left: Tensor, right: Tensor, least: float) -> float:
+    finite = left.isfinite()
+    if not bool((finite == right.isfinite()).all()):
+        return float("inf")
+    # NaN becomes 0 here, and infinities the largest numbers of their sign.
+    odd, other = left[~finite].nan_to_num(), right[~finite].nan_to_num()
+    if not bool((odd == other).all()):
+        return float("inf")
+    left, right = left[finite], right[finite]
+    if not left.numel():
+        return 0.0
+    return float((left - right).abs().max()) / max(float(left.abs().max()), least)
+
+
+def other_inputs(inputs: list[object], seed: int) -> list[object]:
+    """Inputs of the same shapes with other values: noise for floating-point tensors,
+    the same values in another order for others, which may be indices."""
+    generator = torch.Generator().manual_seed(seed)
+    changed = []
+    for value in inputs:
+        if not isinstance(value, torch.Tensor):
+            changed.append(value)
+        elif value.is_floating_point():
+            noise = torch.randn(value.shape, generator=generator)
+            changed.append(noise.to(value.dtype).to(value.device))
+        else:
+            order = torch.randperm(value.numel(), generator=generator)
+            flat = value.reshape(-1)[order.to(value.device)]
+            changed.append(flat.reshape(value.shape))
+    return changed
+
+
+def tolerance_of(results: object, single: float = 1e-5) -> float:
+    """The largest relative error at which results count as the same.
+
+    It follows the coarsest dtype among them: 1e-12 for float64, `single` for float32,
+    and ten rounding errors for coarser dtypes, but at most 2 ** -5.
+    """
+    dtypes = {leaf.dtype for leaf in leaves_of(results) if isinstance(leaf, Tensor)}
+    coarsest: float = max(
+        (torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point),
+        default=0.0,
+    )
+    if coarsest > 1e-6:
+        return max(single, min(10 * coarsest, 2.0**-5))
+    return single if coarsest > 1e-12 else min(single, 1e-12)
+
+
+NOISE_SEED = 20240511
+
+
+def results_of(
+    inputs: Inputs, model: nn.Module, run: Callable[..., object], required: int = 1
+) -> list[object]:
+    """What `run` returns for these inputs, and for noise, with the same random numbers
+    each time; what it writes to inputs and to the buffers of `model` is put back.
+
+    It may reject noise, which need not be valid indices, say; then there is one result.
+    required: results without which its exception propagates.
+    """
+    snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
+    devices: list[int] | None = None if torch.cuda.is_initialized() else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        torch.manual_seed(NOISE_SEED)
+        try:
+            found = [inputs.run(run)]
+            snapshot.restore()
+            leaves, spec = tree_flatten((inputs.args, inputs.kwargs))
+            others = tree_unflatten(other_inputs(leaves, NOISE_SEED), spec)
+            try:
+                found.append(Inputs(*others).run(run))
+            except Exception:
+                if required > 1:
+                    raise
+        finally:
+            snapshot.restore()
+    return found
+
+
+class Snapshot:
+    """Copies of tensors that restore what runs write to."""
+
+    def __init__(self, tensors: Iterable[object]) -> None:
+        self._held = [
+            (tensor, tensor.detach().clone())
+            for tensor in tensors
+            if isinstance(tensor, Tensor) and not tensor.is_inference()
+        ]
+        self._versions = [tensor._version for tensor, _ in self._held]
+
+    def restore(self) -> None:
+        """Write back what has changed since the snapshot, or the last restore."""
+        with torch.no_grad():
+            for i, (tensor, copy) in enumerate(self._held):
+                if tensor._version != self._versions[i]:
+                    tensor.copy_(copy)
+                    self._versions[i] = tensor._version
+
+    def changed(self) -> bool:
+        """Whether a tensor was written to, also by what raises no version, as batch
+        normalisation; all are restored if so."""
+        versions = [tensor._version for tensor, _ in self._held]
+        if versions == self._versions and all(
+            torch.equal(tensor.nan_to_num(), copy.nan_to_num())
+            for tensor, copy in self._held
+        ):
+            return False
+        self._versions = [-1 for _ in self._held]
+        self.restore()
+        return True
+
+
+class Attributes:
+    """The attributes of a model's modules as they are, but for modules with hooks,
+    which may change them at every call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = [each for each in model.modules() if not has_hooks(each)]
+        self._before = [(each, dict(vars(each))) for each in modules]
+
+    def changed(self) -> list[nn.Module]:
+        """The modules of which an attribute is another value now, or another tensor."""
+        return [
+            module
+            for module, then in self._before
+            if (now := vars(module)).keys() != then.keys()
+            or any(_differ(now[name], value) for name, value in then.items())
+        ]
+
+    def restore(self) -> None:
+        """Put the attributes back."""
+        for module, then in self._before:
+            vars(module).clear()
+            vars(module).update(then)
+
+
+def _differ(now: object, then: object) -> bool:
+    try:
+        return now is not then and (isinstance(now, Tensor) or bool(now != then))
+    except (RuntimeError, ValueError, TypeError):
+        return True  # arrays and tensors, and other ones
+
+
+class SideEffectsError(InputError):
+    """The model writes to its inputs, buffers or attributes during inference."""
+
+
+NOTES = "it changes its own attributes during inference"
+
+
+def without_effects(
+    model: nn.Module, inputs: Tensors, run: Callable[[Tensors], object]
+) -> object:
+    """What `run` gives on `inputs`, which are the caller's own copies.
+
+    Raises SideEffectsError, with the model as it was before, if it changed itself, or
+    its inputs. What it keeps at its first run, and only then, is no change.
+    """
+    versions = [each._version for each in inputs.values()]
+    buffers, attributes = Snapshot(model.buffers()), Attributes(model)
+    result = run(inputs)
+    if buffers.changed():
+        raise SideEffectsError("it writes to its buffers during inference")
+    if [each._version for each in inputs.values()] != versions:
+        raise SideEffectsError("it writes to its inputs")
+    if attributes.changed():
+        settled = Attributes(model)
+        result = run(inputs)
+        if settled.changed():
+            attributes.restore()
+            raise SideEffectsError(NOTES)
+    return result
+
+
+# How much of a result is rounding. Where large values cancel, a difference that is
+# large relative to the result may be rounding alone. As in Monte Carlo arithmetic
+# (Parker, 1997), the model runs with random changes of about one rounding error in the
+# results of its operators; the change of its own results is the scale to compare with.
+SAMPLES = 3
+ROUNDING_SEED = 7
+# These operators only move values; their results have no rounding.
+MOVES = """
+_to_copy arange cat clone constant_pad_nd copy copy_ detach embedding empty fill fill_
+full gather index index_select masked_fill ones repeat roll scatter select slice sort
+stack topk where zeros
+"""
+# These operators sum many terms; their rounding is relative to the terms.
+SUMS = "mm mv dot conv attention linear einsum sum mean fft"
+
+
+def scales(
+    run: Callable[[], Sequence[object]], expected: Sequence[object]
+) -> list[list[float]]:
+    """How much rounding changes each tensor of each expected result, at most.
+
+    run: returns what `expected` holds, and draws the same random numbers each time.
+    0.0 for leaves that are no floating-point or complex tensors.
+    """
+    found = [[0.0] * len(tree_leaves(each)) for each in expected]
+    for seed in range(ROUNDING_SEED, ROUNDING_SEED + SAMPLES):
+        with _Rounding(seed):
+            changed = run()
+        for row, one, other in zip(found, expected, changed, strict=False):
+            pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+            for i, (left, right) in enumerate(pairs):
+                row[i] = max(row[i], _largest_change(left, right))
+    return found
+
+
+def _largest_change(left: object, right: object) -> float:
+    if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+        return 0.0
+    if left.shape != right.shape or not left.numel():
+        return 0.0
+    if not (left.is_floating_point() or left.is_complex()):
+        return 0.0
+    wide = torch.complex128 if left.is_complex() else torch.float64
+    change = (left.to(wide) - right.to(wide)).abs()
+    return float(change[change.isfinite()].max()) if change.isfinite().any() else 0.0
+
+
+class _Rounding(TorchDispatchMode):  # type: ignore[misc]
+    """While active, results of operators change at random by about one rounding."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        returns = func._schema.returns
+        views = any(r.alias_info and not r.alias_info.is_write for r in returns)
+        if views or name in MOVES.split():
+            return result
+        if any(map(_is_floating, tree_leaves((args, kwargs)))):
+            for value in filter(_is_floating, tree_leaves(result)):
+                self._change(name, value)
+        return result
+
+    def _change(self, name: str, value: Tensor) -> None:
+        """Change a result in place."""
+        device = value.device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        noise = torch.empty_like(value, dtype=torch.float32)
+        noise.normal_(generator=self._generators[device])
+        size = value.abs()
+        if any(word in name for word in SUMS.split()):
+            size = size + value.square().mean().sqrt().nan_to_num(0.0, 0.0, 0.0)
+        noise *= size.nan_to_num(0.0, 0.0, 0.0) * (torch.finfo(value.dtype).eps / 2)
+        # Whole numbers are often exact: masks, counts, positions.
+        value += torch.where(value == value.round(), 0.0, noise).to(value.dtype)
+
+
+def _is_floating(value: object) -> bool:
+    return isinstance(value, Tensor) and bool(value.is_floating_point())

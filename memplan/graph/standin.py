@@ -1,0 +1,220 @@
+"""A module in the place of a model: what was prepared answers calls, else the model."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from memplan.errors import UsageError
+from memplan.graph.call import Signature
+from memplan.graph.nest import flatten, storages
+from memplan.graph.weights import has_hooks
+
+Run = Callable[[], object]
+
+
+class StandIn(nn.Module):  # type: ignore[misc]
+    """A module that answers for `model`, whose current weights it uses.
+
+    model: the original. Parameters, buffers, submodules, mode and `state_dict` are its
+    own; so are attributes that the stand-in lacks. In training mode, while it is
+    traced, or where the model has hooks, the model runs.
+    """
+
+    verb: ClassVar[str]  # for warnings
+    _unpickled: ClassVar[set[str]] = {"_lock", "_warned", "_signature"}
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["model"] = model
+        for name in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[name] = getattr(model, name)
+        self._reset()
+
+    def _reset(self) -> None:
+        """Make what is not copied and not pickled."""
+        self._lock = threading.RLock()
+        self._warned: set[str] = set()
+        self._signature = Signature()
+
+    def unsupported(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+        """Why a call is not plain inference, so that the model itself runs; "" if it
+        is."""
+        if self.model.training:
+            return "it is in training mode"
+        return "it has hooks" if has_hooks(self.model) else ""
+
+    def _ready(
+        self, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> tuple[object, Run] | None:
+        """What computes the results of a call, and its key; None: the model does."""
+        raise NotImplementedError
+
+    def _give_up(self, key: object, error: Exception) -> None:
+        """What `_ready` gave for this key failed."""
+        raise NotImplementedError
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for these arguments."""
+        if is_traced((*args, *kwargs.values())):  # the model's place is the stand-in's
+            return self.model.forward(*args, **kwargs)
+        found = self._ready(args, kwargs)
+        if found is None:
+            return self.model(*args, **kwargs)
+        key, run = found
+        try:
+            with torch.no_grad():
+                result = run()
+        except Exception as error:
+            result = self.model(*args, **kwargs)  # which may well raise, too
+            self._give_up(key, error)
+        return self._without_gradients(result, (*args, *kwargs.values()))
+
+    def _without_gradients(self, result: object, inputs: Iterable[object]) -> object:
+        """Results that raise where a gradient is asked of them, if the model's would
+        have one."""
+        if not torch.is_grad_enabled():
+            return result
+        anchor = next((p for p in self.model.parameters() if p.requires_grad), None)
+        if anchor is None:
+            return result
+        return refuse_gradients(result, anchor, storages(inputs), self.verb)
+
+    def _warn(self, reason: str, what: str = "the model runs") -> None:
+        """Warn once why the model, or parts of it, run unchanged."""
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(
+                f"memplan.{self.verb}: {what} unchanged: {reason}",
+                stacklevel=_frames_to_caller(),
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "model" or name.startswith("__"):
+                raise
+            return getattr(self.model, name)
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.model[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.model)
+
+    @property
+    def training(self) -> bool:
+        """The model's mode."""
+        return bool(self.model.training)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "model" in vars(self):
+            self.model.training = mode
+
+    def train(self, mode: bool = True) -> StandIn:
+        """Set the model's mode."""
+        self.model.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's."""
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a state of the model's."""
+        return self.model.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.model._load_from_state_dict(*args, **kwargs)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> StandIn:
+        self.model._apply(*args, **kwargs)
+        return self
+
+    def _get_name(self) -> str:
+        return f"{type(self).__name__}[{self.model._get_name()}]"
+
+    def extra_repr(self) -> str:
+        return str(self.model.extra_repr())
+
+    def __getstate__(self) -> dict[str, object]:
+        own = vars(self)
+        return {name: own[name] for name in own if name not in self._unpickled}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self._reset()
+
+
+def is_traced(values: Iterable[object]) -> bool:
+    """Whether a call with these arguments is being traced or compiled."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or any(isinstance(value, fx.Proxy) for value in values)
+    )
+
+
+class _NoGradient(torch.autograd.Function):  # type: ignore[misc]
+    """Its result looks differentiable; asking it for a gradient raises UsageError."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, value: Tensor, verb: str) -> Tensor:
+        ctx.mark_dirty(value)  # and so no view, which could not be written to
+        ctx.verb = verb
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise UsageError(
+            f"memplan.{ctx.verb} runs a model's inference: its results have no "
+            "gradients. Run under torch.no_grad(), or train the original model, which "
+            "is at .model"
+        )
+
+
+def refuse_gradients(
+    result: object, anchor: Tensor, inputs: set[int], verb: str
+) -> object:
+    """`result` with tensors that raise UsageError where a gradient is asked of them.
+
+    anchor: a parameter that requires one. inputs: addresses of the caller's own memory;
+    a tensor that lies there is returned as it is.
+    """
+    leaves, rebuild = flatten(result)
+    replaced: dict[int, Tensor] = {}
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) or id(leaf) in replaced:
+            continue
+        if leaf.requires_grad or leaf.untyped_storage().data_ptr() in inputs:
+            continue
+        if leaf.is_floating_point() or leaf.is_complex():
+            fresh = leaf.clone() if leaf._is_view() else leaf
+            replaced[id(leaf)] = _NoGradient.apply(anchor, fresh, verb)
+    return rebuild([replaced.get(id(leaf), leaf) for leaf in leaves])
+
+
+def _frames_to_caller() -> int:
+    """How many frames `_warn` is away from the program's line that called the model:
+    the first that is neither torch's nor memplan's."""
+    folders = [os.path.dirname(file or "") for file in (torch.__file__, __file__)]
+    own = (f"{folders[0]}{os.sep}", f"{os.path.dirname(folders[1])}{os.sep}")
+    frame, count = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
+        frame, count = frame.f_back, count + 1
+    return count

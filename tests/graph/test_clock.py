@@ -1,0 +1,81 @@
+"""Runs are timed in turns, by what this thread computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from memplan.graph import clock  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Runs:
+    """Runs that take as long as they are told, in a clock of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, threads: int = 1) -> None:
+        self.now, self.order = 0.0, list[int]()
+        monkeypatch.setattr(clock, "clock", lambda: lambda: self.now)
+        watch = SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr(clock, "time", watch)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+    def __call__(self, *takes: float) -> list[Callable[[], None]]:
+        return [
+            lambda i=i, each=each: self._run(i, each) for i, each in enumerate(takes)
+        ]
+
+    def _run(self, number: int, takes: float) -> None:
+        self.order.append(number)
+        self.now += takes
+
+
+@pytest.mark.parametrize(
+    ("takes", "threads", "rounds"),
+    [(0.001, 1, 25), (0.02, 1, 15), (0.7, 1, 3), (0.7, 2, 5), (4.0, 1, 3)],
+)
+def test_short_runs_have_more_turns(
+    takes: float, threads: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(monkeypatch, threads)
+    times = clock.in_turns(
+        runs(takes, 1.25 * takes), enough=rounds * takes * 2.2, least=(5, 3)
+    )
+    assert times == [
+        pytest.approx([takes] * rounds),
+        pytest.approx([1.25 * takes] * rounds),
+    ]
+    assert runs.order == [0, 1] * (rounds + 1)
+
+
+def test_what_is_clearly_slower_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(monkeypatch)
+    three = runs(0.012, 0.01, 0.02)
+    assert clock.seconds(three, enough=0.0) == pytest.approx([0.012, 0.01, 0.02])
+    # Once to begin with, and once more until what takes far longer is out.
+    assert runs.order == [0, 1, 2] * 2 + [0, 1] * 2
+    runs.order.clear()
+    assert clock.seconds(runs(0.012, 0.02), ready=True) == pytest.approx([0.012, 0.02])
+    assert runs.order == [0, 1]
+
+
+@pytest.mark.parametrize(("threads", "rounds"), [(1, 2), (2, 3)])
+def test_long_runs_of_one_thread_tell_more(
+    threads: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(monkeypatch, threads)
+    assert clock.seconds(runs(1.2, 1.0), enough=0.0) == pytest.approx([1.2, 1.0])
+    assert runs.order == [0, 1] * (rounds + 1)
+
+
+def test_one_thread_is_timed_by_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else the machine does is in the time alone, which several threads go by."""
+    now = SimpleNamespace(thread_time=lambda: 1.0, perf_counter=lambda: 2.0)
+    monkeypatch.setattr(clock, "time", now)
+    for threads, shown in ((1, 1.0), (2, 2.0)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        assert clock.clock()() == shown
