@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.applying.cuda_library import COUNTERS, Library, Place
-from memplan.applying.cuda_replay import CudaReplay, CudaTable
+from memplan.applying.cuda_library import COUNTERS, CudaReplay, Library, Place
 from memplan.applying.replan import Replanner
 from memplan.applying.report import DeviceMemory, Report, make_report
 from memplan.applying.suitability import check_plan, step_marks
@@ -149,7 +148,7 @@ class CudaLoader:
             library.load_plan(place, replay_arrays(each.plan), each.plan.arena_bytes)
             if self._replan and step_marks(each.plan):
                 replay = CudaReplay(library, place)
-                self._replanners.append(Replanner(each.plan, replay, CudaTable.of))
+                self._replanners.append(Replanner(each.plan, replay, replay.adopt))
         self._device_clock = DeviceClock(torch)
         library.ask(ArenaMaking(torch).permits)
         library.serve(True)

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from memplan.applying.tables import ReplayArrays
 from memplan.errors import EnvironmentUnfitError
@@ -104,7 +105,7 @@ class Library(SlotLibrary):
         super().__init__(path)
         names: bytes = self.function("stat_names")()
         self._names = names.decode("ascii").split(",")
-        self._logged: Place | None = None  # whose events are kept
+        self.logged: Place | None = None  # whose events are kept
         self._asked: list[object] = []  # functions that native code may call
 
     # ---- plans
@@ -154,61 +155,6 @@ class Library(SlotLibrary):
         """False if there was nothing to resume from."""
         return bool(self.function("resume")())
 
-    def stand_aside(self, place: Place, aside: bool) -> None:
-        """Follow no plan on a stream until its plan is exchanged, or no longer.
-
-        Requests are torch's then; but while older blocks keep the arena, they go to its
-        free space first."""
-        self.function("stand_aside")(place.device, place.rank, aside)
-
-    def aside(self, place: Place) -> bool:
-        """Whether it is left to torch."""
-        return bool(self.function("aside")(place.device, place.rank))
-
-    def planned_bytes(self, place: Place) -> int:
-        """Of the arena of the plan that is there."""
-        return int(self.function("planned_bytes")(place.device, place.rank))
-
-    def reserved_bytes(self, place: Place) -> int:
-        """Of the arena that is there, or so many that no plan is too large."""
-        return int(self.function("reserved_bytes")(place.device, place.rank))
-
-    def take_steps(self, place: Place) -> list[tuple[int, dict[str, int]]]:
-        """The repeated steps that ended since the last call: number and counts."""
-        width = len(COUNTERS) + 3
-        values = (U64 * (width * _MOST_STEPS))()
-        take = self.function("take_steps")
-        count = take(place.device, place.rank, values, _MOST_STEPS)
-        rows = [values[i * width : (i + 1) * width] for i in range(count)]
-        names = (*COUNTERS, "outgrown", "followed")
-        return [(row[0], dict(zip(names, row[1:], strict=True))) for row in rows]
-
-    def largest(self, place: Place) -> list[int]:
-        """Per request of the plan that is there, the most bytes asked for."""
-        largest = self.function("largest")
-        count = largest(place.device, place.rank, None, 0)
-        values = (U64 * count)()
-        largest(place.device, place.rank, values, count)
-        return list(values)
-
-    # ---- events
-
-    def open_log(self, place: Place) -> None:
-        """Keep the events to come of a stream; of one at a time, until `take_log`."""
-        if self._logged is None:
-            self._logged = place
-            self.function("open_log")(place.device, place.rank)
-
-    def take_log(self, place: Place) -> bytes:
-        """A stream's events since, as in a journal; no more are kept. b"" if another
-        stream's were."""
-        if self._logged != place:
-            return b""
-        self._logged = None
-        events = ctypes.c_void_p()
-        count = self.function("take_log")(ctypes.byref(events))
-        return ctypes.string_at(events, count * _EVENT_BYTES) if count else b""
-
     # ---- what came of it
 
     def stats(self, device: int) -> dict[str, int]:
@@ -225,3 +171,100 @@ class Library(SlotLibrary):
     def holds(self, address: int) -> bool:
         """Whether it lies in an arena."""
         return bool(self.function("holds")(address))
+
+
+class CudaReplay:
+    """One stream's plan, as `memplan.applying.replan` goes by it: what the native
+    `Replay` is for the CPU.
+
+    There are no pages here: memory is the device's, whether it is touched or not.
+    """
+
+    refaulted_bytes = 0
+    most_live = 0
+
+    def __init__(self, library: Library, place: Place) -> None:
+        """The plan must be loaded."""
+        self._library = library
+        self._place = place
+
+    def _call(self, name: str, *arguments: object) -> Any:
+        """One of the C functions, for this stream."""
+        place = self._place
+        return self._library.function(name)(place.device, place.rank, *arguments)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What another plan may need: as much as the arena that is there, or any.
+
+        A second, larger arena would come beside the first, which torch then keeps:
+        more than the program needs without a plan.
+        """
+        return int(self._call("reserved_bytes"))
+
+    @property
+    def aside(self) -> bool:
+        """Whether no plan is followed."""
+        return bool(self._call("aside"))
+
+    @property
+    def arena_bytes(self) -> int:
+        """Of the plan in force."""
+        return int(self._call("planned_bytes"))
+
+    def adopt(self, arrays: ReplayArrays, arena: int, _online: int) -> None:
+        """Go by another plan from the next step on; departures may lie in all of the
+        arena."""
+        self._library.load_plan(self._place, arrays, arena, later=True)
+
+    def stand_aside(self, aside: bool) -> None:
+        """Follow no plan until it is exchanged, or follow it again.
+
+        Requests are torch's then; but while older blocks keep the arena, they go to its
+        free space first. It is given back once it is empty."""
+        self._call("stand_aside", aside)
+
+    def place_departures(self, placed: bool) -> None:
+        """They always go to the arena's free space: it is the device's either way."""
+
+    def take_steps(self) -> list[tuple[int, dict[str, int]]]:
+        """The repeated steps that ended since the last call: number and counts."""
+        width = len(COUNTERS) + 3
+        values = (U64 * (width * _MOST_STEPS))()
+        count = self._call("take_steps", values, _MOST_STEPS)
+        rows = [values[i * width : (i + 1) * width] for i in range(count)]
+        names = (*COUNTERS, "outgrown", "followed")
+        return [(row[0], dict(zip(names, row[1:], strict=True))) for row in rows]
+
+    def largest(self) -> list[int]:
+        """Per request, the most bytes asked for in its place."""
+        count = self._call("largest", None, 0)
+        values = (U64 * count)()
+        self._call("largest", values, count)
+        return list(values)
+
+    def touched(self) -> list[float]:
+        """Per request, what part of it was touched: nobody can tell."""
+        return [-1.0] * len(self.largest())
+
+    def unsettle(self, unsettled: bool) -> None:
+        """Nothing to look at."""
+
+    def allow(self, slack: int) -> None:
+        """Nothing goes back and forth."""
+
+    def open_log(self) -> None:
+        """Keep this stream's events to come; of one at a time, until `take_log`."""
+        if self._library.logged is None:
+            self._library.logged = self._place
+            self._call("open_log")
+
+    def take_log(self) -> bytes:
+        """The events since, as in a journal; no more are kept. b"" if another stream's
+        were."""
+        if self._library.logged != self._place:
+            return b""
+        self._library.logged = None
+        events = ctypes.c_void_p()
+        count = self._library.function("take_log")(ctypes.byref(events))
+        return ctypes.string_at(events, count * _EVENT_BYTES) if count else b""

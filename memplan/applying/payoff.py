@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from memplan.core.plan import RunStats
 
 if TYPE_CHECKING:
-    from memplan.applying.cuda_replay import CudaReplay
+    from memplan.applying.cuda_library import CudaReplay
     from memplan.native._alloc import Replay
 
 PAGE = 4096

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 from memplan.applying.lanes import Lanes, replays_of
 from memplan.applying.payoff import GivenUp
 from memplan.applying.replan import Replanner
-from memplan.applying.residency import Before, where_memory_lives
+from memplan.applying.report import Before, Report, make_report, where_memory_lives
 from memplan.applying.suitability import check_plan, step_marks
 from memplan.applying.tables import (
-    ReplayArrays,
     replay_arrays,
     room_for_departures,
 )
@@ -29,7 +28,6 @@ from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.applying.cuda import CudaLoader, StreamPlan
-    from memplan.applying.report import Report
     from memplan.native._alloc import Replay
 
 # Address space for plans to come, of which nothing is resident before it is used.
@@ -94,7 +92,9 @@ class Loader:
         arrays = replay_arrays(self.plan)
         if self.plan.lanes:
             with contextlib.suppress(MemoryError, OverflowError, TypeError):
-                return self._make_lanes(arrays)
+                recorded = self.plan.provenance.recorded
+                lane_bytes, count = self.plan.lane_bytes, self.plan.lanes
+                return Lanes(arrays, lane_bytes, count, COLD_STEPS, recorded)
             self._refuse()
         for reserve in (arena * GROWTH + SPARE, arena)[not self._replan :]:
             online = room_for_departures(self.plan, arena, reserve)
@@ -107,12 +107,14 @@ class Loader:
     def _make_replanner(self) -> Replanner | None:
         if isinstance(self._replay, Lanes) or not self._replan:
             return None
-        return Replanner(self.plan, self._replay) if step_marks(self.plan) else None
-
-    def _make_lanes(self, arrays: ReplayArrays) -> Lanes:
-        plan = self.plan
-        recorded = plan.provenance.recorded
-        return Lanes(arrays, plan.lane_bytes, plan.lanes, COLD_STEPS, recorded)
+        replay = self._replay
+        if not step_marks(self.plan):
+            return None
+        return Replanner(
+            self.plan,
+            replay,
+            lambda arrays, arena, online: replay.adopt(arrays.table(arena, online)),
+        )
 
     def _refuse(self) -> NoReturn:
         raise EnvironmentUnfitError(
@@ -133,7 +135,6 @@ class Loader:
 
     def report(self) -> Report:
         """How it went so far. Raises UsageError before `start`."""
-        from memplan.applying.report import make_report  # of use only at the end
         from memplan.native import _alloc
 
         if not self._started:

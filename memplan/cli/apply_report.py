@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from memplan.applying.replan import Replan
-from memplan.applying.report import Report
-from memplan.applying.residency import Memory
+from memplan.applying.report import Memory, Report
 from memplan.cli import show
 from memplan.core.plan import DeviceRun, RunStats
 from memplan.recording.usage import Spread

@@ -25,17 +25,89 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-from soak_plans import SIZES, Loop, random_loop
 
 from memplan.applying import cuda
-from memplan.applying.cuda_library import Library, Place
+from memplan.applying.cuda_library import CudaReplay, Library, Place
+from memplan.applying.tables import ReplayArrays
 from memplan.errors import EnvironmentUnfitError
 from memplan.recording.cuda_library import take_slots
 
 THREADS = STREAMS = 4
 MOST_ALIVE = 60  # blocks that one thread keeps beyond a step
 MOST_HANDED = 8
+UNIT = 512
+SIZES = (100, 512, 4096, 30_000, 65_536, 1 << 20, 3 << 20)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A step that repeats, and its plan.
+
+    sizes: bytes asked for, in order. frees: per request, before which later one it is
+    freed; their number where that is the step's end. offsets: bytes. elastic: steps may
+    ask for less. marked: the program tells where its steps begin.
+    """
+
+    sizes: list[int]
+    frees: list[int]
+    offsets: list[int]
+    elastic: bool
+    marked: bool
+
+    @property
+    def arena(self) -> int:
+        """Bytes of it."""
+        ends = (at + size for at, size in zip(self.offsets, self.sizes, strict=True))
+        return _rounded(max(ends))
+
+    def arrays(self) -> ReplayArrays:
+        """As the library takes it: marked, with a step of warm-up that is the same."""
+        steps = 2 if self.marked else 1
+        columns = [
+            np.array(each, dtype=np.int64)
+            for each in (
+                self.sizes * steps,
+                self.offsets * steps,
+                [step * len(self.sizes) for step in range(steps)],
+            )
+        ]
+        elastic = [False, self.elastic][-steps:] if self.marked else [False]
+        none = np.zeros(steps * len(self.sizes), dtype=np.bool_)
+        return ReplayArrays(*columns, steps - 1, steps, elastic, none, not self.marked)
+
+
+def random_loop(rng: random.Random) -> Loop:
+    """One time in five its offsets are wrong, at random: then conflicts abound."""
+    count = rng.randrange(9, 60)
+    sizes = [rng.choice(SIZES) for _ in range(count)]
+    frees = [min(i + rng.randrange(1, 20), count) for i in range(count)]
+    offsets = _first_fit(sizes, frees)
+    if rng.random() < 0.2:
+        most = max(offsets) // UNIT + 1
+        offsets = [rng.randrange(most) * UNIT for _ in sizes]
+    marked = rng.random() < 0.6
+    return Loop(sizes, frees, offsets, marked and rng.random() < 0.5, marked)
+
+
+def _first_fit(sizes: list[int], frees: list[int]) -> list[int]:
+    live: list[tuple[int, int, int]] = []  # begin, end, freed before
+    offsets = []
+    for i, size in enumerate(map(_rounded, sizes)):
+        live = sorted(block for block in live if block[2] > i)
+        at = 0
+        for begin, end, _ in live:
+            if begin - at >= size:
+                break
+            at = end
+        offsets.append(at)
+        live.append((at, at + size, frees[i]))
+    return offsets
+
+
+def _rounded(size: int) -> int:
+    return (size + UNIT - 1) // UNIT * UNIT
 
 
 class Ledger:
@@ -100,10 +172,6 @@ class Shared:
             return
         self.loops[stream] = loop
         self.exchanged += 1
-
-    def step_ended(self) -> None:
-        """All threads are done with theirs."""
-        self.native.next_step()
 
 
 class Program:
@@ -191,7 +259,8 @@ class Program:
         if chance < 0.5:
             shared.load(stream, rng, later=rng.random() < 0.5)
         elif chance < 0.65:
-            shared.native.stand_aside(Place(0, stream + 1), rng.random() < 0.5)
+            place = Place(0, stream + 1)
+            CudaReplay(shared.native, place).stand_aside(rng.random() < 0.5)
         elif chance < 0.7:
             shared.native.retire()
             for each in range(STREAMS):
@@ -214,7 +283,7 @@ def run(shared: Shared, requests: int, seed: int, seconds: float) -> None:
     failures: list[BaseException] = []
 
     def done() -> None:
-        shared.step_ended()
+        shared.native.next_step()
         shared.requests = sum(program.requests for program in programs)
         shared.going = shared.requests < requests and time.monotonic() < end
 

@@ -116,39 +116,31 @@ def test_a_plan_takes_no_page_faults_in_steady_steps(
     assert report["warmup"]["fallback"] == report["warmup"]["conflicts"] == 0
 
 
-def test_ctrl_c_under_a_plan_still_reports(memplan: Run, training: Path) -> None:
-    source = training.read_text()
-    assert memplan("record", "-q", "-o", "t.parquet", "train.py").returncode == 0
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
+def test_ctrl_c_under_a_plan_still_reports(memplan: Run, planned: Path) -> None:
+    source = planned.read_text()
     interrupting = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
-    training.write_text(source + interrupting)
-    done = memplan("apply", "--report", "r.json", "p.json", "train.py")
+    planned.write_text(source + interrupting)
+    done = memplan("apply", "--report", "r.json", "p.json", "program.py")
     assert done.returncode == 130
     assert "KeyboardInterrupt" in done.stderr
-    assert json.loads((training.parent / "r.json").read_text())["steps"] == 8
+    assert json.loads((planned.parent / "r.json").read_text())["steps"] == 8
 
 
-def test_another_number_of_threads_is_told(
-    memplan: Run, training: Path, tmp_path: Path
-) -> None:
-    assert memplan("record", "-q", "-o", "t.parquet", "train.py").returncode == 0
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
-    source = training.read_text()
-    training.write_text(source.replace("set_num_threads(1)", "set_num_threads(2)"))
-    done = memplan("apply", "p.json", "train.py")
+def test_another_number_of_threads_is_told(memplan: Run, planned: Path) -> None:
+    source = planned.read_text()
+    planned.write_text(source.replace("set_num_threads(1)", "set_num_threads(2)"))
+    done = memplan("apply", "p.json", "program.py")
     assert done.returncode == 0
     assert "recorded with 1 threads, and this ran with 2" in done.stderr
 
 
-def test_one_plan_at_a_time(memplan: Run, training: Path, tmp_path: Path) -> None:
-    assert memplan("record", "-q", "-o", "t.parquet", "train.py").returncode == 0
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
-    (tmp_path / "train.py").write_text(
+def test_one_plan_at_a_time(memplan: Run, planned: Path) -> None:
+    planned.write_text(
         "import memplan\n"
         "try:\n"
         "    with memplan.apply('p.json'): pass\n"
         "except memplan.errors.UsageError as error:\n"
         "    print(error)\n"
     )
-    done = memplan("apply", "-q", "p.json", "train.py")
+    done = memplan("apply", "-q", "p.json", "program.py")
     assert "already recording or applying" in done.stdout

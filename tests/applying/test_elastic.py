@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
-from memplan.applying.planning import larger
+from memplan.applying.replan import larger
 from memplan.native import _alloc
 from tests.applying.served import Served, add_up, column, replay_of, table_of
 from tests.conftest import ROOT, Run

@@ -81,7 +81,6 @@ def test_workers_are_served_from_lanes(memplan: Run, tmp_path: Path, how: str) -
     plan = json.loads((tmp_path / "p.json").read_text())
     assert plan["lanes"] == 4
     assert 2 * HIDDEN <= plan["peak"] < 3 * HIDDEN
-    assert memplan("verify", "p.json", "t.parquet").returncode == 0
     applied = memplan("apply", "--report", "r.json", "p.json", *command)
     assert applied.returncode == 0, applied.stderr
     assert applied.stdout == recorded.stdout

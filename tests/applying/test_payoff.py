@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from memplan.applying import payoff, planning
+from memplan.applying import payoff, replan
 from memplan.applying.payoff import (
     SAVED_AT_FIRST,
     SAVED_WINDOWS,
@@ -177,18 +177,18 @@ def test_planning_anew_may_take_a_small_part_of_the_time(
     times = SimpleNamespace(
         process_time=lambda: now[0], perf_counter=lambda: next(clock)
     )
-    monkeypatch.setattr(planning, "time", times)
-    work = planning.PlanningThread()
+    monkeypatch.setattr(replan, "time", times)
+    work = replan.PlanningThread()
     assert work.affordable(100)
     assert not work.affordable(10**6)
     work.start("larger", lambda: None)
     work.join()
     assert work.busy
-    assert work.take() == planning.Made("larger", 1.0, None)
+    assert work.take() == replan.Made("larger", 1.0, None)
     assert not work.busy
     assert not work.affordable(1)
-    now[0] = 0.9 / planning.SOLVING_SHARE
+    now[0] = 0.9 / replan.SOLVING_SHARE
     assert not work.affordable(1)
-    now[0] = 1.1 / planning.SOLVING_SHARE
+    now[0] = 1.1 / replan.SOLVING_SHARE
     assert work.affordable(1000)
     assert not work.affordable(10**4)

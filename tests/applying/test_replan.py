@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ import pytest
 
 import memplan
 from memplan.applying import replan as replanning
-from memplan.applying.planning import from_log
 from memplan.applying.replan import (
     ELASTIC_PATIENCE,
     PATIENCE,
@@ -19,8 +19,9 @@ from memplan.applying.replan import (
     SLACK,
     UNPROVEN,
     Replanner,
+    from_log,
 )
-from memplan.applying.tables import room_for_departures
+from memplan.applying.tables import ReplayArrays, room_for_departures
 from memplan.core.plan import Plan
 from memplan.errors import NoPlanError
 from memplan.trace.journal import ROW
@@ -48,7 +49,11 @@ class Program:
 
     def __init__(self, plan: Plan, reserve: int = RESERVE) -> None:
         self.served = Served(replay_of(plan, reserve))
-        self.replanner = Replanner(plan, self.served.replay)
+        self.replanner = Replanner(
+            plan,
+            self.served.replay,
+            lambda *table: self.served.replay.adopt(ReplayArrays.table(*table)),
+        )
 
     def step(self, *sizes: int) -> list[int | None]:
         """A boundary, then blocks that live side by side to the step's end."""
@@ -327,15 +332,13 @@ print(said)
 
 @pytest.mark.parametrize("fork", [0, 18])
 def test_a_program_that_changes_for_good_is_planned_again(
-    memplan: Run, tmp_path: Path, fork: int
+    memplan: Run, plan_of: Callable[..., Path], tmp_path: Path, fork: int
 ) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "changing.py").write_text(CHANGING)
-    assert memplan("record", "-q", "-o", "t.parquet", "changing.py", "8", "999"
-                   ).returncode == 0  # fmt: skip
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
-    alone = memplan("record", "-q", "-o", "u.parquet", "changing.py", "150", "999")
-    arguments = ["p.json", "changing.py", "150", str(fork or 999)]
+    (tmp_path / "program.py").write_text(CHANGING)
+    plan = plan_of(CHANGING, "8", "999")
+    alone = memplan("record", "-q", "-o", "u.parquet", "program.py", "150", "999")
+    arguments = [plan, "program.py", "150", str(fork or 999)]
     done = memplan("apply", "--report", "r.json", *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout == alone.stdout
@@ -350,14 +353,12 @@ def test_a_program_that_changes_for_good_is_planned_again(
 
 
 def test_a_program_that_ends_while_it_is_logged_or_planned_ends_well(
-    memplan: Run, tmp_path: Path
+    memplan: Run, plan_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "changing.py").write_text(CHANGING)
-    assert memplan("record", "-q", "-o", "t.parquet", "changing.py", "8", "999"
-                   ).returncode == 0  # fmt: skip
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
+    (tmp_path / "program.py").write_text(CHANGING)
+    plan = plan_of(CHANGING, "8", "999")
     for steps in (18, 23):
-        done = memplan("apply", "p.json", "changing.py", str(steps), "99")
+        done = memplan("apply", plan, "program.py", str(steps), "99")
         assert done.returncode == 0, done.stderr
         assert len(json.loads(done.stdout.replace("'", '"'))) == steps

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan.applying.cuda_replay import CudaReplay, CudaTable
+from memplan.applying.cuda_library import CudaReplay, Place
 from memplan.applying.replan import ELASTIC_PATIENCE, Replanner
 from tests.solving.test_lifespans import LENGTHS, START, on_cuda, step_of
 
@@ -21,16 +21,23 @@ class Told(CudaReplay):
     def __init__(self) -> None:
         self.went: list[tuple[int, dict[str, int]]] = []
         self.given_up = self.logged = False
-        library = SimpleNamespace(
-            aside=lambda place: self.given_up,
-            stand_aside=lambda place, aside: setattr(self, "given_up", aside),
-            open_log=lambda place: setattr(self, "logged", True),
-            take_log=lambda place: b"",
-            reserved_bytes=lambda place: PLAN.arena_bytes,
-            planned_bytes=lambda place: PLAN.arena_bytes,
-            largest=lambda place: [0] * len(PLAN.problem),
-        )
-        super().__init__(library, None)  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(logged=None), Place())  # type: ignore[arg-type]
+
+    def _call(self, name: str, *arguments: object) -> Any:
+        if name == "aside":
+            return self.given_up
+        if name == "stand_aside":
+            self.given_up = bool(arguments[0])
+        return PLAN.arena_bytes
+
+    def open_log(self) -> None:
+        self.logged = True
+
+    def take_log(self) -> bytes:
+        return b""
+
+    def largest(self) -> list[int]:
+        return [0] * len(PLAN.problem)
 
     def take_steps(self) -> list[tuple[int, dict[str, int]]]:
         went, self.went = self.went, []
@@ -39,7 +46,7 @@ class Told(CudaReplay):
 
 def run(steps: int, **counts: int) -> tuple[Told, Replanner]:
     replay = Told()
-    replanner = Replanner(PLAN, replay, CudaTable.of)
+    replanner = Replanner(PLAN, replay, replay.adopt)
     all_counts: dict[str, Any] = dict.fromkeys(
         ("online", "fallback", "fallback_bytes", "outgrown", "followed"), 0
     )

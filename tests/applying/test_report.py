@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.applying.residency import Memory
+from memplan.applying.report import Memory
 from memplan.native import _alloc
 from memplan.recording.usage import Boundary, Spread, StepClock, run_stats, step_spreads
 from memplan.trace.trace import Mark
@@ -128,11 +128,9 @@ print(json.dumps(reports))
 
 @pytest.mark.torch
 def test_a_second_plan_in_a_process_counts_only_what_is_its_own(
-    memplan: Run, training: Path, tmp_path: Path
+    planned: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    assert memplan("record", "-q", "-o", "t.parquet", "train.py").returncode == 0
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
     (tmp_path / "twice.py").write_text(TWICE)
     done = subprocess.run(
         [sys.executable, "twice.py", "p.json"],
@@ -156,12 +154,10 @@ def test_a_second_plan_in_a_process_counts_only_what_is_its_own(
 
 @pytest.mark.torch
 def test_a_recording_is_no_measure_of_a_plan(
-    memplan: Run, training: Path, tmp_path: Path
+    memplan: Run, planned: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    assert memplan("record", "-q", "-o", "t.parquet", "train.py").returncode == 0
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
-    done = memplan("apply", "--report", "r.json", "p.json", "train.py", "14")
+    done = memplan("apply", "--report", "r.json", "p.json", "program.py", "14")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stderr.splitlines()]
     assert ["steps", "8", "14"] in lines

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from memplan.applying.residency import Before, where_memory_lives
+from memplan.applying.report import Before, where_memory_lives
 from memplan.native import _alloc
 
 PART = 1 << 20

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
-from memplan.applying.planning import HUGE_PAGE, solved_apart, sparse_buffers
+from memplan.applying.replan import HUGE_PAGE, solved_apart, sparse_buffers
 from memplan.core.plan import Plan
 from memplan.native import _alloc
 from tests.applying.served import Served, column, replay_of, table_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.applying.cuda_library import Place
+from memplan.applying.cuda_library import CudaReplay, Place
 from tests.cuda.cuda_world import MIB, World
 
 UNIT = 512
@@ -79,7 +79,7 @@ def test_a_block_larger_than_any_planned_lies_there_if_there_is_room(
     run_step(world, [2 * MIB] * 3)
     stats = world.stats()
     assert (stats["hot_planned"], stats["hot_fallback"]) == (9, 0)
-    steps = world.native.take_steps(Place())
+    steps = CudaReplay(world.native, Place()).take_steps()
     assert [counts["outgrown"] for _, counts in steps] == [0, 0]
     world.assert_no_leak()
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from memplan.applying.cuda import ArenaMaking
-from memplan.applying.cuda_library import Place
+from memplan.applying.cuda_library import CudaReplay, Place
 from tests.cuda.cuda_world import MIB, World
 
 STEP = [(256 << 10, i * (256 << 10)) for i in range(16)]
@@ -66,7 +66,7 @@ def test_steps_much_smaller_than_an_elastic_plan_need_none(world: World) -> None
     for _ in range(3):
         assert not any(run_step(world, [64 << 10] * 16))
     # Followed, though: no other program.
-    steps = world.native.take_steps(Place())
+    steps = CudaReplay(world.native, Place()).take_steps()
     assert [counts["followed"] for _, counts in steps] == [16] * 3
     assert [counts["fallback"] for _, counts in steps] == [16] * 3
     assert all(run_step(world, [192 << 10] * 16))
@@ -126,7 +126,7 @@ def test_a_stranger_in_a_step_as_planned_keeps_out_of_the_way(world: World) -> N
 def test_what_was_never_of_use_gets_empty(world: World) -> None:
     world.plan(STEP, ARENA)
     block = world.take(STEP[0][0])
-    world.native.stand_aside(Place(), True)
+    CudaReplay(world.native, Place()).stand_aside(True)
     other = world.take(512)
     assert not world.native.holds(other)
     world.release(block)
@@ -168,10 +168,10 @@ def test_whoever_is_asked_decides(world: World) -> None:
 
 def test_an_arena_that_is_there_limits_other_plans(world: World) -> None:
     world.plan(STEP, ARENA)
-    assert world.native.reserved_bytes(Place()) == ALL
+    assert CudaReplay(world.native, Place()).reserved_bytes == ALL
     run_step(world, [size for size, _ in STEP])
-    assert world.native.reserved_bytes(Place()) == ARENA
-    assert world.native.reserved_bytes(Place(0, 3)) == 0
+    assert CudaReplay(world.native, Place()).reserved_bytes == ARENA
+    assert CudaReplay(world.native, Place(0, 3)).reserved_bytes == 0
     world.assert_no_leak()
 
 

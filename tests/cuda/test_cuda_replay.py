@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memplan.applying.cuda_library import Place
+from memplan.applying.cuda_library import CudaReplay, Place
 from memplan.errors import EnvironmentUnfitError
 from memplan.trace.journal import ROW
 from memplan.trace.trace import Action
@@ -253,8 +253,8 @@ def test_what_stands_aside_gives_its_arena_back(world: World) -> None:
     place = Place()
     world.plan([(2048, 0)], 4096)
     block = world.take(2048)
-    world.native.stand_aside(place, True)
-    assert world.native.aside(place)
+    CudaReplay(world.native, place).stand_aside(True)
+    assert CudaReplay(world.native, place).aside
     # What keeps the arena has it used, before more memory is taken.
     inside, outside = world.take(2048), world.take(512)
     assert (world.native.holds(inside), world.native.holds(outside)) == (True, False)
@@ -267,7 +267,7 @@ def test_what_stands_aside_gives_its_arena_back(world: World) -> None:
     assert world.stats()["arena_bytes"] == 0
     other = world.take(512)
     assert not world.native.holds(other)
-    world.native.stand_aside(place, False)
+    CudaReplay(world.native, place).stand_aside(False)
     world.native.next_step()
     again = world.take(2048)
     stats = world.stats()
@@ -330,13 +330,13 @@ def test_steps_are_told_one_by_one(world: World) -> None:
     for size in (512, 300, 2048):
         world.release(world.take(size))
         world.native.next_step()
-    steps = world.native.take_steps(place)
+    steps = CudaReplay(world.native, place).take_steps()
     assert [number for number, _ in steps] == [0, 0, 0]
     assert [counts["planned"] for _, counts in steps] == [1, 1, 0]
     assert [counts["outgrown"] for _, counts in steps] == [0, 0, 1]
-    assert world.native.take_steps(place) == []
-    assert world.native.largest(place) == [2048]
-    assert world.native.planned_bytes(place) == 4096
+    assert CudaReplay(world.native, place).take_steps() == []
+    assert CudaReplay(world.native, place).largest() == [2048]
+    assert CudaReplay(world.native, place).arena_bytes == 4096
     world.release(world.take(5000))
     assert world.stats()["fallback"] == 1
 
@@ -345,19 +345,19 @@ def test_the_log_has_a_streams_events_alone(world: World) -> None:
     world.plan([(512, 0)], 512)
     side = world.stream()
     world.release(world.take(512))
-    world.native.open_log(Place())
+    CudaReplay(world.native, Place()).open_log()
     planned, outside, other = world.take(512), world.take(3000), world.take(512, side)
     world.native.next_step(3)
     for block in (planned, outside, other):
         world.release(block)
-    rows = np.frombuffer(world.native.take_log(Place()), dtype=ROW)
+    rows = np.frombuffer(CudaReplay(world.native, Place()).take_log(), dtype=ROW)
     assert rows["action"].tolist()[:3] == [Action.ALLOC, Action.ALLOC, Action.STEP]
     assert rows["address"].tolist()[:2] == [planned, outside]
     assert rows["size"].tolist()[:2] == [512, 3072]
     assert rows["mark"][2] == 3
     assert rows["address"].tolist()[3:] == [planned, outside]
     world.release(world.take(512))
-    assert world.native.take_log(Place()) == b""
+    assert CudaReplay(world.native, Place()).take_log() == b""
     world.assert_no_leak()
 
 

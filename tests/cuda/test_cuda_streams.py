@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memplan.applying.cuda_library import Place
+from memplan.applying.cuda_library import CudaReplay, Place
 from memplan.trace.journal import ROW
 from tests.cuda.cuda_world import LAUNCH_FAILURE, MIB, World
 
@@ -96,7 +96,7 @@ def test_torchs_own_blocks_are_torchs_to_keep_account_of(world: World) -> None:
 def test_so_are_those_whose_events_are_logged(world: World) -> None:
     world.plan([(512, -1)], 512)
     side = world.stream()
-    world.native.open_log(Place())
+    CudaReplay(world.native, Place()).open_log()
     block = world.take(512)
     before = world.torch_counts()["recorded"]
     world.record_stream(block, side)
@@ -319,9 +319,9 @@ def test_a_million_requests_under_changing_plans_share_no_byte(world: World) -> 
 def test_events_are_kept_of_one_stream_at_a_time(world: World) -> None:
     world.plan([(512, 0)], 512)
     place, other = Place(), Place(1)
-    world.native.open_log(place)
-    world.native.open_log(other)
+    CudaReplay(world.native, place).open_log()
+    CudaReplay(world.native, other).open_log()
     world.release(world.take(512))
-    assert world.native.take_log(other) == b""
-    assert len(world.native.take_log(place)) == 2 * ROW.itemsize
+    assert CudaReplay(world.native, other).take_log() == b""
+    assert len(CudaReplay(world.native, place).take_log()) == 2 * ROW.itemsize
     world.assert_no_leak()

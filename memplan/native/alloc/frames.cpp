@@ -1,12 +1,102 @@
 #include "alloc/frames.h"
 
-#include <string_view>
+#include <Python.h>
+#include <frameobject.h>
 
-#include "alloc/python_calls.h"
-#include "alloc/stack_text.h"
+#include <string_view>
+#include <utility>
+
+// One version whose frames are known, as its own headers have them: memplan is compiled
+// for one version alone, and `frames_are_as_known` compares what is read with what Python says.
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000 && \
+    __has_include(<internal/pycore_frame.h>)
+#include <internal/pycore_frame.h>
+#define MEMPLAN_FRAMES_ARE_KNOWN 1
+#else
+#define MEMPLAN_FRAMES_ARE_KNOWN 0
+#endif
 
 namespace memplan {
 namespace {
+
+// The Python calls of a thread, innermost first, as `PyEval_GetFrame` and `PyFrame_GetBack`
+// tell of them.
+//
+// These make an object for every call that is passed, which costs more than all else that
+// is done here, then and when the call ends. Where this Python's own frames are known they
+// are read instead: by the thread whose they are, even without the GIL, for nobody else
+// ever changes which calls a thread is in.
+
+// Frames as Python's objects; with the GIL.
+class FrameObjects {
+ public:
+  explicit FrameObjects(PyThreadState*)
+      : collects_(PyGC_Disable()), frame_(PyEval_GetFrame()) {
+    Py_XINCREF(reinterpret_cast<PyObject*>(frame_));
+  }
+  FrameObjects(const FrameObjects&) = delete;
+  FrameObjects& operator=(const FrameObjects&) = delete;
+  ~FrameObjects() {
+    Py_XDECREF(reinterpret_cast<PyObject*>(frame_));
+    if (collects_ != 0) PyGC_Enable();
+  }
+  // False past the outermost call.
+  explicit operator bool() const { return frame_ != nullptr; }
+  // The same for as long as the call lasts, and no other call's until then.
+  const void* identity() const { return frame_; }
+  // Alive as long as the call lasts.
+  PyCodeObject* code() const {
+    PyCodeObject* code = PyFrame_GetCode(frame_);
+    Py_DECREF(reinterpret_cast<PyObject*>(code));
+    return code;
+  }
+  // Of the instruction that runs, in bytes.
+  int offset() const {
+#if PY_VERSION_HEX >= 0x030B0000
+    return PyFrame_GetLasti(frame_);
+#else
+    return frame_->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT));
+#endif
+  }
+  void next() {
+    PyFrameObject* back = PyFrame_GetBack(frame_);
+    Py_DECREF(reinterpret_cast<PyObject*>(std::exchange(frame_, back)));
+  }
+
+ private:
+  // Before Python 3.12 making a frame object may collect garbage, and finalizers may call
+  // modules and ask for memory, in the midst of a walk.
+  const int collects_;
+  PyFrameObject* frame_;
+};
+
+#if MEMPLAN_FRAMES_ARE_KNOWN
+// The same from the interpreter's own frames: of the calling thread, whose state is given.
+class KnownFrames {
+ public:
+  explicit KnownFrames(PyThreadState* thread)
+      : frame_(whole(thread->cframe->current_frame)) {}
+  explicit operator bool() const { return frame_ != nullptr; }
+  const void* identity() const { return frame_; }
+  PyCodeObject* code() const { return frame_->f_code; }
+  int offset() const {
+    const int at = _PyInterpreterFrame_LASTI(frame_);
+    return at < 0 ? -1 : at * static_cast<int>(sizeof(_Py_CODEUNIT));
+  }
+  void next() { frame_ = whole(frame_->previous); }
+
+ private:
+  // The first one from here on that is not still being set up.
+  static _PyInterpreterFrame* whole(_PyInterpreterFrame* frame) {
+    while (frame != nullptr && _PyFrame_IsIncomplete(frame)) frame = frame->previous;
+    return frame;
+  }
+
+  _PyInterpreterFrame* frame_;
+};
+#else
+using KnownFrames = FrameObjects;
+#endif
 
 constexpr std::size_t kMaxDepth = 64;
 
@@ -94,7 +184,32 @@ bool has_call(PyThreadState* thread, const Call& call) {
   return false;
 }
 
+constexpr std::size_t kMaxText = 1024;
+
+std::string cut(std::string text) {
+  if (text.size() <= kMaxText) return text;
+  std::size_t end = kMaxText;
+  while (end > 0 && (text[end] & 0xC0) == 0x80) --end;  // not within a character
+  text.resize(end);
+  return text;
+}
+
 }  // namespace
+
+bool frames_are_as_known(PyThreadState* thread) {
+#if MEMPLAN_FRAMES_ARE_KNOWN
+  FrameObjects told(thread);
+  KnownFrames read(thread);
+  while (told && read && told.code() == read.code() && told.offset() == read.offset()) {
+    told.next();
+    read.next();
+  }
+  return !told && !read;
+#else
+  static_cast<void>(thread);
+  return false;
+#endif
+}
 
 Kind Frames::kind_of_file(PyObject* code) const {
   const std::string file = text_of(code, "co_filename");
@@ -136,6 +251,60 @@ Call Walker::call(std::size_t above) const {
 
 bool Walker::is_in(const Call& call) const {
   return read ? has_call<KnownFrames>(thread, call) : has_call<FrameObjects>(thread, call);
+}
+
+std::string text_of(PyObject* object, const char* attribute) {
+  std::string result = "?";
+  PyObject* value = PyObject_GetAttrString(object, attribute);
+  if (value != nullptr) {
+    if (const char* utf8 = PyUnicode_AsUTF8(value)) result = utf8;
+    Py_DECREF(value);
+  }
+  PyErr_Clear();
+  return cut(std::move(result));
+}
+
+std::string quoted(const std::string& raw) {
+  static const char* const digits = "0123456789abcdef";
+  std::string result = "\"";
+  for (const char c : raw) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (byte < 0x20) {
+      result += "\\u00";
+      result += digits[byte >> 4];
+      result += digits[byte & 15];
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+std::string frame_json(PyCodeObject* code, int offset) {
+  auto* object = reinterpret_cast<PyObject*>(code);
+  return '[' + quoted(text_of(object, "co_filename")) + ',' +
+         std::to_string(PyCode_Addr2Line(code, offset)) + ',' +
+         quoted(text_of(object, "co_name")) + ']';
+}
+
+std::string type_name(PyObject* object) {
+  const std::string name = Py_TYPE(object)->tp_name;
+  return cut(name.substr(name.rfind('.') + 1));
+}
+
+std::string call_described(PyObject* describe, PyCodeObject* code, int offset) {
+  std::string result;
+  if (describe == nullptr) return result;
+  PyObject* said = PyObject_CallFunction(describe, "Oi", code, offset);
+  if (said != nullptr) {
+    if (const char* utf8 = PyUnicode_AsUTF8(said)) result = utf8;
+    Py_DECREF(said);
+  }
+  PyErr_Clear();
+  return cut(std::move(result));
 }
 
 }  // namespace memplan

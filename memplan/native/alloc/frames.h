@@ -3,14 +3,13 @@
 
 #include <Python.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
-
-#include "alloc/flat_map.h"
 
 namespace memplan {
 
@@ -48,6 +47,52 @@ struct Call {
 // Whose code it is; kUnknown: not looked up yet.
 enum class Kind : std::uint8_t { kUnknown, kUsers, kForeign, kEngine, kRunner };
 
+// Few things that are looked up again and again: they lie side by side, and to find one
+// touches one line of the core's cache. Nothing is ever taken out. Hash: of a Key, well mixed in its upper bits.
+template <typename Key, typename Value, typename Hash>
+class FlatMap {
+ public:
+  // Null if it is not there; valid until `put`.
+  const Value* find(const Key& key) const {
+    if (entries_.empty()) return nullptr;
+    const Entry& entry = entries_[place_of(entries_, key)];
+    return entry.taken ? &entry.value : nullptr;
+  }
+  void put(const Key& key, const Value& value) {
+    if (2 * (count_ + 1) > entries_.size()) grow();
+    Entry& entry = entries_[place_of(entries_, key)];
+    count_ += entry.taken ? 0 : 1;
+    entry = {key, value, true};
+  }
+
+ private:
+  struct Entry {
+    Key key = {};
+    Value value = {};
+    bool taken = false;
+  };
+  static constexpr std::size_t kFirst = 64;  // a power of two
+
+  // Where it is, or would be: half of all places are free.
+  static std::size_t place_of(const std::vector<Entry>& entries, const Key& key) {
+    std::size_t at = (Hash{}(key) >> 32) & (entries.size() - 1);
+    while (entries[at].taken && !(entries[at].key == key)) {
+      at = (at + 1) & (entries.size() - 1);
+    }
+    return at;
+  }
+  void grow() {
+    std::vector<Entry> larger(entries_.empty() ? kFirst : 2 * entries_.size());
+    for (const Entry& entry : entries_) {
+      if (entry.taken) larger[place_of(larger, entry.key)] = entry;
+    }
+    entries_ = std::move(larger);
+  }
+
+  std::vector<Entry> entries_;
+  std::size_t count_ = 0;
+};
+
 // Of one thread: what it looked up before, and need not look up with the GIL.
 struct CodeHash {
   std::size_t operator()(const PyCodeObject* code) const {
@@ -55,6 +100,10 @@ struct CodeHash {
   }
 };
 using Kinds = FlatMap<PyCodeObject*, Kind, CodeHash>;
+
+// Whether what is read of the calling thread's frames is what Python says of them. With the
+// GIL.
+bool frames_are_as_known(PyThreadState* thread);
 
 // Kinds of code, guarded by the GIL.
 class Frames {
@@ -95,5 +144,18 @@ struct Walker {
   // Whether the calling thread still is in a call.
   bool is_in(const Call& call) const;
 };
+
+// ---- as the journal has them; all with the GIL
+
+// An attribute that is a text, cut where it is very long; "?" where it is none.
+std::string text_of(PyObject* object, const char* attribute);
+// As a JSON string.
+std::string quoted(const std::string& raw);
+// [file, line, function] as JSON, of the instruction at that offset.
+std::string frame_json(PyCodeObject* code, int offset);
+// The name of the object's type, without its module.
+std::string type_name(PyObject* object);
+// What `describe(code, offset)` says; "" where it fails.
+std::string call_described(PyObject* describe, PyCodeObject* code, int offset);
 
 }  // namespace memplan

@@ -7,12 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <new>
 #include <utility>
-
-#include "alloc/crc32.h"
 
 namespace memplan {
 namespace {
@@ -35,6 +35,46 @@ Event* map_ring() {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   return static_cast<Event*>(memory);
+}
+
+using Tables = std::array<std::array<std::uint32_t, 256>, 8>;
+
+constexpr Tables make_tables() {
+  Tables tables{};
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    std::uint32_t value = i;
+    for (int bit = 0; bit < 8; ++bit) {
+      value = (value >> 1) ^ ((value & 1) != 0 ? 0xEDB88320u : 0u);
+    }
+    tables[0][i] = value;
+  }
+  for (std::size_t k = 1; k < 8; ++k) {
+    for (std::size_t i = 0; i < 256; ++i) {
+      const std::uint32_t before = tables[k - 1][i];
+      tables[k][i] = (before >> 8) ^ tables[0][before & 0xFF];
+    }
+  }
+  return tables;
+}
+
+constexpr Tables kTables = make_tables();
+
+// CRC-32 as zlib computes it (polynomial 0xEDB88320), eight bytes at a time. Continues
+// `crc`, 0 to start.
+std::uint32_t crc32(std::uint32_t crc, const void* data, std::size_t bytes) {
+  const auto* at = static_cast<const unsigned char*>(data);
+  crc = ~crc;
+  for (; bytes >= 8; bytes -= 8, at += 8) {
+    std::uint64_t word;
+    std::memcpy(&word, at, 8);  // little-endian, as every machine torch runs on
+    word ^= crc;
+    crc = 0;
+    for (std::size_t k = 0; k < 8; ++k) {
+      crc ^= kTables[7 - k][(word >> (8 * k)) & 0xFF];
+    }
+  }
+  for (; bytes > 0; --bytes, ++at) crc = (crc >> 8) ^ kTables[0][(crc ^ *at) & 0xFF];
+  return ~crc;
 }
 
 }  // namespace

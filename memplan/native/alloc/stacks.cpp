@@ -10,14 +10,29 @@
 #include <utility>
 #include <vector>
 
-#include "alloc/python_calls.h"
 #include "alloc/quiet_call.h"
-#include "alloc/site_cost.h"
 #include "alloc/stack_state.h"
-#include "alloc/stack_text.h"
 
 namespace memplan {
 namespace {
+
+SiteRules shared;
+thread_local Doing own;
+
+SiteTable& table() {
+  static SiteTable* const the_table = new SiteTable;
+  return *the_table;
+}
+
+Doing& now_doing() {
+  Doing& doing = own;
+  const std::uint64_t generation = shared.generation.load(std::memory_order_acquire);
+  if (doing.generation != generation) {
+    doing = Doing{};
+    doing.generation = generation;
+  }
+  return doing;
+}
 
 SampledCost requests;
 SampledCost calls;  // of modules
@@ -95,7 +110,7 @@ std::int32_t note_backward(Journal& journal, Doing& doing, const Walker& walker)
   PyObject* node = running_node();
   if (node == nullptr && walk.places.empty()) return -1;
   t.backward = true;
-  KeyView key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
+  Key key{{}, node == nullptr ? nullptr : Py_TYPE(node), -1, kBackward};
   if (node != nullptr) key.origin = forward_stack(doing, node);
   if (key.origin < 0) {
     walker.walk(Reach::kUsers, {}, {}, walk);
@@ -109,7 +124,7 @@ std::int32_t note_backward(Journal& journal, Doing& doing, const Walker& walker)
     const std::string operation = node == nullptr ? "" : type_name(node);
     if (node != nullptr) Py_INCREF(reinterpret_cast<PyObject*>(Py_TYPE(node)));
     result = write_stack(journal, std::move(noted), operation, kBackward);
-    t.index.emplace(Key(key), result);
+    t.index.emplace(std::move(key), result);
   }
   Py_XDECREF(node);
   return result;
@@ -123,15 +138,15 @@ std::string described(PyCodeObject* code, int at) {
 // The index of what this thread's walk found, with the GIL.
 std::int32_t note(Journal& journal, const Walk& walk, int module, int phase) {
   SiteTable& t = table();
-  const KeyView key{walk.places, nullptr, module, phase};
+  // A copy: what describes may be recorded, too, and walk anew.
+  const Key key{walk.places, nullptr, module, phase};
   const auto known = t.index.find(key);
   if (known != t.index.end()) return known->second;
-  const Key kept(key);  // what describes may be recorded, too, and walk anew
-  const auto& [code, at] = kept.places.front();
+  const auto& [code, at] = key.places.front();
   std::string operation = described(code, at);
-  NotedStack noted{frames_json(kept.places), kept.origin};
+  NotedStack noted{frames_json(key.places), key.origin};
   const std::int32_t result = write_stack(journal, std::move(noted), operation, phase);
-  t.index.emplace(kept, result);
+  t.index.emplace(key, result);
   return result;
 }
 

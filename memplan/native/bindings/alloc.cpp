@@ -12,20 +12,17 @@
 #include <utility>
 #include <vector>
 
-#include "alloc/calls.h"
-#include "alloc/labels.h"
 #include "alloc/last_words.h"
-#include "alloc/optimizers.h"
 #include "alloc/quiet_call.h"
-#include "alloc/replay.h"
 #include "alloc/shim.h"
 #include "alloc/stacks.h"
-#include "alloc/turns.h"
+#include "alloc/watch.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using memplan::Counts;
 using memplan::Replay;
+using memplan::state;
 
 namespace {
 
@@ -57,13 +54,10 @@ NB_MODULE(_alloc, m) {
       [](int depth, std::string runner, std::vector<std::string> foreign,
          std::string torch_library, nb::object describe, nb::object current_node,
          nb::object current_task) {
-        const auto object = [](const nb::object& o) {
-          return o.is_none() ? nullptr : o.ptr();
-        };
         capture = memplan::begin_stacks(
             memplan::Depth{depth},
             {std::move(runner), std::move(foreign), std::move(torch_library),
-             object(describe), object(current_node), object(current_task)});
+             or_null(describe), or_null(current_node), or_null(current_task)});
       },
       "depth"_a, "runner"_a = "", "foreign"_a = std::vector<std::string>{},
       "torch_library"_a = "", "describe"_a = nb::none(), "current_node"_a = nb::none(),
@@ -154,7 +148,7 @@ NB_MODULE(_alloc, m) {
     return std::make_tuple(now.time_ns, now.page_faults, now.cpu_ns);
   });
   m.def("monotonic_ns", &memplan::now_ns);
-  m.def("recorded_events", &memplan::recorded_events);
+  m.def("recorded_events", [] { return state().recorder.events(); });
   m.def("take_digest", &memplan::take_digest);
   m.def(
       "stop_recording",
@@ -166,24 +160,25 @@ NB_MODULE(_alloc, m) {
       "end"_a);
   m.def("say_on_termination", &memplan::say_on_termination, "line"_a);
   m.def("say_nothing_on_termination", &memplan::say_nothing_on_termination);
-  m.def("pass_through", &memplan::pass_through);
+  // Blocks alive in an arena stay where they are.
+  m.def("pass_through", [] { state().mode.store(memplan::Mode::kPass); });
   m.def("mark_step", &memplan::mark_step, "kind"_a);
   m.def("turns", [] {
     std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> result;
-    for (const auto& turn : memplan::turns().kept()) {
+    for (const auto& turn : state().turns.kept()) {
       result.emplace_back(turn.time_ns, turn.page_faults, turn.cpu_ns);
     }
-    return std::make_tuple(memplan::turns().count(), std::move(result));
+    return std::make_tuple(state().turns.count(), std::move(result));
   });
 
-  m.def("interrupt", &memplan::interrupt);
-  m.def("resume", &memplan::resume);
+  m.def("interrupt", [] { state().interruptions.add(); });
+  m.def("resume", [] { return state().interruptions.remove(); });
   m.def("interruptions_address", [] {
-    return reinterpret_cast<std::uintptr_t>(memplan::interruptions());
+    return reinterpret_cast<std::uintptr_t>(state().interruptions.count());
   });
-  m.def("interrupted_requests", &memplan::interrupted_requests);
+  m.def("interrupted_requests", [] { return state().interrupted_requests.load(); });
   m.def("tensor_bytes", [] {
-    const memplan::TensorBytes sums = memplan::tensor_bytes();
+    const memplan::TensorBytes sums = state().ledger.sums();
     nb::dict result;
     result["live"] = sums.live;
     result["most_live"] = sums.most_live;
@@ -251,11 +246,11 @@ NB_MODULE(_alloc, m) {
            })
       .def("largest", &Replay::largest)
       // There is one log, of all that tensors ask for.
-      .def("open_log", [](Replay&) { memplan::open_log(); })
+      .def("open_log", [](Replay&) { state().log.open(); })
       // As in a journal's blocks of events.
       .def("take_log",
            [](Replay&) {
-             const std::vector<memplan::Event> events = memplan::take_log();
+             const std::vector<memplan::Event> events = state().log.take();
              return nb::bytes(events.data(), events.size() * sizeof(memplan::Event));
            })
       .def("touched", &Replay::touched)
@@ -282,5 +277,9 @@ NB_MODULE(_alloc, m) {
            "bytes"_a, "high"_a = false)
       .def("give_back", &memplan::Ranges::give_back, "offset"_a);
   m.def("start_lanes", &memplan::start_lanes, "replays"_a);
-  m.def("outside_lanes", [] { return to_dict(memplan::outside_lanes()); });
+  // Requests that no arena was there for, since `start_lanes`.
+  m.def("outside_lanes", [] {
+    const memplan::Lanes* lanes = state().lanes.load();
+    return to_dict(lanes == nullptr ? Counts{} : lanes->outside());
+  });
 }

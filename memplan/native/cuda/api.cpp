@@ -81,14 +81,21 @@ MEMPLAN_API const char* memplan_cuda_check(const char* path) { return told(check
 MEMPLAN_API const char* memplan_cuda_prepare(const char* path) {
   return told(prepare(path));
 }
-MEMPLAN_API std::uint64_t memplan_cuda_slots() { return slot_count(); }
-MEMPLAN_API void memplan_cuda_watch(std::uint64_t slot) { watch(slot); }
-MEMPLAN_API std::uint64_t memplan_cuda_stop_watching() { return stop_watching(); }
+MEMPLAN_API std::uint64_t memplan_cuda_slots() {
+  const State& s = state();
+  return s.slots == nullptr ? 0 : s.torch.slots;
+}
+MEMPLAN_API void memplan_cuda_watch(std::uint64_t slot) {
+  state().slots.load()->watch(slot);
+}
+MEMPLAN_API std::uint64_t memplan_cuda_stop_watching() {
+  return state().slots.load()->stop_watching();
+}
 MEMPLAN_API bool memplan_cuda_take_slot(int role, std::uint64_t slot) {
   return role >= 0 && role < static_cast<int>(Role::kRoles) &&
          take_slot(static_cast<Role>(role), slot);
 }
-MEMPLAN_API bool memplan_cuda_installed() { return installed(); }
+MEMPLAN_API bool memplan_cuda_installed() { return state().installed; }
 MEMPLAN_API const char* memplan_cuda_install() { return told(install()); }
 
 // ---- a recording; see observer.h
@@ -132,8 +139,12 @@ MEMPLAN_API const char* memplan_cuda_load_plan(int device, unsigned rank, bool l
   }
 }
 
-MEMPLAN_API void memplan_cuda_ask(Permission permission) { ask(permission); }
-MEMPLAN_API void memplan_cuda_serve(bool on) { serve(on); }
+MEMPLAN_API void memplan_cuda_ask(Permission permission) {
+  state().permission.store(permission);
+}
+MEMPLAN_API void memplan_cuda_serve(bool on) {
+  state().serving.store(on, std::memory_order_release);
+}
 
 // No plan any more: arenas go back to torch as they get empty.
 MEMPLAN_API void memplan_cuda_retire() {
@@ -143,10 +154,10 @@ MEMPLAN_API void memplan_cuda_retire() {
 }
 
 MEMPLAN_API void memplan_cuda_next_step(unsigned char mark) { next_step(mark); }
-MEMPLAN_API void memplan_cuda_interrupt() { interrupt(); }
-MEMPLAN_API bool memplan_cuda_resume() { return resume(); }
+MEMPLAN_API void memplan_cuda_interrupt() { state().interruptions.add(); }
+MEMPLAN_API bool memplan_cuda_resume() { return state().interruptions.remove(); }
 MEMPLAN_API void memplan_cuda_heed(const std::atomic<int>* elsewhere) {
-  heed(elsewhere);
+  state().elsewhere.store(elsewhere);
 }
 
 MEMPLAN_API void memplan_cuda_stand_aside(int device, unsigned rank, bool aside) {
@@ -198,7 +209,10 @@ MEMPLAN_API std::uint64_t memplan_cuda_largest(int device, unsigned rank,
 // ---- events
 
 MEMPLAN_API void memplan_cuda_open_log(int device, unsigned rank) {
-  open_log(device, rank);
+  State& s = state();
+  s.log_device = device;
+  s.log_rank = rank;
+  s.log.open();
 }
 
 // Closes the log. The events stay valid until the next call; returns how many.
@@ -206,7 +220,7 @@ MEMPLAN_API std::uint64_t memplan_cuda_take_log(const memplan::Event** events) {
   static std::mutex mutex;
   static std::vector<memplan::Event>* const kept = new std::vector<memplan::Event>;
   std::lock_guard lock(mutex);
-  *kept = take_log();
+  *kept = state().log.take();
   *events = kept->data();
   return kept->size();
 }

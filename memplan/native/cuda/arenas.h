@@ -10,7 +10,9 @@
 // of ours is held then. Who has to says so: see `Answer`, and what `release` returns.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -20,10 +22,7 @@
 #include <vector>
 
 #include "alloc/c10.h"
-#include "alloc/turns.h"
-#include "cuda/evidence.h"
-#include "cuda/runtime.h"
-#include "cuda/stats.h"
+#include "alloc/serving.h"
 #include "cuda/torch.h"
 #include "cuda/waiting.h"
 #include "replay/server.h"
@@ -31,6 +30,98 @@
 namespace memplan::cuda {
 
 constexpr std::uint64_t kGranularity = 512;  // as torch's own allocator
+
+// What became of one device's arenas, in bytes and counts; what became of its requests,
+// PhaseCounts tells.
+enum Stat : std::size_t {
+  kArenas,          // bytes of the arenas that are there now
+  kArenasPeak,
+  kInUse,           // bytes of blocks in them: alive, or waited for
+  kInUsePeak,
+  kArenasMade,      // times that one came to be there
+  kArenasRefused,   // times that torch had no memory for one
+  kArenasDeferred,  // times that one was not made: torch kept as much memory free
+  kArenasGivenBack, // times that an unused one was given back
+  kOtherStream,     // requests on a stream without an arena
+  kInPools,         // requests under capture or in a memory pool, left to torch
+  kInterrupted,     // requests between interrupt and resume
+  kPending,         // blocks freed that wait for another stream
+  kEventFailures,   // event calls that failed; the block waited longer
+  kLastResort,      // requests that torch had no memory for, placed in an arena
+  kOutOfMemory,     // requests that failed
+  kStranded,        // blocks lost to planning, for want of memory for our own books
+  kStatCount,
+};
+
+constexpr const char* kStatNames =
+    "arena_bytes,arena_bytes_peak,in_use_bytes,in_use_bytes_peak,arenas_made,"
+    "arenas_refused,arenas_deferred,arenas_given_back,other_stream,in_pools,interrupted,pending_blocks,"
+    "event_failures,last_resort,out_of_memory,stranded_blocks";
+
+class Stats {
+ public:
+  std::uint64_t& operator[](Stat stat) { return values_[stat]; }
+  std::uint64_t operator[](std::size_t stat) const { return values_[stat]; }
+
+  // Adds to a level, and moves its peak, which comes right after it.
+  void grow(Stat level, std::uint64_t bytes) {
+    values_[level] += bytes;
+    if (values_[level] > values_[level + 1]) values_[level + 1] = values_[level];
+  }
+  void shrink(Stat level, std::uint64_t bytes) { values_[level] -= bytes; }
+
+ private:
+  std::array<std::uint64_t, kStatCount> values_ = {};
+};
+
+// Whether a program follows a plan well enough for the plan's arena to be made.
+//
+// An arena is one large block, taken at once. Of a plan that does not fit it would be a
+// burden from the first request to the last, so requests are only followed at first, and
+// torch's own allocator serves them. What counts is what the plan has a place for: weights
+// are the same whatever the batch.
+class Evidence {
+ public:
+  // A request for `bytes` that the plan has a place of `planned` bytes for.
+  void followed(std::uint64_t bytes, std::uint64_t planned) {
+    ++requests_;
+    followed_ += bytes;
+    planned_ += planned;
+  }
+  // That are none of the plan's where it expects one that it has a place for, or were
+  // expected and did not come. (While weights are made, it may be anything: a checkpoint.)
+  void departed(std::uint64_t bytes) { departed_ += bytes; }
+  // Enough for an arena of `size` bytes: some requests or a large one, nearly all as
+  // planned, and not much smaller.
+  bool enough(std::uint64_t size) const {
+    return (requests_ >= kRequests || followed_ >= size / kLargePart) &&
+           followed_ >= size / kLeastPart && followed_ >= kTimes * departed_ &&
+           kSmallest * followed_ >= planned_;
+  }
+  // Before the latest request, of `bytes`, a good part of an arena of `size` bytes came in
+  // this step, and lies elsewhere.
+  bool late(std::uint64_t size, std::uint64_t bytes) const {
+    return followed_ - bytes > size / kGoodPart;
+  }
+  // Enough for that the step is another: a good part of the arena, and next to nothing of
+  // it as planned.
+  bool against(std::uint64_t size) const {
+    return departed_ >= size / kGoodPart && departed_ >= kTimes * followed_;
+  }
+
+ private:
+  static constexpr std::uint64_t kRequests = 4;
+  static constexpr std::uint64_t kLargePart = 256;  // of the arena
+  static constexpr std::uint64_t kLeastPart = 1024;
+  static constexpr std::uint64_t kGoodPart = 32;
+  static constexpr std::uint64_t kTimes = 9;     // as many bytes as departed
+  static constexpr std::uint64_t kSmallest = 2;  // half of what is planned
+
+  std::uint64_t requests_ = 0;
+  std::uint64_t followed_ = 0;
+  std::uint64_t planned_ = 0;
+  std::uint64_t departed_ = 0;
+};
 
 class Arenas {
  public:

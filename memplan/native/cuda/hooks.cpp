@@ -7,7 +7,7 @@
 
 #include "alloc/recorder.h"
 #include "cuda/observer.h"
-#include "cuda/state.h"
+#include "cuda/allocator.h"
 
 namespace memplan::cuda {
 namespace {

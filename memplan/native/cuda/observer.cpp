@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "cuda/state.h"
+#include "cuda/allocator.h"
 
 namespace memplan::cuda {
 namespace {

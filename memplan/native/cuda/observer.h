@@ -35,7 +35,7 @@ class Asking {
   Asking& operator=(const Asking&) = delete;
 };
 
-// The fork's other side, and what comes before it; see install.cpp.
+// The fork's other side, and what comes before it; see allocator.cpp.
 void lock_observer();
 void unlock_observer();
 

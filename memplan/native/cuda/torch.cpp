@@ -3,8 +3,11 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <array>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace memplan::cuda {
 namespace {
@@ -60,7 +63,52 @@ std::size_t count_slots(void* const* table) {
   return count;
 }
 
+// Fills `runtime` from what the loaded `library` (a handle of dlopen's) depends on: the
+// runtime that it calls itself, whatever others are loaded beside it. Returns "" or what
+// is missing.
+std::string find_runtime(void* library, Runtime& runtime) {
+  const std::array<std::pair<const char*, void*>, 7> wanted = {{
+      {"cudaGetDevice", &runtime.get_device},
+      {"cudaSetDevice", &runtime.set_device},
+      {"cudaEventCreateWithFlags", &runtime.event_create},
+      {"cudaEventRecord", &runtime.event_record},
+      {"cudaEventQuery", &runtime.event_query},
+      {"cudaStreamIsCapturing", &runtime.is_capturing},
+      {"cudaGetLastError", &runtime.last_error},
+  }};
+  for (const auto& [name, target] : wanted) {
+    void* found = dlsym(library, name);
+    if (found == nullptr) return std::string("there is no ") + name;
+    *static_cast<void**>(target) = found;
+  }
+  return {};
+}
+
+using Any = std::uintptr_t (*)(std::uintptr_t, std::uintptr_t, std::uintptr_t,
+                               std::uintptr_t, std::uintptr_t, std::uintptr_t);
+
+std::atomic<Any> watched_function = nullptr;
+std::atomic<std::size_t> calls = 0;
+
+// Stands for a function whose parameters are not known: passes on what the registers
+// hold, as its last act, so that what else was passed stays where it is.
+std::uintptr_t on_watched(std::uintptr_t a, std::uintptr_t b, std::uintptr_t c,
+                          std::uintptr_t d, std::uintptr_t e, std::uintptr_t f) {
+  calls.fetch_add(1, std::memory_order_relaxed);
+  return watched_function.load(std::memory_order_relaxed)(a, b, c, d, e, f);
+}
+
 }  // namespace
+
+DeviceGuard::DeviceGuard(const Runtime& runtime, int device) : runtime_(runtime) {
+  if (runtime_.get_device(&before_) != kSuccess) return;
+  if (before_ == device) return;
+  changed_ = runtime_.set_device(device) == kSuccess;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (changed_) runtime_.set_device(before_);
+}
 
 bool is_code(const void* address) { return lies_in(address, PF_X); }
 
@@ -97,6 +145,28 @@ std::string find_torch(const char* path, Torch& torch) {
     return "its allocator has " + std::to_string(torch.slots) + " virtual functions";
   }
   return {};
+}
+
+Slots::Slots(const Torch& torch)
+    : torch_(torch), copy_(torch.table - 2, torch.table + torch.slots) {
+  __atomic_store_n(torch_.object, static_cast<void*>(copy_.data() + 2), __ATOMIC_RELEASE);
+}
+
+void Slots::exchange(std::size_t slot, void* function) {
+  __atomic_store_n(&copy_[2 + slot], function, __ATOMIC_RELEASE);
+}
+
+void Slots::watch(std::size_t slot) {
+  watched_ = slot;
+  before_ = copy_[2 + slot];
+  watched_function.store(reinterpret_cast<Any>(before_));
+  calls.store(0);
+  exchange(slot, reinterpret_cast<void*>(&on_watched));
+}
+
+std::size_t Slots::stop_watching() {
+  exchange(watched_, before_);
+  return calls.load();
 }
 
 }  // namespace memplan::cuda

@@ -10,10 +10,44 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-
-#include "cuda/runtime.h"
+#include <vector>
 
 namespace memplan::cuda {
+
+// ---- the CUDA runtime's functions that are needed, found by name: no toolkit at build time
+
+using Stream = void*;  // cudaStream_t; null is the default stream
+using Event = void*;   // cudaEvent_t
+using Error = int;     // cudaError_t
+
+constexpr Error kSuccess = 0;  // of cudaError_t; part of CUDA's interface
+
+// As CUDA 11 to 13 declare them.
+struct Runtime {
+  Error (*get_device)(int*) = nullptr;
+  Error (*set_device)(int) = nullptr;
+  Error (*event_create)(Event*, unsigned flags) = nullptr;
+  Error (*event_record)(Event, Stream) = nullptr;
+  Error (*event_query)(Event) = nullptr;
+  Error (*is_capturing)(Stream, int* status) = nullptr;
+  Error (*last_error)() = nullptr;  // and clears it
+};
+
+// Makes `device` the calling thread's current one, and the old one again at the end.
+class DeviceGuard {
+ public:
+  DeviceGuard(const Runtime& runtime, int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  const Runtime& runtime_;
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+// ---- the allocator
 
 // c10::cuda::CUDAStream: a c10::Device, and the stream's number, 0 for the default one.
 // By value it goes in two registers, as these do.
@@ -41,5 +75,29 @@ constexpr std::size_t kAllocateSlot = 2;  // after the two destructors
 // that it is the native one and looks as expected; changes nothing. Returns "" or what
 // does not hold.
 std::string find_torch(const char* path, Torch& torch);
+
+// A copy of the allocator's virtual table, put in its place, some of whose functions are
+// exchanged.
+class Slots {
+ public:
+  // Puts the copy in place, with no function exchanged. It lives for ever.
+  explicit Slots(const Torch& torch);
+
+  // torch's own function there.
+  void* native(std::size_t slot) const { return torch_.table[slot]; }
+  // From now on `function` is called there.
+  void exchange(std::size_t slot, void* function);
+
+  // Until `stop_watching`, calls of this slot are counted on their way.
+  void watch(std::size_t slot);
+  // How many came.
+  std::size_t stop_watching();
+
+ private:
+  const Torch& torch_;
+  std::vector<void*> copy_;  // two words about the type, and then the functions
+  std::size_t watched_ = 0;
+  void* before_ = nullptr;
+};
 
 }  // namespace memplan::cuda

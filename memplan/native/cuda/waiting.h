@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cuda/runtime.h"
+#include "cuda/torch.h"
 
 namespace memplan::cuda {
 

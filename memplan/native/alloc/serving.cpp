@@ -1,8 +1,6 @@
-#include "alloc/turns.h"
+#include "alloc/serving.h"
 
 #include <sys/resource.h>
-
-#include "alloc/journal.h"
 
 namespace memplan {
 namespace {
