@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.arrays import Int64Array
+from memplan.arrays import Float64Array, Int64Array
 
 
 def level(
@@ -44,3 +44,16 @@ def levels(
     last = np.ones(len(moments), dtype=np.bool_)
     np.not_equal(moments[1:], moments[:-1], out=last[:-1])
     return moments[last], sums[last]
+
+
+def extremes(values: Int64Array | Float64Array, edges: Int64Array) -> Int64Array:
+    """Which values keep the shape of a curve, ascending: of each stretch [edges[i],
+    edges[i + 1]) the first, the lowest, the highest and the last.
+
+    The edges ascend, from 0 to the number of values.
+    """
+    first, last = edges[:-1], edges[1:] - 1
+    stretch = np.repeat(np.arange(len(first)), np.diff(edges))
+    order = np.lexsort((values, stretch))
+    kept: Int64Array = np.concatenate([first, last, order[first], order[last]])
+    return np.unique(kept)

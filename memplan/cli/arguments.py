@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from memplan.errors import UsageError
+from memplan.errors import InputError, UsageError
 from memplan.files import STDOUT
-from memplan.formats.sniff import Input
+from memplan.formats.sniff import Input, Kind, opened
 
 if TYPE_CHECKING:
     from memplan.core.plan import Plan
@@ -149,6 +150,14 @@ def read_plan(source: Input) -> Plan:
     return read_plan(source)
 
 
+def stem(path: Path, *more: str) -> str:
+    """A trace's name without the suffix that says its form; more: other suffixes."""
+    name = path.name
+    for suffix in (".parquet", ".json.gz", ".json", *more):
+        name = name.removesuffix(suffix)
+    return name
+
+
 def existing(name: str, **options: Any) -> Callable[[F], F]:
     """An input file; its reader checks that it exists and what it is."""
     kind = click.Path(readable=False, path_type=Path)  # click would end with 2
@@ -196,6 +205,17 @@ def force(what: str) -> Callable[[F], F]:
     return click.option("--force", is_flag=True, help=f"Replace {what}.")
 
 
+def step(help_text: str) -> Callable[[F], F]:
+    """`--step N|hot|all`, by default the hot one."""
+    return click.option(
+        "--step",
+        default="hot",
+        show_default=True,
+        metavar="N|hot|all",
+        help=help_text,
+    )
+
+
 def json_(function: F) -> F:
     """`--json`, as `json_`."""
     return click.option(
@@ -211,3 +231,48 @@ def threads(help_text: str, metavar: str | None = None) -> Callable[[F], F]:
 
 THE_PROGRAMS = "standard output is the program's own"
 BY_SUFFIX = "the format follows from the file's suffix"
+
+
+def trace_or_plan(source: Input, device: int | None = None) -> Trace | Plan:
+    """A trace, a snapshot's trace, or a plan; device: of a snapshot, which GPU's.
+
+    Raises UsageError for a bare problem, and a device where there is none.
+    """
+    with opened(source) as file:
+        if file.kind is Kind.PLAN:
+            if device is not None:
+                raise UsageError(f"--device is for snapshots; {file.path} is a plan")
+            return read_plan(file)
+        from memplan.trace.read import read_input
+        from memplan.trace.trace import Trace
+
+        found = read_input(file, device=device)
+        if isinstance(found, Trace):
+            return found
+        raise UsageError(f"{file.path} is a bare problem: solve it, name its plan")
+
+
+def expanded(names: Sequence[str]) -> list[Path]:
+    """The files that `names` stand for, patterns included. Raises InputError."""
+    found: list[Path] = []
+    for name in names:
+        if Path(name).exists() or not glob.has_magic(name):
+            found.append(Path(name))
+            continue
+        matches = sorted(glob.glob(name, recursive=True))
+        if not matches:
+            raise InputError(f"{name}: no file is named like this")
+        found += map(Path, matches)
+    return list(dict.fromkeys(found))
+
+
+def percent(value: str | float) -> float:
+    """A share from 0 up, of 2% or 0.02. Raises UsageError."""
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1000:
+        raise UsageError(f"{value!r} is no share; write 2% or 0.02")
+    return share

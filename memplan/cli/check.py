@@ -8,12 +8,11 @@ from typing import get_args
 
 import click
 
-from memplan.cli import arguments, show, sources
+from memplan.cli import arguments, show
 from memplan.errors import UsageError
 from memplan.files import append_text
-from memplan.reporting import github
-from memplan.reporting.check import Limits, Of, Verdict, check
-from memplan.units import parse_bytes
+from memplan.reporting.check import Limits, Of, Verdict, check, described
+from memplan.units import format_bytes, parse_bytes
 
 
 @click.command("check")
@@ -36,7 +35,7 @@ from memplan.units import parse_bytes
 )
 @click.option(
     "--tolerance",
-    type=sources.Percent(),
+    type=arguments.percent,
     default=0.0,
     metavar="SHARE",
     help="Allowed excess over the baseline, such as 2%.  [default: 0]",
@@ -75,14 +74,16 @@ def command(
         raise UsageError("--json and --format github cannot be combined; leave one out")
     limits = Limits(
         most=None if most is None else parse_bytes(most),
-        baseline=None if baseline is None else sources.trace_or_plan(baseline, device),
+        baseline=None
+        if baseline is None
+        else arguments.trace_or_plan(baseline, device),
         tolerance=tolerance,
         no_leak=no_leak,
         of=of,
     )
-    verdict = check(sources.trace_or_plan(source, device), limits)
+    verdict = check(arguments.trace_or_plan(source, device), limits)
     if json_:
-        show.as_json(verdict.entries())
+        show.as_json(show.plain(verdict), "memplan.check")
     elif format_ == "github":
         _tell_github(verdict, source.name)
     elif verdict.passed:
@@ -94,9 +95,54 @@ def command(
 
 
 def _tell_github(verdict: Verdict, name: str) -> None:
-    if line := github.annotation(verdict):
-        show.fault(line)
-    else:
+    """As GitHub's runners show it: an annotation, and a summary of the job."""
+    if verdict.passed:
         show.line(f"memplan: check passed: {verdict.message}")
+    else:
+        show.fault(_annotation(verdict))
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-        append_text(path, github.summary(verdict, name))
+        append_text(path, _summary(verdict, name))
+
+
+def _annotation(verdict: Verdict) -> str:
+    """The workflow command that marks the line in the changed files."""
+    properties = "title=memplan check"
+    site = verdict.site
+    if site is not None and site.file:
+        file = _property(_in_workspace(site.file))
+        properties = f"file={file},line={max(site.line, 1)},{properties}"
+    return f"::error {properties}::{_data(verdict.message)}"
+
+
+def _summary(verdict: Verdict, name: str) -> str:
+    """Markdown for the job's summary. name: of the trace or plan."""
+    outcome = "passed" if verdict.passed else "**failed**"
+    limit = "" if verdict.limit is None else format_bytes(verdict.limit)
+    site = "" if verdict.site is None else described(verdict.site)
+    cells = [_cell(name), outcome, format_bytes(verdict.value), limit, _cell(site)]
+    row = " | ".join(cells)
+    return (
+        "### memplan check\n\n"
+        "| file | outcome | value | limit | site |\n|---|---|---:|---:|---|\n"
+        f"| {row} |\n\n{_cell(verdict.message)}\n\n"
+    )
+
+
+def _in_workspace(file: str) -> str:
+    """`file` as the repository names it, where it lies within."""
+    root = Path(os.environ.get("GITHUB_WORKSPACE") or os.getcwd())
+    path = Path(file)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else file
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _cell(text: str) -> str:
+    """`text` as it stands, whatever Markdown makes of its characters."""
+    return "".join(f"&#{ord(c)};" if c in "\\`|<>*_[]\n" else c for c in text)

@@ -37,12 +37,8 @@ Example: memplan convert snapshot.pickle train.parquet
     type=click.Choice(sorted(EXPORTERS)),
     help="Format.  [default: by OUTPUT's name; csv to standard output]",
 )
-@click.option(
-    "--step",
-    default="hot",
-    show_default=True,
-    metavar="N|hot|all",
-    help="Step of a TRACE for csv: a number, the one that repeats, or the whole run.",
+@arguments.step(
+    "Step of a TRACE for csv: a number, the one that repeats, or the whole run."
 )
 @arguments.device
 @arguments.force("OUTPUT if it exists")

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import click
 
-from memplan.cli import arguments, show, site_table, sources
-from memplan.reporting.diff import Change, Diff, diff, entries
+from memplan.cli import arguments, show, site_table
+from memplan.cli.stats import category_entries
+from memplan.reporting.diff import Change, Diff, diff
+from memplan.reporting.stats import Stats
+from memplan.trace.read import read_trace
 from memplan.units import format_bytes
 
 
@@ -28,9 +31,9 @@ def command(
     \b
     Example: memplan diff main.parquet branch.parquet
     """
-    found = diff(sources.trace_only(before, device), sources.trace_only(after, device))
+    found = diff(read_trace(before, device=device), read_trace(after, device=device))
     if json_:
-        show.as_json(entries(found))
+        show.as_json(_entries(found), "memplan.diff")
         return
     show.facts(f"memplan: {before} -> {after}", _rows(found))
     one, other = found.devices
@@ -47,6 +50,27 @@ def command(
             rows.append([f"{len(left):,} others", "", "", "", "", _signed(delta)])
         columns = ["where", "module", "operator", "before", "after", "change"]
         show.table("at the peak, by function, module and operator", columns, rows, 3)
+
+
+def _entries(found: Diff) -> dict[str, object]:
+    def side(stats: Stats) -> dict[str, object]:
+        return {
+            "device": stats.trace.info.device,
+            "peak_bytes": stats.peak.bytes,
+            "peak_time": stats.peak.seconds,
+            "categories": category_entries(stats.peak),
+        }
+
+    return {
+        "before": side(found.before),
+        "after": side(found.after),
+        "same_device": found.devices[0] == found.devices[1],
+        "delta_bytes": found.delta,
+        "sites": [
+            show.plain(one.site) | show.picked(one, "before", "after", "delta")
+            for one in found.sites
+        ],
+    }
 
 
 def _rows(found: Diff) -> list[tuple[str, str]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import click
 
@@ -17,6 +17,7 @@ from memplan.recording.trial import Trial, trial
 from memplan.reporting.fit import MARGIN, Fitted, Search
 from memplan.units import format_bytes, parse_bytes
 
+_PERCENT = f"{float(MARGIN):.0%}".replace("%", " %")
 _RANGE = re.compile(r"(-{0,2})([A-Za-z0-9][\w.-]*)=(\d{1,12})\.\.(\d{1,12})")
 
 
@@ -39,52 +40,32 @@ class Flag:
         return replace(target, arguments=words)
 
 
-class FlagType(click.ParamType[Any]):
-    """NAME=LOW..HIGH."""
-
-    name = "flag"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Flag:
-        """The flag. A name without dashes gets two, of one letter one."""
-        if isinstance(value, Flag):
-            return value
-        match = _RANGE.fullmatch(value)
-        if match is None:
-            raise UsageError(f"--vary {value}: write NAME=LOW..HIGH: batch-size=1..512")
-        dashes, name, low, high = match.groups()
-        dashes = dashes or ("-" if len(name) == 1 else "--")
-        return Flag(f"{dashes}{name}", int(low), int(high))
+def _flag(text: str) -> Flag:
+    """The flag in NAME=LOW..HIGH. A name without dashes gets two, of one letter one."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--vary {text}: write NAME=LOW..HIGH: batch-size=1..512")
+    dashes, name, low, high = match.groups()
+    dashes = dashes or ("-" if len(name) == 1 else "--")
+    return Flag(f"{dashes}{name}", int(low), int(high))
 
 
-class CapacityType(click.ParamType[Any]):
-    """Bytes, or the name of a GPU."""
-
-    name = "capacity"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Bytes."""
-        if isinstance(value, int):
-            return value
-        if value.lower() in GPUS:
-            return GPUS[value.lower()] << 30
-        return parse_bytes(value)
+def _capacity(text: str) -> int:
+    """Bytes, of a size or of the GPU with that name."""
+    return GPUS[text.lower()] << 30 if text.lower() in GPUS else parse_bytes(text)
 
 
 @click.command("fit", cls=arguments.ProgramCommand)
 @click.option(
     "--capacity",
-    type=CapacityType(),
+    type=_capacity,
     required=True,
     metavar="SIZE|GPU",
     help=f"Memory it must fit into: a size such as 24GiB, or {', '.join(GPUS)}.",
 )
 @click.option(
     "--vary",
-    type=FlagType(),
+    type=_flag,
     metavar="NAME=LOW..HIGH",
     help="Flag of SCRIPT to vary. Its value replaces {NAME} in ARGS, or is appended. "
     "Without --vary: check SCRIPT as it is.",
@@ -145,16 +126,15 @@ def command(
         raise UsageError(f"--beside {beside} leaves nothing of --capacity")
     runs = Runs(arguments.target(module, script), vary, device, steps, quiet)
     flag = vary or Flag("", 0, 0)
-    found = Search(lambda value: runs.fake(value, limit), flag.low, flag.high).run(
-        limit
-    )
+    search = Search(lambda value: runs.fake(value, limit), flag.low, flag.high)
+    found = search.run(limit)
     confirmed = runs.confirmed(found, limit) if confirm else {}
-    answer = _answer(found, limit, confirmed)
+    result = Answer(found, runs, limit, confirmed)
     if json_:
-        show.as_json(_entries(found, runs, limit, confirmed))
+        show.as_json(result.entries(), "memplan.fit")
     else:
-        _tell(found, runs, limit, confirmed)
-    sys.exit(0 if answer is not None else 1)
+        result.tell()
+    sys.exit(0 if result.value is not None else 1)
 
 
 class Runs:
@@ -216,92 +196,90 @@ class Runs:
         return trial(target, device, self.steps)
 
 
-def _answer(found: Fitted, limit: int, confirmed: dict[int, int]) -> int | None:
-    """The largest value that fits; of those really run, if any were; None if none."""
-    if found.best is None:
-        return None
-    if not confirmed:
-        return found.best.value
-    fit = (v for v, size in confirmed.items() if size <= limit)
-    return max((value for value in fit if value <= found.best.value), default=None)
+@dataclass(frozen=True)
+class Answer:
+    """What fits. confirmed: live bytes of real runs, by value; empty without any."""
+
+    found: Fitted
+    runs: Runs
+    limit: int
+    confirmed: dict[int, int]
+
+    @property
+    def value(self) -> int | None:
+        """The largest that fits, of those really run, if any were; None if none."""
+        best = self.found.best
+        if best is None:
+            return None
+        if not self.confirmed:
+            return best.value
+        fit = (v for v, size in self.confirmed.items() if size <= self.limit)
+        return max((value for value in fit if value <= best.value), default=None)
+
+    def entries(self) -> dict[str, object]:
+        """As JSON has it."""
+        names = ("best", "beyond", "sure", "steady", "measured")
+        return {
+            **show.picked(self.found, *names),
+            "flag": self.runs.flag.name if self.runs.flag else None,
+            "device": self.runs.device,
+            "counts": "live" if self.runs.device == "cpu" else "reserved",
+            "limit_bytes": self.limit,
+            "margin": float(MARGIN),
+            "confirmed": {str(value): size for value, size in self.confirmed.items()},
+            "answer": self.value,
+            "notes": list(self.runs.notes),
+        }
+
+    def tell(self) -> None:
+        """For people."""
+        runs, found = self.runs, self.found
+        count = len(found.measured)
+        label = runs.label(
+            found.measured[0].value if self.value is None else self.value
+        )
+        title = f"{label} {'does not fit' if self.value is None else 'fits'}"
+        recordings = f"{count} recording{'s' * (count > 1)}, no memory used"
+        show.facts(f"{title} ({recordings})", self._rows())
+        show.line(
+            "  Workspaces that kernels allocate are not counted"
+            + (" except those of convolutions" if runs.device == "cpu" else "")
+            + f"; the {_PERCENT} allow for them."
+        )
+        for note in runs.notes:
+            show.note(note)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        runs, found, confirmed = self.runs, self.found, self.confirmed
+        what = (
+            "live tensors" if runs.device == "cpu" else "reserved by torch's allocator"
+        )
+        ends = (("fits", found.best), ("does not", found.beyond))
+        # Where two sizes that differ are rounded to one text, all are exact.
+        sizes = {self.limit, *(one.bytes for _, one in ends if one and one.fits)}
+        exact = len(set(map(format_bytes, sizes))) < len(sizes)
+        rows = [("limit", f"{_size(self.limit, exact)} of {what}")]
+        for title, one in ends:
+            if one is not None:
+                size = _size(one.bytes, exact) if one.fits else "out of memory"
+                rows.append((title, f"{runs.label(one.value)}: {size}"))
+                if one.value in confirmed:
+                    rows.append(("", f"really run: {_size(confirmed[one.value])}"))
+        if found.best is not None and confirmed and self.value != found.best.value:
+            for value in sorted(confirmed, reverse=True):
+                if value < found.best.value:
+                    word = "really fits" if value == self.value else "does not really"
+                    real = _size(confirmed[value])
+                    rows.append((word, f"{runs.label(value)}: {real}"))
+        if found.best is not None:
+            none, sure = ("nothing" if runs.flag else "no"), found.sure
+            yes = "yes" if sure is None or not runs.flag else runs.label(sure.value)
+            rows.append((f"with {_PERCENT} to spare", none if sure is None else yes))
+        if not found.steady:
+            rows.append(("unsteady", "a larger value took less memory; see the list"))
+        return rows
 
 
-def _tell(found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]) -> None:
-    what = "live tensors" if runs.device == "cpu" else "reserved by torch's allocator"
-    exact = _look_alike(found, limit)
-    rows = [("limit", f"{_size(limit, exact)} of {what}")]
-    answer = _answer(found, limit, confirmed)
-    for title, one in (("fits", found.best), ("does not", found.beyond)):
-        if one is not None:
-            size = _size(one.bytes, exact) if one.fits else "out of memory"
-            rows.append((title, f"{runs.label(one.value)}: {size}"))
-            if one.value in confirmed:
-                real = _size(confirmed[one.value], exact=True)
-                rows.append(("", f"really run: {real}"))
-    if found.best is not None and confirmed and answer != found.best.value:
-        for value in sorted(confirmed, reverse=True):
-            if value < found.best.value:
-                word = "really fits" if value == answer else "does not really"
-                real = _size(confirmed[value], exact=True)
-                rows.append((word, f"{runs.label(value)}: {real}"))
-    percent = f"{float(MARGIN):.0%}".replace("%", " %")
-    if found.best is not None:
-        if runs.flag is None:
-            sure = "no" if found.sure is None else "yes"
-        else:
-            sure = "nothing" if found.sure is None else runs.label(found.sure.value)
-        rows.append((f"with {percent} to spare", sure))
-    if not found.steady:
-        rows.append(("unsteady", "a larger value took less memory; see the list"))
-    count = len(found.measured)
-    smallest = found.measured[0].value
-    title = (
-        f"{runs.label(smallest)} does not fit"
-        if answer is None
-        else f"{runs.label(answer)} fits"
-    )
-    show.facts(f"{title} ({count} recording{'s' * (count > 1)}, no memory used)", rows)
-    show.line(
-        "  Workspaces that kernels allocate are not counted"
-        + (" except those of convolutions" if runs.device == "cpu" else "")
-        + f"; the {percent} allow for them."
-    )
-    for note in runs.notes:
-        show.note(note)
-
-
-def _look_alike(found: Fitted, limit: int) -> bool:
-    """Whether two sizes that differ, of those compared, are rounded to one text."""
-    ends = (found.best, found.beyond)
-    sizes = {limit, *(one.bytes for one in ends if one is not None and one.fits)}
-    return len(set(map(format_bytes, sizes))) < len(sizes)
-
-
-def _size(size: int, exact: bool) -> str:
+def _size(size: int, exact: bool = True) -> str:
     rounded = format_bytes(size)
     return f"{rounded}, {size:,} bytes" if exact else rounded
-
-
-def _entries(
-    found: Fitted, runs: Runs, limit: int, confirmed: dict[int, int]
-) -> dict[str, object]:
-    def entry(one: object) -> object:
-        return None if one is None else asdict(one)  # type: ignore[call-overload]
-
-    return {
-        "schema": "memplan.fit",
-        "version": 1,
-        "flag": runs.flag.name if runs.flag else None,
-        "device": runs.device,
-        "counts": "live" if runs.device == "cpu" else "reserved",
-        "limit_bytes": limit,
-        "best": entry(found.best),
-        "beyond": entry(found.beyond),
-        "sure": entry(found.sure),
-        "margin": float(MARGIN),
-        "steady": found.steady,
-        "measured": [asdict(one) for one in found.measured],
-        "confirmed": {str(value): size for value, size in confirmed.items()},
-        "answer": _answer(found, limit, confirmed),
-        "notes": list(runs.notes),
-    }

@@ -32,8 +32,8 @@ from memplan.recording.shim import require_torch
     type=arguments.OutputFile(arguments.BY_SUFFIX),
     help="Draw layers and stacks: .png, .svg or .pdf.",
 )
-@click.option("--force", is_flag=True, help="Replace an existing picture.")
-@click.option("--json", "json_", is_flag=True, help="Print the result as JSON.")
+@arguments.force("an existing picture")
+@arguments.json_
 @click.option(
     "--threads",
     type=click.IntRange(1, 256),
@@ -111,7 +111,7 @@ def command(
     for line in found.warnings:
         show.complaint(line)
     if json_:
-        show.as_json(fuse_report.document(found))
+        show.as_json(fuse_report.document(found), "memplan.fuse")
     else:
         fuse_report.report(found)
         if showing:

@@ -178,18 +178,15 @@ def _path(part: Part, layer: LayerOutcome) -> str:
 def layers(found: Examined) -> None:
     """Print of every layer what became of it."""
     for part in found.summary.parts:
-        show.line("")
         numbers = {run.name: at for at, run in enumerate(part.running, 1)}
         names = {layer.name: _path(part, layer) for layer in part.layers}
-        shown = {name: place(path) for name, path in names.items()}
-        width = max(map(len, shown.values()), default=0)
-        kind = max((len(layer.operator) for layer in part.layers), default=0)
-        show.line(f"Layers{_of(part)}, in order")
-        for layer in part.layers:
-            outcome = _outcome(layer, part, names, numbers)
-            show.line(
-                f"  {shown[layer.name]:<{width}}  {layer.operator:<{kind}}  {outcome}"
-            )
+        rows = [
+            (place(names[one.name]), one.operator, _outcome(one, part, names, numbers))
+            for one in part.layers
+        ]
+        show.line("")
+        title = f"Layers{_of(part)}, in order"
+        show.table(title, ("layer", "operator", "outcome"), rows, 3)
 
 
 def _of(part: Part) -> str:
@@ -269,66 +266,37 @@ def document(found: Examined) -> dict[str, Any]:
     """The document of `memplan fuse --json`; docs/formats.md says what is in it."""
     summary, error = found.summary, found.error
     return {
-        "schema": "memplan.fuse",
-        "version": 1,
+        **show.picked(summary, "status", "reason"),
+        **show.picked(found, "torch", "threads", "seconds", "warnings", model="name"),
         "producer": f"memplan {__version__}",
-        "model": found.name,
-        "status": summary.status,
-        "reason": summary.reason,
-        "torch": found.torch,
         "device": "cpu",
-        "threads": found.threads,
-        "seconds": found.seconds,
         "ratio_to_eager": found.ratios.get("median"),
         "ratios": found.ratios or None,
         "max_relative_error": error if error is not None and isfinite(error) else None,
         "first_call_seconds": found.first_call,
         "peak_activation_bytes": found.peaks,
         "copy_bytes_per_second": found.bandwidth,
-        "warnings": found.warnings,
         "parts": [_part_entry(each, found.bandwidth) for each in summary.parts],
     }
 
 
 def _part_entry(part: Part, bandwidth: float) -> dict[str, Any]:
+    sizes = {"arena_bytes": "arena", "arena_bound_bytes": "bound"}
+    sizes |= {"cache_limit_bytes": "limit", "images_at_a_time": "at_a_time"}
+    of_layer = ("name", "place", "operator", "shape", "became", "into", "kernel")
     return {
-        "path": part.path,
-        "status": part.status,
-        "reason": part.reason,
-        "inputs": {name: list(shape) for name, shape in part.inputs.items()},
-        "images": part.images,
-        "images_at_a_time": part.at_a_time,
-        "arena_bytes": part.arena,
-        "arena_bound_bytes": part.bound,
-        "kernels": part.kernels,
-        "cache_limit_bytes": part.limit,
-        "layers": [_layer_entry(each) for each in part.layers],
+        **show.picked(part, "path", "status", "reason", "inputs", "images", "kernels"),
+        **show.picked(part, **sizes),
+        "layers": [show.picked(each, *of_layer, "reason") for each in part.layers],
         "stacks": [_stack_entry(each, bandwidth) for each in part.running],
         "paper_stacks": [_stack_entry(each, bandwidth) for each in part.found],
     }
 
 
-def _layer_entry(layer: LayerOutcome) -> dict[str, Any]:
-    return {
-        "name": layer.name,
-        "place": layer.place,
-        "operator": layer.operator,
-        "shape": list(layer.shape),
-        "became": layer.became,
-        "into": layer.into,
-        "kernel": layer.kernel,
-        "reason": layer.reason,
-    }
-
-
 def _stack_entry(run: Run, bandwidth: float) -> dict[str, Any]:
-    sequences = run.stack.sequences
     moved = run.traffic
     return {
-        "name": run.name,
-        "layers": list(run.layers),
-        "input": list(run.shape),
-        "runs_by": run.by,
+        **show.picked(run, "name", "layers", input="shape", runs_by="by"),
         "operations": len(run.stack.operations),
         "steps": len(run.stack.steps),
         "traffic_bytes": moved.layerwise,
@@ -342,7 +310,7 @@ def _stack_entry(run: Run, bandwidth: float) -> dict[str, Any]:
                 "patch": list(one.patch),
                 "cache_bytes": one.bytes,
             }
-            for one in sequences
+            for one in run.stack.sequences
         ],
     }
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
@@ -28,21 +28,12 @@ from memplan.units import format_bytes
 MOST_SEARCHED = 1 << 19  # events among which the hot step is looked for at once
 
 
-class StepsType(click.ParamType[Any]):
+def _steps(text: str) -> Steps:
     """A number of steps, auto or all."""
-
-    name = "steps"
-
-    def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Steps:
-        """The number, or the word."""
-        if value in ("auto", "all"):
-            return "auto" if value == "auto" else "all"
-        return click.IntRange(min=1).convert(value, param, ctx)
+    if text in ("auto", "all"):
+        return "auto" if text == "auto" else "all"
+    number: int = click.IntRange(min=1)(text)
+    return number
 
 
 @click.command("record", cls=arguments.ProgramCommand)
@@ -62,7 +53,7 @@ class StepsType(click.ParamType[Any]):
 )
 @click.option(
     "--steps",
-    type=StepsType(),
+    type=_steps,
     default="auto",
     show_default=True,
     metavar="N|auto|all",
@@ -175,8 +166,9 @@ def _words(output: Path | None, device: str, steps: Steps, stacks: Stacks) -> li
 def _summarise(path: Path, recording: Recording, written: Written) -> None:
     """Print what was recorded and the next command; `path` as the user gave it."""
     summary = written.summary
+    size = format_bytes(recording.path.stat().st_size)
     rows = [
-        ("events", f"{summary.events:,} ({show.file_size(recording.path)})"),
+        ("events", f"{summary.events:,} ({size})"),
         ("steps", f"{summary.steps:,}, cut by {_CUTS[summary.mark]}"),
         ("peak live", format_bytes(summary.peak_live)),
     ]
@@ -222,10 +214,10 @@ def _failed(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
     if summary.events > MOST_SEARCHED:
         text = f"a request for {format_bytes(summary.failed_bytes)} failed"
         return [("out of memory", text)]
-    from memplan.cli import memory_rows
+    from memplan.cli.stats import oom_rows
     from memplan.reporting.stats import summarize
 
-    return memory_rows.oom(summarize(read_trace(recording.path)))
+    return oom_rows(summarize(read_trace(recording.path)))
 
 
 def _print_cuda(first: Path, recording: Recording) -> None:

@@ -53,17 +53,14 @@ def command(journal: Path, output: Path | None, force: bool, json_: bool) -> Non
     if found.bytes_lost:
         rows.append(("lost", f"{format_bytes(found.bytes_lost)}: {found.reason}"))
     if json_:
-        show.as_json(
-            {
-                "schema": "memplan.recovered",
-                "version": 1,
-                "output": str(path),
-                "events": found.summary.events,
-                "complete": found.info.complete,
-                "bytes_lost": found.bytes_lost,
-                "reason": found.reason if found.bytes_lost else None,
-            }
-        )
+        entries = {
+            "output": path,
+            "events": found.summary.events,
+            "complete": found.info.complete,
+            "bytes_lost": found.bytes_lost,
+            "reason": found.reason if found.bytes_lost else None,
+        }
+        show.as_json(entries, "memplan.recovered")
         return
     show.facts(f"memplan: recovered {path}", rows, err=True)
     for other, name in list(paths.items())[1:]:

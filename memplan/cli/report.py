@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from memplan.cli import arguments, show
+from memplan.core.plan import Plan
 from memplan.errors import UsageError
 from memplan.files import refuse_overwrite, write_bytes
-from memplan.formats.sniff import Kind, sniff
 from memplan.reporting.html.report import report
-from memplan.trace.trace import Trace
+from memplan.units import format_bytes
 
 
 @click.command("report")
@@ -42,37 +42,16 @@ def command(
     \b
     Example: memplan report train.parquet train.plan.json -o train.html
     """
-    path = output or _default(trace)
+    path = output or Path(f"{arguments.stem(trace, '.pickle', '.pkl')}.html")
     refuse_overwrite(path, force)
-    given = _trace(trace, device)
+    given = arguments.trace_or_plan(trace, device)
+    if isinstance(given, Plan):
+        raise UsageError(
+            f"{trace} is a plan; name the trace that it was made from before it, or "
+            f"draw it alone: memplan plot {trace} -o packing.png"
+        )
     planned = None if plan is None else arguments.read_plan(plan)
     page = report(given, planned, paths=not no_folders)
     write_bytes(path, page.encode("utf-8", "backslashreplace"))
-    words = f"wrote {path}: {show.size_of(len(page))}; open it in a browser"
+    words = f"wrote {path}: {format_bytes(len(page))}; open it in a browser"
     show.written(path, "html", words, json_)
-
-
-def _default(trace: Path) -> Path:
-    name = trace.name
-    for suffix in (".parquet", ".json.gz", ".json", ".pickle", ".pkl"):
-        name = name.removesuffix(suffix)
-    return Path(f"{name}.html")
-
-
-def _trace(path: Path, device: int | None) -> Trace:
-    from memplan.core.problem import Problem
-    from memplan.trace.read import read_input
-
-    with sniff(path) as file:
-        if file.kind is Kind.PLAN:
-            raise UsageError(
-                f"{path} is a plan; name the trace that it was made from before it, or "
-                f"draw it alone: memplan plot {path} -o packing.png"
-            )
-        found = read_input(file, device=device)
-    if isinstance(found, Problem):
-        raise UsageError(
-            f"{path} is a bare problem, in which nothing runs; solve it, and plot "
-            "its plan"
-        )
-    return found

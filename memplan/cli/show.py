@@ -7,10 +7,14 @@ no markup gets through.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -145,15 +149,33 @@ def _fold(text: str, room: int) -> int:
 
 def width(err: bool = False) -> int:
     """Columns of the terminal, or of COLUMNS, or 120; no less than numbers need."""
-    import shutil
-
     wide = 80 if (sys.stderr if err else sys.stdout).isatty() else 120
     return max(shutil.get_terminal_size((wide, 24)).columns, 80)
 
 
-def as_json(entries: dict[str, object]) -> None:
-    """One JSON object on standard output."""
-    click.echo(json.dumps(entries, indent=2, sort_keys=True))
+def as_json(entries: Mapping[str, object], schema: str = "") -> None:
+    """One JSON object on standard output; schema: its name, unless it is in there."""
+    head: dict[str, object] = {"schema": schema, "version": 1} if schema else {}
+    click.echo(json.dumps(head | plain(entries), indent=2, sort_keys=True))
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it: of a dataclass all its fields by name."""
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def picked(source: object, *names: str, **paths: str) -> dict[str, Any]:
+    """Attributes of `source` as JSON has them: `names`, and those at dotted `paths`
+    under names of their own."""
+    where = {name: name for name in names} | paths
+    return {name: plain(attrgetter(path)(source)) for name, path in where.items()}
 
 
 def written(path: Path, what: str, words: str, json_: bool) -> None:
@@ -162,8 +184,7 @@ def written(path: Path, what: str, words: str, json_: bool) -> None:
         note(words)
         return
     size = path.stat().st_size if path.is_file() else None  # of standard output, none
-    entries: dict[str, object] = {"schema": "memplan.written", "version": 1}
-    as_json({**entries, "output": str(path), "bytes": size, "kind": what})
+    as_json({"output": path, "bytes": size, "kind": what}, "memplan.written")
 
 
 def note(text: str) -> None:
@@ -174,15 +195,3 @@ def note(text: str) -> None:
 def _unheard(err: bool) -> contextlib.AbstractContextManager[None]:
     """Nobody may be listening on standard error; the work is done all the same."""
     return contextlib.suppress(OSError) if err else contextlib.nullcontext()
-
-
-def file_size(path: Path) -> str:
-    """The size of a file, for people."""
-    return size_of(path.stat().st_size)
-
-
-def size_of(count: int) -> str:
-    """So many bytes, for people."""
-    from memplan.units import format_bytes
-
-    return format_bytes(count)

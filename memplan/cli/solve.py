@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
-from memplan.cli import arguments, capacities, show, solve_report
+from memplan.cli import arguments, show
 from memplan.cli.progress import progress_line
-from memplan.core.plan import Plan, Source
+from memplan.core.plan import UNMARKED, Plan, Source
 from memplan.core.planfile import MANY_BUFFERS, PARQUET, write_plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify
-from memplan.errors import MemplanError, NoPlanError, UsageError
-from memplan.files import refuse_overwrite
+from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
+from memplan.files import STDOUT, refuse_overwrite
 from memplan.formats.sniff import sniff
-from memplan.solving.capacity import CapacityOf, room_for, solve_within
+from memplan.solving.capacity import CapacityOf, Room, room_for, solve_within
 from memplan.solving.methods import METHOD_NAMES, METHODS
 from memplan.solving.options import BEST, MAX_SEED, MIP_SOLVERS, PRIORITIES, Options
+from memplan.solving.outlook import Outlook, outlook
 from memplan.solving.solve import solve
 from memplan.text import name_as_text
 from memplan.trace.trace import Trace
-from memplan.units import parse_bytes
+from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
 
 _METHODS_HELP = "\b\nMethods:\n" + "\n".join(
     f"  {name}\n    {method.summary}" for name, method in METHODS.items()
 )
 MAX_ALIGNMENT = 1 << 40  # bytes
+COVERED = 0.5  # of a trace's peak: a hot step that holds less of it is worth a word
+_LEFT_OUT = {
+    "arena": "all that is not in the plan",
+    "live": "the rest of the process: libraries, kernels' workspaces, fragmentation",
+    "process": "nothing that the recording measured",
+}
 
 
 @click.command("solve", epilog=_METHODS_HELP)
@@ -81,13 +90,7 @@ MAX_ALIGNMENT = 1 << 40  # bytes
     type=click.Choice(MIP_SOLVERS),
     help="Solver for --method mip  [default: cbc]",
 )
-@click.option(
-    "--step",
-    default="hot",
-    show_default=True,
-    metavar="N|hot|all",
-    help="Step to plan: a number, the one that repeats, or the whole run",
-)
+@arguments.step("Step to plan: a number, the one that repeats, or the whole run")
 @click.option(
     "--alignment",
     type=click.IntRange(1, MAX_ALIGNMENT),
@@ -126,12 +129,7 @@ def command(
     \b
     Example: memplan solve train.parquet -o train.plan.json
     """
-    if priority is not None and method != "bestfit":
-        raise UsageError("--priority is for --method bestfit only; leave it out")
-    if mip_solver is not None and method != "mip":
-        raise UsageError("--mip-solver is for --method mip only; leave it out")
-    if capacity_of is not None and capacity is None:
-        raise UsageError("--capacity-of is for --capacity; give that, too")
+    _check_together(method, priority, mip_solver, capacity, capacity_of)
     options = Options(
         time_limit=time_limit,
         threads=threads,
@@ -141,7 +139,9 @@ def command(
     )
     most = None if capacity is None else parse_bytes(capacity)
     # A question is answered; a file is for whoever names one.
-    path = output or (_default_output(trace) if most is None else None)
+    path = output
+    if path is None and most is None:
+        path = Path(f"{arguments.stem(trace, '.csv')}.plan.json")
     if path is not None:
         refuse_overwrite(path, force)
     with sniff(trace) as file:
@@ -164,18 +164,209 @@ def command(
             plan = solve_within(room, options, attempt)
     except NoPlanError as error:
         if json_ and most is not None:
-            seconds = time.perf_counter() - start
             # Without a step that repeats, what lies outside of it is not known.
-            asked = {"capacity": most, "capacity_of": capacity_of or "live"}
-            compared = asked if room is None else capacities.entries(room)
-            failed = capacities.no_plan_entries(error, method, compared, seconds)
-            show.as_json(failed | {"seed": seed})
+            compared = {"capacity": most, "capacity_of": capacity_of or "live"}
+            asked = {"method": method, "seed": seed, "plan": None}
+            asked |= compared if room is None else _compared(room)
+            _tell_none(error, asked | {"seconds": time.perf_counter() - start})
         raise
     if plan.provenance.note:
         show.note(f"{method}: {plan.provenance.note}")
     if path is not None:
         write_plan(plan, path, force=force)
-    solve_report.tell(plan, given, path, room, json_)
+    expected = None
+    with contextlib.suppress(KeyboardInterrupt):  # the plan is there all the same
+        expected = outlook(given, plan) if isinstance(given, Trace) else None
+    found = Solved(plan, given, path, room, expected)
+    _tell(found, json_)
+
+
+def _check_together(
+    method: str,
+    priority: str | None,
+    mip_solver: str | None,
+    capacity: str | None,
+    capacity_of: str | None,
+) -> None:
+    """Raise UsageError for an option that has no effect."""
+    if priority is not None and method != "bestfit":
+        raise UsageError("--priority is for --method bestfit only; leave it out")
+    if mip_solver is not None and method != "mip":
+        raise UsageError("--mip-solver is for --method mip only; leave it out")
+    if capacity_of is not None and capacity is None:
+        raise UsageError("--capacity-of is for --capacity; give that, too")
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What was found. path: of the plan's file, if it was written. room: what a
+    capacity was compared with. expected: what the plan brings, where that is known."""
+
+    plan: Plan
+    given: Trace | Problem
+    path: Path | None
+    room: Room | None
+    expected: Outlook | None
+
+    def entries(self) -> dict[str, Any]:
+        """As JSON has it."""
+        names = ("lower_bound", "peak", "gap", "status", "elastic", "arena_bytes")
+        return {
+            **show.picked(self.plan, *names),
+            **show.picked(self.plan.provenance, "method", "seconds", "seed"),
+            "buffers": len(self.plan.problem),
+            "kinds": len(self.plan.kinds),
+            "plan": self.path,
+            **({} if self.room is None else _compared(self.room)),
+            **({} if self.expected is None else _expected(self.expected)),
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For people: the plan, what takes up a capacity, and what the plan brings."""
+        return [*self._plan_rows(), *self._room_rows(), *self._outlook_rows()]
+
+    def _plan_rows(self) -> list[tuple[str, str]]:
+        plan, made = self.plan, self.plan.provenance
+        arena, kinds = format_bytes(plan.arena_bytes), len(plan.kinds)
+        rows = [("method", f"{made.method}, {format_seconds(made.seconds)}")]
+        if plan.elastic:
+            rows.append(("steps", "alike but for their sizes: planned for the largest"))
+        rows += [
+            ("buffers", f"{len(plan.problem):,}"),
+            ("peak", format_bytes(plan.peak)),
+            ("lower bound", format_bytes(plan.lower_bound)),
+            ("gap", format_gap(plan.gap) + _proof(plan)),
+            *arena_rows(plan),
+        ]
+        if plan.lanes:
+            many = f"{plan.lanes:,} at a time, each in an arena of its own"
+            rows.append(("threads", f"{many}: {arena} together"))
+        if made.program.marks == UNMARKED:
+            rows.append(("loop", "not marked: found in the sequence of requests"))
+        if kinds:
+            steps = sum(kind.seen for kind in plan.kinds)
+            rows.append(("other steps", f"{steps:,} of {kinds:,} kinds, arena {arena}"))
+        if plan.warmup is not None and plan.hot.requests is not None:
+            count = len(plan.warmup.problem)
+            rows.append(("warm-up", f"{count:,} buffers in the same arena"))
+        return rows
+
+    def _room_rows(self) -> list[tuple[str, str]]:
+        """What takes up how much of the capacity, and what is not counted."""
+        plan, room = self.plan, self.room
+        if room is None:
+            return []
+        beyond = (room.beyond, "of the process beside its tensors")
+        parts = [
+            (plan.arena_bytes, "planned arena"),
+            (room.outliving, "outlives its steps"),
+            (room.other_streams, "on other streams"),
+            beyond,
+        ]
+        needed = room.needed(plan)
+        if needed > sum(size for size, _ in parts):  # in the warm-up, or at the end
+            parts = [(room.live, "live at once in the recording"), beyond]
+        named = [f"{format_bytes(size)} {what}" for size, what in parts if size]
+        fits = f"{format_bytes(needed)} of {format_bytes(room.capacity)}: it fits"
+        rows = [
+            ("capacity", fits),
+            ("counted", ", ".join(named) or "nothing"),
+            ("not counted", _LEFT_OUT[room.of]),
+        ]
+        if not room.whole:
+            rows.append(("", "what the recording lacks: it is not whole"))
+        return rows
+
+    def _outlook_rows(self) -> list[tuple[str, str]]:
+        found = self.expected
+        if found is None or not found.peak_now:
+            return []
+        now, planned = format_bytes(found.peak_now), format_bytes(found.peak_planned)
+        least = format_bytes(found.peak_planned_least)
+        reach = format_bytes(found.out_of_reach)
+        return [
+            ("resident", f"{now} at its most, {least} to {planned} under the plan"),
+            ("out of reach", f"{reach}, which no plan can change"),
+        ]
+
+
+def _tell(found: Solved, json_: bool) -> None:
+    """What was found, and what to do next."""
+    if json_:
+        show.as_json(found.entries(), "memplan.solve-result")
+    else:
+        title = "it fits" if found.path is None else f"planned {found.path}"
+        show.facts(f"memplan: {title}", found.rows())
+    if found.expected is not None:
+        _warn(found.plan, found.expected)
+    if json_ or found.path == STDOUT:
+        return
+    if found.path is None:
+        show.line("  no plan was written; -o FILE writes it")
+    else:
+        show.line(f"  next: memplan {_next(found.given, found.path)}")
+
+
+def _tell_none(error: NoPlanError, asked: dict[str, Any]) -> None:
+    """As JSON: that it does not fit, or that this is not known."""
+    status = "infeasible" if isinstance(error, InfeasibleError) else "unknown"
+    found = show.picked(error, "lower_bound", "peak")
+    show.as_json(found | asked | {"status": status}, "memplan.solve-result")
+
+
+def _compared(room: Room) -> dict[str, Any]:
+    return show.picked(room, "capacity", capacity_of="of", outside_bytes="outside")
+
+
+def _expected(found: Outlook) -> dict[str, Any]:
+    return {"outlook": show.plain(found) | {"pays": found.pays}}
+
+
+def arena_rows(plan: Plan) -> list[tuple[str, str]]:
+    """The arena that is another than its offsets reach; no row where there is none."""
+    if not plan.lifespan_bytes:
+        return []
+    arena = format_bytes(plan.arena_bytes)
+    return [("arena", f"{arena}, where blocks lie by how long they live")]
+
+
+def _proof(plan: Plan) -> str:
+    """What is to be said after the gap: nothing, or that the peak is least.
+
+    Of a plan by lifespan it is that of offsets at which no block need come to lie.
+    """
+    if plan.lifespan_bytes:
+        return ", of a step of the largest sizes"
+    return ", proved optimal" if plan.proved_optimal and len(plan.problem) else ""
+
+
+def _warn(plan: Plan, found: Outlook) -> None:
+    """Say so where the plan is of little, or of no use."""
+    held = plan.lower_bound * max(plan.lanes, 1)
+    if not len(plan.problem):
+        show.complaint(
+            "the hot step asks for nothing that it frees: the plan serves none of its "
+            "requests; mark the top of the loop with memplan.step() and record again"
+        )
+    elif not found.pays:
+        show.complaint(
+            f"the plan does not pay in memory: it saves {found.saved_most:.1%} of the "
+            "peak at most; it may still save page faults, and time"
+        )
+    in_steps = found.most_live - found.persistent
+    if len(plan.problem) and held < COVERED * in_steps:
+        show.complaint(
+            f"the plan is for {format_bytes(held)} of the {format_bytes(in_steps)} of "
+            "passing blocks at the trace's peak: most of it lies outside the hot step; "
+            "if that is the loop's, mark its top with memplan.step()"
+        )
+
+
+def _next(given: Trace | Problem, plan: Path) -> str:
+    """What a user will want to do with the plan."""
+    if isinstance(given, Problem):
+        return f"plot {shlex.quote(str(plan))} -o packing.png"
+    return shlex.join(["apply", str(plan), *(given.info.argv or ("SCRIPT",))])
 
 
 def _solve(
@@ -205,10 +396,3 @@ def _solve(
 
 def _is_large(given: Trace | Problem) -> bool:
     return isinstance(given, Problem) and len(given) >= MANY_BUFFERS
-
-
-def _default_output(trace: Path) -> Path:
-    name = trace.name
-    for suffix in (".parquet", ".json.gz", ".json", ".csv"):
-        name = name.removesuffix(suffix)
-    return Path(f"{name}.plan.json")

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import shlex
+import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from memplan.cli import (
-    arguments,
-    memory_rows,
-    plan_rows,
-    show,
-    site_table,
-    sources,
-    stats_many,
-)
+from memplan.cli import arguments, show, site_table
+from memplan.cli.solve import arena_rows
 from memplan.core.plan import Plan
 from memplan.errors import UsageError
 from memplan.reporting.check import described
 from memplan.reporting.leak import told
 from memplan.reporting.live import By, Live
 from memplan.reporting.saving import MOST_EVENTS, saving
-from memplan.reporting.stats import Stats, entries, summarize
+from memplan.reporting.stats import Stats, summarize
+from memplan.sweep import sweep
 from memplan.trace.category import Category
+from memplan.trace.reserved import Reserved
+from memplan.trace.sites import Site
+from memplan.trace.trace import Trace
 from memplan.units import format_bytes, format_gap, format_seconds, format_share
 
+_ALONE = 4  # so few traces are read faster than processes start
 _SAVED_OF = {
     "resident": "resident",
     "reserved": "reserved",
@@ -78,14 +78,14 @@ def command(
     \b
     Example: memplan stats train.parquet --by module
     """
-    paths = sources.expanded(source)
+    paths = arguments.expanded(source)
     if len(paths) > 1:
         arguments.refuse(_OF_ONE, f"of one trace, not of {len(paths)}")
-        stats_many.command(paths, most, device, ray, json_)
+        _of_many(paths, most, device, ray, json_)
         return
     if ray is not None:
         raise UsageError("--ray is for many traces; leave it out")
-    given = sources.trace_or_plan(paths[0], device)
+    given = arguments.trace_or_plan(paths[0], device)
     if isinstance(given, Plan):
         arguments.refuse(
             {**_OF_ONE, "most": "-n"},
@@ -96,9 +96,8 @@ def command(
         return
     found = summarize(given, at)
     if json_:
-        saved = saving(given)
-        told = {"saving": None if saved is None else saved.entries()}
-        show.as_json(entries(found) | told)
+        entries = _entries(found) | {"saving": _saving_entries(given)}
+        show.as_json(entries, "memplan.stats")
         return
     show.facts(f"memplan: {paths[0]}", _rows(found, at))
     if len(found.at.chosen):
@@ -115,6 +114,61 @@ def command(
         show.line(f"  {_next(found, shlex.join(named))}")
 
 
+def _entries(found: Stats) -> dict[str, Any]:
+    """The result as JSON has it; the sites' bytes sum to those of `at`."""
+    info, at, oom, reserved = found.trace.info, found.at, found.oom, found.reserved
+    return {
+        **show.picked(info, "device", "rank", "dropped_events", "complete"),
+        **show.picked(found, "steps", "kept_at_end_bytes", "leak"),
+        "script": info.program.script,
+        "events": len(found.trace),
+        "peak_bytes": found.peak.bytes,
+        "peak_time": found.peak.seconds,
+        "at": show.picked(at, "bytes", "seconds", "step"),
+        "sites": [
+            {**show.plain(site), "bytes": size, "share": size / at.bytes}
+            for site, size in at.sites().items()
+        ],
+        "categories": category_entries(at),
+        "oom": None
+        if oom is None
+        else {
+            **show.picked(oom, "requested_bytes", "site", "seconds", "count"),
+            "live_bytes": oom.live.bytes,
+            "device_free_bytes": oom.free,
+            "reserved": _reserved_entries(oom.reserved),
+        },
+        "reserved": None
+        if reserved is None
+        else {
+            "peak_bytes": reserved.bytes,
+            "peak_time": reserved.seconds,
+            "at": _reserved_entries(reserved.at),
+        },
+    }
+
+
+def category_entries(live: Live) -> dict[str, int]:
+    """Bytes by category, all of them; they sum to what is live."""
+    return {category.name.lower(): live.categories[category] for category in Category}
+
+
+def _reserved_entries(held: Reserved | None) -> dict[str, Any] | None:
+    if held is None:
+        return None
+    sizes = {"allocated_bytes": "allocated", "split_bytes": "split"}
+    sizes |= {"empty_bytes": "empty", "largest_free_bytes": "largest_free"}
+    return show.picked(held, bytes="reserved", **sizes)
+
+
+def _saving_entries(trace: Trace) -> dict[str, Any] | None:
+    found = saving(trace)
+    if found is None:
+        return None
+    sizes = {f"{name}_bytes": name for name in ("now", "planned", "planned_least")}
+    return show.picked(found, "of", "pays", **sizes)
+
+
 def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     info = found.trace.info
     peak = found.peak
@@ -126,7 +180,7 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     ]
     if found.has_sites and found.peak.categories[Category.UNKNOWN] < found.peak.bytes:
         rows += show.listed("of it", known)
-    rows += memory_rows.reserved(found)
+    rows += _reserved_rows(found)
     steps = f"{found.steps:,}" if found.steps else "no"
     words = "step" if found.steps == 1 else "steps"
     rows.append(("events", f"{len(found.trace):,}, {steps} {words}"))
@@ -134,7 +188,7 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
         rows.append(("kept at end", format_bytes(found.kept_at_end_bytes)))
         rows.append(("leak", _leak(found)))
     if found.oom is not None:
-        rows += memory_rows.oom(found)
+        rows += oom_rows(found)
     if info.dropped_events:
         rows.append(
             ("dropped", f"{info.dropped_events:,} events: the peak may be higher")
@@ -142,6 +196,57 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     if not info.complete:
         missing = "its end was cut off, or its beginning: more may have been live"
         rows.append(("incomplete", missing))
+    return rows
+
+
+def oom_rows(found: Stats) -> list[tuple[str, str]]:
+    """The last request that failed, which there is: what was live, and had."""
+    failed = found.oom
+    assert failed is not None
+    asked = f"{format_bytes(failed.requested_bytes)} could not be had"
+    live = format_bytes(failed.live.bytes)
+    when = f"after {format_seconds(failed.seconds)}, {live} live"
+    rows = [("out of memory", f"{asked} {when}")]
+    if found.trace.info.device == "cuda":
+        rows.append(("", f"{format_bytes(failed.free)} free on the device"))
+    held = failed.reserved
+    if held is not None:
+        rows.append(("", f"{format_bytes(held.reserved)} reserved then"))
+        rows += _idle("", held)
+    if failed.site.file:
+        rows.append(("asked for at", described(failed.site)))
+    return rows
+
+
+def _reserved_rows(found: Stats) -> list[tuple[str, str]]:
+    """What an allocator of segments held, and what of it was of no use."""
+    if found.reserved is None:
+        return []
+    most, at = found.reserved, found.reserved.at
+    rows = [
+        (
+            "reserved",
+            f"{format_bytes(most.bytes)} at most, after {format_seconds(most.seconds)}",
+        ),
+        (
+            "allocated",
+            f"{format_bytes(at.allocated)} of {format_bytes(at.reserved)} reserved, "
+            f"after {format_seconds(found.at.seconds)}",
+        ),
+    ]
+    return rows + _idle("fragmented", at)
+
+
+def _idle(name: str, held: Reserved) -> list[tuple[str, str]]:
+    """What no block holds of what is reserved, where that is known."""
+    if held.split is None:
+        return []
+    lost = f"{format_bytes(held.split)} lost between blocks"
+    if held.largest_free:
+        lost += f", largest hole {format_bytes(held.largest_free)}"
+    rows = [(name, lost)]
+    if held.empty:
+        rows.append(("", f"{format_bytes(held.empty)} in segments without a block"))
     return rows
 
 
@@ -191,24 +296,78 @@ def _next(found: Stats, name: str) -> str:
 
 
 def _of_plan(plan: Plan, path: Path, json_: bool) -> None:
-    values: dict[str, Any] = {
-        "schema": "memplan.stats",
-        "version": 1,
-        "script": plan.provenance.program.script,
-        "peak_bytes": plan.peak,
-        "lower_bound": plan.lower_bound,
-        "arena_bytes": plan.arena_bytes,
-        "buffers": len(plan.problem),
-    }
     if json_:
-        show.as_json(values)
+        entries = show.picked(
+            plan,
+            *("lower_bound", "arena_bytes"),
+            peak_bytes="peak",
+            script="provenance.program.script",
+        )
+        show.as_json(entries | {"buffers": len(plan.problem)}, "memplan.stats")
         return
     bound = format_bytes(plan.lower_bound)
     rows = [
         ("planned peak", format_bytes(plan.peak)),
         ("lower bound", f"{bound}, gap {format_gap(plan.gap)}"),
         ("buffers", f"{len(plan.problem):,}"),
-        *plan_rows.by_lifespan(plan),
+        *arena_rows(plan),
     ]
     show.facts(f"memplan: {path}", rows)
     show.line(f"  next: memplan plot {shlex.quote(str(path))} -o packing.png")
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One trace to be read, here or where another process runs: what is in it."""
+
+    path: Path
+    device: int | None
+
+    def run(self) -> dict[str, Any]:
+        given = arguments.trace_or_plan(self.path, self.device)
+        if isinstance(given, Plan):
+            raise UsageError(f"{self.path} is a plan; of many files, name traces only")
+        head = {"path": str(self.path), "schema": "memplan.stats", "version": 1}
+        return head | _entries(summarize(given))
+
+
+def _of_many(
+    paths: list[Path], most: int, device: int | None, ray: str | None, json_: bool
+) -> None:
+    """Print a row for each trace, what differs most first.
+
+    ray: the address of a cluster that reads them; its nodes must see the files.
+    """
+    if ray is not None:
+        paths = [path.absolute() for path in paths]  # nodes work in folders of theirs
+    alone = ray is None and len(paths) < _ALONE
+    readings = [_Reading(path, device) for path in paths]
+    found = sweep(readings, processes=1 if alone else None, address=ray)
+    middle = statistics.median(each["peak_bytes"] for each in found)
+    found = sorted(found, key=lambda each: -abs(each["peak_bytes"] - middle))
+    if json_:
+        entries = {"median_peak_bytes": middle, "traces": found}
+        show.as_json(entries, "memplan.stats-many")
+        return
+    title = f"{len(found):,} traces, median peak {format_bytes(middle)}"
+    if len(found) > most:
+        title += f"; the {most:,} that differ most (-n shows more)"
+    columns = ["trace", "most at", "rank", "peak", "from median", "leak a step"]
+    show.table(title, columns, [_row(each, middle) for each in found[:most]], 2)
+
+
+def _row(each: dict[str, Any], middle: float) -> list[str]:
+    peak, leak = each["peak_bytes"], each["leak"]
+    away = peak - middle
+    share = f" ({100 * away / middle:+.1f} %)" if middle else ""
+    top = each["sites"][0] if each["sites"] else {}
+    site = Site(*(top.get(key, "") for key in ("file", "line", "function")))
+    sign = "+" if away > 0 else ""
+    return [
+        each["path"],
+        site_table.place(site) if site.file else "",
+        str(each["rank"]),
+        format_bytes(peak),
+        f"{sign}{format_bytes(away)}{share}" if away else "0 B",
+        format_bytes(leak["bytes_per_step"]) if leak else "",
+    ]

@@ -37,21 +37,8 @@ def command(plan: Path, trace: Path | None, device: int | None, json_: bool) -> 
     if trace is not None:
         violations += _against(found, trace, device)
     if json_:
-        show.as_json(
-            {
-                "schema": "memplan.verify-result",
-                "version": 1,
-                "valid": not violations,
-                "violations": [
-                    {
-                        "failure": violation.failure.value,
-                        "buffers": list(violation.buffers),
-                        "message": violation.message,
-                    }
-                    for violation in violations
-                ],
-            }
-        )
+        result = {"valid": not violations, "violations": violations}
+        show.as_json(result, "memplan.verify-result")
         sys.exit(CheckFailed.exit_code if violations else 0)
     for violation in violations[:_SHOWN]:
         show.fault(f"{plan}: {violation.failure.value}: {violation.message}")

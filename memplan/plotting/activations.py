@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -14,7 +13,6 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from memplan.arrays import Float64Array
-from memplan.errors import InputError
 from memplan.plotting import style
 from memplan.units import format_bytes, format_share
 
@@ -27,20 +25,14 @@ MAX_LABELLED = 30  # loops with its number above it, however narrow
 class Activations:
     """Bytes live while each operator runs, in order, a loop's operators once.
 
-    live_bytes: shape (n,). peak_label: what runs at the peak, and where that stands.
-    loops: (start, stop, times): the operators in [start, stop) run so many times.
+    live_bytes: one an operator, at least one. peak_label: what runs at the peak, and
+    where that stands. loops: (start, stop, times): the operators in [start, stop) run
+    so many times.
     """
 
-    live_bytes: npt.ArrayLike
+    live_bytes: Sequence[float]
     peak_label: str = ""
     loops: Sequence[tuple[int, int, int]] = ()
-
-    def checked(self) -> Float64Array:
-        """live_bytes as an array. Raises InputError if they are no curve."""
-        live = np.asarray(self.live_bytes, dtype=np.float64)
-        if live.ndim != 1 or not live.size or not np.isfinite(live).all():
-            raise InputError("live bytes: expected finite numbers, one an operator")
-        return live
 
 
 def activations(
@@ -48,10 +40,9 @@ def activations(
 ) -> Figure:
     """The picture of a model's activations as it was, and in chunks.
 
-    budget: bytes, drawn as a line; 0 for none. Raises InputError if there is nothing
-    to draw.
+    budget: bytes, drawn as a line; 0 for none.
     """
-    curves = before.checked(), after.checked()
+    curves = [np.array(each.live_bytes, dtype=float) for each in (before, after)]
     length = max(map(len, curves))
     top = max(curves[0].max(), curves[1].max(), budget)
     with style.settled():

@@ -52,8 +52,6 @@ def packing(plan: Plan, title: str = "") -> Figure:
     """
     if not len(plan.problem):
         raise InputError("the plan holds no buffers, so there is nothing to draw")
-    if len(plan.offsets) != len(plan.problem):
-        raise InputError(f"{len(plan.offsets)} offsets for {len(plan.problem)} buffers")
     with style.settled():
         figure = Figure(figsize=INCHES, facecolor="white")
         axes = style.bare_axes(figure, BOX)

@@ -67,8 +67,6 @@ def stacks(network: DrawnNetwork, title: str = "") -> Figure:
     """The picture of a network's stacks. Raises InputError if it has no layers."""
     if not network.layers:
         raise InputError("a network without layers has no picture")
-    if {layer.fate for layer in network.layers} - set(FATES):
-        raise InputError(f"what becomes of a layer is one of {', '.join(FATES)}")
     grid = _Grid(len(network.layers))
     bars = _bars(network)
     shown = bars[:MOST_BARS]

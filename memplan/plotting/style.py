@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
 from memplan.arrays import Float64Array
+from memplan.levels import extremes
 from memplan.text import printable
 
 INK = "#222222"
@@ -133,11 +134,7 @@ def thinned(
         return times, values
     edges = np.linspace(times[0], times[-1], bins + 1)[1:-1]
     first = np.unique(np.concatenate([[0], np.searchsorted(times, edges)]))
-    first = first[first < len(times)]
-    last = np.append(first[1:], len(times)) - 1
-    label = np.repeat(np.arange(len(first)), last - first + 1)
-    order = np.lexsort((values, label))
-    keep = np.unique(np.concatenate([first, last, order[first], order[last]]))
+    keep = extremes(values, np.append(first[first < len(times)], len(times)))
     return times[keep], values[keep]
 
 

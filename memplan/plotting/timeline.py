@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -36,12 +35,12 @@ _UNITS = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
 
 
 def timeline(
-    times_s: npt.ArrayLike,
-    live_bytes: npt.ArrayLike,
-    marks_s: npt.ArrayLike = (),
+    times_s: Float64Array,
+    live_bytes: Float64Array,
+    marks_s: Float64Array,
     title: str = "",
     *,
-    persistent: npt.ArrayLike | None = None,
+    persistent: Float64Array | None = None,
     failure: Failure | None = None,
 ) -> Figure:
     """The picture of a run's live bytes.
@@ -49,13 +48,13 @@ def timeline(
     times_s: seconds, ascending, shape (m,). live_bytes: bytes alive from each time
     to the next, shape (m,). marks_s: seconds at which steps 1, 2, ... begin,
     ascending; step 0 is what comes before. persistent: those of the live bytes that
-    outlive steps, shape (m,) or one number; the rest is transient. failure: a request
-    that failed, which is marked.
+    outlive steps, shape (m,); the rest is transient. failure: a request that failed,
+    which is marked.
 
     Where half of the events come at once, as the steps after a long start do, the axis
     counts events: of seconds there would be a sliver to see.
 
-    Raises InputError if there is nothing to draw, or the arrays do not fit together.
+    Raises InputError if there is nothing to draw.
     """
     run = _Run.of(times_s, live_bytes, marks_s, persistent)
     with style.settled():
@@ -99,29 +98,18 @@ class _Run:
     @classmethod
     def of(
         cls,
-        times_s: npt.ArrayLike,
-        live_bytes: npt.ArrayLike,
-        marks_s: npt.ArrayLike,
-        persistent: npt.ArrayLike | None,
+        times: Float64Array,
+        live: Float64Array,
+        marks: Float64Array,
+        persistent: Float64Array | None,
     ) -> _Run:
-        times, live = _floats("times", times_s), _floats("live bytes", live_bytes)
-        marks = _floats("marks", marks_s)
-        if not times.size:
+        if not len(times):
             raise InputError("there are no events, so there is nothing to draw")
-        if live.shape != times.shape:
-            raise InputError(f"{times.size} times, but {live.size} live bytes")
-        for name, values in (("times", times), ("marks", marks)):
-            if (np.diff(values) < 0).any():
-                raise InputError(f"the {name} do not ascend")
-        base = None
-        if persistent is not None:
-            base = _floats("persistent", np.atleast_1d(np.asarray(persistent)))
-            if base.size not in (1, times.size):
-                raise InputError(f"{times.size} times, but {base.size} persistent")
-            base = np.minimum(np.broadcast_to(base, times.shape), live)
         begin = times[0]
         inside = marks[(marks >= begin) & (marks <= times[-1])]
-        return cls(float(begin), times - begin, live, inside - begin, base, len(marks))
+        return cls(
+            float(begin), times - begin, live, inside - begin, persistent, len(marks)
+        )
 
     @property
     def span(self) -> float:
@@ -178,46 +166,27 @@ class _Run:
         return float(self.live.max())
 
 
-def _floats(name: str, values: npt.ArrayLike) -> Float64Array:
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name}: not an array of numbers") from None
-    if array.ndim != 1 or not np.isfinite(array).all():
-        raise InputError(f"{name}: expected finite numbers in one dimension")
-    return array
-
-
 def _draw_areas(axes: Axes, run: _Run) -> None:
-    x, live = style.thinned(run.events(), run.live)
-    x, live = np.append(x, run.width), np.append(live, live[-1])
-    axes.fill_between(
-        x,
-        live,
-        step="post",
-        color=style.SHORT_TO_LONG[1],
-        linewidth=0,
-        zorder=1,
-    )
+    areas = [(run.live, style.SHORT_TO_LONG[1])]
     if run.persistent is not None:
-        at, base = style.thinned(run.events(), run.persistent)
-        axes.fill_between(
-            np.append(at, run.width),
-            np.append(base, base[-1]),
-            step="post",
-            color=style.SHORT_TO_LONG[3],
-            linewidth=0,
-            zorder=2,
-        )
+        areas.append((run.persistent, style.SHORT_TO_LONG[3]))
+    for order, (values, color) in enumerate(areas, 1):
+        x, y = _drawn(run, values)
+        axes.fill_between(x, y, step="post", color=color, linewidth=0, zorder=order)
     few = len(run.times) <= OUTLINED
     axes.plot(
-        x,
-        live,
+        *_drawn(run, run.live),
         drawstyle="steps-post",
         color=style.INK if few else style.SHORT_TO_LONG[1],
         linewidth=0.8 if few else 0.3,
         zorder=3 if few else 1,
     )
+
+
+def _drawn(run: _Run, values: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """Where a curve's points are, up to the end of the run, and their values."""
+    x, y = style.thinned(run.events(), values)
+    return np.append(x, run.width), np.append(y, y[-1])
 
 
 def _draw_steps(axes: Axes, run: _Run) -> None:
@@ -334,10 +303,10 @@ def memory(trace: Trace, title: str = "") -> Figure:
     persistent = None
     if lives.steps > 1:
         kept = lives.live_of(np.where(outlives(lives), lives.size, 0))
-        persistent = kept[lives.tick_row]
+        persistent = kept[lives.tick_row].astype(float)
     return timeline(
         time[lives.tick_row],
-        lives.live_bytes[lives.tick_row],
+        lives.live_bytes[lives.tick_row].astype(float),
         time[lives.bounds],
         title or trace.info.program.script,
         persistent=persistent,

@@ -8,7 +8,7 @@ from typing import Literal
 from memplan.core.plan import Plan
 from memplan.errors import UsageError
 from memplan.reporting.diff import diff
-from memplan.reporting.stats import OutOfMemory, Stats, site_entries, summarize
+from memplan.reporting.stats import OutOfMemory, Stats, summarize
 from memplan.trace.reserved import most_reserved
 from memplan.trace.sites import Site
 from memplan.trace.trace import Trace
@@ -56,18 +56,6 @@ class Verdict:
     value: int
     limit: int | None
     site: Site | None
-
-    def entries(self) -> dict[str, object]:
-        """As `memplan check --json` prints it."""
-        return {
-            "schema": "memplan.check",
-            "version": 1,
-            "passed": self.passed,
-            "message": self.message,
-            "value": self.value,
-            "limit": self.limit,
-            "site": None if self.site is None else site_entries(self.site),
-        }
 
 
 def check(source: Trace | Plan, limits: Limits) -> Verdict:

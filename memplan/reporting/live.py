@@ -80,31 +80,19 @@ class Live:
         """The parts of what is live, largest first; their bytes sum to `bytes`."""
         buffers, total = self.buffers, self.bytes
         keys = _keys(buffers, kind)
-        found: dict[str | int, _Sum] = {}
+        found: dict[str, list[int]] = {}
         for i in self.chosen.tolist():
-            part = found.setdefault(keys(i), _Sum())
-            part.add(int(buffers.size[i]), buffers.sites[buffers.site[i]])
-        ranked = sorted(found.items(), key=lambda each: (-each[1].bytes, str(each[0])))
-        return [part.share(str(key), total) for key, part in ranked]
-
-
-class _Sum:
-    """Of the buffers of one part."""
-
-    def __init__(self) -> None:
-        self.bytes = self.count = 0
-        self._sites: dict[Site, int] = {}
-
-    def add(self, size: int, site: Site) -> None:
-        """One more buffer."""
-        self.bytes += size
-        self.count += 1
-        self._sites[site] = self._sites.get(site, 0) + size
-
-    def share(self, name: str, total: int) -> Share:
-        """Of all that is live."""
-        sites = sorted(self._sites, key=lambda site: -self._sites[site])
-        return Share(name, self.bytes, self.bytes / total, self.count, tuple(sites))
+            found.setdefault(str(keys(i)), []).append(i)
+        shares = []
+        for name, rows in found.items():
+            size = int(buffers.size[rows].sum())
+            sums: dict[Site, int] = {}
+            for i in rows:
+                site = buffers.sites[buffers.site[i]]
+                sums[site] = sums.get(site, 0) + int(buffers.size[i])
+            sites = tuple(sorted(sums, key=sums.__getitem__, reverse=True))
+            shares.append(Share(name, size, size / total, len(rows), sites))
+        return sorted(shares, key=lambda each: (-each.bytes, each.name))
 
 
 def live_at(buffers: Lives, at: str = "peak") -> Live:

@@ -43,16 +43,6 @@ class Saving:
         """Whether as much is saved where heaps waste as little as they can."""
         return self.now - self.planned >= PAYS * self.now
 
-    def entries(self) -> dict[str, object]:
-        """As `memplan stats --json` has it."""
-        return {
-            "of": self.of,
-            "now_bytes": self.now,
-            "planned_bytes": self.planned,
-            "planned_least_bytes": self.planned_least,
-            "pays": self.pays,
-        }
-
 
 def saving(trace: Trace) -> Saving | None:
     """What a best-fit plan of the hot step would save.

@@ -8,7 +8,6 @@ import numpy as np
 
 from memplan.reporting.leak import Leak, find_leak, outliving
 from memplan.reporting.live import Live, live_after, live_at
-from memplan.trace.category import Category
 from memplan.trace.lives import Lives, lives_of
 from memplan.trace.reserved import Reserved, reserved_at, reserved_bytes
 from memplan.trace.sites import Site, site_of
@@ -139,93 +138,3 @@ def _out_of_memory(trace: Trace, buffers: Lives) -> OutOfMemory | None:
         free=int(events.address[row]) if on_gpu else 0,
         reserved=_reserved(trace, live) if held else None,
     )
-
-
-def entries(stats: Stats) -> dict[str, object]:
-    """`stats` as `memplan stats --json` prints it; the sites' bytes sum to `at`'s."""
-    at, info = stats.at, stats.trace.info
-    return {
-        "schema": "memplan.stats",
-        "version": 1,
-        "script": info.program.script,
-        "device": info.device,
-        "rank": info.rank,
-        "events": len(stats.trace),
-        "steps": stats.steps,
-        "peak_bytes": stats.peak.bytes,
-        "peak_time": stats.peak.seconds,
-        "kept_at_end_bytes": stats.kept_at_end_bytes,
-        "at": {"bytes": at.bytes, "seconds": at.seconds, "step": at.step},
-        "sites": _site_entries(at),
-        "categories": category_entries(at),
-        "leak": None if stats.leak is None else leak_entries(stats.leak),
-        "dropped_events": info.dropped_events,
-        "complete": info.complete,
-        "oom": None if stats.oom is None else _oom_entries(stats.oom),
-        "reserved": _most_reserved_entries(stats.reserved),
-    }
-
-
-def site_entries(site: Site) -> dict[str, object]:
-    """A site as JSON has it; what is not known is empty, a line 0."""
-    return {
-        "file": site.file,
-        "line": site.line,
-        "function": site.function,
-        "module": site.module,
-        "operator": site.operator,
-    }
-
-
-def category_entries(live: Live) -> dict[str, int]:
-    """Bytes by category, all of them; they sum to what is live."""
-    return {category.name.lower(): live.categories[category] for category in Category}
-
-
-def leak_entries(leak: Leak) -> dict[str, object]:
-    """A leak as JSON has it."""
-    return {
-        "bytes_per_step": leak.bytes_per_step,
-        "steps": leak.steps,
-        "site": site_entries(leak.site),
-    }
-
-
-def _oom_entries(oom: OutOfMemory) -> dict[str, object]:
-    return {
-        "requested_bytes": oom.requested_bytes,
-        "site": site_entries(oom.site),
-        "live_bytes": oom.live.bytes,
-        "seconds": oom.seconds,
-        "count": oom.count,
-        "device_free_bytes": oom.free,
-        "reserved": None if oom.reserved is None else reserved_entries(oom.reserved),
-    }
-
-
-def reserved_entries(held: Reserved) -> dict[str, object]:
-    """What was reserved at a moment, as JSON has it."""
-    return {
-        "bytes": held.reserved,
-        "allocated_bytes": held.allocated,
-        "split_bytes": held.split,
-        "empty_bytes": held.empty,
-        "largest_free_bytes": held.largest_free,
-    }
-
-
-def _most_reserved_entries(found: MostReserved | None) -> dict[str, object] | None:
-    if found is None:
-        return None
-    return {
-        "peak_bytes": found.bytes,
-        "peak_time": found.seconds,
-        "at": reserved_entries(found.at),
-    }
-
-
-def _site_entries(live: Live) -> list[dict[str, object]]:
-    return [
-        {**site_entries(site), "bytes": size, "share": size / live.bytes}
-        for site, size in live.sites().items()
-    ]

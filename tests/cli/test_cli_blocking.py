@@ -20,7 +20,7 @@ from memplan.blocking.nest.nest import parse_nest
 from memplan.cli.blocking import command as group
 from memplan.cli.blocking import report
 from memplan.cli.blocking.meanings import datapath
-from tests.blocking.nest_cases import every_case
+from tests.blocking import nest_cases
 from tests.cli.conftest import Blocking
 from tests.conftest import ROOT
 
@@ -166,10 +166,9 @@ def compare(said: Any, expected: Any) -> None:
         assert said == expected
 
 
-@every_case()
-def test_json_has_the_shape_and_numbers_of_the_cases(
-    blocking: Blocking, case: dict[str, Any]
-) -> None:
+def test_json_has_the_shape_and_numbers_of_a_case(blocking: Blocking) -> None:
+    cases = nest_cases.read(nest_cases.OWN)["cases"]
+    case = next(case for case in cases if "exact" in case)
     keys = ["exact", "paper_literal", "energy_codesign_paper_literal_pJ"]
     done = blocking("evaluate", *as_arguments(case), "--memory", "diannao")
     assert done.code == 0, done.err
@@ -202,29 +201,21 @@ def test_a_hierarchy_from_a_file(blocking: Blocking, fills: str) -> None:
     [
         (["--layer", "conv9"], 2, "'conv9' is no layer: give one of conv1"),
         (["--layer", "1,2,3"], 2, "layer '1,2,3' has 3 sizes; 4 or 6 are needed"),
-        (["--layer", "256,512,28,x,3,3"], 2, "'x' is no size"),
         (["--layer", "256,512,-28,28,3,3"], 3, "X is -28, and must be in [1"),
-        (["--layer", "256,512,0,28,3,3"], 3, "X is 0, and must be in [1"),
         (["--string", "X28 Fw3 Fh3"], 2, "does not cover Conv5: Y ends at 1 of 28"),
         (["--string", "X28 Y29"], 2, "token 2, 'Y29': Conv5 has Y = 28, and no more"),
-        (["--string", "X28 Z3"], 2, "token 2, 'Z3': a loop is one of"),
         (["--string", "X28 X4"], 2, "token 2, 'X4': the loops inside it cover 28"),
-        (["--string", "X-4"], 2, "token 1, 'X-4': a loop is one of"),
         (["--string", "C24"], 2, "'C24': the datapath does 16 of C at once, and 24"),
         (["--unroll", "C16,Q4"], 2, "unrolling 'Q4': give dimensions with a number"),
-        (["--unroll", "C16,C8"], 2, "unrolling 'C8': C is given twice"),
         (["--memory", "eniac"], 2, "'eniac' is no hierarchy: give a .toml file, or"),
-        (["--memory", "none.toml"], 3, "none.toml: no such file"),
         (["--memory", "hole.toml"], 3, "level far is not larger than near inside it"),
         (["--memory", "bad.toml"], 3, "bad.toml: is no TOML"),
         (["--budget", "-5"], 2, "'-5' is not a size; write 12GiB"),
-        (["--budget", "much"], 2, "'much' is not a size"),
         (
             ["--memory", "diannao", "--budget", "1MiB"],
             2,
             "--memory diannao has its own",
         ),
-        (["--counting", "paper"], 2, "No such option"),
     ],
 )
 def test_every_mistake_is_named_in_one_line(
@@ -288,9 +279,8 @@ def test_counts_and_energies_in_words() -> None:
 def test_the_datapath_is_the_same_of_every_command(blocking: Blocking) -> None:
     assert datapath("K8") == {"K": 8}
     assert datapath("none") == {}
-    for name in ("evaluate", "optimize", "codesign", "network", "parallel"):
-        assert "[default: C16,K16]" in blocking(name, "--help").out
-    for name in ("simulate", "emit"):
+    commands = "evaluate optimize codesign network parallel simulate emit"
+    for name in commands.split():
         assert "[default: C16,K16]" in blocking(name, "--help").out
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result, SearchProgress
 from memplan.cli.blocking import meanings
 from memplan.cli.blocking import optimize as optimizing
-from memplan.cli.blocking.meanings import describe, searching, sweeping
+from memplan.cli.blocking.meanings import describe, searching
 from memplan.units import format_gap
 from tests.cli.conftest import Blocking, Command
 
@@ -43,8 +42,14 @@ def tiny():
 """
 
 
-@pytest.mark.parametrize("method", ["divisors", "whole"])
-@pytest.mark.parametrize("memory", [(), ("--memory", "diannao"), ("--budget", "1KiB")])
+@pytest.mark.parametrize(
+    ("method", "memory"),
+    [
+        ("divisors", ()),
+        ("whole", ("--memory", "diannao")),
+        ("whole", ("--budget", "1KiB")),
+    ],
+)
 def test_optimize_says_what_it_found(
     blocking: Blocking, method: str, memory: tuple[str, ...]
 ) -> None:
@@ -79,17 +84,6 @@ def test_optimize_says_what_it_found(
     shares = sum(share["pJ"] for share in said["energy"])
     assert shares == pytest.approx(said["energy_pJ"], rel=1e-9)
     assert {"name", "bytes", "reads", "level"} <= set(said["buffers"][0])
-
-
-def test_no_method_beats_the_whole_space(blocking: Blocking) -> None:
-    energies = {}
-    for method in ("whole", "divisors"):
-        done = blocking(
-            *("optimize", "--layer", SMALL, "--unroll", "C8,K8"),
-            *("--memory", "diannao", "--method", method, "--json"),
-        )
-        energies[method] = json.loads(done.out)["energy_pJ"]
-    assert energies["whole"] <= min(energies.values()) * (1 + 1e-9)
 
 
 def test_a_gap_that_is_unknown_says_why(blocking: Blocking) -> None:
@@ -212,35 +206,27 @@ def test_a_network_on_a_given_hierarchy(blocking: Blocking) -> None:
     assert said["memory"] == "diannao"
 
 
-def test_memories_for_a_network(blocking: Blocking) -> None:
-    network = ("network", "alexnet", "--budget", "64KiB", "--levels", "1")
+def test_memories_for_a_network(blocking: Blocking, tiny: str) -> None:
+    network = ("network", tiny, "--budget", "2KiB", "--levels", "1")
     done = blocking(*network, "--json", "-o", "p.json")
     assert done.code == 0, done.err
     said = json.loads(done.out)
     assert said["energy_pJ"] <= said["common_energy_pJ"]
-    assert said["sram_bytes"] <= 64 << 10
+    assert said["sram_bytes"] <= 2048
     assert {t: len(own) for t, own in said["sizes"].items()} == {
         "input": 1,
         "kernel": 1,
         "output": 1,
     }
     plan = read_plan("p.json")
-    assert (plan.memory, plan.budget) == ("designed", 64 << 10)
-    # The three channels of images leave most lanes idle, and cost nothing more.
-    assert said["layers"][0]["utilisation"] == 3 / 16
-    assert said["layers"][1]["utilisation"] == 1
+    assert (plan.memory, plan.budget) == ("designed", 2048)
+    # The three channels of images and eight of results leave most lanes idle.
+    assert said["layers"][0]["utilisation"] == 3 / 16 * 8 / 16
     bound, gap = said["sizes_lower_bound_pJ"], said["sizes_gap"]
     assert said["energy_pJ"] / bound - 1 == pytest.approx(gap)
-    # Another search, which a busy machine may end elsewhere: its own figures.
     shown = blocking(*network).out
     assert "the paper's way" in shown
-    last = shown.splitlines()[-1].split()
-    assert last[:2] == ["all", "8"]
-    sizes = re.search(r"sizes +within ([\d.]+) % of what none .*, ([\d.]+) mJ", shown)
-    assert sizes is not None
-    share, least = map(float, sizes.groups())
-    energy = float(last[last.index("mJ") - 1])
-    assert energy / least - 1 == pytest.approx(share / 100, abs=2e-4)
+    assert shown.splitlines()[-1].split()[:2] == ["all", "2"]
 
 
 def test_the_usual_numbers_of_cores_are_those_that_share_evenly(
@@ -431,14 +417,7 @@ def saved_product(file: Path) -> Path:
             ],
             *(4, "are too few for"),
         ),
-        (["optimize", "--layer", SMALL, "--unroll", "X"], 2, "unrolling 'X'"),
         (["optimize", "--layer", SMALL, "--ray", "auto"], 2, "--ray is for several"),
-        (["optimize", "--layer", SMALL, "-o", "no/p.json"], 2, "no is not a folder"),
-        (
-            ["optimize", "--layer", SMALL, "--memory", "diannao", "--budget", "1MiB"],
-            *(2, "--memory diannao has its own sizes"),
-        ),
-        (["codesign", "--layer", SMALL, "--budget", "-1"], 2, "'-1' is not a size"),
         (["network", "lenet", "--memory", "diannao"], 2, "'lenet' is no network"),
         (["network", "alexnet"], 2, "give --memory for a hierarchy, or --budget"),
         (
@@ -452,11 +431,8 @@ def saved_product(file: Path) -> Path:
             ["network", "alexnet", "--memory", "diannao", "--levels", "2"],
             *(2, "--levels is for a --budget"),
         ),
-        (["codesign", "--layer", SMALL, "--seed", "1"], 2, "No such option"),
         (["parallel", "--layer", SMALL, "--cores", "1,x"], 2, "'x' is no number"),
-        (["parallel", "--layer", SMALL, "--cores", "0"], 2, "'0' is no number"),
         (["parallel", "--layer", SMALL, "--cores", "5"], 2, "5 cores cannot share"),
-        (["parallel", "--layer", SMALL, "--split", "c"], 2, "'c' is not one of"),
         (
             ["optimize", "--layer", SMALL, "--for-code", "avx2", "--unroll", "C16"],
             *(2, "--unroll is not for --for-code"),
@@ -502,21 +478,14 @@ def test_plot_refuses_what_is_no_plan(blocking: Blocking, command: Command) -> N
     assert not Path("bad.svg").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "searcher"),
-    [
-        ("optimize", "cli.blocking.optimize"),
-        ("codesign", "cli.blocking.codesign"),
-        ("parallel", "cli.blocking.parallel"),
-    ],
-)
+@pytest.mark.parametrize("name", ["optimize", "codesign", "parallel"])
 def test_ctrl_c_without_a_result_is_told(
-    blocking: Blocking, monkeypatch: pytest.MonkeyPatch, name: str, searcher: str
+    blocking: Blocking, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"memplan.{searcher}.search_datapath", press)
+    monkeypatch.setattr(f"memplan.cli.blocking.{name}.search_datapath", press)
     done = blocking(name, "--layer", SMALL)
     assert done.code == 130
     assert (done.out, done.err) == ("", "memplan: interrupted; there is no result\n")
@@ -544,15 +513,6 @@ def test_ctrl_c_with_a_result_keeps_it(
         assert 0 < said["lower_bound_pJ"] < said["energy_pJ"]
     note = "memplan: interrupted: Conv1 has the best nest so far\n"
     assert done.err == note
-
-
-def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = io.StringIO()
-    monkeypatch.setattr(meanings.sys, "stderr", pipe)
-    with searching("exact") as one, sweeping("network", 3) as many:
-        assert one is None
-        assert many is None
-    assert pipe.getvalue() == ""
 
 
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

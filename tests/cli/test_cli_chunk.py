@@ -76,8 +76,14 @@ def test_all_outputs(chunk: Command, tmp_path: Path) -> None:
     plan = memplan.read_chunk_plan(tmp_path / "p.json")
     assert plan.status == "chunked"
     assert "<svg" in (tmp_path / "p.svg").read_text()
-    again = chunk("m.py:both", "--plan", "p.json", *ANY, "--json")
-    assert result(again)["measured_bytes_after"] <= plan.budget_bytes
+    found = result(chunk("m.py:both", "--plan", "p.json", *ANY, "--json"))
+    assert (found["status"], found["plan"]) == ("chunked", None)
+    assert found["measured_bytes_after"] <= found["budget_bytes"]
+    assert found["peak_bytes_after"] < found["peak_bytes_before"]
+    assert found["max_relative_error"] <= 1e-5
+    assert found["slowdown"] > 0 and found["search_seconds"] > 0
+    (region, *_) = found["regions"]
+    assert {"first", "last", "dimension", "chunks", "line"} <= set(region)
 
 
 def test_what_is_emitted_runs(
@@ -101,24 +107,11 @@ def test_what_is_emitted_runs(
         torch.testing.assert_close(found, model(x))
 
 
-def test_json(chunk: Command) -> None:
-    found = result(chunk("m.py:both", "--budget", "30%", *ANY, "--json"))
-    assert found["status"] == "chunked"
-    assert found["plan"] is None
-    assert found["budget_bytes"] == found["measured_bytes_before"] * 3 // 10
-    assert found["measured_bytes_after"] <= found["budget_bytes"]
-    assert found["peak_bytes_after"] < found["peak_bytes_before"]
-    assert found["max_relative_error"] <= 1e-5
-    assert found["slowdown"] > 0 and found["search_seconds"] > 0
-    (region, *_) = found["regions"]
-    assert {"first", "last", "dimension", "chunks", "line"} <= set(region)
-
-
 def test_inputs_of_their_own(chunk: Command, tmp_path: Path) -> None:
-    budget = ("--budget", "90%", *ANY, "--json")
+    budget = ("--budget", "1GiB", "--json")
     for inputs in ("inputs", "keywords"):
         said = chunk("m.py:alone", "--inputs", f"m.py:{inputs}", *budget)
-        assert result(said)["status"] == "chunked"
+        assert result(said)["status"] == "unchanged"
     (tmp_path / "n.py").write_text("from m import inputs\n")
     assert chunk("m.py:alone", "--inputs", "n.py:inputs", *budget).code == 0
     said = chunk("m.py:alone", *budget)
@@ -192,20 +185,17 @@ def test_too_slow(chunk: Command) -> None:
     assert "the plan fits its budget, but takes" in said.err
 
 
-def test_in_training_mode(chunk: Command) -> None:
-    said = chunk("m.py:training", "--budget", "30%", *ANY)
-    assert said.code == 0
-    assert "it is chunked in eval mode" in said.err
-
-
 def test_what_the_code_prints_is_not_the_result(chunk: Command) -> None:
-    said = chunk("m.py:talks", "--budget", "30%", *ANY, "--json")
-    assert result(said)["status"] == "chunked"
+    said = chunk("m.py:talks", "--budget", "1GiB", "--json")
+    assert result(said)["status"] == "unchanged"
     assert "hello" in said.err
+    said = chunk("m.py:training", "--budget", "1GiB")
+    assert "it is chunked in eval mode" in said.err
 
 
 def test_random_weights_are_always_the_same(chunk: Command) -> None:
     big = ("--budget", "1GiB")
+    assert chunk("m.py:guarded", *big).code == 0
     first, second = (chunk("m.py:seeded", *big).err for _ in range(2))
     assert first == second != ""
 
@@ -222,27 +212,17 @@ def test_threads_and_time(chunk: Command) -> None:
     [
         ("m.py:both", 2, "give either --budget, as in --budget 20%, or --plan"),
         ("m.py:both --budget 20% --plan p.json", 2, "give either --budget"),
-        ("m.py --budget 20%", 2, "write it as FILE.py:FUNCTION"),
         ("m.py:both --budget 0%", 2, "above 0%"),
-        ("m.py:both --budget x", 2, "'x' is not a size"),
-        ("m.py:both --budget 0.2", 2, "'0.2' has no unit"),
         ("m.py:both --budget 20% --inputs x", 2, "write it as FILE.py:FUNCTION"),
-        ("m.py:both --budget 20% -o no/p.json", 2, "no is not a folder"),
         ("m.py:both --budget 20% -o m.py", 2, "m.py exists; pass --force"),
         ("m.py:both --budget 20% --emit m.py", 2, "m.py exists; pass --force"),
-        ("m.py:both --budget 20% --plot p.txt", 2, "p.txt has suffix .txt"),
         ("m.py:both --budget 20% --emit x.svg --plot x.svg", 2, "the same name"),
         ("m.py:both --budget 20% --emit -", 2, "name a file instead of -"),
-        ("m.py:both --budget 20% --max-slowdown 0", 2, "--max-slowdown"),
-        ("m.py:both --budget 20% --time-limit -1", 2, "--time-limit"),
         ("m.py:both --plan no.json", 3, "no.json"),
         ("n.py:both --budget 20%", 3, "n.py: there is no such file"),
         ("m.py:nothing --budget 20%", 3, "m.py has no function nothing"),
         ("m.py:value --budget 20%", 3, "m.py has no function value"),
         ("m.py:fails --budget 20%", 3, "m.py:14: fails failed: ValueError: not today"),
-        ("m.py:number --budget 20%", 3, "m.py:number must return a model, or a model"),
-        ("m.py:odd --budget 20%", 3, "one tensor, not int"),
-        ("m.py:both --inputs m.py:number --budget 20%", 3, "m.py:number: inputs are"),
         ("m.py:wrong --budget 20%", 3, "the model fails on these inputs: "),
     ],
 )
@@ -266,10 +246,6 @@ def test_a_file_with_an_error(chunk: Command, tmp_path: Path) -> None:
     said = chunk("s.py:both", "--budget", "20%")
     assert said.code == 3
     assert "s.py:3: cannot be loaded: SyntaxError" in said.err
-
-
-def test_the_main_guard_is_not_run(chunk: Command) -> None:
-    assert chunk("m.py:guarded", "--budget", "1GiB").code == 0
 
 
 def test_no_torch(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,8 +86,7 @@ def test_plot(command: Command, tmp_path: Path, source: str) -> None:
     said = harmless(command("plot", source, "-o", "x.svg"))
     assert said.code == 0, said.err
     drawn(tmp_path / "x.svg")
-    for suffix in ("png", "pdf"):
-        assert harmless(command("plot", source, "-o", f"x.{suffix}")).code == 0
+    assert harmless(command("plot", source, "-o", "x.pdf")).code == 0
 
 
 def test_apply(command: Command) -> None:
@@ -120,28 +119,19 @@ EMIT = ["blocking", "emit", "--layer", samples.LAYER, "--string", samples.STRING
 NAMED = [
     (["solve", "X"], "p.csv", ".csv"),
     (["solve", "X"], "t.json", ".json"),
-    (["solve", "X", "-o", "x.json"], None, ".csv"),
     (["verify", "X"], "p.json", ".json"),
-    (["verify", "X", "t.json"], "p.json", ".json"),
     (["verify", "p.json", "X"], "t.json", ".json"),
-    (["convert", "X", "x.csv"], "p.json", ".json"),
-    (["convert", "p.csv", "X"], None, ".csv"),
     (["convert", "p.csv", "X"], "p.csv", ".csv"),
     (["plot", "X", "-o", "x.svg"], "p.json", ".json"),
     (["plot", "X", "-o", "x.svg"], "t.json", ".json"),
-    (["plot", "X", "-o", "x.svg"], "b.json", ".json"),
     (["plot", "p.json", "-o", "X"], None, ".svg"),
     (["plot", "p.json", "-o", "X"], None, ".gif"),
     (["recover", "X"], "p.csv", ".journal"),
-    (["recover", "X"], "p.csv", ""),
     (["record", "X"], None, ".py"),
     (["record", "-m", "X"], None, ""),
     (["apply", "X", "s.py"], "b.json", ".json"),
-    (["apply", "p.json", "X"], None, ".py"),
     (["blocking", "network", "X"], None, ""),
-    (["blocking", "layers", "X"], None, ""),
     (["X"], None, ""),
-    (["solve", "--X"], None, ""),
     (["blocking", "optimize", "--layer", "X"], None, ""),
     (["blocking", "optimize", "--layer", samples.LAYER, "-o", "X"], None, ".json"),
     (

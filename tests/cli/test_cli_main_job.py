@@ -51,15 +51,6 @@ def test_solve_says_how_good_the_plan_is(memplan: Run, folder: Path) -> None:
     done = memplan("solve", "t.parquet", "-o", "again.json", "--json")
     assert done.returncode == 0
     said = json.loads(done.stdout)
-    assert set(said) >= {
-        "method",
-        "buffers",
-        "lower_bound",
-        "peak",
-        "gap",
-        "status",
-        "seconds",
-    }
     assert said["method"] == "auto"
     assert said["peak"] >= said["lower_bound"] > 0
     assert said["gap"] == pytest.approx(said["peak"] / said["lower_bound"] - 1)
@@ -175,25 +166,23 @@ def test_apply_refuses_another_program_before_it_starts(
     assert memplan("apply", "-q", "p.json", "moved.py", "3").returncode == 0
 
 
-def test_apply_refuses_a_plan_that_does_not_verify(memplan: Run, folder: Path) -> None:
+def test_apply_refuses_plans_that_cannot_be_followed(
+    memplan: Run, folder: Path
+) -> None:
     spoil(folder / "p.json")
-    (folder / "train.py").write_text("print('started')")
-    done = memplan("apply", "p.json", "train.py")
-    assert done.returncode == 3
-    assert "does not verify" in done.stderr
-    assert done.stdout == ""
-
-
-def test_apply_refuses_what_is_no_plan(memplan: Run, folder: Path) -> None:
-    done = memplan("apply", "t.parquet", "train.py")
-    assert done.returncode == 3
-    assert "trace" in done.stderr
-    assert "memplan solve" in done.stderr
     (folder / "problem.csv").write_text("id,lower,upper,size\na,0,1,64\n")
     assert memplan("solve", "problem.csv", "-o", "bare.json").returncode == 0
-    done = memplan("apply", "bare.json", "train.py")
-    assert done.returncode == 3
-    assert "no requests to replay" in done.stderr
+    tight = ("--alignment", "1", "-o", "tight.json")
+    assert memplan("solve", "t.parquet", *tight).returncode == 0
+    for plan, why in (
+        ("p.json", "does not verify"),
+        ("t.parquet", "memplan solve"),
+        ("bare.json", "no requests to replay"),
+        ("tight.json", "not multiples of 64 bytes"),
+    ):
+        done = memplan("apply", plan, "train.py")
+        assert (done.returncode, done.stdout) == (3, "")
+        assert why in done.stderr
 
 
 def test_the_same_from_python(folder: Path, tmp_path: Path) -> None:
@@ -212,25 +201,17 @@ def test_the_same_from_python(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["solve", "missing.parquet"], 3, "missing.parquet: no such file"),
         (["solve", "train.py"], 3, "train.py"),
         (["solve", "empty.parquet"], 3, "empty"),
         (["solve", "p.json", "-o", "x.json"], 3, "plan"),
         (["solve", "t.parquet", "-o", "p.json"], 2, "p.json exists; pass --force"),
-        (["solve", "t.parquet", "--method", "magic"], 2, "magic"),
         (["solve", "t.parquet", "--step", "99", "-o", "x.json"], 2, "steps 0 to"),
-        (["solve", "t.parquet", "--alignment", "0"], 2, "alignment"),
         (["verify", "t.parquet"], 3, "trace"),
-        (["verify", "missing.json"], 3, "missing.json: no such file"),
         (["verify", "p.json", "missing.parquet"], 3, "no such file"),
-        (["plot", "p.json", "-o", "x.gif"], 2, ".png"),
-        (["plot", "missing.json", "-o", "x.png"], 3, "missing.json"),
         (["apply", "p.json"], 2, "name a script to run"),
-        (["apply", "p.json", "missing.py"], 3, "missing.py: no such script"),
         (["apply", "p.json", "--report", "p.json", "train.py"], 2, "p.json exists"),
         (["recover", "t.parquet"], 2, "-o"),
         (["recover", "t.parquet", "-o", "x.parquet"], 3, "not a memplan journal"),
-        (["frobnicate"], 2, "frobnicate"),
     ],
 )
 def test_every_mistake_has_its_message_and_its_exit_code(
@@ -261,29 +242,15 @@ def test_an_empty_trace_gives_an_empty_plan_or_a_reason(
     assert memplan("apply", "-q", "e.json", "nothing.py").returncode == 0
 
 
-def test_a_reader_that_has_gone_changes_no_verdict(folder: Path) -> None:
-    command = f"{sys.executable} -m memplan verify p.json"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def ends(shell: str) -> int:
-        return subprocess.run(
-            ["bash", "-c", shell], cwd=folder, env=environment, capture_output=True
-        ).returncode
-
-    assert ends(f"{command} | true; exit ${{PIPESTATUS[0]}}") == 0
-    assert ends(f"{command} > /dev/full") == 5
+def test_a_disk_that_is_full_changes_no_recording(folder: Path) -> None:
     record = f"{sys.executable} -m memplan record --force -o t.parquet train.py"
-    assert ends(f"{record} 2> /dev/full") == 0
-
-
-def test_a_plan_that_torch_could_not_follow_is_refused(
-    memplan: Run, folder: Path
-) -> None:
-    solved = memplan("solve", "t.parquet", "--alignment", "1", "-o", "tight.json")
-    assert solved.returncode == 0
-    done = memplan("apply", "tight.json", "train.py")
-    assert done.returncode == 3
-    assert "not multiples of 64 bytes" in done.stderr
+    done = subprocess.run(
+        ["bash", "-c", f"{record} 2> /dev/full"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+    )
+    assert done.returncode == 0
 
 
 def test_a_program_that_goes_elsewhere_leaves_files_where_they_were_meant_to_be(

@@ -46,7 +46,7 @@ def test_stats_tells_who_makes_the_peak(memplan: Run, traces: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [60, 120])
 def test_tables_keep_to_the_width_and_cut_no_number(
     width: int, memplan: Run, traces: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +124,6 @@ def test_a_damaged_one_of_many_is_named(memplan: Run, traces: Path) -> None:
             "without what is persistent",
         ),
         (["check", "grows.parquet", "--max", "x"], 2, "is not a size"),
-        (["check", "grows.parquet", "--max", "1.5"], 2, "'1.5' has no unit; write 1"),
         (
             [
                 "check",
@@ -138,8 +137,6 @@ def test_a_damaged_one_of_many_is_named(memplan: Run, traces: Path) -> None:
             "is no share",
         ),
         (["diff", "grows.parquet", "p.plan.json"], 3, "not a trace"),
-        (["stats", "p.plan.json", "--by", "line"], 2, "--by is for traces"),
-        (["stats", "p.plan.json", "--at", "1"], 2, "--at is for traces"),
         (["stats", "p.plan.json", "-n", "3"], 2, "-n is for traces"),
         (["stats", "p.plan.json", "--device", "0"], 2, "--device is for snapshots"),
     ],

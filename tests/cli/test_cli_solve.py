@@ -12,12 +12,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memplan.cli import progress as progress_module
 from memplan.cli.progress import describe, progress_line
+from memplan.core.plan import Plan
 from memplan.core.planfile import read_plan
+from memplan.core.problem import Problem
 from memplan.core.verify import verify
+from memplan.solving import bestfit
 from memplan.solving.options import Progress
 from memplan.trace.importers.minimalloc import read_minimalloc
 from tests.conftest import ROOT, Run
@@ -63,14 +67,7 @@ def test_every_method_writes_a_plan(memplan: Run, csv: Path, method: str) -> Non
     plan = read_plan(csv.with_name("x.json"))
     assert verify(plan) == []
     assert plan.peak == said["peak"] >= said["lower_bound"]
-
-
-def test_it_says_how_in_one_line(memplan: Run, csv: Path) -> None:
-    done = memplan("solve", "p.csv")
-    assert done.returncode == 0
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("memplan: auto: ")
+    assert done.stderr.count("\n") <= 1
 
 
 def test_options_reach_the_method(memplan: Run, csv: Path) -> None:
@@ -82,16 +79,6 @@ def test_options_reach_the_method(memplan: Run, csv: Path) -> None:
     plan = read_plan(csv.with_name("x.json"))
     assert (plan.provenance.seed, json.loads(done.stdout)["seed"]) == (9, 9)
     assert set(plan.problem.alignment.tolist()) == {8}
-
-
-def test_the_same_file_every_time(memplan: Run, hard: Path) -> None:
-    folder = hard.parent
-    lines = hard.read_text().splitlines()[:120]
-    (folder / "some.csv").write_text("\n".join(lines) + "\n")
-    for name in ("a.json", "b.json"):
-        done = memplan("solve", "some.csv", "--method", "search", "-o", name)
-        assert done.returncode == 0
-    assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes()
 
 
 def test_it_fits(memplan: Run, csv: Path) -> None:
@@ -150,20 +137,14 @@ def test_it_is_unknown_whether_it_fits(memplan: Run, hard: Path) -> None:
         (["--method", "magic"], 2, "magic"),
         (["--time-limit", "-1"], 2, "--time-limit"),
         (["--time-limit", "nan"], 2, "time limit of nan seconds"),
-        (["--time-limit", "soon"], 2, "--time-limit"),
         (["--capacity", "much"], 2, "'much' is not a size; write 12GiB"),
-        (["--capacity", "-5"], 2, "'-5' is not a size"),
         (["--capacity-of", "live"], 2, "--capacity-of is for --capacity"),
         (["--capacity", "99", "--capacity-of", "process"], 2, "needs a trace"),
-        (["--threads", "0"], 2, "--threads"),
         (["--seed", "-1"], 2, "--seed"),
-        (["--seed", str(1 << 63)], 2, "--seed"),
         (["--alignment", "0"], 2, "--alignment"),
         (["--step", "3"], 2, "a bare problem has no steps"),
         (["--mip-solver", "highs"], 2, "--mip-solver is for --method mip only"),
         (["--priority", "size"], 2, "--priority is for --method bestfit only"),
-        (["--method", "bestfit", "--priority", "age"], 2, "age"),
-        (["--alignment", "9" * 20], 2, "--alignment"),
         (["--method", "mip", "--mip-solver", "abacus"], 2, "abacus"),
         (["-o", "p.csv"], 2, "p.csv exists; pass --force"),
         (["-o", "nowhere/x.json"], 2, "nowhere is not a folder"),
@@ -224,13 +205,6 @@ def interrupt(folder: Path, method: str, after: float, number: int) -> None:
 METHODS = ("auto", "search", "exact", "bestfit", "mip")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_interrupted_at_any_moment(hard: Path, method: str) -> None:
-    moments = random.Random(method)
-    for _ in range(4):
-        interrupt(hard.parent, method, moments.uniform(0.05, 0.9), signal.SIGINT)
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("method", METHODS)
@@ -260,14 +234,6 @@ def test_an_interrupt_is_told(hard: Path) -> None:
     assert process.returncode == 0, said
     assert json.loads(out)["status"] == "feasible"
     assert said.strip().endswith("interrupted")
-
-
-def test_progress_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = io.StringIO()
-    monkeypatch.setattr(progress_module.sys, "stderr", pipe)
-    with progress_line("search") as report:
-        assert report is None
-    assert pipe.getvalue() == ""
 
 
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,3 +306,16 @@ def test_convert_refuses(
     assert done.returncode == code
     assert message in done.stderr
     assert not csv.with_name("q.csv").exists()
+
+
+def test_a_plan_that_does_not_verify_is_not_written(
+    memplan: Run, csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsound(problem: Problem, *_: object) -> Plan:
+        return Plan.of(problem, np.zeros(len(problem), dtype=np.int64), "bestfit")
+
+    monkeypatch.setattr(bestfit, "solve", unsound)
+    done = memplan("solve", "p.csv", "--method", "bestfit")
+    assert done.returncode == 70
+    assert "does not verify: buffers a and b are both alive" in done.stderr
+    assert not csv.with_name("p.plan.json").exists()

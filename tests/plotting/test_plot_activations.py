@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memplan.errors import InputError
 from memplan.plotting.activations import Activations, activations
 
 MIB = 1 << 20
@@ -53,9 +51,3 @@ def test_loops_say_how_often_they_run() -> None:
 def test_no_loops_are_no_words_about_loops() -> None:
     plain = Activations([MIB, MIB])
     assert "a loop, its operators once" not in words(activations(BEFORE, plain, MIB))
-
-
-@pytest.mark.parametrize("live", [[], [[1, 2]], [float("nan")]])
-def test_what_is_no_curve_is_refused(live: object) -> None:
-    with pytest.raises(InputError, match="expected finite numbers"):
-        activations(BEFORE, Activations(live), MIB)  # type: ignore[arg-type]

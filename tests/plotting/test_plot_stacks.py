@@ -102,5 +102,3 @@ def test_a_stack_that_goes_on_in_the_next_row() -> None:
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(InputError, match="without layers"):
         stacks(DrawnNetwork([]))
-    with pytest.raises(InputError, match="one of convolution, joined"):
-        stacks(DrawnNetwork([DrawnLayer("x", "lost")]))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pytest
 
 import memplan
+from memplan.core.plan import Program
 from memplan.errors import InputError
 from memplan.reporting.html.placements import closed_up
 from memplan.reporting.html.report import report
@@ -29,7 +30,7 @@ from memplan.reporting.html.scene import (
 )
 from memplan.trace.lives import lives_of
 from memplan.trace.stacks import StackTable
-from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+from memplan.trace.trace import Action, Columns, Mark, Trace
 from tests.conftest import ROOT
 from tests.reporting.pages import (
     HOSTILE,
@@ -143,8 +144,10 @@ def test_the_tree_of_stacks_leads_from_main_to_each_site() -> None:
     assert path(columns["node"][0]) == ["main", "__init__"]
 
 
-def test_folders_can_be_left_out() -> None:
-    assert "/home/me" in report(loop())
+def test_folders_can_be_left_out_and_the_page_is_the_same_each_time() -> None:
+    text = report(loop())
+    assert "/home/me" in text
+    assert text == report(loop())
     assert "/home/me" not in report(loop(), paths=False)
 
 
@@ -240,20 +243,20 @@ def test_a_plan_of_another_trace_is_refused() -> None:
         report(loop(steps=6, layers=4), plan)
 
 
-def test_a_failed_request_is_named() -> None:
-    page = Page(report(loop(oom=7 << 30)))
-    assert "Out of memory: a request for 7.0 GiB failed." in page.words
-    (oom,) = page.scene["ooms"]
-    assert oom["size"] == 7 << 30
-    assert oom["tick"] == page.scene["ticks"] - 1
-
-
-def test_what_is_missing_is_said() -> None:
-    trace = loop()
+def test_what_failed_and_what_is_missing_is_said() -> None:
+    trace = loop(oom=7 << 30)
     info = dataclasses.replace(trace.info, complete=False, dropped_events=12_345)
-    words = Page(report(dataclasses.replace(trace, info=info))).words
-    assert "12,345 events are missing" in words
-    assert "not complete" in words
+    info = dataclasses.replace(info, program=Program())
+    page = Page(report(dataclasses.replace(trace, info=info)))
+    for words in (
+        "Out of memory: a request for 7.0 GiB failed.",
+        "12,345 events are missing",
+        "not complete",
+        "a recorded run",
+    ):
+        assert words in page.words
+    (oom,) = page.scene["ooms"]
+    assert oom == {"tick": page.scene["ticks"] - 1, "size": 7 << 30}
 
 
 @pytest.mark.parametrize("labels", [True, False])
@@ -267,8 +270,6 @@ def test_colours_are_by_category_or_else_by_life(labels: bool) -> None:
 
 
 def test_without_steps_colours_are_by_how_long_buffers_live() -> None:
-    names = [e["name"] for e in Page(report(many(500))).scene["categories"]]
-    assert "activations" in names
     bare = dataclasses.replace(many(500), stacks=StackTable())
     events = bare.events
     columns = {
@@ -291,12 +292,6 @@ def test_a_trace_without_allocations_makes_a_page(trace: Trace) -> None:
     page = Page(report(trace))
     assert "nothing to draw" in page.words
     assert page.scripts == []
-
-
-def test_one_event_makes_a_page() -> None:
-    trace = Trace(Columns.of(action=[0], size=[64], requested_size=[64], address=[64]))
-    columns = Page(report(trace)).columns()
-    assert columns["live0"].tolist() == [64]
 
 
 def test_names_cannot_leave_their_place() -> None:
@@ -334,23 +329,11 @@ def test_the_page_asks_for_nothing_and_runs_only_its_own_script() -> None:
     links = [a for _, attributes in page.tags for a in attributes.items()]
     addresses = [v for name, v in links if name in ("src", "href")]
     assert addresses == ["data:,"]
-    assert not re.search(r"https?://", text)
-
-
-@pytest.mark.parametrize(
-    "asset", sorted((ROOT / "memplan/reporting/html/assets").iterdir())
-)
-def test_no_file_of_the_page_has_two_jobs(asset: Path) -> None:
-    assert len(asset.read_text(encoding="utf-8").splitlines()) <= 300
-    assert "innerHTML" not in asset.read_text(encoding="utf-8")
-
-
-def test_the_same_trace_gives_the_same_page() -> None:
-    assert report(loop()) == report(loop())
+    assert not re.search(r"https?://|innerHTML", text)
 
 
 def test_many_events_keep_peak_troughs_and_the_peaks_buffers() -> None:
-    trace = many(MOST_BUFFERS + 5_000)
+    trace = many(MOST_BUFFERS + 500)
     lives = lives_of(trace)
     live, peak = lives.live_bytes[lives.tick_row], tick_of(lives, lives.peak_row)
     moments = shown_moments(lives, np.array([7]))
@@ -368,6 +351,7 @@ def test_many_events_keep_peak_troughs_and_the_peaks_buffers() -> None:
     assert set(np.flatnonzero(there).tolist()) <= set(shown.tolist())
 
 
+@pytest.mark.soak
 def test_a_page_of_a_million_events_is_small() -> None:
     text = report(many(600_000))
     assert len(text) <= 8 << 20
@@ -379,8 +363,3 @@ def test_addresses_close_up_to_what_was_used() -> None:
     address = np.array([2**63, 100, 2**64 - 64, 2**63 + 8], dtype=np.uint64)
     place = closed_up(device, address, np.array([16, 10, 64, 4]))
     assert place.tolist() == [74, 0, 10, 82]
-
-
-def test_an_unknown_origin_is_named_as_such() -> None:
-    words = Page(report(Trace(loop().events, loop().stacks, TraceInfo()))).words
-    assert "a recorded run" in words

@@ -24,33 +24,24 @@ def found_in(program: Callable[[], None], tmp_path: Path) -> Leak | None:
     return find_leak(lives_of(memplan.read_trace(path)))
 
 
+# Of programs that leak: bytes a step, the function and the operator.
+TOLD = {
+    "losses": (4, "losses", "clone"),
+    "hooks": (16 * 64 * 4, "<lambda>", "clone"),
+    "cache": (16 * 32 * 4, "cache", "mul"),
+    "loader": (16 * 32 * 4, "__getitem__", "randn"),
+}
+
+
 @pytest.mark.parametrize(("program", "leaks"), list(leak_programs.programs()))
-def test_programs_that_leak_are_told_from_those_that_do_not(
+def test_a_leak_is_told_by_its_slope_and_its_site(
     program: Callable[[], None], leaks: bool, tmp_path: Path
 ) -> None:
-    assert (found_in(program, tmp_path) is not None) == leaks
-
-
-@pytest.mark.parametrize(
-    ("program", "bytes_per_step", "function", "operator"),
-    [
-        (leak_programs.losses, 4, "losses", "clone"),
-        (leak_programs.hooks, 16 * 64 * 4, "<lambda>", "clone"),
-        (leak_programs.cache, 16 * 32 * 4, "cache", "mul"),
-        (leak_programs.loader, 16 * 32 * 4, "__getitem__", "randn"),
-    ],
-)
-def test_a_leak_is_told_by_its_slope_and_its_site(
-    program: Callable[[], None],
-    bytes_per_step: int,
-    function: str,
-    operator: str,
-    tmp_path: Path,
-) -> None:
     leak = found_in(program, tmp_path)
-    assert leak is not None
-    assert leak.bytes_per_step == bytes_per_step
-    assert (leak.site.function, leak.site.operator) == (function, operator)
+    assert (leak is not None) == leaks
+    if leak is not None and program.__name__ in TOLD:
+        told = leak.bytes_per_step, leak.site.function, leak.site.operator
+        assert told == TOLD[program.__name__]
 
 
 def test_a_cache_that_has_filled_is_no_leak() -> None:

@@ -77,20 +77,12 @@ class StackTree:
         """The node of a stack, outermost call first."""
         at = ROOT
         for frame in frames:
-            number = self._number(frame)
-            key = (at, number)
-            found = self._known.get(key)
-            if found is None:
-                found = self._known[key] = len(self.parent)
-                self.parent.append(at)
+            entry = (frame.filename, frame.line, frame.name)
+            number = self._numbers.setdefault(entry, len(self.labels))
+            if number == len(self.labels):
+                self.labels.append(entry)
+            parent, at = at, self._known.setdefault((at, number), len(self.parent))
+            if at == len(self.parent):
+                self.parent.append(parent)
                 self.label.append(number)
-            at = found
         return at
-
-    def _number(self, frame: Frame) -> int:
-        entry = (frame.filename, frame.line, frame.name)
-        number = self._numbers.get(entry)
-        if number is None:
-            number = self._numbers[entry] = len(self.labels)
-            self.labels.append(entry)
-        return number

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memplan.core.plan import Plan
-from memplan.reporting.html.scene import SceneMaker, sites_of
+from memplan.reporting.html.scene import SceneMaker
 from memplan.text import printable
 from memplan.trace.reserved import most_reserved
+from memplan.trace.sites import Site
 from memplan.trace.trace import Action, Trace
 from memplan.units import format_bytes, format_gap, format_seconds
 from memplan.version import __version__
@@ -42,6 +43,7 @@ def report(
     maker = SceneMaker(trace, paths)
     empty = not len(maker.lives)
     scene = maker.made(plan) if not empty else None
+    by = printable(trace.info.producer)
     style = (_ASSETS / "report.css").read_text(encoding="utf-8")
     script = _script()
     environment = jinja2.Environment(
@@ -61,9 +63,9 @@ def report(
         figures=_figures(maker, plan),
         warnings=_warnings(trace),
         empty=empty,
-        flame_hint="" if sites_of(maker.lives.sites) else _NO_STACKS,
+        flame_hint="" if any(s != Site() for s in maker.lives.sites) else _NO_STACKS,
         producer=f"memplan {__version__}",
-        notes=_notes(trace),
+        notes=[f"recorded by {by}"] if by else [],
     )
 
 
@@ -154,11 +156,6 @@ def _figures(maker: SceneMaker, plan: Plan | None) -> list[dict[str, object]]:
             gap = "all of the largest sizes"
         add("lower bound", format_bytes(plan.lower_bound), of + gap)
     return found
-
-
-def _notes(trace: Trace) -> list[str]:
-    by = printable(trace.info.producer)
-    return [f"recorded by {by}"] if by else []
 
 
 def _warnings(trace: Trace) -> list[str]:

@@ -6,7 +6,6 @@ them in the curves; moments are thinned so that no peak and no trough is left ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.core.plan import Plan
+from memplan.levels import extremes
 from memplan.reporting.html.columns import ROOT, PackedColumns, StackTree
 from memplan.reporting.html.palette import NOBODYS, Colouring, colouring
 from memplan.reporting.html.placements import NOWHERE, Placed, closed_up, placements_of
@@ -27,7 +27,6 @@ _MOST_BOXES = 60_000  # of a placement
 _MOST_STEPS = 20_000
 MOST_BUFFERS = 120_000  # that a page shows one by one
 MOST_MOMENTS = 120_000
-_UNKNOWN_SITE = Site()
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,11 +221,6 @@ def _placement_words(placed: Placed, before: int, shown: int, plan: Plan) -> str
     return f"{words[0].upper()}{words[1:]}."
 
 
-def sites_of(entries: Sequence[Site]) -> bool:
-    """Whether any site is known."""
-    return any(site != _UNKNOWN_SITE for site in entries)
-
-
 def tick_of(lives: Lives, row: int) -> int:
     """The tick of an event that counts as one, or of the next that does."""
     return int(np.searchsorted(lives.tick_row, row))
@@ -244,12 +238,8 @@ def shown_moments(
     if count <= most:
         return np.arange(count, dtype=np.int64)
     edges = np.linspace(0, count, max(most // 4, 1) + 1).astype(np.int64)
-    first, last = edges[:-1], edges[1:] - 1
-    stretch = np.repeat(np.arange(len(first)), last - first + 1)
-    order = np.lexsort((live, stretch))
     always = always[(always >= 0) & (always < count)]
-    kept = [first, last, order[first], order[last], always]
-    return np.unique(np.concatenate(kept)).astype(np.int64)
+    return np.union1d(extremes(live, edges), always).astype(np.int64)
 
 
 def most_telling(lives: Lives, most: int = MOST_BUFFERS) -> Int64Array:
