@@ -96,8 +96,8 @@ def operand_ref(
             f'an operand "{kind}" is {given} of {operand.dtype}, '
             f"expected {tuple(wanted)} of {dtype}"
         )
-    if operand.device.type != "cpu":
-        raise UsageError(f"operands are on the CPU, not on {operand.device}")
+    if operand.device != x.device:
+        raise UsageError(f"an operand is on {operand.device}, the input on {x.device}")
     if kind != "tensor":
         operand = operand.contiguous()
         return TensorRef(
