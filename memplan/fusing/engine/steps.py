@@ -266,7 +266,7 @@ class Emitter:
         )
         fields = {"input": node.source, "output": node.value, "add": node.added}
         given = self._given(bound.call, fields)
-        return Native(bound.function, bound.call, given, bound.keep[3:])
+        return Native(bound.function, bound.call, given, bound.held[3:])
 
     def _by_onednn(self, node: FusedConv, packed: onednn.Packed) -> Step:
         convolution, activation = node.convolution, node.activation
