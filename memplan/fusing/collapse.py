@@ -9,10 +9,8 @@ before the value is stored. Only the first step of a stack has operations before
 pool: later on they have joined the step of the pool before them.
 
 A *sequence* is steps that run depth-first on one patch of a plane, from one buffer to
-another and back. It ends where its working set would exceed the device's limit, where
-it has as many steps as it may have, and where carrying on costs more, in work done
-twice at the borders of patches, than what it saves: writing and reading the plane
-between (the paper has no such rule, and sees it as "artifacts" in its Figure 10).
+another and back. It ends where its working set would exceed the device's limit, and
+where it has as many steps as it may have.
 """
 
 from __future__ import annotations
@@ -160,8 +158,10 @@ def collapse(
     current: list[Step] = []
     at = plane  # where the current sequence starts
     for step in steps_of(listed):
-        sizes(pools_of([*current, step]), *at)
-        if current and not _extends(current, step, at, device, max_steps):
+        together = pools_of([*current, step])
+        sizes(together, *at)
+        full = len(current) == max_steps
+        if current and (full or fit(together, at, device).bytes > device.limit):
             sequences.append(_sequence(current, at, device))
             at = sizes(pools_of(current), *at)[-1]
             current = []
@@ -170,28 +170,8 @@ def collapse(
     return Stack(listed, tuple(sequences), plane)
 
 
-def _extends(
-    steps: list[Step],
-    step: Step,
-    plane: tuple[int, int],
-    device: Device,
-    max_steps: int | None,
-) -> bool:
-    """Whether a sequence takes one more step: allowed, within cache, and worth it."""
-    if max_steps is not None and len(steps) >= max_steps:
-        return False
-    between = sizes(pools_of(steps), *plane)[-1]
-    together = fit(pools_of([*steps, step]), plane, device)
-    first = fit(pools_of(steps), plane, device)
-    second = fit(pools_of([step]), between, device)
-    if together.bytes > device.limit:
-        return False
-    return together.cost <= first.cost + second.cost
-
-
 def _sequence(steps: list[Step], plane: tuple[int, int], device: Device) -> Sequence:
-    fitted = fit(pools_of(steps), plane, device)
-    return Sequence(tuple(steps), fitted.patch, fitted.bytes)
+    return Sequence(tuple(steps), *fit(pools_of(steps), plane, device))
 
 
 def repr_of(step: Step) -> str:

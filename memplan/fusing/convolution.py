@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from memplan.errors import UsageError
+from memplan.fusing.kernel import Bound, TensorRef, place
 from memplan.fusing.kernels import convolution_library
 from memplan.fusing.memory import PageAllocator
 
@@ -237,26 +238,6 @@ class Epilogue(NamedTuple):
     clamp: tuple[float, float] | None = None
 
 
-@dataclass
-class Bound:
-    """A kernel and its arguments, ready to run any number of times.
-
-    function: address of `void kernel(const void* call, int threads)`. keep: what the
-    call points into.
-    """
-
-    function: int
-    call: Call
-    keep: tuple[object, ...] = field(repr=False)
-
-    def __call__(self, threads: int = 1) -> None:
-        """Run it on up to this many threads."""
-        _KERNEL(self.function)(ctypes.addressof(self.call), threads)
-
-
-_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
-
-
 def bind(
     packed: Packed,
     x: torch.Tensor,
@@ -284,10 +265,13 @@ def bind(
     scale, shift = _channels(prologue, c)
     call = Call(n=n, h=h, w=w, c=c, k=geometry.channels_out, oh=oh, ow=ow)
     _place(call, geometry)
-    call.in_pixel, call.in_image = strides(x, "input")
-    call.out_pixel, call.out_image = strides(out, "output")
-    if add is not None:
-        call.add_pixel, call.add_image = strides(add, "added tensor")
+    for name, prefix, tensor in (
+        ("input", "in", x), ("output", "out", out), ("added tensor", "add", add)
+    ):  # fmt: skip
+        if tensor is not None:
+            placed = _placed(tensor, name)
+            setattr(call, f"{prefix}_pixel", placed.pixel)
+            setattr(call, f"{prefix}_image", placed.image)
     tensors = (x, out, add, packed.weights, packed.plain, packed.bias, scale, shift)
     for name, tensor in zip(_POINTERS, tensors, strict=True):
         setattr(call, name, None if tensor is None else tensor.data_ptr())
@@ -299,67 +283,20 @@ def bind(
     return Bound(address, call, tensors)
 
 
-def convolve(
-    x: torch.Tensor,
-    packed: Packed,
-    prologue: Prologue | None = None,
-    epilogue: Epilogue | None = None,
-    out: torch.Tensor | None = None,
-    threads: int | None = None,
-) -> torch.Tensor:
-    """The convolution of `x` (n, c, h, w), channels last: `out`, or a new tensor.
-
-    threads: torch's number of them if None. Input in another format is converted
-    first. Raises UsageError for tensors that do not fit; see `bind`.
-    """
-    if threads is None:
-        threads = torch.get_num_threads()
-    if threads < 1:
-        raise UsageError(f"{threads} threads; give 1 or more")
-    n, _, h, w = _four(x, "input")
-    x = x.detach()
-    if not _channels_last(x):
-        x = x.contiguous(memory_format=torch.channels_last)
-    if out is None:
-        size = (n, packed.geometry.channels_out, *packed.geometry.size(h, w))
-        out = torch.empty(size, memory_format=torch.channels_last)
-    if out.numel() or x.numel():
-        bind(packed, x, out, prologue, epilogue)(threads)
-    return out
-
-
-def strides(tensor: torch.Tensor, name: str) -> tuple[int, int]:
-    """Floats from pixel to pixel, and from image to image, of a channels-last tensor
-    (n, c, h, w) whose rows follow each other without a gap.
-
-    Raises UsageError if it is none, or not float32 on the CPU.
-    """
-    n, _, h, w = _four(tensor, name)
-    if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+def _placed(tensor: torch.Tensor, name: str) -> TensorRef:
+    """A float32 tensor (n, c, h, w) on the CPU, channels last; else UsageError."""
+    _four(tensor, name)
+    if not _plain_float(tensor):
         raise UsageError(
             f"{name}: {tensor.dtype} on {tensor.device}; needs CPU float32"
         )
-    if not _channels_last(tensor):
+    found = place(tensor, "channels_last")
+    if found is None:
         raise UsageError(
             f"{name}: strides {tuple(tensor.stride())} are not channels last; "
             "convert it by .contiguous(memory_format=torch.channels_last)"
         )
-    pixel = _pixel(tensor)
-    return pixel, tensor.stride(0) if n > 1 else h * w * pixel
-
-
-def _channels_last(tensor: torch.Tensor) -> bool:
-    _, c, h, w = tensor.shape
-    pixel = _pixel(tensor)
-    together = c == 1 or tensor.stride(1) == 1
-    rows = h == 1 or tensor.stride(2) == w * pixel
-    return bool(together and rows and pixel >= c)
-
-
-def _pixel(tensor: torch.Tensor) -> int:
-    """Floats from pixel to pixel, however meaningless the strides of sizes 1 are."""
-    _, c, h, w = tensor.shape
-    return int(tensor.stride(3) if w > 1 else tensor.stride(2) if h > 1 else c)
+    return found
 
 
 def _four(tensor: torch.Tensor, name: str) -> tuple[int, int, int, int]:

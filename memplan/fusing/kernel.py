@@ -96,8 +96,8 @@ def operand_ref(
             f'an operand "{kind}" is {given} of {operand.dtype}, '
             f"expected {tuple(wanted)} of {dtype}"
         )
-    if operand.device.type != "cpu":
-        raise UsageError(f"operands are on the CPU, not on {operand.device}")
+    if operand.device != x.device:
+        raise UsageError(f"an operand is on {operand.device}, the input on {x.device}")
     if kind != "tensor":
         operand = operand.contiguous()
         return TensorRef(
@@ -170,14 +170,14 @@ class Bound:
     """A kernel with its arguments, ready to be called any number of times.
 
     function: address of a C function `void(const void* call, int threads)`. call: its
-    first argument. held: the tensors whose memory it points to.
+    first argument. held: what it points into.
     """
 
     function: int
-    call: CallStruct
+    call: ctypes.Structure
     held: tuple[Any, ...]
 
-    def __call__(self, threads: int) -> None:
+    def __call__(self, threads: int = 1) -> None:
         """Run it; the global interpreter lock is released."""
         _FUNCTION(self.function)(ctypes.byref(self.call), threads)
 

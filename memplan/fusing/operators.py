@@ -1,7 +1,7 @@
 """What a stack is made of: element-wise operators and pooling (BrainSlug, 4.1).
 
 `OPERATORS` is the one place that knows an element-wise operator: how it is computed in
-C++ and CUDA, by which function and module of torch it is called, how a picture labels
+C++ and Triton, by which function and module of torch it is called, how a picture labels
 it. A new operator is one row.
 """
 
@@ -25,9 +25,10 @@ UNBOUNDED = "splat(infinity())"
 class Operator:
     """An element-wise operator.
 
-    code: an expression of C++ and of CUDA: {x} is the value, {a} and {b} are numbers,
-    {p} and {q} operands. It may use `larger`, `clamp`, `magnitude`, `exp`, `expm1` (of
-    values up to 0), `log1p` (of values from 0), `tanh`, `erf` and `mish`.
+    code: an expression of C++, which `triton_stack.expression` turns into Python: {x}
+    is the value, {a} and {b} are numbers, {p} and {q} operands. It may use `larger`,
+    `clamp`, `magnitude`, `exp`, `expm1` (of values up to 0), `log1p` (of values from
+    0), `tanh`, `erf`, `mish`, and one choice, `a ? b : c`, of the whole.
     bound: how it changes `most`, the largest magnitude there can be; a C++ expression.
     torch: the same on tensors: value, operands, numbers. numbers: their names, as
     torch's function and module have them, and defaults.
@@ -187,7 +188,7 @@ OPERATORS: dict[str, Operator] = {
 
 
 def literal(number: float) -> str:
-    """A float of C++ and CUDA that is `number` to the last bit of a float32."""
+    """A float of C++ that is `number` to the last bit of a float32."""
     try:
         (number,) = struct.unpack("f", struct.pack("f", number))
     except OverflowError:  # it rounds to an infinity
@@ -323,7 +324,7 @@ class Operation:
         return self.kind != "pool"
 
     def code(self, x: str, operands: Sequence[str]) -> str:
-        """An expression of C++ and CUDA for the value `x` and these operands."""
+        """An expression of C++ for the value `x` and these operands."""
         return self._filled(OPERATORS[self.kind].code, operands, x)
 
     def bound(self, operands: Sequence[str]) -> str:

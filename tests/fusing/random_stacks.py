@@ -10,7 +10,7 @@ from memplan.fusing.collapse import Stack, collapse
 from memplan.fusing.operators import OPERATORS, Operation, Pool
 from memplan.fusing.patches import Device
 
-CPU = Device(1 << 20, carries=True)
+CPU = Device(1 << 20)
 
 
 def random_pool(draw: random.Random) -> Pool:

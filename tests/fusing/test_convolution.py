@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from convolving import convolve
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -15,13 +16,11 @@ from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.fusing import kernels as prebuilt
 from memplan.fusing.convolution import (
     ALGORITHMS,
-    Bound,
     Epilogue,
     Geometry,
     Prologue,
     algorithms,
     bind,
-    convolve,
     pack,
 )
 from memplan.fusing.kernels import tape
@@ -275,7 +274,7 @@ def test_a_call_runs_again_on_other_memory() -> None:
     x, y = torch.ones(1, 3, 2, 2), torch.zeros(1, 4, 2, 2)
     x = x.contiguous(memory_format=torch.channels_last)
     y = y.contiguous(memory_format=torch.channels_last)
-    bound: Bound = bind(packed, x, y)
+    bound = bind(packed, x, y)
     bound()
     assert (y == 4).all()
     other = 2 * x
@@ -338,13 +337,13 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     x = torch.ones(1, 3, 5, 5).contiguous(memory_format=torch.channels_last)
     y = torch.ones(1, 4, 4, 4).contiguous(memory_format=torch.channels_last)
     with pytest.raises(UsageError, match="dimensions"):
-        convolve(x[0], packed)
+        bind(packed, x[0], y)
     with pytest.raises(UsageError, match="expected 3"):
         convolve(torch.ones(1, 2, 5, 5), packed)
     with pytest.raises(UsageError, match="too small"):
         convolve(torch.ones(1, 3, 1, 5), packed)
     with pytest.raises(UsageError, match="output of shape"):
-        convolve(x, packed, out=x)
+        bind(packed, x, x)
     with pytest.raises(UsageError, match="not channels last"):
         bind(packed, torch.ones(1, 3, 5, 5), y)
     with pytest.raises(UsageError, match="float32"):
@@ -355,8 +354,6 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         bind(packed, x, y, epilogue=Epilogue(add=x))
     with pytest.raises(UsageError, match="low <= high"):
         bind(packed, x, y, epilogue=Epilogue(clamp=(6.0, 0.0)))
-    with pytest.raises(UsageError, match="threads"):
-        convolve(x, packed, threads=0)
 
 
 def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from convolving import convolve
 
 from memplan.errors import UsageError
 from memplan.fusing import kernels as prebuilt
-from memplan.fusing.convolution import Geometry, convolve, pack
+from memplan.fusing.convolution import Geometry, pack
 from memplan.fusing.kernels import convolution_library, headers, tape
 from memplan.toolchain.compiler import find_compiler
 

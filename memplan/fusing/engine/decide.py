@@ -10,9 +10,6 @@ import torch
 
 from memplan.errors import EnvironmentUnfitError
 from memplan.fusing.collapse import Stack, collapse
-from memplan.fusing.cuda.form import TYPES
-from memplan.fusing.cuda.gpu import Gpu
-from memplan.fusing.cuda.run import CudaStack
 from memplan.fusing.engine.choose import candidates, fastest, signature, timing_images
 from memplan.fusing.engine.engine import Engine, images
 from memplan.fusing.engine.packs import Packs, Stacks, Weights, as_4d
@@ -31,6 +28,8 @@ from memplan.fusing.layers import (
 from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import KERNELS, FuseOptions
 from memplan.fusing.patches import cpu_device
+from memplan.fusing.triton_stack import DTYPES as GPU_DTYPES
+from memplan.fusing.triton_stack import TritonStack
 from memplan.graph.nest import Tensors
 from memplan.graph.program import mapped, refs
 from memplan.toolchain.cache import Cache
@@ -160,24 +159,18 @@ def warn_once(what: str, why: Exception) -> None:
         warnings.warn(f"memplan.fuse: {what}: {why}", stacklevel=2)
 
 
-def gpu_stacks(
-    nodes: list[Node], network: Network, device: str, max_steps: int | None
-) -> Stacks:
+def gpu_stacks(nodes: list[Node], network: Network) -> Stacks:
     """The GPU kernels of each stack, by value, or the stack itself if torch runs it.
 
-    Raises EnvironmentUnfitError where the GPU or NVRTC cannot be used.
+    Raises EnvironmentUnfitError if Triton is not installed.
     """
-    gpu = Gpu(int(device.partition(":")[2] or 0))
-    found: Stacks = {}
-    for node in nodes:
-        if isinstance(node, StackNode):
-            fit = _dtype(network.dtypes[node.source]) in TYPES
-            found[node.value] = (
-                CudaStack(tuple(node.operations), gpu, max_steps=max_steps)
-                if fit
-                else collapsed(node, network, "channels_first", max_steps)
-            )
-    return found
+    return {
+        node.value: TritonStack(node.operations)
+        if network.dtypes[node.source] in GPU_DTYPES
+        else collapsed(node, network, "channels_first", None)
+        for node in nodes
+        if isinstance(node, StackNode)
+    }
 
 
 def _dtype(dtype: torch.dtype) -> str:
@@ -317,7 +310,7 @@ class EngineBuilder:
             )
             self._lacking = self._lacking or missing
             return found
-        return gpu_stacks(nodes, self._network, self.device, most)
+        return gpu_stacks(nodes, self._network)
 
     def write(self) -> None:
         """Cache the decisions, unless kernels are missing that may exist later."""

@@ -6,12 +6,12 @@ import torch
 
 from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import Geometry, Packed, pack
-from memplan.fusing.cuda.run import CudaStack
 from memplan.fusing.engine import onednn
 from memplan.fusing.kernel import Kernel, taps
 from memplan.fusing.kernels import tape
 from memplan.fusing.layers import Convolution, FusedConv, Network, Node, Norm, StackNode
 from memplan.fusing.memory import PageAllocator
+from memplan.fusing.triton_stack import TritonStack
 from memplan.graph.weights import fetch
 
 PIECE = 1 << 16  # weights that are scaled at a time
@@ -65,7 +65,7 @@ def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 Weights = Packed | onednn.Packed
-Stacks = dict[str, Kernel | Stack | CudaStack]  # by the value that each computes
+Stacks = dict[str, Kernel | Stack | TritonStack]  # by the value that each computes
 
 
 def as_4d(shape: tuple[int, ...]) -> tuple[int, int, int, int]:

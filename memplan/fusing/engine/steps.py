@@ -12,7 +12,6 @@ import torch
 from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import Epilogue, Prologue
 from memplan.fusing.convolution import bind as bind_convolution
-from memplan.fusing.cuda.run import CudaStack
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.arena import Arena, Place, copies
 from memplan.fusing.engine.packs import Packs, as_4d
@@ -267,7 +266,7 @@ class Emitter:
         )
         fields = {"input": node.source, "output": node.value, "add": node.added}
         given = self._given(bound.call, fields)
-        return Native(bound.function, bound.call, given, bound.keep[3:])
+        return Native(bound.function, bound.call, given, bound.held[3:])
 
     def _by_onednn(self, node: FusedConv, packed: onednn.Packed) -> Step:
         convolution, activation = node.convolution, node.activation
@@ -295,7 +294,7 @@ class Emitter:
                 x = self.convert(values[node.source])
                 if isinstance(kernel, Stack):
                     return reference(kernel, x, given).reshape(shape)
-                return kernel(x, _as_cuda_takes(kernel, given)).reshape(shape)
+                return kernel(x, given).reshape(shape)
 
             return Call(node.value, run)
         tensors = [
@@ -361,17 +360,6 @@ class Emitter:
             return op.target(*args, **kwargs)
 
         return Call(node.value, run)
-
-
-def _as_cuda_takes(
-    kernel: CudaStack, operands: list[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Operands of one value a channel of each image as (n, c)."""
-    kinds = [kind for each in kernel.operations for kind in each.operands]
-    return [
-        operand.flatten(1) if kind == "image" else operand
-        for kind, operand in zip(kinds, operands, strict=True)
-    ]
 
 
 def _depends_on_strides(op: Op) -> bool:

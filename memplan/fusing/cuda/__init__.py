@@ -1,1 +1,0 @@
-"""Stacks as CUDA kernels: written, compiled through NVRTC, and launched."""
