@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import multiprocessing
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
 _PATIENCE = 5.0  # seconds for a cluster to answer
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+_Finished = Generator[tuple[int, T], None, None]  # tasks by number, and their results
 
 
 class Task(Protocol[T_co]):
@@ -43,48 +45,37 @@ def sweep(
     """
     if processes is not None and processes < 1:
         raise UsageError(f"{processes} processes: give at least 1")
+    if address is not None and processes is not None:
+        raise UsageError("give processes or a cluster's address, not both")
+    count = min(processes or cores(), len(tasks))
     if address is not None:
-        if processes is not None:
-            raise UsageError("give processes or a cluster's address, not both")
-        return _on_ray(tasks, address, progress)
-    if processes is None:
-        processes = cores()
-    if min(processes, len(tasks)) <= 1:
-        found = []
-        for number, task in enumerate(tasks):
-            found.append(task.run())
-            if progress is not None:
-                progress(number, found[-1])
-        return found
-    return _on_processes(tasks, min(processes, len(tasks)), progress)
-
-
-def _on_processes(
-    tasks: Sequence[Task[T]],
-    processes: int,
-    progress: Callable[[int, T], None] | None,
-) -> list[T]:
-    # Fresh interpreters, because a fork copies locks that threads hold.
-    context = multiprocessing.get_context("spawn")
+        finished = _on_ray(tasks, address)
+    elif count <= 1:
+        finished = ((number, task.run()) for number, task in enumerate(tasks))
+    else:
+        finished = _on_processes(tasks, count)
     results: dict[int, T] = {}
-    pool = ProcessPoolExecutor(processes, mp_context=context)
-    try:
-        numbers = {pool.submit(task.run): i for i, task in enumerate(tasks)}
-        for future in as_completed(numbers):
-            number = numbers[future]
-            results[number] = future.result()
+    with contextlib.closing(finished):
+        for number, found in finished:
+            results[number] = found
             if progress is not None:
-                progress(number, results[number])
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+                progress(number, found)
     return [results[number] for number in range(len(tasks))]
 
 
-def _on_ray(
-    tasks: Sequence[Task[T]],
-    address: str,
-    progress: Callable[[int, T], None] | None,
-) -> list[T]:
+def _on_processes(tasks: Sequence[Task[T]], count: int) -> _Finished[T]:
+    # Fresh interpreters, because a fork copies locks that threads hold.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context)
+    try:
+        numbers = {pool.submit(task.run): i for i, task in enumerate(tasks)}
+        for future in as_completed(numbers):
+            yield numbers[future], future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _on_ray(tasks: Sequence[Task[T]], address: str) -> _Finished[T]:
     try:
         cluster: Any = importlib.import_module("ray")
     except ImportError:
@@ -101,7 +92,7 @@ def _on_ray(
             f"no Ray cluster answers at {address!r}: {error}"
         ) from None
     try:
-        return _collected(cluster, tasks, progress)
+        yield from _collected(cluster, tasks)
     except cluster.exceptions.RayError as error:  # a node has gone or lacks memplan
         raise EnvironmentUnfitError(
             f"the Ray cluster at {address!r} failed: {str(error).splitlines()[-1]}"
@@ -118,14 +109,9 @@ def _reach(address: str) -> None:
         socket.create_connection((match[1], int(match[2])), _PATIENCE).close()
 
 
-def _collected(
-    cluster: Any,
-    tasks: Sequence[Task[T]],
-    progress: Callable[[int, T], None] | None,
-) -> list[T]:
+def _collected(cluster: Any, tasks: Sequence[Task[T]]) -> _Finished[T]:
     remote = cluster.remote(_attempt)
     waiting = {remote.remote(task): i for i, task in enumerate(tasks)}
-    results: dict[int, T] = {}
     try:
         while waiting:
             done, _ = cluster.wait(list(waiting), num_returns=1)
@@ -133,13 +119,10 @@ def _collected(
             found = cluster.get(done[0])
             if isinstance(found, MemplanError):
                 raise found
-            results[number] = found
-            if progress is not None:
-                progress(number, found)
+            yield number, found
     finally:
         for left in waiting:
             cluster.cancel(left)
-    return [results[number] for number in range(len(tasks))]
 
 
 def _attempt(task: Task[T]) -> T | MemplanError:

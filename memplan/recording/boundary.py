@@ -8,6 +8,7 @@ loader follows the kind its plan was made with.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -35,8 +36,7 @@ class Boundaries:
     def __init__(self, listener: Listener, kinds: Collection[Mark]) -> None:
         self._listener = listener
         self._kinds = frozenset(kinds)
-        self._handles: dict[Mark, Any] = {}
-        self._watches_modules = False
+        self._unhooks: dict[Mark, Callable[[], object]] = {}
         # The first optimizer to step and the first module called delimit the steps of
         # a thread; a second one (an adversary's, a metric's) does not.
         self._sources = threading.local()
@@ -51,25 +51,28 @@ class Boundaries:
         if Mark.OPTIMIZER in self._kinds:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
-            self._handles[Mark.OPTIMIZER] = register_optimizer_step_post_hook(
-                _alloc.quietly(self._optimizer_stepped)
-            )
+            hook = _alloc.quietly(self._optimizer_stepped)
+            handle = register_optimizer_step_post_hook(hook)
+            self._unhooks[Mark.OPTIMIZER] = handle.remove
         if Mark.FORWARD in self._kinds:
-            self._handles[Mark.FORWARD] = _Calls(self._forward_called)
-            self._watches_modules = True
+            from torch.nn import Module
+
+            # The program may replace the method while memplan watches it.
+            watch = functools.partial(_alloc.watch_steps, Module._call_impl)
+            watch(self._forward_called)
+            self._unhooks[Mark.FORWARD] = functools.partial(watch, None)
 
     def stop(self) -> None:
         """Remove the hooks; does nothing when there are none."""
         if Boundaries._active is self:
             Boundaries._active = None
-        for mark in list(self._handles):
+        for mark in list(self._unhooks):
             self._unhook(mark)
 
     def _unhook(self, mark: Mark) -> None:
-        handle = self._handles.pop(mark, None)
-        self._watches_modules = Mark.FORWARD in self._handles
-        if handle is not None:
-            handle.remove()
+        unhook = self._unhooks.pop(mark, None)
+        if unhook is not None:
+            unhook()
 
     def _optimizer_stepped(self, optimizer: object, *_: object) -> None:
         known: weakref.ref[Any] | None = getattr(self._sources, "optimizer", None)
@@ -77,8 +80,7 @@ class Boundaries:
             self._sources.optimizer = known = weakref.ref(optimizer)
         if known() is optimizer:
             # From now on the stronger sign is there; modules need not be watched.
-            if self._watches_modules:
-                self._unhook(Mark.FORWARD)
+            self._unhook(Mark.FORWARD)
             self._listener(Mark.OPTIMIZER)
 
     def _forward_called(self, module: Any) -> bool:
@@ -121,20 +123,6 @@ class Boundaries:
             self._unhook(Mark.FORWARD)
             self._unhook(Mark.OPTIMIZER)
             self._listener(Mark.EXPLICIT)
-
-
-class _Calls:
-    """Reports every call of a module to a listener, until removed."""
-
-    def __init__(self, listener: Callable[[Any], bool]) -> None:
-        from torch.nn import Module
-
-        # The program may replace the method while memplan watches it.
-        self._function = Module._call_impl
-        _alloc.watch_steps(self._function, listener)
-
-    def remove(self) -> None:
-        _alloc.watch_steps(self._function, None)
 
 
 class StepCount:
@@ -300,15 +288,11 @@ def interrupt() -> None:
     (profile-guided memory optimization, section 4.3). Without a recording or a plan in
     force this does nothing, so a program can keep the calls.
     """
-    from memplan.native import _alloc
-
     _alloc.interrupt()
 
 
 def resume() -> None:
     """End the latest `interrupt`. Raises UsageError if there was none."""
-    from memplan.native import _alloc
-
     if not _alloc.resume():
         raise UsageError("memplan.resume() without a memplan.interrupt() before it")
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-GRANULARITY = 512  # bytes
+from memplan.trace.importers.snapshot_history import GRANULARITY, rounded
+
 SMALL_REQUEST = 1 << 20  # the largest that is served from small segments
 SMALL_SEGMENT = 2 << 20
 MEDIUM_REQUEST = 10 << 20  # from here on a request has a segment of its own
@@ -168,11 +169,6 @@ class CachingAllocator:
     def _unlist(block: _Block, pool: list[tuple[int, int]]) -> None:
         place = bisect_left(pool, (block.size, block.address))
         del pool[place]
-
-
-def rounded(size: int) -> int:
-    """Bytes that a request for `size` takes up."""
-    return max(GRANULARITY, -(-size // GRANULARITY) * GRANULARITY)
 
 
 def segment_size(wanted: int) -> int:

@@ -152,9 +152,8 @@ def text_of(message: bytes | None) -> str:
 
 FIRST = 2  # after the two destructors
 ALLOCATE = 2
-# Verified releases; memplan tries any other one in a child process first.
+# Verified releases, their events, too; memplan tries any other one in a child process.
 KNOWN = ((2, 11), (2, 12), (2, 14))
-EVENTS_KNOWN = KNOWN  # those whose events were recorded, too
 _TRIAL_SECONDS = 120
 
 
@@ -170,11 +169,10 @@ def torchs_library(torch: Any) -> Path:
     return Path(torch.__file__).parent / "lib" / "libc10_cuda.so"
 
 
-def is_known(version: str, *, events: bool = False) -> bool:
-    """Whether this release of torch is verified; events: its events as well."""
-    return tuple(version.split(".")[:2]) in {
-        tuple(map(str, release)) for release in (EVENTS_KNOWN if events else KNOWN)
-    }
+def is_known(version: str) -> bool:
+    """Whether this release of torch is verified."""
+    releases = {tuple(map(str, release)) for release in KNOWN}
+    return tuple(version.split(".")[:2]) in releases
 
 
 def require_known(library: SlotLibrary, torch: Any, *, events: bool = False) -> None:
@@ -184,7 +182,7 @@ def require_known(library: SlotLibrary, torch: Any, *, events: bool = False) -> 
     Raises EnvironmentUnfitError with the reason if memplan cannot hook this allocator.
     """
     fault = library.check(torchs_library(torch))
-    if not fault and not is_known(torch.__version__, events=events):
+    if not fault and not is_known(torch.__version__):
         fault = try_elsewhere(events=events)
     if fault:
         raise _unknown(torch, fault)

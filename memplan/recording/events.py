@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from memplan.core.plan import Program, RunStats
 from memplan.errors import MemplanError, RecordError
@@ -17,7 +16,7 @@ from memplan.native import _alloc
 from memplan.recording.boundary import MOST_EVENTS
 from memplan.recording.cuda_observer import CudaObserver
 from memplan.recording.options import RecordOptions
-from memplan.recording.shim import install
+from memplan.recording.shim import install, watch_fake_modes
 from memplan.recording.sites import ALL, SITE, Sites
 from memplan.recording.usage import StepClock, anonymous_bytes, file_bytes, run_stats
 from memplan.text import printable
@@ -56,7 +55,8 @@ class Events:
         self._clock = StepClock()
         depth = {"none": None, "site": SITE, "python": ALL}[options.stacks]
         self._sites = None if depth is None else Sites(depth, self._cpu, observer)
-        self._fakes = FakeNoticed()
+        self._fake_mode = ""  # where the program made one
+        self._patches = contextlib.ExitStack()
         # At the first boundary: what sites count, and nanoseconds, wall's and CPU's.
         self._first: tuple[tuple[int, int, int], int, int] | None = None
         self._sites_share = 0.0
@@ -75,7 +75,7 @@ class Events:
         descriptor = open_journal(self._journal, self._options.force)
         limit = MOST_EVENTS if self._options.steps == "auto" else 0
         _alloc.note_stacks(0)
-        self._fakes.start()
+        self._patches.enter_context(watch_fake_modes(self._note_fake_mode))
         if self._sites is not None:
             self._sites.start()
         _alloc.start_recording(descriptor, info, limit, self._cpu)
@@ -125,13 +125,22 @@ class Events:
 
     def notes(self) -> list[str]:
         """What the trace does not cover."""
-        notes = self._fakes.notes()
+        notes = []
+        if self._fake_mode:
+            notes.append(
+                f"the program uses FakeTensorMode ({self._fake_mode}): its fake "
+                "tensors hold no memory and are not in the trace; --device fake "
+                "records what they would hold"
+            )
         if self._sites_share > NOTED_SHARE:
             notes.append(
                 f"recording call sites added about {self._sites_share:.0%} to a step's "
                 "time; --stacks none turns it off"
             )
         return notes
+
+    def _note_fake_mode(self, place: str) -> None:
+        self._fake_mode = self._fake_mode or place
 
     def _share(self) -> float:
         """Time spent on call sites since the first boundary, per time of all else."""
@@ -146,13 +155,13 @@ class Events:
 
     def close(self) -> None:
         """Call this after the program has ended."""
-        self._fakes.stop()
+        self._patches.close()
         if self._sites is not None:
             self._sites.close()
 
     def _stop(self, mark: Mark) -> tuple[int, int, int]:
         """The errno that stopped the writing, or 0; events seen, and written."""
-        self._fakes.stop()
+        self._patches.close()
         self._sites_share = self._share()
         if self._sites is not None:
             self._sites.stop()
@@ -218,56 +227,3 @@ class Events:
             info = replace(info, added_bytes=max(added, 0))
         info = self._options.about(sys.modules["torch"], info)
         return encode_metadata(self._path, Trace(Columns.of(), info=info)).decode()
-
-
-class FakeNoticed:
-    """Watches for the program making a FakeTensorMode, from `start` to `stop`.
-
-    Those that PyTorch makes itself, as torch.compile does, are no matter.
-    """
-
-    def __init__(self) -> None:
-        self._where = ""
-        self._original: Any = None
-
-    def start(self) -> None:
-        """Look on wherever a mode is made."""
-        import torch
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        folder = f"{Path(torch.__file__).parent}{os.sep}"
-        made = FakeTensorMode.__init__
-
-        @functools.wraps(made)
-        def noticing(mode: Any, *arguments: Any, **options: Any) -> None:
-            code, line = _caller()
-            if not self._where and not code.startswith(folder):
-                self._where = f"{code}:{line}"
-            made(mode, *arguments, **options)
-
-        self._original = made
-        FakeTensorMode.__init__ = noticing
-
-    def stop(self) -> None:
-        """Leave it as it was; harmless when nothing was started."""
-        if self._original is not None:
-            from torch._subclasses.fake_tensor import FakeTensorMode
-
-            FakeTensorMode.__init__ = self._original
-            self._original = None
-
-    def notes(self) -> list[str]:
-        """A note if the program made fake tensors of its own."""
-        if not self._where:
-            return []
-        return [
-            f"the program uses FakeTensorMode ({self._where}): its fake tensors hold "
-            "no memory and are not in the trace; --device fake records what they "
-            "would hold"
-        ]
-
-
-def _caller() -> tuple[str, int]:
-    """The file and line that made the mode."""
-    frame = sys._getframe(2)
-    return frame.f_code.co_filename, frame.f_lineno

@@ -26,11 +26,7 @@ from unittest import mock
 from memplan.core.plan import Program
 from memplan.errors import RecordError
 from memplan.recording import target
-from memplan.recording.caching_allocator import (
-    GRANULARITY,
-    CachingAllocator,
-    DeviceFullError,
-)
+from memplan.recording.caching_allocator import CachingAllocator, DeviceFullError
 from memplan.recording.fake_device import (
     CPU_ALIGNMENT,
     Devices,
@@ -41,9 +37,10 @@ from memplan.recording.fake_device import (
 from memplan.recording.fake_kernels import NONE, at_most, workspace
 from memplan.recording.fake_values import KNOWN_NUMBERS, StandIns, unknown_in
 from memplan.recording.options import RecordOptions
-from memplan.recording.shim import require_torch
+from memplan.recording.shim import require_torch, watch_fake_modes
 from memplan.recording.sites import foreign_files
 from memplan.recording.usage import StepClock, run_stats
+from memplan.trace.importers.snapshot_history import GRANULARITY
 from memplan.trace.pieces import Summary
 from memplan.trace.recovery import Written
 from memplan.trace.reserved import ran_out
@@ -143,7 +140,6 @@ class FakeEvents:
 
         values = self._values
         loop = DataLoader._get_iterator
-        begin = fake_tensor.FakeTensorMode.__init__
 
         def swap(first: Any, second: Any) -> None:
             first.data = second.data
@@ -159,20 +155,17 @@ class FakeEvents:
             vars(loader).update(persistent_workers=False, pin_memory=False)
             return loop(loader)
 
-        def made(mode: Any, *args: Any, **kwargs: Any) -> None:
-            caller = sys._getframe(1).f_code.co_filename
-            if not caller.startswith((values.torch_folder, _HERE)):
-                raise values.refuse(
-                    f"{values.here()} uses FakeTensorMode itself, so its tensors never "
-                    "take memory; record a program that makes real ones"
-                )
-            begin(mode, *args, **kwargs)
+        def refuse(_: str) -> None:
+            raise values.refuse(
+                f"{values.here()} uses FakeTensorMode itself, so its tensors never "
+                "take memory; record a program that makes real ones"
+            )
 
         yield mock.patch.object(torch.utils, "swap_tensors", swap)
         yield mock.patch.object(torch, "save", save)
         yield mock.patch.object(DataLoader, "_get_iterator", iterate)
         yield mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", KNOWN_NUMBERS)
-        yield mock.patch.object(fake_tensor.FakeTensorMode, "__init__", made)
+        yield watch_fake_modes(refuse, _HERE)
         yield mock.patch.dict(os.environ, {"TORCH_COMPILE_DISABLE": "1"})
         if "torch._dynamo.config" in sys.modules:
             config = sys.modules["torch._dynamo.config"]

@@ -93,7 +93,6 @@ class FakeLedger:
     ) -> None:
         """stack: returns the index of the caller's stack, called per allocation."""
         self.gpu = gpu
-        self.live = self.most_live = 0  # exact bytes
         self._stack = stack
         # Of id(storage): its weak reference, address or None, bytes, and if on the GPU.
         self._known: dict[int, tuple[Any, int | None, int, bool]] = {}
@@ -161,8 +160,6 @@ class FakeLedger:
             address = next(self._places)
         else:
             address, taken = self._on_gpu(size, self.gpu)
-        self.live += taken
-        self.most_live = max(self.most_live, self.live)
         # As a recording on the CPU has it: the exact bytes; on CUDA: rounded, both.
         self._add(Action.ALLOC, Mark.NONE, address, taken, taken, self._where())
         self._digest = hash((self._digest, taken)) or 1
@@ -194,7 +191,6 @@ class FakeLedger:
         self._freed(address, size)
 
     def _freed(self, address: int, size: int) -> None:
-        self.live -= size
         self._add(Action.FREE_COMPLETED, Mark.NONE, address, size, size, _NO_STACK)
 
     def _where(self) -> int:

@@ -55,13 +55,11 @@ class RecordOptions:
     history: History = "auto"
 
     def __post_init__(self) -> None:
-        for name, known in (
-            *(("device", Device), ("stacks", Stacks)),
-            ("history", History),
-        ):
+        kinds = {"device": Device, "stacks": Stacks, "history": History}
+        if self.fake is not None:
+            del kinds["device"]
+        for name, known in kinds.items():
             value = getattr(self, name)
-            if name == "device" and fake_device(value) is not None:
-                continue
             if value not in get_args(known):
                 words = ", ".join(get_args(known))
                 raise UsageError(f"{name}={value!r}: write one of {words}")

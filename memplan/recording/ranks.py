@@ -35,10 +35,11 @@ def of_rank(path: Path) -> Path:
         return path
     number = rank()
     if number is None:
+        text = os.environ.get("RANK")
+        found = "not set" if text is None else repr(text)
         raise UsageError(
-            f"{path}: {PLACEHOLDER} stands for the rank, but RANK is "
-            f"{_shown('RANK')}; start the program with torchrun, or drop "
-            f"{PLACEHOLDER} from the name"
+            f"{path}: {PLACEHOLDER} stands for the rank, but RANK is {found}; start "
+            f"the program with torchrun, or drop {PLACEHOLDER} from the name"
         )
     return Path(str(path).replace(PLACEHOLDER, str(number)))
 
@@ -64,8 +65,3 @@ def written_by_rank(path: Path) -> Path:
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "")
     return int(text) if re.fullmatch(rf"[0-9]{{1,{_DIGITS}}}", text) else None
-
-
-def _shown(name: str) -> str:
-    text = os.environ.get(name)
-    return "not set" if text is None else repr(text)

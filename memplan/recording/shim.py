@@ -1,9 +1,15 @@
-"""Installing the allocator shim before torch's own CPU allocator."""
+"""Torch itself: its release, its CPU allocator's shim, its fake tensors."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from memplan.errors import EnvironmentUnfitError
 
@@ -41,3 +47,28 @@ def install(purpose: str) -> None:
             f"torch {torch.__version__} has a CPU allocator that memplan does not "
             f"know: {fault}; nothing was changed"
         )
+
+
+def watch_fake_modes(
+    listener: Callable[[str], None], also: str = ""
+) -> contextlib.AbstractContextManager[Any]:
+    """Call `listener` with file and line wherever the program makes a FakeTensorMode.
+
+    Modes that PyTorch makes itself, as torch.compile does, do not count, nor those of
+    files whose path begins with `also`.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    folder = f"{Path(torch.__file__).parent}{os.sep}"
+    begin = FakeTensorMode.__init__
+
+    @functools.wraps(begin)
+    def made(mode: Any, *arguments: Any, **options: Any) -> None:
+        caller = sys._getframe(1)
+        file = caller.f_code.co_filename
+        if not file.startswith((folder, also or folder)):
+            listener(f"{file}:{caller.f_lineno}")
+        begin(mode, *arguments, **options)
+
+    return mock.patch.object(FakeTensorMode, "__init__", made)

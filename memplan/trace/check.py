@@ -29,28 +29,53 @@ class Fault:
         return f"row {self.row}, column {self.column}: {self.problem}"
 
 
-def find_fault(events: Columns, stacks: int) -> Fault | None:
-    """The first row that breaks the first rule broken, or None.
+class EventCheck:
+    """The rules that events must obey, for a whole trace or its pieces in turn.
 
-    stacks: the length of the stack table. Known actions and marks, marks on steps
-    only, at least one byte per allocation and never fewer than none, times from 0
-    that do not decrease within a thread, stack indexes within the table.
+    Known actions and marks, marks on steps only, at least one byte per allocation and
+    never fewer than none, times from 0 that do not decrease within a thread, stack
+    indexes within the table.
+
+    rows: of the pieces that passed so far.
     """
-    for column, bad, problem in _rules(events, stacks):
-        if bad.any():
-            row = int(np.argmax(bad))
-            value = int(getattr(events, column)[row])
-            return Fault(row, column, problem.format(value=value, stacks=stacks))
-    return None
+
+    def __init__(self, stacks: int) -> None:
+        """stacks: the length of the stack table."""
+        self.rows = 0
+        self._stacks = stacks
+        none = Columns.of()
+        # The last event of each thread so far, ascending by time.
+        self._thread, self._time = none.thread, none.time_ns
+
+    def fault(self, events: Columns) -> Fault | None:
+        """The first row of the next piece that breaks the first rule broken, or None.
+
+        Its row is the trace's. Only a piece without a fault counts as seen.
+        """
+        thread = np.concatenate([self._thread, events.thread])
+        time_ns = np.concatenate([self._time, events.time_ns])
+        earlier = _earlier(time_ns, thread)[len(self._thread) :]
+        for column, bad, problem in _rules(events, self._stacks, earlier):
+            if bad.any():
+                row = int(np.argmax(bad))
+                value = int(getattr(events, column)[row])
+                words = problem.format(value=value, stacks=self._stacks)
+                return Fault(self.rows + row, column, words)
+        threads, last = np.unique(thread[::-1], return_index=True)
+        latest = time_ns[::-1][last]
+        order = np.argsort(latest, kind="stable")
+        self._thread, self._time = threads[order], latest[order]
+        self.rows += len(events)
+        return None
 
 
 def check_events(path: PathLike, events: Columns, stacks: int) -> None:
-    """Raise FormatError, naming row and column, unless `find_fault` finds nothing.
+    """Raise FormatError, naming row and column, for events that break a rule.
 
     Also if there are more events than any reader takes.
     """
     check_count(path, len(events))
-    fault = find_fault(events, stacks)
+    fault = EventCheck(stacks).fault(events)
     if fault is not None:
         raise FormatError(path, str(fault), "record or convert the trace again")
 
@@ -82,7 +107,9 @@ def check_index(
         raise FormatError(path, problem, "sort the rows by index")
 
 
-def _rules(events: Columns, stacks: int) -> Iterator[tuple[str, BoolArray, str]]:
+def _rules(
+    events: Columns, stacks: int, earlier: BoolArray
+) -> Iterator[tuple[str, BoolArray, str]]:
     step = events.action == Action.STEP
     alloc = events.action == Action.ALLOC
     yield "action", events.action > max(Action), "unknown action code {value}"
@@ -97,7 +124,7 @@ def _rules(events: Columns, stacks: int) -> Iterator[tuple[str, BoolArray, str]]
     yield "time_ns", events.time_ns < 0, "{value} is negative"
     yield (
         "time_ns",
-        _earlier(events.time_ns, events.thread),
+        earlier,
         "{value} is earlier than the event before it in the same thread",
     )
     yield "stack", events.stack < -1, "{value} is neither an index nor -1"

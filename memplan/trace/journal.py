@@ -23,10 +23,10 @@ from memplan.files import PathLike, open_input
 from memplan.formats.sniff import MAGIC_OF, Kind
 from memplan.formats.strictjson import Budget, parse
 from memplan.limits import MAX_INTEGER
-from memplan.trace.check import MAX_EVENTS
+from memplan.trace.check import MAX_EVENTS, EventCheck
 from memplan.trace.info import frame_from_json, from_metadata, origin_from_json
 from memplan.trace.lives import OpenBlocks
-from memplan.trace.pieces import PieceCheck, Summary
+from memplan.trace.pieces import Summary
 from memplan.trace.stacks import (
     NO_ORIGIN,
     NO_STACK,
@@ -140,7 +140,7 @@ class Journal:
         -1. Ends before the first block that holds an event no trace may hold; `kept`,
         `reason` and `info` tell of that afterwards.
         """
-        check, live = PieceCheck(len(self.stacks)), OpenBlocks()
+        check, live = EventCheck(len(self.stacks)), OpenBlocks()
         for batch in self._batches():
             blocks, fault = batch, None
             while blocks:

@@ -20,9 +20,14 @@ from memplan.files import PathLike, atomic_write
 from memplan.formats.parquet import as_format_errors
 from memplan.formats.sniff import Input, opened
 from memplan.formats.strictjson import parse, shown
-from memplan.trace.check import check_count, check_events, check_index
+from memplan.trace.check import (
+    EventCheck,
+    check_count,
+    check_events,
+    check_index,
+)
 from memplan.trace.info import MAX_METADATA_BYTES, encode_metadata, from_metadata
-from memplan.trace.pieces import PieceCheck, regrouped
+from memplan.trace.pieces import regrouped
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
 _KEY = b"memplan"
@@ -118,7 +123,7 @@ def read_parquet(source: Input, columns: Collection[str] | None = None) -> Trace
             for name in Columns.DTYPES
             if name in wanted
         }
-        check = PieceCheck(len(stacks))
+        check = EventCheck(len(stacks))
         for events in _pieces(path, _read(stream, file.metadata)):
             begin = check.rows
             if fault := check.fault(events):

@@ -3,56 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from memplan.arrays import Int64Array
-from memplan.trace.check import Fault, find_fault
 from memplan.trace.lives import OpenBlocks
 from memplan.trace.trace import Action, Columns, Mark
-
-
-class PieceCheck:
-    """The rules of `find_fault`, for the pieces of one trace in turn.
-
-    stacks: the length of the stack table. rows: of the pieces that passed so far.
-    """
-
-    def __init__(self, stacks: int) -> None:
-        self.rows = 0
-        self._stacks = stacks
-        none = Columns.of()
-        # The last event of each thread so far, ascending by thread.
-        self._thread, self._time = none.thread, none.time_ns
-
-    def fault(self, events: Columns) -> Fault | None:
-        """The first fault of the next piece, or None; its row is the trace's.
-
-        Only a piece without a fault counts as seen.
-        """
-        found = find_fault(events, self._stacks) or self._back_in_time(events)
-        if found is not None:
-            return replace(found, row=found.row + self.rows)
-        thread = np.concatenate([self._thread, events.thread])
-        time_ns = np.concatenate([self._time, events.time_ns])
-        self._thread, latest = np.unique(thread[::-1], return_index=True)
-        self._time = time_ns[::-1][latest]
-        self.rows += len(events)
-        return None
-
-    def _back_in_time(self, events: Columns) -> Fault | None:
-        """An event earlier than the last one of its thread in the pieces before."""
-        threads, first = np.unique(events.thread, return_index=True)
-        _, new, old = np.intersect1d(
-            threads, self._thread, assume_unique=True, return_indices=True
-        )
-        late = events.time_ns[first[new]] < self._time[old]
-        if not late.any():
-            return None
-        row = int(first[new][late].min())
-        problem = "is earlier than the event before it in the same thread"
-        return Fault(row, "time_ns", f"{events.time_ns[row]} {problem}")
 
 
 class Summary:

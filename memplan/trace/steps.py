@@ -24,6 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from memplan.arrays import BoolArray, Int64Array
 from memplan.levels import levels
@@ -188,18 +189,15 @@ def _repeating(lives: Lives, marks: list[bytes], alike: Alike) -> HotSteps | Non
     return None if best is None else best[1]
 
 
-def _longest_run(flags: list[bool]) -> tuple[int, int]:
-    """Begin and length of the first longest run of True."""
-    best, begin, length = (0, 0), 0, 0
-    for i, flag in enumerate(flags):
-        if not flag:
-            length = 0
-            continue
-        begin = i if length == 0 else begin
-        length += 1
-        if length > best[1]:
-            best = begin, length
-    return best
+def _longest_run(flags: npt.ArrayLike) -> tuple[int, int]:
+    """Begin and length of the first longest run of True; (0, 0) if all are False."""
+    ones = np.asarray(flags, dtype=np.int8)
+    edges = np.flatnonzero(np.diff(ones, prepend=0, append=0))
+    begins, lengths = edges[::2], edges[1::2] - edges[::2]
+    if not len(begins):
+        return 0, 0
+    longest = np.argmax(lengths)
+    return int(begins[longest]), int(lengths[longest])
 
 
 def signature(lives: Lives, step: int, alike: Alike) -> bytes:
@@ -281,13 +279,13 @@ def _longest_loop(lives: Lives) -> tuple[int, int, int] | None:
     best: tuple[int, int, int] | None = None
     for period in _periods(places):
         same = size[period:] == size[:-period]
-        for begin, length in _runs(same):
-            inside = np.searchsorted(places, [begin, begin + length + period])
-            if length + period < LEAST_PASSES * period or inside[0] == inside[1]:
-                continue
-            # A longer pass must be worth it.
-            if best is None or length + period > best[2] + best[2] // 8:
-                best = begin, period, length + period
+        begin, length = _longest_run(same)
+        inside = np.searchsorted(places, [begin, begin + length + period])
+        if length + period < LEAST_PASSES * period or inside[0] == inside[1]:
+            continue
+        # A longer pass must be worth it.
+        if best is None or length + period > best[2] + best[2] // 8:
+            best = begin, period, length + period
     return best
 
 
@@ -298,16 +296,6 @@ def _periods(places: Int64Array) -> list[int]:
         apart, often = np.unique(places[stride:] - places[:-stride], return_counts=True)
         found.update(apart[np.argsort(-often, kind="stable")][:4].tolist())
     return sorted(found)[:MOST_PERIODS]
-
-
-def _runs(same: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[tuple[int, int]]:
-    """Begin and length of the longest run of True, if there is one."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], same.astype(np.int8), [0]])))
-    begins, ends = edges[::2], edges[1::2]
-    if not len(begins):
-        return []
-    longest = int(np.argmax(ends - begins))
-    return [(int(begins[longest]), int(ends[longest] - begins[longest]))]
 
 
 def _quietest(lives: Lives, begin: int, period: int) -> int:

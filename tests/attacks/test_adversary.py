@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-FEW, MANY = 40, 200
+FEW, MANY = 20, 200
 BATCH = 20
 AGAIN = 2  # runs of a program that needed more
 MOST, SLACK = 1.02, 16 * MIB  # of the default's peak, and bytes
@@ -83,9 +83,8 @@ def check(first: int, count: int) -> None:
     assert not harmed, f"{len(harmed)} of {count} harmed:\n" + "\n".join(harmed)
 
 
-@pytest.mark.parametrize("first", range(0, FEW, BATCH))
-def test_no_program_is_harmed_by_another_programs_plan(first: int) -> None:
-    check(first, BATCH)
+def test_no_program_is_harmed_by_another_programs_plan() -> None:
+    check(0, FEW)
 
 
 @pytest.mark.soak

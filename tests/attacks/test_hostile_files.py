@@ -19,7 +19,7 @@ import pytest
 from tests.attacks.hostile import READERS
 from tests.conftest import ROOT
 
-FEW, MANY = 200, 1000
+FEW, MANY = 100, 1000
 SMALL_BOMB, BOMB = 1 << 18, 10 << 20
 READ_ALL = Path(__file__).with_name("read_all.py")
 _NOMINAL_SECONDS = 0.02  # to parse the text below

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from memplan.recording.caching_allocator import (
     CachingAllocator,
     DeviceFullError,
-    rounded,
     segment_size,
 )
+from memplan.trace.importers.snapshot_history import rounded
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ import memplan as library
 from memplan.errors import UsageError
 from memplan.native import _alloc
 from memplan.trace.trace import Action
-from tests.conftest import Run
+from tests.conftest import Command, Run
 
 
 def test_without_a_recording_or_a_plan_they_do_nothing() -> None:
@@ -117,13 +117,13 @@ print(said)
 
 
 def test_what_is_asked_for_meanwhile_does_not_depart_from_the_plan(
-    memplan: Run, tmp_path: Path
+    memplan: Run, command: Command, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAINING)
     recorded = memplan("record", "-q", "-o", "t.parquet", "train.py", "12")
     assert recorded.returncode == 0, recorded.stderr
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
+    assert command("solve", "t.parquet", "-o", "p.json").code == 0
     assert library.read_plan(tmp_path / "p.json").kinds == ()
     alone = subprocess.run(
         [sys.executable, "train.py", "30"], cwd=tmp_path, capture_output=True, text=True

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from memplan.recording.target import Target, through_launcher
-from memplan.trace.read import read_trace
 from tests.conftest import Run
 
 pytest.importorskip("torch")
@@ -48,23 +47,6 @@ def test_the_launcher_starts_memplan(given: str, told: str) -> None:
 )
 def test_what_starts_no_script_is_left_as_it_is(target: Target) -> None:
     assert through_launcher(target, WORDS) is None
-
-
-def test_each_rank_is_recorded(memplan: Run, tmp_path: Path) -> None:
-    (tmp_path / "s.py").write_text(
-        "import os, torch, memplan\n"
-        "for _ in range(6):\n"
-        "    memplan.step()\n"
-        "    torch.ones(500)\n"
-        "open('rank' + os.environ['RANK'], 'w').close()\n"
-    )
-    options = ("--standalone", "--nproc-per-node", "2")
-    command = ("record", "-o", "t.%r.parquet", "-m", RUN, *options, "s.py")
-    done = memplan(*command)
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        assert (tmp_path / f"rank{rank}").exists()
-        assert read_trace(tmp_path / f"t.{rank}.parquet").info.rank == rank
 
 
 def test_a_process_that_only_starts_others_is_told_of(

@@ -14,7 +14,7 @@ import pytest
 from memplan.trace.lives import lives_of
 from memplan.trace.read import read_trace
 from memplan.trace.trace import Action, Trace
-from tests.conftest import Run
+from tests.conftest import Command, Run
 from tests.partners import match_frees
 
 pytest.importorskip("torch")
@@ -122,9 +122,11 @@ def check_trace(path: Path) -> Trace:
     return trace
 
 
-@pytest.mark.parametrize("kind", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "kind", ["fork", pytest.param("spawn", marks=pytest.mark.soak)]
+)
 def test_data_loader_workers_under_a_recording_and_a_plan(
-    memplan: Run, tmp_path: Path, kind: str
+    memplan: Run, command: Command, tmp_path: Path, kind: str
 ) -> None:
     (tmp_path / "loading.py").write_text(LOADING)
     program = ("loading.py", kind, "2")
@@ -133,7 +135,7 @@ def test_data_loader_workers_under_a_recording_and_a_plan(
     done = memplan("record", "-q", "-o", "t.parquet", *program)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", alone)
     assert lives_of(check_trace(tmp_path / "t.parquet")).steps == 25
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
+    assert command("solve", "t.parquet", "-o", "p.json").code == 0
     done = memplan("apply", "-q", "--report", "r.json", "p.json", *program)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", alone)
     report = json.loads((tmp_path / "r.json").read_text())
@@ -142,8 +144,8 @@ def test_data_loader_workers_under_a_recording_and_a_plan(
 
 
 @pytest.mark.parametrize("options", [(), ("--steps", "6")])
-def test_a_forked_child_leaves_the_recording_to_its_parent(
-    memplan: Run, tmp_path: Path, options: tuple[str, ...]
+def test_a_forked_child_leaves_recording_and_report_to_its_parent(
+    memplan: Run, command: Command, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     (tmp_path / "forking.py").write_text(FORKING)
     done = memplan("record", *options, "-o", "t.parquet", "forking.py")
@@ -153,15 +155,9 @@ def test_a_forked_child_leaves_the_recording_to_its_parent(
     trace = check_trace(tmp_path / "t.parquet")
     assert lives_of(trace).steps == (7 if options else 8)
     assert len(np.unique(trace.events.thread)) <= 2  # the program's, and autograd's
-
-
-def test_a_forked_child_leaves_the_report_to_its_parent(
-    memplan: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "forking.py").write_text(FORKING)
-    done = memplan("record", "-q", "-o", "t.parquet", "forking.py")
-    assert done.returncode == 0, done.stderr
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
+    if options:
+        return
+    assert command("solve", "t.parquet", "-o", "p.json").code == 0
     done = memplan("apply", "--report", "r.json", "p.json", "forking.py")
     assert (done.returncode, done.stdout) == (0, "child\nchild ended with 3\n")
     assert done.stderr.count("steps under the plan") == 1
@@ -214,37 +210,6 @@ def test_a_forked_child_leaves_a_recording_of_the_gpu_alone(tmp_path: Path) -> N
     assert python("script.py", cwd=tmp_path).split() == ["0", "1"]
 
 
-LATE = """\
-import atexit, pickle, sys, threading, time
-
-
-def double(n):
-    return 2 * n
-
-
-def late():
-    time.sleep(0.2)
-    print(sys.argv, sys.path[0], pickle.loads(pickle.dumps(double))(4))
-
-
-if __name__ == "__main__":
-    print(__file__, __package__, type(__loader__).__name__, __cached__)
-    print(getattr(__spec__, "name", None), getattr(__spec__, "origin", None))
-    threading.Thread(target=late).start()
-    atexit.register(late)
-"""
-
-
-@pytest.mark.parametrize("program", [("late.py", "-x"), ("-m", "late", "-x")])
-def test_threads_and_exit_handlers_find_the_program_where_it_was(
-    memplan: Run, tmp_path: Path, program: tuple[str, ...]
-) -> None:
-    (tmp_path / "late.py").write_text(LATE)
-    alone = python(*program, cwd=tmp_path)
-    done = memplan("record", "-q", "-o", "t.parquet", *program)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", alone)
-
-
 TERMINATED = """\
 import os, signal, sys, time, torch
 {before}
@@ -265,7 +230,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_recording_that_is_terminated_names_the_way_back(
-    memplan: Run, tmp_path: Path
+    memplan: Run, command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(
         TERMINATED.format(
@@ -277,7 +242,7 @@ def test_a_recording_that_is_terminated_names_the_way_back(
     assert done.stdout == "15\n"  # so was the child, which said nothing
     recover = f"memplan recover {tmp_path}/t.parquet.journal"
     assert done.stderr.count("\n") == done.stderr.count(recover) == 1
-    assert memplan(*recover.split()[1:]).returncode == 0
+    assert command(*recover.split()[1:]).code == 0
     trace = read_trace(tmp_path / "t.parquet")
     # The ten, and one or both of those that were waited for.
     assert 10 < (trace.events.action == Action.ALLOC).sum() <= 12

@@ -13,7 +13,7 @@ import pytest
 from memplan.errors import UsageError
 from memplan.recording.ranks import of_rank, rank, ranks, written_by_rank
 from memplan.trace.read import read_trace
-from tests.conftest import ROOT, Run
+from tests.conftest import ROOT, Command
 
 DDP = """\
 import sys
@@ -119,7 +119,7 @@ SHARED = "all 4 ranks would write t.json; name it t.%r.json"
 )
 def test_where_names_do_not_fit_the_ranks_the_program_does_not_start(
     request: pytest.FixtureRequest,
-    memplan: Run,
+    command: Command,
     tmp_path: Path,
     ranked: str,
     line: str,
@@ -127,19 +127,21 @@ def test_where_names_do_not_fit_the_ranks_the_program_does_not_start(
 ) -> None:
     request.getfixturevalue(ranked)
     (tmp_path / "s.py").write_text("print('started')")
-    done = memplan(*line.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert why in done.stderr
+    said = command(*line.split())
+    assert (said.code, said.out) == (2, "")
+    assert why in said.err
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Two ranks, by torchrun; again where gloo's own threads end a rank at its exit,
     as they do now and then without memplan, too."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     before = set(folder.iterdir())
     for _ in range(3):
         done = subprocess.run(
-            [sys.executable, *torchrun, *arguments],
+            [sys.executable, *arguments],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -154,23 +156,24 @@ def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_rank_records_and_follows_a_plan_of_its_own(
-    memplan: Run, tmp_path: Path
+    command: Command, tmp_path: Path
 ) -> None:
     torch = pytest.importorskip("torch")
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         pytest.skip("this torch has no gloo")
     (tmp_path / "ddp.py").write_text(DDP)
-    done = launch(tmp_path, "ddp.py", "alone")
+    done = launch(tmp_path, *TORCHRUN, "ddp.py", "alone")
     assert done.returncode == 0, done.stderr
-    record = ("-m", "memplan", "record", "-o", "t.%r.parquet")
+    # memplan before the launcher, and below within it.
+    record = ("-m", "memplan", "record", "-o", "t.%r.parquet", *TORCHRUN)
     done = launch(tmp_path, *record, "ddp.py", "recorded")
     assert done.returncode == 0, done.stderr
     for i in range(2):
         info = read_trace(tmp_path / f"t.{i}.parquet").info
         assert (info.rank, info.ranks, info.complete) == (i, 2, True)
-        solved = memplan("solve", f"t.{i}.parquet", "-o", f"p.{i}.json")
-        assert solved.returncode == 0, solved.stderr
-    apply = ("-m", "memplan", "apply", "p.%r.json", "--report", "r.%r.json")
+        said = command("solve", f"t.{i}.parquet", "-o", f"p.{i}.json")
+        assert said.code == 0, said.err
+    apply = (*TORCHRUN, "-m", "memplan", "apply", "p.%r.json", "--report", "r.%r.json")
     done = launch(tmp_path, *apply, "ddp.py", "applied")
     assert done.returncode == 0, done.stderr
     for i in range(2):

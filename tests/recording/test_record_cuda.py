@@ -25,7 +25,6 @@ from memplan.errors import (
 from memplan.recording import cuda_history as cuda_room
 from memplan.recording import events as events_room
 from memplan.recording import record as record_room
-from memplan.recording.boundary import step as mark_step
 from memplan.recording.cuda_history import history_arguments
 from memplan.recording.options import RecordOptions
 from memplan.recording.record import Recording
@@ -34,7 +33,7 @@ from memplan.trace.read import read_trace
 from memplan.trace.recovery import path_of
 from memplan.trace.reserved import most_reserved, ran_out
 from memplan.trace.trace import Action
-from tests.conftest import Run
+from tests.conftest import Command
 from tests.snapshot_samples import FRAMES, Device, snapshot, step
 
 torch = pytest.importorskip("torch")
@@ -139,7 +138,7 @@ def cuda(**options: Any) -> RecordOptions:
 def program(device: Device, steps: int = 5) -> None:
     device.allocate(BASE, 100_000)
     for _ in range(steps):
-        mark_step()
+        memplan.step()
         step(device, BASE)
 
 
@@ -298,12 +297,14 @@ def test_one_device_can_be_chosen(
                 recording.finish()
 
 
+@pytest.mark.parametrize("wanted", ["cuda", "auto"])
 def test_recording_stops_after_some_steps(
-    fake: Callable[..., FakeTorch], tmp_path: Path
+    fake: Callable[..., FakeTorch], tmp_path: Path, wanted: str
 ) -> None:
     device = Device()
     fake_torch = fake(device)
-    recording = Recording(tmp_path / "t.json", cuda(steps=2))
+    options = RecordOptions(device=wanted, steps=2)
+    recording = Recording(tmp_path / "t.json", options)
     recording.start()
     fake_torch.use()
     program(device)
@@ -416,20 +417,6 @@ def test_auto_tells_what_became_of_either_recording(
     assert "the disk is gone" in str(recording.cpu_failure)
 
 
-def test_auto_stops_after_some_steps(
-    fake: Callable[..., FakeTorch], tmp_path: Path
-) -> None:
-    device = Device()
-    fake_torch = fake(device)
-    recording = Recording(tmp_path / "t.parquet", RecordOptions(steps=2))
-    recording.start()
-    fake_torch.use()
-    program(device)
-    recording.finish()
-    assert recording.trace is not None
-    assert len(recording.trace) == 1 + 2 * 10 + 1
-
-
 def test_only_parameters_that_torch_has_are_passed() -> None:
     def old(enabled: str, context: str | None, max_entries: int) -> None: ...
 
@@ -475,6 +462,9 @@ def test_a_programs_own_metadata_is_left_alone(
     ("options", "message"),
     [
         ({"steps": 0}, "steps=0: record at least one step"),
+        ({"steps": "some"}, "steps='some': write auto, all or a number"),
+        ({"steps": "all", "then_exit": True}, "then_exit needs a recording"),
+        ({"steps": None, "then_exit": True}, "then_exit needs a recording"),
         ({"max_entries": 0}, "max_entries=0: must be at least 1"),
         ({"device": "gpu"}, "device='gpu': write one of auto, cpu, cuda"),
         ({"stacks": "all"}, "stacks='all': write one of none, site, python"),
@@ -504,15 +494,13 @@ def test_in_python_the_device_can_be_chosen(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_cuda_cannot_be_recorded(memplan: Run, training: Path) -> None:
-    done = memplan("record", "--device", "cuda", "-o", "t.parquet", training)
-    assert done.returncode == EnvironmentUnfitError.exit_code
-    assert "finds no CUDA GPU" in done.stderr
-    assert done.stdout == ""
-    done = memplan("record", "--device", "auto", "-o", "t.parquet", training)
-    assert done.returncode == 0
-    assert "device" not in done.stderr
-    assert (training.parent / "t.parquet").exists()
+def test_without_a_gpu_cuda_cannot_be_recorded(
+    command: Command, training: Path
+) -> None:
+    said = command("record", "--device", "cuda", "-o", "t.parquet", training)
+    assert said.code == EnvironmentUnfitError.exit_code
+    assert "finds no CUDA GPU" in said.err
+    assert said.out == ""
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -571,7 +559,3 @@ def test_the_command_looks_for_no_hot_step_among_very_many_events(
         assert done.exit_code == 0, done.output
         assert f"hot step {expected}" in " ".join(done.output.split()), done.output
         assert "memplan solve" in done.output
-
-
-def test_step_is_the_public_name() -> None:
-    assert memplan.step is mark_step

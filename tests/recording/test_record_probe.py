@@ -66,8 +66,8 @@ DEFAULTS = {
 }
 
 
-def answer(tmp_path: Path, function: str, **macros: str) -> str:
-    """What the shim says of a fake c10 built with `macros`."""
+def answers(tmp_path: Path, **macros: str) -> list[str]:
+    """What the shim's check and its installation say of a fake c10 with `macros`."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -83,7 +83,8 @@ def answer(tmp_path: Path, function: str, **macros: str) -> str:
         "import ctypes, sys\n"
         "from memplan.native import _alloc\n"
         "ctypes.CDLL(sys.argv[1])\n"
-        f"print(_alloc.{function}(sys.argv[1]))\n"
+        "print(_alloc.check(sys.argv[1]))\n"
+        "print(_alloc.install(sys.argv[1]))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, library],
@@ -92,12 +93,11 @@ def answer(tmp_path: Path, function: str, **macros: str) -> str:
         text=True,
         check=True,
     )
-    return done.stdout.strip()
+    return done.stdout.splitlines()
 
 
 def test_a_known_interface_is_accepted(tmp_path: Path) -> None:
-    assert answer(tmp_path, "check") == ""
-    assert answer(tmp_path, "install") == ""
+    assert answers(tmp_path) == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,14 @@ def test_a_known_interface_is_accepted(tmp_path: Path) -> None:
 def test_a_foreign_interface_is_refused(
     tmp_path: Path, macros: dict[str, str], reason: str
 ) -> None:
-    assert answer(tmp_path, "check", **macros) == reason
-    assert answer(tmp_path, "install", **macros) == reason
+    assert answers(tmp_path, **macros) == [reason] * 2
 
 
 def test_another_allocator_with_a_higher_priority_is_left_in_force(
     tmp_path: Path,
 ) -> None:
-    said = answer(tmp_path, "install", PRIORITY="2")
-    assert said == "another CPU allocator is installed, with a higher priority"
+    said = "another CPU allocator is installed, with a higher priority"
+    assert answers(tmp_path, PRIORITY="2")[1] == said
 
 
 def test_a_library_that_is_not_loaded_is_refused() -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.errors import UsageError
 from memplan.recording.boundary import SETTLED_STEPS, Settling
-from memplan.recording.options import RecordOptions
 from memplan.trace.lives import strongest_mark
 from memplan.trace.read import read_trace
 from memplan.trace.steps import MAX_PERIOD
 from memplan.trace.trace import Action, Mark
-from tests.conftest import Run
+from tests.conftest import Command, Run
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -61,30 +58,20 @@ def test_a_stronger_mark_counts_alone() -> None:
     assert settling.settled
 
 
-@pytest.mark.parametrize("steps", ["some", 0, -1])
-def test_steps_are_a_number_auto_or_all(steps: Any) -> None:
-    with pytest.raises(UsageError, match="steps="):
-        RecordOptions(steps=steps)
-
-
-@pytest.mark.parametrize("steps", ["all", None])
-def test_a_recording_of_everything_does_not_end_the_program(steps: Any) -> None:
-    with pytest.raises(UsageError, match="then_exit needs a recording"):
-        RecordOptions(steps=steps, then_exit=True)
-
-
 def steps_in(path: Path) -> int:
     events = read_trace(path).events
     cuts = (events.action == Action.STEP) & (events.mark == strongest_mark(events))
     return int(cuts.sum())
 
 
-def test_then_exit_ends_the_program(memplan: Run, training: Path) -> None:
+def test_then_exit_ends_the_program(
+    memplan: Run, command: Command, training: Path
+) -> None:
     done = memplan("record", "--then-exit", "-o", "t.parquet", training, "100000")
     assert (done.returncode, done.stdout) == (0, "")
     assert "the steps repeat (--steps all" in done.stderr
     assert steps_in(training.parent / "t.parquet") < 2 * SETTLED_STEPS
-    assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
+    assert command("solve", "t.parquet", "-o", "p.json").code == 0
 
 
 def test_then_exit_runs_what_the_program_does_at_its_end(
@@ -128,10 +115,3 @@ def test_a_long_program_only_where_asked_for(
     assert (done.returncode, done.stdout) == (0, "through\n")
     assert ("(--steps all records all)" in done.stderr) is not whole
     assert (steps_in(tmp_path / "t.parquet") == 120) is whole
-
-
-@pytest.mark.parametrize("steps", ["0", "-2", "never"])
-def test_a_wrong_number_of_steps_is_refused(
-    memplan: Run, training: Path, steps: str
-) -> None:
-    assert memplan("record", "--steps", steps, training).returncode == 2

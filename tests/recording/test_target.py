@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Run
+from tests.conftest import ROOT, Command, Run
 
 # As commands have it: the program, a word about it, and its code.
 RUNNER = """\
@@ -18,7 +18,9 @@ from memplan.recording.target import leaving_concluded
 from memplan.recording.target import Target, run
 say = lambda goes_on: print("goes on", goes_on, file=sys.stderr)
 with leaving_concluded(say):
-    code = run(Target(sys.argv[1]))
+    is_module = sys.argv[1] == "-m"
+    name, *arguments = sys.argv[1 + is_module:]
+    code = run(Target(name, tuple(arguments), is_module))
 print("said afterwards", file=sys.stderr)
 sys.stdout.flush()
 sys.exit(code)
@@ -45,11 +47,38 @@ ENDS = {
     "    setattr(sys, name, io.TextIOWrapper(raw, encoding='utf-8'))\nprint('\xfc')",
     "deleted": "import sys; del sys.stdout, sys.stderr",
     "closes its log": "import sys; sys.stdout = open('log', 'w'); sys.stdout.close()",
+    "a code": "raise SystemExit(7)",
+    "no code": "raise SystemExit()",
+    "true": "import sys; sys.exit(True)",
     "exits in its hook": "import sys; sys.excepthook = lambda *_: sys.exit(42); 1 / 0",
-    "fails in its hook": "import sys; sys.excepthook = lambda *_: [][0]; 1 / 0",
     "shows in its hook": "import sys; sys.excepthook = lambda *e: print(e[1]); 1 / 0",
     "uses builtins": "__builtins__.word = 'w'; print(word, __builtins__.__name__)",
 }
+PRINTS = {
+    "a word": "raise SystemExit('bad luck')",
+    "fails": "def f():\n    return 1 / 0\n\n\nf()\n",
+    "no syntax": "x = = 1\n",
+    "fails in its hook": "import sys; sys.excepthook = lambda *_: [][0]; 1 / 0",
+}
+LATE = """\
+import atexit, pickle, sys, threading, time
+
+
+def double(n):
+    return 2 * n
+
+
+def late():
+    time.sleep(0.2)
+    print(sys.argv, sys.path[0], pickle.loads(pickle.dumps(double))(4))
+
+
+if __name__ == "__main__":
+    print(__file__, __package__, type(__loader__).__name__, __cached__)
+    print(getattr(__spec__, "name", None), getattr(__spec__, "origin", None))
+    threading.Thread(target=late).start()
+    atexit.register(late)
+"""
 
 
 def ran(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -66,11 +95,26 @@ def test_a_program_ends_as_under_python(body: str, tmp_path: Path) -> None:
     assert "said afterwards" in done.stderr.splitlines()
 
 
-def test_a_hook_that_fails_is_shown_as_python_shows_it(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(ENDS["fails in its hook"])
+@pytest.mark.parametrize("body", PRINTS.values(), ids=PRINTS)
+def test_what_a_program_prints_at_its_end_is_what_python_prints(
+    body: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(body)
     alone = ran("script.py", cwd=tmp_path)
     done = ran("-c", RUNNER, str(ROOT), "script.py", cwd=tmp_path)
+    assert done.returncode == alone.returncode
     assert alone.stderr and done.stderr == alone.stderr + "said afterwards\n"
+
+
+@pytest.mark.parametrize("program", [("late.py", "-x"), ("-m", "late", "-x")])
+def test_threads_and_exit_handlers_find_the_program_where_it_was(
+    program: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    alone = ran(*program, cwd=tmp_path)
+    done = ran("-c", RUNNER, str(ROOT), *program, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, alone.stdout)
+    assert done.stderr == "said afterwards\n"
 
 
 def test_exit_handlers_write_to_the_programs_log(tmp_path: Path) -> None:
@@ -122,7 +166,7 @@ def test_a_pool_can_be_told_to_leave_at_once(tmp_path: Path) -> None:
 
 
 def test_a_recording_and_a_report_end_with_a_program_that_leaves_at_once(
-    memplan: Run, tmp_path: Path
+    memplan: Run, command: Command, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
     (tmp_path / "script.py").write_text(
@@ -133,7 +177,7 @@ def test_a_recording_and_a_report_end_with_a_program_that_leaves_at_once(
     assert "memplan: recorded t.json" in done.stderr
     assert "49380" in (tmp_path / "t.json").read_text()
     assert not (tmp_path / "t.json.journal").exists()
-    memplan("solve", "--step", "all", "-o", "p.json", "t.json")
+    command("solve", "--step", "all", "-o", "p.json", "t.json")
     done = memplan("apply", "--report", "r.json", "p.json", "script.py")
     assert done.returncode == 9
     assert "steps under the plan" in done.stderr

@@ -38,16 +38,16 @@ def test_keys_and_suffixes_are_apart(cache: Cache) -> None:
     assert cache.find(KEY, ".cubin") is None
 
 
-@pytest.mark.parametrize("key", ["", "x" * 64, "../" + KEY, KEY.upper(), KEY + "0"])
-def test_a_key_is_a_hash(cache: Cache, key: str) -> None:
-    with pytest.raises(UsageError, match="not a SHA-256"):
-        cache.read(key, ".so")
-
-
-@pytest.mark.parametrize("suffix", ["", "so", "./x", ".so/..", ".SO\n"])
-def test_a_suffix_is_one(cache: Cache, suffix: str) -> None:
-    with pytest.raises(UsageError, match="and a suffix"):
-        cache.write(KEY, suffix, b"")
+@pytest.mark.parametrize(
+    ("key", "suffix"),
+    [(key, ".so") for key in ("", "x" * 64, "../" + KEY, KEY.upper(), KEY + "0")]
+    + [(KEY, suffix) for suffix in ("", "so", "./x", ".so/..", ".SO\n")],
+)
+def test_a_key_is_a_hash_and_a_suffix_is_one(
+    cache: Cache, key: str, suffix: str
+) -> None:
+    with pytest.raises(UsageError, match="not a SHA-256 in hex and a suffix"):
+        cache.write(key, suffix, b"")
 
 
 def test_a_damaged_entry_is_none_and_is_made_anew(cache: Cache) -> None:
@@ -117,33 +117,22 @@ def test_a_link_is_judged_by_where_it_leads(tmp_path: Path) -> None:
         Cache(tmp_path / "link")
 
 
-def test_a_folder_of_another_user_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    me = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    with pytest.raises(EnvironmentUnfitError, match="belongs to another user"):
-        Cache(tmp_path)
-
-
-def test_an_entry_of_another_user_is_none(
+def test_a_folder_and_an_entry_of_another_user_are_refused(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.write(KEY, ".so", b"x")
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     assert cache.read(KEY, ".so") is None
+    with pytest.raises(EnvironmentUnfitError, match="belongs to another user"):
+        Cache(cache.folder)
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentUnfitError, match="is not a folder"):
         Cache(tmp_path / "file")
-
-
-def test_a_folder_that_cannot_be_made_takes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    cache = Cache(tmp_path / "file" / "cache")
+    cache = Cache(tmp_path / "file" / "cache")  # which cannot be made
     assert cache.write(KEY, ".so", b"x") is None
     assert cache.read(KEY, ".so") is None
 

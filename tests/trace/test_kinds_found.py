@@ -171,3 +171,13 @@ def test_every_step_after_the_first_hot_one_is_accounted_for(steps: list[Step]) 
     for planned, kind in zip(plan.kinds, problem.kinds, strict=True):
         np.testing.assert_array_equal(planned.requests.buffer, kind.requests.buffer)
         assert planned.seen == len(kind.steps)
+
+
+def test_what_is_alive_two_steps_into_the_hot_ones_is_persistent() -> None:
+    hot = (Made(64, 1), Made(128, 0))
+    # Freed in the second hot step, in the third, and never.
+    before = (Made(500, 7), Made(700, 8), Made(30, None))
+    found = step_problem(trace_of([before, *[hot] * 6]))
+    assert found.hot is not None
+    assert found.hot.begin == 2
+    assert found.persistent_bytes == 730

@@ -335,15 +335,23 @@ def test_a_large_file_is_read_like_a_small_one(data):
         assert outcome(path) == small
 
 
-@pytest.mark.parametrize("field", ["100", "0x10", "", "99999999999999999999"])
-def test_what_is_wrong_in_a_large_file_is_told_with_its_line(tmp_path, field):
-    lines = [f"b{i},0,5,100\n" for i in range(120_000)]
-    lines[100_000] = f"b100000,0,5,{field}\n"
-    text = f"{HEADER}\n" + "".join(lines)
-    if field == "100":
-        assert len(read(tmp_path, text)) == 120_000
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ("b,0,5,100,", ""),
+        ("b,0,5,99999999999999999999,", "line 60002, column size: '9"),
+        ("b,0,5,100,4-3", "line 60002, column gaps: the gap '4-3' is empty"),
+    ],
+)
+def test_what_is_wrong_in_a_large_file_is_told_with_its_line(tmp_path, row, told):
+    lines = [f"b{i},0,5,100,1-2 3-4\n" for i in range(70_000)]
+    lines[60_000] = f"{row}\n"
+    text = f"{HEADER},gaps\n" + "".join(lines)
+    assert len(text) > minimalloc.LEAST_BYTES
+    if told:
+        assert told in refusal(tmp_path, text)
     else:
-        assert "line 100002, column size: " in refusal(tmp_path, text)
+        assert len(read(tmp_path, text).gaps.by_buffer(70_000)[60_001]) == 2
 
 
 def test_commands_take_a_csv_file_by_its_header_or_its_name(tmp_path):

@@ -95,10 +95,9 @@ def test_json_no_careful_writer_writes_is_refused(tmp_path, text, problem):
     assert problem in refusal(path, data)
 
 
-@pytest.mark.parametrize("filler", [b" ", b"[],"])
-def test_a_gzip_bomb_is_given_up_early(tmp_path, filler):
+def test_a_gzip_bomb_is_given_up_early(tmp_path):
     path = tmp_path / "t.json.gz"
-    bomb = gzip.compress(b'{"a":[' + filler * (150_000_000 // len(filler)), mtime=0)
+    bomb = gzip.compress(b'{"a":[' + b" " * 130_000_000, mtime=0)
     assert len(bomb) < 500_000
     assert "it decompresses to more than" in refusal(path, bomb)
 

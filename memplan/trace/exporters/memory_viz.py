@@ -6,7 +6,9 @@ is not made up: its segments are the stretches of addresses that blocks ever cov
 
 from __future__ import annotations
 
+import functools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from memplan.errors import InputError
 from memplan.files import PathLike, atomic_write
 from memplan.trace.importers.snapshot_history import REQUESTED
 from memplan.trace.lives import lives_of
-from memplan.trace.stacks import NO_STACK, StackTable
+from memplan.trace.stacks import NO_STACK, Frame, StackTable
 from memplan.trace.trace import Action, Mark, Trace
 
 PROTOCOL = 4
@@ -27,6 +29,7 @@ _NAMES = {
     Action.FREE_COMPLETED: "free_completed",
     Action.OOM: "oom",
 }
+_Frames = Callable[[int], list[dict[str, object]]]
 _FREES = (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
 
 
@@ -48,7 +51,7 @@ def to_snapshot(trace: Trace) -> dict[str, Any]:
         )
     devices = int(events.device.max(initial=0)) + 1
     histories: list[list[dict[str, Any]]] = [[] for _ in range(devices)]
-    frames = _Frames(trace.stacks)
+    frames = _frames_of(trace.stacks)
     announced = (events.action == Action.FREE_REQUESTED).any()
     begun = np.maximum.accumulate(events.time_ns) // 1000
     columns = (
@@ -61,7 +64,7 @@ def to_snapshot(trace: Trace) -> dict[str, Any]:
         if name is None or (address == 0 and action in _FREES):
             continue  # what has no bytes has no block that is freed
         entry = {"action": name, "addr": address, "size": size, "stream": cuda_stream}
-        entry |= {"time_us": time, "frames": frames.of(stack)}
+        entry |= {"time_us": time, "frames": frames(stack)}
         if action == Action.ALLOC:
             entry[REQUESTED] = requested  # torch leaves it out, and rounds it
         elif action == Action.OOM:
@@ -78,27 +81,21 @@ def to_snapshot(trace: Trace) -> dict[str, Any]:
     }
 
 
-class _Frames:
-    """The frames of each stack, made once: what is shared is written once."""
+def _frames_of(stacks: StackTable) -> _Frames:
+    """The frames of a stack by its index, innermost first, as a list of dicts.
 
-    def __init__(self, stacks: StackTable) -> None:
-        self._stacks = stacks
-        self._made: dict[int, list[dict[str, object]]] = {NO_STACK: []}
-        self._frames: dict[object, dict[str, object]] = {}
+    What is shared is made once, and so written once.
+    """
 
-    def of(self, stack: int) -> list[dict[str, object]]:
-        """A list of frames, innermost first."""
-        found = self._made.get(stack)
-        if found is None:
-            found = self._made[stack] = [self._frame(f) for f in self._stacks[stack]]
-        return found
+    @functools.cache
+    def entry(frame: Frame) -> dict[str, object]:
+        return {"filename": frame.filename, "line": frame.line, "name": frame.name}
 
-    def _frame(self, frame: Any) -> dict[str, object]:
-        found = self._frames.get(frame)
-        if found is None:
-            entries = {"filename": frame.filename, "line": frame.line}
-            found = self._frames[frame] = {**entries, "name": frame.name}
-        return found
+    @functools.cache
+    def frames(stack: int) -> list[dict[str, object]]:
+        return [entry(frame) for frame in stacks[stack]]
+
+    return frames
 
 
 def _annotations(trace: Trace, times: Int64Array) -> list[dict[str, object]]:
@@ -140,7 +137,7 @@ def _segment(
     """A segment that covers `rows`; of `live`, later blocks hide those beneath them."""
     events = trace.events
     base = at = int(events.address[rows[0]])
-    stack = frames.of(NO_STACK)
+    stack = frames(NO_STACK)
     blocks: list[dict[str, object]] = []
 
     def add(until: int, state: str, requested: int, called: list[Any]) -> None:
@@ -157,7 +154,7 @@ def _segment(
             continue  # its free was missed, and something else lies there
         add(address, "inactive", 0, stack)
         requested = int(events.requested_size[row])
-        add(address + size, "active_allocated", requested, frames.of(events.stack[row]))
+        add(address + size, "active_allocated", requested, frames(events.stack[row]))
         allocated += size
     add(end, "inactive", 0, stack)
     size = end - base

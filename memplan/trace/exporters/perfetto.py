@@ -6,6 +6,7 @@ asynchronous slice from its allocation to its free.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 
@@ -14,11 +15,9 @@ import numpy as np
 from memplan.arrays import Float64Array, Int64Array
 from memplan.files import PathLike, atomic_write
 from memplan.trace.lives import lives_of
-from memplan.trace.stacks import StackTable
 from memplan.trace.trace import Action, Columns, Trace
 from memplan.units import format_bytes
 
-_AT_A_TIME = 1 << 14  # events written together
 _STEPS, _BUFFERS = 1, 2  # threads, as the format calls its tracks
 
 
@@ -26,22 +25,10 @@ def write_perfetto(trace: Trace, path: PathLike) -> None:
     """Write `trace` to `path` as Chrome's JSON, atomically. Times are microseconds."""
     with atomic_write(path) as stream:
         stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        before = b""
-        for piece in _pieces(trace):
-            stream.write(before + ",\n".join(piece).encode("ascii"))
-            before = b",\n"
+        for number, event in enumerate(_events(trace)):
+            text = json.dumps(event, separators=(",", ":"))
+            stream.write(b",\n" * bool(number) + text.encode("ascii"))
         stream.write(b"\n]}\n")
-
-
-def _pieces(trace: Trace) -> Iterator[list[str]]:
-    piece: list[str] = []
-    for event in _events(trace):
-        piece.append(json.dumps(event, separators=(",", ":")))
-        if len(piece) == _AT_A_TIME:
-            yield piece
-            piece = []
-    if piece:
-        yield piece
 
 
 def _events(trace: Trace) -> Iterator[dict[str, object]]:
@@ -88,7 +75,13 @@ def _buffers(trace: Trace, times: Float64Array) -> Iterator[dict[str, object]]:
     owner = np.full(len(events), -1, dtype=np.int64)
     owner[freed] = made
     live: dict[int, int] = {}
-    names = _Names(trace.stacks)
+
+    @functools.cache
+    def called(stack: int) -> dict[str, str]:
+        """The stack in words, innermost call first; nothing where it is not known."""
+        calls = [f"{f.name} ({f.filename}:{f.line})" for f in trace.stacks[stack]]
+        return {"stack": "\n".join(calls)} if calls else {}
+
     columns = (events.action, events.device, events.requested_size, events.stack)
     rows = zip(*(c.tolist() for c in (*columns, owner)), times.tolist(), strict=True)
     sizes = events.requested_size.tolist()
@@ -107,24 +100,9 @@ def _buffers(trace: Trace, times: Float64Array) -> Iterator[dict[str, object]]:
         live[device] = live.get(device, 0) + change
         slice_ = {"cat": "buffer", "ph": begins, "id": number, **where}
         if change > 0:
-            site = names.of(stack)
-            yield {"name": format_bytes(size), **slice_, "args": {"bytes": size} | site}
+            told = {"bytes": size} | called(stack)
+            yield {"name": format_bytes(size), **slice_, "args": told}
         else:
             yield {"name": format_bytes(-change), **slice_}
         counter = {"ph": "C", "pid": device, "ts": time}
         yield {"name": "live bytes", **counter, "args": {"bytes": live[device]}}
-
-
-class _Names:
-    """The stack of each buffer in words, made once."""
-
-    def __init__(self, stacks: StackTable) -> None:
-        self._stacks = stacks
-        self._made: dict[int, dict[str, str]] = {}
-
-    def of(self, stack: int) -> dict[str, str]:
-        """`{"stack": ...}`, innermost call first, or nothing where it is not known."""
-        if stack not in self._made:
-            calls = [f"{f.name} ({f.filename}:{f.line})" for f in self._stacks[stack]]
-            self._made[stack] = {"stack": "\n".join(calls)} if calls else {}
-        return self._made[stack]

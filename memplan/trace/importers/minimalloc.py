@@ -45,6 +45,7 @@ _REQUIRED = ("id", "lower", "upper", "size")
 _LEAST = {"lower": 0, "upper": 0, "size": 1, "alignment": 1, "hint": -1, "offset": FREE}
 _ROW_BYTES = 170  # that a row takes up, with all that is made of it
 _GAP_BYTES = 130
+_WORD = re.compile(r"\S+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _GAP = re.compile(r"(\d{1,19})-(\d{1,19})(?:@(\d{1,19}):(\d{1,19}))?", re.ASCII)
 # pyarrow takes 0x10 for an integer, a tab for a blank, and a NUL for whatever follows.
@@ -129,11 +130,11 @@ class _Table:
         import pyarrow as pa
         from pyarrow import compute, csv
 
-        doubtful = "gaps" in self.columns or any(text in data for text in _DOUBTFUL)
         # A lone \r would end a line, too.
+        doubtful = any(text in data for text in _DOUBTFUL)
         if doubtful or data.count(b"\r") != data.count(b"\r\n"):
             return False
-        types = {n: pa.string() if n == "id" else pa.int64() for n in self.columns}
+        types = {n: pa.int64() if n in _LEAST else pa.string() for n in self.columns}
         try:
             table = csv.read_csv(
                 pa.BufferReader(data),
@@ -150,7 +151,10 @@ class _Table:
                     column_types=types, null_values=[], strings_can_be_null=False
                 ),
             )
-        except (pa.ArrowException, ValueError):
+            if "gaps" in self.columns:
+                for row, field in enumerate(table.column("gaps").to_pylist()):
+                    self._add_gaps(row, field)
+        except (pa.ArrowException, ValueError, InputError):
             return False
         ids = table.column("id")
         longest = compute.max(compute.utf8_length(ids)).as_py() or 0
@@ -159,7 +163,7 @@ class _Table:
         values = {
             name: np.array(table.column(name).to_numpy(), dtype=np.int64)
             for name in self.columns
-            if name != "id"
+            if name in _LEAST
         }
         if any((column < _LEAST[name]).any() for name, column in values.items()):
             return False
@@ -174,7 +178,7 @@ class _Table:
     def read(self, lines: Iterator[str]) -> None:
         """Read the rows one by one."""
         values = {name: array("q") for name in self.columns if name in _LEAST}
-        self.values = dict(values)
+        self.values, self.gaps = dict(values), array("q")
         blank, width = 0, len(self.columns)
         for number, line in enumerate(lines, 2):
             if not line.strip():
@@ -191,7 +195,10 @@ class _Table:
                 self.names, self.columns, fields, strict=True
             ):
                 if column == "gaps":
-                    self._add_gaps(number, field)
+                    try:
+                        self._add_gaps(number - 2, field)  # line 2 holds the first row
+                    except InputError as error:
+                        self._fail(number, name, str(error))
                 elif column != "id":
                     values[column].append(self._integer(number, name, column, field))
                 elif len(field) > MAX_TEXT:
@@ -250,12 +257,9 @@ class _Table:
             self._fail(line, name, f"{shown(text)} is not from {limits}")
         return value + inclusive
 
-    def _add_gaps(self, line: int, field: str) -> None:
-        try:
-            for gap in parse_gaps(field, self.inclusive):
-                self.gaps.extend((line - 2, *gap))  # line 2 holds the first buffer
-        except InputError as error:
-            self._fail(line, "gaps", str(error))
+    def _add_gaps(self, row: int, field: str) -> None:
+        for gap in parse_gaps(field, self.inclusive):
+            self.gaps.extend((row, *gap))
 
     def _check_rows(self, lower: Int64Array, upper: Int64Array) -> None:
         empty: BoolArray = lower >= upper
@@ -284,12 +288,12 @@ def parse_gaps(
     of a gap, as in files with an `end` column. Raises InputError for what is not a gap,
     and for an empty one.
     """
-    for found in re.finditer(r"\S+", text):
+    for found in _WORD.finditer(text):
         word = found[0]
         match = _GAP.fullmatch(word)
         if match is None:
             raise InputError(f"{shown(word)} is not a gap; write lower-upper")
-        lower, upper, begin, end = (int(number or 0) for number in match.groups())
+        lower, upper, begin, end = map(int, match.groups("0"))
         upper += inclusive
         if lower >= upper or (match[3] is not None and begin >= end):
             raise InputError(f"the gap {shown(word)} is empty")
