@@ -6,16 +6,12 @@ ValueError or TypeError: callers check what users give them.
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 class ConvTensors:
     """Where the tensors of a convolution lie in memory.
 
     sizes: of all dimensions, C and K of one group; stride: columns and rows; input and
-    output: elements from one row, and from one plane, to the next; packed_kernel:
-    [G][K / tile k][C][Fh][Fw][tile k] or [G][K][C][Fh][Fw]; tile: the register tile's
-    columns and channels.
+    output: elements from one row, and from one plane, to the next; tile: the register
+    tile's columns and channels. The kernel is [G][K / tile k][C][Fh][Fw][tile k].
     """
 
     def __init__(
@@ -25,7 +21,6 @@ class ConvTensors:
         element_bytes: int,
         input: Sequence[int],  # noqa: A002
         output: Sequence[int],
-        packed_kernel: bool,
         tile: Sequence[int],
     ) -> None: ...
 
@@ -38,11 +33,6 @@ class CacheSim:
     """
 
     def __init__(self, levels: Sequence[Sequence[int]]) -> None: ...
-    def access(
-        self, addresses: npt.NDArray[np.int64], writes: npt.NDArray[np.bool_]
-    ) -> None:
-        """References in order: byte addresses >= 0, and which of them write."""
-
     def blocked(self, tensors: ConvTensors, loops: Sequence[tuple[int, int]]) -> None:
         """A blocked convolution: (dimension, extent), innermost first, over tiles.
 

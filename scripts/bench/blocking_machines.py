@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from functools import cache
 
-from bench import blocking_data as data
-from bench.blocking_page import Page
-from bench.blocking_plots import Bar, bars
+from bench import blocking_figures as data
+from bench.blocking_figures import NAMES
+from bench.blocking_page import Bar, Page, bars
 from memplan.blocking.cost.latency import datapath_steps
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.cores_search import CoresNest, optimize_for_cores
 from memplan.blocking.design.network import NETWORKS
 from memplan.blocking.design.network_design import design_network
-from memplan.blocking.design.parallel import CoresEnergy
+from memplan.blocking.design.parallel import CoresEnergy, cores_energy
 from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.nest.array import Array
-from memplan.blocking.nest.layer import Layer, Tensor, parse_layer
+from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result
 from memplan.blocking.search.spatial import search_datapath
 
-NAMES = {Tensor.INPUT: "IB", Tensor.KERNEL: "KB", Tensor.OUTPUT: "OB"}
 # Nests for Conv1 whose outermost memory holds more or less of the kernels.
 SCHEDULES = (
     "Y2 Y4 X2 Y8 X8 Fw11 Fh11 Y16 Y32 X16 X64 K32 C32 C64 Y64 X128 K96 K192 C256 Y256 "
@@ -31,7 +30,7 @@ SCHEDULES = (
     "X8 Y8 Fw11 Fh11 X256 K384 C256 Y256",
 )
 _SHARED = (("xy", "KB"), ("k", "IB"))
-_CORES = (1, 2, 4, 8)
+_WAYS = [(way, n) for way, _ in _SHARED for n in (1, 2, 4, 8)]
 # Of ResNet-50 and MobileNetV3, and a product; every kind once or twice.
 _MAPPED = (
     *("3,64,112,112,7,7,S2", "64,64,56,56", "64,64,56,56,3,3", "64,256,56,56"),
@@ -47,7 +46,7 @@ def anew() -> list[CoresNest]:
     """Conv1's nests for every number of cores and split."""
     layer = data.CONVOLUTIONS[0]
     one = optimize(layer, data.UNROLL, Codesign()).nest
-    return optimize_for_cores(one, [(n, way) for way, _ in _SHARED for n in _CORES])
+    return optimize_for_cores(one, [(n, way) for way, n in _WAYS])
 
 
 def figure_9(page: Page) -> None:
@@ -55,7 +54,8 @@ def figure_9(page: Page) -> None:
     layer = data.CONVOLUTIONS[0]
     nests = [parse_nest(text, layer, data.UNROLL) for text in SCHEDULES]
     scaled = [
-        (f"schedule {number}", own) for number, own in enumerate(data.scaling(nests), 1)
+        (f"schedule {number}", [cores_energy(nest, n, way) for way, n in _WAYS])
+        for number, nest in enumerate(nests, 1)
     ]
     scaled.append(("one core's", [one.one_nest for one in anew()]))
     scaled.append(("searched", [one.energy for one in anew()]))

@@ -82,11 +82,8 @@ class Memory:
 
     def kernel(self, g: int, k: int, c: int, fh: int, fw: int) -> int:
         n = self.layer
-        if self.layout.packed_kernel:
-            block = g * -(-n.K // 8) + k // 8
-            place = (((block * n.C + c) * n.Fh + fh) * n.Fw + fw) * 8 + k % 8
-        else:
-            place = (((g * n.K + k) * n.C + c) * n.Fh + fh) * n.Fw + fw
+        block = g * -(-n.K // 8) + k // 8
+        place = (((block * n.C + c) * n.Fh + fh) * n.Fw + fw) * 8 + k % 8
         return self.kernel_base + 4 * place
 
     def output(self, b: int, g: int, k: int, y: int, x: int) -> int:
@@ -142,14 +139,12 @@ def gemm(
 ) -> Iterator[Reference]:
     """References of im2col, packing, and the product of all blocks."""
     memory = Memory(layer, layout)
-    depth, rows, _ = blocks
     total, positions = layer.C * layer.Fh * layer.Fw, layer.X * layer.Y
     panels = memory.end + _page(4 * total * positions)
-    kernels = panels + _page(4 * depth * rows)
     for b in range(layer.B):
         for g in range(layer.G):
             yield from _im2col(memory, b, g)
-            yield from _product(memory, b, g, blocks, panels, kernels)
+            yield from _product(memory, b, g, blocks, panels)
 
 
 def _im2col(memory: Memory, b: int, g: int) -> Iterator[Reference]:
@@ -171,9 +166,8 @@ def _product(
     g: int,
     blocks: tuple[int, int, int],
     panels: int,
-    kernels: int,
 ) -> Iterator[Reference]:
-    n, packed = memory.layer, memory.layout.packed_kernel
+    n = memory.layer
     total, positions = n.C * n.Fh * n.Fw, n.X * n.Y
     depth, rows, columns = blocks
 
@@ -184,13 +178,6 @@ def _product(
     for k0, k1 in _parts(n.K, columns):
         for p0, p1 in _parts(total, depth):
             deep = p1 - p0
-            if not packed:
-                for k in range(k0, k1, 8):
-                    for p in range(deep):
-                        for i in range(k, min(k + 8, k1)):
-                            yield weight(i, p0 + p), False
-                        for i in range(8):
-                            yield kernels + 4 * ((k - k0) * deep + p * 8 + i), True
             for m0, m1 in _parts(positions, rows):
                 for m in range(m0, m1, 16):
                     for p in range(deep):
@@ -208,9 +195,7 @@ def _product(
                                 place = (m - m0) * deep + p * 4 + j
                                 yield panels + 4 * place, False
                             for i in range(8):
-                                place = (k - k0) * deep + p * 8 + i
-                                other = weight(k, p0 + p) + 4 * i
-                                yield (other if packed else kernels + 4 * place), False
+                                yield weight(k, p0 + p) + 4 * i, False
                         for i in range(k, min(k + 8, k1)):
                             yield from _row(memory, b, g, i, m, min(m + 4, m1), p0)
 

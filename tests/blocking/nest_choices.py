@@ -47,6 +47,18 @@ def _orders(
         yield []
 
 
+def merged(loops: Sequence[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
+    """The loops, with those of one dimension side by side as one or as several: a
+    buffer slides along one."""
+    if not loops:
+        yield []
+        return
+    for rest in merged(loops[1:]):
+        yield [loops[0], *rest]
+        if rest and rest[0][0] == loops[0][0]:
+            yield rest
+
+
 def least_energy(traffic: Mapping[Tensor, Traffic], objective: Objective) -> float:
     """The least energy over all choices of buffers and memories, one nest's."""
     choices = [_choices(own, objective) for own in traffic.values()]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nest_strategies import layers
 
 from memplan.blocking.cost.evaluation import best_evaluation
-from memplan.blocking.cost.objective import Codesign, Fixed
+from memplan.blocking.cost.objective import Fixed
 from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.machine.registers import (
     TARGETS,
@@ -20,7 +20,7 @@ from memplan.blocking.machine.registers import (
     target_of,
 )
 from memplan.blocking.nest.layer import Layer, pooling
-from memplan.blocking.nest.precision import FORMATS, parse_precision
+from memplan.blocking.nest.precision import FORMATS
 from memplan.blocking.run.emit import register_tile_of
 from memplan.blocking.search.optimize import inner_loops, optimize
 from memplan.blocking.search.result import Options, Space
@@ -81,8 +81,6 @@ def test_an_unknown_target() -> None:
 
 CODED = {
     "window": Layer("window", 28, 28, 32, 48, 3, 3),
-    "1x1": Layer("1x1", 28, 28, 300, 64),
-    "stride": Layer("stride", 27, 14, 24, 40, 5, 5, stride=(2, 2)),
     "wide": Layer("wide", 200, 9, 3, 24, 3, 3),
     "groups": Layer("groups", 14, 14, 16, 16, 3, 3, B=2, G=4),
 }
@@ -128,29 +126,6 @@ def test_its_price_is_to_the_best_nest_on_the_same_tile(
     assert machine.evaluate(found.nest, found.memories) == pytest.approx(found.energy)
 
 
-def test_other_methods_and_memories() -> None:
-    layer = CODED["window"]
-    options = Options("divisors", target="portable", threads=1)
-    found = optimize(layer, {}, Codesign(), options)
-    assert found.method == "divisors"
-    assert register_tile_of(layer, found.nest, PORTABLE) == best_tile(layer, PORTABLE)
-
-
-@pytest.mark.parametrize("bits", ["int8", "input=3,kernel=5,partial=9,output=4"])
-@pytest.mark.parametrize("memory", ["xeon-e5645", None])
-def test_elements_of_other_bits(bits: str, memory: str | None) -> None:
-    precision, layer = parse_precision(bits), CODED["groups"]
-    objective = (
-        Codesign(precision=precision)
-        if memory is None
-        else Fixed(load_hierarchy(memory).at(precision))
-    )
-    found = optimize(layer, {}, objective, search(layer))
-    again = best_evaluation(layer, found.nest, objective)
-    assert again.precision == precision
-    assert again.total == pytest.approx(found.energy, rel=1e-12)
-
-
 def test_inner_loops_have_enough_steps_and_whole_lines() -> None:
     layer = Layer("layer", 112, 10, 64, 64, 3, 3, stride=(2, 2))
     tile = RegisterTile(16, 2, 14)
@@ -169,9 +144,3 @@ def test_layers_without_weights_have_no_code() -> None:
     layer = pooling("pool", 8, 8, 4, (2, 2), 2)
     with pytest.raises(UsageError, match="pool has no weights"):
         optimize(layer, {}, XEON, search(layer))
-
-
-def test_another_target_for_a_search() -> None:
-    layer = CODED["window"]
-    with pytest.raises(UsageError, match="mmx: not one of"):
-        optimize(layer, {}, XEON, search(layer, "mmx"))

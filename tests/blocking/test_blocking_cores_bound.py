@@ -7,12 +7,10 @@ import math
 import random
 from collections.abc import Mapping
 
-import pytest
-
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.design.cores_search import CoresBound, last_prices
 from memplan.blocking.design.parallel import SHARED, best_cores_energy, check_split
-from memplan.blocking.machine.energy import Curve, paper_curves
+from memplan.blocking.machine.energy import Curve
 from memplan.blocking.nest.counts import Traffic
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
@@ -128,20 +126,6 @@ def test_no_nest_is_below_the_bound() -> None:
         gaps.append(least / found - 1)
     assert len(gaps) > 2
     assert sorted(gaps)[len(gaps) // 2] < 0.05
-
-
-@pytest.mark.parametrize("split", ["k", "xy"])
-@pytest.mark.parametrize("wires", [0.0, 3.0, 40.0])
-def test_prices_of_last_memories(split: str, wires: float) -> None:
-    own = paper_curves()
-    last = last_prices(Codesign(own), 4, split, wires)
-    for tensor, curve in own.items():
-        for nbytes in (1, 100, 5000, 1 << 16, 3 << 20, 1 << 26):
-            price = curve.on_chip(nbytes / 4)
-            if tensor is SHARED[split]:
-                price = max(curve.on_chip(nbytes), wires) / 4
-            assert last[tensor].on_chip(nbytes) == pytest.approx(price)
-    assert last_prices(Codesign(own), 1, split, wires) == {}
 
 
 def test_more_time_raises_the_bound() -> None:

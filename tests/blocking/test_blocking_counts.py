@@ -53,33 +53,6 @@ def test_a_sliding_window_uses_an_input_less_than_its_width(
     assert buffer == Buffer(buffer.begin, buffer.end, size, 24, 0, fills, 0)
 
 
-def test_a_kernel_is_used_again_by_every_image_of_a_batch() -> None:
-    own = of("C4 B3 X2", KERNEL, C=4, B=3, X=2)
-    (buffer,) = own.buffers
-    assert (buffer.elements, buffer.reads, buffer.fills) == (4, 24, 4)
-
-
-def test_without_buffers_main_memory_serves_the_datapath() -> None:
-    own = of("C4 K2", KERNEL, C=4, K=2)
-    assert own.buffers == ()
-    assert own.main == own.demand == 8
-
-
-def test_what_the_datapath_does_at_once_it_reads_once() -> None:
-    layer = Layer("small", 2, 1, 4, 4, Fw=3)
-    traffic = count(parse_nest("C4 K4 Fw3", layer, {"C": 2, "K": 4, "X": 2}))
-    assert traffic[INPUT].demand == 2 * 3 * (2 * 2)  # trips of C and Fw, tile
-    assert traffic[KERNEL].demand == 2 * 3 * (2 * 4)
-    assert traffic[OUTPUT].demand == 2 * (6 * 8) - 8
-
-
-def test_a_stride_beyond_the_window_skips_columns() -> None:
-    layer = Layer("strided", 4, 1, 1, 2, Fw=2, stride=(3, 1))
-    own = count(parse_nest("Fw2 X4 K2", layer))[INPUT]
-    assert own.alpha == 8
-    assert [b.elements for b in own.buffers] == [2, 8]
-
-
 def test_pooling_has_no_kernel() -> None:
     layer = pooling("pool", 4, 4, 8, (2, 2), 2)
     traffic = count(parse_nest("Fw2 Fh2 X4 Y4 G8", layer))

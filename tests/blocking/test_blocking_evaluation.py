@@ -8,11 +8,9 @@ import pytest
 
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.machine.hierarchy import Hierarchy, load_hierarchy, presets
+from memplan.blocking.machine.hierarchy import load_hierarchy, presets
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor
 from memplan.blocking.nest.nest import Nest, parse_nest
-from memplan.blocking.search.optimize import optimize
-from memplan.blocking.search.result import Options
 
 CONV5 = PAPER_LAYERS["conv5"]
 NESTS = [
@@ -69,47 +67,3 @@ def test_energy_is_for_the_multiplications_that_are_needed() -> None:
 def test_bytes_on_the_chip_are_those_of_all_memories() -> None:
     assert load_hierarchy("diannao").nbytes == 36 << 10
     assert load_hierarchy("xeon-e5645").nbytes == (32 + 256 + 12 * 1024) << 10
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(
-    "layer",
-    [
-        Layer("even", 8, 4, 16, 8, 3, 3, B=2),
-        Layer("groups", 6, 12, 4, 16, G=3),
-        Layer("pool", 28, 14, 1, 1, 2, 2, G=16, stride=(2, 2), kernel=False),
-    ],
-    ids=lambda layer: layer.name,
-)
-@pytest.mark.parametrize("shrink", [1, 512])
-def test_chosen_buffers_cost_what_the_search_says(
-    layer: Layer, machine: Objective, shrink: int
-) -> None:
-    if isinstance(machine, Fixed):
-        machine = Fixed(shrunk(machine.hierarchy, shrink))
-    elif machine.budget is not None:
-        machine = replace(machine, budget=machine.budget // shrink)
-    found = optimize(layer, {}, machine, Options("divisors", threads=1))
-    assert found.memories is not None
-    own = evaluate(layer, found.nest, machine, choice=found.memories)
-    assert own.total == pytest.approx(found.energy, rel=1e-9)
-    assert own.levels[-1] == "DRAM"
-    assert {placed.level for placed in own.buffers} <= set(own.levels)
-    on_chip = [placed for placed in own.buffers if placed.level != "DRAM"]
-    assert len(on_chip) == len(found.memories)
-    if isinstance(machine, Codesign):
-        assert own.sram_bytes == sum(placed.nbytes for placed in on_chip)
-
-
-def shrunk(hierarchy: Hierarchy, by: int) -> Hierarchy:
-    """With levels so small that buffers compete for them."""
-    levels = []
-    for depth, level in enumerate(hierarchy.levels):
-        least = 8 << depth
-        private, shared = level.private_bytes, level.shared
-        if private is not None:
-            private = {t: max(size // by, least) for t, size in private.items()}
-        if shared is not None:
-            shared = max(shared // by, 4 * least)
-        levels.append(replace(level, shared=shared, private_bytes=private, cache=None))
-    return replace(hierarchy, levels=tuple(levels))

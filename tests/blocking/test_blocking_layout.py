@@ -20,8 +20,8 @@ ALIASED_STRING = "Fw4 Fh4 C6 Y8 X32 K40 Y32 C12"
 
 def test_planes_that_share_a_set_are_named_and_cured_by_padding() -> None:
     nest = parse_nest(ALIASED_STRING, ALIASED)
-    crowded = simulate(ALIASED, nest, XEON, gemm=False)
-    apart = simulate(ALIASED, nest, XEON, gemm=False, pad=True)
+    crowded = simulate(ALIASED, nest, XEON)
+    apart = simulate(ALIASED, nest, XEON, pad=True)
     assert [(a.tensor, a.stride, a.level, a.sets) for a in crowded.aliasing] == [
         (Tensor.OUTPUT, 4096, "L1", 1)
     ]

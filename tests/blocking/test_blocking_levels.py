@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests, traffic_of
 
-from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Fixed
 from memplan.blocking.cost.placement import MAIN
 from memplan.blocking.machine.energy import paper_curves
-from memplan.blocking.machine.hierarchy import Hierarchy, Level, load_hierarchy, presets
+from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
@@ -120,11 +119,6 @@ def test_what_fits_nowhere_is_served_by_main_memory() -> None:
     assert found.total == 900
 
 
-def test_buffers_that_save_nothing_have_no_name() -> None:
-    own = traffic_of(OUTPUT, 9, (1, 9), (2, 3))
-    assert packed(machine(10, private=False), own).assigned == named(OB0="P1")
-
-
 @pytest.mark.parametrize("private", [True, False])
 @given(nests(window_innermost=True, divisors=True), st.data())
 @settings(deadline=None)
@@ -151,11 +145,3 @@ def test_levels_hold_what_they_are_given(
     for name, size in zip(names, sizes, strict=True):
         taken = [largest[name, tensor] for tensor in traffic]
         assert (max(taken) if private else sum(taken)) <= size
-
-
-@pytest.mark.parametrize("name", presets())
-@given(nest=nests(window_innermost=True, divisors=True))
-@settings(deadline=None, max_examples=20)
-def test_presets_pack_any_nest(name: str, nest: Nest) -> None:
-    found = evaluate(nest.layer, nest, Fixed(load_hierarchy(name)))
-    assert 0 < found.compulsory <= found.total * (1 + 1e-12)

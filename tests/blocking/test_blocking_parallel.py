@@ -7,7 +7,7 @@ import pytest
 from memplan.blocking.cost.evaluation import evaluate
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.cost.placement import MAIN
-from memplan.blocking.design.parallel import core_scaling, cores_energy
+from memplan.blocking.design.parallel import SHARED, cores_energy
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor
 from memplan.blocking.nest.nest import parse_nest
 from memplan.errors import UsageError
@@ -43,8 +43,9 @@ def test_one_core_is_the_plain_energy() -> None:
 
 
 def test_what_is_shared_is_sent_to_all_cores_at_once() -> None:
-    bars = {(b.split, b.cores): b for b in core_scaling(NEST)}
-    assert list(bars) == [(s, n) for s in ("xy", "k") for n in (1, 2, 4, 8)]
+    bars = {
+        (way, n): cores_energy(NEST, n, way) for way in SHARED for n in (1, 2, 4, 8)
+    }
     for tensor, split in ((Tensor.KERNEL, "xy"), (Tensor.INPUT, "k")):
         two, eight = bars[split, 2].last[tensor], bars[split, 8].last[tensor]
         assert eight == pytest.approx(two / 4, rel=1e-12)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,28 +11,20 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nest_choices import all_loops, least_energy
 from nest_strategies import nests
 
-from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.evaluation import best_evaluation
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.design.network_design import design_network
 from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.machine.technology import load_technology
 from memplan.blocking.nest.counts import count
-from memplan.blocking.nest.layer import Layer, Tensor, parse_layer
-from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
+from memplan.blocking.nest.layer import Tensor, parse_layer
+from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.nest.precision import FORMATS, Precision, parse_precision
 from memplan.blocking.plan import BlockingPlan, PlannedLayer, Search
 from memplan.blocking.planfile import dump_plan, load_plan
-from memplan.blocking.search.exact import optimum
-from memplan.blocking.search.optimize import optimize
-from memplan.blocking.search.result import Options
 from memplan.cli.blocking import command as blocking
 from memplan.errors import FormatError, UsageError
-from tests.blocking.test_blocking_exact import _random_layer, _random_objective
-from tests.blocking.test_blocking_whole import all_nests, tiny
 
 CORE = {"C": 16, "K": 16}
 _SOME = st.sampled_from((1, 3, 4, 8, 12, 16, 32))
@@ -45,11 +36,6 @@ def with_bits(objective: Objective, precision: Precision) -> Objective:
     if isinstance(objective, Codesign):
         return replace(objective, precision=precision)
     return Fixed(objective.hierarchy.at(precision))
-
-
-def some_bits(rng: random.Random) -> Precision:
-    drawn = rng.choices((2, 4, 8, 8, 16, 24, 32), k=4)
-    return Precision(drawn[0], drawn[1], drawn[2], drawn[3])
 
 
 @settings(max_examples=40, deadline=None)
@@ -77,68 +63,6 @@ def test_bits_are_those_of_each_access(nest: Nest, bits: Precision) -> None:
     assert own.evaluate(nest) == pytest.approx(passed / 16 * pj, rel=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    nests(window_innermost=False, divisors=True, macs=3000),
-    BITS,
-    st.sampled_from(
-        (
-            Codesign(),
-            Codesign(budget=300),
-            Codesign(count_fills=True),
-            DIANNAO,
-            Fixed(load_hierarchy("xeon-e5645")),
-        )
-    ),
-)
-def test_the_best_memories_of_any_bits(
-    nest: Nest, bits: Precision, objective: Objective
-) -> None:
-    machine = with_bits(objective, bits)
-    traffic = machine.traffic(nest)
-    chosen = machine.evaluate(nest, best_memories(traffic, machine))
-    assert chosen == pytest.approx(least_energy(traffic, machine), rel=1e-9)
-
-
-def test_optima_of_the_enumeration() -> None:
-    for seed in range(30):
-        rng = random.Random(seed)
-        layer, unroll = _random_layer(rng)
-        bits = some_bits(rng)
-        machine = with_bits(_random_objective(rng), bits)
-        sized = layer.padded(unroll)
-        least = min(
-            least_energy(count(nest_of(sized, loops, unroll), bits), machine)
-            for loops in all_loops(layer, unroll)
-        )
-        found = optimum(layer, unroll, machine, Options("divisors", threads=1))
-        where = f"seed {seed}: {layer}, {unroll}, {machine}"
-        assert found.energy == pytest.approx(least, rel=1e-9), where
-        assert found.proved, where
-        again = machine.evaluate(found.nest, found.memories)
-        assert again == pytest.approx(least, rel=1e-9), where
-
-
-def test_optima_of_all_nests() -> None:
-    proved = 0
-    for seed in range(100, 116):
-        rng = random.Random(seed)
-        layer, unroll = tiny(rng)
-        bits = some_bits(rng)
-        machine = with_bits(_random_objective(rng), bits)
-        least = min(
-            least_energy(count(nest_of(layer, loops, unroll), bits), machine)
-            for loops in all_nests(layer, unroll)
-        )
-        found = optimize(layer, unroll, machine, Options(threads=1))
-        where = f"seed {seed}: {layer}, {unroll}, {machine}"
-        assert found.energy == pytest.approx(least, rel=1e-9), where
-        assert found.lower_bound is not None
-        assert found.lower_bound <= least * (1 + 1e-9), where
-        proved += found.proved
-    assert proved > 1
-
-
 def test_half_the_bits_take_half() -> None:
     """Where every memory is half as large, too, all else is the same."""
     layer = parse_layer("48,64,14,14,3,3")
@@ -158,32 +82,6 @@ def test_half_the_bits_take_half() -> None:
     )
     assert second.total == first.total / 2
     assert [b.nbytes * 2 for b in second.buffers] == [b.nbytes for b in first.buffers]
-
-
-@pytest.mark.parametrize("method", ["whole", "divisors"])
-def test_every_method_keeps_the_bits(method: str) -> None:
-    layer = Layer("small", 12, 12, 8, 12, 3, 3)
-    machine = Fixed(load_hierarchy("diannao").at(FORMATS["int8"]))
-    found = optimize(layer, {"C": 4, "K": 4}, machine, Options(method, threads=1))
-    held = best_evaluation(layer, found.nest, machine)
-    assert held.total == pytest.approx(found.energy, rel=1e-9)
-    assert held.precision == FORMATS["int8"]
-    assert held.mac_pj == 0.3
-
-
-def test_a_network_of_bits() -> None:
-    layers = [Layer("a", 8, 8, 16, 16, 3, 3), Layer("b", 4, 4, 16, 32)]
-    machine = Codesign(precision=FORMATS["int8"])
-    found = design_network(
-        layers, CORE, 1 << 14, levels=1, objective=machine, options=Options("divisors")
-    )
-    assert found.network.hierarchy.precision == FORMATS["int8"]
-    wide = design_network(layers, CORE, 1 << 14, levels=1, options=Options("divisors"))
-    assert found.network.energy < wide.network.energy
-    for one in found.network.layers:
-        fixed = Fixed(found.network.hierarchy)
-        again = fixed.evaluate(one.result.nest, one.result.memories)
-        assert again == pytest.approx(one.result.energy, rel=1e-9)
 
 
 @settings(max_examples=30, deadline=None)

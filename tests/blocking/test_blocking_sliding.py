@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nest_choices import all_loops, least_energy
 from nest_strategies import nests
 from nest_trace import Machine, MissError, Sliding, trace
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.evaluation import best_evaluation
-from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.cores_search import optimize_for_cores
 from memplan.blocking.design.network_design import design_network
 from memplan.blocking.design.parallel import best_cores_energy
@@ -24,22 +22,18 @@ from memplan.blocking.machine.hierarchy import Level, load_hierarchy
 from memplan.blocking.nest.array import Array
 from memplan.blocking.nest.counts import Buffer, count
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor, parse_layer
-from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
+from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.plan import BlockingPlan, PlannedLayer, Search
 from memplan.blocking.planfile import dump_plan, load_plan
-from memplan.blocking.search.exact import optimum
 from memplan.blocking.search.optimize import optimize
-from memplan.blocking.search.result import METHODS, Options
+from memplan.blocking.search.result import Options
 from memplan.blocking.search.spatial import search_datapath
-from tests.blocking.test_blocking_exact import _random_objective
 from tests.blocking.test_blocking_trace import examples, may_coincide
-from tests.blocking.test_blocking_whole import all_nests
 
 INPUT = Tensor.INPUT
 DIANNAO = load_hierarchy("diannao")
 SLID = Fixed(DIANNAO.slid())
 DEPTHWISE = Layer("depthwise", 14, 14, 1, 1, 3, 3, G=2)
-LAYERS = 16
 
 
 def sliding(text: str, layer: Layer) -> list[tuple[str, int, int]]:
@@ -66,11 +60,6 @@ def test_one_slides_inside_a_loop_over_kernels_where_no_stripe_is() -> None:
         ("X4", 3, 6 * 4 * 2 * 2 * 4),
         ("X8", 6, 10 * 2 * 4),
     ]
-
-
-def test_none_slides_where_tiles_do_not_overlap() -> None:
-    layer = Layer("strided", 8, 8, 2, 1, 2, 3, stride=(2, 2))
-    assert sliding("Fw2 X8 Fh2 Y4 Fh3 Y8 C2", layer) == [("Y8", 16 * 9, 16 * 17 * 2)]
 
 
 def test_a_stride_wider_than_one_takes_in_as_many_columns() -> None:
@@ -136,125 +125,6 @@ def test_a_ring_refuses_what_it_has_no_place_for() -> None:
 
 
 _OUTPUTS: Mapping[Tensor, Sequence[int]] = {Tensor.OUTPUT: []}
-
-
-def slid(objective: Objective, rng: random.Random) -> Objective:
-    """The same where some memories slide."""
-    if isinstance(objective, Codesign):
-        return replace(objective, sliding=True)
-    levels = list(objective.hierarchy.levels)
-    for number in {rng.randrange(len(levels)), rng.randrange(len(levels))}:
-        levels[number] = replace(levels[number], sliding=True)
-    return Fixed(replace(objective.hierarchy, levels=tuple(levels)))
-
-
-def tiny(rng: random.Random, most: int = 400) -> tuple[Layer, dict[str, int]]:
-    """A layer whose window is wider than its step, of few enough nests."""
-    while True:
-        sizes = {dim: rng.choice((1, 1, 1, 2, 3)) for dim in DIMS}
-        sizes |= {"X": rng.choice((3, 4, 5, 6)), "Fw": rng.choice((2, 3))}
-        stride = (rng.choice((1, 1, 1, 2)), rng.choice((1, 1, 2)))
-        layer = Layer("tiny", **sizes, stride=stride, kernel=rng.random() < 0.8)
-        unroll = {dim: rng.choice((2, 3)) for dim in "XCK" if rng.random() < 0.2}
-        number = len(list(itertools.islice(all_nests(layer, unroll), most + 1)))
-        if layer.Fw > stride[0] and 20 < number <= most:
-            return layer, unroll
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_optima_of_all_nests(part: int) -> None:
-    check_optima(range(part, LAYERS, 4))
-
-
-@pytest.mark.soak
-def test_optima_of_all_nests_of_many_layers() -> None:
-    check_optima(range(LAYERS, 300))
-
-
-def check_optima(seeds: range) -> None:
-    """Over all extents and orders: the search finds the least, and bounds it."""
-    better = 0
-    for seed in seeds:
-        rng = random.Random(seed)
-        layer, unroll = tiny(rng)
-        objective = slid(_random_objective(rng), rng)
-        found = optimize(layer, unroll, objective, Options(threads=1))
-        every = [nest_of(layer, loops, unroll) for loops in all_nests(layer, unroll)]
-        least = min(least_energy(objective.traffic(nest), objective) for nest in every)
-        where = f"seed {seed}: {layer}, {unroll}, {objective}"
-        assert found.energy == pytest.approx(least, rel=1e-9), where
-        assert found.lower_bound is not None
-        assert found.lower_bound <= least * (1 + 1e-9), where
-        counted = objective.evaluate(found.nest, found.memories)
-        assert counted == pytest.approx(found.energy, rel=1e-9), where
-        better += any(one.slides for one in found.memories or ())
-    assert better > len(seeds) / 8
-
-
-def test_optima_where_extents_divide() -> None:
-    for seed in range(40):
-        rng = random.Random(seed)
-        layer, unroll = tiny(rng, 120)
-        sized = layer.padded(unroll)
-        objective = slid(_random_objective(rng), rng)
-        least = min(
-            least_energy(objective.traffic(nest_of(sized, loops, unroll)), objective)
-            for split in all_loops(layer, unroll)
-            for loops in _merged(split)
-        )
-        found = optimum(layer, unroll, objective, Options(threads=1))
-        where = f"seed {seed}: {layer}, {unroll}, {objective}"
-        assert found.proved, where
-        assert found.energy == pytest.approx(least, rel=1e-9), where
-        counted = objective.evaluate(found.nest, found.memories)
-        assert counted == pytest.approx(found.energy, rel=1e-9), where
-
-
-def _merged(loops: Sequence[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
-    """The loops, with those of one dimension side by side as one or as several: a
-    buffer slides along one."""
-    if not loops:
-        yield []
-        return
-    for rest in _merged(loops[1:]):
-        yield [loops[0], *rest]
-        if rest and rest[0][0] == loops[0][0]:
-            yield rest
-
-
-@given(
-    nests(window_innermost=False, divisors=False, sliding=True),
-    st.sampled_from(
-        [
-            Codesign(sliding=True),
-            Codesign(budget=300, sliding=True),
-            SLID,
-            Fixed(load_hierarchy("zen4").slid()),
-        ]
-    ),
-)
-@examples(20)
-def test_no_nest_takes_less_than_the_bound(nest: Nest, objective: Objective) -> None:
-    found = optimize(
-        nest.layer, nest.unroll, objective, Options(threads=1, time_limit=0.3)
-    )
-    memories = best_memories(objective.traffic(nest), objective)
-    energy = objective.evaluate(nest, memories)
-    assert found.lower_bound is not None
-    assert found.lower_bound <= energy * (1 + 1e-9)
-    assert found.energy <= energy * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_finds_no_worse_where_buffers_slide(method: str) -> None:
-    layer = parse_layer("16,16,12,12,3,3")
-    plain, with_ = (
-        optimize(layer, {"C": 16, "K": 16}, machine, Options(method, threads=1))
-        for machine in (Fixed(DIANNAO), SLID)
-    )
-    assert with_.energy <= plain.energy
-    kept = best_evaluation(layer, with_.nest, SLID)
-    assert kept.total == pytest.approx(with_.energy, rel=1e-12)
 
 
 def test_levels_that_do_not_slide_hold_no_sliding_buffer() -> None:

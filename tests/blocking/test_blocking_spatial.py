@@ -126,7 +126,7 @@ def test_no_nest_takes_less_than_its_mappings_bound(
     assert machine.evaluate(nest, memories) >= float(found.energy[0])
 
 
-@pytest.mark.parametrize("text", ["16,16,16,16", "1,1,14,14,3,3,G8", "32,32,1,1,B32"])
+@pytest.mark.parametrize("text", ["16,16,16,16", "1,1,14,14,3,3,G8"])
 def test_registers_that_cost_nothing_leave_the_bound_below(text: str) -> None:
     """Prices in place of none are no part of it, however close it is."""
     layer, unroll = parse_layer(text), {"X": 4, "C": 4, "K": 4}
@@ -149,8 +149,6 @@ def test_registers_that_cost_nothing_leave_the_bound_below(text: str) -> None:
         ((4, 3, 3, 5, 2, 1, 1, 1), (1, 1), (2, 2)),
         ((5, 1, 4, 3, 3, 1, 1, 1), (2, 1), (6,)),
         ((3, 3, 1, 1, 2, 2, 1, 3), (1, 1), (3, 2)),
-        ((1, 1, 5, 7, 1, 1, 2, 1), (1, 1), (4,)),
-        ((2, 5, 2, 2, 1, 3, 1, 1), (1, 2), (2, 2)),
         # Four columns of the window and one touch less than three and two.
         ((7, 1, 1, 1, 5, 1, 1, 1), (2, 1), (4, 2)),
     ],
@@ -190,8 +188,6 @@ def test_the_best_of_all_mappings_is_found(
     [
         ((5, 1, 1, 2, 3, 1, 1, 1), (1, 1), (2, 2)),
         ((4, 2, 1, 1, 3, 2, 1, 1), (2, 1), (3,)),
-        ((1, 5, 1, 1, 1, 5, 1, 1), (1, 2), (3, 2)),
-        ((3, 3, 1, 1, 2, 2, 1, 2), (1, 1), (4,)),
     ],
 )
 @pytest.mark.parametrize("memories", [(4, 8, 4), (16, 16, 8)])
@@ -219,24 +215,6 @@ def test_stripes_and_mappings_together(
     assert found.energy == pytest.approx(least, rel=1e-9)
     assert found.lower_bound is not None
     assert found.lower_bound <= least * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1,1,14,14,3,3,G24",
-        "8,24,14,14,3,3",
-        "16,4,7,7",
-        "3,16,20,20,3,3,S2",
-    ],
-)
-def test_never_worse_than_the_channels_alone(text: str) -> None:
-    layer = parse_layer(text)
-    fixed = optimize(layer, {"C": 16, "K": 16}, DIANNAO, ONE)
-    found = search_datapath(layer, Array(), DIANNAO, ONE)
-    assert found.energy <= fixed.energy * (1 + 1e-9)
-    assert found.lower_bound is not None
-    assert found.lower_bound <= found.energy
 
 
 def test_depthwise_layers_use_the_array() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,18 +18,14 @@ from memplan.blocking.machine.hierarchy import Hierarchy, Level, load_hierarchy
 from memplan.blocking.nest.counts import count
 from memplan.blocking.nest.layer import DIMS, PAPER_LAYERS, Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
-from memplan.blocking.search import spatial as search_module
-from memplan.blocking.search.exact import optimum
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result, SearchProgress, Space
-from memplan.blocking.search.spatial import Task
 from memplan.errors import UsageError
-from memplan.sweep import sweep
 from tests.blocking.test_blocking_exact import _random_objective
 
 CORE = {"C": 16, "K": 16}
 DIANNAO = Fixed(load_hierarchy("diannao"))
-LAYERS = 64
+LAYERS = 24
 MOST = 500  # nests of a tiny layer
 
 
@@ -62,12 +57,15 @@ def all_nests(
     return extended(base, "")
 
 
-def tiny(rng: random.Random) -> tuple[Layer, dict[str, int]]:
-    """A layer of few enough nests, mostly of sizes that nothing divides."""
+def tiny(rng: random.Random, wide: bool = False) -> tuple[Layer, dict[str, int]]:
+    """A layer of few enough nests, mostly of sizes that nothing divides; wide: its
+    window is wider than its step."""
     while True:
         sizes = {dim: rng.choice((1, 1, 1, 2, 3, 4)) for dim in DIMS}
         sizes[rng.choice("XYCK")] = rng.choice((3, 5, 5, 7))
-        stride = (rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 2)))
+        if wide:
+            sizes |= {"X": rng.choice((3, 4, 5, 6)), "Fw": rng.choice((2, 3))}
+        stride = (rng.choice((1, 1, 2, 3)) if not wide else 1, rng.choice((1, 1, 2)))
         layer = Layer("tiny", **sizes, stride=stride, kernel=rng.random() < 0.85)
         unroll = {dim: rng.choice((2, 3, 4)) for dim in "XCK" if rng.random() < 0.25}
         number = len(list(itertools.islice(all_nests(layer, unroll), MOST + 1)))
@@ -75,16 +73,26 @@ def tiny(rng: random.Random) -> tuple[Layer, dict[str, int]]:
             return layer, unroll
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_optima_of_all_nests(part: int) -> None:
-    proved = 0
-    for seed in range(part, LAYERS, 4):
+def test_optima_of_all_nests() -> None:
+    check_optima(range(LAYERS))
+
+
+@pytest.mark.soak
+def test_optima_of_all_nests_of_many_layers() -> None:
+    check_optima(range(LAYERS, 300))
+
+
+def check_optima(seeds: range) -> None:
+    """Over all extents and orders: the search finds the least, and bounds it."""
+    proved = slid = 0
+    for seed in seeds:
         rng = random.Random(seed)
-        layer, unroll = tiny(rng)
-        objective = _random_objective(rng)
+        wide = seed % 2 == 1
+        layer, unroll = tiny(rng, wide)
+        objective = _random_objective(rng, wide)
         found = optimize(layer, unroll, objective, Options(threads=1))
         least = min(
-            least_energy(count(nest_of(layer, loops, unroll)), objective)
+            least_energy(objective.traffic(nest_of(layer, loops, unroll)), objective)
             for loops in all_nests(layer, unroll)
         )
         where = f"seed {seed}: {layer}, {unroll}, {objective}"
@@ -92,21 +100,25 @@ def test_optima_of_all_nests(part: int) -> None:
         assert found.lower_bound is not None
         assert found.lower_bound <= least * (1 + 1e-9), where
         assert found.space is Space.WHOLE
+        counted = objective.evaluate(found.nest, found.memories)
+        assert counted == pytest.approx(found.energy, rel=1e-9), where
         proved += found.proved
-    assert proved > 4
+        slid += any(one.slides for one in found.memories or ())
+    assert proved > len(seeds) / 4
+    assert slid > len(seeds) / 8
 
 
 # What a hill climb over such nests had found, in pJ per multiplication.
 @pytest.mark.parametrize(
     ("text", "better"),
     [
-        ("conv1", 10.31),
-        ("conv2", 5.95),
         ("conv3", 6.70),
-        ("conv4", 6.38501),
-        ("conv5", 6.8951),
-        ("64,192,71,71,3,3", 8.00),
-        ("512,512,7,7,3,3", 13.32),
+        pytest.param("conv1", 10.31, marks=pytest.mark.soak),
+        pytest.param("conv2", 5.95, marks=pytest.mark.soak),
+        pytest.param("conv4", 6.38501, marks=pytest.mark.soak),
+        pytest.param("conv5", 6.8951, marks=pytest.mark.soak),
+        pytest.param("64,192,71,71,3,3", 8.00, marks=pytest.mark.soak),
+        pytest.param("512,512,7,7,3,3", 13.32, marks=pytest.mark.soak),
     ],
 )
 def test_nests_that_do_not_divide(text: str, better: float) -> None:
@@ -139,31 +151,39 @@ def test_a_window_taken_apart() -> None:
     assert found.energy < 0.35 * apart.energy
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
-    nests(window_innermost=False, divisors=False, macs=3000),
+    nests(window_innermost=False, divisors=False, macs=3000)
+    | nests(window_innermost=False, divisors=False, sliding=True),
     st.sampled_from(
-        [Codesign(), Codesign(budget=300), DIANNAO, Fixed(load_hierarchy("zen4"))]
+        [
+            Codesign(),
+            Codesign(budget=300),
+            Codesign(budget=300, sliding=True),
+            DIANNAO,
+            Fixed(load_hierarchy("zen4").slid()),
+        ]
     ),
 )
 def test_no_nest_takes_less_than_the_bound(nest: Nest, objective: Objective) -> None:
     found = optimize(
-        nest.layer, nest.unroll, objective, Options(threads=1, time_limit=0.5)
+        nest.layer, nest.unroll, objective, Options(threads=1, time_limit=0.3)
     )
-    energy = objective.evaluate(nest, best_memories(count(nest), objective))
+    memories = best_memories(objective.traffic(nest), objective)
+    energy = objective.evaluate(nest, memories)
     assert found.lower_bound is not None
     assert found.lower_bound <= energy * (1 + 1e-9)
     assert found.energy <= energy * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_nest_of_a_large_layer_takes_less_than_the_bound(seed: int) -> None:
     """Where extents are taken together, and where columns and rows are alike."""
     rng = random.Random(seed)
     side = rng.choice((53, 97, 200))
     layer = Layer("large", side, side, 300, 500, 11, 11, B=rng.choice((1, 7)))
     objective: Objective = DIANNAO if seed % 2 else Codesign()
-    found = optimize(layer, CORE, objective)
+    found = optimize(layer, CORE, objective, Options(time_limit=1))
     assert found.lower_bound is not None
     assert found.lower_bound <= found.energy * (1 + 1e-12)
     alone = nest_of(layer, [(dim, layer.size(dim)) for dim in DIMS], {})
@@ -176,9 +196,9 @@ def test_the_best_memories_are_those_of_all_choices() -> None:
         layer, unroll = tiny(rng)
         objective = _random_objective(rng)
         loops = rng.choice(list(itertools.islice(all_nests(layer, unroll), MOST)))
-        traffic = count(nest_of(layer, loops, unroll))
-        chosen = best_memories(traffic, objective)
-        energy = objective.evaluate(nest_of(layer, loops, unroll), chosen)
+        nest = nest_of(layer, loops, unroll)
+        traffic = objective.traffic(nest)
+        energy = objective.evaluate(nest, best_memories(traffic, objective))
         assert energy == pytest.approx(least_energy(traffic, objective), rel=1e-9)
 
 
@@ -201,7 +221,7 @@ def test_the_same_nest_on_any_number_of_threads() -> None:
 
 def test_sizes_with_too_many_divisors_have_a_nest_all_the_same() -> None:
     layer = Layer("many", 720720, 720720, 720720, 1)
-    found = optimize(layer, CORE, DIANNAO, Options(time_limit=3))
+    found = optimize(layer, CORE, DIANNAO, Options(time_limit=0.5))
     assert found.lower_bound is not None
     assert found.energy >= found.lower_bound > 0
 
@@ -244,14 +264,3 @@ def test_what_a_signal_raises_is_not_lost() -> None:
 def test_unrolling_that_makes_no_sense(unroll: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=r"unrolling '[XZ]' by"):
         optimize(parse_layer("4,4,3,3"), unroll, Codesign())
-
-
-def test_ctrl_c_ends_all_of_several_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = [Task(PAPER_LAYERS["conv1"], CORE, Codesign())] * 2
-
-    def interrupted(*_: object) -> Result:
-        return replace(optimum(parse_layer("4,4,3,3")), interrupted=True)
-
-    monkeypatch.setattr(search_module, "optimize", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        sweep(tasks, processes=1)

@@ -40,16 +40,6 @@ class NetworkEnergy:
         return sum(layer.energy for layer in self.layers)
 
     @property
-    def macs(self) -> int:
-        """Multiplications of the whole network, without padding."""
-        return sum(layer.count * layer.layer.macs for layer in self.layers)
-
-    @property
-    def proved(self) -> bool:
-        """Whether every layer's nest is known to be optimal on this hierarchy."""
-        return all(layer.result.proved for layer in self.layers)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all memories on the chip."""
         return self.hierarchy.nbytes

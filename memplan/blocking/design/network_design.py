@@ -21,8 +21,8 @@ from memplan.blocking.design.design_moves import (
 from memplan.blocking.design.network import LayerEnergy, NetworkEnergy, distinct
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.layer import Layer, Tensor
-from memplan.blocking.search.optimize import optimize_one_of
 from memplan.blocking.search.result import Options, Result
+from memplan.blocking.search.spatial import search_one_of
 from memplan.errors import NoPlanError, UsageError
 
 BEST_DESIGNS = 10  # of a layer, in the paper
@@ -117,9 +117,9 @@ class NetworkSearch:
                 share = left / (2 * (len(layers) - number))
             how = replace(self._options, method="whole", time_limit=share)
             unroll = self._unrolls[number]
-            alone = optimize_one_of(one.layer, unroll, own, how)
+            alone = search_one_of(one.layer, unroll, own, how)
             total += one.count * (alone.lower_bound or 0.0)
-            found = optimize_one_of(one.layer, unroll, machine, how)
+            found = search_one_of(one.layer, unroll, machine, how)
             layers[number] = replace(one, result=_better(one.result, found))
             self.best = design, replace(network, layers=tuple(layers))
         if self._own_is_least:
@@ -195,7 +195,7 @@ class NetworkSearch:
         """What one layer would take if all the budget were its own."""
         self._in_time()
         layer, _ = self._layers[number]
-        result = optimize_one_of(layer, self._unrolls[number], self._own, self._options)
+        result = search_one_of(layer, self._unrolls[number], self._own, self._options)
         self._pools[number].add(result.nest)
         return result
 
@@ -286,7 +286,7 @@ class NetworkSearch:
         self._in_time()
         layer, _ = self._layers[number]
         unroll, memories = self._unrolls[number], Fixed(self._hierarchy(design))
-        result = optimize_one_of(layer, unroll, memories, self._options)
+        result = search_one_of(layer, unroll, memories, self._options)
         self._pools[number].add(result.nest)
         self._solved[key] = result
         return result

@@ -202,20 +202,6 @@ def _worth(ways: Iterable[_Way]) -> list[_Way]:
     return kept
 
 
-def core_scaling(
-    nest: Nest,
-    objective: Codesign | None = None,
-    cores: Sequence[int] = (1, 2, 4, 8),
-) -> list[CoresEnergy]:
-    """Figure 9's bars of one nest: every number of cores, the kernels shared, then the
-    input. Raises UsageError as `cores_energy` does."""
-    return [
-        cores_energy(nest, number, split, objective)
-        for split in ("xy", "k")
-        for number in cores
-    ]
-
-
 def check_split(nest: Nest, cores: int, split: str) -> None:
     """Raises UsageError where the layer cannot be split so among so many cores."""
     if split not in SHARED:

@@ -121,11 +121,6 @@ class Traffic:
         return self._words(self.demand)
 
     @property
-    def main_words(self) -> float:
-        """What reaches main memory, in units of 16 bits."""
-        return self._words(self.main)
-
-    @property
     def compulsory_words(self) -> float:
         """The compulsory accesses in units of 16 bits."""
         return self._words(self.alpha)

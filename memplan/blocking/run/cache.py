@@ -43,21 +43,20 @@ class Layout:
     """Elements from one row and one plane (of a channel) to the next in memory.
 
     Input [B][G C][rows][columns], padding included; output [B][G K][Y][X].
-    packed_kernel: [G][K / 8][C][Fh][Fw][8], else [G][K][C][Fh][Fw].
+    The kernel is packed as [G][K / 8][C][Fh][Fw][8].
     """
 
     input_row: int
     input_plane: int
     output_row: int
     output_plane: int
-    packed_kernel: bool = True
 
     @classmethod
-    def dense(cls, layer: Layer, packed_kernel: bool = True) -> Layout:
+    def dense(cls, layer: Layer) -> Layout:
         """Row after row, plane after plane."""
         wide, high = input_size(layer)
         plane = layer.X * layer.Y
-        return cls(wide, wide * high, layer.X, plane, packed_kernel)
+        return cls(wide, wide * high, layer.X, plane)
 
     def planes(self, layer: Layer) -> Iterable[tuple[Tensor, int, int]]:
         """Each tensor of planes: how many an image has, bytes from one to the next."""
@@ -177,7 +176,7 @@ class Simulation:
 
     layer, nest: the part of the layer that was simulated (`sample`), and its nest over
     register tiles; share: its part of all multiplications. expected: misses by level
-    that the model gives for the same part. gemm: None where it was not asked for.
+    that the model gives for the same part.
     """
 
     layer: Layer
@@ -185,19 +184,17 @@ class Simulation:
     share: float
     layout: Layout
     blocked: tuple[LevelCounts, ...]
-    gemm: tuple[LevelCounts, ...] | None
+    gemm: tuple[LevelCounts, ...]
     expected: tuple[float, ...]
     aliasing: tuple[Aliasing, ...]
 
 
-def simulate(  # noqa: PLR0913 - by name, but three
+def simulate(
     layer: Layer,
     nest: Nest,
     hierarchy: Hierarchy,
     *,
     pad: bool = False,
-    packed_kernel: bool = True,
-    gemm: bool = True,
     max_macs: int = MAX_MACS,
 ) -> Simulation:
     """Runs every reference of the blocked nest, and of im2col + GEMM, through caches.
@@ -209,7 +206,7 @@ def simulate(  # noqa: PLR0913 - by name, but three
     that are no caches.
     """
     whole = register_tiled(layer, nest)
-    layout = Layout.dense(layer, packed_kernel)
+    layout = Layout.dense(layer)
     if pad:
         layout = padded(layer, layout, hierarchy)
     part, inner = sample(layer, whole, max_macs)
@@ -219,7 +216,7 @@ def simulate(  # noqa: PLR0913 - by name, but three
         part.macs / layer.macs,
         layout,
         _counted(hierarchy, part, layout, inner),
-        _counted(hierarchy, part, layout, None) if gemm else None,
+        _counted(hierarchy, part, layout, None),
         expected_misses(inner, hierarchy),
         aliasing(layer, layout, hierarchy),
     )
@@ -354,7 +351,6 @@ def _counted(
         FLOAT_BYTES,
         [layout.input_row, layout.input_plane],
         [layout.output_row, layout.output_plane],
-        layout.packed_kernel,
         [TILE_X, TILE_K],
     )
     simulator = simulator_of(hierarchy)

@@ -105,17 +105,16 @@ def _along_time(
     ).read()
 
 
-def _product(left: Any, right: Any, *_: object, result: Any, **__: object) -> Reading:
+def _product(left: Any, right: Any, *_: object, **__: object) -> Reading:
     return _one(product(left.shape[0], left.shape[1], right.shape[1]))
 
 
-def _sum_and_product(
-    added: Any, left: Any, right: Any, *_: object, result: Any, **__: object
-) -> Reading:
-    return _product(left, right, result=result)
+def _added_to(reader: Callable[..., Reading]) -> Callable[..., Reading]:
+    """The reader of the same operation whose first operand is added to the result."""
+    return lambda added, *args, **kwargs: reader(*args, **kwargs)
 
 
-def _products(left: Any, right: Any, *_: object, result: Any, **__: object) -> Reading:
+def _products(left: Any, right: Any, *_: object, **__: object) -> Reading:
     # An operand that is expanded is one matrix for all.
     shapes = [
         (1 if one.shape[0] > 1 and one.stride(0) == 0 else one.shape[0], *one.shape[1:])
@@ -126,25 +125,17 @@ def _products(left: Any, right: Any, *_: object, result: Any, **__: object) -> R
     return _one(matrix_product(*shapes))
 
 
-def _sum_and_products(
-    added: Any, left: Any, right: Any, *_: object, result: Any, **__: object
-) -> Reading:
-    return _products(left, right, result=result)
-
-
-def _sum_of_products(
-    added: Any, left: Any, right: Any, *_: object, result: Any, **__: object
-) -> Reading:
+def _sum_of_products(left: Any, right: Any, *_: object, **__: object) -> Reading:
     groups, rows, inner = left.shape
     return _one(product(rows, groups * inner, right.shape[2]))
 
 
 def _grouped(
-    left: Any, right: Any, offs: Any = None, *_: object, result: Any, **__: object
+    left: Any, right: Any, offs: Any = None, *_: object, **__: object
 ) -> Reading:
     """Rows of several experts, one below the other; offs: where each one's end."""
     if left.dim() == right.dim() == 3:
-        return _products(left, right, result=result)
+        return _products(left, right)
     if (left.dim(), right.dim()) != (2, 3):
         raise InputError(": groups whose sizes are not known")
     if offs.device.type == "meta" or hasattr(offs, "fake_mode"):
@@ -157,42 +148,20 @@ def _grouped(
     )
 
 
-def _by_vector(left: Any, right: Any, *_: object, result: Any, **__: object) -> Reading:
+def _by_vector(left: Any, right: Any, *_: object, **__: object) -> Reading:
     return _one(product(left.shape[0], left.shape[1], 1))
 
 
-def _sum_and_by_vector(
-    added: Any, left: Any, right: Any, *_: object, result: Any, **__: object
-) -> Reading:
-    return _by_vector(left, right, result=result)
-
-
-def _dot(left: Any, right: Any, *, result: Any) -> Reading:
+def _dot(left: Any, right: Any, **_: object) -> Reading:
     return _one(product(1, left.shape[0], 1))
 
 
-def _attention(
-    query: Any, key: Any, value: Any, *_: object, result: Any, **__: object
-) -> Reading:
+def _attention(query: Any, key: Any, value: Any, *_: object, **__: object) -> Reading:
     return attention(query.shape, key.shape, value.shape)
 
 
-def _recurrent_layer(
-    sequence: Any,
-    weights: Any,
-    _1: Any,
-    _2: Any,
-    _3: Any,
-    _4: Any,
-    _5: Any,
-    _6: Any,
-    _7: Any,
-    mode: int,
-    hidden: int,
-    *_: object,
-    result: Any,
-    **__: object,
-) -> Reading:
+def _recurrent_layer(sequence: Any, *args: Any, **_: object) -> Reading:
+    mode, hidden = args[8:10]  # after weights, states and a flag
     steps, batch, inputs = sequence.shape
     return recurrent(_GATES.get(mode, 1), steps, batch, inputs, hidden)
 
@@ -226,14 +195,14 @@ _READERS: dict[str, Callable[..., Reading]] = {
     "mm": _product,
     "_int_mm": _product,
     "_scaled_mm": _product,
-    "addmm": _sum_and_product,
-    "_addmm_activation": _sum_and_product,
+    "addmm": _added_to(_product),
+    "_addmm_activation": _added_to(_product),
     "bmm": _products,
-    "baddbmm": _sum_and_products,
-    "addbmm": _sum_of_products,
+    "baddbmm": _added_to(_products),
+    "addbmm": _added_to(_sum_of_products),
     "_grouped_mm": _grouped,
     "mv": _by_vector,
-    "addmv": _sum_and_by_vector,
+    "addmv": _added_to(_by_vector),
     "dot": _dot,
     "vdot": _dot,
     "mkldnn_rnn_layer": _recurrent_layer,

@@ -151,16 +151,6 @@ def _least_energy(
     return result
 
 
-def optimize_one_of(
-    layer: Layer, unroll: Mapping[str, int], objective: Objective, options: Options
-) -> Result:
-    """The same for one of several searches, which Ctrl-C ends all."""
-    found = optimize(layer, unroll, objective, options)
-    if found.interrupted:
-        raise KeyboardInterrupt
-    return found
-
-
 def _settled(
     result: Result, layer: Layer, unroll: Mapping[str, int], objective: Objective
 ) -> Result:

@@ -115,7 +115,7 @@ def search_datapath(
 def search_one_of(
     layer: Layer, datapath: Datapath, objective: Objective, options: Options
 ) -> Result:
-    """The same for one of several searches, which Ctrl-C ends all."""
+    """`search_datapath` for one of several searches, which Ctrl-C ends all."""
     found = search_datapath(layer, datapath, objective, options)
     if found.interrupted:
         raise KeyboardInterrupt

@@ -84,9 +84,9 @@ def command(
 def _table(found: Simulation) -> None:
     columns = ["level", "accesses", "misses", "model", "misses/model"]
     columns += ["GEMM accesses", "GEMM/blocked"]
-    gemm = found.gemm or ()
     rows = []
-    for own, other, expected in zip(found.blocked, gemm, found.expected, strict=True):
+    levels = zip(found.blocked, found.gemm, found.expected, strict=True)
+    for own, other, expected in levels:
         rows.append(
             [
                 own.name,
@@ -103,7 +103,6 @@ def _table(found: Simulation) -> None:
 
 
 def _entries(found: Simulation) -> dict[str, object]:
-    gemm = found.gemm or ()
     return {
         "schema": "memplan.blocking-simulation",
         "version": 1,
@@ -122,7 +121,7 @@ def _entries(found: Simulation) -> dict[str, object]:
                 "gemm_misses": other.misses,
             }
             for own, other, expected in zip(
-                found.blocked, gemm, found.expected, strict=True
+                found.blocked, found.gemm, found.expected, strict=True
             )
         ],
         "aliasing": [

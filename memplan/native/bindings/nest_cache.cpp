@@ -1,6 +1,5 @@
-// Python's view of the cache simulator: arrays in, counts out, the GIL released.
+// Python's view of the cache simulator: counts out, the GIL released.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -8,7 +7,6 @@
 #include <array>
 #include <cstdint>
 #include <mutex>
-#include <stdexcept>
 #include <tuple>
 #include <vector>
 
@@ -23,8 +21,6 @@ using nb::literals::operator""_a;
 namespace {
 
 using Triple = std::array<std::int64_t, 3>;
-template <typename T>
-using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Counts = std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>;
 
 std::vector<nest::CacheGeometry> geometries(const std::vector<Triple>& levels) {
@@ -43,11 +39,10 @@ class Tensors {
  public:
   Tensors(const nest::Extents& sizes, std::array<std::int64_t, 2> stride,
           std::int64_t element_bytes, std::array<std::int64_t, 2> input,
-          std::array<std::int64_t, 2> output, bool packed_kernel,
+          std::array<std::int64_t, 2> output,
           std::array<std::int64_t, 2> tile)
       : tensors({sizes, stride[0], stride[1]},
-                {element_bytes, input[0], input[1], output[0], output[1],
-                 packed_kernel},
+                {element_bytes, input[0], input[1], output[0], output[1]},
                 {tile[0], tile[1]}) {}
 
   nest::ConvTensors tensors;
@@ -57,20 +52,6 @@ class Tensors {
 class Simulator {
  public:
   explicit Simulator(const std::vector<Triple>& levels) : caches_(geometries(levels)) {}
-
-  void access(const Array<std::int64_t>& addresses, const Array<bool>& writes) {
-    const nb::gil_scoped_release released;
-    const std::scoped_lock one_at_a_time(mutex_);
-    if (addresses.size() != writes.size())
-      throw std::invalid_argument("arrays differ in length");
-    const std::int64_t* const address = addresses.data();
-    const bool* const write = writes.data();
-    const std::size_t count = addresses.size();
-    for (std::size_t i = 0; i < count; ++i)
-      if (address[i] < 0) throw std::invalid_argument("an address is negative");
-    for (std::size_t i = 0; i < count; ++i)
-      caches_.touch(static_cast<std::uint64_t>(address[i]), write[i]);
-  }
 
   void blocked(const Tensors& of,
                const std::vector<std::tuple<int, std::int64_t>>& loops) {
@@ -108,13 +89,12 @@ class Simulator {
 void bind_cache(nb::module_& m) {
   nb::class_<Tensors>(m, "ConvTensors")
       .def(nb::init<const nest::Extents&, std::array<std::int64_t, 2>, std::int64_t,
-                    std::array<std::int64_t, 2>, std::array<std::int64_t, 2>, bool,
+                    std::array<std::int64_t, 2>, std::array<std::int64_t, 2>,
                     std::array<std::int64_t, 2>>(),
            "sizes"_a, "stride"_a, "element_bytes"_a, "input"_a, "output"_a,
-           "packed_kernel"_a, "tile"_a);
+           "tile"_a);
   nb::class_<Simulator>(m, "CacheSim")
       .def(nb::init<const std::vector<Triple>&>(), "levels"_a)
-      .def("access", &Simulator::access, "addresses"_a, "writes"_a)
       .def("blocked", &Simulator::blocked, "tensors"_a, "loops"_a)
       .def("gemm", &Simulator::gemm, "tensors"_a, "blocks"_a)
       .def("counts", &Simulator::counts);

@@ -72,7 +72,7 @@ void BlockedConv::multiply() {
                             low_[kX] * shape.stride_x + low_[kFw]),
              high_[kX] - low_[kX], stride, false);
   caches_->run(tensors_.kernel(low_[kG], low_[kK], low_[kC], low_[kFh], low_[kFw]),
-             high_[kK] - low_[kK], tensors_.kernel_stride(), false);
+             high_[kK] - low_[kK], element, false);
 }
 
 void BlockedConv::add_to_outputs() {

@@ -23,12 +23,9 @@ Im2colGemm::Im2colGemm(const ConvTensors& tensors, const Blocks& blocks)
   depth_ = n[kC] * n[kFh] * n[kFw];
   positions_ = n[kX] * n[kY];
   element_ = static_cast<std::uint64_t>(tensors.layout().element_bytes);
-  const auto bytes = [&](std::int64_t elements) {
-    return whole_pages(static_cast<std::uint64_t>(elements) * element_);
-  };
   columns_ = tensors.end();
-  panels_ = columns_ + bytes(depth_ * positions_);
-  kernel_panels_ = panels_ + bytes(blocks.depth * blocks.rows);
+  panels_ = columns_ + whole_pages(static_cast<std::uint64_t>(depth_ * positions_) *
+                                   element_);
 }
 
 void Im2colGemm::run(CacheSim& caches, const std::function<void()>& poll) const {
@@ -72,7 +69,6 @@ void Im2colGemm::product(CacheSim& caches, const std::function<void()>& poll,
     const Span channels = part(k, blocks_.columns, width);
     for (std::int64_t p = 0; p < depth_; p += blocks_.depth) {
       const Span depth = part(p, blocks_.depth, depth_);
-      if (!tensors_.layout().packed_kernel) pack_kernel(caches, g, depth, channels);
       for (std::int64_t m = 0; m < positions_; m += blocks_.rows) {
         const Span positions = part(m, blocks_.rows, positions_);
         poll();
@@ -91,19 +87,6 @@ std::uint64_t Im2colGemm::kernel_at(std::int64_t g, std::int64_t k,
                                     std::int64_t p) const {
   const Extents& n = tensors_.shape().size;
   return tensors_.kernel(g, k, p / (n[kFh] * n[kFw]), p / n[kFw] % n[kFh], p % n[kFw]);
-}
-
-void Im2colGemm::pack_kernel(CacheSim& caches, std::int64_t g, Span depth,
-                             Span channels) const {
-  const std::int64_t wide = tensors_.tile().k;
-  for (std::int64_t k = 0; k < channels.size; k += wide) {
-    const std::int64_t there = std::min(wide, channels.size - k);
-    for (std::int64_t p = 0; p < depth.size; ++p) {
-      caches.run(kernel_at(g, channels.from + k, depth.from + p), there,
-                 tensors_.kernel_stride(), false);
-      caches.run(at(kernel_panels_, k * depth.size + p * wide), wide, element_, true);
-    }
-  }
 }
 
 void Im2colGemm::pack_columns(CacheSim& caches, Span depth, Span positions) const {
@@ -127,9 +110,7 @@ void Im2colGemm::block(CacheSim& caches, std::int64_t b, std::int64_t g, Span de
   for (std::int64_t k = 0; k < channels.size; k += wide)
     for (std::int64_t m = 0; m < positions.size; m += high) {
       const std::uint64_t panel = at(panels_, m * depth.size);
-      const std::uint64_t weights = tensors_.layout().packed_kernel
-                                        ? kernel_at(g, channels.from + k, depth.from)
-                                        : at(kernel_panels_, k * depth.size);
+      const std::uint64_t weights = kernel_at(g, channels.from + k, depth.from);
       for (std::int64_t p = 0; p < depth.size; ++p) {
         caches.run(at(panel, p * high), high, element_, false);
         caches.run(at(weights, p * wide), wide, element_, false);

@@ -11,7 +11,7 @@ namespace memplan::nest {
 
 /// im2col, and a matrix product of the columns with the kernel for every image and
 /// group: output [Y X][K] = columns [Y X][C Fh Fw] x kernel. Columns are packed into
-/// panels of the register tile's height; so is the kernel, unless it is packed already.
+/// panels of the register tile's height; the kernel is packed already.
 class Im2colGemm {
  public:
   /// Depth, rows (positions) and columns (channels) of the blocks that are packed; rows
@@ -32,7 +32,6 @@ class Im2colGemm {
   void im2col(CacheSim& caches, std::int64_t b, std::int64_t g) const;
   void product(CacheSim& caches, const std::function<void()>& poll, std::int64_t b,
                std::int64_t g) const;
-  void pack_kernel(CacheSim& caches, std::int64_t g, Span depth, Span channels) const;
   void pack_columns(CacheSim& caches, Span depth, Span positions) const;
   void block(CacheSim& caches, std::int64_t b, std::int64_t g, Span depth,
              Span positions, Span channels) const;
@@ -45,7 +44,7 @@ class Im2colGemm {
   Blocks blocks_;
   std::int64_t depth_, positions_;
   std::uint64_t element_;
-  std::uint64_t columns_, panels_, kernel_panels_;
+  std::uint64_t columns_, panels_;
 };
 
 }  // namespace memplan::nest

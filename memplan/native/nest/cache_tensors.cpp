@@ -62,20 +62,10 @@ std::uint64_t ConvTensors::output(std::int64_t b, std::int64_t g, std::int64_t k
 std::uint64_t ConvTensors::kernel(std::int64_t g, std::int64_t k, std::int64_t c,
                                   std::int64_t fh, std::int64_t fw) const {
   const Extents& n = shape_.size;
-  std::int64_t at;
-  if (layout_.packed_kernel) {
-    const std::int64_t block = g * ceil_div(n[kK], tile_.k) + k / tile_.k;
-    at = (((block * n[kC] + c) * n[kFh] + fh) * n[kFw] + fw) * tile_.k + k % tile_.k;
-  } else {
-    at = (((g * n[kK] + k) * n[kC] + c) * n[kFh] + fh) * n[kFw] + fw;
-  }
+  const std::int64_t block = g * ceil_div(n[kK], tile_.k) + k / tile_.k;
+  const std::int64_t at =
+      (((block * n[kC] + c) * n[kFh] + fh) * n[kFw] + fw) * tile_.k + k % tile_.k;
   return kernel_ + static_cast<std::uint64_t>(at * layout_.element_bytes);
-}
-
-std::uint64_t ConvTensors::kernel_stride() const {
-  const Extents& n = shape_.size;
-  const std::int64_t elements = layout_.packed_kernel ? 1 : n[kC] * n[kFh] * n[kFw];
-  return static_cast<std::uint64_t>(elements * layout_.element_bytes);
 }
 
 }  // namespace memplan::nest

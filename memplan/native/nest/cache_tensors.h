@@ -17,10 +17,9 @@ struct ConvShape {
 
 /// Where elements lie, strides in elements: input [B][G C][rows][columns], output
 /// [B][G K][rows][columns], one after the other in memory with the kernel between.
-/// Packed kernels are [G][K / tile_k][C][Fh][Fw][tile_k], plain ones [G][K][C][Fh][Fw].
+/// The kernel is packed: [G][K / tile_k][C][Fh][Fw][tile_k].
 struct ConvLayout {
   std::int64_t element_bytes, input_row, input_plane, output_row, output_plane;
-  bool packed_kernel;
 };
 
 /// Outputs that stay in registers while the reduction's innermost loops go over them:
@@ -46,8 +45,6 @@ class ConvTensors {
                        std::int64_t x) const;
   std::uint64_t kernel(std::int64_t g, std::int64_t k, std::int64_t c, std::int64_t fh,
                        std::int64_t fw) const;
-  /// Bytes from one channel's weight to the next one's within a register tile.
-  std::uint64_t kernel_stride() const;
   /// The first byte, of a line and a page, behind all tensors.
   std::uint64_t end() const { return end_; }
 
