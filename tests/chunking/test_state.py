@@ -55,9 +55,9 @@ def test_what_the_model_writes_to_is_put_back(to: str) -> None:
         assert relative_error(model(x.clone()), module(x.clone())) <= 1e-5
 
 
-def test_autocast_is_as_it_was() -> None:
-    model, x = perceptron(), torch.randn(3, 101, 16)
-    plain = small(model, x)
+def test_autocast_is_as_it_was(attention: Any) -> None:
+    _, x, plain = attention
+    model = perceptron()
     with torch.autocast("cpu", torch.bfloat16):
         with pytest.raises(InputError, match="chunked without autocast"):
             plain(x)
@@ -90,28 +90,23 @@ def test_strides_that_do_not_divide(layers: Any, shape: tuple[int, ...]) -> None
         assert relative_error(model(other), module(other)) <= 1e-5
 
 
-def test_a_deep_copy_has_weights_of_its_own() -> None:
-    model, x = perceptron(), torch.randn(3, 101, 16)
-    module = small(model, x)
+def test_a_deep_copy_has_weights_of_its_own(attention: Any) -> None:
+    _, x, module = attention
     other = copy.deepcopy(module)
     with torch.no_grad():
         before = module(x)
         assert torch.equal(other(x), before)
-        other.model[0].weight.zero_()
+        other.model.out.weight.zero_()
         assert torch.equal(module(x), before)
         assert not torch.equal(other(x), before)
+    other.double()
+    with pytest.raises(InputError, match=r"norm\.weight of 16 float32"):
+        other(x)
 
 
-def test_it_is_not_pickled() -> None:
+def test_it_is_not_pickled(attention: Any) -> None:
     with pytest.raises(UsageError, match="its plan"):
-        pickle.dumps(small(perceptron(), torch.randn(3, 101, 16)))
-
-
-def test_weights_of_another_type_are_refused() -> None:
-    module = small(perceptron(), x := torch.randn(3, 101, 16))
-    module.double()
-    with pytest.raises(InputError, match=r"0\.weight of 256×16 float32"):
-        module(x)
+        pickle.dumps(attention[2])
 
 
 def test_nothing_that_needs_less_is_said() -> None:
