@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -9,7 +10,7 @@ from math import lcm
 from operator import getitem
 from typing import NamedTuple
 
-from memplan.chunking.region import call_of
+from memplan.chunking.region import call_of, defect
 from memplan.chunking.rules.flow import Flow, Slice
 from memplan.chunking.rules.table import flow
 from memplan.chunking.timing import PRODUCTS, is_product
@@ -51,8 +52,9 @@ class Candidate:
 class Landscape:
     """A program with the facts that the search uses repeatedly."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, errors: Counter[str]) -> None:
+        """errors: counts the slices for which a rule failed, by operator and error."""
+        self.program, self._errors = program, errors
         self.profile: Profile = profile(program)
         self.last, self.owned = lifetimes(program)
         self.maker = {
@@ -89,7 +91,11 @@ class Landscape:
         moving = self.program.moving
         if piece.dim in moving.get(op.name, ()):
             return None
-        found = flow(call_of(self.program, op, ""), piece)
+        try:
+            found = flow(call_of(self.program, op, ""), piece)
+        except Exception as error:  # a defect of one rule must not end the search
+            self._errors[defect(op.key, error)] += 1
+            return None
         if found is None:
             return None
         for name, need in zip(op.operands(), found.needs, strict=True):
@@ -458,12 +464,8 @@ def _joins(
         found = land.flow(op, piece) if size > 1 else None
         if found is None:
             continue
-        pairs = list(zip(op.operands(), found.needs, strict=True))
-        whole = all(
-            need is None or (region.extent * need.ratio).denominator == 1
-            for _, need in pairs
-        )
-        if whole and all(
+        pairs = zip(op.operands(), found.needs, strict=True)
+        if _whole_ends(found, region.extent) and all(
             slices[name] == need for name, need in pairs if name in slices
         ):
             if first is not meta and not _all_parts(land, op, piece):

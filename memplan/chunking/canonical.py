@@ -8,13 +8,14 @@ becomes two passes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 
 import torch
 
-from memplan.chunking.masks import options_of, without_known_masks
+from memplan.chunking.masks import Masks
+from memplan.chunking.rules.flow import arguments_of
 from memplan.chunking.rules.lowered import group_norm_apply, group_norm_statistics
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
@@ -23,41 +24,78 @@ from memplan.graph.program import Argument, Op, Program, Ref, Step, refs
 
 def searchable(program: Program, inference: Inference) -> Program:
     """The canonical form of a lowered program."""
-    for change in (without_known_masks, with_grouped_heads, parted, with_two_passes):
+    for change in (with_plain_attention, parted, with_two_passes):
         program = change(program, inference)
     return program
+
+
+def rewritten(
+    program: Program,
+    inference: Inference,
+    change: Callable[[Op], list[Op] | None],
+) -> Program:
+    """The program with each operator replaced by those that `change` makes of it; None:
+    it stays. Operators whose results are then unused are removed."""
+    new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
+    for step in program.ops:
+        made = change(step) if isinstance(step, Op) else None
+        for op in made or ():
+            inference.add(new, op)
+        new.ops += [step] if made is None else made
+    return without_dead(new)
+
+
+def with_plain_attention(program: Program, inference: Inference) -> Program:
+    """The program without known masks, and with keys and values that several heads of
+    queries share passed to attention once, not repeated.
+
+    A mask that hides the keys after each query becomes `is_causal`. Only masks that
+    depend on neither inputs nor parameters and buffers are known.
+    """
+    masks = Masks(program)
+    makers = {op.name: op for op in program.ops if isinstance(op, Op)}
+
+    def change(op: Op) -> list[Op] | None:
+        if op.key != "aten.scaled_dot_product_attention":
+            return None
+        return [_grouped(program, _unmasked(op, masks), makers)]
+
+    return rewritten(program, inference, change)
+
+
+def _options(op: Op) -> dict[str, Argument]:
+    """Attention's arguments besides query, key and value, by name, without defaults."""
+    names = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    given = {**dict(zip(names, op.args[3:], strict=False)), **op.kwargs}
+    return {name: value for name, value in given.items() if value}
+
+
+def _unmasked(op: Op, masks: Masks) -> Op:
+    options = _options(op)
+    mask = options.pop("attn_mask", None)
+    hides = masks.hides(mask.name) if isinstance(mask, Ref) else None
+    if hides is None or "is_causal" in options:
+        return op
+    if hides == "later keys":
+        options["is_causal"] = True
+    return Op(op.name, op.target, op.args[:3], options, op.line)
 
 
 THROUGH = {"aten.reshape", "aten._unsafe_view", "aten.clone"}
 
 
-def with_grouped_heads(program: Program, inference: Inference) -> Program:
-    """The program with keys and values that several heads of queries share passed to
-    attention once, not repeated; only without a mask, since some kernels with a mask
-    do not support groups."""
-    makers = {op.name: op for op in program.ops if isinstance(op, Op)}
-    new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
-    for step in program.ops:
-        if isinstance(step, Op) and step.key == "aten.scaled_dot_product_attention":
-            made = _grouped(program, step, makers)
-            inference.add(new, made)
-            new.ops.append(made)
-        else:
-            new.ops.append(step)
-    return without_dead(new)
-
-
 def _grouped(program: Program, op: Op, makers: dict[str, Op]) -> Op:
-    options = options_of(op)
+    """Attention to the keys and values that are repeated, if they are; only without a
+    mask, since some kernels with a mask do not support groups."""
+    options = _options(op)
     if "attn_mask" in options or "enable_gqa" in options:
         return op
-    sources = [_source(program, arg.name, makers) for arg in op.args[1:3]]
-    if None in sources:
+    key, value = (_source(program, arg.name, makers) for arg in op.args[1:3])
+    if key is None or value is None:
         return op
-    key, value = (program.metas[name] for name in sources if name is not None)
-    if key.shape[1] != value.shape[1]:
+    if program.metas[key].shape[1] != program.metas[value].shape[1]:
         return op
-    args = (op.args[0], *(Ref(name) for name in sources if name is not None))
+    args = (op.args[0], Ref(key), Ref(value))
     return Op(op.name, op.target, args, {**options, "enable_gqa": True}, op.line)
 
 
@@ -122,17 +160,11 @@ def parted(program: Program, inference: Inference) -> Program:
             gone.update(each.name for each in (*chain, *users[chain[0].name]))
     if not parts:
         return program
-    new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
-    for step in program.ops:
-        if isinstance(step, Op) and step.name in gone:
-            for each in parts.get(step.name, []):
-                inference.add(new, each)
-                new.ops.append(each)
-            continue
-        if isinstance(step, Op):
-            inference.add(new, step)
-        new.ops.append(step)
-    return without_dead(new)
+
+    def change(op: Op) -> list[Op]:
+        return parts.get(op.name, []) if op.name in gone else [op]
+
+    return rewritten(program, inference, change)
 
 
 def _chain(
@@ -168,15 +200,10 @@ def _splits_features(program: Program, split: Op, takers: list[Op]) -> bool:
         return False
     last = len(program.metas[split.args[0].name].shape) - 1
     return (
-        _dimension(split) in (-1, last)
+        arguments_of(split)["dim"] in (-1, last)
         and all(each.target is operator.getitem for each in takers)
         and min(meta.shape[-1] for meta in program.metas[split.name]) >= FEWEST
     )
-
-
-def _dimension(split: Op) -> int:
-    value = split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
-    return int(value)
 
 
 def _plain(program: Program, op: Op) -> bool:
@@ -231,27 +258,18 @@ def _product(product: Op, name: str, ends: tuple[int, int]) -> Iterator[Op]:
     yield Op(name, product.target, tuple(args), {}, product.line)
 
 
-EPSILON = 1e-5
-
-
 def with_two_passes(program: Program, inference: Inference) -> Program:
     """The program with each group norm as statistics and their application.
 
     Statistics need all elements of a group; applying them does not, so a loop can.
     """
-    new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
-    for step in program.ops:
-        if isinstance(step, Op) and step.key == "aten.group_norm":
-            for op in _passes(step):
-                inference.add(new, op)
-                new.ops.append(op)
-        else:
-            new.ops.append(step)
-    return new
+    return rewritten(program, inference, _passes)
 
 
-def _passes(op: Op) -> list[Op]:
-    x, groups, weight, bias, eps = _arguments(op)
+def _passes(op: Op) -> list[Op] | None:
+    if op.key != "aten.group_norm":
+        return None
+    x, groups, weight, bias, eps, _ = arguments_of(op).values()
     both = f"{op.name}_both"
     mean, rstd = f"{op.name}_mean", f"{op.name}_rstd"
     applied = (x, Ref(mean), Ref(rstd), weight, bias)
@@ -261,15 +279,6 @@ def _passes(op: Op) -> list[Op]:
         Op(rstd, operator.getitem, (Ref(both), 1), {}, op.line),
         Op(op.name, group_norm_apply, applied, {}, op.line),
     ]
-
-
-def _arguments(op: Op) -> tuple[Argument, ...]:
-    names = ("weight", "bias", "eps")
-    defaults = (None, None, EPSILON)
-    rest = list(op.args[2:5])
-    for name, default in list(zip(names, defaults, strict=True))[len(rest) :]:
-        rest.append(op.kwargs.get(name, default))
-    return (*op.args[:2], *rest)
 
 
 def rejoined(program: Program) -> Program:
@@ -290,31 +299,4 @@ def rejoined(program: Program) -> Program:
             ops.append(Op(step.name, joined, args, {}, step.line))
         else:
             ops.append(step)
-    used = {name for step in ops for name in step.operands()}
-    spare = {
-        step.name
-        for step in ops
-        if isinstance(step, Op)
-        and (step.target is group_norm_statistics or _of_statistics(step, made))
-    }
-    dead = {name for name in spare if name not in used}
-    dead |= {
-        name
-        for name in spare
-        if made[name].target is group_norm_statistics
-        and not any(
-            isinstance(step, Op) and name in step.operands() and step.name not in dead
-            for step in ops
-        )
-    }
-    kept = [step for step in ops if not (isinstance(step, Op) and step.name in dead)]
-    return replace(program, ops=kept)
-
-
-def _of_statistics(op: Op, made: dict[str, Op]) -> bool:
-    source = op.args[0] if op.target is operator.getitem else None
-    return isinstance(source, Ref) and (
-        made[source.name].target is group_norm_statistics
-        if source.name in made
-        else False
-    )
+    return without_dead(replace(program, ops=ops))

@@ -87,7 +87,10 @@ class _Chunking:
         self._inputs = Signature().arranged(model, given.args, given.kwargs)
 
     def ready(self, module: Chunked) -> Chunked:
-        """The module, able to prepare for inputs of other sizes."""
+        """The module, with the defects that the search met, and able to prepare for
+        inputs of other sizes."""
+        errors = dict(self._bench.internal_errors)
+        module.memplan = replace(module.memplan, internal_errors=errors)
         programs = {each.path: each.program for each in self._exports.targets}
         others = OtherSizes(programs, self._options.progress)
         module.accept(others, self._options.other_sizes)
@@ -117,7 +120,7 @@ class _Chunking:
             nothing = self._bench.unchanged(limit, "no part of it can be exported")
             if wanted.least:
                 return nothing
-            raise too_large(nothing, limit, self._before, [])
+            raise too_large(nothing, limit, self._before, [], {})
         return self._searched(wanted, limit)
 
     def _searched(self, wanted: Budget, limit: int) -> Chunked:
@@ -239,7 +242,7 @@ class _Chunking:
         effort = self._options.effort
         left = max(0.0, self._stop - time.monotonic())
         seconds = min(effort.seconds, left) / len(self._exports.targets)
-        return Search(
+        search = Search(
             target.program,
             self._exports.inference,
             self._machine,
@@ -247,6 +250,8 @@ class _Chunking:
             self._options.progress,
             self._whole,
         )
+        search.errors = self._bench.internal_errors
+        return search
 
     @property
     def _enough(self) -> float:
@@ -268,7 +273,9 @@ class _Chunking:
 
     def _refusal(self, limit: int) -> BudgetError:
         nearest = self._nearest or self._bench.unchanged(limit, "no plan found")
-        return too_large(nearest, limit, self._before, self._bench.rejections)
+        bench = self._bench
+        errors = bench.internal_errors
+        return too_large(nearest, limit, self._before, bench.rejections, errors)
 
     def _reuse(self, plan: str | os.PathLike[str] | ChunkPlan) -> Chunked:
         """The module of a stored plan, checked and measured like a new one."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -56,8 +58,6 @@ class _Writer:
         yield "from __future__ import annotations"
         yield ""
         yield "import torch"
-        yield ""
-        yield "aten = torch.ops.aten"
         for function in self._functions.values():
             yield ""
             yield ""
@@ -72,37 +72,46 @@ class _Writer:
         if program.inputs:
             yield f"{INDENT}{', '.join(program.inputs)}, = inputs"
         used = {name for step in program.ops for name in step.operands()}
-        used.update(refs(program.outputs))
+        given = set(refs(program.outputs))
         for name, place in program.constants.items():
-            if name in used:
+            if name in used | given:
                 yield f"{INDENT}{name} = weights[{place!r}]"
-        yield from self._steps(program, 1, set(program.inputs) | set(program.constants))
+        yield from self._steps(
+            program, 1, {*program.inputs, *program.constants, *given}
+        )
         yield f"{INDENT}return {_text(program.outputs)}"
 
-    def _steps(self, program: Program, depth: int, kept: set[str]) -> Iterator[str]:
+    def _steps(
+        self,
+        program: Program,
+        depth: int,
+        kept: set[str],
+        outputs: Sequence[Output] = (),
+    ) -> Iterator[str]:
         """The statements of a program; they delete names after their last use, except
-        the `kept` ones."""
+        the `kept` ones. outputs: what a loop's body writes to buffers."""
         pad = INDENT * depth
         last: dict[str, int] = {}
         for i, step in enumerate(program.ops):
             for name in (*step.operands(), *results(step)):
                 last[name] = i
-        for name in refs(program.outputs):
-            last[name] = len(program.ops)
-        ends: dict[int, list[str]] = {}
+        dying: dict[int, list[str]] = {}
         for name, i in last.items():
             if name not in kept:
-                ends.setdefault(i, []).append(name)
+                dying.setdefault(i, []).append(name)
         line = ""
-        over = _overwrites(program)
+        over = overwrites(program, *lifetimes(program))
         for i, step in enumerate(program.ops):
-            if step.line and step.line != line:
+            if depth == 1 and step.line and step.line != line:
                 line = step.line
                 yield f"{pad}# {line}"
-            dying = ends.get(i, [])
             yield from self._step(program, step, depth, over)
-            if dying:
-                yield f"{pad}del {', '.join(dying)}"
+            for name in results(step):
+                for output in outputs:
+                    if output.inner == name:
+                        yield f"{pad}{_narrow(output.buffer, output)}.copy_({name})"
+            if i in dying:
+                yield f"{pad}del {', '.join(dying[i])}"
 
     def _step(
         self, program: Program, step: Step, depth: int, over: dict[str, str]
@@ -121,7 +130,7 @@ class _Writer:
             self._functions[op.key] = op.target
             called = op.key
         else:
-            called = str(op.target)
+            called = f"torch.ops.{op.target}"  # in full: also a custom operator's
         items = [_text(arg) for arg in op.args]
         items += [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
         return f"{called}({', '.join(items)})"
@@ -135,20 +144,8 @@ class _Writer:
         yield f"{inside}{stop} = min({start} + {loop.step}, {loop.extent})"
         for entry in loop.inputs:
             yield f"{inside}{entry.inner} = {_narrow(entry.outer, entry)}"
-        written = {output.inner: output for output in loop.outputs}
-        body = loop.body
         outside = set(loop.wholes())
-        last = _last_uses(body, set(written))
-        over = _overwrites(body)
-        for i, step in enumerate(body.ops):
-            yield from self._step(body, step, depth + 1, over)
-            for name in results(step):
-                for output in loop.outputs:
-                    if output.inner == name:
-                        yield f"{inside}{_narrow(output.buffer, output)}.copy_({name})"
-            dying = [n for n, at in last.items() if at == i and n not in outside]
-            if dying:
-                yield f"{inside}del {', '.join(dying)}"
+        yield from self._steps(loop.body, depth + 1, outside, loop.outputs)
 
     def _buffer(self, program: Program, output: Output) -> str:
         if output.into is not None:
@@ -193,10 +190,6 @@ def _nest(value: Argument) -> str:
     return f"({inner},)" if len(value) == 1 else f"({inner})"
 
 
-def _overwrites(program: Program) -> dict[str, str]:
-    return overwrites(program, *lifetimes(program))
-
-
 def _in_place(op: Op, over: dict[str, str]) -> Op:
     """The operator, or its in-place form if it may overwrite its operand."""
     operand, written = over.get(op.name), in_place(op)
@@ -212,14 +205,6 @@ def _ends(loop: str) -> tuple[str, str]:
     """The names of the start and the end of a loop's range."""
     tail = loop.removeprefix("loop_")
     return f"start_{tail}", f"stop_{tail}"
-
-
-def _last_uses(body: Program, written: set[str]) -> dict[str, int]:
-    last: dict[str, int] = {}
-    for i, step in enumerate(body.ops):
-        for name in (*step.operands(), *results(step)):
-            last[name] = i
-    return last
 
 
 def _narrow(name: str, where: Input | Output) -> str:
@@ -282,14 +267,20 @@ def compiled(
     text: str, name: str
 ) -> Callable[[Sequence[object], Mapping[str, object]], tuple[object, ...]]:
     """The ``forward`` of a generated module; tracebacks show its lines."""
-    import linecache
-
     file = f"<{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     namespace: dict[str, Any] = {}
     exec(compile(text, file, "exec"), namespace)  # our own text, never a file's
     forward: Callable[..., tuple[object, ...]] = namespace["forward"]
     return forward
+
+
+def failed_statement(error: BaseException, names: Sequence[str]) -> str:
+    """The statement of the modules `compiled` under `names` that raised an error."""
+    files = {f"<{name}>" for name in names}
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.line or "" for frame in frames if frame.filename in files]
+    return lines[-1] if lines else " and ".join(names)
 
 
 def emitted(module: Chunked, name: str) -> str:

@@ -8,14 +8,11 @@ of queries need none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from memplan.graph.infer import Inference
-from memplan.graph.lower import without_dead
-from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped
+from memplan.graph.program import Meta, Op, Program, Ref, mapped
 
 SMALL = 1 << 16  # elements: smaller values are computed whole
 AT_ONCE = 1 << 20  # elements of a larger value that are computed at a time
@@ -25,43 +22,7 @@ BY_ELEMENT = {"aten.__and__", "aten.__or__", "aten.__xor__", "aten._to_copy"}
 BY_ELEMENT |= {"aten.to", "aten.where"}
 
 
-def without_known_masks(program: Program, inference: Inference) -> Program:
-    """The program without masks that hide nothing; a mask that hides the keys after
-    each query becomes `is_causal`.
-
-    Only masks that depend on neither inputs nor parameters and buffers are known.
-    """
-    masks = _Masks(program)
-    new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
-    for step in program.ops:
-        if isinstance(step, Op) and step.key == "aten.scaled_dot_product_attention":
-            plain = _unmasked(step, masks)
-            inference.add(new, plain)
-            new.ops.append(plain)
-        else:
-            new.ops.append(step)
-    return without_dead(new)
-
-
-def options_of(op: Op) -> dict[str, Argument]:
-    """Attention's arguments besides query, key and value, by name, without defaults."""
-    names = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    given = {**dict(zip(names, op.args[3:], strict=False)), **op.kwargs}
-    return {name: value for name, value in given.items() if value}
-
-
-def _unmasked(op: Op, masks: _Masks) -> Op:
-    options = options_of(op)
-    mask = options.pop("attn_mask", None)
-    hides = masks.hides(mask.name) if isinstance(mask, Ref) else None
-    if hides is None or "is_causal" in options:
-        return op
-    if hides == "later keys":
-        options["is_causal"] = True
-    return Op(op.name, op.target, op.args[:3], options, op.line)
-
-
-class _Masks:
+class Masks:
     """The values of a program that depend only on their operators."""
 
     def __init__(self, program: Program) -> None:

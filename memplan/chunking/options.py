@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -23,8 +23,6 @@ class Effort:
     width: sequences kept in the beam. wanted: how many plans within the budget end the
     search. reach: operators before and after the peak. built: candidates built of those
     weighed. seconds: time limit of one search. finest: the most chunks of a loop.
-    nested: whether regions may hold regions; copies: whether operators may run both
-    whole and in a loop; fresh: whether results always get memory of their own.
     """
 
     width: int = 3
@@ -33,9 +31,6 @@ class Effort:
     built: int = 10
     seconds: float = 60.0
     finest: int = 256
-    nested: bool = True
-    copies: bool = True
-    fresh: bool = False
 
 
 class BudgetError(NoPlanError):
@@ -127,12 +122,17 @@ def too_slow(module: Chunked, most: float, fits: str, instead: str) -> BudgetErr
 
 
 def too_large(
-    nearest: Chunked, limit: int, before: int, rejections: list[str]
+    nearest: Chunked,
+    limit: int,
+    before: int,
+    rejections: list[str],
+    errors: Mapping[str, int],
 ) -> BudgetError:
     """The error if no plan fits `limit` bytes.
 
     nearest: the module that needs least. before: bytes of the unchanged model.
-    rejections: why modules were rejected that might have fitted.
+    rejections: why modules were rejected that might have fitted. errors: how many
+    regions each internal error dropped.
     """
     plan = nearest.memplan
     floor, line = plan.measured_bytes_after, plan.peak_after.get("line", "")
@@ -142,6 +142,12 @@ def too_large(
         where += f" ({which} of it can be exported: {whole})"
     if rejections:
         where += f" ({len(rejections)} plans were rejected: {rejections[-1]})"
+    if errors:
+        most = max(errors, key=lambda error: errors[error])
+        count = sum(errors.values())
+        where += (
+            f" (internal errors dropped {count} regions, as in {most}; report them)"
+        )
     if floor >= before:
         found = f"no plan needs less than the {format_bytes(before)} of the model"
         floor = before

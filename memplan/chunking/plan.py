@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import TypedDict
 
 from memplan.chunking.region import Region
@@ -70,6 +72,8 @@ class ChunkPlan:
     model's Python hold beyond the needs of its operators (`held` in peak_before).
     peak_before, peak_after: where the estimated peaks are. slowdown: measured time,
     chunked over original. left_alone: path of an unchanged submodule -> reason.
+    internal_errors: defects of memplan, each with its operator -> how many regions were
+    dropped for it.
     """
 
     status: str
@@ -89,6 +93,7 @@ class ChunkPlan:
     torch: str = ""
     regions: tuple[RegionRow, ...] = ()
     left_alone: dict[str, str] = field(default_factory=dict)
+    internal_errors: dict[str, int] = field(default_factory=dict)
 
     @property
     def saved(self) -> float:
@@ -100,46 +105,37 @@ class ChunkPlan:
 def fingerprint(program: Program) -> str:
     """A hash of a program's operators, shapes and order."""
     digest = hashlib.sha256()
-
-    def add(step: Step) -> None:
+    for step in program.ops:
         if isinstance(step, Loop):
             raise TypeError("a program with loops has no fingerprint")
         metas = [program.metas[name] for name in (*step.operands(), step.name)]
-        digest.update(repr((step.name, str(step.target), metas)).encode())
+        # The text of a function holds its address, which differs between processes.
+        function = isinstance(step.target, FunctionType)
+        target = step.key if function else str(step.target)
+        digest.update(repr((step.name, target, metas)).encode())
         digest.update(repr((step.args, sorted(step.kwargs.items()))).encode())
-
-    for step in program.ops:
-        add(step)
     digest.update(repr(program.outputs).encode())
     return digest.hexdigest()
 
 
-def described(program: Program, path: str) -> list[RegionRow]:
+def described(program: Program, path: str, depth: int = 0) -> Iterator[RegionRow]:
     """A program's loops as reports show them, nested ones too."""
-    found: list[RegionRow] = []
-
-    def add(steps: list[Step], depth: int) -> None:
-        for step in steps:
-            if isinstance(step, Loop):
-                output = step.outputs[0]
-                found.append(
-                    {
-                        "module": path,
-                        "first": _outer(_first(step).name),
-                        "last": _outer(output.inner),
-                        "dimension": output.dim,
-                        "extent": step.extent,
-                        "step": step.step,
-                        "chunks": -(-step.extent // step.step),
-                        "operators": len(step.body.ops),
-                        "depth": depth,
-                        "line": step.line,
-                    }
-                )
-                add(step.body.ops, depth + 1)
-
-    add(program.ops, 0)
-    return found
+    for step in program.ops:
+        if isinstance(step, Loop):
+            output = step.outputs[0]
+            yield {
+                "module": path,
+                "first": _outer(_first(step).name),
+                "last": _outer(output.inner),
+                "dimension": output.dim,
+                "extent": step.extent,
+                "step": step.step,
+                "chunks": -(-step.extent // step.step),
+                "operators": len(step.body.ops),
+                "depth": depth,
+                "line": step.line,
+            }
+            yield from described(step.body, path, depth + 1)
 
 
 def _first(loop: Loop) -> Op:

@@ -21,8 +21,6 @@ SCHEMA = "memplan.chunks"
 VERSION = 1
 MAX_PLAN_BYTES = 256 << 20
 REMEDY = "make it anew with memplan chunk"
-_PART = frozenset({"path", "fingerprint", "regions"})
-_REGION = frozenset({"slices", "extent", "step", "copied", "inner", "fresh"})
 _REPORT = frozenset({"status", "reason", "budget_bytes", "device", "torch"})
 
 
@@ -31,6 +29,8 @@ def to_json(plan: ChunkPlan) -> dict[str, Any]:
     report = asdict(plan)
     report.pop("parts")
     report["regions"] = list(plan.regions)
+    if not plan.internal_errors:
+        report.pop("internal_errors")
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -38,11 +38,7 @@ def to_json(plan: ChunkPlan) -> dict[str, Any]:
         **report,
         "saved": plan.saved,
         "parts": [
-            {
-                "path": part.path,
-                "fingerprint": part.fingerprint,
-                "regions": [_region_json(region) for region in part.regions],
-            }
+            {**vars(part), "regions": list(map(_region_json, part.regions))}
             for part in plan.parts
         ],
     }
@@ -69,14 +65,13 @@ def read_chunk_plan(path: PathLike) -> ChunkPlan:
         raise FormatError(path, f"schema must be {SCHEMA!r}", "name a chunk plan")
     if table.fields["version"] != VERSION:
         raise FormatError(path, f"version must be {VERSION}", REMEDY)
-    parts = _list(table, "parts")
     return ChunkPlan(
         table.text("status"),
         table.text("reason"),
         table.integer("budget_bytes"),
         tuple(
-            _part(table.inside(each, f"parts[{i}]", _PART))
-            for i, each in enumerate(parts)
+            _part(table, each, f"parts[{i}]")
+            for i, each in enumerate(table.rows("parts"))
         ),
         device=table.text("device"),
         torch=table.text("torch"),
@@ -86,15 +81,8 @@ def read_chunk_plan(path: PathLike) -> ChunkPlan:
 def _region_json(region: Region) -> dict[str, Any]:
     return {
         "slices": [
-            [
-                name,
-                piece.dim,
-                piece.ratio.numerator,
-                piece.ratio.denominator,
-                piece.before,
-                piece.after,
-            ]
-            for name, piece in region.slices.items()
+            [name, dim, *ratio.as_integer_ratio(), before, after]
+            for name, (dim, ratio, before, after) in region.slices.items()
         ],
         "extent": region.extent,
         "step": region.step,
@@ -104,37 +92,34 @@ def _region_json(region: Region) -> dict[str, Any]:
     }
 
 
-def _part(table: Table) -> Part:
-    _demand(table, _PART)
-    regions = _list(table, "regions")
+def _part(outer: Table, value: object, name: str) -> Part:
+    table = _object(outer, value, name, "path fingerprint regions")
     return Part(
-        table.text("path"),
-        table.text("fingerprint"),
-        tuple(_region(table, each, f"regions[{i}]") for i, each in enumerate(regions)),
+        table.text("path"), table.text("fingerprint"), _regions(table, "regions")
     )
 
 
-def _region(outer: Table, value: object, name: str, depth: int = 0) -> Region:
+def _regions(table: Table, key: str, depth: int = 0) -> tuple[Region, ...]:
+    rows = enumerate(table.rows(key))
+    return tuple(_region(table, row, f"{key}[{i}]", depth) for i, row in rows)
+
+
+def _region(outer: Table, value: object, name: str, depth: int) -> Region:
     if depth > 8:
         raise outer.error(name, "holds regions in regions more than 8 deep")
-    table = outer.inside(value, outer.name(name), _REGION)
-    _demand(table, _REGION)
-    slices = [_slice(table, i, piece) for i, piece in enumerate(_list(table, "slices"))]
+    table = _object(outer, value, name, "slices extent step copied inner fresh")
+    slices = [_slice(table, i, piece) for i, piece in enumerate(table.rows("slices"))]
     if not slices or len(dict(slices)) < len(slices):
         raise table.error("slices", "must be slices, one of each of some operators")
-    copied = _list(table, "copied")
+    copied = table.rows("copied")
     table.check_texts(copied, lambda i: f"copied[{i}]")
-    inner = _list(table, "inner")
     extent = table.integer("extent", 2)
     return Region(
         dict(slices),
         extent,
         table.integer("step", 1, extent),
         frozenset(map(str, copied)),
-        tuple(
-            _region(table, each, f"inner[{i}]", depth + 1)
-            for i, each in enumerate(inner)
-        ),
+        _regions(table, "inner", depth + 1),
         fresh=table.flag("fresh"),
     )
 
@@ -155,14 +140,9 @@ def _slice(table: Table, at: int, value: object) -> tuple[str, Slice]:
     return str(name), Slice(dim, Fraction(numerator, denominator), before, after)
 
 
-def _demand(table: Table, keys: frozenset[str]) -> None:
-    missing = sorted(keys - table.fields.keys())
-    if missing:
-        raise table.error(missing[0], "is missing")
-
-
-def _list(table: Table, key: str) -> list[Any]:
-    value = table.fields[key]
-    if not isinstance(value, list):
-        raise table.error(key, "must be a list")
-    return value
+def _object(outer: Table, value: object, name: str, keys: str) -> Table:
+    """The object at `name`, which has at least the fields `keys`."""
+    table = outer.inside(value, outer.name(name), frozenset())
+    for key in sorted(set(keys.split()) - table.fields.keys()):
+        raise table.error(key, "is missing")
+    return table

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from memplan.chunking.rules.flow import Call, Slice
 from memplan.chunking.rules.table import flow
+from memplan.graph.export import first_line
 from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.liveness import lifetimes, roots_of
 from memplan.graph.program import (
@@ -31,6 +32,10 @@ Sizes = tuple[object, ...]
 
 class NotLoopableError(Exception):
     """The operators form no loop, because of their shapes or dependencies."""
+
+
+class RegionError(NotLoopableError):
+    """A defect of memplan, as in a rule. The message names the operator."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +85,27 @@ def chunked(program: Program, region: Region, inference: Inference) -> Program:
     """A copy of `program` with the operators of `region` in one loop.
 
     Operators between the members run before the loop if it needs them, else after it.
-    Raises NotLoopableError if that is impossible.
+    Raises NotLoopableError if that is impossible; RegionError if a rule is wrong.
     """
-    return _Builder(program, region, inference).build()
+    builder = _Builder(program, region, inference)
+    try:
+        return builder.build()
+    except NotLoopableError:
+        raise
+    except Exception as error:  # a defect must not end the search
+        raise RegionError(defect(builder.operator, error)) from error
+
+
+def defect(operator: str, error: Exception) -> str:
+    """An internal error as reports name it."""
+    return f"{operator}: {first_line(error)}"
 
 
 class _Builder:
     def __init__(self, program: Program, region: Region, inference: Inference) -> None:
         self._old, self._region, self._inference = program, region, inference
         self._name = loop_name(region)
+        self.operator = ""  # that is being added, or was last
         self._members = [
             op for op in program.ops if isinstance(op, Op) and op.name in region.slices
         ]
@@ -151,6 +168,7 @@ class _Builder:
 
     def _add(self, op: Op) -> None:
         """Add a member to the body, on slices of its operands."""
+        self.operator = op.key
         piece = self._region.slices[op.name]
         self._check_ends(op.name, piece)
         found = flow(call_of(self._old, op, self._name), piece)
@@ -172,7 +190,7 @@ class _Builder:
         self._enter(made)
         expected = self._shapes(self._old.metas[op.name], piece)
         if shapes(self._body.metas[made.name]) != expected:
-            raise NotLoopableError(f"{op.key} has another shape in the loop")
+            raise RegionError(f"{op.key} has another shape in the loop")
         self._moves(made.name, op.name, piece)
 
     def _check_ends(self, name: str, piece: Slice) -> None:
@@ -192,10 +210,7 @@ class _Builder:
             self._body.moving[inner] = {**before, dim: window}
 
     def _enter(self, op: Op) -> None:
-        try:
-            self._inference.add(self._body, op)
-        except ShapeError as error:
-            raise NotLoopableError(str(error)) from error
+        self._inference.add(self._body, op)
         self._body.ops.append(op)
 
     def _shapes(self, meta: Metas, piece: Slice) -> Sizes:
@@ -211,6 +226,8 @@ class _Builder:
         """The value of the body that is `need` of the value `name`, made if needed."""
         held = self._region.slices.get(name)
         if need is None:
+            if held is not None and name not in self._region.copied:
+                raise NotLoopableError(f"{name} is needed whole, and made in the loop")
             self._body.metas.setdefault(name, self._old.metas[name])
             self._body.roots.setdefault(name, self._old.roots[name])
             if name in self._old.moving:

@@ -8,7 +8,8 @@ new peak until nothing exceeds the budget.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from memplan.chunking.candidates import (
@@ -24,14 +25,16 @@ from memplan.chunking.options import Effort
 from memplan.chunking.region import (
     NotLoopableError,
     Region,
+    RegionError,
     chunked,
     displaced,
+    inner_name,
     loop_name,
 )
 from memplan.chunking.timing import Machine, seconds
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import Profile, profile
-from memplan.graph.program import Argument, Loop, Op, Program, Ref
+from memplan.graph.program import Loop, Op, Program, Ref, mapped
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Search:
         whole: float = 1.0,
     ) -> None:
         """whole: seconds that the program takes without loops."""
+        self.errors: Counter[str] = Counter()  # defects -> regions dropped for each
         self._base, self._inference, self._machine = program, inference, machine
         self._whole = whole
         self._effort = effort or Effort()
@@ -166,6 +170,9 @@ class Search:
         try:
             for region in rest:
                 program = chunked(program, region, self._inference)
+        except RegionError as error:
+            self.errors[str(error)] += 1
+            return None
         except NotLoopableError:
             return None
         return Trial(
@@ -183,7 +190,7 @@ class Search:
         at = live.at
         step = program.ops[at]
         if isinstance(step, Op):
-            for region in around(program, at, budget, self._effort):
+            for region in around(program, at, budget, self._effort, self.errors):
                 yield (*regions, region)
             return
         index = next(
@@ -195,10 +202,8 @@ class Search:
         if outside < budget:
             for smaller in finer(region, (budget - outside) / max(1, own.peak)):
                 yield _with(regions, index, smaller)
-            if self._effort.nested:
-                inner = self._moves(step.body, region.inner, own, budget - outside)
-                for more in inner:
-                    yield _with(regions, index, replace(region, inner=more))
+            for more in self._moves(step.body, region.inner, own, budget - outside):
+                yield _with(regions, index, replace(region, inner=more))
         yield from self._wider(program, regions, index, budget)
 
     def _wider(
@@ -217,7 +222,7 @@ class Search:
         if not inside:
             return
         where = max(inside, key=lambda i: made.profile.live[i])
-        for region in around(made.program, where, budget, self._effort):
+        for region in around(made.program, where, budget, self._effort, self.errors):
             if _mark(region) != _mark(old):
                 yield (*others, region)
 
@@ -271,13 +276,15 @@ def _with(
 PROMISING = 4  # further regions that are extended
 
 
-def around(program: Program, peak: int, budget: int, effort: Effort) -> list[Region]:
+def around(
+    program: Program, peak: int, budget: int, effort: Effort, errors: Counter[str]
+) -> list[Region]:
     """The most promising regions around an operator, each with a step."""
-    land = Landscape(program)
+    land = Landscape(program, errors)
     weighed: dict[object, tuple[Candidate, Weight]] = {}
     wanted, reach = program.ops[peak].name, effort.reach
     for last, dim in ends(land, peak, reach):
-        for copies in (False, True) if effort.copies else (False,):
+        for copies in (False, True):
             for each in sweep(land, last, dim, max(0, peak - reach), copies):
                 if wanted in each.slices and each.first <= peak:
                     key = (tuple(each.slices.items()), each.copied)
@@ -350,7 +357,6 @@ def _sized(
         1,
         candidate.copied,
         granule=candidate.granule,
-        fresh=effort.fresh,
     )
     room = (budget - weight.base) / max(1, weight.body)
     finest = 1 / min(effort.finest, candidate.extent)
@@ -402,34 +408,21 @@ def elsewhere(program: Program, region: Region) -> Iterator[Region]:
         if same and all(
             _shape_of(ops, place, marks, at, at + i) == pattern[i] for i in range(count)
         ):
-            yield _moved(region, ops, place, at - first)
+            by = at - first
+            moved = {name: ops[place[name] + by].name for name in region.slices}
+            yield _renamed(region, moved)
             at += count
         else:
             at += 1
 
 
-def _moved(region: Region, ops: list[Op], place: dict[str, int], by: int) -> Region:
-    names: dict[str, str] = {name: ops[place[name] + by].name for name in region.slices}
+def _renamed(region: Region, names: Mapping[str, str]) -> Region:
+    """The region with renamed members; those that only its body has keep theirs."""
+    inside = {inner_name(old): inner_name(new) for old, new in names.items()}
     return replace(
         region,
-        slices={names[name]: piece for name, piece in region.slices.items()},
-        copied=frozenset(names[name] for name in region.copied),
-        inner=tuple(_renamed(each, names) for each in region.inner),
-    )
-
-
-def _renamed(region: Region, names: dict[str, str]) -> Region:
-    """An inner region with renamed members."""
-
-    def new(name: str) -> str:
-        outer = name.removesuffix("_i")
-        return f"{names.get(outer, outer)}_i"
-
-    inside = {name: new(name) for name in region.slices}
-    return replace(
-        region,
-        slices={inside[name]: piece for name, piece in region.slices.items()},
-        copied=frozenset(inside[name] for name in region.copied),
+        slices={names.get(old, old): piece for old, piece in region.slices.items()},
+        copied=frozenset(names.get(old, old) for old in region.copied),
         inner=tuple(_renamed(each, inside) for each in region.inner),
     )
 
@@ -441,17 +434,8 @@ Mark = tuple[object, ...]
 def _op_mark(program: Program, op: Op) -> Mark:
     """An operator's mark."""
     metas = tuple(program.metas[name] for name in op.operands())
-    return op.target, repr(_plain((op.args, op.kwargs))), metas, program.metas[op.name]
-
-
-def _plain(value: Argument) -> Argument:
-    if isinstance(value, Ref):
-        return "•"
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
+    plain = mapped((op.args, op.kwargs), lambda at: "•" if isinstance(at, Ref) else at)
+    return op.target, repr(plain), metas, program.metas[op.name]
 
 
 def _shape_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -12,10 +13,12 @@ from statistics import median
 import torch
 from torch import nn
 
+from memplan.chunking.code import failed_statement
 from memplan.chunking.curve import at_peak
 from memplan.chunking.module import Chunk, Chunked
 from memplan.chunking.parts import Exports
 from memplan.chunking.plan import ChunkPlan, Part, Peak, described, fingerprint
+from memplan.chunking.region import defect
 from memplan.chunking.search import Trial
 from memplan.errors import InputError
 from memplan.graph.call import Inputs
@@ -28,7 +31,6 @@ from memplan.graph.check import (
     tolerance_of,
 )
 from memplan.graph.clock import in_turns, timed
-from memplan.graph.export import first_line
 from memplan.graph.liveness import profile
 from memplan.graph.measure import Observed, activation_peak
 from memplan.graph.program import Program
@@ -42,6 +44,7 @@ class Workbench:
 
     before: measured bytes of the unchanged model's activations. exports: its parts; set
     them before you build. rejections: why `build` returned None, each time.
+    internal_errors: how many regions or modules each defect of memplan dropped.
     """
 
     exports: Exports
@@ -50,6 +53,7 @@ class Workbench:
         """Raises InputError if the model fails on the inputs, or if model and inputs
         are on several devices."""
         self.rejections: list[str] = []
+        self.internal_errors: Counter[str] = Counter()
         self._model, self._inputs, self._progress = model, inputs, progress
         self.device = inputs.check_device(model)
         self._began = time.monotonic()
@@ -115,8 +119,10 @@ class Workbench:
         module = Chunked(self._model, chunks, plan, self._inputs)
         try:
             error = self._error(module)
-        except (RuntimeError, InputError) as failure:
-            self.rejections.append(first_line(failure))
+        except Exception as failure:  # generated code, which must run
+            where = failed_statement(failure, [path or name for path in chunks])
+            self.rejections.append(defect(where, failure))
+            self.internal_errors[self.rejections[-1]] += 1
             return None
         if error > self._tolerance:
             self.rejections.append(

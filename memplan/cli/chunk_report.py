@@ -92,6 +92,8 @@ class ChunkResult:
         if plan.peak_after and chunked:
             rows.append(("peak is", _peak(plan.peak_after)))
         rows.append(("search", format_seconds(plan.search_seconds)))
+        for defect, count in plan.internal_errors.items():
+            rows.append(("internal error", f"dropped {count} regions: {defect}"))
         left = list(plan.left_alone.items())
         for i, (path, reason) in enumerate(left[:MOST_LEFT_ALONE]):
             whole = path or "the model as a whole"

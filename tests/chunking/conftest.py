@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
-    """The tensors are too small to share out."""
+    """The tensors are too small to share out, and the search goes by constants that are
+    the same everywhere."""
     torch = pytest.importorskip("torch")
+    from memplan.chunking.timing import Machine
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memplan.chunking.chunk.calibrated", lambda device: Machine())
+        yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def seeded(one_thread: None) -> None:
+    """Random numbers are the same in each test."""
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="package")
+def attention(one_thread: None) -> tuple[Any, Any, Any]:
+    """A model, its input, and the model in chunks at 30 %; change none of them."""
+    import memplan
+    from tests.chunking import models
+
+    model, x = models.attention()
+    options = memplan.ChunkOptions(max_slowdown=None)
+    return model, x, memplan.chunk(model, x, "30%", options=options)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from memplan.chunking.canonical import searchable  # noqa: E402
+from memplan.chunking.canonical import rejoined, searchable  # noqa: E402
 from memplan.chunking.chunk import chunk  # noqa: E402
 from memplan.chunking.code import compiled, source  # noqa: E402
 from memplan.chunking.options import ChunkOptions  # noqa: E402
@@ -107,8 +107,10 @@ def attention_of(program: Any) -> Op:
     return op
 
 
-@pytest.mark.parametrize("small", [64, 1 << 16])  # elements computed whole
-@pytest.mark.parametrize("mask", [compared, lowest, triangle])
+@pytest.mark.parametrize(  # small: elements computed whole
+    ("mask", "small"),
+    [(compared, 64), (lowest, 64), (triangle, 64), (lowest, 1 << 16)],
+)
 def test_a_causal_mask_is_told(mask: Any, small: int, monkeypatch: Any) -> None:
     monkeypatch.setattr("memplan.chunking.masks.SMALL", small)
     monkeypatch.setattr("memplan.chunking.masks.AT_ONCE", 2 * small)
@@ -153,8 +155,8 @@ class Grouped(nn.Module):
         if self.swapped:  # one after the other, and again: these are no groups
             wide = heads[:, None].expand(batch, 3, groups, length, width)
         else:
-            wide = heads[:, :, None].expand(batch, groups, 3, length, width)
-        return wide.reshape(batch, groups * 3, length, width)
+            wide = heads[:, :, None].expand(batch, groups, 6 // groups, length, width)
+        return wide.reshape(batch, 6, length, width)
 
     def forward(self, x: Any) -> Any:
         q = x.unflatten(-1, (6, 4)).transpose(1, 2)
@@ -184,6 +186,20 @@ def test_what_is_no_group_stays(options: Any) -> None:
     assert "enable_gqa" not in attention_of(program).kwargs
 
 
+def test_keys_and_values_in_other_groups_stay() -> None:
+    class Unequal(Grouped):
+        def forward(self, x: Any) -> Any:
+            q = x.unflatten(-1, (6, 4)).transpose(1, 2)
+            k, v = (
+                self.repeated(x[..., : 4 * n].unflatten(-1, (n, 4)).transpose(1, 2))
+                for n in (2, 3)
+            )
+            return attend(q, k, v)
+
+    program = prepared(Unequal(), torch.randn(2, LENGTH, 24))
+    assert "enable_gqa" not in attention_of(program).kwargs
+
+
 class Joined(nn.Module):
     """One product, taken apart in some way."""
 
@@ -206,8 +222,7 @@ class Joined(nn.Module):
         return result + y.sum() if self.way == "whole too" else result
 
 
-@pytest.mark.parametrize("unequal", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("bias", "unequal"), [(False, True), (True, False)])
 def test_products_are_parted(bias: bool, unequal: bool) -> None:
     program = prepared(Joined("linear", bias, unequal), torch.randn(2, LENGTH, 32))
     shapes = [
@@ -235,6 +250,14 @@ def test_narrow_parts_stay_together() -> None:
 
     program = prepared(Narrow("linear"), torch.randn(2, LENGTH, 32))
     assert any("split" in op.key for op in program.ops)
+
+
+def test_a_group_norm_that_no_loop_takes_is_one_operator() -> None:
+    inference = Inference()
+    exported = export(nn.GroupNorm(2, 8).eval(), (torch.randn(2, 8, 16),), {})
+    program = searchable(lower(exported, inference), inference)
+    assert len(program.ops) == 4
+    assert [op.key for op in rejoined(program).ops] == ["aten.group_norm"]
 
 
 class Block(nn.Module):

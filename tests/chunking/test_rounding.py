@@ -49,8 +49,7 @@ def test_what_cancels_is_chunked(signal: float) -> None:
         assert float((model(x) - small(x)).abs().max()) < 3e-6
 
 
-@pytest.mark.parametrize("signal", [0.0, 1.0])
-@pytest.mark.parametrize("error", [3e-5, 1e-2])
+@pytest.mark.parametrize(("signal", "error"), [(0.0, 3e-5), (1.0, 1e-2)])
 def test_errors_are_found(
     signal: float, error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,9 +55,9 @@ def test_what_the_model_writes_to_is_put_back(to: str) -> None:
         assert relative_error(model(x.clone()), module(x.clone())) <= 1e-5
 
 
-def test_autocast_is_as_it_was() -> None:
-    model, x = perceptron(), torch.randn(3, 101, 16)
-    plain = small(model, x)
+def test_autocast_is_as_it_was(attention: Any) -> None:
+    _, x, plain = attention
+    model = perceptron()
     with torch.autocast("cpu", torch.bfloat16):
         with pytest.warns(UserWarning, match="autocast off, not cpu to torch.bfloat16"):
             assert plain(x).dtype == torch.bfloat16
@@ -143,21 +143,20 @@ def test_it_stands_in_for_the_model() -> None:
     assert seen == [model, model[0]]
 
 
-def test_a_deep_copy_has_weights_of_its_own() -> None:
-    model, x = perceptron(), torch.randn(3, 101, 16)
-    module = small(model, x)
+def test_a_deep_copy_has_weights_of_its_own(attention: Any) -> None:
+    _, x, module = attention
     other = copy.deepcopy(module)
     with torch.no_grad():
         before = module(x)
         assert torch.equal(other(x), before)
-        other.model[0].weight.zero_()
+        other.model.out.weight.zero_()
         assert torch.equal(module(x), before)
         assert not torch.equal(other(x), before)
 
 
-def test_it_is_not_pickled() -> None:
+def test_it_is_not_pickled(attention: Any) -> None:
     with pytest.raises(UsageError, match="its plan"):
-        pickle.dumps(small(perceptron(), torch.randn(3, 101, 16)))
+        pickle.dumps(attention[2])
 
 
 def test_weights_of_another_type_run_unchanged() -> None:

@@ -141,13 +141,14 @@ def parameters(target: Callable[..., object]) -> tuple[tuple[str, Argument], ...
 
 def given(call: Call) -> dict[str, Argument]:
     """All arguments by name, those left out at their defaults."""
-    names = parameters(call.op.target)
-    values = dict(names)
-    values.update(
-        (name, value) for (name, _), value in zip(names, call.op.args, strict=False)
-    )
-    values.update(call.op.kwargs)
-    return values
+    return arguments_of(call.op)
+
+
+def arguments_of(op: Op) -> dict[str, Argument]:
+    """All arguments of an operator by name, as `given`."""
+    names = parameters(op.target)
+    passed = {name: value for (name, _), value in zip(names, op.args, strict=False)}
+    return {**dict(names), **passed, **op.kwargs}
 
 
 def places(call: Call) -> dict[str, tuple[int, ...]]:

@@ -38,50 +38,27 @@ def windowed_conv(
     )
 
 
-def windowed_max_pool(
-    x: torch.Tensor, options: tuple[Any, ...], part: tuple[int, int, int]
-) -> torch.Tensor:
-    """max_pool2d over a part of one dimension of x, [..., H, W].
-
-    options: kernel, stride, padding, dilation. part: the dimension, and the places,
-    minus infinity, that the padding still adds in front and behind.
-    """
-    import torch
-
-    (kernel, stride, padding, dilation), (dim, before, after) = options, part
-
-    if before or after:
-        pads = [0] * (2 * (x.dim() - dim))
-        pads[-2:] = [before, after]
-        x = torch.nn.functional.pad(x, pads, value=float("-inf"))
-    axis = dim - x.dim() + 2
-    rest = [0 if i == axis else pad for i, pad in enumerate(padding)]
-    return torch.ops.aten.max_pool2d.default(x, kernel, stride, rest, dilation)
-
-
-def windowed_avg_pool(
+def windowed_pool(
     x: torch.Tensor,
+    name: str,
     options: tuple[Any, ...],
-    means: tuple[bool, int | None],
     part: tuple[int, int, int],
+    fill: float,
 ) -> torch.Tensor:
-    """avg_pool2d over a part of one dimension of x, [..., H, W].
+    """max_pool2d or avg_pool2d over a part of one dimension of x, [..., H, W].
 
-    options: kernel, stride, padding. means: whether padding counts in a mean, and what
-    to divide by instead of the count. part: the dimension, and the zeros that the
-    padding still adds in front and behind: none where padding does not count.
+    options: the operator's arguments after x, without padding of that dimension. part:
+    the dimension, and the elements that the padding still adds in front and behind,
+    each of them `fill`.
     """
     import torch
 
-    (kernel, stride, padding), (dim, before, after) = options, part
-
+    dim, before, after = part
     if before or after:
         pads = [0] * (2 * (x.dim() - dim))
         pads[-2:] = [before, after]
-        x = torch.nn.functional.pad(x, pads)
-    axis = dim - x.dim() + 2
-    rest = [0 if i == axis else pad for i, pad in enumerate(padding)]
-    return torch.ops.aten.avg_pool2d.default(x, kernel, stride, rest, False, *means)
+        x = torch.nn.functional.pad(x, pads, value=fill)
+    return getattr(torch.ops.aten, name).default(x, *options)
 
 
 def causal_attention(

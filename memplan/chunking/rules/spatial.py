@@ -17,11 +17,7 @@ from memplan.chunking.rules.flow import (
     rule,
     shape,
 )
-from memplan.chunking.rules.lowered import (
-    windowed_avg_pool,
-    windowed_conv,
-    windowed_max_pool,
-)
+from memplan.chunking.rules.lowered import windowed_conv, windowed_pool
 from memplan.graph.program import Argument, Bound, extent
 
 
@@ -136,41 +132,27 @@ def _stencil(arguments: dict[str, Argument], kernel: tuple[int, ...]) -> Stencil
 @rule("max_pool2d")
 def max_pool(call: Call, out: Slice) -> Flow | None:
     """The dimensions before the last two as they are, those with their neighbours."""
-    pooled = _pooling(call, out)
-    if pooled is None or isinstance(pooled, Flow):
-        return pooled
-    axis, stencil = pooled
     if not call.result.dtype.is_floating_point:
-        return None
-    args = (
-        call.op.args[0],
-        tuple(map(list, stencil)),
-        stencil.part(call, out, axis),
-    )
-    return Flow((stencil.needed(out, axis),), windowed_max_pool, args, {})
+        return Flow((out,)) if out.dim < len(call.shape) - 2 else None
+    return _pooling(call, out, "max_pool2d", float("-inf"), ())
 
 
 @rule("avg_pool2d")
 def avg_pool(call: Call, out: Slice) -> Flow | None:
     """As max_pool, where padding counts in the mean or there is none."""
-    pooled = _pooling(call, out)
-    if pooled is None or isinstance(pooled, Flow):
-        return pooled
-    axis, stencil = pooled
     arguments = given(call)
-    if stencil.padding[axis] and not arguments["count_include_pad"]:
+    counts, divisor = arguments["count_include_pad"], arguments["divisor_override"]
+    padding = integers(arguments["padding"], 2)
+    axis = out.dim - (len(call.shape) - 2)
+    if axis >= 0 and padding[axis] and not counts:
         return None
-    args = (
-        call.op.args[0],
-        tuple(map(list, stencil[:3])),
-        (arguments["count_include_pad"], arguments["divisor_override"]),
-        stencil.part(call, out, axis),
-    )
-    return Flow((stencil.needed(out, axis),), windowed_avg_pool, args, {})
+    return _pooling(call, out, "avg_pool2d", 0.0, (False, counts, divisor))
 
 
-def _pooling(call: Call, out: Slice) -> Flow | tuple[int, Stencil] | None:
-    """The axis and stencil of a pooling in two dimensions; a flow for other ones."""
+def _pooling(
+    call: Call, out: Slice, name: str, fill: float, rest: tuple[Argument, ...]
+) -> Flow | None:
+    """A pooling in two dimensions; rest: its arguments after the stencil's."""
     axis = out.dim - (len(call.shape) - 2)
     if axis < 0:
         return Flow((out,))
@@ -184,7 +166,12 @@ def _pooling(call: Call, out: Slice) -> Flow | tuple[int, Stencil] | None:
         floor = (size + 2 * padding[i] - stencil.reach(i) - 1) // stride[i] + 1
         if call.shape[len(call.shape) - 2 + i] != floor:
             return None  # rounded up: a window lies partly outside
-    return axis, stencil
+    unpadded = [0 if i == axis else pad for i, pad in enumerate(padding)]
+    dilated = [list(dilation)] if "dilation" in arguments else []
+    options = (list(kernel), list(stride), unpadded, *dilated, *rest)
+    part = stencil.part(call, out, axis)
+    args = (call.op.args[0], name, options, part, fill)
+    return Flow((stencil.needed(out, axis),), windowed_pool, args, {})
 
 
 def outer_dims(spatial: int) -> Rule:
