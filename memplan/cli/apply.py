@@ -40,7 +40,7 @@ _DIGITS = 3  # of a GPU's number
     "--replan/--no-replan",
     default=True,
     show_default=True,
-    help="Replan while the program runs if the plan does not fit.",
+    help="Replan while SCRIPT runs if the plan does not match.",
 )
 @click.option(
     "--device",
@@ -60,10 +60,11 @@ def command(
     module: str | None,
     script: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT under PLAN: its tensors lie where the plan says.
+    """Run SCRIPT with its tensors at the offsets of PLAN.
 
-    memplan verifies the plan first. The results are the same, and memplan passes on
-    the program's exit code. It serves and counts requests that depart from the plan.
+    memplan verifies the plan first. SCRIPT's results stay the same, and memplan
+    passes on its exit code. memplan also serves requests that depart from the plan,
+    and counts them in the report.
 
     A plan from a CUDA recording runs inside torch's CUDA allocator. This is
     experimental and has not run on a GPU yet.

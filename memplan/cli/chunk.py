@@ -57,7 +57,8 @@ class Outputs:
 @click.option(
     "--budget",
     metavar="SHARE|BYTES|min",
-    help="Memory for activations: 20% (of their peak now), 512MiB or min.",
+    help="Memory for activations: a share of their present peak (20%), a size "
+    "(512MiB), or min.",
 )
 @click.option(
     "--max-slowdown",
@@ -70,7 +71,7 @@ class Outputs:
 @click.option(
     "--inputs",
     metavar="FILE.py:FUNCTION",
-    help="Function that returns the inputs, if the factory does not.",
+    help="Function that returns the inputs, if FACTORY returns a model alone.",
 )
 @click.option(
     "--plan",
@@ -95,14 +96,14 @@ class Outputs:
 @click.option(
     "--closest",
     is_flag=True,
-    help="If no plan fits the budget, write the closest one; the exit code is still 4.",
+    help="If no plan fits the budget, write the nearest one; the exit code is still 4.",
 )
 @arguments.threads("Number of threads that torch uses.")
 @click.option(
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
     metavar="S",
-    help="Time limit of the search in seconds.  [default: 60 for each try]",
+    help="Time limit of the whole search in seconds.  [default: 60 for each attempt]",
 )
 def command(
     model: str,
@@ -122,9 +123,10 @@ def command(
     """Run parts of a model in chunks so that its activations fit a budget.
 
     The function FACTORY in FILE.py returns a model and its inputs: a tuple of
-    arguments, a mapping of keyword arguments, or one tensor. With --inputs it returns
-    the model alone. memplan chunks the model's inference, checks the results, and
-    measures memory and time. Ctrl-C ends the search with the best plan so far.
+    arguments, a mapping of keyword arguments, or one tensor. With --inputs it
+    returns the model alone. memplan chunks the model for inference, compares the
+    results with the model's own, and measures memory and time. Ctrl-C ends the
+    search with the best plan so far.
 
     CUDA is experimental: memplan chunk has not run on a GPU yet.
 

@@ -67,15 +67,16 @@ def _capacity(text: str) -> int:
     "--vary",
     type=_flag,
     metavar="NAME=LOW..HIGH",
-    help="Flag of SCRIPT to vary. Its value replaces {NAME} in ARGS, or is appended. "
-    "Without --vary: check SCRIPT as it is.",
+    help="Flag of SCRIPT to vary. memplan replaces {NAME} in SCRIPT's arguments, or "
+    "appends --NAME VALUE. Without --vary: check SCRIPT as it is.",
 )
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="cpu: count live tensors; cuda: count what PyTorch's allocator would reserve.",
+    help="What to count. cpu: live tensors; cuda: the memory that PyTorch's allocator "
+    "would reserve.",
 )
 @click.option(
     "--beside",
@@ -94,7 +95,7 @@ def _capacity(text: str) -> int:
 @click.option(
     "--confirm",
     is_flag=True,
-    help="Run SCRIPT for real at the answer and at the next value, on the CPU.",
+    help="Also run SCRIPT for real on the CPU, at the answer and at the next value.",
 )
 @arguments.json_
 @click.option("-q", "--quiet", is_flag=True, help="Do not print each recording.")
@@ -113,8 +114,9 @@ def command(
 ) -> None:
     """Find the largest batch size (or other flag) with which SCRIPT fits a device.
 
-    Allocates nothing: memplan records SCRIPT under fake tensors at a few values of the
-    flag, among them the answer and the next value. Exits 1 if nothing fits.
+    memplan records SCRIPT under fake tensors, which take no memory. It tries a few
+    values of the flag, among them the answer and the next value. It exits 1 if
+    nothing fits.
 
     \b
     Example: memplan fit --capacity 24GiB --vary batch-size=1..512 train.py

@@ -24,7 +24,7 @@ from memplan.recording.shim import require_torch
     "--show",
     "showing",
     is_flag=True,
-    help="List what became of every layer, and the steps, sequences, cache use and "
+    help="List what happened to every layer, and the steps, sequences, cache use and "
     "predicted gain of every stack.",
 )
 @click.option(
@@ -44,13 +44,14 @@ from memplan.recording.shim import require_torch
     "--micro-batch",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Images that pass through the network at a time.  [default: the fastest]",
+    help="Number of images that run through the network at a time.  [default: the "
+    "fastest]",
 )
 @click.option(
     "--max-steps",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Most steps in a sequence.  [default: as many as fit in cache]",
+    help="Largest number of steps in a sequence.  [default: as many as fit in cache]",
 )
 @click.option(
     "--tolerance",

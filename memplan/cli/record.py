@@ -48,8 +48,9 @@ def _steps(text: str) -> Steps:
     show_default=True,
     metavar="auto|cpu|cuda|fake[:cuda[:GPU]]",
     help="Memory to record. auto: the GPU's if SCRIPT uses one, else the CPU's (CUDA "
-    "is experimental). fake: allocate nothing and record what SCRIPT would need; "
-    "fake:cuda: on a simulated GPU; fake:cuda:a100 or fake:cuda:24GiB: of that size.",
+    "is experimental). fake: allocate nothing, record what SCRIPT would allocate. "
+    "fake:cuda: the same on a simulated GPU; fake:cuda:a100 or fake:cuda:24GiB sets "
+    "its size.",
 )
 @click.option(
     "--steps",
@@ -57,7 +58,8 @@ def _steps(text: str) -> Steps:
     default="auto",
     show_default=True,
     metavar="N|auto|all",
-    help="Steps to record; auto: until the steps repeat. SCRIPT runs on.",
+    help="Number of steps to record; auto: until the steps repeat. SCRIPT then runs "
+    "on, unrecorded.",
 )
 @click.option("--then-exit", is_flag=True, help="End SCRIPT when the recording stops.")
 @click.option(
@@ -66,7 +68,7 @@ def _steps(text: str) -> Steps:
     default="site",
     show_default=True,
     help="Call sites to record. site: line, module and operator; python: the whole "
-    "Python stack.",
+    "Python stack; none: nothing.",
 )
 @click.option(
     "--cuda-history",
@@ -74,9 +76,10 @@ def _steps(text: str) -> Steps:
     type=click.Choice(get_args(History)),
     default="auto",
     show_default=True,
-    help="Source of CUDA events. slot: PyTorch's allocator reports each one to "
-    "memplan; torch: PyTorch's memory history, which may overflow and which SCRIPT "
-    "cannot use then; auto: slot if memplan knows this allocator, else torch.",
+    help="Source of CUDA events. slot: PyTorch's allocator calls memplan for each "
+    "event; torch: PyTorch's memory history, which may overflow, and which SCRIPT "
+    "cannot use then; auto: slot if memplan knows this version of the allocator, else "
+    "torch.",
 )
 @arguments.force("the trace if it exists")
 @arguments.program
@@ -93,8 +96,8 @@ def command(
 ) -> None:
     """Run SCRIPT and record what it allocates.
 
-    SCRIPT runs as it would without memplan: same arguments, same output, same exit
-    code. If the recorder fails, the exit code is 125.
+    SCRIPT runs as it does without memplan: same arguments, same output, same exit
+    code. If the recording fails but SCRIPT does not, the exit code is 125.
 
     \b
     Example: memplan record -o train.parquet train.py --epochs 1

@@ -25,10 +25,9 @@ from memplan.units import format_bytes
 def command(journal: Path, output: Path | None, force: bool, json_: bool) -> None:
     """Make a trace from the JOURNAL of a recording that was killed.
 
-    A recording of CUDA memory gives one trace for each GPU.
-
-    Keeps every journal block before the first damaged one, reports how many bytes were
-    lost, and marks the trace as incomplete. The journal stays in place.
+    memplan keeps every journal block before the first damaged one, reports how many
+    bytes are lost, and marks the trace as incomplete. It does not delete the
+    journal. For a recording of CUDA memory, it writes one trace for each GPU.
 
     \b
     Example: memplan recover train.parquet.journal

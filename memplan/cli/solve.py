@@ -49,7 +49,7 @@ _LEFT_OUT = {
     default="auto",
     show_default=True,
     metavar="METHOD",
-    help="How to place the buffers; see below",
+    help="Solver; see below",
 )
 @click.option(
     "--priority",
@@ -67,14 +67,15 @@ _LEFT_OUT = {
 @click.option(
     "--capacity",
     metavar="BYTES",
-    help="Only ask whether it fits, as in 512MiB; exit code 0 yes, 4 no. Writes a plan "
-    "only with -o.",
+    help="Only check whether this much memory, such as 512MiB, is enough. Exits 0 if "
+    "it is, 4 if not; writes a plan only with -o.",
 )
 @click.option(
     "--capacity-of",
     type=click.Choice(get_args(CapacityOf)),
-    help="What has to fit: the planned arena; all live tensors; or the process, "
-    "measured on a CPU  [default: live; arena for a CSV file]",
+    help="Memory that must fit into --capacity: the planned arena, all live tensors, "
+    "or the resident memory of the process (CPU only)  [default: live; arena for a "
+    "CSV file]",
 )
 @arguments.threads("Number of threads  [default: one per core]")
 @click.option(
@@ -90,7 +91,9 @@ _LEFT_OUT = {
     type=click.Choice(MIP_SOLVERS),
     help="Solver for --method mip  [default: cbc]",
 )
-@arguments.step("Step to plan: a number, the one that repeats, or the whole run")
+@arguments.step(
+    "Step to plan: its number, hot for the one that repeats, or all for the whole run"
+)
 @click.option(
     "--alignment",
     type=click.IntRange(1, MAX_ALIGNMENT),
@@ -123,8 +126,9 @@ def command(
     """Plan the memory of TRACE: an offset for every buffer of its hot step.
 
     TRACE is a recorded trace, a memory snapshot of torch.cuda, or a MiniMalloc CSV
-    file. The plan states how good it is: no plan needs less than its lower bound.
-    Ctrl-C writes the best plan so far and succeeds.
+    file. The hot step is the one that repeats. The plan includes a lower bound: no
+    plan can have a lower peak. On Ctrl-C, memplan writes the best plan so far and
+    exits 0.
 
     \b
     Example: memplan solve train.parquet -o train.plan.json

@@ -54,7 +54,7 @@ _UNKNOWN_SITES = (
     type=click.Choice(get_args(By)),
     default="line",
     show_default=True,
-    help="Grouping.",
+    help="Property to group buffers by.",
 )
 @arguments.rows
 @arguments.device
@@ -71,9 +71,10 @@ def command(
 ) -> None:
     """Show which lines, modules and operators make the peak, and whether memory leaks.
 
-    A SNAPSHOT is a memory snapshot of PyTorch. Many traces, such as 'trace.*.parquet',
-    give one row each, the farthest from the median first. The nodes of a cluster must
-    see the traces under the same paths.
+    A SNAPSHOT is a memory snapshot of PyTorch. For many traces, such as
+    'trace.*.parquet', memplan prints one row each; the traces farthest from the
+    median come first. With --ray, all nodes must see the traces under the same
+    paths.
 
     \b
     Example: memplan stats train.parquet --by module

@@ -26,8 +26,8 @@ _SHOWN = 20
 def command(plan: Path, trace: Path | None, device: int | None, json_: bool) -> None:
     """Check that PLAN is safe, and that it was made for TRACE.
 
-    The checker shares no code with the solvers. It names every failure it finds, and
-    then ends with exit code 1.
+    The checker shares no code with the solvers. It prints every failure. If
+    there is one, it exits 1.
 
     \b
     Example: memplan verify train.plan.json train.parquet

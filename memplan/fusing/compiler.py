@@ -209,7 +209,7 @@ class Compiler:
         if not self.inputs or unknown(leaves):
             kind = f"returns a {unknown(leaves)}" if self.inputs else "takes no tensors"
             return Fallback(f"it {kind}", parts=True)
-        self.tolerance = tolerance_of(leaves, self.options.tolerance)
+        self.tolerance = max(tolerance_of(leaves), self.options.tolerance)
         try:
             program = self._program(expected)
         except InputError as problem:
@@ -521,7 +521,7 @@ def agrees(
                 given = dict(zip(inputs, values, strict=True))
                 expected = leaves_of(run_model(model, fixed, given))
                 error = relative_error(expected, leaves_of(run(given)))
-                if error > tolerance_of(expected, options.tolerance):
+                if error > max(tolerance_of(expected), options.tolerance):
                     return False
         except Exception:
             return False

@@ -85,10 +85,10 @@ def other_inputs(inputs: list[object], seed: int) -> list[object]:
     return changed
 
 
-def tolerance_of(results: object, single: float = 1e-5) -> float:
+def tolerance_of(results: object) -> float:
     """The largest relative error at which results count as the same.
 
-    It follows the coarsest dtype among them: 1e-12 for float64, `single` for float32,
+    It follows the coarsest dtype among them: 1e-12 for float64, 1e-5 for float32,
     and ten rounding errors for coarser dtypes, but at most 2 ** -5.
     """
     dtypes = {leaf.dtype for leaf in leaves_of(results) if isinstance(leaf, Tensor)}
@@ -97,8 +97,8 @@ def tolerance_of(results: object, single: float = 1e-5) -> float:
         default=0.0,
     )
     if coarsest > 1e-6:
-        return max(single, min(10 * coarsest, 2.0**-5))
-    return single if coarsest > 1e-12 else min(single, 1e-12)
+        return float(min(10 * coarsest, 2.0**-5))
+    return 1e-5 if coarsest > 1e-12 else 1e-12
 
 
 NOISE_SEED = 20240511

@@ -40,29 +40,29 @@ class Method:
 
 METHODS = {
     "auto": Method(
-        "best fit, then random, exact and ejection search in turns",
+        "best fit, then random, ejection and exact search in turns",
         "memplan.solving.auto:solve",
     ),
     "bestfit": Method(
-        "the paper's heuristic, by --priority: milliseconds",
+        "best fit in the order of --priority; takes milliseconds",
         "memplan.solving.bestfit:solve",
     ),
     "search": Method(
-        "randomised best fit: better the longer it runs",
+        "best fit in random orders; better the longer it runs",
         "memplan.solving.anytime:search",
     ),
     "ejection": Method(
-        "ejection chains: for thousands of buffers",
+        "removes buffers and places them lower; for thousands of buffers",
         "memplan.solving.anytime:ejection",
         gaps=False,
     ),
     "exact": Method(
-        "branch and bound: proves the least peak, for some hundreds of buffers",
+        "branch and bound; proves the lowest peak for a few hundred buffers",
         "memplan.solving.exact:solve",
         gaps=False,
     ),
     "mip": Method(
-        "the paper's integer program, for some tens of buffers",
+        "an integer program; for a few dozen buffers",
         "memplan.solving.mip:solve",
     ),
 }

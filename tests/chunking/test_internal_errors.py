@@ -18,10 +18,10 @@ from memplan.chunking.plan import fingerprint  # noqa: E402
 from memplan.chunking.planfile import to_json  # noqa: E402
 from memplan.chunking.region import NotLoopableError, Region, chunked  # noqa: E402
 from memplan.chunking.rules.flow import RULES, Flow, Slice  # noqa: E402
+from memplan.graph.check import relative_error  # noqa: E402
 from memplan.graph.export import export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
 from memplan.graph.lower import lower  # noqa: E402
-from memplan.graph.measure import relative_error  # noqa: E402
 from memplan.graph.program import Op  # noqa: E402
 from tests.chunking import models  # noqa: E402
 

@@ -32,8 +32,8 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 @click.option(
     "--area-curve",
     is_flag=True,
-    help="The least energy found for budgets of 32KiB, 64KiB, ... up to --budget, or "
-    "16MiB.",
+    help="Also print the least energy found for budgets of 32KiB, 64KiB, ... up to "
+    "--budget.  [default: 16MiB]",
 )
 @options.search
 @options.output
@@ -54,9 +54,9 @@ def command(
 ) -> None:
     """Find a loop nest and the memories for it together.
 
-    Every buffer has a memory of its own size, all of them within --budget. Area is
-    that of the memories and the datapath, in 45 nm as the paper has it unless
-    --technology says otherwise.
+    Every buffer has a memory of its own size; --budget limits their sum. memplan
+    also prints the area of the memories and the datapath, in 45 nm as in the paper,
+    or as --technology says.
 
     \b
     Example: memplan blocking codesign --layer conv1 --budget 1MiB

@@ -26,15 +26,15 @@ from memplan.files import STDOUT, refuse_overwrite, write_bytes
     default="xeon-e5645",
     show_default=True,
     metavar="NAME|FILE",
-    help="The caches that the matrix product is blocked for, and --pad looks at.",
+    help="Cache hierarchy for --pad and for blocking the matrix product.",
 )
 @options.pad
 @options.target(
     "--target",
     default="native",
-    said="The vectors the code is for; it is right on others, too.",
+    said="Vectors to optimize for; the code also compiles for others.",
 )
-@arguments.output("The C++ file.  [default: standard output]")
+@arguments.output("C++ file to write.  [default: standard output]")
 @arguments.force("the file if it exists")
 def command(
     layer_text: str,
@@ -46,15 +46,15 @@ def command(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Write a loop nest as one C++ file, on floats whatever it was found for.
+    """Write a loop nest as one C++ file that computes with floats.
 
-    Compiled and run, it compares its result with a direct convolution, ends with 1 if
-    they differ, and prints how long it took beside im2col with a matrix product.
+    The compiled program compares its result with a direct convolution and exits 1
+    if they differ. It prints its time beside that of im2col with a matrix product.
 
-    Sums stay in vector registers over the innermost loops along C, Fw and Fh: --unroll,
-    where it is a tile of X, Y and whole vectors of K that fits them, as optimize
-    --for-code finds; else the best tile, and what the datapath does at once becomes the
-    innermost loops.
+    The code keeps sums in vector registers over the innermost loops along C, Fw and
+    Fh. The register tile is --unroll, if that is a tile of X, Y and whole vectors
+    of K that fits, as optimize --for-code finds. Otherwise memplan chooses the best
+    tile, and turns --unroll into the innermost loops.
 
     \b
     Example: memplan blocking emit --layer conv5 --unroll X14,K32 -o conv5.cpp \\

@@ -24,7 +24,7 @@ from memplan.cli.blocking.results import case_entries
 @options.budget
 @options.precision
 @options.sliding
-@options.minimize("Of the memories those are taken that need the least of it.")
+@options.minimize("Buffers go into the memories that need the least of it.")
 @options.json_
 def command(
     layer_text: str,
@@ -40,9 +40,10 @@ def command(
 ) -> None:
     """Count the accesses of one loop nest, and the energy that they take.
 
-    Of the buffers those are kept, in the memories, that together take the least, as
-    optimize does; so a nest from there has the same energy here. Lanes of the datapath
-    that idle cost nothing. JSON also has the paper's own count.
+    memplan chooses which buffers to keep, and in which memories, so that they take
+    the least energy together. optimize does the same, so its nests have the same
+    energy here. Idle multipliers cost no energy. --json also prints the paper's own
+    count.
 
     \b
     Example: memplan blocking evaluate --layer conv5 \\

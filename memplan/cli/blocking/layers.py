@@ -22,12 +22,15 @@ from memplan.units import format_gap
 @click.argument("model", required=False)
 @options.json_
 def command(model: str | None, json_: bool) -> None:
-    """List the layers of the paper's Table 4, networks and hierarchies, or a model's.
+    """List the layers, networks and hierarchies that come with memplan, or a model's
+    layers.
 
-    MODEL is model.py:factory, a PyTorch model and its inputs, or model.onnx, which
-    takes sizes of dimensions that it leaves open after it: model.onnx:batch=8. What of
-    its multiply-adds is in no layer is listed with its share, if that is known. Those
-    of a PyTorch model are compared with torch's own counter, where that has a formula.
+    MODEL is model.py:factory, a function that returns a PyTorch model and its
+    inputs, or model.onnx. If an ONNX file leaves dimensions open, append their
+    sizes: model.onnx:batch=8. memplan also lists operations that belong to no
+    layer, with their share of the multiply-adds if that is known. For a PyTorch
+    model, it compares the multiply-adds with torch's own counter, if torch can
+    count the operation.
 
     \b
     Example: memplan blocking layers model.py:factory

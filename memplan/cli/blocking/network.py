@@ -43,10 +43,10 @@ _LEVELS = 2  # memories a tensor
     "--levels",
     type=click.IntRange(1, MAX_LEVELS),
     metavar="N",
-    help=f"Memories a tensor at most, with --budget.  [default: {_LEVELS}]",
+    help=f"Largest number of memories per tensor, with --budget.  [default: {_LEVELS}]",
 )
 @options.unroll_or_auto
-@options.minimize("For a given --memory.")
+@options.minimize("Only with --memory.")
 @options.search
 @options.ray
 @options.output
@@ -68,17 +68,21 @@ def command(
     force: bool,
     json_: bool,
 ) -> None:
-    """Block every layer of a network for one hierarchy that all share.
+    """Block every layer of a network for one hierarchy that all layers share.
 
-    NETWORK is alexnet, vgg-b or vgg-d, model.py:factory or model.onnx. --memory gives
-    the hierarchy. --budget searches for one whose memories fit these bytes; it takes at
-    most the energy of the paper's method, the best design among the ten best of every
-    layer. The search compares memories by nests whose extents divide each other; a last
-    pass then searches all nests on the chosen memories. Gaps and proofs of layers are
-    about nests on these memories. The sizes have a gap of their own, to layers that
-    each have all memories for themselves. Layers without weights are left out.
-    --unroll auto chooses each layer's spatial mapping; with --budget memories and
-    mappings take turns, as long as the energy falls.
+    NETWORK is alexnet, vgg-b, vgg-d, model.py:factory or model.onnx. Give the
+    hierarchy with --memory, or let memplan design one whose memories fit --budget.
+    memplan leaves out layers without weights.
+
+    With --budget, memplan first compares memories by nests whose extents divide
+    each other, then searches all nests on the chosen memories. The result takes at
+    most the energy of the paper's method, which picks the best design among the ten
+    best of every layer. The gaps of layers refer to nests on the chosen memories.
+    The gap of the sizes compares with a design in which each layer has all memories
+    for itself.
+
+    --unroll auto chooses each layer's spatial mapping. With --budget, it alternates
+    between memories and mappings as long as the energy falls.
 
     \b
     Example: memplan blocking network alexnet --budget 1MiB

@@ -111,22 +111,21 @@ CACHES = "xeon-e5645"
     type=click.Choice(METHODS),
     default=METHODS[0],
     show_default=True,
-    help="whole: all nests, with a bound; divisors: nests whose extents divide each "
-    "other, with a proof.",
+    help="Nests to search. whole: all nests, with a bound; divisors: nests whose "
+    "extents divide each other, with a proof.",
 )
 @options.minimize()
 @click.option(
     "--front",
     is_flag=True,
-    help="Also list the nests between least energy and fewest cycles that were found; "
-    "needs bandwidths, too.",
+    help="Also list the best trade-offs found between energy and cycles; needs a "
+    "hierarchy with bandwidths.",
 )
 @options.target(
     "--for-code",
-    said="Only nests that code for these vectors runs well (memplan blocking emit): "
-    "the datapath is a tile of the output in vector registers, --unroll is not used. "
-    f"--memory is then {CACHES} if there is none, and --bits {BITS}, as the code "
-    "has them, whatever a file says.",
+    said="Search only nests that run well as C++ for these vectors (memplan blocking "
+    "emit). The datapath is then a tile of the output in vector registers, in place of "
+    f"--unroll. Changes the default of --memory to {CACHES} and of --bits to {BITS}.",
 )
 @options.search
 @options.ray
@@ -153,23 +152,28 @@ def command(
 ) -> None:
     """Find the loop nest of least energy for a layer, or for several.
 
-    Without --memory every buffer has a memory of its own size, all of them within
-    --budget. Loops may have any extents, and the window's may stand anywhere; the
-    result says how much less any nest could take at most, or that none does. The method
-    divisors proves its optimum among nests whose extents divide each other and whose
-    window is in one piece. Without --time-limit a layer takes ten seconds at most on
-    two cores. Ctrl-C keeps the best nest so far, and what is known of its gap; it ends
-    divisors, and searches for several layers, without a result.
+    Without --memory, every buffer has a memory of its own size; --budget limits
+    their sum. memplan prints the gap: how much less energy any nest could take at
+    most. If there is no gap, the nest is proved optimal. --method divisors searches
+    only nests whose extents divide each other and which do not split the window,
+    and proves the best of these.
 
-    --minimize cycles and edp need bandwidths in the hierarchy's file; such searches
-    run several of the others, of four seconds each, and give a bound of their own.
-    --unroll auto runs such searches for one spatial mapping after the other, for half a
-    minute at most, or --time-limit, and prints how many mappings were searched, ruled
-    out by bounds, or neither. Multipliers that idle take no energy here: look at how
-    much of the array is used, or minimize cycles.
-    --for-code searches three times at most: around a register tile with few channels,
-    with more of them, and among all nests on the same tile; the best found of these
-    tells its price, and the gap is to all of them.
+    A layer takes at most ten seconds on two cores, unless you set --time-limit. On
+    Ctrl-C, memplan keeps the best nest so far and its gap. With --method divisors
+    or several layers, Ctrl-C ends the search without a result.
+
+    --minimize cycles and edp need bandwidths in the hierarchy's file. They run
+    several searches of four seconds each and have their own bound.
+
+    --unroll auto runs a search for each spatial mapping, for at most half a minute
+    or --time-limit. It prints how many mappings it searched, ruled out by bounds,
+    or did not reach. Idle multipliers cost no energy here, so look at the share of
+    the array that is used, or minimize cycles.
+
+    --for-code runs up to three searches: around a register tile with few channels,
+    around one with more, and among all nests on the same tile. It prints how much
+    more energy the nest takes than the best of all nests found; the gap is relative
+    to all nests.
 
     \b
     Example: memplan blocking optimize --layer conv4 --memory diannao

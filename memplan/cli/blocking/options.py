@@ -26,9 +26,9 @@ def layer(function: F) -> F:
         "layer_text",
         required=True,
         metavar="LAYER",
-        help="A layer of the paper's Table 4, or C,K,X,Y,Fw,Fh: 256,512,28,28,3,3. "
-        "After it ,B8 stands for a batch, ,G2 for groups of C to K channels each, ,S2 "
-        "for a stride.",
+        help="A layer that memplan blocking layers lists, or its sizes C,K,X,Y,Fw,Fh, "
+        "such as 256,512,28,28,3,3. Append ,B8 for a batch, ,G2 for groups of C to K "
+        "channels each, ,S2 for a stride.",
     )(function)
 
 
@@ -40,10 +40,10 @@ def layers(function: F) -> F:
         required=True,
         multiple=True,
         metavar="LAYER",
-        help="A layer of the paper's Table 4, or C,K,X,Y,Fw,Fh (then ,B8 for a batch, "
-        ",G2 for groups of C to K channels each, ,S2 for a stride), or "
-        "model.py:factory for every layer of a PyTorch model, or model.onnx, with "
-        ":batch=8 after it where it leaves that open. May be given several times.",
+        help="A layer that memplan blocking layers lists, or its sizes C,K,X,Y,Fw,Fh; "
+        "append ,B8 for a batch, ,G2 for groups of C to K channels each, ,S2 for a "
+        "stride. Or all layers of a model: model.py:factory, or model.onnx, with "
+        ":batch=8 if it leaves that size open. Repeatable.",
     )(function)
 
 
@@ -63,9 +63,8 @@ def memory(default: str = "") -> Callable[[F], F]:
     return click.option(
         "--memory",
         metavar="NAME|FILE",
-        help="A hierarchy: one that memplan blocking layers lists, or a .toml file of "
-        "[[level]] tables, innermost first, each with a name and shared bytes or "
-        "private = {input, kernel, output}; docs/hierarchies.md has examples."
+        help="A memory hierarchy that memplan blocking layers lists, or a .toml file; "
+        "docs/hierarchies.md describes the file."
         + (f"  [default: {default}]" if default else ""),
     )
 
@@ -75,7 +74,7 @@ def budget(function: F) -> F:
     return click.option(
         "--budget",
         metavar="BYTES",
-        help="Size of all memories on the chip, such as 8MiB or 8MB.",
+        help="Largest total size of the memories on the chip, such as 8MiB or 8MB.",
     )(function)
 
 
@@ -85,17 +84,18 @@ def precision(function: F) -> F:
         "--technology",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        help="A .toml file with the energies of accesses by size, of multiplications "
-        "and of main memory, and areas, instead of 45 nm; docs/hierarchies.md.",
+        help="A .toml file with areas and the energies of accesses by memory size, of "
+        "multiplications and of main memory; see docs/hierarchies.md.  [default: 45 "
+        "nm]",
     )(function)
     return click.option(
         "--bits",
         metavar="BITS",
         help="Bits of the elements: "
         + ", ".join(FORMATS)
-        + ", or input=8,kernel=8,partial=32,output=8; after a name, what differs. "
-        "Memories of the output hold partial sums.  [default: the "
-        "hierarchy's, or int16, with partial sums of 16 bits]",
+        + ", or input=8,kernel=8,partial=32,output=8. To change part of a format, "
+        "append it: int8,partial=16. Memories of the output hold partial "
+        "sums.  [default: the hierarchy's, or int16 with partial sums of 16 bits]",
     )(function)
 
 
@@ -104,9 +104,9 @@ def sliding(function: F) -> F:
     return click.option(
         "--sliding",
         is_flag=True,
-        help="Let every memory of the input shift or wrap around, so that a window's "
-        "tile fetches only new columns or rows. In a hierarchy's file: sliding = true "
-        "for a level.",
+        help="Let every memory of the input shift or wrap around, so that a window "
+        "fetches only new columns or rows. For a single level, set sliding = true in "
+        "the hierarchy's file.",
     )(function)
 
 
@@ -117,8 +117,8 @@ def unroll(function: F) -> F:
         metavar="DIMS",
         default=PAPER_DATAPATH,
         show_default=True,
-        help="Multipliers along each dimension, such as C16,K16; none: one multiplier. "
-        "Where they do not divide a size, lanes idle at the edge.",
+        help="Number of multipliers along each dimension, such as C16,K16; none: one "
+        "multiplier. Some idle at the edge if they do not divide a size.",
     )(function)
 
 
@@ -129,10 +129,10 @@ def unroll_or_auto(function: F) -> F:
         metavar="DIMS|auto",
         default=PAPER_DATAPATH,
         show_default=True,
-        help="Multipliers along each dimension, such as C16,K16; none: one multiplier. "
-        "Where they do not divide a size, lanes idle at the edge. auto searches for "
-        "the mapping onto 16 x 16 multipliers; auto:8x32 onto an array with these "
-        "sides; auto:256 onto 256 multipliers in any shape.",
+        help="Number of multipliers along each dimension, such as C16,K16; none: one "
+        "multiplier. Some idle at the edge if they do not divide a size. auto: find "
+        "the best mapping onto 16 x 16 multipliers; auto:8x32: onto an array with "
+        "these sides; auto:256: onto 256 multipliers in any shape.",
     )(function)
 
 
@@ -156,8 +156,8 @@ def search(function: F) -> F:
             "--time-limit",
             type=click.FloatRange(min=0),
             metavar="S",
-            help="Time limit of a search in seconds; keeps the best nest so far.  "
-            "[default: none]",
+            help="Time limit of a search in seconds; memplan then returns the best "
+            "nest so far.  [default: none]",
         ),
     ):
         function = option(function)
@@ -179,7 +179,7 @@ def pad(function: F) -> F:
     return click.option(
         "--pad",
         is_flag=True,
-        help="Pad planes in memory that would share cache sets.",
+        help="Pad planes that would share cache sets in memory.",
     )(function)
 
 

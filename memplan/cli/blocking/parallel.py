@@ -37,22 +37,26 @@ from memplan.units import format_gap
     default="1,2,4,8",
     show_default=True,
     metavar="N,...",
-    help="How many cores; of the default those that share the nest's tiles evenly.",
+    help="Numbers of cores. Without --cores, memplan skips numbers that do not divide "
+    "the nest's tiles evenly.",
 )
 @click.option(
     "--split",
     type=click.Choice(tuple(SHARED)),
-    help="What cores split: the kernels (k), or the image (xy).  [default: each]",
+    help="What to divide among the cores: the kernels (k) or the image (xy).  "
+    "[default: both in turn]",
 )
 @click.option(
     "--string",
     metavar="LOOPS",
-    help="Spread this loop nest, innermost first, instead of searching for any.",
+    help="Loop nest to spread over the cores, innermost first, instead of searching "
+    "for one.",
 )
 @click.option(
     "--one-nest",
     is_flag=True,
-    help="Spread the nest that is best for one core, whatever the cores.",
+    help="Spread the best nest for one core, instead of searching for each number of "
+    "cores.",
 )
 @options.unroll_or_auto
 @options.budget
@@ -75,19 +79,19 @@ def command(
     threads: int | None,
     json_: bool,
 ) -> None:
-    """Find the nest for each number of cores, whose last memories are split or shared.
+    """Find the best nest for each number of cores that divide a layer.
 
-    Cores that split the kernels share the input, and every output then goes to all
-    cores; cores that split the image share the kernels. Shared data is sent to all at
-    once, over wires as long as all memories are wide. Each number of cores and split
-    gets a search of its own at these prices, from the best nest for one core. The
-    energy of that nest on as many cores is printed beside it.
+    Cores that split the kernels share the input, and memplan sends every output to
+    all cores. Cores that split the image share the kernels. Shared data goes to all
+    cores at once, over wires as long as all memories are wide. For each number of
+    cores and each split, memplan starts from the best nest for one core and
+    searches for a better one. It prints both.
 
-    --one-nest spreads the best nest for one core, --string any other. A nest from
-    --string keeps every buffer, as in the paper's figure 9; others keep the buffers
-    that together take the least. --unroll auto chooses the spatial mapping for one
-    core. Without --time-limit a number and split takes 40 seconds at most, mostly far
-    less.
+    --one-nest only spreads the best nest for one core; --string spreads a nest of
+    yours. With --string, memplan keeps every buffer, as in the paper's figure 9;
+    otherwise it keeps the buffers that take the least energy together. --unroll
+    auto chooses the spatial mapping for one core. Each search takes at most 40
+    seconds, mostly far less, unless you set --time-limit.
 
     \b
     Example: memplan blocking parallel --layer conv1 --cores 1,2,4,8 --split xy

@@ -22,7 +22,8 @@ from memplan.cli.progress import working
     default="xeon-e5645",
     show_default=True,
     metavar="NAME|FILE",
-    help="A hierarchy of caches: with bytes, ways and line at every level.",
+    help="A cache hierarchy: a name or a file with bytes, ways and line for every "
+    "level.",
 )
 @options.unroll
 @options.pad
@@ -32,7 +33,8 @@ from memplan.cli.progress import working
     default=MAX_MACS,
     show_default=True,
     metavar="N",
-    help="Of a larger layer the first iterations of the outermost loops are simulated.",
+    help="Largest number of multiply-adds to simulate. For a larger layer, memplan "
+    "simulates only the first iterations of the outermost loops.",
 )
 @options.json_
 def command(
@@ -44,11 +46,12 @@ def command(
     max_macs: int,
     json_: bool,
 ) -> None:
-    """Send every reference of a loop nest through simulated caches.
+    """Count the cache misses of a loop nest with simulated caches.
 
-    Beside it stand what the model expects, and im2col with a blocked matrix product.
-    Elements are 4-byte floats, caches evict what was used least recently. Where
-    planes lie so that they share sets, a note says so, and --pad moves them apart.
+    memplan prints the misses beside those that its model predicts, and beside those
+    of im2col with a blocked matrix product. Elements are 4-byte floats; caches
+    evict the least recently used line. If planes of a tensor share cache sets,
+    memplan prints a note; --pad moves them apart.
 
     \b
     Example: memplan blocking simulate --layer conv5 --unroll none \\
