@@ -190,6 +190,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.soak
 def test_sentences_that_outgrow_the_plan_are_planned_anew(
     memplan: Run, tmp_path: Path
 ) -> None:

@@ -196,13 +196,15 @@ def check_report(path: Path, steps: int) -> dict[str, int]:
     "kind",
     [
         "autograd_threads",
-        "an_exception",
-        "kept_for_ever",
         "freed_elsewhere",
-        "alive_at_exit",
-        "inference_mode",
-        "autocast",
         "exit_in_a_thread",
+        *(
+            pytest.param(kind, marks=pytest.mark.soak)
+            for kind in (
+                *("an_exception", "kept_for_ever", "alive_at_exit"),
+                *("inference_mode", "autocast"),
+            )
+        ),
     ],
 )
 def test_a_program_in_trouble_computes_what_it_computed(
@@ -275,6 +277,7 @@ for step in range(8):
 """
 
 
+@pytest.mark.soak
 def test_a_compiled_module_computes_what_it_computed(
     memplan: Run, tmp_path: Path
 ) -> None:

@@ -352,6 +352,7 @@ def test_a_program_that_changes_for_good_is_planned_again(
     assert departed <= 0.2 * report["requests"]
 
 
+@pytest.mark.soak
 def test_a_program_that_ends_while_it_is_logged_or_planned_ends_well(
     memplan: Run, plan_of: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -7,6 +7,8 @@ import math
 import random
 from collections.abc import Mapping
 
+import pytest
+
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.design.cores_search import CoresBound, last_prices
 from memplan.blocking.design.parallel import SHARED, best_cores_energy, check_split
@@ -76,6 +78,7 @@ def choices(own: Traffic, machine: Codesign, last: Last) -> list[tuple[float, in
     return found
 
 
+@pytest.mark.soak
 def test_the_kernels_give_last_memories_their_own_price() -> None:
     reached = 0
     for seed in range(12):

@@ -85,6 +85,7 @@ def test_both_ways_compute_what_a_plain_one_does(case: tuple[Nest, Target]) -> N
             np.testing.assert_array_equal(found[1], right)
 
 
+@pytest.mark.soak
 @needs_compiler
 def test_code_for_wide_vectors_is_right_on_narrow_ones(tmp_path: Path) -> None:
     layer, string = CASES["edges everywhere"]

@@ -128,6 +128,7 @@ def some_pools() -> list[NestPool]:
     return pools
 
 
+@pytest.mark.soak
 def test_designs_are_ranked_by_what_is_known() -> None:
     pools, sizes = some_pools(), [(64, 1024), (64, 8192), (1024, 8192)]
     ranked = ranked_designs(pools, sizes, 20_000)
@@ -205,6 +206,7 @@ def test_a_last_pass_over_all_nests() -> None:
         assert energy == pytest.approx(one.result.energy, rel=1e-12)
 
 
+@pytest.mark.soak
 @settings(max_examples=4, deadline=None)
 @given(
     st.lists(
@@ -311,6 +313,7 @@ def test_a_time_that_is_too_short_for_anything() -> None:
         design_network(LAYERS, CORE, 1 << 20, options=Options(time_limit=0.0))
 
 
+@pytest.mark.soak
 def test_mappings_are_chosen_on_memories_designed_for_them() -> None:
     layers = [Layer("one", 8, 8, 3, 8, 3, 3), fully_connected("two", 24, 10, 4)]
     array, budget = Array((4, 4)), 2048

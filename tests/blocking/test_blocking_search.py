@@ -180,6 +180,7 @@ def test_area_as_the_paper_has_it() -> None:
     assert area_mm2(8 << 20) == pytest.approx(45, rel=0.01)
 
 
+@pytest.mark.soak
 def test_more_bytes_take_less_energy() -> None:
     layer, budgets = PAPER_LAYERS["conv4"], [40 << 10, 1 << 20, 8 << 20]
     seen: list[CurvePoint] = []

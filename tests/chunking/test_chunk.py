@@ -220,6 +220,7 @@ def test_as_little_as_can_be_is_what_it_is() -> None:
         assert torch.equal(small(x), model(x))
 
 
+@pytest.mark.soak
 def test_as_little_as_can_be_may_be_more_than_half() -> None:
     model, x = models.mlp()
     wide = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.GELU()).eval()

@@ -171,7 +171,7 @@ class Tried:
 
 
 @settings(
-    max_examples=25,
+    max_examples=10,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )

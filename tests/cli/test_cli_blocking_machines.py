@@ -135,6 +135,7 @@ def test_where_a_mapping_cannot_be_searched_for(
     assert done.out == ""
 
 
+@pytest.mark.soak
 def test_memories_and_mappings_by_turns(blocking: Blocking, tiny: str) -> None:
     given = ("network", tiny, "--budget", "2KiB", "--levels", "1", "--threads", "1")
     plain = json.loads(blocking(*given, "--unroll", "C4,K4", "--json").out)
@@ -179,6 +180,7 @@ def test_a_wrong_entry_of_sliding_is_named(blocking: Blocking) -> None:
     assert "mine.toml: level 1.sliding" in done.err
 
 
+@pytest.mark.soak
 def test_cores_have_nests_of_their_own(blocking: Blocking) -> None:
     given = ("parallel", "--layer", "16,24,12,8,3,3", "--unroll", "C8,K4")
     short = ("--cores", "1,2,3", "--split", "xy", "--time-limit", "0.2")

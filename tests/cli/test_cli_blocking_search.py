@@ -160,6 +160,7 @@ def test_every_layer_of_a_model(blocking: Blocking) -> None:
     assert "none.py" in missing.err
 
 
+@pytest.mark.soak
 def test_codesign_with_a_curve(blocking: Blocking) -> None:
     command = ("codesign", "--layer", "conv3", "--budget", "100KiB", "--area-curve")
     done = blocking(*command, "--json", "-o", "p.json")

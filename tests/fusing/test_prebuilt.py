@@ -101,6 +101,7 @@ def test_a_narrow_library_where_nothing_else_is(
     tape()
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 def test_compiled_here_they_compute_the_same(
     kernel_cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -120,6 +120,7 @@ def test_a_training_needs_what_its_fake_recording_says(
     )
 
 
+@pytest.mark.soak
 def test_convolutions_are_followed_into_their_workspaces(
     memplan: Run, tmp_path: Path
 ) -> None:
@@ -240,6 +241,7 @@ x = torch.zeros(int(sys.argv[1]), dtype=torch.uint8)
 """
 
 
+@pytest.mark.soak
 def test_fit_tells_neighbours_apart_by_their_bytes(
     memplan: Run, tmp_path: Path
 ) -> None:
@@ -265,6 +267,7 @@ def test_fit_of_one_program_says_yes_or_no(
     assert f"with 8 % to spare  {spare}\n" in done.stdout
 
 
+@pytest.mark.soak
 def test_fit_of_what_never_fits_ends_with_one(memplan: Run, tmp_path: Path) -> None:
     script(tmp_path, ON_GPU)
     options = ("--device", "cuda", "--capacity", "16MiB")
@@ -298,6 +301,7 @@ other.join()
 """
 
 
+@pytest.mark.soak
 def test_fit_is_told_by_a_real_run_that_it_does_not(
     memplan: Run, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_short_program_is_recorded_whole(memplan: Run, training: Path) -> None
     assert steps_in(path) == 2 * SETTLED_STEPS
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("steps", "whole"), [("auto", False), ("all", True)])
 def test_a_long_program_only_where_asked_for(
     memplan: Run, tmp_path: Path, steps: str, whole: bool

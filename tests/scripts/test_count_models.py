@@ -11,8 +11,12 @@ pytestmark = pytest.mark.torch
 
 needs = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers")
 NAMES = [
-    *("MobileNetV3-Large", "U-Net", "nn.Transformer", "LSTM with attention"),
-    *(pytest.param(name, marks=needs) for name in ("LLaMA", "T5")),
+    "LSTM with attention",
+    *(
+        pytest.param(name, marks=pytest.mark.soak)
+        for name in ("MobileNetV3-Large", "U-Net", "nn.Transformer")
+    ),
+    *(pytest.param(n, marks=[needs, pytest.mark.soak]) for n in ("LLaMA", "T5")),
 ]
 
 

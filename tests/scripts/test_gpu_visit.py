@@ -55,6 +55,7 @@ def test_each_step_leaves_its_command_code_and_lines(output: Path) -> None:
     assert "\nno\n---- bad: ended with 1 after" in log
 
 
+@pytest.mark.soak
 def test_what_a_step_printed_is_kept_when_its_time_is_over(output: Path) -> None:
     made = begin(output)
     made.do(Step("long", "python -c 'print(7); import time; time.sleep(999)'", 20))
@@ -66,6 +67,7 @@ def test_what_a_step_printed_is_kept_when_its_time_is_over(output: Path) -> None
     assert not made.well
 
 
+@pytest.mark.soak
 def test_what_a_step_began_ends_with_it(output: Path) -> None:
     made = begin(output)
     program = "import os; made = os.fork(); made and print(made, flush=True); "

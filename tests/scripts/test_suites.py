@@ -30,7 +30,13 @@ def test_every_suite_is_tried_here() -> None:
         assert importlib.import_module(f"bench.{name}").SUITE.cases
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.soak] if name == "apply" else [])
+        for name in SMALLEST
+    ],
+)
 def test_a_suite_prints_a_table_and_keeps_its_records(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

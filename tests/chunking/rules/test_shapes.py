@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.chunking.rules.flow import Call, Meta, Slice
@@ -45,6 +45,7 @@ def reshapes(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return (new, old) if draw(st.booleans()) else (old, new)
 
 
+@settings(max_examples=30)
 @given(reshapes(), st.booleans())
 def test_reshapes(shapes: tuple[list[int], list[int]], strided: bool) -> None:
     old, new = shapes
@@ -56,6 +57,7 @@ def test_reshapes(shapes: tuple[list[int], list[int]], strided: bool) -> None:
         assert leading in sample.possible()
 
 
+@settings(max_examples=30)
 @given(st.data(), sizes)
 def test_chains_of_views(data: st.DataObject, shape: list[int]) -> None:
     """Any sequence of permute, expand, cat, unsqueeze and reshape, each alone."""
@@ -84,6 +86,7 @@ def test_chains_of_views(data: st.DataObject, shape: list[int]) -> None:
         x = result if result.dim() < 5 and result.numel() < 500 else x
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_products(data: st.DataObject) -> None:
     size = st.integers(1, 5)
@@ -103,6 +106,7 @@ def test_products(data: st.DataObject) -> None:
     assert sample.possible() == tuple(i for i, n in enumerate(shape) if n > 1)
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_convolutions(data: st.DataObject) -> None:
     kernel, stride, dilation = (data.draw(st.integers(1, 4)) for _ in range(3))
@@ -117,6 +121,7 @@ def test_convolutions(data: st.DataObject) -> None:
     assert sample.possible() == ((0, 1, 2) if places else (0, 1))
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 2), st.integers(4, 17))
 def test_poolings(kernel: int, stride: int, padding: int, size: int) -> None:
     args = ([kernel] * 2, [stride] * 2, [min(padding, kernel // 2)] * 2)
