@@ -39,6 +39,8 @@ from memplan.graph.nest import Tensors, as_nested, leaves_of, unknown
 from memplan.graph.program import Program
 from memplan.graph.weights import Watch
 
+COARSER = 1e-5  # a tolerance above it is of results in 16 bits
+
 
 @dataclass
 class Trial:
@@ -209,7 +211,7 @@ class Compiler:
         if not self.inputs or unknown(leaves):
             kind = f"returns a {unknown(leaves)}" if self.inputs else "takes no tensors"
             return Fallback(f"it {kind}", parts=True)
-        self.tolerance = max(tolerance_of(leaves), self.options.tolerance)
+        self.tolerance = accepted(leaves, self.options)
         try:
             program = self._program(expected)
         except InputError as problem:
@@ -503,6 +505,13 @@ def _trains(module: torch.nn.Module) -> bool:
     return room not in ("activation", "container", "conv", "linear", "pooling")
 
 
+def accepted(results: object, options: FuseOptions) -> float:
+    """The largest relative error at which results count as the same: that of the
+    options, or a few roundings of results in 16 bits."""
+    rounding = tolerance_of(results)
+    return max(options.tolerance, rounding if rounding > COARSER else 0.0)
+
+
 def agrees(
     model: torch.nn.Module,
     run: Callable[[dict[str, object]], object],
@@ -521,7 +530,7 @@ def agrees(
                 given = dict(zip(inputs, values, strict=True))
                 expected = leaves_of(run_model(model, fixed, given))
                 error = relative_error(expected, leaves_of(run(given)))
-                if error > max(tolerance_of(expected), options.tolerance):
+                if error > accepted(expected, options):
                     return False
         except Exception:
             return False

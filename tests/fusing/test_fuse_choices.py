@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,11 +35,17 @@ def packaged() -> bool:
 
 
 @pytest.fixture
-def no_decisions(kernel_cache: Path) -> Path:
-    """The folder of kernels, without what was decided before."""
-    for each in kernel_cache.glob("*.json"):
-        each.unlink()
-    return kernel_cache
+def no_decisions(
+    kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A folder of kernels of this test's own, without what was decided before."""
+    own = tmp_path / "kernels"
+    own.mkdir(mode=0o700)
+    for each in kernel_cache.iterdir():
+        if each.is_file() and each.suffix != ".json":
+            shutil.copy2(each, own)
+    monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(own))
+    return own
 
 
 Times = Callable[[float, float], None]
