@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from memplan.chunking.plan import ChunkPlan as ChunkPlan
     from memplan.chunking.planfile import read_chunk_plan as read_chunk_plan
     from memplan.chunking.planfile import write_chunk_plan as write_chunk_plan
+    from memplan.compiling.compile import CompileOptions as CompileOptions
+    from memplan.compiling.compile import compile as compile  # noqa: A004
+    from memplan.compiling.report import CompilePlan as CompilePlan
     from memplan.core.plan import Plan as Plan
     from memplan.core.planfile import read_plan as read_plan
     from memplan.core.planfile import write_plan as write_plan
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "ChunkOptions": "memplan.chunking.options",
     "ChunkPlan": "memplan.chunking.plan",
+    "CompileOptions": "memplan.compiling.compile",
+    "CompilePlan": "memplan.compiling.report",
     "FuseOptions": "memplan.fusing.options",
     "Limits": "memplan.reporting.check",
     "Plan": "memplan.core.plan",
@@ -53,6 +58,7 @@ _HOMES = {
     "buffers_of": "memplan.trace.lives",
     "check": "memplan.reporting.check",
     "chunk": "memplan.chunking.chunk",
+    "compile": "memplan.compiling.compile",
     "diff": "memplan.reporting.diff",
     "fuse": "memplan.fusing.fuse",
     "interrupt": "memplan.recording.boundary",
@@ -77,6 +83,8 @@ _HOMES = {
 __all__ = [
     "ChunkOptions",
     "ChunkPlan",
+    "CompileOptions",
+    "CompilePlan",
     "FuseOptions",
     "Limits",
     "Plan",
@@ -87,6 +95,7 @@ __all__ = [
     "buffers_of",
     "check",
     "chunk",
+    "compile",
     "diff",
     "fuse",
     "interrupt",

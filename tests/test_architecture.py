@@ -47,14 +47,15 @@ ROOMS: dict[str, set[str]] = {
     "applying": CORRIDOR | {"recording", "solving"},
     "reporting": CORRIDOR | {"recording", "solving", "applying"},
     "plotting": BASE | {"core", "trace"},
-    "graph": BASE,
+    "graph": BASE | {"core"},  # lives are a Problem
     "toolchain": set(GROUND),
     "chunking": BASE | {"graph"},
     "fusing": BASE | {"graph", "toolchain", "native"} | {"core", "solving"},
+    "compiling": BASE | {"core", "solving", "graph", "chunking"},
     "blocking": BASE | {"native", "toolchain", "graph"},
     "cli": CORRIDOR
     | {"recording", "solving", "applying", "reporting", "plotting"}
-    | {"chunking", "fusing", "blocking"},
+    | {"chunking", "fusing", "compiling", "blocking"},
     "__main__": {"cli"},
 }
 
@@ -75,13 +76,21 @@ BLOCKING: dict[str, set[str]] = {
 # Rooms whose modules load only when a verb runs, and may import torch at their top:
 # `test_starting_up_loads_nothing_heavy` and the commands' --help see that none loads
 # before.
-LATE = {"graph", "chunking", "fusing"}
+LATE = {"graph", "chunking", "fusing", "compiling"}
 
 # Where each third-party package may be imported at all.
 HOMES = {
     "click": {"cli"},
     "rich": {"cli"},
-    "torch": {"recording", "applying", "graph", "chunking", "fusing", "blocking"},
+    "torch": {
+        "recording",
+        "applying",
+        "graph",
+        "chunking",
+        "fusing",
+        "compiling",
+        "blocking",
+    },
     "matplotlib": {"plotting"},
     "jinja2": {"reporting"},
     "markupsafe": {"reporting"},

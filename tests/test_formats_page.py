@@ -78,6 +78,7 @@ DOCUMENTS = {
         f"blocking codesign {LAYER} --json",
     ),
     "Blocking plan": ("b.plan.json",),
+    "compile --json": ("compile m.py:factory --max-slowdown 1e9 -o a.json --json",),
     "chunk --json": (CHUNK,),
     "Chunk plan": ("c.plan.json",),
     "fuse --json": (FUSE,),

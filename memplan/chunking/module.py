@@ -35,12 +35,17 @@ class Chunk:
 
     def __init__(self, target: Target, program: Program, name: str) -> None:
         """target: the module, and its program without loops; program: with loops."""
-        self.original, self.program = target.program, rejoined(program)
+        self.target, self.program = target, rejoined(program)
         self.source = source(self.program, f"{name}, in chunks")
         self._run = compiled(self.source, name)
         self._weights = Weights(target.module, target.exported.constants)
         self._form, self._out_spec = target.form, target.exported.out_spec
         self._signature = Signature()
+
+    @property
+    def original(self) -> Program:
+        """The module's program without loops."""
+        return self.target.program
 
     def __deepcopy__(self, memo: dict[int, object]) -> Chunk:
         """A copy that uses the copied model's weights."""

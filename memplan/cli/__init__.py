@@ -38,6 +38,7 @@ COMMANDS = {
     "apply": "Run a program under a plan.",
     "chunk": "Run a model in chunks to fit its activations in a budget.",
     "fuse": "Speed up a model's inference by running it depth-first.",
+    "compile": "Run a model's inference in one planned arena.",
     "blocking": "Block the loops of convolutions for a memory hierarchy.",
     "completion": "Print a script that completes commands in a shell.",
 }

@@ -95,8 +95,11 @@ class Signature:
 
         A call that forward would reject is returned as it is.
         """
+        signature = self._of(model)
+        if not kwargs and self._rest is not None and _all_tensors(args):
+            return Inputs(args, kwargs)  # none is a default, or in another place
         try:
-            bound = self._of(model).bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError:
             return Inputs(args, kwargs)
         parameters = bound.signature.parameters
@@ -119,8 +122,7 @@ class Signature:
         lists, dictionaries or ``*args``.
         """
         signature = self._of(model)
-        plain = all(isinstance(each, Tensor) for each in args)
-        if not kwargs and self._rest is not None and plain:
+        if not kwargs and self._rest is not None and _all_tensors(args):
             missing = len(self._names) - len(args)
             rest = list(self._rest.items())
             if 0 <= missing <= len(rest):
@@ -148,6 +150,10 @@ class Signature:
             else:
                 others[name] = value
         return tensors, others
+
+
+def _all_tensors(values: tuple[object, ...]) -> bool:
+    return all(isinstance(each, Tensor) for each in values)
 
 
 def _simple(signature: inspect.Signature) -> tuple[list[str], dict[str, object] | None]:

@@ -52,45 +52,111 @@ def select_written(
     return x
 
 
+def softmax_written(
+    x: torch.Tensor, dim: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """softmax over x itself. The kernel reads all of a row before it writes it."""
+    import torch
+
+    return torch.ops.aten._softmax.out(x, dim, False, out=x)
+
+
+def log_softmax_written(
+    x: torch.Tensor, dim: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """log_softmax over x itself."""
+    import torch
+
+    return torch.ops.aten._log_softmax.out(x, dim, False, out=x)
+
+
+def batch_norm_written(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    *rest: object,
+) -> torch.Tensor:
+    """batch_norm in inference, over x itself. rest: training, momentum, eps, cudnn."""
+    import torch
+
+    given = (x, weight, bias, mean, variance, False, *rest[1:3])
+    unused = [torch.empty(0) for _ in range(2)]
+    outs = dict(zip(("out", "save_mean", "save_invstd"), (x, *unused), strict=True))
+    torch.ops.aten.native_batch_norm.out(*given, **outs)
+    return x
+
+
 WRITTEN: dict[str, Callable[..., object]] = {
     "aten.slice_scatter": slice_written,
     "aten.select_scatter": select_written,
+    "aten.softmax": softmax_written,
+    "aten.log_softmax": log_softmax_written,
+    "aten.batch_norm": batch_norm_written,
 }
+# Known of the CPU's kernels alone, and of operands in row-major order.
+ROWS = {"aten.softmax", "aten.log_softmax", "aten.batch_norm"}
 SWAPPED = {"aten.add", "aten.mul"}  # where the second operand serves as well
 NO_SUCH = {"aten.where"}
 
 
 def overwrites(
-    program: Program, last: dict[str, int], owned: dict[str, int]
+    program: Program,
+    last: dict[str, int],
+    owned: dict[str, int],
+    candidates: Candidates | None = None,
 ) -> dict[str, str]:
     """Each result that overwrites an operand's memory -> that operand.
 
     last, owned: what `lifetimes` returns. The operand has the same shape, strides and
     dtype, fills a storage of the program's own, and is not used later. Estimates and
-    generated code both follow this function.
+    generated code both follow this function. candidates: see `may_overwrite`.
     """
     ends = dict(last)
     merged: dict[str, str] = {}
     found: dict[str, str] = {}
     for i, op in enumerate(program.ops):
-        if not isinstance(op, Op) or program.roots[op.name] != op.name:
-            continue
-        for name in _candidates(op):
+        for name in may_overwrite(program, op, candidates):
             root = program.roots[name]
-            if not isinstance(root, str) or "[" in root:
-                continue
             owner = merged.get(root, root)
-            if (
-                owner in owned
-                and ends[owner] == i
-                and program.metas[name] == program.metas[op.name]
-                and _fills(program.metas[name], program.metas[root])
-                and not _read_twice(program, op, name, root)
-            ):
+            if owner in owned and ends[owner] == i:
                 found[op.name] = name
                 merged[op.name] = owner
                 ends[owner] = ends[op.name]
                 break
+    return found
+
+
+Candidates = Callable[[Op], list[str]]
+"""Names of the operands over which a kernel can write an operator's result."""
+
+
+def may_overwrite(
+    program: Program, step: Step, candidates: Candidates | None = None
+) -> list[str]:
+    """Operands that a result may overwrite if nothing needs them later.
+
+    The likeliest first. They have the result's shape, strides and dtype, fill a
+    storage, and are read once. candidates: those that the kernels allow; by default
+    what PyTorch's operators do in place.
+    """
+    if not isinstance(step, Op) or program.roots[step.name] != step.name:
+        return []
+    meta = program.metas[step.name]
+    if step.key in ROWS and (meta.device != "cpu" or not meta.contiguous):
+        return []
+    found = []
+    for name in (candidates or _candidates)(step):
+        root = program.roots[name]
+        if (
+            isinstance(root, str)
+            and root in program.metas  # else it is from outside a loop
+            and program.metas[name] == meta
+            and _fills(program.metas[name], program.metas[root])
+            and not _read_twice(program, step, name, root)
+        ):
+            found.append(name)
     return found
 
 
@@ -184,7 +250,7 @@ def profile(
     now = 0
     for i, step in enumerate(program.ops):
         now += sum(owned.get(root, 0) for root in owners(program, step))
-        live.append(now + _extra(program, step, beside))
+        live.append(now + extra_bytes(program, step, beside))
         now -= dying.get(i, 0)
         after.append(now)
     return Profile(live, after)
@@ -265,7 +331,8 @@ def storage_bytes(meta: Meta) -> int:
     return max(meta.bytes, (reach + 1) * int(meta.dtype.itemsize))
 
 
-def _extra(program: Program, step: Step, beside: Beside) -> int:
+def extra_bytes(program: Program, step: Step, beside: Beside) -> int:
+    """Bytes that live only while a step runs: temporaries, or all of a loop's body."""
     if isinstance(step, Op):
         return beside(program, step)
     return profile(step.body, beside=beside).peak

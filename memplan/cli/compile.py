@@ -1,0 +1,157 @@
+"""`memplan compile`: run a model's inference in one arena."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from memplan.cli import arguments, show
+from memplan.cli.progress import working
+from memplan.cli.user_model import prints_to_stderr, user_model
+from memplan.core.planfile import write_plan
+from memplan.files import STDOUT, refuse_overwrite
+from memplan.recording.shim import require_torch
+from memplan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from memplan.compiling.report import CompilePlan
+
+FIELDS = (
+    *("status", "reason", "torch", "bytes_before", "bytes_after", "arena", "beside"),
+    *("requests_before", "requests_after", "asking", "operators", "loops"),
+    *("order_proof", "order_bound", "folded", "error", "seconds_before"),
+    "seconds_after",
+)
+ORDERS = {
+    "bound": "proved: its peak equals a bound for all orders",
+    "search": "proved: a search found no order with a lower peak",
+}
+
+
+@click.command("compile")
+@click.argument("model", metavar="FILE.py:FACTORY")
+@click.option(
+    "--budget",
+    metavar="SHARE|BYTES|min",
+    help="Memory for activations: 25% (of their peak now), 24MiB or min.  "
+    "[default: as little as possible without chunking]",
+)
+@click.option(
+    "--max-slowdown",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="RATIO",
+    help="Largest accepted ratio of compiled to original time.  [default: 1.02, or "
+    "1.1 with --budget]",
+)
+@click.option(
+    "--inputs",
+    metavar="FILE.py:FUNCTION",
+    help="Function that returns the inputs, if the factory does not.",
+)
+@arguments.output("Write the arena's plan to this file; - is standard output.")
+@arguments.force("an existing plan")
+@arguments.json_
+@arguments.threads("Number of threads that torch uses.")
+def command(
+    model: str,
+    budget: str | None,
+    max_slowdown: float | None,
+    inputs: str | None,
+    output: Path | None,
+    force: bool,
+    json_: bool,
+    threads: int | None,
+) -> None:
+    """Run a model's inference in one arena, within a budget if you give one.
+
+    The function FACTORY in FILE.py returns a model and its inputs: a tuple of
+    arguments, a mapping of keyword arguments, or one tensor. memplan exports the model,
+    orders its operators, runs them in chunks if the budget requires it, and plans an
+    arena for their results. It compares the results with the model's and measures
+    memory and time. A model that gains nothing runs unchanged; the report gives the
+    reason, and the exit code is 0.
+
+    \b
+    Example: memplan compile model.py:factory --budget 25% -o arena.json
+    """
+    from memplan.chunking.options import parse_budget
+
+    if budget is not None:
+        parse_budget(budget)
+    if output is not None:
+        refuse_overwrite(output, force)
+    torch = require_torch("compiling a model")
+    from memplan.compiling.compile import CompileOptions, compile  # noqa: A004
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with prints_to_stderr(), working("compile") as progress:
+        module, given = user_model(torch, model, inputs, "compiled")
+        options = CompileOptions(max_slowdown, progress or (lambda _: None))
+        found = compile(module, given, budget, options)
+    plan = found.memplan
+    if json_:
+        entries = show.picked(plan, *FIELDS)
+        arena = plan.plan and show.picked(plan.plan, "peak", "lower_bound")
+        show.as_json(entries | {"plan": arena, "output": output}, "memplan.compile")
+    else:
+        _report(type(module).__name__, plan)
+    if output is None:
+        return
+    if plan.plan is None:
+        show.complaint(f"the model runs unchanged, so {output} was not written")
+        return
+    write_plan(plan.plan, output)
+    if output != STDOUT:
+        show.note(f"wrote {output}")
+
+
+def _report(name: str, plan: CompilePlan) -> None:
+    """Print what compiling brought."""
+    if plan.plan is None:
+        before = [("activations", format_bytes(plan.bytes_before))]
+        show.facts(f"memplan: {name} stays unchanged: {plan.reason}", before)
+        return
+    arena = plan.plan
+    proved = arena.peak == arena.lower_bound
+    bound = (
+        "proved minimal for this order"
+        if proved
+        else (f"the lower bound is {format_bytes(arena.lower_bound)}")
+    )
+    same = "none, the same bits" if not plan.error else f"at most {plan.error:.1e}"
+    order = ORDERS.get(
+        plan.order_proof, f"every order needs {format_bytes(plan.order_bound)}"
+    )
+    rows = [
+        (
+            "activations",
+            f"{format_bytes(plan.bytes_before)} before, "
+            f"{format_bytes(plan.bytes_after)} after",
+        ),
+        ("arena", f"{format_bytes(plan.arena)}, {bound}"),
+        ("beside it", f"{format_bytes(plan.beside)}, results included"),
+        ("order", order),
+        ("loops", f"{plan.loops:,}"),
+        (
+            "requests",
+            f"{plan.requests_before:,} a call before, {plan.requests_after:,} after",
+        ),
+    ]
+    asking = [f"{count} × {key}" for key, count in (plan.asking or {}).items()]
+    rows += show.listed("torch allocates", asking) if asking else []
+    rows += [
+        (
+            "time",
+            f"{format_seconds(plan.seconds_before)} before, "
+            f"{format_seconds(plan.seconds_after)} after, ratio {plan.slowdown:.2f}",
+        ),
+        ("relative error", same),
+    ]
+    if plan.folded:
+        rows.append(
+            ("constants", f"{format_bytes(plan.folded)} computed once and kept")
+        )
+    show.facts(f"memplan: {name} runs in one arena", rows)

@@ -1,0 +1,1 @@
+"""One model, one schedule, one arena: passes over a Program, and its execution."""

@@ -1,0 +1,161 @@
+"""A module that runs in one arena, in the place of the model it was made from."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_unflatten
+
+from memplan.chunking.parts import Target
+from memplan.compiling.report import CompilePlan
+from memplan.compiling.schedule import Pool, Schedule, scheduled
+from memplan.errors import UsageError
+from memplan.graph.call import Form, Inputs
+from memplan.graph.export import first_line
+from memplan.graph.program import Program, mapped
+from memplan.graph.standin import Run, StandIn
+from memplan.graph.weights import Watch, Weights
+
+
+class Runner:
+    """A model's program in an arena, bound to the weights as they are now."""
+
+    def __init__(self, target: Target, program: Program, inputs: Inputs) -> None:
+        """target: the exported model. program: what is to run, with or without loops.
+        inputs: of the form that it was exported with."""
+        self.target, self._program = target, program
+        self._weights = Weights(target.module, target.exported.constants)
+        places = dict.fromkeys(program.constants.values())
+        own = [each for each in places if each not in target.exported.constants]
+        self._watch = Watch(target.module, own)
+        alone = not inputs.kwargs and not target.form.autocast
+        plain = alone and all(map(_kind, inputs.args))
+        self._kinds = [_kind(each) for each in inputs.args] if plain else [None]
+        self.bind(inputs)
+
+    def bind(self, inputs: Inputs) -> None:
+        """Bind the weights again, which have other values or lie elsewhere."""
+        self._watch = self._watch.again()
+        places = self._program.constants.items()
+        constants = {name: self._weights[place].detach() for name, place in places}
+        self.schedule: Schedule = scheduled(
+            self._program, constants, tensors_of(inputs)
+        )
+        self.pool = Pool(self.schedule)
+
+    def is_current(self) -> bool:
+        """Whether the weights are those that were bound."""
+        return self._watch.same_weights()
+
+    def outdated(self, current: bool) -> str:
+        """What changed in the model so that its program is another; "" for nothing.
+
+        current: what `is_current` says.
+        """
+        if not self._watch.same_modules():
+            return "its modules, attributes or hooks have changed"
+        if current or self._watch.same_kinds():
+            return ""
+        return "weights have other shapes or types than when it was compiled"
+
+    def difference(self, inputs: Inputs) -> str:
+        """How inputs differ from those that it was made for; "" if they do not."""
+        if not inputs.kwargs and len(inputs.args) == len(self._kinds):
+            kinds = [_kind(each) for each in inputs.args]
+            if kinds == self._kinds and not torch.is_autocast_enabled("cpu"):
+                return ""
+        form, now = self.target.form, Form.of(inputs)
+        return "" if form == now else form.difference(now)
+
+    def __call__(self, inputs: Inputs) -> object:
+        """The results for inputs of the form it was made for."""
+        if torch.is_autocast_enabled("cpu"):
+            # The program contains the casts that autocast makes.
+            with torch.autocast("cpu", enabled=False):
+                return self._run(inputs)
+        return self._run(inputs)
+
+    def _run(self, inputs: Inputs) -> object:
+        with torch.no_grad(), self.pool.tape() as tape:
+            results = tape(tensors_of(inputs))
+        spec = self.target.exported.out_spec
+        if spec.is_leaf() and results:
+            return results[0]
+        found = dict(zip(tape.results, results, strict=True))
+        outputs = self.schedule.flat.program.outputs
+        leaves = mapped(outputs, lambda ref: found[ref.name])
+        return tree_unflatten(list(leaves), spec)
+
+
+def tensors_of(inputs: Inputs) -> list[Tensor]:
+    """The tensors among the arguments, in order."""
+    if not inputs.kwargs and all(isinstance(each, Tensor) for each in inputs.args):
+        return list(inputs.args)
+    return [leaf for leaf in inputs.leaves() if isinstance(leaf, Tensor)]
+
+
+def _kind(value: Any) -> tuple[object, ...] | None:
+    """What a program depends on of a tensor; None for other values."""
+    plain = type(value) is Tensor
+    return (value.shape, value.dtype, value.device) if plain else None
+
+
+class Compiled(StandIn):
+    """A module whose forward runs in one arena; for inference.
+
+    memplan: the CompilePlan. For inputs other than those it was compiled for, or a
+    changed model, the model runs, and a warning gives the reason. After a change of
+    weights the program is bound again. Calls at the same time use an arena each.
+    """
+
+    verb = "compile"
+
+    def __init__(
+        self, model: nn.Module, plan: CompilePlan, runner: Runner | None
+    ) -> None:
+        super().__init__(model)
+        self.memplan = plan
+        self.runner = runner  # None: the model runs
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise UsageError(
+            "a compiled module is made for this process; save its model and compile it "
+            "again"
+        )
+
+    def unsupported(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+        reason = super().unsupported(args, kwargs)
+        given = (*args, *kwargs.values())
+        asked = torch.is_grad_enabled() and any(
+            isinstance(each, Tensor) and each.requires_grad for each in given
+        )
+        return reason or ("an input requires a gradient" if asked else "")
+
+    def _ready(
+        self, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> tuple[object, Run] | None:
+        if self.runner is None:
+            return None
+        runner = self.runner
+        reason, current = self.unsupported(args, kwargs), runner.is_current()
+        if not reason:
+            inputs = self._signature.arranged(self.model, args, kwargs)
+            if difference := runner.difference(inputs):
+                reason = f"it was compiled {difference}; compile it with them"
+            else:
+                reason = runner.outdated(current)
+        if reason:
+            self._warn(reason)
+            return None
+        if not current:
+            with self._lock:
+                if not runner.is_current():
+                    runner.bind(inputs)
+        return None, partial(runner, inputs)
+
+    def _give_up(self, key: object, error: Exception) -> None:
+        self.runner = None
+        self._warn(f"internal error: {first_line(error)}")

@@ -1,0 +1,372 @@
+"""Passes that make a program ready for an arena: one kernel a step, and no loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memplan.graph.infer import Inference
+from memplan.graph.nest import bytes_of, storages
+from memplan.graph.program import (
+    Argument,
+    Bound,
+    Loop,
+    Meta,
+    Op,
+    Output,
+    Program,
+    Ranges,
+    Ref,
+    mapped,
+    refs,
+    results,
+)
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Flat:
+    """A program without loops.
+
+    constants: tensors, by their name in it. folded: bytes of those that were computed
+    in advance.
+    """
+
+    program: Program
+    constants: dict[str, Tensor]
+    folded: int = 0
+
+
+class _Builder:
+    """Appends operators to a program, with shapes and aliases inferred."""
+
+    def __init__(self, source: Program, inference: Inference) -> None:
+        given = (*source.inputs, *source.constants)
+        metas = {name: source.metas[name] for name in given}
+        self.program = replace(
+            source,
+            ops=[],
+            constants=dict(source.constants),
+            metas=metas,
+            roots={name: name for name in given},
+            moving={},
+        )
+        self._inference = inference
+        self._names: dict[str, str] = {}
+
+    def add(
+        self, op: Op, name: str, target: Any, *args: Argument, **kwargs: Any
+    ) -> Ref:
+        """Append `target` on these arguments; `op` tells where it comes from."""
+        taken = self.program.metas
+        free = name
+        number = 0
+        while free in taken:
+            number += 1
+            free = f"{name}_{number}"
+        made = Op(free, target, args, kwargs, op.line)
+        self._inference.add(self.program, made)
+        self.program.ops.append(made)
+        return Ref(free)
+
+    def meta(self, ref: Ref) -> Any:
+        return self.program.metas[ref.name]
+
+
+def expanded(
+    program: Program, constants: dict[str, Tensor], inference: Inference
+) -> Flat:
+    """Loops unrolled, and operators as the kernels that they consist of.
+
+    constants: the values of `program.constants`. Linear layers and batched products
+    become products of matrices, indexing of tables a selection of rows, and numbers
+    among tensors become tensors, so that no step needs memory of its own for that.
+    """
+    return _Expansion(program, constants, inference).flat()
+
+
+class _Expansion:
+    def __init__(
+        self, program: Program, constants: dict[str, Tensor], inference: Inference
+    ) -> None:
+        self._source, self._constants = program, dict(constants)
+        self._to = _Builder(program, inference)
+        self._values: dict[str, Argument] = {}
+        self._numbers: dict[tuple[Any, ...], Ref] = {}
+
+    def flat(self) -> Flat:
+        source = self._source
+        for name in (*source.inputs, *source.constants):
+            self._values[name] = Ref(name)
+        self._steps(source, {}, {})
+        made = self._to.program
+        made.outputs = mapped(source.outputs, lambda ref: self._values[ref.name])
+        return Flat(made, self._constants)
+
+    def _steps(self, program: Program, ranges: Ranges, after: dict[str, Any]) -> None:
+        for step in program.ops:
+            if isinstance(step, Loop):
+                self._loop(program, step, ranges)
+            else:
+                self._op(step, ranges)
+            for name in results(step):
+                if name in after:
+                    after[name]()
+
+    def _loop(self, program: Program, loop: Loop, ranges: Ranges) -> None:
+        for output in loop.outputs:
+            self._values[output.buffer] = self._buffer(program, output)
+        for start in range(0, loop.extent, loop.step):
+            inner = {**ranges, loop.name: (start, min(start + loop.step, loop.extent))}
+            for entry in loop.inputs:
+                low, high = entry.window.at(inner)
+                self._values[entry.inner] = self._to.add(
+                    _at(loop),
+                    entry.inner,
+                    aten.slice.Tensor,
+                    self._values[entry.outer],
+                    entry.dim,
+                    low,
+                    high,
+                )
+            writes = {o.inner: self._writing(o, inner, loop) for o in loop.outputs}
+            self._steps(loop.body, inner, writes)
+
+    def _writing(
+        self, output: Output, ranges: Ranges, loop: Loop
+    ) -> Callable[[], None]:
+        def write() -> None:
+            low, high = output.window.at(ranges)
+            self._values[output.buffer] = self._to.add(
+                _at(loop),
+                output.buffer,
+                aten.slice_scatter.default,
+                self._values[output.buffer],
+                self._values[output.inner],
+                output.dim,
+                low,
+                high,
+            )
+
+        return write
+
+    def _buffer(self, program: Program, output: Output) -> Argument:
+        if output.into is not None:
+            return self._values[output.into]
+        meta: Meta = program.metas[output.buffer]
+        shape, strides = list(meta.shape), list(meta.strides)
+        options = {"dtype": meta.dtype, "device": torch.device(meta.device)}
+        origin = Op(output.buffer, aten.empty_strided.default, ())
+        return self._to.add(
+            origin, output.buffer, origin.target, shape, strides, **options
+        )
+
+    def _op(self, op: Op, ranges: Ranges) -> None:
+        def value(at: Ref | Bound) -> Argument:
+            return self._values[at.name] if isinstance(at, Ref) else at.at(ranges)
+
+        args, kwargs = mapped((op.args, op.kwargs), value)
+        placed = Op(op.name, op.target, args, kwargs, op.line)
+        rule = EXPANSIONS.get(op.key)
+        made = None if rule is None or kwargs else rule(self._to, placed)
+        if made is None:
+            made = self._to.add(
+                placed, op.name, op.target, *self._tensors(placed), **kwargs
+            )
+        self._values[op.name] = made
+
+    def _tensors(self, op: Op) -> list[Argument]:
+        """The arguments, with numbers that stand for tensors as tensors."""
+        schema = getattr(op.target, "_schema", None)
+        if schema is None:
+            return list(op.args)
+        return [
+            self._number(op, value)
+            if isinstance(value, int | float) and str(each.type) == "Tensor"
+            else value
+            for value, each in zip(op.args, schema.arguments, strict=False)
+        ]
+
+    def _number(self, op: Op, value: float) -> Ref:
+        """A number as a tensor without dimensions, which gives the same results."""
+        metas = [self._to.meta(arg) for arg in op.args if isinstance(arg, Ref)]
+        dtype = _dtype_of(value, metas[0] if metas else None)
+        key = (repr(value), dtype)
+        if key not in self._numbers:
+            name = f"number_{len(self._numbers)}"
+            self._constants[name] = torch.tensor(value, dtype=dtype)
+            program = self._to.program
+            program.constants[name] = name
+            program.metas[name] = Meta((), (), dtype, "cpu")
+            program.roots[name] = name
+            self._numbers[key] = Ref(name)
+        return self._numbers[key]
+
+
+def _dtype_of(value: float, other: Meta | None) -> torch.dtype:
+    """Of a number beside a tensor: the tensor's if it can hold the number, so that no
+    kernel converts it."""
+    if isinstance(value, bool):
+        return torch.bool
+    if other is None or not other.shape:
+        return torch.int64 if isinstance(value, int) else torch.get_default_dtype()
+    if other.dtype.is_floating_point:
+        single = other.dtype in (torch.float32, torch.float64)
+        exact = torch.tensor(value, dtype=other.dtype).item() == value
+        return other.dtype if single or exact else torch.float64
+    if isinstance(value, int):
+        return other.dtype if other.dtype != torch.bool else torch.int64
+    return torch.get_default_dtype()
+
+
+def _at(loop: Loop) -> Op:
+    return Op(loop.name, aten.alias.default, (), {}, loop.line)
+
+
+def _linear(to: _Builder, op: Op) -> Ref | None:
+    x, weight, *rest = op.args
+    bias = rest[0] if rest else None
+    meta: Meta = to.meta(x)
+    if len(meta.shape) < 2 or len(to.meta(weight).shape) != 2:
+        return None
+    rows = _rows(to, op, x)
+    turned = to.add(op, f"{op.name}_t", aten.t.default, weight)
+    if bias is None:
+        product = to.add(op, f"{op.name}_mm", aten.mm.default, rows, turned)
+    else:
+        product = to.add(op, f"{op.name}_mm", aten.addmm.default, bias, rows, turned)
+    shape = [*meta.shape[:-1], to.meta(weight).shape[0]]
+    return _viewed(to, op, product, shape)
+
+
+def _rows(to: _Builder, op: Op, x: Ref) -> Ref:
+    """A tensor with its leading dimensions as one."""
+    meta: Meta = to.meta(x)
+    if len(meta.shape) == 2:
+        return x
+    flat = [meta.elements // meta.shape[-1] if meta.shape[-1] else 0, meta.shape[-1]]
+    return to.add(op, f"{op.name}_rows", aten.reshape.default, x, flat)
+
+
+def _viewed(to: _Builder, op: Op, x: Ref, shape: list[int]) -> Ref:
+    if list(to.meta(x).shape) == shape:
+        return x
+    return to.add(op, op.name, aten.view.default, x, shape)
+
+
+def _matmul(to: _Builder, op: Op) -> Ref | None:
+    left, right = op.args
+    a, b = to.meta(left).shape, to.meta(right).shape
+    if len(a) == len(b) == 2:
+        return to.add(op, op.name, aten.mm.default, left, right)
+    if len(a) > 2 and len(b) == 2:
+        product = to.add(
+            op, f"{op.name}_mm", aten.mm.default, _rows(to, op, left), right
+        )
+        return _viewed(to, op, product, [*a[:-1], b[-1]])
+    if len(a) != len(b) or len(a) < 3 or a[:-2] != b[:-2] or 0 in (*a, *b):
+        return None
+    flat = []
+    for x, shape in ((left, a), (right, b)):
+        batch = to.meta(x).elements // (shape[-1] * shape[-2])
+        sizes = [batch, *shape[-2:]]
+        same = list(shape) == sizes
+        flat.append(
+            x if same else to.add(op, f"{op.name}_b", aten.reshape.default, x, sizes)
+        )
+    product = to.add(op, f"{op.name}_bmm", aten.bmm.default, *flat)
+    return _viewed(to, op, product, [*a[:-1], b[-1]])
+
+
+def _softmax(to: _Builder, op: Op) -> Ref | None:
+    x, dim, *rest = op.args
+    if rest and rest[0] not in (None, to.meta(x).dtype):
+        return None
+    name = f"_{op.key.removeprefix('aten.')}"
+    return to.add(op, op.name, getattr(aten, name).default, x, dim, False)
+
+
+def _embedding(to: _Builder, op: Op) -> Ref | None:
+    table, index = op.args[:2]
+    shape = to.meta(index).shape
+    flat = to.add(op, f"{op.name}_i", aten.reshape.default, index, [-1])
+    rows = to.add(op, f"{op.name}_rows", aten.index_select.default, table, 0, flat)
+    return _viewed(to, op, rows, [*shape, to.meta(table).shape[1]])
+
+
+def _batch_norm(to: _Builder, op: Op) -> Ref | None:
+    """In inference: the input times a scale, plus a shift, which are constants."""
+    x, weight, bias, mean, variance, training, _, eps = op.args[:8]
+    meta: Meta = to.meta(x)
+    if training or mean is None or meta.dtype != torch.float32:
+        return None
+    name = f"{op.name}_scale"
+    scale = to.add(op, name, aten.add.Scalar, variance, eps)
+    scale = to.add(op, name, aten.rsqrt.default, scale)
+    if weight is not None:
+        scale = to.add(op, name, aten.mul.Tensor, scale, weight)
+    shift = to.add(op, f"{op.name}_shift", aten.mul.Tensor, mean, scale)
+    shift = to.add(op, f"{op.name}_shift", aten.neg.default, shift)
+    if bias is not None:
+        shift = to.add(op, f"{op.name}_shift", aten.add.Tensor, shift, bias)
+    shape = [1, -1, *[1] * (len(meta.shape) - 2)]
+    scale, shift = (
+        to.add(op, f"{op.name}_by", aten.reshape.default, each, shape)
+        for each in (scale, shift)
+    )
+    return to.add(op, op.name, aten.addcmul.default, shift, x, scale)
+
+
+EXPANSIONS: dict[str, Callable[[_Builder, Op], Ref | None]] = {
+    "aten.linear": _linear,
+    "aten.matmul": _matmul,
+    "aten.softmax": _softmax,
+    "aten.log_softmax": _softmax,
+    "aten.embedding": _embedding,
+    "aten.batch_norm": _batch_norm,
+}
+
+
+FACTORIES = {"aten.arange", "aten.full", "aten.scalar_tensor", "aten.eye"}
+
+
+def folded(flat: Flat) -> Flat:
+    """Operators whose operands are all constants, computed once.
+
+    Of operators without operands only FACTORIES: others make memory without contents.
+    """
+    program, constants = flat.program, dict(flat.constants)
+    known = set(program.constants)
+    kept = []
+    names = dict(program.constants)
+    with torch.no_grad():
+        for op in program.ops:
+            assert isinstance(op, Op)
+            taken = op.operands()
+            foldable = bool(taken) or op.key in FACTORIES
+            if not foldable or not known.issuperset(taken) or not _one(program, op):
+                kept.append(op)
+                continue
+            args, kwargs = mapped((op.args, op.kwargs), lambda ref: constants[ref.name])
+            constants[op.name] = op.target(*args, **kwargs)
+            known.add(op.name)
+            names[op.name] = op.name
+    wanted = {name for op in kept for name in op.operands()} | set(
+        refs(program.outputs)
+    )
+    used = {name: place for name, place in names.items() if name in wanted}
+    roots = {**program.roots, **{name: name for name in used}}
+    program = replace(program, ops=list(kept), constants=used, roots=roots)
+    values = {name: constants[name] for name in used}
+    return Flat(
+        program, values, bytes_of(values.values(), storages(flat.constants.values()))
+    )
+
+
+def _one(program: Program, op: Op) -> bool:
+    return isinstance(program.metas[op.name], Meta)

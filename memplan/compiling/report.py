@@ -1,0 +1,51 @@
+"""What compiling a model brought, as measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memplan.core.plan import Plan
+
+
+@dataclass(frozen=True)
+class CompilePlan:
+    """The result of `memplan.compile`. Bytes are of activations, without parameters
+    and inputs.
+
+    status: "compiled", or "unchanged" if the model runs as it was, for `reason`.
+    bytes_before: the model's peak by the allocator's events. bytes_after: the arena and
+    `beside`. arena: bytes of the arena. beside: the peak of what torch allocates while
+    the program runs, its results among them. requests_before, requests_after: to the
+    allocator, each call. asking: operator -> how often a call has torch allocate its
+    result. operators: of the program that runs, views included. loops: how many run in
+    chunks. order_proof: "bound" or "search" if no order of these operators needs less;
+    "" if one may. order_bound: bytes that every order needs. folded: bytes of constants
+    computed in advance, which are kept. error: largest relative error to the model.
+    seconds_before, seconds_after: the least of several runs in turns. plan: the arena's
+    plan, which says how good it is.
+    """
+
+    status: str
+    reason: str
+    torch: str
+    bytes_before: int
+    bytes_after: int = 0
+    arena: int = 0
+    beside: int = 0
+    requests_before: int = 0
+    requests_after: int = 0
+    asking: dict[str, int] | None = None
+    operators: int = 0
+    loops: int = 0
+    order_proof: str = ""
+    order_bound: int = 0
+    folded: int = 0
+    error: float = 0.0
+    seconds_before: float = 0.0
+    seconds_after: float = 0.0
+    plan: Plan | None = None
+
+    @property
+    def slowdown(self) -> float:
+        """The ratio of the two times; 1 for a model that runs unchanged."""
+        return self.seconds_after / self.seconds_before if self.seconds_before else 1.0

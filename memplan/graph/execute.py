@@ -1,0 +1,425 @@
+"""A program as a tape: operators that write into one arena, run by torch's interpreter.
+
+Storages of the arena are bound once, as tensors over it. A tape is a graph of
+TorchScript's intermediate form, which torch runs in C++ without Python between the
+operators. Views of the arena and of weights are made when the tape is bound, so they
+cost nothing; values that depend on the inputs' addresses are made as it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memplan.graph.liveness import in_place
+from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
+
+Out = Any
+"""An overload with one tensor `out` that it writes, beside the arguments of another."""
+
+ALIGNMENT = 64  # bytes, of each storage in the arena
+
+
+@dataclass(frozen=True)
+class Served:
+    """How an operator writes into a tensor that it is given: by the overload `target`.
+
+    over: it writes over its first operand; where that must stay, over a copy.
+    """
+
+    target: Out
+    over: bool = False
+
+
+def writers(op: Op) -> Iterator[Served]:
+    """Overloads that may compute `op` into a given tensor; a trial must confirm them.
+
+    Many `out` overloads compute a result of their own and copy it.
+    """
+    if not isinstance(op.target, torch._ops.OpOverload):
+        return
+    schema = op.target._schema
+    wanted = [(each.name, str(each.type)) for each in schema.arguments]
+    for name in op.target.overloadpacket.overloads():
+        found = getattr(op.target.overloadpacket, name)
+        given = found._schema.arguments
+        outs = [each for each in given if each.is_out]
+        rest = [(each.name, str(each.type)) for each in given if not each.is_out]
+        if len(outs) == 1 and rest == wanted:
+            yield Served(found)
+    over = in_place(op)
+    if isinstance(over, torch._ops.OpOverload):
+        yield Served(over, over=True)
+
+
+@dataclass
+class _Text:
+    """The lines of a graph in TorchScript's form, and what they take.
+
+    tensors: the bound ones, in order. numbers: floating-point ones, which have no exact
+    text.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+    slots: dict[int, str] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
+    count: int = 0
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"%v{self.count}"
+
+    def bound(self, tensor: Tensor) -> str:
+        """The name of a tensor that stays where it is."""
+        name = self.slots.get(id(tensor))
+        if name is None:
+            name = self.slots[id(tensor)] = f"%t{len(self.tensors)}"
+            self.tensors.append(tensor)
+        return name
+
+    def constant(self, kind: str, value: str) -> str:
+        line = f"{kind} = prim::Constant{value}()"
+        if line not in self.constants:
+            self.constants[line] = f"%c{len(self.constants)}"
+        return self.constants[line]
+
+    def number(self, value: float) -> str:
+        self.numbers.append(value)
+        return f"%f{len(self.numbers) - 1}"
+
+    def list_of(self, kind: str, items: Sequence[str]) -> str:
+        name = self.fresh()
+        self.lines.append(f"{name} : {kind} = prim::ListConstruct({', '.join(items)})")
+        return name
+
+    def source(self, inputs: Sequence[str], outputs: Sequence[str]) -> str:
+        """The whole graph: of inputs, bound tensors and numbers to a tuple."""
+        heads = [f"{name} : Tensor" for name in inputs]
+        heads += ["%tensors : Tensor[]", "%numbers : float[]"]
+        lines = [f"graph({', '.join(heads)}):"]
+        for kind, prefix, count in (
+            ("Tensor", "t", len(self.tensors)),
+            ("float", "f", len(self.numbers)),
+        ):
+            if count:
+                names = ", ".join(f"%{prefix}{i} : {kind}" for i in range(count))
+                many = "%tensors" if kind == "Tensor" else "%numbers"
+                lines.append(f"  {names} = prim::ListUnpack({many})")
+        lines += [f"  {name} : {text}" for text, name in self.constants.items()]
+        lines += [f"  {line}" for line in self.lines]
+        kinds = ", ".join("Tensor" for _ in outputs)
+        names = ", ".join(outputs)
+        lines.append(f"  %out : ({kinds}) = prim::TupleConstruct({names})")
+        return "\n".join([*lines, "  return (%out)", ""])
+
+
+class Tape:
+    """A program bound to an arena of its own; one call at a time.
+
+    program: flat, without loops. offsets: bytes, of each storage in the arena by its
+    root. over: results that lie in the memory of an operand, by their name. served: of
+    operators, how they write where they are told; others make results of their own.
+    constants: the values of `program.constants`, and of constants that passes made.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        arena: Tensor,
+        offsets: Mapping[str, int],
+        over: Mapping[str, str],
+        served: Mapping[str, Served],
+        constants: Mapping[str, Tensor],
+    ) -> None:
+        self._program, self._arena = program, arena
+        self._offsets, self._over, self._served = offsets, over, served
+        self._text = _Text()
+        self._real: dict[str, Any] = dict(constants)  # what stays where it is
+        self._names: dict[str, str] = {n: f"%{n}" for n in program.inputs}
+        self._storage: dict[str, str] = {}  # of results over operands: the arena's root
+        for op in program.ops:
+            assert isinstance(op, Op)
+            self._step(op)
+        self.results = list(dict.fromkeys(refs(program.outputs)))
+        outputs = [self._result(name) for name in self.results]
+        inputs = [f"%{name}" for name in program.inputs]
+        self.source = self._text.source(inputs, outputs)
+        self._run = torch._C._create_function_from_graph(
+            "tape", torch._C.parse_ir(self.source)
+        )
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The tensors of `results`, for inputs in the program's order."""
+        found = self._run(*inputs, self._text.tensors, self._text.numbers)
+        return tuple(found)
+
+    def _result(self, name: str) -> str:
+        """A tensor for the caller: never a view of the arena or of a constant."""
+        if name in self._names:
+            return self._names[name]
+        line = f"aten::clone({self._value(Ref(name))}, {self._none()})"
+        return self._emit("Tensor", line)
+
+    def _emit(self, kind: str, call: str) -> str:
+        name = self._text.fresh()
+        self._text.lines.append(f"{name} : {kind} = {call}")
+        return name
+
+    def _none(self) -> str:
+        return self._text.constant("NoneType", "")
+
+    def _step(self, op: Op) -> None:
+        program = self._program
+        if op.target is getitem:
+            self._item(op)
+            return
+        operands = op.operands()
+        root = program.roots[op.name]
+        own = root == op.name or (isinstance(root, tuple) and f"{op.name}[" in root[0])
+        if not own and all(name in self._real for name in operands):
+            self._real[op.name] = self._call(op)  # a view, made once
+            return
+        served = self._served.get(op.name)
+        if not own or served is None:
+            self._asks(op)
+            return
+        target = self._target(op)
+        if op.key == "aten.empty_strided":
+            return
+        if op.key in COPIES:
+            self._copy(op, target)
+            return
+        if op.key == "aten.slice_scatter":
+            self._scatter(op, target)
+            return
+        if served.over:
+            if op.name not in self._over:
+                self._copied(target, op.args[0])
+            written = Op(op.name, served.target, op.args[1:], op.kwargs)
+            args = self._arguments(served.target, written, target, first=True)
+        else:
+            args = self._arguments(served.target, op, target)
+        self._emit("Tensor", f"{_schema_name(served.target)}({args})")
+
+    def _target(self, op: Op) -> str:
+        """The tensor that the operator writes: in the arena, or new for a result."""
+        over = self._over.get(op.name)
+        root = op.name
+        if over is not None:
+            where: str = self._program.roots[over]
+            root = self._storage.get(where, where)
+            self._storage[op.name] = root
+        meta: Meta = self._program.metas[op.name]
+        if root in self._offsets:
+            tensor = placed(self._arena, self._offsets[root], meta)
+            self._real[op.name] = tensor
+            return self._text.bound(tensor)
+        name = self._new(meta) if over is None else self._names[over]
+        self._names[op.name] = name
+        return name
+
+    def _new(self, meta: Meta) -> str:
+        size = self._ints(meta.shape)
+        stride = self._ints(meta.strides)
+        options = ", ".join(
+            (self._whole(_code(meta.dtype)), self._none(), self._none(), self._none())
+        )
+        return self._emit("Tensor", f"aten::empty_strided({size}, {stride}, {options})")
+
+    def _copy(self, op: Op, target: str) -> None:
+        """A copy in another layout, shape or dtype: written through a view."""
+        source = op.args[0].name
+        shape = self._program.metas[source].shape
+        if shape != self._program.metas[op.name].shape:
+            if op.name in self._real:
+                target = self._text.bound(self._real[op.name].view(shape))
+            else:
+                target = self._emit(
+                    "Tensor", f"aten::view({target}, {self._ints(shape)})"
+                )
+        self._copied(target, op.args[0])
+
+    def _scatter(self, op: Op, target: str) -> None:
+        """Part of the first operand, replaced by the second."""
+        if op.name not in self._over:
+            self._copied(target, op.args[0])
+        dim, low, high = op.args[2:5]
+        if op.name in self._real:
+            part = self._real[op.name].narrow(dim, low, high - low)
+            self._copied(self._text.bound(part), op.args[1])
+            return
+        words = ", ".join(self._whole(each) for each in (dim, low, high - low))
+        self._copied(
+            self._emit("Tensor", f"aten::narrow({target}, {words})"), op.args[1]
+        )
+
+    def _copied(self, target: str, source: Ref) -> None:
+        blocking = self._text.constant("bool", "[value=0]")
+        call = f"aten::copy_({target}, {self._value(source)}, {blocking})"
+        self._emit("Tensor", call)
+
+    def _asks(self, op: Op) -> None:
+        """A call whose results torch allocates."""
+        target: Any = op.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise NoTapeError(f"the operator {op.key}")
+        call = f"{_schema_name(target)}({self._arguments(target, op, None)})"
+        kinds = [_spelled(each.type) for each in target._schema.returns]
+        names = [self._text.fresh() for _ in kinds]
+        heads = ", ".join(f"{n} : {k}" for n, k in zip(names, kinds, strict=True))
+        self._text.lines.append(f"{heads} = {call}")
+        if len(names) == 1:
+            self._names[op.name] = names[0]
+        for i, name in enumerate(names):
+            self._names[f"{op.name}[{i}]"] = name
+
+    def _item(self, op: Op) -> None:
+        source, index = op.args[0].name, op.args[1]
+        if source in self._real:
+            self._real[op.name] = self._real[source][index]
+        elif (name := f"{source}[{index}]") in self._names and (
+            f"{source}[1]" in self._names or source not in self._names
+        ):
+            self._names[op.name] = self._names[name]
+        else:
+            at = self._whole(index)
+            call = f"aten::__getitem__({self._names[source]}, {at})"
+            self._names[op.name] = self._emit("Tensor", call)
+
+    def _call(self, op: Op) -> Any:
+        args, kwargs = mapped((op.args, op.kwargs), lambda ref: self._real[ref.name])
+        with torch.no_grad():
+            return op.target(*args, **kwargs)
+
+    def _value(self, value: Ref) -> str:
+        if value.name in self._names:
+            return self._names[value.name]
+        return self._text.bound(self._real[value.name])
+
+    def _arguments(
+        self, target: Out, op: Op, out: str | None, first: bool = False
+    ) -> str:
+        """The arguments in the schema's order. first: `out` is the first of them."""
+        kwargs = dict(op.kwargs)
+        words, args = [], list(op.args)
+        for i, each in enumerate(target._schema.arguments):
+            if each.is_out or (first and not i):
+                assert out is not None
+                words.append(out)
+            elif args:
+                words.append(self._word(args.pop(0), each.type))
+            elif each.name in kwargs:
+                words.append(self._word(kwargs[each.name], each.type))
+            else:
+                words.append(self._word(each.default_value, each.type))
+        return ", ".join(words)
+
+    def _word(self, value: Argument, kind: Any) -> str:  # noqa: PLR0911
+        text = self._text
+        if isinstance(value, Ref):
+            return self._value(value)
+        if value is None:
+            return self._none()
+        if isinstance(value, tuple | list):
+            return self._list(value, kind)
+        if isinstance(value, bool):
+            return text.constant("bool", f"[value={int(value)}]")
+        if isinstance(value, float) or str(kind) == "float":
+            return text.number(float(value))
+        if isinstance(value, int):
+            return self._whole(value)
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            return self._whole(_code(value))
+        if isinstance(value, torch.device):
+            return text.constant("Device", f'[value="{value}"]')
+        if isinstance(value, str):
+            return text.constant("str", f'[value="{value}"]')
+        raise NoTapeError(f"an argument {value!r}")
+
+    def _list(self, value: Sequence[Argument], kind: Any) -> str:
+        inner = _element(kind)
+        items = [self._word(each, inner) for each in value]
+        return self._text.list_of(f"{_spelled(inner)}[]", items)
+
+    def _ints(self, values: Sequence[int]) -> str:
+        return self._text.list_of("int[]", [self._whole(each) for each in values])
+
+    def _whole(self, value: int) -> str:
+        return self._text.constant("int", f"[value={int(value)}]")
+
+
+class NoTapeError(Exception):
+    """The program has an operator or argument that a tape cannot hold."""
+
+
+COPIES = {
+    "aten.clone",
+    "aten.contiguous",
+    "aten.reshape",
+    "aten._to_copy",
+    "aten.to",
+    "aten.expand_copy",
+}
+
+
+def placed(arena: Tensor, offset: int, meta: Meta) -> Tensor:
+    """The tensor of this form at `offset` bytes of an arena of bytes."""
+    whole = arena[offset:].view(torch.uint8)
+    item = int(meta.dtype.itemsize)
+    usable = whole[: whole.numel() // item * item].view(meta.dtype)
+    return usable.as_strided(meta.shape, meta.strides)
+
+
+def _element(kind: Any) -> Any:
+    """The type of a list's elements, of an optional list too."""
+    if str(kind.kind()) == "OptionalType":
+        kind = kind.getElementType()
+    return kind.getElementType()
+
+
+def _spelled(kind: Any) -> str:
+    """A type as the text of a graph has it."""
+    if str(kind.kind()) == "OptionalType":
+        return f"{_spelled(kind.getElementType())}?"
+    if str(kind.kind()) == "ListType":
+        return f"{_spelled(kind.getElementType())}[]"
+    return str(kind)
+
+
+def _schema_name(target: Any) -> str:
+    return str(target._schema.name)
+
+
+# The integers by which torch's schemas name these; from c10/core.
+CODES: dict[object, int] = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+    torch.strided: 0,
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+
+
+def _code(value: object) -> int:
+    if value not in CODES:
+        raise NoTapeError(f"an argument {value!r}")
+    return CODES[value]

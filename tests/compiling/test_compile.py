@@ -1,0 +1,239 @@
+"""Models in one arena: the same results, little memory, and no surprise."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import memplan  # noqa: E402
+from memplan.errors import InputError, NoPlanError, UsageError  # noqa: E402
+from memplan.graph.measure import activation_peak  # noqa: E402
+from tests.chunking import models  # noqa: E402
+
+pytestmark = pytest.mark.torch
+SLOW = memplan.CompileOptions(max_slowdown=1000.0)
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 512), nn.Linear(512, 8)
+        self.scale = 1.0
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x).relu() * self.scale)
+
+
+def perceptron() -> tuple[nn.Module, Any]:
+    return Perceptron().eval(), torch.randn(256, 32)
+
+
+def convolutions() -> tuple[nn.Module, Any]:
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2))
+    return nn.Sequential(*layers).eval(), torch.randn(2, 3, 32, 32)
+
+
+def compiled(model: nn.Module, inputs: Any, **options: Any) -> Any:
+    found = memplan.compile(model, inputs, options=SLOW, **options)
+    assert found.memplan.status == "compiled", found.memplan.reason
+    return found
+
+
+@pytest.mark.parametrize("make", [models.attention, perceptron, convolutions])
+def test_results_are_the_models_own(make: Any) -> None:
+    model, x = make()
+    module = compiled(model, x)
+    for inputs in (x, torch.randn_like(x)):
+        with torch.no_grad():
+            assert torch.allclose(module(inputs), model(inputs), atol=1e-5)
+    plan = module.memplan
+    assert plan.error == 0 or make is convolutions
+    assert plan.bytes_after < plan.bytes_before
+    assert plan.plan.peak == plan.arena == plan.plan.lower_bound
+    assert not memplan.verify(plan.plan)
+
+
+def test_a_perceptron_asks_for_its_result_alone() -> None:
+    model, x = perceptron()
+    module = compiled(model, x)
+    assert module.memplan.requests_after == 1
+    assert module.memplan.asking == {}
+    assert module.memplan.beside == 256 * 8 * 4
+    assert module.memplan.arena == 256 * 512 * 4
+    with torch.no_grad():
+        assert activation_peak(lambda: module(x)) == 256 * 8 * 4
+
+
+class Scored(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Bilinear(6, 6, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.score(x, x).exp()
+
+
+def test_a_model_of_any_operators_is_answered() -> None:
+    model, x = Scored().eval(), torch.randn(50, 6)
+    module = memplan.compile(model, x, options=SLOW)
+    with torch.no_grad():
+        assert torch.allclose(module(x), model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("budget", ["40%", "min"])
+def test_a_budget_is_kept_by_loops(budget: str) -> None:
+    model, x = models.attention(tokens=256)
+    module = compiled(model, x, budget=budget)
+    plan = module.memplan
+    assert plan.loops >= 1
+    assert plan.bytes_after <= 0.4 * plan.bytes_before
+    with torch.no_grad():
+        difference = (module(x) - model(x)).abs().max()
+    assert difference <= 1e-5
+
+
+def test_a_budget_that_cannot_be_kept_is_refused() -> None:
+    model, x = perceptron()
+    with pytest.raises(NoPlanError, match="budget"):
+        memplan.compile(model, x, 10, options=SLOW)
+
+
+def test_weights_may_change() -> None:
+    model, x = perceptron()
+    module = compiled(model, x)
+    with torch.no_grad():
+        model.first.weight.mul_(2)
+        assert torch.equal(module(x), model(x))
+        model.second.bias.data = torch.randn(8)
+        assert torch.equal(module(x), model(x))
+        other = Perceptron()
+        module.load_state_dict(other.state_dict())
+        assert torch.equal(module(x), other(x))
+        model.first = nn.Linear(32, 512)
+        with pytest.warns(UserWarning, match="modules, attributes or hooks"):
+            assert torch.equal(module(x), model(x))
+
+
+def test_an_attribute_that_changes_is_seen() -> None:
+    model, x = perceptron()
+    module = compiled(model, x)
+    model.scale = 3.0
+    with torch.no_grad(), pytest.warns(UserWarning, match="have changed"):
+        assert torch.equal(module(x), model(x))
+
+
+def test_other_inputs_run_the_model() -> None:
+    model, x = perceptron()
+    module = compiled(model, x)
+    with torch.no_grad(), pytest.warns(UserWarning, match="not 2×32 float32"):
+        assert torch.equal(module(x[:2]), model(x[:2]))
+    x.requires_grad_()
+    with pytest.warns(UserWarning, match="requires a gradient"):
+        module(x).sum().backward()
+    assert x.grad is not None
+
+
+class Nested(nn.Module):
+    """Returns a dict with views of one another, an input and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(6.0))
+
+    def forward(self, x: Any, scale: float = 2.0) -> Any:
+        y = (x @ x.t()).softmax(-1) @ x * scale
+        rows = y.exp().split(2)
+        return {"first": rows[0], "both": (y, y.t()), "x": x, "n": 3, "t": self.table}
+
+
+def test_results_nest_as_the_models_do() -> None:
+    model, x = Nested().eval(), torch.randn(64, 6)
+    module = compiled(model, {"x": x, "scale": 3.0})
+    with torch.no_grad():
+        found, expected = module(x, scale=3.0), model(x, scale=3.0)
+    assert list(found) == list(expected)
+    assert torch.equal(found["first"], expected["first"])
+    assert torch.equal(found["both"][1], expected["both"][1])
+    assert found["n"] == 3
+    assert found["x"] is x
+    assert found["both"][1].data_ptr() == found["both"][0].data_ptr()
+    found["t"].zero_()
+    assert model.table.sum() == 15
+    kept = found["first"].clone()
+    with torch.no_grad():
+        module(torch.randn(64, 6), scale=3.0)
+    assert torch.equal(found["first"], kept)  # not in the arena
+
+
+def test_calls_at_the_same_time() -> None:
+    model, x = models.attention()
+    module = compiled(model, x)
+    inputs = [torch.randn_like(x) for _ in range(8)]
+    with torch.no_grad():
+        expected = [model(each) for each in inputs]
+    wrong = []
+
+    def run(i: int) -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                if not torch.equal(module(inputs[i]), expected[i]):
+                    wrong.append(i)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+class Branches(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.exp() if x.sum() > 0 else x
+
+
+def test_what_cannot_be_exported_runs_unchanged() -> None:
+    model, x = Branches().eval(), torch.ones(3)
+    module = memplan.compile(model, x)
+    assert module.memplan.status == "unchanged"
+    assert "torch.export" in module.memplan.reason
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(module(x), model(x))
+        assert torch.equal(module(-x), -x)
+
+
+def test_the_model_is_as_it_was() -> None:
+    model, x = convolutions()
+    state, attributes = copy.deepcopy(model.state_dict()), list(vars(model))
+    module = compiled(model, x)
+    assert list(vars(model)) == attributes
+    assert list(module.state_dict()) == list(state)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_what_gains_nothing_runs_unchanged() -> None:
+    module = memplan.compile(nn.Flatten().eval(), torch.randn(2, 3, 4))
+    assert module.memplan.status == "unchanged"
+    assert module.memplan.reason
+
+
+def test_bad_arguments() -> None:
+    model, x = perceptron()
+    with pytest.raises(UsageError, match=r"an nn\.Module, not int"):
+        memplan.compile(3, x)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="training mode"):
+        memplan.compile(Perceptron(), x)
+    with pytest.raises(UsageError, match="not a size"):
+        memplan.compile(model, x, "many")
+    with pytest.raises(InputError, match="fails on these inputs"):
+        memplan.compile(model, torch.randn(3, 3))
