@@ -16,7 +16,14 @@ from memplan.compiling.module import Compiled, Runner
 from memplan.compiling.report import CompilePlan
 from memplan.errors import NoPlanError, UsageError
 from memplan.graph.call import Inputs, Signature
-from memplan.graph.check import relative_error, results_of, scales, tolerance_of
+from memplan.graph.check import (
+    Attributes,
+    Snapshot,
+    relative_error,
+    results_of,
+    scales,
+    tolerance_of,
+)
 from memplan.graph.clock import seconds
 from memplan.graph.execute import NoTapeError
 from memplan.graph.lower import lower
@@ -83,6 +90,17 @@ class _Compiling:
         self._progress, self._slowest = options.progress, options.max_slowdown
 
     def run(self, budget: str | int | None) -> Compiled:
+        """The module; model and inputs are as they were."""
+        written = Snapshot([*self._inputs.leaves(), *self._model.buffers()])
+        attributes = Attributes(self._model)
+        try:
+            return self._found(budget)
+        finally:
+            written.restore()
+            if attributes.changed():
+                attributes.restore()
+
+    def _found(self, budget: str | int | None) -> Compiled:
         wanted = None if budget is None else parse_budget(budget)
         progress = self._progress
         if self._slowest is None:

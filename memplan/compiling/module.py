@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from memplan.chunking.parts import Target
 from memplan.compiling.report import CompilePlan
@@ -15,6 +17,7 @@ from memplan.compiling.schedule import Pool, Schedule, scheduled
 from memplan.errors import UsageError
 from memplan.graph.call import Form, Inputs
 from memplan.graph.export import first_line
+from memplan.graph.nest import PLAIN
 from memplan.graph.program import Program, mapped
 from memplan.graph.standin import Run, StandIn
 from memplan.graph.weights import Watch, Weights
@@ -31,9 +34,12 @@ class Runner:
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
         self._watch = Watch(target.module, own)
+        self._containers = _containers(target.module)
+        self._strides = [each.stride() for each in tensors_of(inputs)]
         alone = not inputs.kwargs and not target.form.autocast
         plain = alone and all(map(_kind, inputs.args))
-        self._kinds = [_kind(each) for each in inputs.args] if plain else [None]
+        # Compared first, for speed; None for other inputs than plain tensors.
+        self._kinds = [_kind(each) for each in inputs.args] if plain else None
         self.bind(inputs)
 
     def bind(self, inputs: Inputs) -> None:
@@ -55,7 +61,7 @@ class Runner:
 
         current: what `is_current` says.
         """
-        if not self._watch.same_modules():
+        if not self._watch.same_modules() or not all(map(_is_same, self._containers)):
             return "its modules, attributes or hooks have changed"
         if current or self._watch.same_kinds():
             return ""
@@ -63,12 +69,17 @@ class Runner:
 
     def difference(self, inputs: Inputs) -> str:
         """How inputs differ from those that it was made for; "" if they do not."""
-        if not inputs.kwargs and len(inputs.args) == len(self._kinds):
-            kinds = [_kind(each) for each in inputs.args]
-            if kinds == self._kinds and not torch.is_autocast_enabled("cpu"):
-                return ""
+        plain = not inputs.kwargs and not torch.is_autocast_enabled("cpu")
+        if plain and self._kinds == [_kind(each) for each in inputs.args]:
+            return ""
         form, now = self.target.form, Form.of(inputs)
-        return "" if form == now else form.difference(now)
+        if form != now:
+            return form.difference(now)
+        given = tensors_of(inputs)
+        if any(type(each) not in (Tensor, nn.Parameter) for each in given):
+            return "for plain tensors"
+        same = [each.stride() for each in given] == self._strides
+        return "" if same else "for inputs in another memory layout"
 
     def __call__(self, inputs: Inputs) -> object:
         """The results for inputs of the form it was made for."""
@@ -97,10 +108,30 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     return [leaf for leaf in inputs.leaves() if isinstance(leaf, Tensor)]
 
 
+def _containers(model: nn.Module) -> list[tuple[object, str, list[object]]]:
+    """Lists, dicts and tuples among a model's attributes, with what they hold."""
+    found: list[tuple[object, str, list[object]]] = []
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, list | dict | tuple) and not name.startswith("_"):
+                leaves, spec = tree_flatten(value)
+                found.append((value, str(spec), leaves))
+    return found
+
+
+def _is_same(container: tuple[object, str, list[object]]) -> bool:
+    value, spec, before = container
+    leaves, now = tree_flatten(value)
+    if str(now) != spec:
+        return False
+    pairs = zip(leaves, before, strict=True)
+    return all(a is b or (isinstance(a, PLAIN) and a == b) for a, b in pairs)
+
+
 def _kind(value: Any) -> tuple[object, ...] | None:
     """What a program depends on of a tensor; None for other values."""
     plain = type(value) is Tensor
-    return (value.shape, value.dtype, value.device) if plain else None
+    return (value.shape, value.dtype, value.device, value.stride()) if plain else None
 
 
 class Compiled(StandIn):
@@ -126,11 +157,17 @@ class Compiled(StandIn):
             "again"
         )
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Compiled:
+        """A copy of the model, which runs as it is until it is compiled."""
+        reason = "it is a copy of a compiled module"
+        plan = replace(self.memplan, status="unchanged", reason=reason)
+        return Compiled(copy.deepcopy(self.model, memo), plan, None)
+
     def unsupported(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
         reason = super().unsupported(args, kwargs)
-        given = (*args, *kwargs.values())
         asked = torch.is_grad_enabled() and any(
-            isinstance(each, Tensor) and each.requires_grad for each in given
+            isinstance(each, Tensor) and each.requires_grad
+            for each in tree_leaves((args, kwargs))
         )
         return reason or ("an input requires a gradient" if asked else "")
 

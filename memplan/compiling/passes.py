@@ -348,7 +348,8 @@ def folded(flat: Flat) -> Flat:
         for op in program.ops:
             assert isinstance(op, Op)
             taken = op.operands()
-            foldable = bool(taken) or op.key in FACTORIES
+            random = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
+            foldable = (bool(taken) or op.key in FACTORIES) and not random
             if not foldable or not known.issuperset(taken) or not _one(program, op):
                 kept.append(op)
                 continue

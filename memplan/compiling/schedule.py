@@ -80,7 +80,9 @@ def scheduled(
     ways = served(flat.program, flat.constants, inputs)
 
     def candidates(op: Op) -> list[str]:
-        return overwritable(op, ways.get(op.name))
+        found = overwritable(op, ways.get(op.name))
+        # The results of torch's own may lie otherwise than their metas say.
+        return [name for name in found if flat.program.roots[name] in ways]
 
     order = least_peak(tasks_of(flat.program, candidates=candidates))
     flat = replace(flat, program=reordered(flat.program, order.order))
