@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.chunking.plan import Peak
-from memplan.graph.liveness import Beside, Profile, held_storages, owners, profile
+from memplan.graph.liveness import (
+    Beside,
+    Profile,
+    held_storages,
+    lifetimes,
+    owners,
+    profile,
+)
 from memplan.graph.program import Loop, Op, Program
 from memplan.graph.workspace import temporaries
 
@@ -78,17 +85,22 @@ def _walk(
         bands.append(Band(start, len(rows), -(-step.extent // step.step), depth))
 
 
-def at_peak(program: Program, path: str = "", beside: Beside = temporaries) -> Peak:
+def at_peak(
+    program: Program,
+    path: str = "",
+    beside: Beside = temporaries,
+    overwriting: bool = True,
+) -> Peak:
     """Where a program's peak is; path: the program's module in the model.
 
-    beside: the bytes that an operator needs beside operands and results.
+    beside, overwriting: see `profile`.
     """
     live: list[tuple[str, int]] = []
     step: Op | Loop | None = None
     while program.ops and not isinstance(step, Op):
-        at = profile(program, beside=beside).at
+        at = profile(program, overwriting, beside).at
         step = program.ops[at]
-        live += live_at(program, at)
+        live += live_at(program, at, overwriting)
         if isinstance(step, Loop):
             program = step.body
     if not isinstance(step, Op):
@@ -102,10 +114,12 @@ def at_peak(program: Program, path: str = "", beside: Beside = temporaries) -> P
     }
 
 
-def live_at(program: Program, at: int) -> list[tuple[str, int]]:
+def live_at(
+    program: Program, at: int, overwriting: bool = True
+) -> list[tuple[str, int]]:
     """The storages that are live while the step at `at` runs, with their bytes; none
     of a loop's body, and no temporaries."""
-    last, owned = held_storages(program)
+    last, owned = held_storages(program) if overwriting else lifetimes(program)
     return [
         (root, owned[root])
         for i, step in enumerate(program.ops[: at + 1])

@@ -201,7 +201,8 @@ class Workbench:
         if not peaks:
             return 0, Peak()
         highest = max(peaks, key=lambda path: peaks[path])
-        return peaks[highest], at_peak(programs[highest], highest, beside)
+        where = at_peak(programs[highest], highest, beside, overwriting)
+        return peaks[highest], where
 
     def _error(self, module: Chunked) -> float:
         """The largest relative error of the module's results, on all inputs."""

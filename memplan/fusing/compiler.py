@@ -506,8 +506,7 @@ def _trains(module: torch.nn.Module) -> bool:
 
 
 def accepted(results: object, options: FuseOptions) -> float:
-    """The largest relative error at which results count as the same: that of the
-    options, or a few roundings of results in 16 bits."""
+    """The accepted relative error: the options', or a few roundings in 16 bits."""
     rounding = tolerance_of(results)
     return max(options.tolerance, rounding if rounding > COARSER else 0.0)
 

@@ -44,7 +44,7 @@ TWO: dict[str, Any] = {
     "where": lambda x, y: torch.where(x > y, x, y),
     "mixed": lambda x, y: x @ y.t() @ y,
     "batched": lambda x, y: (
-        (x.view(2, 2, 6) @ y.view(2, 6, 2)).repeat(1, 1, 3).view(4, 6)
+        (x.reshape(2, 2, 6) @ y.reshape(2, 6, 2)).repeat(1, 1, 3).reshape(4, 6)
     ),
     "stacked": lambda x, y: torch.stack((x, y)).sum(0),
 }
