@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import astuple, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,14 +63,3 @@ def test_short_runs_cost_more(programs: tuple[Program, Inference]) -> None:
         for dim, step in ((0, 4), (1, 2))
     )
     assert outer < inner
-
-
-def test_one_thread_is_timed_by_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What else the machine does is in the time alone, which several threads go by."""
-    from memplan.graph import clock
-
-    now = SimpleNamespace(thread_time=lambda: 1.0, perf_counter=lambda: 2.0)
-    monkeypatch.setattr(clock, "time", now)
-    for threads, shown in ((1, 1.0), (2, 2.0)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
-        assert clock.clock()() == shown
