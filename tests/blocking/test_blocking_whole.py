@@ -173,7 +173,8 @@ def test_no_nest_takes_less_than_the_bound(nest: Nest, objective: Objective) -> 
     energy = objective.evaluate(nest, memories)
     assert found.lower_bound is not None
     assert found.lower_bound <= energy * (1 + 1e-9)
-    assert found.energy <= energy * (1 + 1e-9)
+    # A search that its limit ended may have missed the drawn nest.
+    assert found.energy <= energy * (1 + 1e-9) or not found.complete
 
 
 @pytest.mark.parametrize("seed", range(2))
