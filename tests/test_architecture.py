@@ -47,11 +47,13 @@ ROOMS: dict[str, set[str]] = {
     "applying": CORRIDOR | {"recording", "solving"},
     "reporting": CORRIDOR | {"recording", "solving", "applying"},
     "plotting": BASE | {"core", "trace"},
-    "graph": BASE | {"core"},  # lives are a Problem
+    # Lives are a Problem; the allocator serves a tape's requests.
+    "graph": BASE | {"core", "native"},
     "toolchain": set(GROUND),
     "chunking": BASE | {"graph"},
     "fusing": BASE | {"graph", "toolchain", "native"} | {"core", "solving"},
-    "compiling": BASE | {"core", "solving", "graph", "chunking"},
+    # The allocator's shim is installed as for a recording.
+    "compiling": BASE | {"core", "solving", "graph", "chunking", "recording"},
     "blocking": BASE | {"native", "toolchain", "graph"},
     "cli": CORRIDOR
     | {"recording", "solving", "applying", "reporting", "plotting"}

@@ -29,6 +29,7 @@ from memplan.graph.execute import NoTapeError
 from memplan.graph.lower import lower
 from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
 from memplan.graph.program import Loop, Program
+from memplan.recording.shim import install
 from memplan.units import format_bytes
 
 MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1
@@ -88,6 +89,7 @@ class _Compiling:
         self._model, self._given = model, inputs
         self._inputs = Signature().arranged(model, given.args, given.kwargs)
         self._progress, self._slowest = options.progress, options.max_slowdown
+        install("memplan.compile")
 
     def run(self, budget: str | int | None) -> Compiled:
         """The module; model and inputs are as they were."""
@@ -197,7 +199,7 @@ class _Compiling:
             beside=beside,
             requests_before=_requests(lambda: inputs.run(model)),
             requests_after=_requests(lambda: runner(inputs)),
-            asking=dict(Counter(schedule.asking).most_common()),
+            asking=dict(Counter(schedule.beside).most_common()),
             operators=len(schedule.flat.program.ops),
             loops=sum(isinstance(step, Loop) for step in program.ops),
             order_proof=schedule.order.proof,

@@ -19,6 +19,7 @@ from memplan.graph.call import Form, Inputs
 from memplan.graph.export import first_line
 from memplan.graph.nest import PLAIN
 from memplan.graph.program import Program, mapped
+from memplan.graph.requests import fills_new_memory
 from memplan.graph.standin import Run, StandIn
 from memplan.graph.weights import Watch, Weights
 
@@ -169,6 +170,8 @@ class Compiled(StandIn):
             isinstance(each, Tensor) and each.requires_grad
             for each in tree_leaves((args, kwargs))
         )
+        if fills_new_memory():
+            reason = reason or "torch is set to fill new memory"
         return reason or ("an input requires a gradient" if asked else "")
 
     def _ready(

@@ -6,20 +6,21 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from memplan.compiling.passes import Flat, expanded, folded
-from memplan.compiling.serve import overwritable, served
+from memplan.compiling.serve import ways_of
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
 from memplan.errors import MemplanError
-from memplan.graph.execute import Served, Tape
+from memplan.graph.execute import Layout, Tape
 from memplan.graph.infer import Inference
 from memplan.graph.lives import ALIGNMENT, lives
 from memplan.graph.order import Order, least_peak, reordered, tasks_of
-from memplan.graph.program import Op, Program
+from memplan.graph.program import Program
 from memplan.solving.solve import solve
 
 ARENAS = 8  # calls that run at the same time; further ones wait
@@ -30,42 +31,30 @@ class Schedule:
     """What runs, in which order, and where its results lie.
 
     source: the program before passes. flat: after them. order: what is known of the
-    order. plan: the arena, a buffer for each storage. offsets: bytes in it, by the root
-    of a storage. over: results in the memory of an operand. served: how operators write
-    where they are told; torch allocates the results of others.
+    order. plan: the arena, a buffer for each storage and for each request of an
+    operator. layout: where in it the results lie; torch allocates outputs.
     """
 
     source: Program
     flat: Flat
     order: Order
     plan: Plan
-    offsets: dict[str, int]
-    over: dict[str, str]
-    served: dict[str, Served]
+    layout: Layout
 
     @property
-    def asking(self) -> list[str]:
-        """The operators whose results torch allocates, each time they stand."""
-        program = self.flat.program
+    def beside(self) -> list[str]:
+        """The operators whose memory, or some of it, torch allocates in each call."""
         return [
             op.key  # type: ignore[union-attr]
-            for op in program.ops
-            if op.name not in self.served
-            and program.roots[op.name] in (op.name, (f"{op.name}[0]",))
+            for op in self.flat.program.ops
+            if any(offset < 0 for _, offset, _ in self.layout.asked.get(op.name, ()))
         ]
 
     def tape(self) -> Tape:
         """The program bound to an arena of its own."""
         arena = torch.empty(self.plan.peak + ALIGNMENT, dtype=torch.uint8)
         start = -arena.data_ptr() % ALIGNMENT
-        return Tape(
-            self.flat.program,
-            arena[start:],
-            self.offsets,
-            self.over,
-            self.served,
-            self.flat.constants,
-        )
+        return Tape(self.flat.program, arena[start:], self.layout, self.flat.constants)
 
 
 def scheduled(
@@ -77,21 +66,23 @@ def scheduled(
     offsets come from `memplan.solve`. Raises MemplanError if they do not verify.
     """
     flat = folded(expanded(program, dict(constants), Inference()))
-    ways = served(flat.program, flat.constants, inputs)
-
-    def candidates(op: Op) -> list[str]:
-        found = overwritable(op, ways.get(op.name))
-        # The results of torch's own may lie otherwise than their metas say.
-        return [name for name in found if flat.program.roots[name] in ways]
-
-    order = least_peak(tasks_of(flat.program, candidates=candidates))
+    ways = ways_of(flat.program, flat.constants, inputs)
+    candidates = partial(ways.overwritable, flat.program)
+    order = least_peak(tasks_of(flat.program, ways.beside, candidates))
     flat = replace(flat, program=reordered(flat.program, order.order))
-    found = lives(flat.program, ways.keys(), candidates)
+    found = lives(flat.program, ways.served.keys(), ways.asked, candidates)
     plan = solve(found.problem)
     if violations := verify(plan):
         raise MemplanError(f"the plan of an arena does not verify: {violations[0]}")
-    offsets = dict(zip(found.roots, map(int, plan.offsets), strict=True))
-    return Schedule(program, flat, order, plan, offsets, found.over, ways)
+    places = [int(each) for each in plan.offsets]
+    offsets = dict(zip(found.roots, places, strict=False))
+    asked = {
+        name: [(size, -1 if at is None else places[at], own) for size, at, own in rows]
+        for name, rows in found.asked.items()
+        if rows
+    }
+    layout = Layout(offsets, found.over, ways.served, asked)
+    return Schedule(program, flat, order, plan, layout)
 
 
 @dataclass

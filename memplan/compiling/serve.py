@@ -1,60 +1,122 @@
-"""Which kernels write into memory that they are given, without a request for more."""
+"""Which kernels write into memory that they are given, and what the others ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memplan.graph.execute import COPIES, Served, writers
+from memplan.graph.execute import COPIES, NoTapeError, Served, writers
+from memplan.graph.liveness import owners
 from memplan.graph.measure import MEMORY, events_of
+from memplan.graph.nest import storages
 from memplan.graph.program import Meta, Op, Program, Ref, mapped
+from memplan.graph.requests import Asked, watched
 
 # Kernels that read all of a row before they write it.
 ROWS = {"aten._softmax", "aten._log_softmax"}
 UNWRITTEN = "aten.empty_strided"
 
 
-def overwritable(op: Op, way: Served | None) -> list[str]:
-    """Operands over which a kernel may write an operator's result."""
-    if way is None:
-        return []
-    taken = [arg.name for arg in op.args if isinstance(arg, Ref)]
-    if way.over or op.key == "aten.slice_scatter":
-        return taken[:1]
-    pointwise = torch.Tag.pointwise in getattr(op.target, "tags", ())
-    return taken if pointwise or op.key in ROWS else []
+@dataclass(frozen=True)
+class Ways:
+    """How the operators of a program get the memory of their results.
+
+    served: those that write where they are told, by their name. asked: what the others
+    ask the allocator for.
+    """
+
+    served: dict[str, Served]
+    asked: dict[str, Asked]
+
+    def overwritable(self, program: Program, op: Op) -> list[str]:
+        """Operands over which a kernel may write an operator's result."""
+        way = self.served.get(op.name)
+        if way is None:
+            return []
+        taken = [arg.name for arg in op.args if isinstance(arg, Ref)]
+        pointwise = torch.Tag.pointwise in getattr(op.target, "tags", ())
+        if way.over or op.key == "aten.slice_scatter":
+            taken = taken[:1]
+        elif not pointwise and op.key not in ROWS:
+            return []
+        # The results of torch's own may lie otherwise than their metas say.
+        return [name for name in taken if self._is_exact(program.roots[name])]
+
+    def _is_exact(self, root: Any) -> bool:
+        return root in self.served or (root in self.asked and self.asked[root].exact)
+
+    def beside(self, _: Program, op: Op) -> int:
+        """Bytes that live only while an operator runs."""
+        asked = self.asked.get(op.name)
+        return asked.scratch if asked is not None else 0
 
 
-def served(
+def ways_of(
     program: Program, constants: Mapping[str, Tensor], inputs: Sequence[Tensor]
-) -> dict[str, Served]:
-    """How operators write where they are told, by their name; the others are missing.
+) -> Ways:
+    """How the operators of a flat program get the memory of their results.
 
     Runs the program once. A kernel counts if it makes no request to the allocator,
-    leaves its target in place, and gives the same bits as the operator itself.
+    leaves its target in place, and gives the same bits as the operator itself. Raises
+    NoTapeError if a result lies in an operand's memory, and the program says otherwise.
     """
     values: dict[str, Any] = dict(constants)
     values.update(zip(program.inputs, inputs, strict=True))
     uses = {name: i for i, op in enumerate(program.ops) for name in op.operands()}
-    found: dict[str, Served] = {}
+    found = Ways({}, {})
     known: dict[object, Served | None] = {}
     with torch.inference_mode():
         for i, op in enumerate(program.ops):
             assert isinstance(op, Op)
             args, kwargs = mapped((op.args, op.kwargs), lambda ref: values[ref.name])
-            result = values[op.name] = op.target(*args, **kwargs)
-            if program.roots[op.name] == op.name:
-                way = _way(program, op, args, kwargs, result, known)
+            run = partial(op.target, *args, **kwargs)
+            result = run()
+            if own := owners(program, op):
+                _check_apart(op, args, kwargs, result)
+                way = None
+                if own == [op.name]:
+                    way = _way(program, op, args, kwargs, result, known)
                 if way is not None:
-                    found[op.name] = way
+                    found.served[op.name] = way
+                    result = _strided(result, program.metas[op.name])
+                else:
+                    # Not the first time: a library may keep what it made then.
+                    again, asked = watched(run)
+                    del again
+                    exact = own == [op.name] and _is_exact(
+                        result, program.metas[op.name]
+                    )
+                    found.asked[op.name] = replace(asked, exact=exact)
+            values[op.name] = result
             for name in op.operands():
                 if uses[name] == i:
                     values.pop(name, None)
-            del args, kwargs, result
+            del args, kwargs, result, run
     return found
+
+
+def _is_exact(result: Tensor, meta: Meta) -> bool:
+    return result.stride() == meta.strides and not result.storage_offset()
+
+
+def _strided(result: Tensor, meta: Meta) -> Tensor:
+    """A result as a tape has it: with the strides that its meta says."""
+    if result.stride() == meta.strides:
+        return result
+    made = torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype)
+    return made.copy_(result)
+
+
+def _check_apart(op: Op, args: Any, kwargs: Any, result: Any) -> None:
+    """Raise NoTapeError if a result shares memory with an operand."""
+    shared = storages([args, kwargs]) & storages([result])
+    if shared - {0}:  # where nothing lies that has no bytes
+        raise NoTapeError(f"{op.key}, whose result lies in its operand")
 
 
 def _way(

@@ -1,9 +1,10 @@
-"""A program as a tape: operators that write into one arena, run by torch's interpreter.
+"""A program as a tape: operators that run in one arena, called by torch's interpreter.
 
 Storages of the arena are bound once, as tensors over it. A tape is a graph of
 TorchScript's intermediate form, which torch runs in C++ without Python between the
 operators. Views of the arena and of weights are made when the tape is bound, so they
-cost nothing; values that depend on the inputs' addresses are made as it runs.
+cost nothing; values that depend on the inputs' addresses are made as it runs. Operators
+that make their results themselves get the memory that they ask for from the arena, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from memplan.graph.liveness import in_place
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
+from memplan.graph.requests import Placed, Service
 
 Out = Any
 """An overload with one tensor `out` that it writes, beside the arguments of another."""
@@ -62,12 +64,14 @@ class _Text:
     """The lines of a graph in TorchScript's form, and what they take.
 
     tensors: the bound ones, in order. numbers: floating-point ones, which have no exact
-    text.
+    text. marks: sizes of requests that say which operator runs; constants would be
+    computed once.
     """
 
     lines: list[str] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
     slots: dict[int, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
     count: int = 0
@@ -92,7 +96,7 @@ class _Text:
 
     def number(self, value: float) -> str:
         self.numbers.append(value)
-        return f"%f{len(self.numbers) - 1}"
+        return f"%n{len(self.numbers) - 1}"
 
     def list_of(self, kind: str, items: Sequence[str]) -> str:
         name = self.fresh()
@@ -100,17 +104,17 @@ class _Text:
         return name
 
     def source(self, inputs: Sequence[str], outputs: Sequence[str]) -> str:
-        """The whole graph: of inputs, bound tensors and numbers to a tuple."""
+        """The whole graph: of inputs, bound tensors, numbers and marks to a tuple."""
         heads = [f"{name} : Tensor" for name in inputs]
-        heads += ["%tensors : Tensor[]", "%numbers : float[]"]
+        heads += ["%tensors : Tensor[]", "%numbers : float[]", "%marks : int[]"]
         lines = [f"graph({', '.join(heads)}):"]
-        for kind, prefix, count in (
-            ("Tensor", "t", len(self.tensors)),
-            ("float", "f", len(self.numbers)),
+        for kind, many, count in (
+            ("Tensor", "%tensors", len(self.tensors)),
+            ("float", "%numbers", len(self.numbers)),
+            ("int", "%marks", len(self.marks)),
         ):
             if count:
-                names = ", ".join(f"%{prefix}{i} : {kind}" for i in range(count))
-                many = "%tensors" if kind == "Tensor" else "%numbers"
+                names = ", ".join(f"{many[:2]}{i} : {kind}" for i in range(count))
                 lines.append(f"  {names} = prim::ListUnpack({many})")
         lines += [f"  {name} : {text}" for text, name in self.constants.items()]
         lines += [f"  {line}" for line in self.lines]
@@ -120,27 +124,41 @@ class _Text:
         return "\n".join([*lines, "  return (%out)", ""])
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the results of a program's operators lie.
+
+    offsets: bytes, of each storage in the arena by its root. over: results that lie in
+    the memory of an operand, by their name. served: of operators, how they write where
+    they are told; the others make results of their own. asked: what these ask for, and
+    where in the arena it lies; torch allocates the rest.
+    """
+
+    offsets: Mapping[str, int]
+    over: Mapping[str, str]
+    served: Mapping[str, Served]
+    asked: Mapping[str, Sequence[Placed]]
+
+
 class Tape:
     """A program bound to an arena of its own; one call at a time.
 
-    program: flat, without loops. offsets: bytes, of each storage in the arena by its
-    root. over: results that lie in the memory of an operand, by their name. served: of
-    operators, how they write where they are told; others make results of their own.
-    constants: the values of `program.constants`, and of constants that passes made.
+    program: flat, without loops. constants: the values of `program.constants`, and of
+    constants that passes made.
     """
 
     def __init__(
         self,
         program: Program,
         arena: Tensor,
-        offsets: Mapping[str, int],
-        over: Mapping[str, str],
-        served: Mapping[str, Served],
+        layout: Layout,
         constants: Mapping[str, Tensor],
     ) -> None:
-        self._program, self._arena = program, arena
-        self._offsets, self._over, self._served = offsets, over, served
+        asked = layout.asked
+        self._service = Service(arena, asked) if asked else None
+        self._program, self._arena, self._layout = program, arena, layout
         self._text = _Text()
+        self._marked = torch.empty(0, dtype=torch.uint8)
         self._real: dict[str, Any] = dict(constants)  # what stays where it is
         self._names: dict[str, str] = {n: f"%{n}" for n in program.inputs}
         self._storage: dict[str, str] = {}  # of results over operands: the arena's root
@@ -157,8 +175,20 @@ class Tape:
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The tensors of `results`, for inputs in the program's order."""
-        found = self._run(*inputs, self._text.tensors, self._text.numbers)
+        text, service = self._text, self._service
+        if service is None:
+            return tuple(self._run(*inputs, text.tensors, text.numbers, text.marks))
+        service.begin()
+        try:
+            found = self._run(*inputs, text.tensors, text.numbers, text.marks)
+        finally:
+            service.end()
         return tuple(found)
+
+    @property
+    def missed(self) -> int:
+        """Requests of the last call that differed from those known of its operators."""
+        return self._service.missed if self._service is not None else 0
 
     def _result(self, name: str) -> str:
         """A tensor for the caller: never a view of the arena or of a constant."""
@@ -186,8 +216,9 @@ class Tape:
         if not own and all(name in self._real for name in operands):
             self._real[op.name] = self._call(op)  # a view, made once
             return
-        served = self._served.get(op.name)
+        served = self._layout.served.get(op.name)
         if not own or served is None:
+            self._mark(op)
             self._asks(op)
             return
         target = self._target(op)
@@ -200,7 +231,7 @@ class Tape:
             self._scatter(op, target)
             return
         if served.over:
-            if op.name not in self._over:
+            if op.name not in self._layout.over:
                 self._copied(target, op.args[0])
             written = Op(op.name, served.target, op.args[1:], op.kwargs)
             args = self._arguments(served.target, written, target, first=True)
@@ -210,15 +241,15 @@ class Tape:
 
     def _target(self, op: Op) -> str:
         """The tensor that the operator writes: in the arena, or new for a result."""
-        over = self._over.get(op.name)
+        over = self._layout.over.get(op.name)
         root = op.name
         if over is not None:
             where: str = self._program.roots[over]
             root = self._storage.get(where, where)
             self._storage[op.name] = root
         meta: Meta = self._program.metas[op.name]
-        if root in self._offsets:
-            tensor = placed(self._arena, self._offsets[root], meta)
+        if root in self._layout.offsets:
+            tensor = placed(self._arena, self._layout.offsets[root], meta)
             self._real[op.name] = tensor
             return self._text.bound(tensor)
         name = self._new(meta) if over is None else self._names[over]
@@ -248,7 +279,7 @@ class Tape:
 
     def _scatter(self, op: Op, target: str) -> None:
         """Part of the first operand, replaced by the second."""
-        if op.name not in self._over:
+        if op.name not in self._layout.over:
             self._copied(target, op.args[0])
         dim, low, high = op.args[2:5]
         if op.name in self._real:
@@ -264,6 +295,18 @@ class Tape:
         blocking = self._text.constant("bool", "[value=0]")
         call = f"aten::copy_({target}, {self._value(source)}, {blocking})"
         self._emit("Tensor", call)
+
+    def _mark(self, op: Op) -> None:
+        """Tell the service that the operator's requests come next."""
+        if self._service is None or op.name not in self._service.marks:
+            return
+        text = self._text
+        size = text.list_of("int[]", [f"%m{len(text.marks)}"])
+        text.marks.append(self._service.marks[op.name])
+        options = ", ".join((self._whole(_code(torch.uint8)), *[self._none()] * 4))
+        made = self._emit("Tensor", f"aten::empty({size}, {options})")
+        # Without a use that is seen from outside, torch would leave it out.
+        self._emit("Tensor", f"aten::set_({text.bound(self._marked)}, {made})")
 
     def _asks(self, op: Op) -> None:
         """A call whose results torch allocates."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from memplan.core.problem import Problem
-from memplan.graph.liveness import Candidates, lifetimes, overwrites
-from memplan.graph.program import Program, refs
+from memplan.graph.liveness import Candidates, lifetimes, overwrites, roots_of
+from memplan.graph.program import Program, Step, refs
+from memplan.graph.requests import Asked
 
 ALIGNMENT = 64  # bytes, of every storage
 
@@ -16,21 +18,31 @@ ALIGNMENT = 64  # bytes, of every storage
 class Lives:
     """The storages that an arena holds.
 
-    problem: a buffer for each, on a clock with a tick an operator. roots: their names
-    in the program, in the order of the buffers. over: results that lie in the memory of
-    an operand, by their name.
+    problem: a buffer for each, on a clock with a tick an operator, and one for each
+    request or free while it runs. roots: names in the program of the first of them, in
+    order; then come the requests of operators. asked: of each operator that has any,
+    its requests: bytes, the buffer of the problem or None if it is not in the arena,
+    and whether the operator frees it itself. over: results that lie in the memory of an
+    operand, by their name.
     """
 
     problem: Problem
     roots: list[str]
+    asked: dict[str, list[tuple[int, int | None, bool]]]
     over: dict[str, str]
 
 
-def lives(program: Program, served: Set[str], candidates: Candidates) -> Lives:
+def lives(
+    program: Program,
+    served: Set[str],
+    asked: Mapping[str, Asked],
+    candidates: Candidates,
+) -> Lives:
     """The storages of a flat program that an arena can hold.
 
-    served: results that are written where they are told. candidates: operands
-    that they may overwrite. Outputs, and what torch allocates, are not in the arena.
+    served: results that are written where they are told. asked: what other operators
+    ask for. candidates: operands that results may overwrite. Outputs are not in the
+    arena, nor what is neither served nor asked for.
     """
     last, owned = lifetimes(program)
     over = overwrites(program, last, owned, candidates)
@@ -39,22 +51,57 @@ def lives(program: Program, served: Set[str], candidates: Candidates) -> Lives:
         root: str = program.roots[operand]
         holder[name] = holder.get(root, root)
         last[holder[name]] = max(last[holder[name]], last[name])
-    given = {program.roots[name] for name in refs(program.outputs)}
-    escaping = {holder.get(root, root) for root in given if isinstance(root, str)}
-    first = {step.name: i for i, step in enumerate(program.ops)}
-    held = [
+    given = {root for name in refs(program.outputs) for root in roots_of(program, name)}
+    escaping = {holder.get(root, root) for root in given}
+    ticks = [1 + asked[s.name].events if s.name in asked else 1 for s in program.ops]
+    clock = [0, *accumulate(ticks)]
+    ends = {root: clock[min(at, len(ticks) - 1) + 1] for root, at in last.items()}
+    first = {step.name: clock[i] for i, step in enumerate(program.ops)}
+    held = _Buffers()
+    roots = [
         root
-        for root in owned
-        if root in served
-        and root not in holder
-        and root not in escaping
-        and owned[root]
+        for root, size in owned.items()
+        if size and root in served and root not in escaping | holder.keys()
     ]
-    problem = Problem.of(
-        [first[root] for root in held],
-        [min(last[root], len(program.ops) - 1) + 1 for root in held],
-        [owned[root] for root in held],
-        alignment=ALIGNMENT,
-        labels=held,
-    )
-    return Lives(problem, held, over)
+    for root in roots:
+        held.add(root, owned[root], first[root], ends[root])
+    found: dict[str, list[tuple[int, int | None, bool]]] = {}
+    for step in program.ops:
+        if step.name not in asked:
+            continue
+        rows = found[step.name] = []
+        for number, each in enumerate(asked[step.name].requests):
+            start, end = first[step.name] + each.born, None
+            label = f"{step.name} request {number}"
+            if each.died is not None:
+                end = first[step.name] + each.died
+            elif each.result is not None:
+                root = _root_of(program, step, each.result)
+                if root in owned and root not in escaping:
+                    label, end = root, ends[root]
+            at = None if end is None else held.add(label, each.bytes, start, end)
+            rows.append((each.bytes, at, each.died is not None))
+    columns = (held.starts, held.ends, held.sizes)
+    problem = Problem.of(*columns, alignment=ALIGNMENT, labels=held.labels)
+    return Lives(problem, roots, found, over)
+
+
+@dataclass
+class _Buffers:
+    labels: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    def add(self, label: str, size: int, start: int, end: int) -> int:
+        """The number of a new buffer that lives from `start` up to `end`."""
+        self.labels.append(label)
+        self.sizes.append(size)
+        self.starts.append(start)
+        self.ends.append(end)
+        return len(self.labels) - 1
+
+
+def _root_of(program: Program, step: Step, result: int) -> str:
+    several = isinstance(program.metas[step.name], tuple)
+    return f"{step.name}[{result}]" if several else step.name

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "alloc/calls.h"
+
 namespace memplan {
 
 // ---- what becomes of each request, and of each block that is freed
@@ -33,6 +35,8 @@ void note_turn(Replay& replay) {
 }
 
 void delete_block(void* pointer) {
+  if (RequestLog* log = RequestLog::current()) log->note(0, pointer);
+  if (Call::release(pointer)) return;
   State& s = state();
   // Before the real free, or another thread's reuse of the address would come first.
   log_event(kFree, pointer, 0);
@@ -54,14 +58,16 @@ void delete_block(void* pointer) {
 class Shim final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    State& s = state();
-    const Mode mode = s.mode.load(std::memory_order_acquire);
-    if (mode == Mode::kPass || bytes == 0) return s.base->allocate(bytes);
-    if (s.interruptions.any()) {
-      s.interrupted_requests.fetch_add(1, std::memory_order_relaxed);
-      return s.base->allocate(bytes);
+    if (Call* call = Call::current(); call != nullptr && bytes != 0) {
+      if (void* place = call->serve(bytes)) return block_at(place);
     }
-    return mode == Mode::kRecord ? record(bytes) : replay(bytes);
+    c10::DataPtr block = by_mode(bytes);
+    if (RequestLog* log = RequestLog::current(); log != nullptr && bytes != 0) {
+      auto& deleter = block.context.get_deleter();
+      if (deleter == state().base_delete) deleter = &delete_block;
+      log->note(bytes, block.data);
+    }
+    return block;
   }
   bool is_simple_data_ptr(const c10::DataPtr& pointer) const override {
     return pointer.data == pointer.context.get();
@@ -72,6 +78,22 @@ class Shim final : public c10::Allocator {
   }
 
  private:
+  static c10::DataPtr by_mode(std::size_t bytes) {
+    State& s = state();
+    const Mode mode = s.mode.load(std::memory_order_acquire);
+    if (mode == Mode::kPass || bytes == 0) return s.base->allocate(bytes);
+    if (s.interruptions.any()) {
+      s.interrupted_requests.fetch_add(1, std::memory_order_relaxed);
+      return s.base->allocate(bytes);
+    }
+    return mode == Mode::kRecord ? record(bytes) : replay(bytes);
+  }
+  static c10::DataPtr block_at(void* address) {
+    c10::DataPtr block;
+    block.data = address;
+    block.context = {address, &delete_block};
+    return block;
+  }
   static c10::DataPtr record(std::size_t bytes) {
     State& s = state();
     c10::DataPtr block = allocate_or_note(bytes);
@@ -114,10 +136,7 @@ class Shim final : public c10::Allocator {
     if (s.symbols.reporter != nullptr) {
       s.symbols.report_new(s.symbols.reporter, address, bytes);
     }
-    c10::DataPtr block;
-    block.data = address;
-    block.context = {address, &delete_block};
-    return block;
+    return block_at(address);
   }
   static c10::DataPtr outside(std::size_t bytes, Replay* refused_by) {
     State& s = state();
@@ -177,6 +196,7 @@ Lanes* lanes_locked = nullptr;
 // A thread takes one of these locks while it holds another in this order only.
 void before_fork() {
   State& s = state();
+  Call::lock();
   s.turns.lock();
   s.log.lock();
   s.ledger.lock();
@@ -192,6 +212,7 @@ void in_parent() {
   s.ledger.unlock();
   s.log.unlock();
   s.turns.unlock();
+  Call::unlock();
 }
 
 // A forked child (a data loader's worker) is another program: it passes through, and

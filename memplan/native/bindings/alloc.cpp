@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "alloc/calls.h"
 #include "alloc/last_words.h"
 #include "alloc/quiet_call.h"
 #include "alloc/shim.h"
@@ -38,6 +39,22 @@ nb::dict to_dict(const Counts& counts) {
 PyObject* or_null(nb::handle object) { return object.is_none() ? nullptr : object.ptr(); }
 
 memplan::StackCapture capture = nullptr;  // of the recordings to come
+
+// A call, with the object that owns its arena; while blocks of it live on, so does that.
+struct OwnedCall {
+  OwnedCall(std::uintptr_t address, std::size_t bytes, std::vector<memplan::Call::Step> steps,
+            nb::object owner)
+      : arena(std::move(owner)),
+        call(reinterpret_cast<void*>(address), bytes, std::move(steps)) {}
+  ~OwnedCall() {
+    if (call.alive() > 0) arena.release();
+  }
+  OwnedCall(const OwnedCall&) = delete;
+  OwnedCall& operator=(const OwnedCall&) = delete;
+
+  nb::object arena;
+  memplan::Call call;
+};
 
 template <typename Array>
 auto span_of(const Array& array) {
@@ -277,6 +294,36 @@ NB_MODULE(_alloc, m) {
            "bytes"_a, "high"_a = false)
       .def("give_back", &memplan::Ranges::give_back, "offset"_a);
   m.def("start_lanes", &memplan::start_lanes, "replays"_a);
+  using Requests = std::vector<std::tuple<std::uint64_t, std::int64_t, bool>>;
+  nb::class_<OwnedCall>(m, "Call")
+      .def(
+          "__init__",
+          [](OwnedCall* self, std::uintptr_t address, std::size_t bytes,
+             const std::vector<Requests>& steps, nb::object owner) {
+            std::vector<memplan::Call::Step> placed(steps.size());
+            for (std::size_t i = 0; i < steps.size(); ++i) {
+              for (const auto& [size, offset, scratch] : steps[i]) {
+                placed[i].requests.push_back({size, offset});
+                placed[i].scratch.push_back(scratch);
+              }
+            }
+            new (self) OwnedCall(address, bytes, std::move(placed), std::move(owner));
+          },
+          "address"_a, "bytes"_a, "steps"_a, "owner"_a)
+      .def("begin", [](OwnedCall& self) { self.call.begin(); })
+      .def("end", [](OwnedCall& self) {
+        const memplan::CallOutcome outcome = self.call.end();
+        return std::pair(outcome.missed, outcome.kept);
+      });
+  m.attr("CALL_MARK") = memplan::Call::kMark;
+  nb::class_<memplan::RequestLog>(m, "RequestLog")
+      .def(nb::init<>())
+      .def("begin", &memplan::RequestLog::begin)
+      .def("end", [](memplan::RequestLog& self) {
+        std::vector<std::pair<std::uint64_t, std::uintptr_t>> entries;
+        for (const auto& each : self.end()) entries.emplace_back(each.bytes, each.address);
+        return entries;
+      });
   // Requests that no arena was there for, since `start_lanes`.
   m.def("outside_lanes", [] {
     const memplan::Lanes* lanes = state().lanes.load();

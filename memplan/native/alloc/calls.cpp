@@ -1,0 +1,128 @@
+#include "alloc/calls.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace memplan {
+
+namespace {
+
+thread_local Call* current_call = nullptr;
+thread_local RequestLog* current_log = nullptr;
+
+// What a mark gets: it has an address, and nobody looks at what is there.
+char marked;
+
+// The arenas of all calls, by their first byte beyond. One of which blocks are alive stays.
+struct Arenas {
+  std::mutex mutex;
+  std::map<const void*, std::pair<const void*, Call*>> by_end;
+  std::atomic<std::size_t> count = 0;
+};
+
+// Never destroyed: frees arrive until the process is gone.
+Arenas& arenas() {
+  static Arenas* const the_arenas = new Arenas;
+  return *the_arenas;
+}
+
+}  // namespace
+
+Call::Call(void* arena, std::size_t bytes, std::vector<Step> steps)
+    : arena_(static_cast<char*>(arena)), bytes_(bytes), steps_(std::move(steps)) {
+  std::lock_guard lock(arenas().mutex);
+  arenas().by_end[arena_ + bytes_] = {arena_, this};
+  arenas().count = arenas().by_end.size();
+}
+
+Call::~Call() {
+  std::lock_guard lock(arenas().mutex);
+  if (alive() > 0) {
+    arenas().by_end[arena_ + bytes_].second = nullptr;
+  } else {
+    arenas().by_end.erase(arena_ + bytes_);
+    arenas().count = arenas().by_end.size();
+  }
+}
+
+Call* Call::current() { return current_call; }
+
+void Call::begin() {
+  outer_ = std::exchange(current_call, this);
+  outcome_ = {};
+  step_ = nullptr;
+}
+
+CallOutcome Call::end() {
+  current_call = std::exchange(outer_, nullptr);
+  outcome_.kept += scratch_.size();
+  scratch_.clear();
+  return outcome_;
+}
+
+void Call::mark(std::size_t step) {
+  outcome_.kept += scratch_.size();
+  scratch_.clear();
+  step_ = step < steps_.size() ? &steps_[step] : nullptr;
+  next_ = 0;
+}
+
+void* Call::serve(std::size_t bytes) {
+  if (bytes >= kMark) {
+    mark(bytes - kMark);
+    return &marked;
+  }
+  if (step_ == nullptr) return nullptr;  // before the first step
+  if (next_ == step_->requests.size() || step_->requests[next_].bytes != bytes) {
+    // The rest of the step is not what is known of it.
+    ++outcome_.missed;
+    next_ = step_->requests.size();
+    return nullptr;
+  }
+  const std::size_t now = next_++;
+  const std::int64_t offset = step_->requests[now].offset;
+  if (offset < 0) return nullptr;
+  void* block = arena_ + offset;
+  if (step_->scratch[now]) scratch_.push_back(block);
+  alive_.fetch_add(1, std::memory_order_relaxed);
+  return block;
+}
+
+void Call::died(void* block) {
+  alive_.fetch_sub(1);
+  const auto found = std::find(scratch_.rbegin(), scratch_.rend(), block);
+  if (found != scratch_.rend()) scratch_.erase(std::next(found).base());
+}
+
+bool Call::release(void* block) {
+  if (block == &marked) return true;
+  if (current_call != nullptr && current_call->contains(block)) {
+    current_call->died(block);
+    return true;
+  }
+  if (arenas().count.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(arenas().mutex);
+  const auto found = arenas().by_end.upper_bound(block);
+  if (found == arenas().by_end.end() || block < found->second.first) return false;
+  if (Call* call = found->second.second) call->alive_.fetch_sub(1);
+  return true;
+}
+
+void Call::lock() { arenas().mutex.lock(); }
+void Call::unlock() { arenas().mutex.unlock(); }
+
+RequestLog* RequestLog::current() { return current_log; }
+
+void RequestLog::begin() {
+  entries_.clear();
+  current_log = this;
+}
+
+std::vector<RequestLog::Entry> RequestLog::end() {
+  current_log = nullptr;
+  return std::exchange(entries_, {});
+}
+
+}  // namespace memplan
