@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FIELDS = (
     *("status", "reason", "torch", "bytes_before", "bytes_after", "arena", "beside"),
     *("requests_before", "requests_after", "asking", "operators", "loops"),
-    *("order_proof", "order_bound", "folded", "error", "seconds_before"),
+    *("order_proof", "order_bound", "folded", "packed", "error", "seconds_before"),
     "seconds_after",
 )
 ORDERS = {
@@ -46,6 +46,12 @@ ORDERS = {
     "1.1 with --budget]",
 )
 @click.option(
+    "--pack/--no-pack",
+    default=None,
+    help="Keep the weights of convolutions in their kernels' layout, too: faster, with "
+    "smaller activations.  [default: where that takes no more memory than it saves]",
+)
+@click.option(
     "--inputs",
     metavar="FILE.py:FUNCTION",
     help="Function that returns the inputs, if the factory does not.",
@@ -58,6 +64,7 @@ def command(
     model: str,
     budget: str | None,
     max_slowdown: float | None,
+    pack: bool | None,
     inputs: str | None,
     output: Path | None,
     force: bool,
@@ -89,7 +96,7 @@ def command(
         torch.set_num_threads(threads)
     with prints_to_stderr(), working("compile") as progress:
         module, given = user_model(torch, model, inputs, "compiled")
-        options = CompileOptions(max_slowdown, progress or (lambda _: None))
+        options = CompileOptions(max_slowdown, pack, progress or (lambda _: None))
         found = compile(module, given, budget, options)
     plan = found.memplan
     if json_:
@@ -154,4 +161,7 @@ def _report(name: str, plan: CompilePlan) -> None:
         rows.append(
             ("constants", f"{format_bytes(plan.folded)} computed once and kept")
         )
+    if plan.packed:
+        kept = f"{format_bytes(plan.packed)} of weights, kept beside the model's"
+        rows.append(("packed", kept))
     show.facts(f"memplan: {name} runs in one arena", rows)

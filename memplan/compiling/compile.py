@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from memplan.chunking.chunk import chunk
+from memplan.chunking.module import Chunk
 from memplan.chunking.options import ChunkOptions, parse_budget
 from memplan.chunking.parts import Target, export_parts
 from memplan.compiling.module import Compiled, Runner
@@ -41,10 +42,14 @@ class CompileOptions:
     """Options of `memplan.compile`.
 
     max_slowdown: the largest accepted ratio of the compiled module's time to the
-    model's; None for 1.02, or 1.1 with a budget. progress: is told what is being done.
+    model's; None for 1.02, or 1.1 with a budget. pack: whether to keep the weights of
+    convolutions in their kernels' layout beside the model's own, which saves time and
+    activations; None to do it where all that is kept then takes no more than the
+    model's activations did. progress: is told what is being done.
     """
 
     max_slowdown: float | None = None
+    pack: bool | None = None
     progress: Callable[[str], None] = lambda _: None
 
 
@@ -89,6 +94,7 @@ class _Compiling:
         self._model, self._given = model, inputs
         self._inputs = Signature().arranged(model, given.args, given.kwargs)
         self._progress, self._slowest = options.progress, options.max_slowdown
+        self._pack = options.pack
         install("memplan.compile")
 
     def run(self, budget: str | int | None) -> Compiled:
@@ -116,21 +122,31 @@ class _Compiling:
         whole = [each for each in exports.targets if not each.path]
         if not whole:
             return self._kept(self._unchanged(exports.left_alone[""]), limit)
+        slowest = self._slowest
         if not least:
             program = lower(whole[0].exported, exports.inference)
             found = self._made(whole[0], program)
             if limit is None or found.memplan.bytes_after <= limit:
                 return found
-        chunked = chunk(
-            self._model,
-            self._given,
-            budget,
-            options=ChunkOptions(max_slowdown=self._slowest, progress=progress),
-        )
-        part = chunked.chunks.get("")
+            if found.runner is not None:  # what it saves, loops may take
+                slowest /= min(1.0, found.memplan.slowdown)
+        part = self._chunked(limit, slowest)
         if part is None:
             return self._kept(self._unchanged("no loop needs less memory"), limit)
         return self._kept(self._made(part.target, part.program), limit)
+
+    def _chunked(self, limit: int | None, slowest: float) -> Chunk | None:
+        """The model in chunks, with as little memory as possible or within `limit`."""
+        options = ChunkOptions(max_slowdown=slowest, progress=self._progress)
+        try:
+            wanted = "min" if limit is None else limit
+            found = chunk(self._model, self._given, wanted, options=options)
+        except NoPlanError:
+            if limit is None:
+                raise
+            # An arena may take less than the same chunks without one.
+            found = chunk(self._model, self._given, "min", options=options)
+        return found.chunks.get("")
 
     def _kept(self, module: Compiled, limit: int | None) -> Compiled:
         after = module.memplan.bytes_after
@@ -150,13 +166,27 @@ class _Compiling:
 
     def _made(self, target: Target, program: Program) -> Compiled:
         """A module that runs `program`; the model itself if that is wrong or slow."""
+        self._progress("planning")
+        packs = (True, False) if self._pack is None else (self._pack,)
+        found = None
+        for pack in packs:
+            try:
+                runner = Runner(target, program, self._inputs, pack)
+            except NoTapeError as refusal:
+                return self._unchanged(f"it has {refusal}, which a tape cannot hold")
+            packed = runner.schedule.packed
+            kept = packed + runner.schedule.plan.peak
+            if self._pack is None and packed and kept > self._before:
+                continue
+            found = self._checked(runner, program)
+            if found.runner is not None or not packed:
+                break
+        assert found is not None  # the last one has nothing packed, or was asked for
+        return found
+
+    def _checked(self, runner: Runner, program: Program) -> Compiled:
         progress = self._progress
-        progress("planning")
-        try:
-            runner = Runner(target, program, self._inputs)
-            runner(self._inputs)
-        except NoTapeError as refusal:
-            return self._unchanged(f"it has {refusal}, which a tape cannot hold")
+        runner(self._inputs)
         progress("checking the results")
         error = self._error(runner)
         if error > (most := tolerance_of([self._inputs.run(self._model)])):
@@ -205,6 +235,7 @@ class _Compiling:
             order_proof=schedule.order.proof,
             order_bound=schedule.order.bound,
             folded=schedule.flat.folded,
+            packed=schedule.packed,
             error=error,
             plan=schedule.plan,
         )

@@ -27,10 +27,12 @@ from memplan.graph.weights import Watch, Weights
 class Runner:
     """A model's program in an arena, bound to the weights as they are now."""
 
-    def __init__(self, target: Target, program: Program, inputs: Inputs) -> None:
+    def __init__(
+        self, target: Target, program: Program, inputs: Inputs, pack: bool = False
+    ) -> None:
         """target: the exported model. program: what is to run, with or without loops.
-        inputs: of the form that it was exported with."""
-        self.target, self._program = target, program
+        inputs: of the form that it was exported with. pack: see `scheduled`."""
+        self.target, self._program, self._pack = target, program, pack
         self._weights = Weights(target.module, target.exported.constants)
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
@@ -49,7 +51,7 @@ class Runner:
         places = self._program.constants.items()
         constants = {name: self._weights[place].detach() for name, place in places}
         self.schedule: Schedule = scheduled(
-            self._program, constants, tensors_of(inputs)
+            self._program, constants, tensors_of(inputs), self._pack
         )
         self.pool = Pool(self.schedule)
 

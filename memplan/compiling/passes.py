@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from memplan.graph.execute import NoTapeError
 from memplan.graph.infer import Inference
 from memplan.graph.nest import bytes_of, storages
 from memplan.graph.program import (
@@ -42,7 +45,7 @@ class Flat:
     folded: int = 0
 
 
-class _Builder:
+class Builder:
     """Appends operators to a program, with shapes and aliases inferred."""
 
     def __init__(self, source: Program, inference: Inference) -> None:
@@ -74,6 +77,13 @@ class _Builder:
         self.program.ops.append(made)
         return Ref(free)
 
+    def put(self, op: Op, meta: Meta) -> Ref:
+        """Append `op`, whose result has memory of its own, and this meta."""
+        self.program.metas[op.name] = meta
+        self.program.roots[op.name] = op.name
+        self.program.ops.append(op)
+        return Ref(op.name)
+
     def meta(self, ref: Ref) -> Any:
         return self.program.metas[ref.name]
 
@@ -95,7 +105,7 @@ class _Expansion:
         self, program: Program, constants: dict[str, Tensor], inference: Inference
     ) -> None:
         self._source, self._constants = program, dict(constants)
-        self._to = _Builder(program, inference)
+        self._to = Builder(program, inference)
         self._values: dict[str, Argument] = {}
         self._numbers: dict[tuple[Any, ...], Ref] = {}
 
@@ -172,13 +182,47 @@ class _Expansion:
 
         args, kwargs = mapped((op.args, op.kwargs), value)
         placed = Op(op.name, op.target, args, kwargs, op.line)
-        rule = EXPANSIONS.get(op.key)
-        made = None if rule is None or kwargs else rule(self._to, placed)
-        if made is None:
-            made = self._to.add(
-                placed, op.name, op.target, *self._tensors(placed), **kwargs
+        if not isinstance(op.target, torch._ops.OpOverload | BuiltinFunctionType):
+            self._values[op.name] = self._inlined(placed)
+            return
+        self._values[op.name] = self._kernels(placed)
+
+    def _kernels(self, placed: Op) -> Ref:
+        """The operator as the kernels that it consists of."""
+        rule = None if placed.kwargs else EXPANSIONS.get(placed.key)
+        made = None if rule is None else rule(self._to, placed)
+        if made is not None:
+            return made
+        args = self._tensors(placed)
+        return self._to.add(placed, placed.name, placed.target, *args, **placed.kwargs)
+
+    def _inlined(self, op: Op) -> Argument:
+        """The operators that a function in Python calls, in its place."""
+        names = list(dict.fromkeys(op.operands()))
+
+        def called(*tensors: Tensor) -> object:
+            given = dict(zip(names, tensors, strict=True))
+            args, kwargs = mapped((op.args, op.kwargs), lambda ref: given[ref.name])
+            return op.target(*args, **kwargs)
+
+        metas = [self._to.program.metas[name] for name in names]
+        empty = [torch.empty_strided(m.shape, m.strides, dtype=m.dtype) for m in metas]
+        with torch.no_grad():
+            traced = make_fx(called, tracing_mode="fake", pre_dispatch=True)(*empty)
+        values: dict[str, Argument] = {}
+        given = iter(names)
+        for node in traced.graph.nodes:
+            args, kwargs = fx.map_arg(
+                (node.args, dict(node.kwargs)), lambda each: values[each.name]
             )
-        self._values[op.name] = made
+            if node.op == "placeholder":
+                values[node.name] = Ref(next(given))
+            elif node.op == "call_function":
+                inner = Op(f"{op.name}_{node.name}", node.target, args, kwargs, op.line)
+                values[node.name] = self._kernels(inner)
+            elif node.op == "output":
+                return args[0]
+        raise NoTapeError(f"the function {op.key}")
 
     def _tensors(self, op: Op) -> list[Argument]:
         """The arguments, with numbers that stand for tensors as tensors."""
@@ -228,7 +272,7 @@ def _at(loop: Loop) -> Op:
     return Op(loop.name, aten.alias.default, (), {}, loop.line)
 
 
-def _linear(to: _Builder, op: Op) -> Ref | None:
+def _linear(to: Builder, op: Op) -> Ref | None:
     x, weight, *rest = op.args
     bias = rest[0] if rest else None
     meta: Meta = to.meta(x)
@@ -244,7 +288,7 @@ def _linear(to: _Builder, op: Op) -> Ref | None:
     return _viewed(to, op, product, shape)
 
 
-def _rows(to: _Builder, op: Op, x: Ref) -> Ref:
+def _rows(to: Builder, op: Op, x: Ref) -> Ref:
     """A tensor with its leading dimensions as one."""
     meta: Meta = to.meta(x)
     if len(meta.shape) == 2:
@@ -253,13 +297,13 @@ def _rows(to: _Builder, op: Op, x: Ref) -> Ref:
     return to.add(op, f"{op.name}_rows", aten.reshape.default, x, flat)
 
 
-def _viewed(to: _Builder, op: Op, x: Ref, shape: list[int]) -> Ref:
+def _viewed(to: Builder, op: Op, x: Ref, shape: list[int]) -> Ref:
     if list(to.meta(x).shape) == shape:
         return x
     return to.add(op, op.name, aten.view.default, x, shape)
 
 
-def _matmul(to: _Builder, op: Op) -> Ref | None:
+def _matmul(to: Builder, op: Op) -> Ref | None:
     left, right = op.args
     a, b = to.meta(left).shape, to.meta(right).shape
     if len(a) == len(b) == 2:
@@ -283,7 +327,7 @@ def _matmul(to: _Builder, op: Op) -> Ref | None:
     return _viewed(to, op, product, [*a[:-1], b[-1]])
 
 
-def _softmax(to: _Builder, op: Op) -> Ref | None:
+def _softmax(to: Builder, op: Op) -> Ref | None:
     x, dim, *rest = op.args
     if rest and rest[0] not in (None, to.meta(x).dtype):
         return None
@@ -291,7 +335,7 @@ def _softmax(to: _Builder, op: Op) -> Ref | None:
     return to.add(op, op.name, getattr(aten, name).default, x, dim, False)
 
 
-def _embedding(to: _Builder, op: Op) -> Ref | None:
+def _embedding(to: Builder, op: Op) -> Ref | None:
     table, index = op.args[:2]
     shape = to.meta(index).shape
     flat = to.add(op, f"{op.name}_i", aten.reshape.default, index, [-1])
@@ -299,7 +343,7 @@ def _embedding(to: _Builder, op: Op) -> Ref | None:
     return _viewed(to, op, rows, [*shape, to.meta(table).shape[1]])
 
 
-def _batch_norm(to: _Builder, op: Op) -> Ref | None:
+def _batch_norm(to: Builder, op: Op) -> Ref | None:
     """In inference: the input times a scale, plus a shift, which are constants."""
     x, weight, bias, mean, variance, training, _, eps = op.args[:8]
     meta: Meta = to.meta(x)
@@ -322,7 +366,7 @@ def _batch_norm(to: _Builder, op: Op) -> Ref | None:
     return to.add(op, op.name, aten.addcmul.default, shift, x, scale)
 
 
-EXPANSIONS: dict[str, Callable[[_Builder, Op], Ref | None]] = {
+EXPANSIONS: dict[str, Callable[[Builder, Op], Ref | None]] = {
     "aten.linear": _linear,
     "aten.matmul": _matmul,
     "aten.softmax": _softmax,

@@ -20,9 +20,10 @@ class CompilePlan:
     result. operators: of the program that runs, views included. loops: how many run in
     chunks. order_proof: "bound" or "search" if no order of these operators needs less;
     "" if one may. order_bound: bytes that every order needs. folded: bytes of constants
-    computed in advance, which are kept. error: largest relative error to the model.
-    seconds_before, seconds_after: the least of several runs in turns. plan: the arena's
-    plan, which says how good it is.
+    computed in advance, which are kept. packed: bytes of convolutions' weights that are
+    kept in their kernels' layout, beside the model's. error: largest relative error to
+    the model. seconds_before, seconds_after: the least of several runs in turns. plan:
+    the arena's plan, which says how good it is.
     """
 
     status: str
@@ -40,6 +41,7 @@ class CompilePlan:
     order_proof: str = ""
     order_bound: int = 0
     folded: int = 0
+    packed: int = 0
     error: float = 0.0
     seconds_before: float = 0.0
     seconds_after: float = 0.0

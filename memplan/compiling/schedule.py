@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from memplan.compiling.convolutions import packed
 from memplan.compiling.passes import Flat, expanded, folded
 from memplan.compiling.serve import ways_of
 from memplan.core.plan import Plan
@@ -40,6 +41,7 @@ class Schedule:
     order: Order
     plan: Plan
     layout: Layout
+    packed: int = 0
 
     @property
     def beside(self) -> list[str]:
@@ -58,14 +60,21 @@ class Schedule:
 
 
 def scheduled(
-    program: Program, constants: Mapping[str, Tensor], inputs: Sequence[Tensor]
+    program: Program,
+    constants: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    pack: bool = False,
 ) -> Schedule:
     """A program for inputs of these shapes, on a CPU.
 
-    constants: the values of `program.constants`. The order is the best that is found,
-    offsets come from `memplan.solve`. Raises MemplanError if they do not verify.
+    constants: the values of `program.constants`. pack: whether weights of convolutions
+    are kept in their kernels' layout, too. The order is the best that is found, offsets
+    come from `memplan.solve`. Raises MemplanError if they do not verify.
     """
-    flat = folded(expanded(program, dict(constants), Inference()))
+    inference, nbytes = Inference(), 0
+    flat = folded(expanded(program, dict(constants), inference))
+    if pack:
+        flat, nbytes = packed(flat, inference)
     ways = ways_of(flat.program, flat.constants, inputs)
     candidates = partial(ways.overwritable, flat.program)
     order = least_peak(tasks_of(flat.program, ways.beside, candidates))
@@ -82,7 +91,7 @@ def scheduled(
         if rows
     }
     layout = Layout(offsets, found.over, ways.served, asked)
-    return Schedule(program, flat, order, plan, layout)
+    return Schedule(program, flat, order, plan, layout, nbytes)
 
 
 @dataclass

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from memplan.graph.execute import COPIES, NoTapeError, Served, writers
 from memplan.graph.liveness import owners
-from memplan.graph.measure import MEMORY, events_of
 from memplan.graph.nest import storages
 from memplan.graph.program import Meta, Op, Program, Ref, mapped
 from memplan.graph.requests import Asked, watched
@@ -147,10 +146,10 @@ def _holds(way: Served, args: Any, kwargs: Any, result: Tensor, meta: Meta) -> b
         return False
     at = out.data_ptr()
     try:
-        events = events_of(_writing(way, args, kwargs, out))
+        _, asked = watched(_writing(way, args, kwargs, out))
     except RuntimeError:  # it does not take these arguments
         return False
-    if any(event.name() == MEMORY for event in events) or out.data_ptr() != at:
+    if asked.requests or out.data_ptr() != at:
         return False
     return bool(torch.equal(out.nan_to_num(), result.nan_to_num()))
 

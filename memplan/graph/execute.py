@@ -19,7 +19,7 @@ from torch import Tensor
 
 from memplan.graph.liveness import in_place
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
-from memplan.graph.requests import Placed, Service
+from memplan.graph.requests import TORCH, Placed, Service
 
 Out = Any
 """An overload with one tensor `out` that it writes, beside the arguments of another."""
@@ -194,6 +194,7 @@ class Tape:
         """A tensor for the caller: never a view of the arena or of a constant."""
         if name in self._names:
             return self._names[name]
+        self._mark(TORCH)
         line = f"aten::clone({self._value(Ref(name))}, {self._none()})"
         return self._emit("Tensor", line)
 
@@ -218,7 +219,7 @@ class Tape:
             return
         served = self._layout.served.get(op.name)
         if not own or served is None:
-            self._mark(op)
+            self._mark(op.name)
             self._asks(op)
             return
         target = self._target(op)
@@ -257,6 +258,7 @@ class Tape:
         return name
 
     def _new(self, meta: Meta) -> str:
+        self._mark(TORCH)
         size = self._ints(meta.shape)
         stride = self._ints(meta.strides)
         options = ", ".join(
@@ -296,13 +298,13 @@ class Tape:
         call = f"aten::copy_({target}, {self._value(source)}, {blocking})"
         self._emit("Tensor", call)
 
-    def _mark(self, op: Op) -> None:
-        """Tell the service that the operator's requests come next."""
-        if self._service is None or op.name not in self._service.marks:
+    def _mark(self, name: str) -> None:
+        """Tell the service that this operator's requests come next."""
+        if self._service is None or name not in self._service.marks:
             return
         text = self._text
         size = text.list_of("int[]", [f"%m{len(text.marks)}"])
-        text.marks.append(self._service.marks[op.name])
+        text.marks.append(self._service.marks[name])
         options = ", ".join((self._whole(_code(torch.uint8)), *[self._none()] * 4))
         made = self._emit("Tensor", f"aten::empty({size}, {options})")
         # Without a use that is seen from outside, torch would leave it out.
@@ -433,7 +435,7 @@ def _spelled(kind: Any) -> str:
         return f"{_spelled(kind.getElementType())}?"
     if str(kind.kind()) == "ListType":
         return f"{_spelled(kind.getElementType())}[]"
-    return str(kind)
+    return "Scalar" if str(kind.kind()) == "NumberType" else str(kind)
 
 
 def _schema_name(target: Any) -> str:

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from memplan.core.problem import Problem
 from memplan.graph.liveness import Candidates, lifetimes, overwrites, roots_of
-from memplan.graph.program import Program, Step, refs
+from memplan.graph.program import Meta, Program, Step, refs
 from memplan.graph.requests import Asked
 
 ALIGNMENT = 64  # bytes, of every storage
@@ -103,5 +103,5 @@ class _Buffers:
 
 
 def _root_of(program: Program, step: Step, result: int) -> str:
-    several = isinstance(program.metas[step.name], tuple)
-    return f"{step.name}[{result}]" if several else step.name
+    one = isinstance(program.metas[step.name], Meta)
+    return step.name if one else f"{step.name}[{result}]"

@@ -94,17 +94,21 @@ Placed = tuple[int, int, bool]
 the operator frees it itself."""
 
 
+TORCH = ""  # among the names of operators: what comes next is torch's to serve
+
+
 class Service:
     """Serves the requests of a tape's calls, one call at a time.
 
     arena: bytes, in which the offsets are. steps: the requests of each operator that
-    has any, in the order of `names`.
+    has any. marks: by an operator's name, the bytes of the request that announces it.
     """
 
     def __init__(self, arena: Tensor, steps: Mapping[str, Sequence[Placed]]) -> None:
         from memplan.native import _alloc
 
-        self.marks = {name: _alloc.CALL_MARK + i for i, name in enumerate(steps)}
+        names = (*steps, TORCH)
+        self.marks = {name: _alloc.CALL_MARK + i for i, name in enumerate(names)}
         self.missed = 0
         requests = [list(each) for each in steps.values()]
         self._call = _alloc.Call(arena.data_ptr(), arena.numel(), requests, arena)
