@@ -30,7 +30,6 @@ from memplan.graph.execute import NoTapeError
 from memplan.graph.lower import lower
 from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
 from memplan.graph.program import Loop, Program
-from memplan.recording.shim import install
 from memplan.units import format_bytes
 
 MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1
@@ -95,7 +94,6 @@ class _Compiling:
         self._inputs = Signature().arranged(model, given.args, given.kwargs)
         self._progress, self._slowest = options.progress, options.max_slowdown
         self._pack = options.pack
-        install("memplan.compile")
 
     def run(self, budget: str | int | None) -> Compiled:
         """The module; model and inputs are as they were."""

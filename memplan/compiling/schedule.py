@@ -22,6 +22,7 @@ from memplan.graph.infer import Inference
 from memplan.graph.lives import ALIGNMENT, lives
 from memplan.graph.order import Order, least_peak, reordered, tasks_of
 from memplan.graph.program import Program
+from memplan.recording.shim import install
 from memplan.solving.solve import solve
 
 ARENAS = 8  # calls that run at the same time; further ones wait
@@ -71,6 +72,7 @@ def scheduled(
     are kept in their kernels' layout, too. The order is the best that is found, offsets
     come from `memplan.solve`. Raises MemplanError if they do not verify.
     """
+    install("memplan.compile")  # it sees what operators ask for, and serves it
     inference, nbytes = Inference(), 0
     flat = folded(expanded(program, dict(constants), inference))
     if pack:

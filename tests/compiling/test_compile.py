@@ -43,8 +43,8 @@ def normalised() -> tuple[nn.Module, Any]:
     return nn.Sequential(*layers).eval(), torch.randn(256, 32)
 
 
-def compiled(model: nn.Module, inputs: Any, **options: Any) -> Any:
-    found = memplan.compile(model, inputs, options=SLOW, **options)
+def compiled(model: nn.Module, inputs: Any, **given: Any) -> Any:
+    found = memplan.compile(model, inputs, **{"options": SLOW, **given})
     assert found.memplan.status == "compiled", found.memplan.reason
     return found
 
