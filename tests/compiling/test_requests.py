@@ -72,11 +72,11 @@ def test_only_results_are_asked_for() -> None:
 def test_packed_convolutions_take_less() -> None:
     layers = [nn.Conv2d(8, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 8, 3)]
     model, x = nn.Sequential(*layers).eval(), torch.randn(1, 8, 64, 64)
-    plain, packed = (
-        compiled(model, x, options=options).memplan for options in (PLAIN, PACKED)
-    )
-    assert packed.arena < plain.arena
-    assert packed.requests_after == 1
+    plan = compiled(model, x, options=PACKED).memplan
+    # The wide value, which the activation overwrites, and the result beside it.
+    assert plan.arena <= 4 * 32 * 64 * 64 + 4 * 8 * 64 * 64 + (1 << 17)
+    assert plan.bytes_after < 0.8 * plan.bytes_before
+    assert plan.requests_after == 1
 
 
 def test_packed_convolutions_of_all_kinds() -> None:
