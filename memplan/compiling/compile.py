@@ -34,6 +34,7 @@ from memplan.units import format_bytes
 
 MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
+PATIENT = 1.5  # seconds of a second measurement
 
 
 @dataclass(frozen=True)
@@ -239,10 +240,13 @@ class _Compiling:
         )
         module = Compiled(model, plan, runner)
         runs = [lambda: inputs.run(model), lambda: inputs.run(module)]
+        assert self._slowest is not None
         with torch.no_grad():
             before, after = seconds(runs)
+            if after > self._slowest * before:  # another program may have disturbed it
+                again = seconds(runs, enough=PATIENT)
+                before, after = map(min, zip((before, after), again, strict=True))
         module.memplan = replace(plan, seconds_before=before, seconds_after=after)
-        assert self._slowest is not None
         if after > self._slowest * before:
             return self._unchanged(
                 f"it would take {after / before:.2f} times as long; the limit is "
