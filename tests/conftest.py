@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from memplan import cli
+from tests.warm import WarmProcess, at_start
 
 # No test is late, however busy the machine is.
 settings.register_profile(
@@ -48,6 +49,7 @@ class Said:
 
 
 Command = Callable[..., Said]
+Python = Callable[..., str]
 
 # A small program with everything a training loop has: weights, momentum, gradients
 # dropped and made anew, a batch that is rebound, a list that grows.
@@ -75,25 +77,60 @@ print([float(x).hex() for x in history])
 """
 
 
+def environment() -> dict[str, str]:
+    """Of a process that runs memplan from this tree."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmProcess]:
+    """Runs `python ARGS` in processes that need not load torch."""
+    process = WarmProcess(environment())
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def memplan(tmp_path: Path) -> Run:
-    """Runs `memplan ARGS` in an empty folder, as a user would."""
+def memplan(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
+    """Runs `memplan ARGS` in an empty folder, as a user would.
+
+    cold: in a process that starts from nothing, which takes seconds.
+    """
 
     def run(
-        *arguments: str | Path, timeout: float = 900, **options: object
+        *arguments: str | Path,
+        timeout: float = 900,
+        cold: bool = False,
+        **options: object,
     ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "memplan", *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        own = environment()
+        if not (cold or options):
+            warm: WarmProcess = request.getfixturevalue("warm")
+            if at_start(own) == warm.at_start:
+                return warm.run(command[1:], tmp_path, own, timeout)
         return subprocess.run(
             command,
             cwd=tmp_path,
-            env=environment,
+            env=own,
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
             **options,  # type: ignore[call-overload]
         )
+
+    return run
+
+
+@pytest.fixture
+def python(warm: WarmProcess, tmp_path: Path) -> Python:
+    """Runs `python ARGS` in an empty folder; what it prints."""
+
+    def run(*arguments: str) -> str:
+        done = warm.run(arguments, tmp_path, environment())
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     return run
 

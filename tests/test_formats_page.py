@@ -8,7 +8,6 @@ import io
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -21,7 +20,7 @@ import pytest
 import memplan
 from memplan import cli
 from memplan.trace import journal
-from tests.conftest import ROOT, TRAINING
+from tests.conftest import ROOT, TRAINING, Run
 from tests.reporting.asking import ASKED, asking
 from tests.trace.trace_samples import journal_blocks, sample, write_journal
 
@@ -40,7 +39,7 @@ NEST = f"{LAYER} --string 'Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8'"
 CHUNK = "chunk m.py:factory --budget 60% --max-slowdown 1e9 -o c.plan.json --json"
 FUSE = "fuse m.py:planes --keep-slower --json"
 LAYERS = "blocking layers m.py:attending --json"
-NETWORK = "blocking network m.py:two --budget 8KiB --json"
+NETWORK = "blocking network m.py:two --budget 2KiB --levels 1 --json"
 
 # By section, the commands whose outputs it describes, and files from earlier ones.
 DOCUMENTS = {
@@ -101,8 +100,8 @@ def planes():
     layers = torch.nn.Conv2d(4, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
     return torch.nn.Sequential(*layers).eval(), torch.randn(1, 4, 16, 16)
 def two():
-    layers = torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 8, 3)
-    return torch.nn.Sequential(*layers).eval(), torch.randn(1, 4, 16, 16)
+    layers = torch.nn.Conv2d(2, 4, 3), torch.nn.Conv2d(4, 2, 3)
+    return torch.nn.Sequential(*layers).eval(), torch.randn(1, 2, 6, 6)
 class Attending(torch.nn.Module):
     def forward(self, x):
         other = torch.nn.functional.bilinear(x, x, torch.ones(2, 8, 8))
@@ -206,7 +205,7 @@ def test_fields_are_those_of_the_page(
     check(title, [document(source) for source in DOCUMENTS[title]])
 
 
-def test_an_apply_report_is_that_of_the_page(tmp_path: Path) -> None:
+def test_an_apply_report_is_that_of_the_page(memplan: Run, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAINING)
     for line in (
@@ -214,8 +213,7 @@ def test_an_apply_report_is_that_of_the_page(tmp_path: Path) -> None:
         "solve t.parquet -o t.plan.json",
         "apply --report report.json t.plan.json train.py",
     ):
-        command = [sys.executable, "-m", "memplan", *line.split()]
-        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+        memplan(*line.split()).check_returncode()
     check("apply --report", [json.loads((tmp_path / "report.json").read_text())])
 
 

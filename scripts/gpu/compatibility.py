@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import os
 import sys
 import tempfile
@@ -25,13 +26,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-CALLS: list[Callable[[], object]] = []
+CALLS: dict[str, Callable[[], object]] = {}
 CUDA = "cuda"
 
 
 def call(function: Callable[[], object]) -> Callable[[], object]:
     """Have it called, and told by its name."""
-    CALLS.append(function)
+    CALLS[function.__name__] = function
     return function
 
 
@@ -99,11 +100,6 @@ def shared_with_another_process() -> None:
 
 
 @call
-def shared_by_torchs_own() -> None:
-    planned().untyped_storage()._share_cuda_()
-
-
-@call
 def sent_to_another_process() -> None:
     import torch.multiprocessing as processes
 
@@ -128,16 +124,6 @@ def profiled() -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         training.step()
     found.key_averages().table(row_limit=3)
-
-
-@call
-def sanitized() -> None:
-    import torch.cuda._sanitizer  # noqa: F401
-
-
-@call
-def dlpack() -> None:
-    torch.from_dlpack(planned())
 
 
 @call
@@ -215,26 +201,33 @@ def _distributed(backend: str) -> None:
 
 # ---- what they ask of torch.cuda about memory: counts, its end, pools and graphs
 
-for name in (
-    *("memory_allocated", "max_memory_allocated", "memory_reserved"),
-    *("max_memory_reserved", "reset_peak_memory_stats", "memory_stats"),
-    *("reset_accumulated_memory_stats", "memory_summary", "memory_snapshot"),
-    *("mem_get_info", "empty_cache", "synchronize", "ipc_collect"),
-    *("list_gpu_processes", "host_memory_stats", "get_per_process_memory_fraction"),
-    *("memory_stats_as_nested_dict", "get_allocator_backend", "utilization"),
-):
-
-    def plain(name: str = name) -> object:
-        return getattr(torch.cuda, name)()
-
-    plain.__name__ = name
-    CALLS.append(plain)
-
-
-@call
-def accelerator_memory() -> object:
-    memory = torch.accelerator
-    return memory.memory_allocated(), memory.memory_stats(), memory.empty_cache()
+_NAMES = """
+    memory_allocated max_memory_allocated memory_reserved max_memory_reserved
+    reset_peak_memory_stats memory_stats reset_accumulated_memory_stats memory_summary
+    memory_snapshot mem_get_info empty_cache synchronize ipc_collect list_gpu_processes
+    host_memory_stats get_per_process_memory_fraction memory_stats_as_nested_dict
+    get_allocator_backend utilization
+"""
+EXPRESSIONS: dict[str, Callable[[], object]] = {
+    **{name: lambda name=name: getattr(torch.cuda, name)() for name in _NAMES.split()},
+    **{
+        f"accelerator_{name}": lambda name=name: getattr(torch.accelerator, name)()
+        for name in ("memory_allocated", "memory_stats", "empty_cache")
+    },
+    "shared_by_torchs_own": lambda: planned().untyped_storage()._share_cuda_(),
+    "sanitized": lambda: importlib.import_module("torch.cuda._sanitizer"),
+    "dlpack": lambda: torch.from_dlpack(planned()),
+    "out_of_memory": lambda: torch.empty(
+        torch.cuda.mem_get_info()[1] * 2, dtype=torch.uint8, device=CUDA
+    ),
+    "beyond_all_bounds": lambda: torch.empty(1 << 62, device=CUDA),
+    "observer_of_out_of_memory": lambda: torch._C._cuda_attach_out_of_memory_observer(
+        lambda *_: None
+    ),
+    "settings": lambda: torch.cuda.memory._set_allocator_settings(
+        "max_split_size_mb:512"
+    ),
+}
 
 
 @call
@@ -244,11 +237,6 @@ def memory_fraction() -> None:
         torch.empty(torch.cuda.mem_get_info()[1] // 4, dtype=torch.uint8, device=CUDA)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-@call
-def out_of_memory() -> None:
-    torch.empty(torch.cuda.mem_get_info()[1] * 2, dtype=torch.uint8, device=CUDA)
 
 
 @call
@@ -263,11 +251,6 @@ def out_of_memory_and_on() -> None:
 
 
 @call
-def beyond_all_bounds() -> None:
-    torch.empty(1 << 62, dtype=torch.uint8, device=CUDA)
-
-
-@call
 def history() -> None:
     torch.cuda.memory._record_memory_history()
     training.step()
@@ -275,11 +258,6 @@ def history() -> None:
     with tempfile.TemporaryDirectory() as folder:
         torch.cuda.memory._dump_snapshot(str(Path(folder, "snapshot.pickle")))
     torch.cuda.memory._record_memory_history(enabled=None)
-
-
-@call
-def observer_of_out_of_memory() -> None:
-    torch._C._cuda_attach_out_of_memory_observer(lambda *_: None)
 
 
 @call
@@ -359,11 +337,6 @@ def without_caching() -> None:
 
 
 @call
-def settings() -> None:
-    torch.cuda.memory._set_allocator_settings("max_split_size_mb:512")
-
-
-@call
 def another_allocator() -> None:
     torch.cuda.memory.change_current_allocator(
         torch.cuda.memory.CUDAPluggableAllocator("none.so", "a", "b")
@@ -375,13 +348,13 @@ def main() -> None:
         training.step()
     if "--steps-only" in sys.argv:
         return
-    for function in CALLS:
+    for name, function in (CALLS | EXPRESSIONS).items():
         try:
             function()
             outcome = "ends"
         except Exception as failure:
             outcome = type(failure).__name__
-        print(f"{function.__name__}: {outcome}", flush=True)
+        print(f"{name}: {outcome}", flush=True)
         with contextlib.suppress(RuntimeError):
             training.step()
     torch.cuda.synchronize()

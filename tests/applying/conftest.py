@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import TRAINING
+from tests.conftest import TRAINING, environment
+from tests.warm import WarmProcess
 
 
 @pytest.fixture(scope="session")
-def plan_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def plan_of(
+    tmp_path_factory: pytest.TempPathFactory, warm: WarmProcess
+) -> Callable[..., Path]:
     """The plan file of a program, run with these arguments; made once for each."""
     made: dict[tuple[str, ...], Path] = {}
 
@@ -23,11 +24,11 @@ def plan_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         if key not in made:
             folder = tmp_path_factory.mktemp("planned")
             (folder / "program.py").write_text(source)
-            memplan = [sys.executable, "-m", "memplan"]
             record = ["record", "-q", "-o", "t.parquet", "program.py", *arguments]
             solve = ["solve", "t.parquet", "-o", "p.json"]
             for command in (record, solve):
-                subprocess.run([*memplan, *command], cwd=folder, check=True)
+                words = ["-m", "memplan", *command]
+                warm.run(words, folder, environment()).check_returncode()
             made[key] = folder / "p.json"
         return made[key]
 

@@ -103,9 +103,10 @@ def test_a_plan_takes_no_page_faults_in_steady_steps(
 ) -> None:
     # Blocks of over 32 MiB always go back to the system, and fault in each step.
     wide = ["train.py", "12", "80000"]
-    assert memplan("record", "-q", "-o", "t.parquet", *wide).returncode == 0
+    recording = ("record", "-q", "-o", "t.parquet")
+    assert memplan(*recording, *wide, cold=True).returncode == 0
     assert memplan("solve", "t.parquet", "-o", "p.json").returncode == 0
-    done = memplan("apply", "--report", "r.json", "p.json", *wide)
+    done = memplan("apply", "--report", "r.json", "p.json", *wide, cold=True)
     assert done.returncode == 0
     report = json.loads((tmp_path / "r.json").read_text())
     without = report["recorded"]["page_faults_per_step"]

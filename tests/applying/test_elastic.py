@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
@@ -19,6 +18,7 @@ from memplan.native import _alloc
 from tests.applying.served import Served, add_up, column, replay_of, table_of
 from tests.conftest import ROOT, Run
 from tests.programs import Made, Step, programs_of_sizes, trace_of
+from tests.strategies import examples
 
 PLACES = [(100, 0), (300, 128), (50, 448)]
 
@@ -138,8 +138,7 @@ def test_sizes_that_differ_in_every_step_make_an_elastic_plan() -> None:
     assert plan.hot.requests.size.tolist() == [707, 703] * 2
 
 
-@settings(max_examples=150, deadline=None)
-@given(programs_of_sizes())
+@examples(40, programs_of_sizes(), soak=150)
 def test_what_the_recording_asked_for_is_planned(steps: list[Step]) -> None:
     trace = trace_of(steps)
     plan = memplan.solve(trace)
@@ -151,8 +150,7 @@ def test_what_the_recording_asked_for_is_planned(steps: list[Step]) -> None:
             assert counts["planned"] + counts["unplanned"] == counts["requests"]
 
 
-@settings(max_examples=100, deadline=None)
-@given(programs_of_sizes(), st.data())
+@examples(40, programs_of_sizes(), st.data(), soak=100)
 def test_a_plan_for_larger_requests_verifies(
     steps: list[Step], data: st.DataObject
 ) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
@@ -16,6 +15,7 @@ from memplan.native import _alloc
 from tests.applying.served import Served, add_up, replay_of, table_of
 from tests.conftest import Run
 from tests.programs import Made, Step, programs_of_kinds, trace_of
+from tests.strategies import examples
 
 # Two hot steps (A, B), then two other kinds; every request has a place of its own.
 A, B, SHORT, LONG = (64, 128), (64, 192), (64, 128, 256), (320,)
@@ -120,10 +120,11 @@ def whole(sizes: list[int]) -> Step:
     return tuple(Made(size, len(sizes) - i - 1) for i, size in enumerate(sizes))
 
 
-@settings(max_examples=100, deadline=None)
-@given(
+@examples(
+    40,
     lengths=st.lists(st.integers(1, 10), min_size=1, max_size=4),
     order=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    soak=100,
 )
 def test_kinds_that_their_first_request_tells_apart_are_served_whole(
     lengths: list[int], order: list[int]
@@ -141,8 +142,7 @@ def test_kinds_that_their_first_request_tells_apart_are_served_whole(
         assert counts["planned"] == counts["requests"]
 
 
-@settings(max_examples=200, deadline=None)
-@given(programs_of_kinds())
+@examples(50, programs_of_kinds(), soak=200)
 def test_whatever_steps_come_no_two_blocks_overlap(steps: list[Step]) -> None:
     trace = trace_of(steps)
     plan = memplan.solve(trace)
@@ -186,8 +186,7 @@ def test_what_kinds_have_in_common_lies_where_the_hot_step_has_it() -> None:
     assert all(counts["conflicts"] == 0 for counts in program.run(trace))
 
 
-@settings(max_examples=50, deadline=None)
-@given(programs_of_kinds(), programs_of_kinds())
+@examples(25, programs_of_kinds(), programs_of_kinds(), soak=50)
 def test_joined_tables_are_accepted_and_served(
     steps: list[Step], others: list[Step]
 ) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from memplan.trace.read import read_trace
-from tests.conftest import Run
+from tests.conftest import Run, environment
+from tests.warm import WarmProcess
 
 pytest.importorskip("torch")
 
@@ -165,15 +166,13 @@ class Known:
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
+def known(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcess) -> Known:
     folder = tmp_path_factory.mktemp("kinds")
     (folder / "program.py").write_text(PROGRAM)
 
     def python(*arguments: str) -> str:
-        command = [sys.executable, *arguments]
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=True
-        )
+        done = warm.run(arguments, folder, environment())
+        done.check_returncode()
         return done.stdout
 
     losses = python("program.py", "nothing").split()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.native import _alloc
 from tests.applying.served import table_of
+from tests.strategies import examples
 
 UNIT = 64
 WINDOW = 64
@@ -175,8 +175,8 @@ class Reference:
 SIZES = st.sampled_from([1, 63, 64, 65, 128, 200, 640])
 
 
-@settings(max_examples=300, deadline=None)
-@given(
+@examples(
+    75,
     requests=st.lists(
         st.tuples(SIZES, st.integers(-1, 20).map(lambda k: k * UNIT if k >= 0 else -1)),
         min_size=1,
@@ -185,6 +185,7 @@ SIZES = st.sampled_from([1, 63, 64, 65, 128, 200, 640])
     arena=st.integers(1, 24).map(lambda k: k * UNIT),
     actions=st.lists(st.one_of(SIZES, st.just("free"), st.just("step")), max_size=200),
     data=st.data(),
+    soak=300,
 )
 def test_it_does_what_the_plain_reference_does(
     requests: list[tuple[int, int]],

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 import memplan
 from memplan.applying.tables import replay_arrays
@@ -16,6 +15,7 @@ from memplan.trace.lives import lives_of
 from memplan.trace.steps import find_hot
 from memplan.trace.trace import Action, Trace
 from tests.programs import Made, Step, programs, trace_of
+from tests.strategies import examples
 
 
 def serve(plan: Plan, trace: Trace) -> _alloc.Replay:
@@ -47,8 +47,7 @@ def serve(plan: Plan, trace: Trace) -> _alloc.Replay:
     return replay
 
 
-@settings(max_examples=400, deadline=None)
-@given(programs())
+@examples(100, programs(), soak=400)
 def test_a_program_that_repeats_is_served_from_its_plan_alone(
     steps: list[Step],
 ) -> None:
@@ -62,8 +61,7 @@ def test_a_program_that_repeats_is_served_from_its_plan_alone(
         assert counts["planned"] + counts["unplanned"] == counts["requests"]
 
 
-@settings(max_examples=100, deadline=None)
-@given(programs())
+@examples(40, programs(), soak=100)
 def test_only_what_outlives_two_steps_is_left_to_the_default_allocator(
     steps: list[Step],
 ) -> None:

@@ -138,7 +138,7 @@ def test_a_second_plan_in_a_process_counts_only_what_is_its_own(
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     first, second = (report["memory"] for report in json.loads(done.stdout))

@@ -6,7 +6,6 @@ import ctypes
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
@@ -15,6 +14,7 @@ from memplan.core.plan import Plan
 from memplan.native import _alloc
 from tests.applying.served import Served, column, replay_of, table_of
 from tests.programs import Made, Step, programs, programs_of_kinds, trace_of
+from tests.strategies import examples
 
 MIB = 1 << 20
 RESERVE = 64 * MIB
@@ -155,8 +155,7 @@ def test_what_is_touched_in_part_is_sparse_where_that_is_worth_while() -> None:
     assert not sparse_buffers(plan, [0.7, 1.0, 1.0]).any()
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.one_of(programs(), programs_of_kinds()), st.data())
+@examples(40, st.one_of(programs(), programs_of_kinds()), st.data(), soak=150)
 def test_a_plan_with_some_kept_apart_verifies(
     steps: list[Step], data: st.DataObject
 ) -> None:

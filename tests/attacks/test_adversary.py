@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-FEW, MANY = 20, 200
+FEW, MANY = 8, 200
 BATCH = 20
 AGAIN = 2  # runs of a program that needed more
 MOST, SLACK = 1.02, 16 * MIB  # of the default's peak, and bytes

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from cache_reference import PlainCaches, Reference, blocked, gemm, room
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests
 
@@ -27,6 +26,7 @@ from memplan.blocking.run.cache import (
 )
 from memplan.errors import UsageError
 from memplan.native import _nest
+from tests.strategies import examples
 
 XEON = load_hierarchy("xeon-e5645")
 TILE = {"X": 4, "K": 8}
@@ -89,12 +89,13 @@ def tensors(layer: Layer, layout: Layout) -> _nest.ConvTensors:
     )
 
 
-@settings(deadline=None, max_examples=50)
-@given(
+@examples(
+    25,
     nests(window_innermost=False, divisors=False, macs=400),
     geometries(),
     st.integers(0, 3),
     st.integers(0, 40),
+    soak=50,
 )
 def test_references_of_blocked_nests(
     nest: Nest, levels: list[tuple[int, int, int]], row: int, plane: int
@@ -108,12 +109,13 @@ def test_references_of_blocked_nests(
     assert simulator.counts() == plain(levels, blocked(layer, layout, tiled))
 
 
-@settings(deadline=None, max_examples=50)
-@given(
+@examples(
+    25,
     nests(window_innermost=False, divisors=False, macs=400),
     geometries(),
     st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(1, 2)),
     st.integers(0, 3),
+    soak=50,
 )
 def test_references_of_matrix_products(
     nest: Nest,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests, traffic_of
 
@@ -16,6 +15,7 @@ from memplan.blocking.machine.energy import DRAM_PJ, Curve
 from memplan.blocking.nest.counts import Traffic, count
 from memplan.blocking.nest.layer import Tensor
 from memplan.blocking.nest.nest import Nest
+from tests.strategies import examples
 
 INPUT, KERNEL, OUTPUT = Tensor
 # One pJ for each access to a memory of up to 1000 bytes, and 100 for main memory.
@@ -100,8 +100,7 @@ def test_what_a_buffer_fetches_counts_as_its_use() -> None:
     assert kept(Codesign(FLAT, 20).place(own)) == [(INPUT, 20)]
 
 
-@given(nests(window_innermost=False, divisors=False), st.booleans())
-@settings(max_examples=30, deadline=None)
+@examples(12, nests(window_innermost=False, divisors=False), st.booleans(), soak=30)
 def test_every_buffer_that_saves_anything_has_a_memory(
     nest: Nest, count_fills: bool
 ) -> None:
@@ -116,8 +115,9 @@ def test_every_buffer_that_saves_anything_has_a_memory(
     assert found.without_compulsory == pytest.approx(found.total - compulsory)
 
 
-@given(nests(window_innermost=True, divisors=True), st.integers(0, 4000))
-@settings(max_examples=30, deadline=None)
+@examples(
+    12, nests(window_innermost=True, divisors=True), st.integers(0, 4000), soak=30
+)
 def test_a_budget_is_kept_and_spent_from_the_inside_out(
     nest: Nest, budget: int
 ) -> None:

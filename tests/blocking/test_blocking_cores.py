@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.blocking.cost.best_memories import best_memories
@@ -23,10 +22,13 @@ from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options
 from memplan.errors import UsageError
 from tests.blocking.nest_strategies import nests
+from tests.strategies import examples
 
 LAYER = Layer("small", 6, 4, 8, 24, 3, 3)
 WAYS = [(1, "xy"), (2, "xy"), (3, "k")]
 SHORT = Options(threads=1, time_limit=0.05)
+# A hundred times of what the two searches take that have to find something.
+ENOUGH = Options(threads=1, time_limit=0.5)
 
 
 def counted(nest: Nest, cores: int, split: str, machine: Codesign) -> float:
@@ -65,14 +67,15 @@ def counted(nest: Nest, cores: int, split: str, machine: Codesign) -> float:
     return least
 
 
-@given(
+@examples(
+    25,
     nests(window_innermost=False, divisors=False)
     | nests(window_innermost=False, divisors=False, sliding=True),
     st.sampled_from(["k", "xy"]),
     st.sampled_from([Codesign(), Codesign(budget=60), Codesign(count_fills=True)]),
     st.data(),
+    soak=60,
 )
-@settings(max_examples=60, deadline=None)
 def test_of_the_buffers_those_that_take_the_least(
     nest: Nest, split: str, machine: Codesign, data: st.DataObject
 ) -> None:
@@ -90,7 +93,7 @@ def test_of_the_buffers_those_that_take_the_least(
 
 @pytest.fixture(scope="module")
 def one() -> Nest:
-    options = Options(threads=1, time_limit=1.0)
+    options = Options("divisors", threads=1)
     return optimize(LAYER, {"C": 8, "K": 4}, Codesign(), options).nest
 
 
@@ -111,7 +114,7 @@ def test_never_worse_than_one_nest_and_never_below_the_bound(one: Nest) -> None:
 def test_a_poor_nest_is_left_behind() -> None:
     layer = Layer("larger", 12, 8, 16, 24, 3, 3)
     poor = parse_nest("K24 C16 X12 Y8 Fw3 Fh3", layer, {"C": 8, "K": 4})
-    (found,) = optimize_for_cores(poor, [(4, "xy")], options=SHORT)
+    (found,) = optimize_for_cores(poor, [(4, "xy")], options=ENOUGH)
     own, given_ = found.energy, found.one_nest
     assert own.total - own.main < 0.7 * (given_.total - given_.main)
     assert str(found.nest) != str(poor)
@@ -154,7 +157,7 @@ def test_no_change_of_a_nest_makes_it_better() -> None:
     """What is found does not depend on the clock alone."""
     layer, way = Layer("little", 6, 2, 4, 6, 3, 1), (3, "k")
     poor = parse_nest("Fw3 X6 Y2 K6 C4", layer, {})
-    (found,) = optimize_for_cores(poor, [way], options=SHORT)
+    (found,) = optimize_for_cores(poor, [way], options=ENOUGH)
     changed = list(neighbours(found.nest))
     assert len(changed) > 30
     for nest in changed:

@@ -120,7 +120,7 @@ def test_no_nest_is_below_the_bound() -> None:
         cores, split = rng.choice(ways)
         given = best_cores_energy(start, cores, split, machine)
         bound = CoresBound(start, (cores, split), machine, 1)
-        found = bound.least(given.total, given.sram_bytes, 0.5, 5.0)
+        found = bound.least(given.total, given.sram_bytes, 0.5, 600.0)
         counted = (nest_of(layer, loops, unroll) for loops in all_nests(layer, unroll))
         least = min(
             best_cores_energy(nest, cores, split, machine).total for nest in counted
@@ -132,12 +132,12 @@ def test_no_nest_is_below_the_bound() -> None:
 
 
 def test_more_time_raises_the_bound() -> None:
-    layer = Layer("middle", 28, 28, 32, 48, 3, 3)
-    one = parse_nest("X7 Y7 Fw3 Fh3 K48 C32 X28 Y28", layer, {"C": 8, "K": 4})
-    given = best_cores_energy(one, 4, "k")
-    bound = CoresBound(one, (4, "k"), Codesign(), 1)
-    first = bound.least(given.total, given.sram_bytes, 0.0, 5.0)
-    later = bound.least(given.total, given.sram_bytes, 1.0, 5.0)
+    layer = Layer("small", 7, 7, 8, 12, 3, 3)
+    one = parse_nest("X7 Fw3 Fh3 K12 Y7", layer, {"C": 8, "K": 4})
+    given = best_cores_energy(one, 3, "k")
+    bound = CoresBound(one, (3, "k"), Codesign(), 1)
+    first = bound.least(given.total, given.sram_bytes, 0.0, 600.0)
+    later = bound.least(given.total, given.sram_bytes, 1.0, 600.0)
     assert 0 < first <= later <= given.total
     assert bound.nests
     assert all(nest.layer == layer for nest in bound.nests)

@@ -32,6 +32,7 @@ from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.run.cache import Layout, padded
 from memplan.blocking.run.emit import emit, register_tile_of
 from memplan.errors import UsageError
+from tests.strategies import examples
 
 CASES = {
     "whole": (
@@ -193,8 +194,7 @@ def test_more_positions_than_a_dimension_may_have() -> None:
     assert "CHECK_EVERY = 1;" in source
 
 
-@settings(deadline=None, max_examples=60)
-@given(nests(window_innermost=False, divisors=False))
+@examples(25, nests(window_innermost=False, divisors=False), soak=60)
 def test_every_nest_gives_a_whole_file(nest: Nest) -> None:
     if not nest.layer.kernel:
         with pytest.raises(UsageError, match="no weights"):

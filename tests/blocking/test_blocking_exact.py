@@ -22,12 +22,21 @@ from memplan.blocking.search.result import Options
 from memplan.errors import NoPlanError, UsageError
 
 DATAPATH = {"C": 16, "K": 16}
-CASES = 40
+CASES = 16
 
 
 def test_optima_of_the_enumeration() -> None:
+    check_optima(range(CASES))
+
+
+@pytest.mark.soak
+def test_optima_of_many_enumerations() -> None:
+    check_optima(range(CASES, 200))
+
+
+def check_optima(seeds: range) -> None:
     checked = 0
-    for seed in range(CASES):
+    for seed in seeds:
         rng = random.Random(seed)
         layer, unroll = _random_layer(rng)
         sized = layer.padded(unroll)
@@ -48,7 +57,7 @@ def test_optima_of_the_enumeration() -> None:
             found.energy, rel=1e-9
         ), where
         checked += len(nests)
-    assert checked > 10 * CASES
+    assert checked > 10 * len(seeds)
 
 
 def _random_layer(rng: random.Random) -> tuple[Layer, dict[str, int]]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests
 from nest_timing import (
@@ -37,6 +36,7 @@ from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options
 from memplan.errors import UsageError
 from tests.blocking.test_blocking_whole import all_nests, tiny
+from tests.strategies import examples
 
 
 def single(hierarchy: Hierarchy, fast: bool = True) -> Hierarchy:
@@ -48,11 +48,12 @@ def single(hierarchy: Hierarchy, fast: bool = True) -> Hierarchy:
     return replace(hierarchy, levels=tuple(levels))
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+@examples(
+    25,
     nests(window_innermost=False, divisors=False, macs=60),
     st.integers(0, 1000),
     st.sampled_from((Precision(), Precision(8, 4, 32, 8))),
+    soak=60,
 )
 def test_without_double_buffers_it_is_a_clock_that_stands(
     nest: Nest, seed: int, bits: Precision
@@ -87,10 +88,11 @@ def one_each(nest: Nest, traffic: dict[Tensor, Traffic]) -> Placement:
     }
 
 
-@settings(max_examples=80, deadline=None)
-@given(
+@examples(
+    25,
     nests(window_innermost=False, divisors=False, macs=80),
     st.sampled_from((0.25, 1.0, 3.0, 8.0)),
+    soak=80,
 )
 def test_double_buffers_hide_no_more_than_they_can(nest: Nest, dram: float) -> None:
     hierarchy = one_level(double=True, dram=dram)
@@ -209,7 +211,7 @@ def test_bounds_hold_for_all_nests_and_memories() -> None:
             one = timed(nest, machine, choice)
             least = {k: min(v, one.value(k)) for k, v in least.items()}
         for what in ("cycles", "edp"):
-            options = Options(minimize=what, threads=1, time_limit=20)
+            options = Options(minimize=what, threads=1)
             found = optimize(layer, unroll, machine, options)
             where = f"seed {seed}: {layer}, {unroll}, {machine}, {what}"
             assert found.value is not None, where

@@ -41,6 +41,7 @@ from memplan.blocking.search.result import Options, Space
 from memplan.blocking.search.spatial import Task
 from memplan.errors import NoPlanError, UsageError
 from memplan.sweep import sweep
+from tests.strategies import examples
 
 CORE = {"C": 16, "K": 16}
 LAYERS = (
@@ -85,11 +86,12 @@ def on(hierarchy: Hierarchy) -> NetworkEnergy:
     )
 
 
-@settings(max_examples=25, deadline=None)
-@given(
+@examples(
+    10,
     st.lists(nests(window_innermost=False, divisors=True), min_size=1, max_size=3),
     st.lists(st.integers(2, 400), min_size=3, max_size=6, unique=True),
     st.booleans(),
+    soak=25,
 )
 def test_a_pool_prices_nests_as_packing_does_or_less(
     some: list[Nest], sizes: list[int], fills: bool
@@ -123,7 +125,7 @@ def some_pools() -> list[NestPool]:
         for kib in (1, 8, 64):
             design = dict.fromkeys(Tensor, (64, kib << 10))
             hierarchy = private_hierarchy(design, Codesign())
-            pool.add(optimize(layer, {}, Fixed(hierarchy)).nest)
+            pool.add(optimize(layer, {}, Fixed(hierarchy), DIVISORS).nest)
         pools.append(pool)
     return pools
 
@@ -191,7 +193,8 @@ def test_a_designed_network(levels: int) -> None:
 
 
 def test_a_last_pass_over_all_nests() -> None:
-    layers, budget = [LAYERS[1], Layer("odd", 9, 7, 6, 20, 3, 3)], 4 << 10
+    layers, budget = [Layer("even", 8, 8, 16, 16, 3, 3)], 4 << 10
+    layers.append(Layer("odd", 9, 7, 6, 20, 3, 3))
     first = design_network(layers, CORE, budget, levels=1, options=DIVISORS)
     found = design_network(layers, CORE, budget, levels=1)
     assert found.complete

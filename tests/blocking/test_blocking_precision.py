@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_strategies import nests
 
@@ -25,6 +24,7 @@ from memplan.blocking.plan import BlockingPlan, PlannedLayer, Search
 from memplan.blocking.planfile import dump_plan, load_plan
 from memplan.cli.blocking import command as blocking
 from memplan.errors import FormatError, UsageError
+from tests.strategies import examples
 
 CORE = {"C": 16, "K": 16}
 _SOME = st.sampled_from((1, 3, 4, 8, 12, 16, 32))
@@ -38,8 +38,7 @@ def with_bits(objective: Objective, precision: Precision) -> Objective:
     return Fixed(objective.hierarchy.at(precision))
 
 
-@settings(max_examples=40, deadline=None)
-@given(nests(window_innermost=False, divisors=False, macs=60), BITS)
+@examples(20, nests(window_innermost=False, divisors=False, macs=60), BITS, soak=40)
 def test_bits_are_those_of_each_access(nest: Nest, bits: Precision) -> None:
     """Without memories every tile of the datapath comes from main memory."""
     layer, pj = nest.layer, 2.0
@@ -84,8 +83,7 @@ def test_half_the_bits_take_half() -> None:
     assert [b.nbytes * 2 for b in second.buffers] == [b.nbytes for b in first.buffers]
 
 
-@settings(max_examples=30, deadline=None)
-@given(BITS, st.sampled_from(tuple(FORMATS)))
+@examples(12, BITS, st.sampled_from(tuple(FORMATS)), soak=30)
 def test_plan_files_keep_the_bits(bits: Precision, multiplier: str) -> None:
     bits = replace(bits, multiplier=multiplier)
     layer = parse_layer("conv5")

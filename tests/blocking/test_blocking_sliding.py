@@ -154,7 +154,7 @@ def test_bounds_of_mappings_where_buffers_slide() -> None:
 def test_several_cores_and_the_last_memory() -> None:
     layer = Layer("some", 16, 16, 8, 8, 5, 5)
     able = Codesign(sliding=True)
-    one = optimize(layer, {}, able, Options(threads=1, time_limit=0.5)).nest
+    one = optimize(layer, {}, able, Options("divisors", threads=1)).nest
     for split in ("k", "xy"):
         energies = [
             best_cores_energy(one, cores, split, machine).total

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_choices import least_energy
 
@@ -29,6 +28,7 @@ from memplan.blocking.search.spatial import better, search_datapath, search_one_
 from memplan.errors import UsageError
 from tests.blocking.nest_strategies import layers, nests
 from tests.blocking.test_blocking_whole import all_nests
+from tests.strategies import examples
 
 DIANNAO = Fixed(load_hierarchy("diannao"))
 ONE = Options(threads=1)
@@ -63,8 +63,7 @@ def every_unroll(layer: Layer, array: Array) -> Iterator[dict[str, int]]:
         yield {dim: n for dim, n in zip(DIMS, counts, strict=True) if n > 1}
 
 
-@given(layers(macs=60), ARRAYS)
-@settings(max_examples=40, deadline=None)
+@examples(20, layers(macs=60), ARRAYS, soak=40)
 def test_mappings_are_all_that_differ(layer: Layer, array: Array) -> None:
     found = mappings_of(layer, array)
     assert found.complete
@@ -98,12 +97,13 @@ def test_a_large_array_has_mappings_that_fill_it() -> None:
     assert (found.counts == [1, 1, 128, 128, 1, 1, 1, 1]).all(axis=1).any()
 
 
-@given(
+@examples(
+    25,
     nests(window_innermost=False, divisors=False)
     | nests(window_innermost=False, divisors=False, sliding=True),
     st.data(),
+    soak=60,
 )
-@settings(max_examples=60, deadline=None)
 def test_no_nest_takes_less_than_its_mappings_bound(
     nest: Nest, data: st.DataObject
 ) -> None:
@@ -143,17 +143,23 @@ def test_registers_that_cost_nothing_leave_the_bound_below(text: str) -> None:
     assert bound >= best.energy * (1 - 1e-3)
 
 
+_TINY = (
+    ((4, 3, 3, 5, 2, 1, 1, 1), (1, 1), (2, 2)),
+    ((5, 1, 4, 3, 3, 1, 1, 1), (2, 1), (6,)),
+    ((3, 3, 1, 1, 2, 2, 1, 3), (1, 1), (3, 2)),
+    # Four columns of the window and one touch less than three and two.
+    ((7, 1, 1, 1, 5, 1, 1, 1), (2, 1), (4, 2)),
+)
+
+
 @pytest.mark.parametrize(
-    ("sizes", "stride", "sides"),
+    ("sizes", "stride", "sides", "fills"),
     [
-        ((4, 3, 3, 5, 2, 1, 1, 1), (1, 1), (2, 2)),
-        ((5, 1, 4, 3, 3, 1, 1, 1), (2, 1), (6,)),
-        ((3, 3, 1, 1, 2, 2, 1, 3), (1, 1), (3, 2)),
-        # Four columns of the window and one touch less than three and two.
-        ((7, 1, 1, 1, 5, 1, 1, 1), (2, 1), (4, 2)),
+        pytest.param(*tiny, fills, marks=[pytest.mark.soak] if i % 2 ^ fills else [])
+        for i, tiny in enumerate(_TINY)
+        for fills in (False, True)
     ],
 )
-@pytest.mark.parametrize("fills", [False, True])
 def test_the_best_of_all_mappings_is_found(
     sizes: tuple[int, ...], stride: tuple[int, int], sides: tuple[int, ...], fills: bool
 ) -> None:
@@ -238,16 +244,17 @@ def timed_machine() -> Fixed:
     return Fixed(replace(machine.hierarchy, levels=levels, dram_bandwidth=4.0))
 
 
+@pytest.mark.parametrize("sides", [(2,), pytest.param((2, 2), marks=pytest.mark.soak)])
 @pytest.mark.parametrize("minimize", ["cycles", "edp"])
-def test_cycles_and_energy_times_cycles(minimize: str) -> None:
-    layer = Layer("tiny", 3, 1, 2, 3)
+def test_cycles_and_energy_times_cycles(minimize: str, sides: tuple[int, ...]) -> None:
+    layer, array = Layer("tiny", 3, 1, 2, 3), Array(sides)
     options = replace(ONE, minimize=minimize)
-    found = search_datapath(layer, Array((2, 2)), timed_machine(), options)
+    found = search_datapath(layer, array, timed_machine(), options)
     assert found.value is not None
     assert found.minimized == minimize
     every = [
         optimize(layer, unroll, timed_machine(), options)
-        for unroll in every_unroll(layer, Array((2, 2)))
+        for unroll in every_unroll(layer, array)
     ]
     values = [one.value for one in every if one.value is not None]
     assert found.value <= min(values) * (1 + 1e-9)

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Mapping
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_choices import least_energy
 from nest_strategies import nests
@@ -22,6 +21,7 @@ from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result, SearchProgress, Space
 from memplan.errors import UsageError
 from tests.blocking.test_blocking_exact import _random_objective
+from tests.strategies import examples
 
 CORE = {"C": 16, "K": 16}
 DIANNAO = Fixed(load_hierarchy("diannao"))
@@ -151,8 +151,8 @@ def test_a_window_taken_apart() -> None:
     assert found.energy < 0.35 * apart.energy
 
 
-@settings(max_examples=25, deadline=None)
-@given(
+@examples(
+    10,
     nests(window_innermost=False, divisors=False, macs=3000)
     | nests(window_innermost=False, divisors=False, sliding=True),
     st.sampled_from(
@@ -164,6 +164,7 @@ def test_a_window_taken_apart() -> None:
             Fixed(load_hierarchy("zen4").slid()),
         ]
     ),
+    soak=25,
 )
 def test_no_nest_takes_less_than_the_bound(nest: Nest, objective: Objective) -> None:
     found = optimize(

@@ -188,7 +188,7 @@ def test_too_slow_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("make", "share"),
-    [(models.attention, 0.9), (models.mlp, 0.5), (models.normed, 0.9)],
+    [(lambda: models.attention(64), 0.9), (models.mlp, 0.5), (models.normed, 0.9)],
 )
 def test_nothing_lower_is_to_be_found(make: Any, share: float) -> None:
     model, x = make()

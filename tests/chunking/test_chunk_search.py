@@ -170,17 +170,23 @@ class Tried:
         assert activation_peak(run) <= 1.03 * trial.peak + 20_000
 
 
-@settings(
-    max_examples=10,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-)
-@given(
+CHAINS = (
     st.lists(st.tuples(st.sampled_from(LAYERS), st.booleans()), min_size=1, max_size=4),
     st.integers(1, 2),
     st.integers(30, 70),
     st.floats(0.1, 0.7),
 )
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.soak)])
+def test_chunked_programs_compute_the_same_in_the_memory_estimated(count: int) -> None:
+    phases = [Phase.explicit, Phase.reuse, Phase.generate]
+    usual = settings(
+        max_examples=count, suppress_health_check=list(HealthCheck), phases=phases
+    )
+    usual(given(*CHAINS)(check_chain))()
+
+
 @example([(attention, True), (perceptron, True)], 2, 61, 0.3)
 @example([(outer, True), (outer, False)], 1, 48, 0.2)
 @example([(convolved, True), (grouped, False)], 1, 64, 0.4)
@@ -188,7 +194,7 @@ class Tried:
 @example(  # of a group norm, one pass in a loop
     [(outer, False), (grouped, False), (gated, False), (residual, False)], 2, 36, 1 / 3
 )
-def test_chunked_programs_compute_the_same_in_the_memory_estimated(
+def check_chain(
     chain: list[tuple[Layer, bool]], batch: int, length: int, share: float
 ) -> None:
     layers, around = map(list, zip(*chain, strict=True))

@@ -25,7 +25,7 @@ from memplan.graph.lower import lower  # noqa: E402
 from memplan.graph.program import Op  # noqa: E402
 from tests.chunking import models  # noqa: E402
 
-ANY = memplan.ChunkOptions(max_slowdown=None, time_limit=20)
+ANY = memplan.ChunkOptions(max_slowdown=None)
 
 
 def fails(*_: Any) -> Any:

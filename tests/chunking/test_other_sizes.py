@@ -133,7 +133,7 @@ def test_other_operators_are_refused() -> None:
 
 def test_a_budget_that_is_not_kept() -> None:
     model, x = models.attention()
-    small = memplan.chunk(model, x, "min", options=OTHERS)
+    small = memplan.chunk(model, x, "30%", options=OTHERS)
     small.memplan = replace(small.memplan, budget_bytes=30_000)
     other = torch.randn(1, 120, 16)
     with pytest.raises(BudgetError, match="exceed its budget of") as found:

@@ -17,7 +17,7 @@ from memplan.graph.check import relative_error, scales  # noqa: E402
 
 pytestmark = pytest.mark.torch
 nn: Any = torch.nn
-ANY = memplan.ChunkOptions(max_slowdown=None, time_limit=20)
+ANY = memplan.ChunkOptions(max_slowdown=None)
 
 
 class Cancels(nn.Module):

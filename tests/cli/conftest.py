@@ -24,7 +24,7 @@ def blocking(command: Command) -> Blocking:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a network of two small layers."""
-    layers = (Layer("one", 8, 8, 3, 8, 3, 3), fully_connected("two", 24, 10, 4))
+    layers = (Layer("one", 4, 4, 3, 8, 3, 3), fully_connected("two", 24, 10, 4))
     monkeypatch.setitem(NETWORKS, "tiny", layers)  # type: ignore[arg-type]
     return "tiny"
 

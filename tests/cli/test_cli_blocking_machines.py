@@ -117,18 +117,18 @@ def test_codesign_and_networks_take_arrays(blocking: Blocking, tiny: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "--string", "X6"], "here the nest is given: take the datapath"),
-        (["simulate", "--string", "X6"], "here the nest is given"),
-        (["emit", "--string", "X6"], "here the nest is given"),
-        (["parallel", "--string", "X6"], "here the nest is given"),
-        (["optimize", "--minimize", "edp"], "takes a hierarchy that gives a bandwidth"),
-        (["optimize", "--for-code", "avx2"], "--unroll is not for --for-code"),
+        ("evaluate --string X6", "here the nest is given: take the datapath"),
+        ("simulate --string X6", "here the nest is given"),
+        ("emit --string X6", "here the nest is given"),
+        ("parallel --string X6", "here the nest is given"),
+        ("optimize --minimize edp", "takes a hierarchy that gives a bandwidth"),
+        ("optimize --for-code avx2", "--unroll is not for --for-code"),
     ],
 )
 def test_where_a_mapping_cannot_be_searched_for(
-    blocking: Blocking, arguments: list[str], message: str
+    blocking: Blocking, arguments: str, message: str
 ) -> None:
-    name, *rest = arguments
+    name, *rest = arguments.split()
     done = blocking(name, "--layer", SMALL, *rest, "--unroll", "auto")
     assert done.code == 2
     assert message in done.err

@@ -201,24 +201,24 @@ def test_the_same_from_python(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["solve", "train.py"], 3, "train.py"),
-        (["solve", "empty.parquet"], 3, "empty"),
-        (["solve", "p.json", "-o", "x.json"], 3, "plan"),
-        (["solve", "t.parquet", "-o", "p.json"], 2, "p.json exists; pass --force"),
-        (["solve", "t.parquet", "--step", "99", "-o", "x.json"], 2, "steps 0 to"),
-        (["verify", "t.parquet"], 3, "trace"),
-        (["verify", "p.json", "missing.parquet"], 3, "no such file"),
-        (["apply", "p.json"], 2, "name a script to run"),
-        (["apply", "p.json", "--report", "p.json", "train.py"], 2, "p.json exists"),
-        (["recover", "t.parquet"], 2, "-o"),
-        (["recover", "t.parquet", "-o", "x.parquet"], 3, "not a memplan journal"),
+        ("solve train.py", 3, "train.py"),
+        ("solve empty.parquet", 3, "empty"),
+        ("solve p.json -o x.json", 3, "plan"),
+        ("solve t.parquet -o p.json", 2, "p.json exists; pass --force"),
+        ("solve t.parquet --step 99 -o x.json", 2, "steps 0 to"),
+        ("verify t.parquet", 3, "trace"),
+        ("verify p.json missing.parquet", 3, "no such file"),
+        ("apply p.json", 2, "name a script to run"),
+        ("apply p.json --report p.json train.py", 2, "p.json exists"),
+        ("recover t.parquet", 2, "-o"),
+        ("recover t.parquet -o x.parquet", 3, "not a memplan journal"),
     ],
 )
 def test_every_mistake_has_its_message_and_its_exit_code(
-    memplan: Run, folder: Path, arguments: list[str], code: int, message: str
+    memplan: Run, folder: Path, arguments: str, code: int, message: str
 ) -> None:
     (folder / "empty.parquet").write_bytes(b"")
-    done = memplan(*arguments)
+    done = memplan(*arguments.split())
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr

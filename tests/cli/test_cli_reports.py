@@ -108,43 +108,28 @@ def test_a_damaged_one_of_many_is_named(memplan: Run, traces: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
-        (["stats", "none.*.parquet"], 3, "no file is named like this"),
-        (["stats", "grows.parquet", "p.plan.json"], 2, "name traces only"),
-        (["stats", "grows.parquet", "--at", "99"], 2, "steps 0 to 12 only"),
-        (["check", "grows.parquet"], 2, "nothing to check"),
+        ("stats none.*.parquet", 3, "no file is named like this"),
+        ("stats grows.parquet p.plan.json", 2, "name traces only"),
+        ("stats grows.parquet --at 99", 2, "steps 0 to 12 only"),
+        ("check grows.parquet", 2, "nothing to check"),
+        ("check grows.parquet --max 1 --tolerance 1%", 2, "--baseline"),
+        ("check p.plan.json --no-leak", 2, "a plan has one step only"),
+        ("check grows.parquet --baseline p.plan.json", 2, "without what is persistent"),
+        ("check grows.parquet --max x", 2, "is not a size"),
         (
-            ["check", "grows.parquet", "--max", "1", "--tolerance", "1%"],
-            2,
-            "--baseline",
-        ),
-        (["check", "p.plan.json", "--no-leak"], 2, "a plan has one step only"),
-        (
-            ["check", "grows.parquet", "--baseline", "p.plan.json"],
-            2,
-            "without what is persistent",
-        ),
-        (["check", "grows.parquet", "--max", "x"], 2, "is not a size"),
-        (
-            [
-                "check",
-                "grows.parquet",
-                "--baseline",
-                "grows.parquet",
-                "--tolerance",
-                "x",
-            ],
+            "check grows.parquet --baseline grows.parquet --tolerance x",
             2,
             "is no share",
         ),
-        (["diff", "grows.parquet", "p.plan.json"], 3, "not a trace"),
-        (["stats", "p.plan.json", "-n", "3"], 2, "-n is for traces"),
-        (["stats", "p.plan.json", "--device", "0"], 2, "--device is for snapshots"),
+        ("diff grows.parquet p.plan.json", 3, "not a trace"),
+        ("stats p.plan.json -n 3", 2, "-n is for traces"),
+        ("stats p.plan.json --device 0", 2, "--device is for snapshots"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    arguments: list[str], code: int, problem: str, memplan: Run, traces: Path
+    arguments: str, code: int, problem: str, memplan: Run, traces: Path
 ) -> None:
-    done = memplan(*arguments)
+    done = memplan(*arguments.split())
     assert done.returncode == code
     assert problem in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -153,36 +138,28 @@ def test_what_makes_no_sense_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["grows.parquet", "--max", "11KiB"], 0, "check passed: peak live 11.0 KiB"),
+        ("grows.parquet --max 11KiB", 0, "check passed: peak live 11.0 KiB"),
         (
-            ["grows.parquet", "--max", "10KiB"],
+            "grows.parquet --max 10KiB",
             1,
             "peak live 11.0 KiB is 1000 B, 9.8 %, above 10.0 KiB; most at "
             "/code/train.py:20 in main (clone)",
         ),
-        (["steady.parquet", "--no-leak"], 0, "check passed"),
-        (["grows.parquet", "--no-leak"], 1, "grows by 512 B a step, over 8 steps"),
+        ("steady.parquet --no-leak", 0, "check passed"),
+        ("grows.parquet --no-leak", 1, "grows by 512 B a step, over 8 steps"),
         (
-            ["grows.parquet", "--baseline", "steady.parquet", "--tolerance", "2%"],
+            "grows.parquet --baseline steady.parquet --tolerance 2%",
             1,
             "above the baseline's 5.0 KiB and 2 % of it; most of it at "
             "/code/train.py:20",
         ),
-        (["steady.parquet", "--baseline", "steady.parquet"], 0, "check passed"),
+        ("steady.parquet --baseline steady.parquet", 0, "check passed"),
+        ("p.plan.json --max 127", 1, "arena 128 B is 1 B, 0.8 %, above 127 B"),
+        ("p.plan.json --max 128", 0, "check passed"),
+        ("steady.parquet --max 1 --of planned", 1, "planned and persist"),
+        ("grows.parquet --max 8KiB --of planned", 1, "planned and persistent 11.0 KiB"),
         (
-            ["p.plan.json", "--max", "127"],
-            1,
-            "arena 128 B is 1 B, 0.8 %, above 127 B",
-        ),
-        (["p.plan.json", "--max", "128"], 0, "check passed"),
-        (["steady.parquet", "--max", "1", "--of", "planned"], 1, "planned and persist"),
-        (
-            ["grows.parquet", "--max", "8KiB", "--of", "planned"],
-            1,
-            "planned and persistent 11.0 KiB",
-        ),
-        (
-            ["failed.parquet", "--max", "2TiB"],
+            "failed.parquet --max 2TiB",
             1,
             "a request for 1.0 TiB failed while 7.0 KiB were live; asked for at "
             "/code/train.py:21 in main (empty)",
@@ -190,9 +167,9 @@ def test_what_makes_no_sense_is_refused(
     ],
 )
 def test_check_is_a_gate(
-    arguments: list[str], code: int, said: str, memplan: Run, traces: Path
+    arguments: str, code: int, said: str, memplan: Run, traces: Path
 ) -> None:
-    done = memplan("check", *arguments)
+    done = memplan("check", *arguments.split())
     assert done.returncode == code, done.stderr
     assert said in (done.stderr if code else done.stdout)
     assert not (done.stdout if code else done.stderr)

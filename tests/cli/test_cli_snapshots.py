@@ -99,30 +99,30 @@ def test_operators_of_native_frames_are_pytorchs(memplan: Run, snapshots: Path) 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["stats", "two.pickle"], 3, "devices 0, 1; choose one with --device N"),
-        (["stats", "two.pickle", "--device", "1"], 0, "3.0 MiB at the peak"),
-        (["stats", "cpu.parquet", "--device", "1"], 2, "is of device 0"),
-        (["diff", "two.pickle", "two.pickle", "--device", "1"], 0, "no change"),
-        (["check", "two.pickle", "--device", "1", "--max", "3MiB"], 0, "passed"),
-        (["check", "two.pickle", "--device", "0", "--max", "1GiB"], 1, "failed while"),
-        (["report", "two.pickle", "--device", "1", "-o", "r.html"], 0, "wrote r.html"),
-        (["report", "two.pickle", "-o", "r.html"], 3, "choose one with --device"),
+        ("stats two.pickle", 3, "devices 0, 1; choose one with --device N"),
+        ("stats two.pickle --device 1", 0, "3.0 MiB at the peak"),
+        ("stats cpu.parquet --device 1", 2, "is of device 0"),
+        ("diff two.pickle two.pickle --device 1", 0, "no change"),
+        ("check two.pickle --device 1 --max 3MiB", 0, "passed"),
+        ("check two.pickle --device 0 --max 1GiB", 1, "failed while"),
+        ("report two.pickle --device 1 -o r.html", 0, "wrote r.html"),
+        ("report two.pickle -o r.html", 3, "choose one with --device"),
         (
-            ["check", "cpu.parquet", "--max", "1GiB", "--of", "reserved"],
+            "check cpu.parquet --max 1GiB --of reserved",
             2,
             "nothing is reserved on the CPU",
         ),
         (
-            ["check", "two.pickle", "--device=1", "--max=1GiB", "--of=reserved"],
+            "check two.pickle --device=1 --max=1GiB --of=reserved",
             2,
             "tells of no segments",
         ),
     ],
 )
 def test_devices_and_what_is_reserved(
-    arguments: list[str], code: int, said: str, memplan: Run, snapshots: Path
+    arguments: str, code: int, said: str, memplan: Run, snapshots: Path
 ) -> None:
-    done = memplan(*arguments)
+    done = memplan(*arguments.split())
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
 

@@ -11,11 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from memplan.blocking.search.result import SearchProgress
 from memplan.cli import progress as progress_module
+from memplan.cli.blocking.meanings import searching
 from memplan.cli.progress import describe, progress_line
 from memplan.core.plan import Plan
 from memplan.core.planfile import read_plan
@@ -134,26 +137,26 @@ def test_it_is_unknown_whether_it_fits(memplan: Run, hard: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--method", "magic"], 2, "magic"),
-        (["--time-limit", "-1"], 2, "--time-limit"),
-        (["--time-limit", "nan"], 2, "time limit of nan seconds"),
-        (["--capacity", "much"], 2, "'much' is not a size; write 12GiB"),
-        (["--capacity-of", "live"], 2, "--capacity-of is for --capacity"),
-        (["--capacity", "99", "--capacity-of", "process"], 2, "needs a trace"),
-        (["--seed", "-1"], 2, "--seed"),
-        (["--alignment", "0"], 2, "--alignment"),
-        (["--step", "3"], 2, "a bare problem has no steps"),
-        (["--mip-solver", "highs"], 2, "--mip-solver is for --method mip only"),
-        (["--priority", "size"], 2, "--priority is for --method bestfit only"),
-        (["--method", "mip", "--mip-solver", "abacus"], 2, "abacus"),
-        (["-o", "p.csv"], 2, "p.csv exists; pass --force"),
-        (["-o", "nowhere/x.json"], 2, "nowhere is not a folder"),
+        ("--method magic", 2, "magic"),
+        ("--time-limit -1", 2, "--time-limit"),
+        ("--time-limit nan", 2, "time limit of nan seconds"),
+        ("--capacity much", 2, "'much' is not a size; write 12GiB"),
+        ("--capacity-of live", 2, "--capacity-of is for --capacity"),
+        ("--capacity 99 --capacity-of process", 2, "needs a trace"),
+        ("--seed -1", 2, "--seed"),
+        ("--alignment 0", 2, "--alignment"),
+        ("--step 3", 2, "a bare problem has no steps"),
+        ("--mip-solver highs", 2, "--mip-solver is for --method mip only"),
+        ("--priority size", 2, "--priority is for --method bestfit only"),
+        ("--method mip --mip-solver abacus", 2, "abacus"),
+        ("-o p.csv", 2, "p.csv exists; pass --force"),
+        ("-o nowhere/x.json", 2, "nowhere is not a folder"),
     ],
 )
 def test_every_option_has_its_mistake(
-    memplan: Run, csv: Path, arguments: list[str], code: int, message: str
+    memplan: Run, csv: Path, arguments: str, code: int, message: str
 ) -> None:
-    done = memplan("solve", "p.csv", *arguments)
+    done = memplan("solve", "p.csv", *arguments.split())
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -225,7 +228,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def test_an_interrupt_is_told(hard: Path) -> None:
-    process = started(hard.parent, "--method", "search", "--time-limit", "60", "--json")
+    process = started(
+        hard.parent, "--method", "search", "--time-limit", "3600", "--json"
+    )
     # Seconds of its own, however busy the machine is: it is searching by then.
     while process.poll() is None and cpu_seconds(process.pid) < 3.0:
         time.sleep(0.05)
@@ -236,7 +241,16 @@ def test_an_interrupt_is_told(hard: Path) -> None:
     assert said.strip().endswith("interrupted")
 
 
-def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("line", "progress", "shown"),
+    [
+        (progress_line, Progress(2048, 1024, 77, 1.5), "77 tried"),
+        (searching, SearchProgress(2.5e9, 77, 1.5), "2.5 mJ, 77 tried, 1.5 s"),
+    ],
+)
+def test_progress_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, line: Any, progress: Any, shown: str
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -244,10 +258,9 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(progress_module.sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with progress_line("search") as report:
-        assert report is not None
-        report(Progress(2048, 1024, 77, 1.5))
-        while "77 tried" not in terminal.getvalue():
+    with line("search") as report:
+        report(progress)
+        while shown not in terminal.getvalue():
             time.sleep(0.01)
 
 
@@ -291,18 +304,18 @@ def test_convert_a_trace(memplan: Run, training: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["p.csv", "q.txt"], 2, "q.txt is not a .csv file"),
-        (["p.csv", "p.csv"], 2, "p.csv exists; pass --force"),
-        (["missing.csv", "q.csv"], 3, "missing.csv: no such file"),
-        (["p.csv", "q.csv", "--step", "1"], 2, "a bare problem has no steps"),
-        (["x.json", "q.csv", "--step", "1"], 2, "a plan has no steps"),
+        ("p.csv q.txt", 2, "q.txt is not a .csv file"),
+        ("p.csv p.csv", 2, "p.csv exists; pass --force"),
+        ("missing.csv q.csv", 3, "missing.csv: no such file"),
+        ("p.csv q.csv --step 1", 2, "a bare problem has no steps"),
+        ("x.json q.csv --step 1", 2, "a plan has no steps"),
     ],
 )
 def test_convert_refuses(
-    memplan: Run, csv: Path, arguments: list[str], code: int, message: str
+    memplan: Run, csv: Path, arguments: str, code: int, message: str
 ) -> None:
     assert memplan("solve", "p.csv", "-o", "x.json").returncode == 0
-    done = memplan("convert", *arguments)
+    done = memplan("convert", *arguments.split())
     assert done.returncode == code
     assert message in done.stderr
     assert not csv.with_name("q.csv").exists()

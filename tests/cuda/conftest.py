@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memplan.recording.cuda_library import library_path, take_slots
-from tests.compiled import compiled
+from tests.compiled import compiled, session_folder
 from tests.cuda.cuda_world import FakeTorch, World
 
 HERE = Path(__file__).parent
@@ -22,14 +22,16 @@ def fake_torchs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     """The library that stands for libc10_cuda, by its flags; skips where there is no
     compiler."""
     made: dict[tuple[str, ...], Path] = {}
+    objects = session_folder(tmp_path_factory)
 
-    def library(*flags: str) -> Path:
+    def library_of(*flags: str) -> Path:
         if flags not in made:
             folder = tmp_path_factory.mktemp("torch")
-            made[flags] = compiled(folder / "libc10_cuda.so", *flags, *SOURCES)
+            library = folder / "libc10_cuda.so"
+            made[flags] = compiled(library, objects, SOURCES, flags)
         return made[flags]
 
-    return library
+    return library_of
 
 
 @pytest.fixture

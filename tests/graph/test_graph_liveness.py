@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -15,6 +14,7 @@ from memplan.graph.infer import Inference, meta_of  # noqa: E402
 from memplan.graph.liveness import profile  # noqa: E402
 from memplan.graph.program import Op, Program, Ref, refs  # noqa: E402
 from memplan.graph.workspace import temporaries  # noqa: E402
+from tests.strategies import examples  # noqa: E402
 
 aten = torch.ops.aten
 INFERENCE = Inference()
@@ -89,8 +89,7 @@ def without_reuse(program: Program) -> list[int]:
     return live
 
 
-@given(programs())
-@settings(max_examples=150)
+@examples(40, programs(), soak=150)
 def test_live_bytes_are_those_of_a_plain_count(program: Program) -> None:
     plain = without_reuse(program)
     found = profile(program)
@@ -103,8 +102,7 @@ def test_live_bytes_are_those_of_a_plain_count(program: Program) -> None:
     assert found.live[found.at] == found.peak
 
 
-@given(programs())
-@settings(max_examples=100)
+@examples(40, programs(), soak=100)
 def test_what_is_live_adds_up(program: Program) -> None:
     found = profile(program)
     for at, live in enumerate(found.live):
@@ -118,8 +116,7 @@ def test_what_is_live_adds_up(program: Program) -> None:
     assert drawn.at == eager.at
 
 
-@given(programs())
-@settings(max_examples=100)
+@examples(40, programs(), soak=100)
 def test_the_live_bytes_are_those_of_a_run(program: Program) -> None:
     """The allocator agrees, where the program is run as it is estimated."""
     from memplan.chunking.code import compiled, source

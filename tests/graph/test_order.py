@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
 from memplan.graph.order import Tasks, least_peak, lower_bound
+from tests.strategies import examples
 
 pytestmark = pytest.mark.torch
 
@@ -56,8 +57,7 @@ def least(tasks: Tasks) -> int:
     return best
 
 
-@given(tasks())
-@settings(max_examples=300)
+@examples(75, tasks(), soak=300)
 def test_no_order_of_a_small_graph_is_better(tasks: Tasks) -> None:
     found = least_peak(tasks)
     done = 0

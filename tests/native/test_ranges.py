@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.compiled import compiled
+from tests.compiled import compiled, session_folder
 from tests.conftest import ROOT
 
 NATIVE = ROOT / "memplan" / "native"
@@ -48,8 +48,9 @@ class Ranges:
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = compiled(
         tmp_path_factory.mktemp("ranges") / "ranges.so",
-        *(f"-I{NATIVE}", NATIVE / "replay" / "ranges.cpp"),
-        Path(__file__).with_name("ranges_probe.cpp"),
+        session_folder(tmp_path_factory),
+        (NATIVE / "replay/ranges.cpp", Path(__file__).with_name("ranges_probe.cpp")),
+        (f"-I{NATIVE}",),
     )
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.native import _alloc
 from tests.applying.served import Served, column, flags
+from tests.strategies import examples
 
 WINDOW, HISTORY = 64, 512  # see native/replay/policy.cpp
 LEARNING, FEW = 8, 16
@@ -193,8 +193,7 @@ def sizes_asked(step: Step, change: int, at: int, size: int) -> list[int]:
     return sizes
 
 
-@settings(max_examples=150, deadline=None)
-@given(STEPS, STEPS, CHANGES, st.booleans(), st.booleans())
+@examples(40, STEPS, STEPS, CHANGES, st.booleans(), st.booleans(), soak=150)
 def test_every_request_goes_where_the_model_puts_it(
     steps: list[Step],
     more: list[Step],

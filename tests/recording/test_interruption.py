@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import memplan as library
 from memplan.errors import UsageError
 from memplan.native import _alloc
 from memplan.trace.trace import Action
-from tests.conftest import Command, Run
+from tests.conftest import Command, Python, Run
 
 
 def test_without_a_recording_or_a_plan_they_do_nothing() -> None:
@@ -72,16 +70,12 @@ print(list(zip(events.action.tolist(), events.requested_size.tolist())))
 """
 
 
-def test_what_is_asked_for_meanwhile_is_not_in_the_trace(tmp_path: Path) -> None:
+def test_what_is_asked_for_meanwhile_is_not_in_the_trace(
+    python: Python, tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
     (tmp_path / "recorded.py").write_text(RECORDED)
-    done = subprocess.run(
-        [sys.executable, "recorded.py", "t.parquet"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    python("recorded.py", "t.parquet")
     trace = library.read_trace(tmp_path / "t.parquet")
     events = trace.events
     rows = list(
@@ -117,7 +111,7 @@ print(said)
 
 
 def test_what_is_asked_for_meanwhile_does_not_depart_from_the_plan(
-    memplan: Run, command: Command, tmp_path: Path
+    memplan: Run, python: Python, command: Command, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAINING)
@@ -125,12 +119,9 @@ def test_what_is_asked_for_meanwhile_does_not_depart_from_the_plan(
     assert recorded.returncode == 0, recorded.stderr
     assert command("solve", "t.parquet", "-o", "p.json").code == 0
     assert library.read_plan(tmp_path / "p.json").kinds == ()
-    alone = subprocess.run(
-        [sys.executable, "train.py", "30"], cwd=tmp_path, capture_output=True, text=True
-    )
     done = memplan("apply", "--report", "r.json", "p.json", "train.py", "30")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == alone.stdout
+    assert done.stdout == python("train.py", "30")
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["interrupted_requests"] >= 10 * 2
     assert report["planned_requests"] == report["requests"] > 0

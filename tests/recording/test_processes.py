@@ -14,7 +14,7 @@ import pytest
 from memplan.trace.lives import lives_of
 from memplan.trace.read import read_trace
 from memplan.trace.trace import Action, Trace
-from tests.conftest import Command, Run
+from tests.conftest import Command, Python, Run
 from tests.partners import match_frees
 
 pytest.importorskip("torch")
@@ -99,15 +99,6 @@ train(4)
 """
 
 
-def python(*arguments: str, cwd: Path) -> str:
-    """What the program prints without memplan."""
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def check_trace(path: Path) -> Trace:
     """It is complete, and holds nothing of a child's."""
     trace = read_trace(path)
@@ -126,11 +117,11 @@ def check_trace(path: Path) -> Trace:
     "kind", ["fork", pytest.param("spawn", marks=pytest.mark.soak)]
 )
 def test_data_loader_workers_under_a_recording_and_a_plan(
-    memplan: Run, command: Command, tmp_path: Path, kind: str
+    memplan: Run, python: Python, command: Command, tmp_path: Path, kind: str
 ) -> None:
     (tmp_path / "loading.py").write_text(LOADING)
     program = ("loading.py", kind, "2")
-    alone = python(*program, cwd=tmp_path)
+    alone = python(*program)
     assert alone.count("\n") == 24
     done = memplan("record", "-q", "-o", "t.parquet", *program)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", alone)
@@ -166,7 +157,7 @@ def test_a_forked_child_leaves_recording_and_report_to_its_parent(
     assert report["planned_requests"] >= 0.95 * report["requests"] > 0
 
 
-def test_a_forked_child_may_record_itself(tmp_path: Path) -> None:
+def test_a_forked_child_may_record_itself(python: Python, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import os, memplan, torch\n"
         "with memplan.record('parent.parquet'):\n"
@@ -178,7 +169,7 @@ def test_a_forked_child_may_record_itself(tmp_path: Path) -> None:
         "    assert os.wait()[1] == 0\n"
         "    torch.ones(200)\n"
     )
-    python("script.py", cwd=tmp_path)
+    python("script.py")
     check_trace(tmp_path / "parent.parquet")
     events = read_trace(tmp_path / "child.parquet").events
     made = events.action == Action.ALLOC
@@ -203,11 +194,13 @@ _alloc.stop_recording(info)
 """
 
 
-def test_a_forked_child_leaves_a_recording_of_the_gpu_alone(tmp_path: Path) -> None:
+def test_a_forked_child_leaves_a_recording_of_the_gpu_alone(
+    python: Python, tmp_path: Path
+) -> None:
     """No thread writes its copy of the journal: who waited for one would do so for
     ever."""
     (tmp_path / "script.py").write_text(CHILD_OF_A_GPUS)
-    assert python("script.py", cwd=tmp_path).split() == ["0", "1"]
+    assert python("script.py").split() == ["0", "1"]
 
 
 TERMINATED = """\

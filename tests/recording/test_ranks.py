@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from memplan.errors import UsageError
 from memplan.recording.ranks import of_rank, rank, ranks, written_by_rank
 from memplan.trace.read import read_trace
-from tests.conftest import ROOT, Command
+from tests.conftest import ROOT, Command, Python
 
 DDP = """\
 import sys
@@ -132,6 +133,19 @@ def test_where_names_do_not_fit_the_ranks_the_program_does_not_start(
     assert why in said.err
 
 
+# Both ranks without a launcher.
+BOTH = """\
+import os, runpy, sys
+
+place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1], "WORLD_SIZE": "2"}
+for rank in range(2):
+    if os.fork() == 0:
+        os.environ.update(place, RANK=str(rank))
+        sys.argv = ["ddp.py", "alone"]
+        runpy.run_path("ddp.py", run_name="__main__")
+        os._exit(0)
+assert [os.wait()[1] for _ in range(2)] == [0, 0]
+"""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -146,7 +160,7 @@ def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=900,
         )
         if "terminate called without an active exception" not in done.stderr:
             break
@@ -156,14 +170,17 @@ def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_rank_records_and_follows_a_plan_of_its_own(
-    command: Command, tmp_path: Path
+    command: Command, python: Python, tmp_path: Path
 ) -> None:
     torch = pytest.importorskip("torch")
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         pytest.skip("this torch has no gloo")
     (tmp_path / "ddp.py").write_text(DDP)
-    done = launch(tmp_path, *TORCHRUN, "ddp.py", "alone")
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "both.py").write_text(BOTH)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    python("both.py", str(port))
     # memplan before the launcher, and below within it.
     record = ("-m", "memplan", "record", "-o", "t.%r.parquet", *TORCHRUN)
     done = launch(tmp_path, *record, "ddp.py", "recorded")

@@ -217,6 +217,7 @@ def test_tensors_are_real_again_after_the_block(tmp_path: Path) -> None:
     assert torch.zeros(3).sum().item() == 0.0
 
 
+@pytest.mark.soak
 def test_fit_finds_the_largest_and_a_real_run_agrees(
     memplan: Run, training: Path
 ) -> None:
@@ -334,3 +335,11 @@ def test_fit_goes_down_to_what_really_fits(
     assert "really run: 4.2 MiB, 4,400,000 bytes\n" in said
     assert "really fits        -n 3636364: 3.8 MiB, 4,000,000 bytes\n" in said
     assert "does not really    -n 3636365: 3.8 MiB, 4,000,001 bytes\n" in said
+    with pytest.raises(SystemExit):
+        fit.command.main([*options, "--json", str(tmp_path / "train.py"), "{n}"])
+    found = json.loads(capsys.readouterr().out)
+    best, beyond = found["best"], found["beyond"]
+    assert (best["value"], beyond["value"]) == (4_000_000, 4_000_001)
+    assert best["bytes"] <= found["limit_bytes"] < beyond["bytes"]
+    assert found["confirmed"]["4000000"] == 4_400_000
+    assert found["sure"]["value"] < best["value"]

@@ -101,26 +101,26 @@ def test_children_by_spawn_and_by_fork_run_as_they_would(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["missing.py"], 3, "missing.py: no such script"),
-        (["folder"], 3, "folder is a folder; name the script in it"),
-        (["-m", "no.such.module"], 3, "no.such.module: no such module"),
-        ([], 2, "name a script to run"),
-        (["-o", "t.txt", "s.py"], 2, "t.txt: no such form"),
-        (["-o", "taken.parquet", "s.py"], 2, "taken.parquet exists; pass --force"),
-        (["-o", "nowhere/t.parquet", "s.py"], 2, "nowhere is not a folder"),
-        (["-o", ".", "s.py"], 2, ""),
-        (["--steps", "0", "s.py"], 2, "--steps"),
-        (["--steps", "never", "s.py"], 2, "--steps"),
-        (["--stacks", "all", "s.py"], 2, "--stacks"),
+        ("missing.py", 3, "missing.py: no such script"),
+        ("folder", 3, "folder is a folder; name the script in it"),
+        ("-m no.such.module", 3, "no.such.module: no such module"),
+        ("", 2, "name a script to run"),
+        ("-o t.txt s.py", 2, "t.txt: no such form"),
+        ("-o taken.parquet s.py", 2, "taken.parquet exists; pass --force"),
+        ("-o nowhere/t.parquet s.py", 2, "nowhere is not a folder"),
+        ("-o . s.py", 2, ""),
+        ("--steps 0 s.py", 2, "--steps"),
+        ("--steps never s.py", 2, "--steps"),
+        ("--stacks all s.py", 2, "--stacks"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_before_the_program_starts(
-    command: Command, tmp_path: Path, arguments: list[str], code: int, message: str
+    command: Command, tmp_path: Path, arguments: str, code: int, message: str
 ) -> None:
     (tmp_path / "s.py").write_text("print('started')")
     (tmp_path / "folder").mkdir()
     (tmp_path / "taken.parquet").write_text("precious")
-    said = command("record", *arguments)
+    said = command("record", *arguments.split())
     assert said.code == code
     assert message in said.err
     assert "started" not in said.out

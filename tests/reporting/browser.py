@@ -59,7 +59,7 @@ class Browser:
     def open(self, page: Path) -> None:
         """Show a file, and wait until it has drawn itself."""
         self._call("POST", "/url", {"url": page.as_uri()})
-        for _ in range(400):
+        for _ in range(12_000):
             if self.run("return document.documentElement.dataset.ready === 'yes'"):
                 break
             if self.run("return !(document.getElementById('failure')?.hidden ?? true)"):
@@ -195,7 +195,7 @@ def browser(profile: Path) -> Iterator[Browser]:
 
 
 def _await(port: int) -> None:
-    for _ in range(200):
+    for _ in range(12_000):
         with contextlib.suppress(OSError), socket.socket() as there:
             there.connect(("127.0.0.1", port))
             return

@@ -6,7 +6,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 import memplan
 from memplan.errors import UsageError
@@ -18,6 +17,7 @@ from memplan.trace.sites import Site, first_of_user, site_of
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace
 from tests.conftest import ROOT
+from tests.strategies import examples
 from tests.trace.trace_samples import traces
 
 A, F, S, L = Action.ALLOC, Action.FREE_COMPLETED, Action.STEP, Action.LABEL
@@ -40,8 +40,7 @@ def trace(*rows: tuple[int, int, int, int], stacks: StackTable | None = None) ->
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(traces())
+@examples(25, traces(), soak=60)
 def test_parts_sum_to_what_is_live(found: Trace) -> None:
     small = found.events.requested_size % (1 << 40)
     columns = {name: getattr(found.events, name) for name in Columns.DTYPES}

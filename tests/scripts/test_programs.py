@@ -163,7 +163,13 @@ def test_a_server_answers_the_same_whoever_works(
     assert run(program)[:-1] == run(program, "--serve", "1")[:-1]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(name, marks=[pytest.mark.soak] if "alexnet" in name else [])
+        for name in PROGRAMS
+    ],
+)
 def test_a_program_repeats_its_losses_to_the_last_bit(
     program: str, run: Callable[..., list[str]]
 ) -> None:

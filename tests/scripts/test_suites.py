@@ -18,6 +18,7 @@ SMALLEST = {
     "emitted": "--cases 300,20,9,9 --contenders conv2d",
     "fuse": "--cases stack:1 --batch 1 --contenders memplan",
 }
+LONG = ("apply", "fuse")
 # Whose programs or machines are not there: only that their cases are well formed.
 ELSEWHERE = ("gpu", "zigzag")
 
@@ -33,7 +34,7 @@ def test_every_suite_is_tried_here() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.soak] if name == "apply" else [])
+        pytest.param(name, marks=[pytest.mark.soak] if name in LONG else [])
         for name in SMALLEST
     ],
 )

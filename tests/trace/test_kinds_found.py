@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 import memplan
 from memplan.errors import NoPlanError
@@ -13,6 +12,7 @@ from memplan.trace.lives import lives_of
 from memplan.trace.steps import find_hot
 from memplan.trace.trace import Mark
 from tests.programs import Made, Step, programs_of_kinds, trace_of
+from tests.strategies import examples
 
 WARMUP = (Made(9, 0),)
 HOT_STEP = (Made(64, 1), Made(128, 0), Made(256, 0))
@@ -139,8 +139,7 @@ def test_a_kind_keeps_the_places_that_it_is_given_before_it_is_known() -> None:
     assert memplan.verify(plan) == []
 
 
-@settings(max_examples=150, deadline=None)
-@given(programs_of_kinds())
+@examples(40, programs_of_kinds(), soak=150)
 def test_every_step_after_the_first_hot_one_is_accounted_for(steps: list[Step]) -> None:
     trace = trace_of(steps)
     line, problem = lives_of(trace), step_problem(trace)

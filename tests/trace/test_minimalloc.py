@@ -16,6 +16,7 @@ from memplan.trace.importers import importer_of, minimalloc
 from memplan.trace.importers.minimalloc import parse_gaps, read_minimalloc
 from memplan.trace.read import read_input
 from tests.gap_samples import gapped
+from tests.strategies import examples
 
 HEADER = "id,lower,upper,size"
 
@@ -323,8 +324,7 @@ def outcome(path: Path) -> object:
     return found.fingerprint(), found.fixed.tolist(), found.labels, gaps
 
 
-@settings(max_examples=300, deadline=None)
-@given(data=files())
+@examples(75, data=files(), soak=300)
 def test_a_large_file_is_read_like_a_small_one(data):
     """Large files are read by columns wherever these leave no doubt."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

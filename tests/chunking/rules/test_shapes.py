@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.chunking.rules.flow import Call, Meta, Slice
@@ -18,6 +17,7 @@ from memplan.chunking.rules.table import RULES, flow
 from memplan.graph.program import Op, Ref
 from tests.chunking.rules.families import FAMILIES
 from tests.chunking.rules.rule_check import Sample, check
+from tests.strategies import examples
 
 pytestmark = pytest.mark.torch
 
@@ -45,8 +45,7 @@ def reshapes(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return (new, old) if draw(st.booleans()) else (old, new)
 
 
-@settings(max_examples=30)
-@given(reshapes(), st.booleans())
+@examples(12, reshapes(), st.booleans(), soak=30)
 def test_reshapes(shapes: tuple[list[int], list[int]], strided: bool) -> None:
     old, new = shapes
     x = numbered([*old[::-1]]).permute(*range(len(old))[::-1])
@@ -57,8 +56,7 @@ def test_reshapes(shapes: tuple[list[int], list[int]], strided: bool) -> None:
         assert leading in sample.possible()
 
 
-@settings(max_examples=30)
-@given(st.data(), sizes)
+@examples(12, st.data(), sizes, soak=30)
 def test_chains_of_views(data: st.DataObject, shape: list[int]) -> None:
     """Any sequence of permute, expand, cat, unsqueeze and reshape, each alone."""
     x = numbered(shape)
@@ -86,8 +84,7 @@ def test_chains_of_views(data: st.DataObject, shape: list[int]) -> None:
         x = result if result.dim() < 5 and result.numel() < 500 else x
 
 
-@settings(max_examples=30)
-@given(st.data())
+@examples(12, st.data(), soak=30)
 def test_products(data: st.DataObject) -> None:
     size = st.integers(1, 5)
     rows, inner, columns = (data.draw(size) for _ in range(3))
@@ -106,8 +103,7 @@ def test_products(data: st.DataObject) -> None:
     assert sample.possible() == tuple(i for i, n in enumerate(shape) if n > 1)
 
 
-@settings(max_examples=30)
-@given(st.data())
+@examples(12, st.data(), soak=30)
 def test_convolutions(data: st.DataObject) -> None:
     kernel, stride, dilation = (data.draw(st.integers(1, 4)) for _ in range(3))
     padding = data.draw(st.integers(0, 4))
@@ -121,8 +117,14 @@ def test_convolutions(data: st.DataObject) -> None:
     assert sample.possible() == ((0, 1, 2) if places else (0, 1))
 
 
-@settings(max_examples=30)
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 2), st.integers(4, 17))
+@examples(
+    12,
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 2),
+    st.integers(4, 17),
+    soak=30,
+)
 def test_poolings(kernel: int, stride: int, padding: int, size: int) -> None:
     args = ([kernel] * 2, [stride] * 2, [min(padding, kernel // 2)] * 2)
     for op in (aten.max_pool2d.default, aten.avg_pool2d.default):
