@@ -6,9 +6,11 @@ import math
 import os
 import time
 from dataclasses import replace
+from typing import cast
 
 from torch import nn
 
+from memplan.chunking.canonical import searchable
 from memplan.chunking.module import Chunked
 from memplan.chunking.options import (
     Budget,
@@ -18,7 +20,6 @@ from memplan.chunking.options import (
     too_large,
     too_slow,
 )
-from memplan.chunking.parts import Exports, Target, export_parts
 from memplan.chunking.plan import ChunkPlan, fingerprint
 from memplan.chunking.planfile import read_chunk_plan
 from memplan.chunking.region import NotLoopableError, chunked
@@ -28,7 +29,9 @@ from memplan.chunking.timing import calibrated
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs, Signature
+from memplan.graph.capture import Exports, Target, export_parts
 from memplan.graph.liveness import profile
+from memplan.graph.standin import StandIn
 from memplan.units import format_bytes
 
 TIMED = 3  # plans that are timed, not only estimated
@@ -57,12 +60,19 @@ def chunk(
     checked on these inputs and on random ones; memory and time are measured. Its
     attribute `memplan` is the ChunkPlan.
 
+    A model of `memplan.fuse` stays one: the chunked model is fused between the loops.
+
     Ctrl-C ends the search; the best module so far is returned if it fits the budget.
 
     Raises BudgetError (a NoPlanError) if no plan fits the budget within
     options.max_slowdown; UsageError for contradictory arguments and for a model in
     training mode; InputError for a model that fails and a plan of another model.
     """
+    if isinstance(model, StandIn):  # what another verb made goes around the chunks
+        inner = chunk(model.model, inputs, budget, plan, options)
+        if isinstance(model, Chunked):
+            return inner
+        return cast(Chunked, model.around(inner))
     options = options or ChunkOptions()
     if (budget is None) == (plan is None):
         raise UsageError("give either a budget or a plan, as in budget='20%'")
@@ -108,7 +118,7 @@ class _Chunking:
         self._bench = Workbench(self._model, self._inputs, progress)
         self._before = self._bench.before
         progress("exporting")
-        self._exports = export_parts(self._model, self._inputs)
+        self._exports = export_parts(self._model, self._inputs, searchable)
         self._bench.exports = self._exports
         if plan is not None:
             return self._reuse(plan)

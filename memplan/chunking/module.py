@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from memplan.chunking.canonical import rejoined
-from memplan.chunking.code import compiled, source
-from memplan.chunking.parts import Target
+from memplan.chunking.code import compiled, source, with_called_loops
 from memplan.chunking.plan import ChunkPlan
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Form, Inputs, Signature
+from memplan.graph.capture import Target, capture
 from memplan.graph.export import first_line
 from memplan.graph.nest import Kind
 from memplan.graph.program import Program
@@ -168,6 +169,23 @@ class Chunked(StandIn):
             return chunks[""](inputs)
         with replaced(self.model, chunks):
             return inputs.run(self.model)
+
+    def target(self, inputs: Inputs) -> Target:
+        if not self.chunks or self.model.training:
+            return capture(self.model, inputs, flat=True)
+        chunks = self._chunks_for(Form.of(inputs), inputs)
+        if not chunks:
+            return capture(self.model, inputs, flat=True)
+        chunk = chunks.get("")
+        if chunk is None:
+            raise InputError("parts of it run by memplan.chunk already")
+        if reason := chunk.outdated():
+            raise InputError(f"{reason}; chunk it again")
+        program = with_called_loops(chunk.program)
+        return replace(chunk.target, module=self.model, program=program)
+
+    def budget(self) -> int | None:
+        return self.memplan.budget_bytes if self.chunks else None
 
     def unsupported(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
         reason = super().unsupported(args, kwargs)

@@ -12,15 +12,16 @@ from math import lcm
 
 from torch import nn
 
+from memplan.chunking.canonical import searchable
 from memplan.chunking.module import Chunk
 from memplan.chunking.options import BudgetError
-from memplan.chunking.parts import Exports, Target, export_parts
 from memplan.chunking.plan import ChunkPlan, Part
 from memplan.chunking.region import NotLoopableError, Region, chunked
 from memplan.chunking.search import Trial
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError
 from memplan.graph.call import Inputs
+from memplan.graph.capture import Exports, Target, export_parts
 from memplan.graph.liveness import profile
 from memplan.graph.program import Meta, Op, Program
 from memplan.units import format_bytes
@@ -48,7 +49,7 @@ class OtherSizes:
         Raises InputError for inputs that need more than those of the plan, and if other
         operators run; BudgetError if the regions exceed the budget.
         """
-        exports = export_parts(model, inputs)
+        exports = export_parts(model, inputs, searchable)
         self._check_size(exports, plan)
         bench = Workbench(model, inputs, self.progress)
         bench.exports = exports

@@ -16,12 +16,12 @@ from torch import nn
 from memplan.chunking.code import failed_statement
 from memplan.chunking.curve import at_peak
 from memplan.chunking.module import Chunk, Chunked
-from memplan.chunking.parts import Exports
 from memplan.chunking.plan import ChunkPlan, Part, Peak, described, fingerprint
 from memplan.chunking.region import defect
 from memplan.chunking.search import Trial
 from memplan.errors import InputError
 from memplan.graph.call import Inputs
+from memplan.graph.capture import Exports
 from memplan.graph.check import (
     TINY,
     Snapshot,

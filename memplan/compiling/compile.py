@@ -12,13 +12,12 @@ from torch import nn
 from memplan.chunking.chunk import chunk
 from memplan.chunking.module import Chunk
 from memplan.chunking.options import ChunkOptions, parse_budget
-from memplan.chunking.parts import Target, export_parts
 from memplan.compiling.module import Compiled, Runner
 from memplan.compiling.report import CompilePlan
 from memplan.errors import NoPlanError, UsageError
 from memplan.graph.call import Inputs, Signature
+from memplan.graph.capture import Target, export_parts
 from memplan.graph.check import (
-    Attributes,
     Snapshot,
     relative_error,
     results_of,
@@ -30,6 +29,7 @@ from memplan.graph.execute import NoTapeError
 from memplan.graph.lower import lower
 from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
 from memplan.graph.program import Loop, Program
+from memplan.graph.reach import Attributes
 from memplan.units import format_bytes
 
 MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1

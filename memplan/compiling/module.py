@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from memplan.chunking.parts import Target
 from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import Pool, Schedule, scheduled
 from memplan.errors import UsageError
 from memplan.graph.call import Form, Inputs
+from memplan.graph.capture import Target
 from memplan.graph.export import first_line
 from memplan.graph.nest import PLAIN
 from memplan.graph.program import Program, mapped

@@ -1,4 +1,4 @@
-"""A model compiled for inputs of given shapes: traced, joined, built, checked."""
+"""A model compiled for inputs of given shapes: captured, joined, built, checked."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from torch import nn
 from memplan.errors import InputError, MemplanError
 from memplan.fusing.engine.decide import EngineBuilder
 from memplan.fusing.engine.engine import Engine
-from memplan.fusing.front.capture import (
-    NotTraceableError,
-    exported,
-    interpret,
-    trace,
-)
-from memplan.fusing.front.recognise import recognise
 from memplan.fusing.join import join
 from memplan.fusing.layers import EagerOp, Network, tensors
 from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import FuseOptions, Joining
 from memplan.fusing.prepared import Fallback, Prepared, building, inference
+from memplan.fusing.recognise import recognise
+from memplan.graph.call import Inputs
+from memplan.graph.capture import Target, capture
 from memplan.graph.check import (
     SideEffectsError,
     other_inputs,
@@ -36,8 +32,8 @@ from memplan.graph.clock import CLEARLY_SLOWER, is_decisive, seconds, timed
 from memplan.graph.export import first_line
 from memplan.graph.measure import activation_peak
 from memplan.graph.nest import Tensors, as_nested, leaves_of, unknown
-from memplan.graph.program import Program
-from memplan.graph.weights import Watch
+from memplan.graph.standin import StandIn, original
+from memplan.graph.weights import Watch, has_hooks
 
 COARSER = 1e-5  # a tolerance above it is of results in 16 bits
 
@@ -85,28 +81,16 @@ def room(peak: int) -> int:
     return int(peak * NO_MORE) + SLACK
 
 
-def fits(engine: Engine, inputs: Tensors, model: Callable[[], object]) -> bool:
-    """Whether an engine and its arena take no more than the model, by torch's
-    allocator: Python code holds values beyond their last use. False if another profiler
-    runs."""
-    try:
-        plain = activation_peak(model)
-        fused = activation_peak(lambda: engine.run(inputs)) + engine.arena.bytes
-    except RuntimeError:
-        return False
-    return fused <= room(plain)
-
-
 @dataclass
 class Noise:
-    """Random inputs of the same shapes, and the model's results for them.
+    """Random tensors of the same shapes, and the model's results for them.
 
     run: the model; it runs when its results are first needed. images: of a call, of
     which the model computes the first alone; 0 if it computes all.
     """
 
-    inputs: Tensors
-    run: Callable[[dict[str, object]], object]
+    tensors: list[torch.Tensor]
+    run: Callable[[list[torch.Tensor]], object]
     images: int
     _first: list[object] | None = None
     _whole: list[object] | None = None
@@ -115,17 +99,16 @@ class Noise:
     @classmethod
     def like(
         cls,
-        inputs: Tensors,
-        run: Callable[[dict[str, object]], object],
+        tensors: list[torch.Tensor],
+        run: Callable[[list[torch.Tensor]], object],
         images: int,
     ) -> Noise:
         """images: of a call, if shapes allow images to be independent, else 0.
 
         If an input image is constant, the model computes all images of the noise.
         """
-        values = other_inputs(list(inputs.values()), seed=1)
-        alone = images > 1 and all(varied(x, images) for x in inputs.values())
-        return cls(dict(zip(inputs, values, strict=True)), run, images if alone else 0)
+        alone = images > 1 and all(varied(x, images) for x in tensors)
+        return cls(noise_like(tensors), run, images if alone else 0)
 
     def error(self, found: object, batch: int, tolerance: float) -> float:
         """The largest relative error of an engine's results `found`, for `batch` images
@@ -145,7 +128,7 @@ class Noise:
                     self._at_once = leaves
                 return error
         if self._whole is None:
-            self._whole = leaves_of(self.run(self.inputs))
+            self._whole = leaves_of(self.run(self.tensors))
         return relative_error(self._whole, leaves)
 
     def _apart(self, found: list[object]) -> float:
@@ -157,12 +140,18 @@ class Noise:
     def _first_error(self, found: list[object]) -> float:
         if self._first is None:
             try:
-                first = self.run({name: x[:1] for name, x in self.inputs.items()})
+                first = self.run([x[:1] for x in self.tensors])
             except Exception:  # it wants as many images as it was given
                 self.images = 0
                 return float("inf")
             self._first = leaves_of(first)
         return relative_error(self._first, [_first_row(value) for value in found])
+
+
+def noise_like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """See `other_inputs`."""
+    values = other_inputs(list(tensors), seed=1)
+    return [each for each in values if isinstance(each, torch.Tensor)]
 
 
 def _first_row(value: object) -> object:
@@ -180,58 +169,66 @@ CLOSE = 1.05  # ratio of times below which single runs do not decide
 NO_GAIN = 1.02  # times the model's own time, above which fusing does not pay
 
 
-def run_model(
-    model: torch.nn.Module, fixed: dict[str, object], inputs: Tensors
-) -> object:
-    """A model's results for these inputs and other arguments."""
-    return model(**inputs, **fixed)
-
-
 @dataclass
 class Compiler:
     """Compiles one model for inputs of given shapes.
 
-    peak: bytes that the model's own values take. tolerance: relative, for its type.
+    inputs: the compiler's own. peak: bytes that a run of the model takes. tolerance:
+    relative, for its type.
     """
 
-    model: torch.nn.Module
-    inputs: Tensors
-    fixed: dict[str, object]
+    model: nn.Module
+    inputs: Inputs
     options: FuseOptions
     arena_pool: ArenaPool
     finish: Callable[[object], object] = field(default=lambda outputs: outputs)
     tolerance: float = 0.0
-    peak: int = 0  # bytes that the model's values take
+    peak: int = 0
     plain: float = float("inf")  # seconds of the model's fastest run so far
     _tried: Noise | None = None
+
+    def __post_init__(self) -> None:
+        leaves = self.inputs.leaves()
+        self.tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
 
     def compile(self, expected: object) -> Prepared | Fallback:
         """The compiled model, or why it runs unchanged; expected: its results."""
         leaves = leaves_of(expected)
-        if not self.inputs or unknown(leaves):
-            kind = f"returns a {unknown(leaves)}" if self.inputs else "takes no tensors"
-            return Fallback(f"it {kind}", parts=True)
+        if not self.tensors or unknown(leaves):
+            given = bool(self.tensors)
+            kind = f"returns a {unknown(leaves)}" if given else "takes no tensors"
+            return Fallback(f"it {kind}", parts=given)
         self.tolerance = accepted(leaves, self.options)
         try:
-            program = self._program(expected)
+            target = self._target()
         except InputError as problem:
             return Fallback(str(problem), parts=True)
-        network = recognise(program)
+        self.finish = as_nested(expected)
+        network = recognise(target.program, target.module)
         nodes, outputs = join(network, self._joining())
         if all(isinstance(node, EagerOp) for node in nodes):
             return Fallback("it has no supported layers", network)
         builder = EngineBuilder(
-            self.model,
+            target.weights,
             network,
             nodes,
             outputs,
-            self.inputs,
+            self._by_name(network, self.tensors),
             self.options,
             self.arena_pool,
         )
         if builder.decisions.plan == ((), 0):
             return Fallback(f"{SLOWER}, by an earlier measurement", network)
         return self._chosen(builder, network, expected)
+
+    def _target(self) -> Target:
+        """The model, or what a stand-in runs in its place, as a Program."""
+        if isinstance(self.model, StandIn):
+            return self.model.target(self.inputs)
+        return capture(self.model, self.inputs, flat=True)
+
+    def _by_name(self, network: Network, tensors: list[torch.Tensor]) -> Tensors:
+        return dict(zip(network.inputs, tensors, strict=True))
 
     def _chosen(
         self, builder: EngineBuilder, network: Network, expected: object
@@ -249,54 +246,28 @@ class Compiler:
         if gain is not None and slower:
             return Fallback(f"{SLOWER}: it takes {1 / gain:.2f} times as long", network)
         names = list(dict.fromkeys(tensors(engine.nodes)))
-        watch = Watch(self.model, names)
+        watch = Watch(original(self.model), names)
         return Prepared(network, engine, watch, self.finish, error, 0.0, gain)
 
     def _joining(self) -> Joining:
         """On a GPU torch runs convolutions, and nothing can be joined to them."""
         joining = self.options.joining
-        if self._device == "cpu":
+        if self.device == "cpu":
             return joining
         return replace(joining, epilogues=False, prologues=False, pools=False)
 
     @property
-    def _device(self) -> str:
-        return next((str(each.device) for each in self.inputs.values()), "cpu")
+    def device(self) -> str:
+        return next((str(each.device) for each in self.tensors), "cpu")
 
-    def run(self, inputs: Tensors) -> object:
+    def run(self) -> object:
         """What the model returns; `plain` keeps the least time that this took."""
-        run = partial(run_model, self.model, self.fixed, inputs)
-        result, took = timed(run, self._device)
+        result, took = timed(partial(self.inputs.run, self.model), self.device)
         self.plain = min(self.plain, took)
         return result
 
-    def _program(self, expected: object) -> Program:
-        """The model's program, traced or exported, with its metas."""
-        try:
-            program = trace(self.model, self.fixed)
-            found, self.peak = self._interpreted(program)
-            self.finish = as_nested(expected)
-            if self._off(expected, self.finish(found)) <= self.tolerance:
-                return program
-            problem = "its trace computes different results"
-        except NotTraceableError as error:
-            problem = str(error)
-        try:
-            program = exported(self.model, self.inputs, self.fixed)
-            found, self.peak = self._interpreted(program)
-            self.finish = as_nested(expected)
-            if self._off(expected, self.finish(found)) > self.tolerance:
-                raise InputError("the exported program computes different results")
-        except InputError as error:
-            raise InputError(f"{problem}; {error}") from error
-        return program
-
-    def _interpreted(self, program: Program) -> tuple[object, int]:
-        """Its results and peak; a run of the model's that is not its first, too."""
-        run = partial(interpret, program, self.model, self.inputs)
-        (found, peak), took = timed(run, self._device)
-        self.plain = min(self.plain, took)
-        return found, peak
+    def _run_on(self, tensors: list[torch.Tensor]) -> object:
+        return self.inputs.with_tensors(tensors).run(self.model)
 
     def _off(self, expected: object, found: object) -> float:
         return relative_error(leaves_of(expected), leaves_of(found))
@@ -306,7 +277,7 @@ class Compiler:
         there is one that passes."""
         plan = builder.decisions.plan
         if plan is not None:
-            tried = all(map(varied, self.inputs.values()))  # on noise, when it was made
+            tried = all(map(varied, self.tensors))  # on noise, when it was made
             noise = None if tried else self._noise(builder)
             trial = self._exact(builder, plan, expected, noise)
             if trial.engine is not None:
@@ -347,11 +318,12 @@ class Compiler:
             if trial.engine is None:
                 continue
             if self.options.measure:
-                peak = trial.engine.peak(self.inputs)
+                run = partial(trial.engine.run, builder.inputs)
+                peak = activation_peak(run, self.device) + trial.engine.arena.bytes
                 least = min(least or peak, peak)
-                if peak > room(self.peak) and not self._fits(trial.engine):
+                if peak > self._most:
                     continue
-            if best.engine is not None and not self._faster(trial, best):
+            if best.engine is not None and not self._faster(builder, trial, best):
                 if best.engine.batch >= best.engine.images:
                     break
                 continue
@@ -361,22 +333,18 @@ class Compiler:
         best.kernels = kernels
         return best
 
-    def _fits(self, engine: Engine) -> bool:
-        run = partial(run_model, self.model, self.fixed, self.inputs)
-        return self._device == "cpu" and fits(engine, self.inputs, run)
-
-    def _faster(self, trial: Trial, best: Trial) -> bool:
+    def _faster(self, builder: EngineBuilder, trial: Trial, best: Trial) -> bool:
         """Whether an engine is faster than the best; they are timed in turns if their
         single runs do not decide."""
         assert trial.engine is not None
         assert best.engine is not None
         low, high = sorted((trial.seconds, best.seconds))
-        if not is_decisive(low, self._device) or high < CLOSE * low:
+        if not is_decisive(low, self.device) or high < CLOSE * low:
             pair = [
-                partial(engine.run, self.inputs)
+                partial(engine.run, builder.inputs)
                 for engine in (best.engine, trial.engine)
             ]
-            best.seconds, trial.seconds = seconds(pair, self._device, ready=True)
+            best.seconds, trial.seconds = seconds(pair, self.device, ready=True)
         return trial.seconds < best.seconds
 
     def _exact(
@@ -392,23 +360,29 @@ class Compiler:
         kernels, batch = plan
         for left in kernel_subsets(kernels):
             engine = builder.engine(left, batch)
-            engine.learn(expected, self.inputs)
-            trial = self._tried_on(engine, expected, noise)
+            engine.learn(expected, builder.inputs)
+            trial = self._tried_on(builder, engine, expected, noise)
             if trial.error <= self.tolerance:
                 return trial
         return Trial(None, trial.error)
 
-    def _tried_on(self, engine: Engine, expected: object, noise: Noise | None) -> Trial:
+    def _tried_on(
+        self,
+        builder: EngineBuilder,
+        engine: Engine,
+        expected: object,
+        noise: Noise | None,
+    ) -> Trial:
         """An engine and its largest relative error, on the inputs and on noise;
         infinite if the network cannot run with this batch size."""
         trial = Trial(engine, float("inf"))
         try:
-            found = self.finish(engine.run(self.inputs))
+            found = self.finish(engine.run(builder.inputs))
             trial.error = self._off(expected, found)
             if trial.error > self.tolerance or noise is None:
                 return trial
-            again = partial(engine.run, noise.inputs)
-            result, trial.seconds = timed(again, self._device)
+            again = partial(engine.run, self._by_name(builder.network, noise.tensors))
+            result, trial.seconds = timed(again, self.device)
             found = self.finish(result)
         except (RuntimeError, ValueError, IndexError, MemplanError):
             if engine.batch >= engine.images:
@@ -418,11 +392,18 @@ class Compiler:
         trial.error = max(trial.error, error)
         return trial
 
+    @property
+    def _most(self) -> int:
+        """Bytes that an engine may take: a stand-in's budget, or what the model
+        takes."""
+        own = self.model.budget() if isinstance(self.model, StandIn) else None
+        return room(self.peak) if own is None else max(own, self.peak)
+
     def _noise(self, builder: EngineBuilder) -> Noise:
         if self._tried is None:
-            images = builder.images if builder.separable() else 0
-            run = partial(run_model, self.model, self.fixed)
-            self._tried = Noise.like(self.inputs, run, images)
+            alone = builder.separable() and not isinstance(self.model, StandIn)
+            images = builder.images if alone else 0
+            self._tried = Noise.like(self.tensors, self._run_on, images)
         return self._tried
 
     def _gain(
@@ -432,41 +413,45 @@ class Compiler:
         to be measured. They take turns if the runs so far do not decide."""
         if not self.options.measure or builder.decisions.kept:
             return None
-        if is_decisive(took, self._device) and self.plain > CLEARLY_SLOWER * took:
+        if is_decisive(took, self.device) and self.plain > CLEARLY_SLOWER * took:
             return self.plain / took
         fused, plain = seconds(
-            [partial(engine.run, self.inputs), partial(self.run, self.inputs)],
-            self._device,
+            [partial(engine.run, builder.inputs), self.run],
+            self.device,
             ready=True,
         )
         return plain / fused
 
 
 def prepare(
-    model: torch.nn.Module,
-    inputs: Tensors,
-    fixed: dict[str, object],
+    model: nn.Module,
+    inputs: Inputs,
     options: FuseOptions,
     arena_pool: ArenaPool | None = None,
 ) -> Prepared | Fallback:
-    """Compile `model` for inputs of these shapes, or return why it runs unchanged.
+    """Compile `model` for inputs of this form, or return why it runs unchanged.
 
-    inputs: the tensors of a call, by argument; fixed: its other arguments. arena_pool:
-    memory for its arenas. Raises what the model raises.
+    arena_pool: memory for its arenas. Raises what the model raises.
     """
     with building(), inference(), torch.random.fork_rng(devices=[]):
         began = time.perf_counter()
-        if any(map(torch.nn.parameter.is_lazy, model.parameters())):
-            run_model(model, fixed, inputs)  # weights get their shapes
-        reason = unsupported_model(model, inputs)
+        if any(map(nn.parameter.is_lazy, model.parameters())):
+            inputs.run(model)  # weights get their shapes
+        own = original(model)
+        tensors = [x for x in inputs.leaves() if isinstance(x, torch.Tensor)]
+        reason = unsupported_model(own, tensors)
         if reason:
-            return Fallback(reason, watch=Watch(model, ()), every=1)
-        own_inputs = {name: value.detach().clone() for name, value in inputs.items()}
-        work = Compiler(model, own_inputs, fixed, options, arena_pool or ArenaPool())
+            return Fallback(reason, watch=Watch(own, ()), every=1)
+        hooked = any(map(has_hooks, own.modules()))
+        copies = [each.detach().clone() for each in tensors]
+        inputs = inputs.with_tensors(copies)
+        work = Compiler(model, inputs, options, arena_pool or ArenaPool())
         try:
-            expected = without_effects(model, own_inputs, work.run)
+            expected = without_effects(own, copies, work.run)
+            work.peak = activation_peak(work.run, work.device)
         except SideEffectsError as problem:
-            return Fallback(str(problem))
+            watch = Watch(own, ()) if hooked else None
+            return Fallback(str(problem), None, not problem.lost, watch, every=1)
         try:
             made = work.compile(expected)
         except MemplanError as problem:
@@ -474,18 +459,19 @@ def prepare(
         except Exception as problem:
             made = Fallback(f"it cannot be fused: {first_line(problem)}", parts=True)
         if isinstance(made, Fallback):
-            return replace(made, watch=Watch(model, ()))
+            every = 1 if hooked else made.every
+            return replace(made, watch=Watch(own, ()), every=every)
         made.seconds = time.perf_counter() - began
         return made
 
 
-def unsupported_model(model: torch.nn.Module, inputs: Tensors) -> str:
+def unsupported_model(model: nn.Module, inputs: list[torch.Tensor]) -> str:
     """Why a model cannot be compiled at all; "" if it may be."""
-    tensors = [*inputs.values(), *model.parameters(), *model.buffers()]
+    tensors = [*inputs, *model.parameters(), *model.buffers()]
     devices = sorted({str(each.device) for each in tensors})
     if len(devices) > 1:
         return f"it runs on several devices: {', '.join(devices)}"
-    if not devices[0].startswith(("cpu", "cuda")):
+    if devices and not devices[0].startswith(("cpu", "cuda")):
         return f"it runs on {devices[0]}"
     if any(each.is_inference() for each in tensors[len(inputs) :]):
         return (
@@ -512,29 +498,23 @@ def accepted(results: object, options: FuseOptions) -> float:
 
 
 def agrees(
-    model: torch.nn.Module,
-    run: Callable[[dict[str, object]], object],
-    inputs: Tensors,
-    fixed: dict[str, object],
-    options: FuseOptions,
+    model: nn.Module, run: nn.Module, inputs: Inputs, options: FuseOptions
 ) -> bool:
     """Whether `run` returns what `model` returns for inputs of these shapes, and is no
     slower."""
+    tensors = [x for x in inputs.leaves() if isinstance(x, torch.Tensor)]
     with inference(), torch.random.fork_rng(devices=[]):
         try:
-            for values in (
-                list(inputs.values()),
-                other_inputs(list(inputs.values()), seed=1),
-            ):
-                given = dict(zip(inputs, values, strict=True))
-                expected = leaves_of(run_model(model, fixed, given))
-                error = relative_error(expected, leaves_of(run(given)))
+            for values in (tensors, noise_like(tensors)):
+                given = inputs.with_tensors([each.clone() for each in values])
+                expected = leaves_of(given.run(model))
+                error = relative_error(expected, leaves_of(given.run(run)))
                 if error > accepted(expected, options):
                     return False
         except Exception:
             return False
         if not options.measure:
             return True
-        runs = [partial(run, inputs), partial(run_model, model, fixed, inputs)]
-        took, plain = seconds(runs, str(next(iter(inputs.values())).device))
+        runs = [partial(inputs.run, run), partial(inputs.run, model)]
+        took, plain = seconds(runs, str(tensors[0].device))
         return took <= NO_GAIN * plain

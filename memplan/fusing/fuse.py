@@ -27,6 +27,9 @@ def fuse(model: torch.nn.Module, options: FuseOptions | None = None) -> torch.nn
     UsageError. In training mode, under autocast or with inputs that require gradients
     it runs `model`.
 
+    Of a model of `memplan.chunk`, what lies between the loops is fused, if that keeps
+    its memory.
+
     Raises UsageError if `model` is no torch.nn.Module.
     """
     import torch
@@ -37,4 +40,6 @@ def fuse(model: torch.nn.Module, options: FuseOptions | None = None) -> torch.nn
         raise UsageError(
             f"fuse takes a torch.nn.Module, but got {type(model).__name__}"
         )
+    if isinstance(model, Fused):
+        model = model.model
     return Fused(model, options or FuseOptions())

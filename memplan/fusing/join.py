@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
-import torch
-
 from memplan.fusing.generate import DTYPES
 from memplan.fusing.layers import (
     Concat,
@@ -29,7 +27,7 @@ from memplan.fusing.layers import (
 from memplan.fusing.operators import Operation, Pool
 from memplan.fusing.options import Joining
 from memplan.graph.program import Op, Ref, mapped, refs
-from memplan.graph.weights import fetch
+from memplan.graph.weights import Weights
 
 DEFAULT = Joining()
 
@@ -311,12 +309,12 @@ def without_prologues(
     return found
 
 
-def is_depthwise(node: Node, network: Network, model: torch.nn.Module) -> bool:
+def is_depthwise(node: Node, network: Network, weights: Weights) -> bool:
     """Whether a node is a convolution of each channel by itself, of a type that stacks
     are compiled for."""
     if not isinstance(node, FusedConv) or node.convolution.groups < 2:
         return False
-    weight = fetch(model, node.convolution.weight)
+    weight = weights[node.convolution.weight]
     return (
         weight.dim() == 4
         and tuple(weight.shape[:2]) == (node.convolution.groups, 1)
@@ -327,7 +325,7 @@ def is_depthwise(node: Node, network: Network, model: torch.nn.Module) -> bool:
 
 def with_depthwise(
     nodes: list[Node],
-    model: torch.nn.Module,
+    weights: Weights,
     outputs: object,
     chosen: Collection[str],
     joining: Joining,
@@ -352,7 +350,7 @@ def with_depthwise(
         single = users[node.value] == 1 and joining.epilogues
         if not (single and _can_join(behind, gone)):
             behind = None
-        stack = _stack(node, model, before, behind)
+        stack = _stack(node, weights, before, behind)
         gone.update(each.value for each in (before, node, behind) if each is not None)
         put[stack.value] = stack
     return [
@@ -372,7 +370,7 @@ def _can_join(node: Node | None, gone: Collection[str]) -> bool:
 
 
 def _stack(
-    node: FusedConv, model: torch.nn.Module, before: Node | None, behind: Node | None
+    node: FusedConv, weights: Weights, before: Node | None, behind: Node | None
 ) -> DepthwiseStack:
     """One stack of all that is to be computed, in order."""
     found = _Parts()
@@ -384,7 +382,7 @@ def _stack(
         found.add(Operation("affine"), node.layers[len(main)], node.before)
     if node.rectified:
         found.add(Operation("relu"), node.layers[-1])
-    kernel = tuple(fetch(model, node.convolution.weight).shape[2:])
+    kernel = tuple(weights[node.convolution.weight].shape[2:])
     given = node.convolution
     pool = Pool(
         "depthwise",

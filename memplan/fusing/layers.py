@@ -62,24 +62,23 @@ class Layer:
     kind: "convolution"; "operation", of a stack, element-wise or pooling; "cat" along
     the channels; "same", whose value is its first input's; "pad", zeros around planes;
     "call", left to torch, for the reason given. inputs: names of the values it takes,
-    in order. op: how torch computes it. shape: of its value; empty if that is none.
+    in order. op: how torch computes it. place: where it stands in the model: a module's
+    path, or a line of source and a name. operator: the module's class, or the
+    function's name. shape: of its value; empty if that is none.
     """
 
     name: str
     kind: str
     inputs: list[str]
     op: Op
+    place: str
+    operator: str
     shape: tuple[int, ...] = ()
     convolution: Convolution | None = None
     operation: Operation | None = None
     norm: Norm | None = None
     reason: str = ""
     pad: tuple[int, int, int, int] | None = None  # above, below, left, right
-
-    @property
-    def place(self) -> str:
-        """Where it stands in the model: a module's path, or a line of source."""
-        return self.op.line or self.op.name
 
 
 @dataclass(slots=True, eq=False)

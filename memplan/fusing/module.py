@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,17 +12,18 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._pytree import tree_leaves
 
 from memplan.fusing.compiler import agrees, prepare
-from memplan.fusing.front.recognise import mirrored
 from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import FuseOptions
-from memplan.fusing.prepared import Fallback, Prepared
-from memplan.graph.call import UnsupportedCallError, key_of
+from memplan.fusing.prepared import Fallback, Prepared, inference
+from memplan.graph.call import Inputs, UnsupportedCallError, key_of
+from memplan.graph.capture import first_calls
+from memplan.graph.check import undone
 from memplan.graph.export import first_line
-from memplan.graph.nest import Tensors
 from memplan.graph.standin import Run, StandIn
-from memplan.graph.weights import Watch
+from memplan.graph.weights import Watch, has_hooks
 
 
 def _unsupported_surroundings() -> str:
@@ -49,7 +51,7 @@ def _has_function_modes() -> bool:
 
 
 def _unsupported_leaves(values: Iterable[object], grad: bool) -> str:
-    """What is unsupported among arguments; `Signature.named` looks inside others."""
+    """What is unsupported among arguments."""
     for value in values:
         if not isinstance(value, torch.Tensor):
             continue
@@ -72,14 +74,12 @@ MOST_CHANGES = 8  # of modules, in so many calls for each, until no more are fol
 class PartlyFused:
     """A model of which some modules, at `paths`, run fused; why it is not whole.
 
-    mirror: a copy of its tree of modules, with the same tensors. fixed: arguments that
-    are no tensors.
+    mirror: a copy of its tree of modules, with the same tensors.
     """
 
     mirror: torch.nn.Module
     paths: list[str]
     reason: str
-    fixed: dict[str, object]
     watch: Watch
 
     def stale(self) -> bool:
@@ -89,10 +89,6 @@ class PartlyFused:
     def ready(self) -> bool:
         """True: its parts watch their own weights."""
         return True
-
-    def run(self, inputs: Tensors) -> object:
-        """What the model returns for these inputs."""
-        return self.mirror(**inputs, **self.fixed)
 
 
 Program = Prepared | PartlyFused | Fallback
@@ -131,33 +127,32 @@ class Fused(StandIn):
         self._calls = self._changes = self._fallbacks = 0
 
     def unsupported(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
-        grad = torch.is_grad_enabled()
-        return (
-            super().unsupported(args, kwargs)
-            or _unsupported_surroundings()
-            or _unsupported_leaves(args, grad)
-            or _unsupported_leaves(kwargs.values(), grad)
-        )
+        reason = super().unsupported(args, kwargs) or _unsupported_surroundings()
+        plain = not kwargs and all(isinstance(each, torch.Tensor) for each in args)
+        leaves = args if plain else tree_leaves((args, kwargs))
+        return reason or _unsupported_leaves(leaves, torch.is_grad_enabled())
 
     def _ready(
         self, args: tuple[object, ...], kwargs: dict[str, Any]
     ) -> tuple[object, Run] | None:
         if self._skips_check() or self.unsupported(args, kwargs):
             return None
+        inputs = self._signature.arranged(self.model, args, kwargs)
         try:
-            tensors, fixed = self._signature.named(self.model, args, kwargs)
-            key = key_of(tensors, fixed)
-        except TypeError:  # the model says what is wrong with them
-            return None
+            key, tensors = key_of(inputs)
         except UnsupportedCallError as error:
             self._warn(str(error))
             return None
-        program = self._program(key, tensors, fixed)
+        program = self._program(key, inputs)
         if isinstance(program, Fallback):
             self._fallbacks += self._fallbacks < RECHECK_EVERY
             return None
         self._fallbacks = 0
-        return (key, partial(program.run, tensors)) if program.ready() else None
+        if not program.ready():
+            return None
+        if isinstance(program, PartlyFused):
+            return key, partial(inputs.run, program.mirror)
+        return key, partial(program.run, tensors)
 
     def _skips_check(self) -> bool:
         """Whether checking this call would most likely cost time for nothing."""
@@ -166,9 +161,7 @@ class Fused(StandIn):
         self._fallbacks += 1
         return bool(self._fallbacks % RECHECK_EVERY)
 
-    def _program(
-        self, key: object, tensors: Tensors, fixed: dict[str, object]
-    ) -> Program:
+    def _program(self, key: object, inputs: Inputs) -> Program:
         self._calls += 1
         program = self._programs.get(key)
         if program is not None and not program.stale():
@@ -177,11 +170,11 @@ class Fused(StandIn):
             now = self._programs.get(key)
             if now is not None and now is not program:
                 return now  # another thread has compiled it meanwhile
-            return self._compile(key, tensors, fixed, changed=program is not None)
+            return self._compile(key, inputs, changed=program is not None)
 
-    def _compile(
-        self, key: object, tensors: Tensors, fixed: dict[str, object], changed: bool
-    ) -> Program:
+    def _compile(self, key: object, inputs: Inputs, changed: bool) -> Program:
+        if torch.autograd._profiler_enabled():  # memplan measures by one of its own
+            return Fallback("a profiler runs")
         if changed:
             self._programs.clear()
             self._changes += 1
@@ -192,13 +185,13 @@ class Fused(StandIn):
             reason = "its modules change again and again"
             self._warn(reason)
             return Fallback(reason)
-        program: Program = prepare(
-            self.model, tensors, fixed, self.options, self._arena_pool
-        )
+        program: Program = prepare(self.model, inputs, self.options, self._arena_pool)
         if isinstance(program, Fallback) and program.parts and not self._is_part:
-            program = self._fuse_parts(program, tensors, fixed)
+            program = self._fuse_parts(program, inputs)
         if isinstance(program, Fallback):
             self._warn(program.reason)
+        elif isinstance(program, PartlyFused):
+            self._warn(program.reason, "parts of the model run")
         self._store(key, program)
         return program
 
@@ -213,23 +206,31 @@ class Fused(StandIn):
         if not any(isinstance(each, PartlyFused) for each in programs):
             self._arena_pool.trim(max((each.bytes for each in engines), default=0))
 
-    def _fuse_parts(
-        self, whole: Fallback, tensors: Tensors, fixed: dict[str, object]
-    ) -> Program:
+    def _fuse_parts(self, whole: Fallback, inputs: Inputs) -> Program:
         """The model with its parts fused, if it then returns the same results."""
-
-        def fuse_part(part: torch.nn.Module) -> Fused:
-            return Fused(part, self.options, self._arena_pool)
-
-        mirror, paths = mirrored(self.model, fuse_part)
-        if not paths:
+        if isinstance(self.model, StandIn):
             return whole
-        parts = PartlyFused(mirror, paths, whole.reason, fixed, Watch(self.model, ()))
-        if agrees(self.model, parts.run, tensors, fixed, self.options):
-            return parts
-        return whole
+        with undone(self.model), inference():
+            mirror = _Mirror(self, first_calls(self.model, inputs))
+            made = mirror.of(self.model, "")
+            agree = mirror.paths and agrees(self.model, made, inputs, self.options)
+        if not agree:
+            return whole
+        watch = Watch(self.model, ())
+        return PartlyFused(made, mirror.paths, whole.reason, watch)
+
+    def prepare(self, inputs: Inputs) -> bool:
+        """Compile for inputs of this form; whether it then runs fused."""
+        self._ready(inputs.args, inputs.kwargs)
+        return any(isinstance(each, Prepared) for each in self.programs())
+
+    def part(self, module: torch.nn.Module) -> Fused:
+        """A module of the model, to be fused by itself in the same arenas."""
+        return Fused(module, self.options, self._arena_pool)
 
     def _warn(self, reason: str, what: str = "the model runs") -> None:
+        if isinstance(self.model, StandIn):
+            what = f"the plan of memplan.{self.model.verb} runs"
         if not self._is_part:  # a part does not warn by itself
             super()._warn(reason, what)
 
@@ -238,6 +239,56 @@ class Fused(StandIn):
         self._programs[key] = Fallback(reason, watch=Watch(self.model, ()))
         self._warn(reason)
 
+    def around(self, model: torch.nn.Module) -> Fused:
+        return Fused(model, self.options)
+
     def programs(self) -> list[Program]:
         """The programs for the shapes seen last."""
         return list(self._programs.values())
+
+
+class _Mirror:
+    """Makes a copy of a model's tree of modules in which the largest that can be
+    captured and gain from it run fused; the tensors are the model's own.
+
+    paths: of those modules. A module with hooks, which are given the module itself, is
+    in the copy as it is.
+    """
+
+    def __init__(self, whole: Fused, calls: dict[str, Inputs]) -> None:
+        self._whole, self._calls = whole, calls
+        self._made: dict[torch.nn.Module, torch.nn.Module] = {}
+        self.paths: list[str] = []
+
+    def of(self, module: torch.nn.Module, path: str) -> torch.nn.Module:
+        """A module's copy; itself where nothing in it is fused."""
+        changed: dict[str, torch.nn.Module] = {}
+        for name, child in module._modules.items():
+            if child is None or has_hooks(child) or isinstance(child, StandIn):
+                continue
+            here = f"{path}.{name}" if path else name
+            if child not in self._made:
+                self._made[child] = self._part(child, here) or self.of(child, here)
+            if self._made[child] is not child:
+                changed[name] = self._made[child]
+        if not changed:
+            return module
+        mirror = copy.copy(module)
+        mirror._modules = type(module._modules)({**module._modules, **changed})
+        return mirror
+
+    def _part(self, module: torch.nn.Module, path: str) -> torch.nn.Module | None:
+        """A module fused for its first call; itself where that gains nothing; None
+        where it cannot be captured."""
+        single = not module._modules
+        if single and type(module).__module__.startswith("torch.nn.modules."):
+            return module
+        call = self._calls.get(path)
+        if call is None:
+            return None
+        part = self._whole.part(module)
+        if part.prepare(call):
+            self.paths.append(path)
+            return part
+        fallbacks = [each for each in part.programs() if isinstance(each, Fallback)]
+        return module if any(each.network for each in fallbacks) else None

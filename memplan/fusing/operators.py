@@ -35,9 +35,8 @@ class Operator:
     operands: kinds of what it takes beside the value. "channel": a float32 vector of
     one value a channel. "image": a tensor (n, c), one value a channel of each image.
     "tensor": a tensor of the value's shape.
-    called: whether the operator's name, with or without "_" behind, is that of a
-    function of torch. module: a class of torch.nn; "" for none. label: in pictures, if
-    not the name.
+    called: whether the operator's name is that of an ATen operator with these numbers.
+    label: in pictures, if not the name.
     """
 
     code: str
@@ -46,7 +45,6 @@ class Operator:
     numbers: dict[str, float] = field(default_factory=dict)
     operands: tuple[str, ...] = ()
     called: bool = True
-    module: str = ""
     label: str = ""
 
 
@@ -62,7 +60,7 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
-# Those that are not `called` have rules of their own in front/rules.py.
+# Those that are not `called` have rules of their own in rules.py.
 OPERATORS: dict[str, Operator] = {
     "affine": Operator(
         "{x} * {p} + {q}",
@@ -79,7 +77,7 @@ OPERATORS: dict[str, Operator] = {
         operands=("channel",),
         called=False,
     ),
-    "relu": Operator("larger(0.0f, {x})", "most", torch.relu, module="ReLU"),
+    "relu": Operator("larger(0.0f, {x})", "most", torch.relu),
     "clamp": Operator(
         "clamp({x}, {a}, {b})",
         "clamped(most, {a}, {b})",
@@ -92,7 +90,6 @@ OPERATORS: dict[str, Operator] = {
         "most * (1.0f + size({a}))",
         functional.leaky_relu,
         {"negative_slope": 0.01},
-        module="LeakyReLU",
         label="leaky",
     ),
     "elu": Operator(
@@ -100,15 +97,10 @@ OPERATORS: dict[str, Operator] = {
         "most + size({a})",
         functional.elu,
         {"alpha": 1.0},
-        module="ELU",
     ),
-    "sigmoid": Operator(
-        "1.0f / (1.0f + exp(-{x}))", "splat(1.0f)", torch.sigmoid, module="Sigmoid"
-    ),
-    "tanh": Operator("tanh({x})", "splat(1.0f)", torch.tanh, module="Tanh"),
-    "silu": Operator(
-        "{x} / (1.0f + exp(-{x}))", "most + 1.0f", functional.silu, module="SiLU"
-    ),
+    "sigmoid": Operator("1.0f / (1.0f + exp(-{x}))", "splat(1.0f)", torch.sigmoid),
+    "tanh": Operator("tanh({x})", "splat(1.0f)", torch.tanh),
+    "silu": Operator("{x} / (1.0f + exp(-{x}))", "most + 1.0f", functional.silu),
     "gelu": Operator(
         "0.5f * {x} * (1.0f + erf({x} * 0.707106781f))",
         "most + 1.0f",
@@ -122,32 +114,28 @@ OPERATORS: dict[str, Operator] = {
         _gelu_tanh,
         called=False,
     ),
-    "mish": Operator("mish({x})", "most + 1.0f", functional.mish, module="Mish"),
+    "mish": Operator("mish({x})", "most + 1.0f", functional.mish),
     "softplus": Operator(
         "{x} * {a} > {b} ? {x} : log1p(exp({x} * {a})) / {a}",
         "softened(most, {a}, {b})",
         functional.softplus,
         {"beta": 1.0, "threshold": 20.0},
-        module="Softplus",
     ),
     "softsign": Operator(
         "{x} / (1.0f + magnitude({x}))",
         "splat(1.0f)",
         functional.softsign,
-        module="Softsign",
     ),
     "hardswish": Operator(
         "{x} * clamp({x} + 3.0f, 0.0f, 6.0f) / 6.0f",
         "most * 6.0f",
         functional.hardswish,
-        module="Hardswish",
         label="hswish",
     ),
     "hardsigmoid": Operator(
         "clamp({x} + 3.0f, 0.0f, 6.0f) / 6.0f",
         "splat(1.0f)",
         functional.hardsigmoid,
-        module="Hardsigmoid",
         label="hsigm",
     ),
     "abs": Operator("magnitude({x})", "most", torch.abs),

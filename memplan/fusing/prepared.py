@@ -12,7 +12,6 @@ import torch
 
 from memplan.fusing.engine.engine import Engine
 from memplan.fusing.layers import Network, Node
-from memplan.graph.nest import Tensors
 from memplan.graph.weights import Watch
 
 MOST_REPACKS = (
@@ -86,7 +85,7 @@ class Prepared:
 
     def stale(self) -> bool:
         """Whether the model has changed in more than its weights' values."""
-        if not self.watch.same_modules():
+        if not (self.watch.same_modules() and self.watch.same_containers()):
             return True
         self._same = self.watch.same_weights()
         return not self._same and not self.watch.same_kinds()
@@ -109,8 +108,9 @@ class Prepared:
             self.watch = watch
         return self._packed
 
-    def run(self, inputs: Tensors) -> object:
-        """The model's results for these inputs."""
+    def run(self, tensors: list[torch.Tensor]) -> object:
+        """The model's results for the tensors among its inputs, in order."""
+        inputs = dict(zip(self.network.inputs, tensors, strict=True))
         return self.finish(self.engine.run(inputs))
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from math import prod
 
 import torch
-from torch.nn import Module
 
 from memplan.fusing.collapse import Stack, collapse, pools_of, sizes
 from memplan.fusing.engine.decide import collapsed
@@ -29,6 +28,7 @@ from memplan.fusing.module import Fused, PartlyFused
 from memplan.fusing.operators import Operation
 from memplan.fusing.patches import cpu_device
 from memplan.fusing.prepared import Fallback, Prepared
+from memplan.graph.lower import argument_name
 from memplan.graph.measure import activation_peak
 
 COPIED = 64 << 20  # bytes of the tensor that is copied to calibrate: beyond most caches
@@ -233,7 +233,7 @@ def _part(program: Prepared | Fallback, path: str, max_steps: int | None) -> Par
     network = program.network
     if network is None:
         return Part(path, "unchanged", getattr(program, "reason", ""))
-    shapes = {name: network.shapes[name] for name in network.inputs}
+    shapes = {argument_name(name): network.shapes[name] for name in network.inputs}
     if isinstance(program, Fallback):
         layers = [
             _outcome(each, "torch", reason=each.reason) for each in network.layers
@@ -300,17 +300,12 @@ def _head(node: Node) -> str:
 def _outcome(
     layer: Layer, became: str, into: str = "", kernel: str = "", reason: str = ""
 ) -> LayerOutcome:
-    target, place = layer.op.target, layer.place
-    name = getattr(target, "__name__", None) or type(target).__name__
     kind = layer.kind
     if layer.operation is not None:
         pool = layer.operation.pool
         kind = layer.operation.kind if pool is None else f"{pool.mode} pool"
-    operator = str(name).partition(".")[0]
-    if not isinstance(target, Module):
-        place = f"{layer.op.line}: {layer.name}" if layer.op.line else layer.name
     return LayerOutcome(
-        *(layer.name, place, operator, kind, layer.shape),
+        *(layer.name, layer.place, layer.operator, kind, layer.shape),
         *(became, into, kernel, reason),
     )
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from memplan.errors import InputError, UsageError
-from memplan.graph.nest import PLAIN, Kind, Tensors
+from memplan.graph.nest import PLAIN, Kind
 
 
 class UnsupportedCallError(InputError):
@@ -45,6 +45,13 @@ class Inputs:
         """All tensors and plain values in the arguments."""
         return list(tree_leaves((self.args, self.kwargs)))
 
+    def with_tensors(self, values: Sequence[object]) -> Inputs:
+        """The same inputs with other tensors, in the order of the leaves."""
+        leaves, nest = tree_flatten((self.args, self.kwargs))
+        given = iter(values)
+        changed = [next(given) if isinstance(x, Tensor) else x for x in leaves]
+        return Inputs(*tree_unflatten(changed, nest))
+
     def run(self, model: Callable[..., object]) -> object:
         """What the model returns for these inputs."""
         return model(*self.args, **self.kwargs)
@@ -75,8 +82,7 @@ class Signature:
     def __init__(self) -> None:
         self._forward: object = None
         self._found = inspect.Signature()
-        self._names: list[str] = []
-        self._rest: dict[str, object] | None = None  # plain defaults, or None
+        self._simple = False
 
     def _of(self, model: nn.Module) -> inspect.Signature:
         forward = model.forward
@@ -84,7 +90,7 @@ class Signature:
         if function is not self._forward:
             self._found = inspect.signature(forward)
             self._forward = function
-            self._names, self._rest = _simple(self._found)
+            self._simple = _is_simple(self._found)
         return self._found
 
     def arranged(
@@ -96,7 +102,7 @@ class Signature:
         A call that forward would reject is returned as it is.
         """
         signature = self._of(model)
-        if not kwargs and self._rest is not None and _all_tensors(args):
+        if not kwargs and self._simple and _all_tensors(args):
             return Inputs(args, kwargs)  # none is a default, or in another place
         try:
             bound = signature.bind(*args, **kwargs)
@@ -113,64 +119,21 @@ class Signature:
                     del bound.arguments[name]
         return Inputs(bound.args, bound.kwargs)
 
-    def named(
-        self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[Tensors, dict[str, object]]:
-        """The arguments of a call by name: tensors, and all the others with defaults.
-
-        Raises TypeError as the call itself would; UnsupportedCallError for tensors in
-        lists, dictionaries or ``*args``.
-        """
-        signature = self._of(model)
-        if not kwargs and self._rest is not None and _all_tensors(args):
-            missing = len(self._names) - len(args)
-            rest = list(self._rest.items())
-            if 0 <= missing <= len(rest):
-                fixed = dict(rest[len(rest) - missing :])
-                return dict(zip(self._names, args, strict=False)), fixed
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        tensors: Tensors = {}
-        others: dict[str, object] = {}
-        for name, value in given.arguments.items():
-            kind = signature.parameters[name].kind
-            if isinstance(value, Tensor):
-                if kind is kind.POSITIONAL_ONLY:
-                    raise UnsupportedCallError(
-                        f"its argument {name} is positional-only"
-                    )
-                tensors[name] = value
-            elif kind in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD):
-                if value:
-                    raise UnsupportedCallError(f"it takes *{name}")
-            elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
-                raise UnsupportedCallError(
-                    f"its argument {name} contains tensors in a nested value"
-                )
-            else:
-                others[name] = value
-        return tensors, others
-
 
 def _all_tensors(values: tuple[object, ...]) -> bool:
     return all(isinstance(each, Tensor) for each in values)
 
 
-def _simple(signature: inspect.Signature) -> tuple[list[str], dict[str, object] | None]:
-    """Names of arguments with a name and a place, and those of them with defaults;
-    None for these where there are arguments or defaults of other kinds."""
-    names, rest = [], {}
-    for name, each in signature.parameters.items():
-        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            continue
-        if each.kind is not each.POSITIONAL_OR_KEYWORD:
-            return [], None
-        names.append(name)
-        if each.default is not each.empty:
-            rest[name] = each.default
-            if not isinstance(each.default, PLAIN):
-                return [], None
-    return names, rest
+def _is_simple(signature: inspect.Signature) -> bool:
+    """Whether all arguments have a name and a place, with plain defaults."""
+    return all(
+        each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        or (
+            each.kind is each.POSITIONAL_OR_KEYWORD
+            and (each.default is each.empty or isinstance(each.default, PLAIN))
+        )
+        for each in signature.parameters.values()
+    )
 
 
 def _is_default(value: object, default: object) -> bool:
@@ -179,19 +142,28 @@ def _is_default(value: object, default: object) -> bool:
     return value is default or (plain and bool(value == default))
 
 
-def key_of(tensors: Tensors, fixed: dict[str, object]) -> object:
-    """The key of a program: shapes, types, memory order, plain values.
+def key_of(inputs: Inputs) -> tuple[object, list[Tensor]]:
+    """The key of a program for inputs like these, and the tensors among them.
 
-    Raises UnsupportedCallError for other arguments, whose insides may change unseen.
+    The key has nest, shapes, types, memory order and plain values. Raises
+    UnsupportedCallError for other values, whose insides may change unseen.
     """
-    return (
-        tuple(
-            (name, each.shape, each.dtype, each.device, order_of(each))
-            for name, each in tensors.items()
-        ),
-        tuple((name, _distinguish(name, value)) for name, value in fixed.items()),
-        torch.get_num_threads(),
-    )
+    nest: TreeSpec | None = None
+    leaves: list[object] = list(inputs.args)
+    if inputs.kwargs or not _all_tensors(inputs.args):
+        leaves, nest = tree_flatten((inputs.args, inputs.kwargs))
+    tensors: list[Tensor] = []
+    kinds: list[object] = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            tensors.append(leaf)
+            kinds.append((leaf.shape, leaf.dtype, leaf.device, order_of(leaf)))
+        elif isinstance(leaf, (*PLAIN, torch.dtype, torch.device)):
+            kinds.append((type(leaf), repr(leaf)))  # 1, 1.0 and True differ
+        else:
+            kind = type(leaf).__name__
+            raise UnsupportedCallError(f"one of its arguments is a {kind}")
+    return (nest, tuple(kinds), torch.get_num_threads()), tensors
 
 
 def order_of(tensor: Tensor) -> object:
@@ -208,15 +180,6 @@ def order_of(tensor: Tensor) -> object:
 def _says_last(strides: tuple[int, ...]) -> bool:
     """Whether torch takes these strides for channels last (`suggest_memory_format`)."""
     return strides[1] == 1 and strides[1] < strides[3] <= strides[2] <= strides[0]
-
-
-def _distinguish(name: str, value: object) -> object:
-    """A key of a plain value in which 1, 1.0 and True differ, and 0.0 and -0.0."""
-    if isinstance(value, tuple | list):
-        return type(value), tuple(_distinguish(name, each) for each in value)
-    if not isinstance(value, (*PLAIN, torch.dtype, torch.device)):
-        raise UnsupportedCallError(f"its argument {name} is a {type(value).__name__}")
-    return type(value), repr(value) if isinstance(value, float) else value
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import io
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,8 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from memplan.errors import InputError
 from memplan.graph.call import Inputs
-from memplan.graph.nest import Tensors, leaves_of
-from memplan.graph.weights import has_hooks
+from memplan.graph.nest import leaves_of
+from memplan.graph.reach import Attributes
 
 TINY = 1e-30  # what values are compared with where all of them are 0
 
@@ -165,66 +171,115 @@ class Snapshot:
         return True
 
 
-class Attributes:
-    """The attributes of a model's modules as they are, but for modules with hooks,
-    which may change them at every call."""
-
-    def __init__(self, model: nn.Module) -> None:
-        modules = [each for each in model.modules() if not has_hooks(each)]
-        self._before = [(each, dict(vars(each))) for each in modules]
-
-    def changed(self) -> list[nn.Module]:
-        """The modules of which an attribute is another value now, or another tensor."""
-        return [
-            module
-            for module, then in self._before
-            if (now := vars(module)).keys() != then.keys()
-            or any(_differ(now[name], value) for name, value in then.items())
-        ]
-
-    def restore(self) -> None:
-        """Put the attributes back."""
-        for module, then in self._before:
-            vars(module).clear()
-            vars(module).update(then)
-
-
-def _differ(now: object, then: object) -> bool:
-    try:
-        return now is not then and (isinstance(now, Tensor) or bool(now != then))
-    except (RuntimeError, ValueError, TypeError):
-        return True  # arrays and tensors, and other ones
-
-
 class SideEffectsError(InputError):
-    """The model writes to its inputs, buffers or attributes during inference."""
+    """The model changes something during inference, or answers differently each time.
+
+    lost: whether a copy of its modules would change something else than the model.
+    """
+
+    def __init__(self, reason: str, lost: bool) -> None:
+        super().__init__(reason)
+        self.lost = lost
 
 
-NOTES = "it changes its own attributes during inference"
+NOTES = "it changes its own attributes, or what else its code reaches, during inference"
 
 
 def without_effects(
-    model: nn.Module, inputs: Tensors, run: Callable[[Tensors], object]
+    model: nn.Module, tensors: Iterable[Tensor], run: Callable[[], object]
 ) -> object:
-    """What `run` gives on `inputs`, which are the caller's own copies.
+    """What `run` of the model gives on `tensors`, which are the caller's own copies.
 
-    Raises SideEffectsError, with the model as it was before, if it changed itself, or
-    its inputs. What it keeps at its first run, and only then, is no change.
+    It runs twice: what the model keeps at its first run, and only then, is no effect.
+    Raises SideEffectsError, with everything as it was before, if it changes what it can
+    reach, prints, or returns other results.
     """
-    versions = [each._version for each in inputs.values()]
-    buffers, attributes = Snapshot(model.buffers()), Attributes(model)
-    result = run(inputs)
+    before, given, drawn = Attributes(model), Snapshot(tensors), _random_states()
+    buffers = Snapshot(_written(model, before))
+    with _Heard() as heard:
+        first = run()
+        said, settled, states = heard.text(), Attributes(model), _random_states()
+        result = run()
+    reason = "it prints during inference" if heard.text() != said else ""
+    if _random_states() != states:
+        reason = "it draws random numbers"
+    elif relative_error(first, result) > tolerance_of(result):
+        reason = "its results change from call to call"
     if buffers.changed():
-        raise SideEffectsError("it writes to its buffers during inference")
-    if [each._version for each in inputs.values()] != versions:
-        raise SideEffectsError("it writes to its inputs")
-    if attributes.changed():
-        settled = Attributes(model)
-        result = run(inputs)
-        if settled.changed():
-            attributes.restore()
-            raise SideEffectsError(NOTES)
+        reason = "it writes to its buffers during inference"
+    elif given.changed():
+        reason = "it writes to its inputs"
+    elif settled.changed():
+        reason = NOTES
+    if reason:
+        lost = settled.assigned()
+        before.restore()
+        _put_back(drawn)
+        raise SideEffectsError(reason, lost)
+    sys.stdout.write(said)
     return result
+
+
+def _written(model: nn.Module, reached: Attributes) -> Iterable[Tensor]:
+    """The tensors that a forward may well write to, each once."""
+    loose = [each for each in reached.tensors if not isinstance(each, nn.Parameter)]
+    return {id(each): each for each in [*model.buffers(), *loose]}.values()
+
+
+@contextlib.contextmanager
+def undone(model: nn.Module) -> Iterator[None]:
+    """What the model changes or prints within is put back, and not said."""
+    before, drawn = Attributes(model), _random_states()
+    buffers = Snapshot(_written(model, before))
+    try:
+        with _Heard(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        buffers.changed()
+        before.restore()
+        _put_back(drawn)
+
+
+States = tuple[list[int], tuple[Any, ...], dict[str, Any]]
+
+
+def _random_states() -> States:
+    """The states of torch's, Python's and NumPy's random numbers."""
+    legacy = np.random.get_state(legacy=False)
+    inner = {**legacy["state"], "key": legacy["state"]["key"].tolist()}
+    found = {**legacy, "state": inner}
+    return torch.get_rng_state().tolist(), random.getstate(), found
+
+
+def _put_back(states: States) -> None:
+    """Restore Python's and NumPy's states."""
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+
+
+class _Heard(io.TextIOBase):
+    """While active, takes what this thread writes to the standard output."""
+
+    def __enter__(self) -> _Heard:
+        self._thread, self._lines = threading.get_ident(), io.StringIO()
+        self._before, sys.stdout = sys.stdout, self
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        sys.stdout = self._before
+        if kind is not None:
+            sys.stdout.write(self.text())
+
+    def write(self, text: str) -> int:
+        here = threading.get_ident() == self._thread
+        return (self._lines if here else self._before).write(text)
+
+    def flush(self) -> None:
+        self._before.flush()
+
+    def text(self) -> str:
+        """What was written so far."""
+        return self._lines.getvalue()
 
 
 # How much of a result is rounding. Where large values cancel, a difference that is

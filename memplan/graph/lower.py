@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from memplan.errors import InputError
-from memplan.graph.export import Exported
+from memplan.graph.export import Exported, functional
 from memplan.graph.infer import Inference, ShapeError, meta_of
 from memplan.graph.program import Argument, Op, Program, Ref, refs, results
 
@@ -107,7 +107,13 @@ class _Lowering:
 
         args = self._argument(tuple(node.args))
         kwargs = self._argument(dict(node.kwargs))
-        op = Op(free_name(node), node.target, args, kwargs, source_line(node))
+        target = node.target
+        written = isinstance(target, torch._ops.OpOverload) and (
+            target._schema.is_mutable
+        )
+        if written:
+            target = functional(node)
+        op = Op(free_name(node), target, args, kwargs, source_line(node))
         if op.key in CHECKS:
             return
         if op.key == "getitem" and isinstance(op.args[0], list):
@@ -127,8 +133,12 @@ class _Lowering:
             ) from error
         self._program.ops.append(op)
         # Of several results, those after the first are of training.
-        first = op.target is torch.ops.aten.batch_norm.default
+        several = node.target is not op.target and isinstance(node.meta["val"], tuple)
+        first = several and op.target is torch.ops.aten.batch_norm.default
         self._names[node] = [Ref(op.name)] if first else Ref(op.name)
+        if written:
+            old, new = args[0], self._names[node]
+            self._names.update((n, new) for n, v in self._names.items() if v == old)
 
     def _unchanged(self, op: Op, node: fx.Node) -> Argument:
         """The argument that an operator returns unchanged, or None."""
@@ -249,6 +259,12 @@ def free_name(node: fx.Node) -> str:
     """The name of an fx node's value: the node's own, unless it is reserved."""
     name = str(node.name)
     return f"{name}_value" if name in RESERVED or keyword.iskeyword(name) else name
+
+
+def argument_name(name: str) -> str:
+    """The name of an input as the model has it, which `free_name` may have changed."""
+    plain = name.removesuffix("_value")
+    return plain if plain in RESERVED or keyword.iskeyword(plain) else name
 
 
 def without_dead(program: Program) -> Program:

@@ -78,9 +78,7 @@ def as_nested(pattern: object) -> Callable[[object], object]:
     with the strides of its tensors."""
     if isinstance(pattern, torch.Tensor):
         strides = pattern.stride()
-        return lambda value: laid_out(
-            value if isinstance(value, torch.Tensor) else leaves_of(value)[0], strides
-        )
+        return lambda value: laid_out(_only(value), strides)
     leaves, rebuild = flatten(pattern)
     wanted = [
         each.stride() if isinstance(each, torch.Tensor) else None for each in leaves
@@ -94,6 +92,13 @@ def as_nested(pattern: object) -> Callable[[object], object]:
         return rebuild(found)
 
     return nested
+
+
+def _only(value: object) -> object:
+    """A tensor, or the one leaf of a nest."""
+    if isinstance(value, list | tuple) and len(value) == 1:  # quicker than a nest
+        (value,) = value
+    return value if isinstance(value, torch.Tensor) else leaves_of(value)[0]
 
 
 def laid_out(value: object, strides: tuple[int, ...] | None) -> object:

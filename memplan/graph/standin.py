@@ -7,15 +7,18 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
 
-from memplan.errors import UsageError
-from memplan.graph.call import Signature
+from memplan.errors import InputError, UsageError
+from memplan.graph.call import Inputs, Signature
 from memplan.graph.nest import flatten, storages
 from memplan.graph.weights import has_hooks
+
+if TYPE_CHECKING:
+    from memplan.graph.capture import Target
 
 Run = Callable[[], object]
 
@@ -44,12 +47,28 @@ class StandIn(nn.Module):  # type: ignore[misc]
         self._warned: set[str] = set()
         self._signature = Signature()
 
+    def target(self, inputs: Inputs) -> Target:
+        """What runs for these inputs, as a Program whose steps are operators.
+
+        Raises InputError where that is not known.
+        """
+        raise InputError(f"it runs by memplan.{self.verb} already")
+
+    def budget(self) -> int | None:
+        """Bytes of activations that a call may take; None if there is no limit."""
+        return None
+
+    def around(self, model: nn.Module) -> StandIn:
+        """A stand-in of the same kind for another model."""
+        raise InputError(f"it runs by memplan.{self.verb} already")
+
     def unsupported(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
         """Why a call is not plain inference, so that the model itself runs; "" if it
         is."""
         if self.model.training:
             return "it is in training mode"
-        return "it has hooks" if has_hooks(self.model) else ""
+        hooked = has_hooks(self.model) or has_hooks(original(self.model))
+        return "it has hooks" if hooked else ""
 
     def _ready(
         self, args: tuple[object, ...], kwargs: dict[str, Any]
@@ -159,6 +178,13 @@ class StandIn(nn.Module):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         self._reset()
+
+
+def original(model: nn.Module) -> nn.Module:
+    """The model that stand-ins, one in the place of another, were made from."""
+    while isinstance(model, StandIn):
+        model = model.model
+    return model
 
 
 def is_traced(values: Iterable[object]) -> bool:

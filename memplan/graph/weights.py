@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -30,6 +31,14 @@ class Weights(Mapping[str, torch.Tensor]):
         except AttributeError:
             return self.constants[name]
 
+    def holder(self, name: str) -> tuple[dict[str, torch.Tensor], str]:
+        """The dictionary that a tensor stands in, and its key there."""
+        try:
+            fetch(self.model, name)
+        except AttributeError:
+            return self.constants, name
+        return _holder(self.model, name)
+
     def __iter__(self) -> Iterator[str]:
         raise TypeError("weights are looked up by name")
 
@@ -56,9 +65,17 @@ class Watch:
     def __init__(self, model: torch.nn.Module, names: Iterable[str]) -> None:
         self._model, self._names = model, list(names)
         self._modules = _Modules(model)
+        self._containers = [
+            value
+            for module in model.modules()
+            for name, value in vars(module).items()
+            if isinstance(value, list | dict) and not name.startswith("_")
+        ]
+        self._contents = list(map(copy.copy, self._containers))
         holders = [_holder(model, name) for name in self._names]
         self._held = [(held, attribute) for held, attribute in holders]
         self._tensors = [held[attribute] for held, attribute in holders]
+        self._ties = _ties(model, self._held)
         self._counted = [*self._tensors, *_counters(model, self._names)]
         self._versions = [each._version for each in self._counted]
         self._pointers = [each.data_ptr() for each in self._tensors]
@@ -69,6 +86,10 @@ class Watch:
     def again(self) -> Watch:
         """A watch of the same model's current state."""
         return Watch(self._model, self._names)
+
+    def same_containers(self) -> bool:
+        """Whether lists and dictionaries that are attributes hold what they held."""
+        return _same(self._containers, self._contents)
 
     def same_weights(self) -> bool:
         """Whether no tensor's values have changed."""
@@ -87,15 +108,23 @@ class Watch:
         return [None if each is None else Kind.of(each) for each in now] == self._kinds
 
     def same_modules(self) -> bool:
-        """Whether modules, modes, attributes and hooks are unchanged."""
-        return self._modules.same()
+        """Whether modules, modes, attributes and hooks are unchanged, and tensors that
+        are one still are."""
+        tied = all(a.get(name) is b.get(other) for a, name, b, other in self._ties)
+        return tied and self._modules.same()
 
 
 class _Modules:
     def __init__(self, model: torch.nn.Module) -> None:
         modules = list(model.modules())
-        # What hooks do to the attributes of their modules is done at every call.
-        plain = [each for each in modules if not has_hooks(each)]
+        # What hooks do to the attributes of their modules is done at every call, and
+        # stand-ins, which have a model among theirs, change at every call.
+        plain = [
+            each
+            for each in modules
+            if not has_hooks(each)
+            and not isinstance(vars(each).get("model"), torch.nn.Module)
+        ]
         self._attributes = [vars(each) for each in plain]
         self._own = [_own(each) for each in self._attributes]
         self._children = [each._modules for each in modules if each._modules]
@@ -124,17 +153,26 @@ class _Modules:
         ]
 
     def same(self) -> bool:
-        try:  # what is the same object is not compared, and that is nearly all
-            return (
-                list(map(len, self._attributes)) == self._counts
-                and self._now() == self._then
-                and self._children == self._children_then
-                and sum(map(len, self._hooks)) == self._hooked
-                and all(each.training is mode for each, mode in self._modes)
-                and [each._version for each in self._loose] == self._versions
-            )
-        except (KeyError, RuntimeError, ValueError, TypeError):
-            return False  # arrays and tensors, and other ones
+        if list(map(len, self._attributes)) != self._counts:
+            return False
+        try:
+            now = self._now()
+        except KeyError:  # one went, another came
+            return False
+        return (
+            _same(now, self._then)
+            and _same(self._children, self._children_then)
+            and sum(map(len, self._hooks)) == self._hooked
+            and all(each.training is mode for each, mode in self._modes)
+            and [each._version for each in self._loose] == self._versions
+        )
+
+
+def _same(now: object, then: object) -> bool:
+    try:  # what is the same object is not compared, and that is nearly all
+        return bool(now == then)
+    except (RuntimeError, ValueError, TypeError):
+        return False  # arrays and tensors, and other ones
 
 
 def _own(attributes: dict[str, object]) -> operator.itemgetter[object]:
@@ -154,6 +192,25 @@ def _holder(model: torch.nn.Module, name: str) -> tuple[dict[str, torch.Tensor],
         if attribute in group:
             return group, attribute
     return vars(module), attribute
+
+
+Tie = tuple[dict[str, torch.Tensor], str, dict[str, torch.Tensor], str]
+
+
+def _ties(
+    model: torch.nn.Module, held: list[tuple[dict[str, torch.Tensor], str]]
+) -> list[Tie]:
+    """Each place of these tensors, and every other place in the model where they
+    stand."""
+    places = {id(group[name]): (group, name) for group, name in held}
+    found = []
+    for module in model.modules():
+        for group in (module._parameters, module._buffers):
+            for name, tensor in group.items():
+                first = places.get(id(tensor))
+                if first is not None and (first[0] is not group or first[1] != name):
+                    found.append((*first, group, name))
+    return found
 
 
 def _counters(model: torch.nn.Module, names: list[str]) -> list[torch.Tensor]:

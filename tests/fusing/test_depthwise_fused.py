@@ -103,7 +103,7 @@ def test_an_addition_and_a_normalisation_in_front_are_of_it() -> None:
     engine = ready.programs()[0].engine
     assert kinds(engine) == [["affine", "relu", "pool", "add", "relu"]]
     (run,) = summary(ready).parts[0].running
-    assert list(run.layers) == ["norm", "relu", "apart", "add", "relu_1"]
+    assert list(run.layers) == ["batch_norm", "relu", "conv2d_2", "add", "relu_1"]
 
 
 @needs_compiler
@@ -161,11 +161,12 @@ def test_kernels_are_said_and_can_be_left_out() -> None:
     (part,) = summary(ready).parts
     outcomes = [(each.became, each.into, each.kernel) for each in part.layers]
     assert outcomes[2] == ("convolution", "", "depthwise")
-    assert [each[:2] for each in (outcomes[1], outcomes[3])] == [("joined", "_2")] * 2
+    joined = [each[:2] for each in (outcomes[1], outcomes[3])]
+    assert joined == [("joined", "conv2d_1")] * 2
     assert part.kernels == {"direct": 1, "depthwise": 1}
     (run,) = part.running
     assert run.by == "memplan"
-    assert run.steps == [[("_1", "_2", "_3")]]
+    assert run.steps == [[("silu", "conv2d_1", "silu_1")]]
     plain = FuseOptions(measure=False, kernels=("direct", "onednn"))
     engine = fused(model, x, options=plain)
     assert sorted(engine.kernels.values()) == ["direct", "onednn"]

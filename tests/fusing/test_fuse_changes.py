@@ -16,6 +16,7 @@ from fuse_models import FORCED, Small, agree, noise, prepared, program, small  #
 from torch import nn  # noqa: E402
 
 from memplan.fusing.fuse import fuse  # noqa: E402
+from memplan.fusing.module import PartlyFused  # noqa: E402
 from memplan.fusing.prepared import Fallback, Prepared  # noqa: E402
 
 
@@ -173,17 +174,17 @@ def test_hooks_run(where: str, when: str) -> None:
         return output + 1
 
     handle = model.get_submodule(where).register_forward_hook(hook)
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         found = ready(noise())
-        assert seen
-        assert seen[-1] is model.get_submodule(where)
+        assert seen == [model.get_submodule(where)]
         torch.testing.assert_close(found, model(noise()))
-    handle.remove()
-    agree(model, ready)
-    before = model.get_submodule(where).register_forward_pre_hook(
-        lambda module, args: (args[0] * 2,)
-    )
-    agree(model, ready)
+        handle.remove()
+        agree(model, ready)
+        before = model.get_submodule(where).register_forward_pre_hook(
+            lambda module, args: (args[0] * 2,)
+        )
+        agree(model, ready)
     before.remove()
     agree(model, ready)
     assert isinstance(program(ready), Prepared)
@@ -237,7 +238,8 @@ def test_what_a_model_notes_is_noted(how: str) -> None:
             assert model.calls == {"number": turn, "once": 1}.get(how, 0)
             if how == "kept":
                 assert model.last is found
-    assert isinstance(program(ready), Prepared if how == "once" else Fallback)
+    kinds = {"once": Prepared, "buffer": PartlyFused}  # which a copy writes to as well
+    assert isinstance(program(ready), kinds.get(how, Fallback))
 
 
 def test_buffers_are_read_at_every_call() -> None:

@@ -18,12 +18,9 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
 from memplan.fusing.engine.steps import Call, Runner  # noqa: E402
-from memplan.fusing.front.capture import interpret, trace  # noqa: E402
-from memplan.fusing.front.recognise import recognise  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.join import join  # noqa: E402
 from memplan.fusing.layers import (  # noqa: E402
-    EagerOp,
     FusedConv,
     Node,
     StackNode,
@@ -31,6 +28,9 @@ from memplan.fusing.layers import (  # noqa: E402
 from memplan.fusing.memory import MOST_IDLE, ArenaPool, Slab  # noqa: E402
 from memplan.fusing.options import FuseOptions, Joining  # noqa: E402
 from memplan.fusing.prepared import Prepared  # noqa: E402
+from memplan.fusing.recognise import recognise  # noqa: E402
+from memplan.graph.call import Inputs  # noqa: E402
+from memplan.graph.capture import capture  # noqa: E402
 
 STEPS = (
     *("conv", "conv1", "depthwise", "bn", "relu", "clamp", "max", "average", "add"),
@@ -117,9 +117,7 @@ recipes = st.lists(
 
 
 def network_of(model: Any, x: Any) -> Any:
-    program = trace(model, {})
-    interpret(program, model, {"x": x})
-    return recognise(program)
+    return recognise(capture(model, Inputs((x,), {}), flat=True).program, model)
 
 
 def quiet_fuse(model: Any, x: Any, options: FuseOptions) -> Any:
@@ -223,20 +221,6 @@ def test_a_value_that_is_wanted_is_not_joined() -> None:
 
     nodes = nodes_of(forward, Joining(), conv=nn.Conv2d(4, 4, 1))
     assert [type(each) for each in nodes] == [FusedConv, StackNode]
-
-
-def test_functions_with_the_names_of_torchs() -> None:
-    import operator
-
-    nodes = nodes_of(lambda s, x: operator.mul(relu(x), 2), Joining())
-    assert [type(each) for each in nodes] == [EagerOp, StackNode]
-
-
-def relu(x: Any) -> Any:
-    return x + 1
-
-
-torch.fx.wrap("relu")
 
 
 def test_slabs_grow_and_are_few() -> None:

@@ -30,12 +30,13 @@ from torch import nn  # noqa: E402
 from memplan.fusing.engine.decide import gpu_stacks  # noqa: E402
 from memplan.fusing.engine.engine import Engine  # noqa: E402
 from memplan.fusing.engine.packs import Packs  # noqa: E402
-from memplan.fusing.front.capture import interpret, trace  # noqa: E402
-from memplan.fusing.front.recognise import recognise  # noqa: E402
 from memplan.fusing.join import join  # noqa: E402
 from memplan.fusing.layers import FusedConv  # noqa: E402
 from memplan.fusing.options import Joining  # noqa: E402
+from memplan.fusing.recognise import recognise  # noqa: E402
 from memplan.fusing.reference import reference  # noqa: E402
+from memplan.graph.call import Inputs  # noqa: E402
+from memplan.graph.capture import capture  # noqa: E402
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -149,17 +150,17 @@ def test_a_network_s_stacks() -> None:
         *(nn.Conv2d(3, 4, 1), nn.Sigmoid(), nn.AvgPool2d(2)),
     ).eval()
     x = torch.randn(2, 3, 8, 8)
-    program = trace(model, {})
+    target = capture(model, Inputs((x,), {}), flat=True)
     with torch.no_grad():
-        expected, _ = interpret(program, model, {program.inputs[0]: x})
-        network = recognise(program)
+        expected = model(x)
+        network = recognise(target.program, model)
         nodes, outputs = join(network, Joining(epilogues=False))
         convolutions = {
             each.value: "onednn" for each in nodes if isinstance(each, FusedConv)
         }
         stacks = gpu_stacks(nodes, network)
         assert len(stacks) == 2
-        packs = Packs(model, network, nodes, convolutions, stacks)
+        packs = Packs(target.weights, network, nodes, convolutions, stacks)
         engine = Engine(network, nodes, outputs, packs, 2, "channels_first")
-        found = engine.run({program.inputs[0]: x})
+        (found,) = engine.run({network.inputs[0]: x})
     torch.testing.assert_close(found, expected)

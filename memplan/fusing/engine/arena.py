@@ -16,35 +16,37 @@ from memplan.core.bounds import lower_bound
 from memplan.core.problem import Problem
 from memplan.fusing.layers import Concat, EagerOp, Node
 from memplan.graph.program import Op
-from memplan.graph.weights import has_hooks
 from memplan.solving.bestfit import best_fit
 
-FUNCTIONS = {
-    *("conv1d", "conv2d", "conv3d", "linear", "matmul", "bmm", "convolution"),
-    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-    *("pixel_shuffle", "pixel_unshuffle", "interpolate"),
+# What torch composes of other operators, whose schemas do not say what is a view: these
+# results have memory of their own.
+COMPOSED = {
+    *("conv1d", "conv2d", "conv3d", "linear", "matmul", "layer_norm", "group_norm"),
+    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "instance_norm"),
     *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"),
-    *("layer_norm", "group_norm", "softmax", "log_softmax", "gelu", "silu", "mish"),
-    *("sigmoid", "tanh", "exp", "sqrt", "neg", "pow", "add", "sub", "mul", "div"),
-    *("truediv", "mean", "sum", "amax", "cat", "stack"),
+    *("softmax", "log_softmax", "batch_norm", "scaled_dot_product_attention"),
 }
-MODULES = {
-    *("Conv1d", "Conv2d", "Conv3d", "Linear"),
-    *("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
-    *("PixelShuffle", "PixelUnshuffle"),
-    *("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d"),
-    *("LayerNorm", "GroupNorm", "Softmax", "Softmax2d", "LogSoftmax"),
-    *("GELU", "Sigmoid", "Tanh", "Softplus"),
+
+
+# Views although their schemas do not say so.
+UNSAID = {
+    *("aten._unsafe_view", "aten.unsafe_split", "aten.unsafe_split_with_sizes"),
+    *("aten.lift", "aten.lift_fresh"),
 }
 
 
 def allocates_result(op: Op) -> bool:
-    """Whether the result of `op` is known not to share memory with its operands."""
+    """Whether the result of `op` is known not to share memory with its operands: by
+    its schema, or as one of COMPOSED, whose schemas say nothing."""
     target = op.target
-    if not isinstance(target, torch.nn.Module):
-        return op.key.rpartition(".")[2] in FUNCTIONS and "out" not in op.kwargs
-    own = type(target).__module__.startswith("torch.nn.modules.")
-    return own and type(target).__name__ in MODULES and not has_hooks(target)
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.CompositeImplicitAutograd
+    ):
+        return op.key.rpartition(".")[2] in COMPOSED
+    returns = target._schema.returns
+    return op.key not in UNSAID and all(each.alias_info is None for each in returns)
 
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector

@@ -19,7 +19,7 @@ from memplan.fusing.layers import DepthwiseStack, FusedConv, Network
 from memplan.fusing.operators import Operation
 from memplan.fusing.reference import reference
 from memplan.graph.clock import CLEARLY_SLOWER, clock
-from memplan.graph.weights import fetch
+from memplan.graph.weights import Weights
 
 ROUNDS = 3
 ONEDNN_OVERHEAD = (
@@ -31,26 +31,24 @@ MOST_IMAGES = 4  # that a run is of
 
 
 def candidates(
-    node: FusedConv, network: Network, model: torch.nn.Module, wanted: tuple[str, ...]
+    node: FusedConv, network: Network, weights: Weights, wanted: tuple[str, ...]
 ) -> list[str]:
     """The kernels of `wanted` that can run a convolution; oneDNN's if no other can."""
     own: list[str] = []
     if network.dtypes[node.value] == torch.float32 and node.convolution.groups == 1:
-        own = algorithms(geometry(node.convolution, model))
-    elif is_depthwise(node, network, model):
+        own = algorithms(geometry(node.convolution, weights))
+    elif is_depthwise(node, network, weights):
         own = ["depthwise"]
     found = [each for each in (*own, "onednn") if each in wanted]
     return found or ["onednn"]
 
 
-def signature(
-    node: FusedConv, network: Network, model: torch.nn.Module, images: int
-) -> str:
+def signature(node: FusedConv, network: Network, weights: Weights, images: int) -> str:
     """What a convolution's time depends on, as text."""
     given = node.convolution
     return repr(
         (
-            tuple(fetch(model, given.weight).shape),
+            tuple(weights[given.weight].shape),
             (images, *as_4d(network.shapes[node.source])[1:]),
             (given.stride, given.padding, given.dilation, given.groups),
             *([given.behind] if any(given.behind) else []),
@@ -62,10 +60,10 @@ def signature(
 
 
 def timing_images(
-    node: FusedConv, network: Network, model: torch.nn.Module, batch: int
+    node: FusedConv, network: Network, weights: Weights, batch: int
 ) -> int:
     """How many of a batch's images a convolution is timed on."""
-    weight: tuple[int, ...] = tuple(fetch(model, node.convolution.weight).shape)
+    weight: tuple[int, ...] = tuple(weights[node.convolution.weight].shape)
     *_, height, width = as_4d(network.shapes[node.value])
     work = math.prod(weight) * height * width
     return max(1, min(batch, MOST_IMAGES, ENOUGH_WORK // max(work, 1)))
@@ -74,7 +72,7 @@ def timing_images(
 def fastest(
     node: FusedConv,
     network: Network,
-    model: torch.nn.Module,
+    weights: Weights,
     images: int,
     kernels: list[str],
     stack: tuple[DepthwiseStack, Kernel] | None = None,
@@ -92,7 +90,7 @@ def fastest(
     x = _noise(shape, dtype)
     added = _noise(out_shape, dtype) if node.added is not None else None
     runs = {
-        name: _run(node, model, x, added, name, out_shape)
+        name: _run(node, weights, x, added, name, out_shape)
         for name in kernels
         if name != "depthwise"
     }
@@ -120,7 +118,7 @@ def fastest(
 
 def _run(
     node: FusedConv,
-    model: torch.nn.Module,
+    weights: Weights,
     x: torch.Tensor,
     added: torch.Tensor | None,
     kernel: str,
@@ -129,7 +127,7 @@ def _run(
     """One run of a convolution by a kernel, without arguments."""
     ones = torch.ones(x.shape[1])
     if kernel == "onednn":
-        weight = as_planes(fetch(model, node.convolution.weight)).detach()
+        weight = as_planes(weights[node.convolution.weight]).detach()
         bias = torch.zeros(weight.shape[0], dtype=x.dtype)
         shape, dtype = tuple(x.shape), x.dtype
         packed = onednn.pack(weight, bias, node.convolution, shape)
@@ -142,7 +140,7 @@ def _run(
             onednn.run(y, packed, node.convolution, added, node.activation)
 
         return run
-    own = blank(geometry(node.convolution, model), kernel)
+    own = blank(geometry(node.convolution, weights), kernel)
     prologue = Prologue(ones, ones, node.rectified) if node.before else Prologue()
     out = torch.empty(out_shape, memory_format=torch.channels_last)
     bound = bind(own, x, out, prologue, Epilogue(added, clamp=node.activation))

@@ -12,7 +12,7 @@ from memplan.errors import EnvironmentUnfitError
 from memplan.fusing.collapse import Stack, collapse
 from memplan.fusing.engine.choose import candidates, fastest, signature, timing_images
 from memplan.fusing.engine.engine import Engine, images
-from memplan.fusing.engine.packs import Packs, Stacks, Weights, as_4d
+from memplan.fusing.engine.packs import PackedWeights, Packs, Stacks, as_4d
 from memplan.fusing.generate import DTYPES
 from memplan.fusing.join import is_depthwise, with_depthwise, without_prologues
 from memplan.fusing.kernel import Kernel, compiled_many
@@ -32,6 +32,7 @@ from memplan.fusing.triton_stack import DTYPES as GPU_DTYPES
 from memplan.fusing.triton_stack import TritonStack
 from memplan.graph.nest import Tensors
 from memplan.graph.program import mapped, refs
+from memplan.graph.weights import Weights
 from memplan.toolchain.cache import Cache
 from memplan.toolchain.instructions import cpu
 from memplan.version import __version__
@@ -186,7 +187,7 @@ class EngineBuilder:
 
     def __init__(  # noqa: PLR0913, PLR0917 - what engines are made of
         self,
-        model: torch.nn.Module,
+        weights: Weights,
         network: Network,
         nodes: list[Node],
         outputs: object,
@@ -195,18 +196,18 @@ class EngineBuilder:
         arena_pool: ArenaPool,
     ) -> None:
         self._arena_pool = arena_pool
-        self._model, self._network, self._nodes = model, network, nodes
-        self._outputs, self._inputs, self._options = outputs, inputs, options
+        self._weights, self.network, self._nodes = weights, network, nodes
+        self._outputs, self.inputs, self._options = outputs, inputs, options
         self.device = str(next(iter(inputs.values())).device)
         self.layout = _layout(nodes, inputs)
         self.own = self.device == "cpu" and has_kernels()
         self._lacking = self.device == "cpu" and not self.own
-        self._made: dict[tuple[str, str], Weights] = {}
+        self._made: dict[tuple[str, str], PackedWeights] = {}
         self._near: dict[str, list[str]] = {}  # kernels that may be a node's fastest
         self.images = images(network)
         self._depthwise = self._stacks_of_depthwise()
         self._compiled: Stacks | None = None  # kernels of these stacks
-        keys = [_node_key(node, network, model, self.images) for node in nodes]
+        keys = [_node_key(node, network, weights, self.images) for node in nodes]
         self.decisions = Decisions.of([self.layout, *keys], self.images, options)
 
     def engine(self, kernels: tuple[str, ...], batch: int) -> Engine:
@@ -218,16 +219,16 @@ class EngineBuilder:
             for node in self._nodes
             if isinstance(node, FusedConv)
         }
-        nodes = without_prologues(self._nodes, self._network, chosen)
+        nodes = without_prologues(self._nodes, self.network, chosen)
         nodes = self._with_depthwise(
             nodes, {value for value, kernel in chosen.items() if kernel == "depthwise"}
         )
         packs = Packs(
-            *(self._model, self._network, nodes, chosen, self._stacks(nodes)),
+            *(self._weights, self.network, nodes, chosen, self._stacks(nodes)),
             made=self._made,
         )
         return Engine(
-            self._network,
+            self.network,
             nodes,
             self._outputs,
             packs,
@@ -239,7 +240,7 @@ class EngineBuilder:
     def _kernel(self, node: FusedConv, wanted: tuple[str, ...], batch: int) -> str:
         if not self.own:
             return "onednn"
-        names = candidates(node, self._network, self._model, wanted)
+        names = candidates(node, self.network, self._weights, wanted)
         if names == ["depthwise"] and self._ready(node) is None:
             return "onednn"
         if len(names) == 1:
@@ -252,7 +253,7 @@ class EngineBuilder:
             stack = self._ready(node) if "depthwise" in left else None
             if stack is None:
                 left = [name for name in left if name != "depthwise"] or ["onednn"]
-            given = node, self._network, self._model
+            given = node, self.network, self._weights
             near = fastest(*given, images, left, stack)
             known = near[0]
             self._near.setdefault(node.value, near)
@@ -261,8 +262,8 @@ class EngineBuilder:
 
     def _timed_on(self, node: FusedConv, batch: int) -> tuple[int, str]:
         """How many images a convolution is timed on, and the key of the decision."""
-        images = timing_images(node, self._network, self._model, batch)
-        key = signature(node, self._network, self._model, images)
+        images = timing_images(node, self.network, self._weights, batch)
+        key = signature(node, self.network, self._weights, images)
         stack = self._depthwise.get(node.value)
         if stack is not None:
             key += f" {', '.join(map(str, stack.operations))}"
@@ -273,7 +274,7 @@ class EngineBuilder:
         own = {
             node.value
             for node in self._nodes
-            if self.own and is_depthwise(node, self._network, self._model)
+            if self.own and is_depthwise(node, self.network, self._weights)
         }
         found = self._with_depthwise(self._nodes, own) if own else []
         return {
@@ -286,7 +287,7 @@ class EngineBuilder:
         if not chosen:
             return nodes
         joining = self._options.joining
-        return with_depthwise(nodes, self._model, self._outputs, chosen, joining)
+        return with_depthwise(nodes, self._weights, self._outputs, chosen, joining)
 
     def _ready(self, node: FusedConv) -> tuple[DepthwiseStack, Kernel] | None:
         """The stack of a depthwise convolution and its kernel, if there is one."""
@@ -306,11 +307,11 @@ class EngineBuilder:
         most = self._options.max_steps
         if self.device == "cpu":
             found, missing = stack_kernels(
-                nodes, self._network, self.layout, most, self.own
+                nodes, self.network, self.layout, most, self.own
             )
             self._lacking = self._lacking or missing
             return found
-        return gpu_stacks(nodes, self._network)
+        return gpu_stacks(nodes, self.network)
 
     def write(self) -> None:
         """Cache the decisions, unless kernels are missing that may exist later."""
@@ -323,7 +324,7 @@ class EngineBuilder:
         for node in self._nodes:
             if isinstance(node, FusedConv) and self.own:
                 _, key = self._timed_on(node, engine.batch)
-                names = candidates(node, self._network, self._model, kernels)
+                names = candidates(node, self.network, self._weights, kernels)
                 self.decisions.set_kernel(key, names, engine.kernels[node.value])
 
     def batches(self) -> list[int]:
@@ -338,24 +339,22 @@ class EngineBuilder:
 
     def separable(self) -> bool:
         """Whether all inputs and outputs have one row per image, by their shapes."""
-        names = (*self._network.inputs, *refs(self._outputs))
-        shapes = [self._network.shapes.get(name, ()) for name in names]
+        names = (*self.network.inputs, *refs(self._outputs))
+        shapes = [self.network.shapes.get(name, ()) for name in names]
         return all(shape and shape[0] == self.images for shape in shapes)
 
 
-def _node_key(node: Node, network: Network, model: torch.nn.Module, count: int) -> str:
+def _node_key(node: Node, network: Network, weights: Weights, count: int) -> str:
     """What a node's time depends on, as text: part of the key of a decision."""
     if isinstance(node, FusedConv):
-        return signature(node, network, model, count)
+        return signature(node, network, weights, count)
     shape, dtype = network.shapes.get(node.value), network.dtypes.get(node.value)
     taken = [network.shapes.get(name) for name in node.inputs()]
     what: object = None
     if isinstance(node, StackNode):
         what = list(map(str, node.operations))
     elif isinstance(node, EagerOp):
-        module = isinstance(node.op.target, torch.nn.Module)
-        called = str(node.op.target) if module else node.op.key
-        what = called, mapped((node.op.args, node.op.kwargs), lambda _: None)
+        what = node.op.key, mapped((node.op.args, node.op.kwargs), lambda _: None)
     kind = type(node).__name__
     return repr((kind, shape, str(dtype), taken, what, torch.get_num_threads()))
 

@@ -15,13 +15,13 @@ from memplan.fusing.engine.steps import Emitter, Runner, Values
 from memplan.fusing.layers import Concat, FusedConv, Network, Node, StackNode, gates
 from memplan.fusing.memory import ArenaPool
 from memplan.graph.nest import (
-    bytes_of,
     changed,
     leaves_of,
     overlapping,
     storages,
 )
 from memplan.graph.program import Ref, mapped, refs
+from memplan.graph.weights import Weights
 
 
 class Results:
@@ -145,7 +145,7 @@ class Engine:
         self._lock = threading.Lock()
         self._packed = 0  # how often; runners hold what was packed then
         self._results = Results(outputs, network, self.images)
-        self._constants = _constants(network, nodes, outputs, packs.model)
+        self._constants = _constants(network, nodes, outputs, packs.weights)
         self._layouts: dict[int, tuple[dict[str, Place], Arena]] = {}
         self._written: frozenset[str] = frozenset()  # results that kernels write to
 
@@ -194,33 +194,8 @@ class Engine:
             return c * height * width, 1, c * width, c
         return c * height * width, height * width, width, 1
 
-    def peak(self, inputs: Values) -> int:
-        """Bytes of the arena, of what torch makes beside it, and of the results, at
-        their peak."""
-        constants = self._fetched()
-        count = min(self.batch, self.images)
-        whole = count == self.images
-        given = inputs if whole else {name: x[:count] for name, x in inputs.items()}
-        peak, kept = 0, storages([*given.values(), *constants.values()])
-
-        def look(values: Values) -> None:
-            nonlocal peak
-            peak = max(peak, bytes_of(values.values(), kept))
-
-        with self._runner(count) as runner:
-            kept.add(runner.storage)
-            own = self._fresh(count)
-            values = runner.run({**constants, **given, **own}, look)
-            results = [values[name] for name in self._results.names]
-            size = bytes_of([changed(each, _copy) for each in results], kept)
-        rest = 0 if whole else size * self.images // count
-        return self.arena.bytes + max(peak, size) + rest
-
     def _fetched(self) -> Values:
-        return {
-            name: getattr(owner, attribute)
-            for name, owner, attribute in self._constants
-        }
+        return {name: held[key] for name, held, key in self._constants}
 
     def run(self, inputs: Values) -> object:
         """The outputs on these inputs."""
@@ -331,10 +306,6 @@ class Engine:
         }
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone()
-
-
 def images(network: Network) -> int:
     """How many a call has: the first number of the first input's shape."""
     shapes = [network.shapes[name] for name in network.inputs]
@@ -342,16 +313,15 @@ def images(network: Network) -> int:
 
 
 def _constants(
-    network: Network, nodes: list[Node], outputs: object, model: torch.nn.Module
-) -> list[tuple[str, torch.nn.Module, str]]:
-    """Tensors of the model that stand among the values: name, module, attribute."""
+    network: Network, nodes: list[Node], outputs: object, weights: Weights
+) -> list[tuple[str, dict[str, torch.Tensor], str]]:
+    """Tensors of the model that stand among the values: name, and where they are."""
     wanted = dict.fromkeys(name for node in nodes for name in node.inputs())
     wanted.update(dict.fromkeys(refs(outputs)))
     found = []
     for name in wanted:
         if name in network.constants:
-            owner, _, attribute = network.constants[name].rpartition(".")
-            found.append((name, model.get_submodule(owner), attribute))
+            found.append((name, *weights.holder(network.constants[name])))
     return found
 
 

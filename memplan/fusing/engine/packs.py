@@ -12,22 +12,20 @@ from memplan.fusing.kernels import tape
 from memplan.fusing.layers import Convolution, FusedConv, Network, Node, Norm, StackNode
 from memplan.fusing.memory import PageAllocator
 from memplan.fusing.triton_stack import TritonStack
-from memplan.graph.weights import fetch
+from memplan.graph.weights import Weights
 
 PIECE = 1 << 16  # weights that are scaled at a time
 
 
-def scale_and_shift(
-    model: torch.nn.Module, norm: Norm
-) -> tuple[torch.Tensor, torch.Tensor]:
+def scale_and_shift(weights: Weights, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each channel, float64: x * scale + shift is the normalised x."""
-    mean, var = fetch(model, norm.mean).double(), fetch(model, norm.var).double()
+    mean, var = weights[norm.mean].double(), weights[norm.var].double()
     scale = (var + norm.eps).rsqrt()
     if norm.weight is not None:
-        scale = scale * fetch(model, norm.weight).double()
+        scale = scale * weights[norm.weight].double()
     shift = -mean * scale
     if norm.bias is not None:
-        shift = shift + fetch(model, norm.bias).double()
+        shift = shift + weights[norm.bias].double()
     return scale, shift
 
 
@@ -37,19 +35,19 @@ def as_planes(weight: torch.Tensor) -> torch.Tensor:
 
 
 def folded(
-    model: torch.nn.Module, node: FusedConv
+    weights: Weights, node: FusedConv
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weight (k, c / groups, h, w) and bias (k) or None of a convolution, with the
     normalisations behind it: in the weight's own type, computed in float64."""
-    weight = as_planes(fetch(model, node.convolution.weight))
+    weight = as_planes(weights[node.convolution.weight])
     bias = node.convolution.bias
-    added = None if bias is None else fetch(model, bias)
+    added = None if bias is None else weights[bias]
     if not node.norms:
         return weight.detach(), None if added is None else added.detach()
     factor = weight.new_ones(weight.shape[0], dtype=torch.float64)
     total = torch.zeros_like(factor) if added is None else added.detach().double()
     for norm in node.norms:
-        scale, shift = scale_and_shift(model, norm)
+        scale, shift = scale_and_shift(weights, norm)
         factor, total = factor * scale, total * scale + shift
     return _scaled(weight.detach(), factor), total.to(weight.dtype)
 
@@ -64,7 +62,7 @@ def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-Weights = Packed | onednn.Packed
+PackedWeights = Packed | onednn.Packed
 Stacks = dict[str, Kernel | Stack | TritonStack]  # by the value that each computes
 
 
@@ -75,9 +73,9 @@ def as_4d(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     return n, c, height, width
 
 
-def geometry(convolution: Convolution, model: torch.nn.Module) -> Geometry:
+def geometry(convolution: Convolution, weights: Weights) -> Geometry:
     """A convolution without groups, its channels those of its weight now."""
-    weight = as_planes(fetch(model, convolution.weight))
+    weight = as_planes(weights[convolution.weight])
     out, channels, height, width = weight.shape
     return Geometry(
         channels,
@@ -99,16 +97,16 @@ class Packs:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        weights: Weights,
         network: Network,
         nodes: list[Node],
         kernels: dict[str, str],
         stacks: Stacks,
-        made: dict[tuple[str, str], Weights] | None = None,
+        made: dict[tuple[str, str], PackedWeights] | None = None,
     ) -> None:
-        self.model, self._network, self._nodes = model, network, nodes
+        self.weights, self._network, self._nodes = weights, network, nodes
         self.kernels, self.stacks = kernels, stacks
-        self.convolutions: dict[str, Weights] = {}
+        self.convolutions: dict[str, PackedWeights] = {}
         self.vectors: dict[Norm, tuple[torch.Tensor, torch.Tensor]] = {}
         self.taps: dict[
             str, torch.Tensor
@@ -122,7 +120,7 @@ class Packs:
         """Pack the model's weights as they are now."""
         self._fill({})
 
-    def _fill(self, made: dict[tuple[str, str], Weights]) -> None:
+    def _fill(self, made: dict[tuple[str, str], PackedWeights]) -> None:
         room = PageAllocator()
         for node in self._nodes:
             if isinstance(node, FusedConv):
@@ -137,19 +135,19 @@ class Packs:
                     if isinstance(operand, Norm):
                         self._add(operand)
                     elif isinstance(operand, FusedConv):
-                        self.taps[operand.value] = taps(*folded(self.model, operand))
+                        self.taps[operand.value] = taps(*folded(self.weights, operand))
 
-    def _packed(self, node: FusedConv, room: PageAllocator) -> Weights:
-        weight, bias = folded(self.model, node)
+    def _packed(self, node: FusedConv, room: PageAllocator) -> PackedWeights:
+        weight, bias = folded(self.weights, node)
         kernel = self.kernels[node.value]
         if kernel == "onednn":
             size = as_4d(self._network.shapes[node.source])
             return onednn.pack(weight, bias, node.convolution, size)
-        shape = geometry(node.convolution, self.model)
+        shape = geometry(node.convolution, self.weights)
         return pack(weight, bias, shape, kernel, room=room)
 
     def _add(self, norm: Norm) -> None:
-        scale, shift = scale_and_shift(self.model, norm)
+        scale, shift = scale_and_shift(self.weights, norm)
         self.vectors[norm] = scale.float().contiguous(), shift.float().contiguous()
 
     def native(self, value: str) -> bool:

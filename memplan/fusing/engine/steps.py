@@ -15,13 +15,11 @@ from memplan.fusing.convolution import bind as bind_convolution
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.arena import Arena, Place, copies
 from memplan.fusing.engine.packs import Packs, as_4d
-from memplan.fusing.front.capture import overwrites
 from memplan.fusing.kernel import Kernel
 from memplan.fusing.layers import Concat, EagerOp, FusedConv, Network, Node, StackNode
 from memplan.fusing.reference import reference
 from memplan.graph.nest import laid_out
-from memplan.graph.program import Op, mapped
-from memplan.graph.weights import has_hooks
+from memplan.graph.program import mapped
 
 Values = dict[str, Any]  # tensors, and what else torch returned
 Play = Callable[[object, int, int], None]  # `memplan_tape` of tape.h
@@ -147,11 +145,9 @@ class Runner:
                 close()
         close()
 
-    def run(
-        self, inputs: Values, look: Callable[[Values], None] | None = None
-    ) -> Values:
-        """All live values at the end; those in the arena are valid until the next run.
-        look: called with the values after every part."""
+    def run(self, inputs: Values) -> Values:
+        """All live values at the end; those in the arena are valid until the next
+        run."""
         values = {**self._views, **inputs}
         for part in self._parts:
             step = part.run
@@ -161,8 +157,6 @@ class Runner:
                 result = step.run(values)
                 if step.name:
                     values[step.name] = result
-            if look is not None:
-                look(values)
             for name in part.forget:
                 values.pop(name, None)
         return values
@@ -170,8 +164,8 @@ class Runner:
 
 # What depends on how a value lies in memory, not only on what it holds.
 STRIDED = {
-    *("view", "view_as", "as_strided", "stride", "is_contiguous", "storage_offset"),
-    *("view_as_complex", "data_ptr", "contiguous", "clone", "unsafe_chunk"),
+    *("aten.view", "aten._unsafe_view", "aten.as_strided", "aten.view_as_complex"),
+    *("aten.view_as_real", "aten.clone"),
 }
 
 
@@ -343,8 +337,7 @@ class Emitter:
     def _called(self, node: Node) -> Step:
         assert isinstance(node, EagerOp)
         op = node.op
-        over = overwrites(op.target, op.kwargs)
-        exact = _depends_on_strides(op)
+        exact = op.key in STRIDED or not hasattr(op.target, "overloadpacket")
 
         def value(values: Values, name: str) -> object:
             found = values[name]
@@ -355,15 +348,6 @@ class Emitter:
             args, kwargs = mapped(
                 (op.args, op.kwargs), lambda ref: value(values, ref.name)
             )
-            if over:  # what it takes may be wanted again, or be the caller's
-                args = (args[0].clone(), *args[1:])
             return op.target(*args, **kwargs)
 
         return Call(node.value, run)
-
-
-def _depends_on_strides(op: Op) -> bool:
-    if isinstance(op.target, torch.nn.Module):
-        name = type(op.target).__name__
-        return has_hooks(op.target) or not hasattr(torch.nn, name)
-    return op.key.rpartition(".")[2] in STRIDED

@@ -1,8 +1,4 @@
-"""Rules: what a call of a function is as a layer. One rule a function.
-
-Functions go by the name that torch, torch.nn.functional, methods of tensors and ATen
-share; where their arguments differ, the rule distinguishes them.
-"""
+"""Rules: what a call of an ATen operator is as a layer. One rule an operator."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any
 
 from memplan.fusing.layers import Convolution, Layer, Norm
 from memplan.fusing.operators import OPERATORS, Operation, Pool
-from memplan.graph.program import Program, Ref
+from memplan.graph.program import Meta, Program, Ref
 
 Sizes = int | Sequence[int]  # as torch takes them: one for both axes, or one for each
 
@@ -32,19 +28,16 @@ class Context:
         meta = self._meta(value)
         return None if meta is None else meta.dtype
 
-    def contiguous(self, value: object) -> bool:
-        """Whether the model has a Ref's tensor in row-major order."""
-        meta = self._meta(value)
-        return meta is not None and bool(meta.contiguous)
-
     def weight(self, value: object) -> str | None:
-        """The name in the model of what a Ref stands for; a plain str stays."""
+        """The name in the model of what a Ref stands for."""
         if isinstance(value, Ref):
             return self._program.constants.get(value.name)
-        return value if isinstance(value, str) else None
+        return None
 
-    def _meta(self, value: object) -> Any:
-        return self._program.metas.get(value.name) if isinstance(value, Ref) else None
+    def _meta(self, value: object) -> Meta | None:
+        """Of a Ref's tensor; None for anything else."""
+        found = self._program.metas.get(value.name) if isinstance(value, Ref) else None
+        return found if isinstance(found, Meta) else None
 
 
 class UnsupportedError(Exception):
@@ -70,7 +63,7 @@ def set_operation(layer: Layer, operation: Operation, *inputs: Ref) -> None:
     layer.inputs = [each.name for each in inputs]
 
 
-def identity(layer: Layer, context: Context, x: Ref, *_: object, **__: Any) -> None:
+def identity(layer: Layer, x: Ref) -> None:
     """Make a layer one whose value is its input's."""
     layer.kind, layer.inputs = "same", [x.name]
 
@@ -99,8 +92,8 @@ def linear(
     layer: Layer,
     context: Context,
     x: Ref,
-    weight: Ref | str,
-    bias: Ref | str | None = None,
+    weight: Ref,
+    bias: Ref | None = None,
 ) -> None:
     """Of vectors (n, c): a 1×1 convolution of planes of one element."""
     if len(context.shape(x) or ()) != 2:
@@ -112,8 +105,8 @@ def conv2d(
     layer: Layer,
     context: Context,
     x: Ref,
-    weight: Ref | str,
-    bias: Ref | str | None = None,
+    weight: Ref,
+    bias: Ref | None = None,
     stride: Sizes = 1,
     padding: Sizes | str = 0,
     dilation: Sizes = 1,
@@ -154,50 +147,33 @@ def pad(
     if min(sizes) < 0:
         raise UnsupportedError("its padding is negative")
     if not any(sizes):
-        identity(layer, context, x)
+        identity(layer, x)
         return
     left, right, above, below = sizes
     layer.kind, layer.inputs, layer.pad = "pad", [x.name], (above, below, left, right)
     layer.reason = "no convolution can take over its padding"
 
 
-def constant_pad_nd(
+def constant_pad(
     layer: Layer, context: Context, x: Ref, sizes: Any, value: object = 0
 ) -> None:
     pad(layer, context, x, sizes, "constant", value)
 
 
-def convolution(
+def batch_norm(
     layer: Layer,
     context: Context,
     x: Ref,
-    weight: Ref | str,
-    bias: Ref | str | None,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    transposed: bool,
-    output_padding: Sizes,
-    groups: int,
+    weight: Ref | None,
+    bias: Ref | None,
+    mean: Ref | None,
+    var: Ref | None,
+    training: bool,
+    *rest: float,
 ) -> None:
-    if transposed:
-        raise UnsupportedError("it is transposed")
-    conv2d(layer, context, x, weight, bias, stride, padding, dilation, groups)
-
-
-def batch_norm(
-    layer: Layer, context: Context, x: Ref, *given: Any, **_: object
-) -> None:
-    """`functional.batch_norm` (mean and variance first), and ATen's (last)."""
-    if len(given) >= 7 and isinstance(given[4], bool):
-        mean, var, weight, bias, training, _momentum, eps = given[:7]
-        if layer.op.key == "aten.batch_norm":
-            weight, bias, mean, var = given[:4]
-    else:
-        raise UnsupportedError("it has unsupported arguments")
     if training:
         raise UnsupportedError("it uses batch statistics")
-    planes(context, x)
+    planes(context, x)  # rest: momentum, eps, whether cuDNN may be used
     wanted = (mean, var, weight, bias)
     names = [None if each is None else context.weight(each) for each in wanted]
     if any((a is None) != (b is None) for a, b in zip(names, wanted, strict=True)) or (
@@ -205,7 +181,7 @@ def batch_norm(
     ):
         raise UnsupportedError("its weights are not parameters of the model")
     set_operation(layer, Operation("affine"), x)
-    layer.norm = Norm(names[0], names[1], names[2], names[3], float(eps))
+    layer.norm = Norm(names[0], names[1], names[2], names[3], float(rest[1]))
 
 
 def max_pool2d(
@@ -217,10 +193,7 @@ def max_pool2d(
     padding: Sizes = 0,
     dilation: Sizes = 1,
     ceil_mode: bool = False,
-    return_indices: bool = False,
 ) -> None:
-    if return_indices:
-        raise UnsupportedError("it returns indices")
     *_, height, width = planes(context, x)
     kernel = pair(kernel_size)
     pool = Pool(
@@ -270,7 +243,7 @@ def adaptive_avg_pool2d(layer: Layer, context: Context, x: Ref, size: Any) -> No
     if height % out[0] or width % out[1]:
         raise UnsupportedError("its windows differ in size")
     if [height, width] == out:
-        identity(layer, context, x)
+        identity(layer, x)
         return
     kernel = height // out[0], width // out[1]
     pool = Pool("average", kernel, kernel)
@@ -299,11 +272,9 @@ def _called(kind: str, defaults: dict[str, float]) -> Rule:
 
     def rule(layer: Layer, context: Context, x: Ref, *given: Any, **named: Any) -> None:
         planes(context, x)
-        names = (*defaults, "inplace")
-        if len(given) > len(names):
+        if len(given) > len(defaults):
             raise UnsupportedError("it has unsupported arguments")
-        chosen = {**defaults, **dict(zip(names, given, strict=False)), **named}
-        chosen.pop("inplace", None)
+        chosen = {**defaults, **dict(zip(defaults, given, strict=False)), **named}
         if chosen.keys() != defaults.keys() or not all(
             map(_is_number, chosen.values())
         ):
@@ -341,13 +312,8 @@ def hardtanh(
     x: Ref,
     min_val: float = -1.0,
     max_val: float = 1.0,
-    inplace: bool = False,
 ) -> None:
     clamp(layer, context, x, min_val, max_val)
-
-
-def relu6(layer: Layer, context: Context, x: Ref, inplace: bool = False) -> None:
-    clamp(layer, context, x, 0.0, 6.0)
 
 
 def gelu(layer: Layer, context: Context, x: Ref, approximate: str = "none") -> None:
@@ -393,19 +359,6 @@ def binary(kind: str, number: str) -> Rule:
     return rule
 
 
-def dropout(
-    layer: Layer,
-    context: Context,
-    x: Ref,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-) -> None:
-    if training:
-        raise UnsupportedError("it drops values randomly")
-    identity(layer, context, x)
-
-
 def cat(layer: Layer, context: Context, tensors: Any, dim: int = 0) -> None:
     shapes = [planes(context, each) for each in tensors]
     if dim % 4 != 1:
@@ -415,48 +368,26 @@ def cat(layer: Layer, context: Context, tensors: Any, dim: int = 0) -> None:
     layer.kind, layer.inputs = "cat", [each.name for each in tensors]
 
 
-def contiguous(layer: Layer, context: Context, x: Ref, **named: Any) -> None:
-    """No computation if the model's value is already contiguous."""
-    if named or not context.contiguous(x):
-        raise UnsupportedError("it changes a tensor's memory layout")
-    identity(layer, context, x)
-
-
-FUNCTIONS: dict[str, Rule] = {
-    "conv2d": conv2d,
-    "convolution": convolution,
-    "linear": linear,
-    "batch_norm": batch_norm,
-    "max_pool2d": max_pool2d,
-    "avg_pool2d": avg_pool2d,
-    "adaptive_avg_pool2d": adaptive_avg_pool2d,
-    "_adaptive_avg_pool2d": adaptive_avg_pool2d,
-    "mean": mean,
-    "pad": pad,
-    "constant_pad_nd": constant_pad_nd,
-    "cat": cat,
-    "concat": cat,
-    "concatenate": cat,
-    "identity": identity,
-    "contiguous": contiguous,
-    "dropout": dropout,
-    "dropout2d": dropout,
-    "feature_dropout": dropout,
-    "clamp": clamp,
-    "clamp_": clamp,
-    "hardtanh": hardtanh,
-    "relu6": relu6,
-    "gelu": gelu,
-    "add": binary("add", "add_number"),
-    "add_": binary("add", "add_number"),
-    "iadd": binary("add", "add_number"),
-    "sub": binary("sub", "add_number"),
-    "sub_": binary("sub", "add_number"),
-    "isub": binary("sub", "add_number"),
-    "mul": binary("mul", "mul_number"),
-    "mul_": binary("mul", "mul_number"),
-    "imul": binary("mul", "mul_number"),
+RULES: dict[str, Rule] = {
+    "aten.conv2d": conv2d,
+    "aten.linear": linear,
+    "aten.batch_norm": batch_norm,
+    "aten.max_pool2d": max_pool2d,
+    "aten.avg_pool2d": avg_pool2d,
+    "aten.adaptive_avg_pool2d": adaptive_avg_pool2d,
+    "aten.mean": mean,
+    "aten.pad": pad,
+    "aten.constant_pad_nd": constant_pad,
+    "aten.cat": cat,
+    "aten.clamp": clamp,
+    "aten.hardtanh": hardtanh,
+    "aten.gelu": gelu,
+    "aten.add": binary("add", "add_number"),
+    "aten.sub": binary("sub", "add_number"),
+    "aten.mul": binary("mul", "mul_number"),
+    **{
+        f"aten.{kind}": _called(kind, operator.numbers)
+        for kind, operator in OPERATORS.items()
+        if operator.called
+    },
 }
-for _kind, _operator in OPERATORS.items():
-    if _operator.called:
-        FUNCTIONS[_kind] = FUNCTIONS[f"{_kind}_"] = _called(_kind, _operator.numbers)

@@ -1,1 +1,0 @@
-"""Models as programs of layers: traced, exported, or part by part."""

@@ -1,0 +1,282 @@
+"""A model captured as a Program: whole, or else the submodules of it that can be."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memplan.errors import InputError
+from memplan.graph.call import Form, Inputs, Signature
+from memplan.graph.check import NOTES, Snapshot
+from memplan.graph.export import Exported, NotExportableError, export, first_line
+from memplan.graph.infer import Inference
+from memplan.graph.lower import lower
+from memplan.graph.measure import MEMORY, Run, events_of
+from memplan.graph.nest import leaves_of
+from memplan.graph.program import Program
+from memplan.graph.reach import Attributes
+from memplan.graph.standin import StandIn
+from memplan.graph.weights import Weights, has_hooks
+
+
+@dataclass(frozen=True)
+class Target:
+    """A captured module.
+
+    path: of the module in the model, "" for the model itself. form: of the inputs that
+    it was captured with. outside: bytes of activations that are live outside the module
+    while it runs.
+    """
+
+    path: str
+    module: nn.Module
+    exported: Exported
+    program: Program
+    form: Form
+    outside: int = 0
+
+    @property
+    def weights(self) -> Weights:
+        """The module's current parameters and buffers, and the tensors that its code
+        made, by the names of the program's constants."""
+        return Weights(self.module, self.exported.constants)
+
+
+Change = Callable[[Program, Inference], Program]
+
+
+def as_lowered(program: Program, _: Inference) -> Program:
+    """The program unchanged."""
+    return program
+
+
+def capture(
+    module: nn.Module,
+    inputs: Inputs,
+    inference: Inference | None = None,
+    change: Change = as_lowered,
+    path: str = "",
+    flat: bool = False,
+) -> Target:
+    """The module as a Program for inputs of this form: exported from a copy that shares
+    its tensors, lowered and changed.
+
+    flat: whether its outputs are the leaves of the module's results, those of
+    dataclasses too. Raises InputError if it cannot be exported or lowered.
+    """
+    for name, each in module.named_modules():
+        if has_hooks(each) and (name or not path):  # they would run once, exported
+            raise NotExportableError("its modules have hooks")
+        if isinstance(each, StandIn):
+            where = name or "it"
+            raise NotExportableError(f"{where} runs by memplan.{each.verb} already")
+    copied = _copied(module)
+    for hooks in (copied._forward_hooks, copied._forward_pre_hooks):
+        hooks.clear()  # a part's own run around what replaces it
+    if flat:
+        copied.forward = _flattened(copied.forward)
+    exported = export(copied, inputs.args, inputs.kwargs, quick=flat)
+    exported = _with_own_weights(exported, module)
+    inference = inference or Inference()
+    program = change(lower(exported, inference), inference)
+    return Target(path, module, exported, program, Form.of(inputs))
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy of the modules and of all that they hold, with the same tensors."""
+    shared = [*module.parameters(), *module.buffers(), *Attributes(module).atoms]
+    try:
+        copied: nn.Module = copy.deepcopy(module, {id(each): each for each in shared})
+        return copied
+    except Exception as error:
+        raise NotExportableError(
+            f"its modules cannot be copied: {first_line(error)}"
+        ) from error
+
+
+def _flattened(forward: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(forward)
+    def flat(*args: object, **kwargs: object) -> object:
+        return leaves_of(forward(*args, **kwargs))
+
+    return flat
+
+
+def _with_own_weights(exported: Exported, module: nn.Module) -> Exported:
+    """The export with the module's own tensors by their names, also those that its code
+    reached in another way."""
+    tensors = [*module.named_buffers(), *module.named_parameters()]
+    own = {_place(each): name for name, each in tensors if each.numel()}
+    found = {
+        name: own.get(_place(each), name) for name, each in exported.constants.items()
+    }
+    signature = exported.signature
+    for spec in signature.input_specs:
+        if spec.target in found:
+            spec.target = found[spec.target]
+    left = {n: each for n, each in exported.constants.items() if found[n] == n}
+    return replace(exported, constants=left)
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+@dataclass(frozen=True)
+class Exports:
+    """Modules that were captured; left_alone: path of each other module -> reason.
+
+    changed: modules that change what their code can reach as they run.
+    """
+
+    targets: list[Target]
+    left_alone: dict[str, str]
+    inference: Inference = field(default_factory=Inference)
+    changed: set[nn.Module] = field(default_factory=set)
+
+
+def export_parts(
+    model: nn.Module, inputs: Inputs, change: Change = as_lowered
+) -> Exports:
+    """Capture `model`, or each submodule that can be if the whole cannot.
+
+    A submodule that is called more than once counts by its first call. Raises
+    InputError if the model fails on the inputs.
+    """
+    attributes = Attributes(model)
+    _run(model, inputs)
+    exports = Exports([], {}, changed=set(attributes.changed()))
+    attributes.restore()
+    reason = _exported(exports, "", model, inputs, change)
+    if reason is None:
+        return exports
+    exports.left_alone[""] = reason
+    _descend(exports, model, "", first_calls(model, inputs), change)
+    levels = levels_at(model, inputs, [target.path for target in exports.targets])
+    exports.targets[:] = [
+        replace(each, outside=levels[each.path]) for each in exports.targets
+    ]
+    return exports
+
+
+def _descend(
+    exports: Exports,
+    module: nn.Module,
+    path: str,
+    calls: dict[str, Inputs],
+    change: Change,
+) -> None:
+    for name, child in module.named_children():
+        where = f"{path}.{name}" if path else name
+        if where in calls:
+            reason = _exported(exports, where, child, calls[where], change)
+            if reason is None:
+                continue
+            exports.left_alone[where] = reason
+        _descend(exports, child, where, calls, change)
+
+
+def _exported(
+    exports: Exports, path: str, module: nn.Module, inputs: Inputs, change: Change
+) -> str | None:
+    """Add a captured module; return the reason if it cannot be."""
+    if exports.changed.intersection(module.modules()):
+        return NOTES
+    try:
+        target = capture(module, inputs, exports.inference, change, path)
+    except InputError as error:
+        return str(error)
+    exports.targets.append(target)
+    return None
+
+
+def first_calls(model: nn.Module, inputs: Inputs) -> dict[str, Inputs]:
+    """The arguments of each submodule's first call.
+
+    Raises InputError if the model fails on the inputs.
+    """
+    calls: dict[str, Inputs] = {}
+
+    def note(path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if path not in calls:
+            module = model.get_submodule(path)
+            calls[path] = Signature().arranged(module, args, kwargs)
+
+    modules = list(model.named_modules())
+    made = tuple(f"{path}." for path, each in modules if isinstance(each, StandIn))
+    paths = [
+        path
+        for path, module in modules
+        if path
+        and not isinstance(module, torch.jit.ScriptModule)  # takes no hooks
+        and not path.startswith(made)  # stand-ins watch their modules' hooks
+    ]
+    _run(model, inputs, paths, note)
+    return calls
+
+
+MARK = "memplan: "
+
+
+def levels_at(model: nn.Module, inputs: Inputs, paths: list[str]) -> dict[str, int]:
+    """The most bytes of activations that are live when each submodule is called.
+
+    0 on devices other than the CPU, and for submodules that are never called.
+    """
+
+    def mark(path: str, *_: object) -> None:
+        with torch.profiler.record_function(MARK + path):
+            pass
+
+    levels = dict.fromkeys(paths, 0)
+    now = 0
+    for event in _run(model, inputs, paths, mark, events_of):
+        name = event.name()
+        if name == MEMORY:
+            now += event.nbytes()
+        elif name.startswith(MARK):
+            path = name.removeprefix(MARK)
+            levels[path] = max(levels[path], now)
+    return levels
+
+
+def _run(
+    model: nn.Module,
+    inputs: Inputs,
+    paths: Sequence[str] = (),
+    note: Callable[..., None] = lambda *_: None,
+    within: Callable[[Run], Any] = lambda run: run(),
+) -> Any:
+    """Run the model; `note` gets path and arguments of each call of these submodules.
+
+    within: is given the run, and its result returned. What the model writes to inputs
+    and buffers is put back. Raises InputError if it fails.
+    """
+    snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
+
+    def hook(path: str, _: object, *call: object) -> None:
+        note(path, *call)
+
+    handles = [
+        model.get_submodule(path).register_forward_pre_hook(
+            functools.partial(hook, path), with_kwargs=True
+        )
+        for path in paths
+    ]
+    try:
+        with torch.no_grad():
+            return within(lambda: inputs.run(model))
+    except Exception as error:  # the user's code may raise anything
+        raise InputError(
+            f"the model fails on these inputs: {first_line(error)}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        snapshot.restore()

@@ -1,0 +1,220 @@
+"""What a model's code can reach and change, beside its tensors' values."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from memplan.graph.nest import PLAIN
+from memplan.graph.standin import StandIn
+from memplan.graph.weights import has_hooks
+
+MOST = 20_000  # objects that are looked at
+LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"} - {"__main__"}
+
+# What torch keeps in every module, beside its mode, its tensors and its submodules.
+UNSEEN = set(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
+
+Held = dict[object, object]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Something that holds values, and those that it held `then`, by key or position.
+
+    owner: the module whose code reaches it. put: makes it hold other values. own:
+    whether they are attributes of the module itself.
+    """
+
+    owner: nn.Module
+    now: Callable[[], Held]
+    put: Callable[[Held], None]
+    then: Held
+    own: bool = False
+
+    def differs(self) -> bool:
+        """Whether it holds another value now, or another tensor."""
+        now = self.now()
+        return now.keys() != self.then.keys() or any(
+            _differ(now[key], value) for key, value in self.then.items()
+        )
+
+
+class Attributes:
+    """The attributes of a model's modules as they are, and what else its code can
+    reach: objects, containers, and the globals that its functions name.
+
+    Attributes of modules with hooks, which may change them at every call, may differ.
+    atoms: what was found that is not looked into, tensors among it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.atoms: list[object] = []
+        self._places: list[_Place] = []
+        self._seen: dict[int, object] = {}  # kept alive, so that ids stay theirs
+        self._left: list[tuple[nn.Module, object]] = [(model, model)]
+        while self._left and len(self._seen) < MOST:
+            owner, value = self._left.pop()
+            if not isinstance(value, PLAIN) and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._look(owner, value)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that were found."""
+        return [each for each in self.atoms if isinstance(each, Tensor)]
+
+    def changed(self) -> list[nn.Module]:
+        """The modules whose code reaches something that is another value now."""
+        found = [each.owner for each in self._places if each.differs()]
+        return list(dict.fromkeys(found))
+
+    def assigned(self) -> bool:
+        """Whether an attribute of a module is another value now."""
+        return any(each.own and each.differs() for each in self._places)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for each in self._places:
+            if each.differs():
+                each.put(each.then)
+
+    def _look(self, owner: nn.Module, value: Any) -> None:
+        if isinstance(value, StandIn):
+            self._left.append((owner, value.model))
+        elif isinstance(value, nn.Module):
+            if has_hooks(value):
+                self._left += [(value, each) for each in vars(value).values()]
+            else:
+                self._object(value, value, UNSEEN)
+        elif isinstance(value, dict | list | set | deque):
+            self._container(owner, value)
+        elif isinstance(value, tuple | frozenset):
+            self._left += [(owner, each) for each in value]
+        elif isinstance(value, types.FunctionType):
+            self._function(owner, value)
+        elif isinstance(value, types.MethodType):
+            self._left += [(owner, value.__func__), (owner, value.__self__)]
+        elif isinstance(value, functools.partial):
+            self._left += [(owner, value.func), (owner, value.args)]
+        elif isinstance(value, type | Tensor) or _is_library(type(value)):
+            self.atoms.append(value)
+        elif hasattr(value, "__dict__"):
+            self._object(owner, value, set())
+
+    def _hold(
+        self,
+        owner: nn.Module,
+        now: Callable[[], Held],
+        put: Callable[[Held], None],
+        own: bool = False,
+    ) -> None:
+        then = now()
+        self._places.append(_Place(owner, now, put, then, own))
+        self._left += [(owner, each) for each in then.values()]
+
+    def _object(self, owner: nn.Module, value: object, unseen: set[str]) -> None:
+        own: Any = vars(value)
+
+        def now() -> Held:
+            return {name: own[name] for name in own if name not in unseen}
+
+        def put(then: Held) -> None:
+            for name in now().keys() - then.keys():
+                del own[name]
+            own.update(then)
+
+        self._hold(owner, now, put, isinstance(value, nn.Module))
+        for kind in type(value).__mro__:
+            if not _is_library(kind):
+                self._class(owner, kind)
+
+    def _class(self, owner: nn.Module, kind: type) -> None:
+        own = vars(kind)
+        names = [
+            name
+            for name, value in own.items()
+            if not name.startswith("__") and not hasattr(value, "__get__")
+        ]
+
+        def put(then: Held) -> None:
+            for name, value in then.items():
+                setattr(kind, str(name), value)
+
+        self._hold(owner, lambda: {name: own.get(name) for name in names}, put)
+        for value in own.values():  # functions, static and class methods, properties
+            inner = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(inner, types.FunctionType):
+                self._left.append((owner, inner))
+
+    def _container(self, owner: nn.Module, value: Any) -> None:
+        def put(then: Held) -> None:
+            value.clear()
+            if isinstance(value, dict):
+                value.update(then)
+            elif isinstance(value, set):
+                value.update(then.values())
+            else:
+                value.extend(then.values())
+
+        if isinstance(value, dict):
+            self._hold(owner, lambda: dict(value), put)
+        elif isinstance(value, set):
+            self._hold(owner, lambda: {each: each for each in value}, put)
+        else:
+            self._hold(owner, lambda: dict(enumerate(value)), put)
+
+    def _function(self, owner: nn.Module, function: types.FunctionType) -> None:
+        if _is_library(function):
+            return
+        for cell in function.__closure__ or ():
+            self._hold(
+                owner, functools.partial(_filled, cell), functools.partial(_fill, cell)
+            )
+        self._left.append((owner, function.__defaults__))
+        there: Any = function.__globals__
+        names = [name for name in _names(function.__code__) if name in there]
+
+        def now() -> Held:
+            return {name: there.get(name) for name in names}
+
+        self._hold(owner, now, there.update)
+
+
+def _is_library(value: Any) -> bool:
+    """Whether a class or function is Python's, torch's or numpy's."""
+    return str(value.__module__).partition(".")[0] in LIBRARIES
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _names(each)
+
+
+def _filled(cell: types.CellType) -> Held:
+    """What a variable of the function around holds."""
+    try:
+        return {"cell": cell.cell_contents}
+    except ValueError:
+        return {}
+
+
+def _fill(cell: types.CellType, then: Held) -> None:
+    if then:
+        cell.cell_contents = then["cell"]
+
+
+def _differ(now: object, then: object) -> bool:
+    try:
+        return now is not then and (isinstance(now, Tensor) or bool(now != then))
+    except (RuntimeError, ValueError, TypeError):
+        return True  # arrays and tensors, and other ones
