@@ -14,6 +14,7 @@ import argparse
 import ast
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,6 @@ from pathlib import Path
 from memplan.native import _dsa
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "memplan"
 # In the copy's root, which is first on the path of every process that a test starts: an
 # editable install would otherwise import the package from the original tree.
 PATH = """
@@ -32,8 +32,9 @@ import sys
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]
 """
 NOT_COPIED = shutil.ignore_patterns(
-    ".git", ".venv", "build", "docs", "traces.*", "__pycache__", ".*_cache", "dist"
+    ".git", ".venv", "build", "traces.*", "__pycache__", ".*_cache", "dist"
 )
+TIMEOUT = "timeout"
 PAIRS = (
     (ast.Lt, ast.LtE),
     (ast.Gt, ast.GtE),
@@ -57,8 +58,11 @@ def changes(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
                 ops = [FLIPPED[type(node.ops[0])](), *node.ops[1:]]
                 yield node, ast.Compare(node.left, ops, node.comparators)
             elif isinstance(node, ast.BinOp) and type(node.op) in FLIPPED:
-                text = isinstance(node.left, ast.JoinedStr | ast.Constant)
-                if not text or not isinstance(node.left.value, str):  # type: ignore[union-attr]
+                text = isinstance(node.left, ast.JoinedStr) or (
+                    isinstance(node.left, ast.Constant)
+                    and isinstance(node.left.value, str)
+                )
+                if not text:
                     op = FLIPPED[type(node.op)]()
                     yield node, ast.BinOp(node.left, op, node.right)  # type: ignore[arg-type]
             elif isinstance(node, ast.BoolOp):
@@ -99,15 +103,25 @@ def mutated(path: Path, chance: random.Random) -> tuple[str, int, str] | None:
     return b"".join(lines).decode(), old.lineno, f"`{before}` → `{after}`"
 
 
-def tests_of(room: str, extra: list[str]) -> list[str]:
-    """The folder of tests that mirrors a room, or all root tests, and `extra`."""
-    mirror = ROOT / "tests" / room
-    own = [mirror] if mirror.is_dir() else sorted(ROOT.glob("tests/test_*.py"))
-    return [str(path.relative_to(ROOT)) for path in own] + extra
+def tests_of(copy: Path, place: Path, extra: list[str]) -> list[list[str]]:
+    """The tests that mirror the room of a module, or all root tests, and `extra`.
+
+    First those that name the module, which notice a change soonest; then the others.
+    """
+    room, *rest = place.with_suffix("").parts[1:]
+    mirror = copy / "tests" / room
+    own = mirror.rglob("test_*.py") if mirror.is_dir() else copy.glob("tests/test_*.py")
+    near: list[str] = []
+    far: list[str] = []
+    for test in sorted(own):
+        names_it = ".".join((room, *rest)) in test.read_text(encoding="utf-8")
+        (near if names_it else far).append(str(test.relative_to(copy)))
+    return [tests for tests in (near, far + extra) if tests]
 
 
-def survives(copy: Path, tests: list[str], timeout: float) -> bool:
-    """Whether all tests pass in the copy; a test that hangs has noticed the change."""
+def failure(copy: Path, tests: list[str], timeout: float) -> str:
+    """The first test that fails in the copy, "" where all pass; TIMEOUT where they
+    are not done by then."""
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     environment = {
         **os.environ,
@@ -120,16 +134,18 @@ def survives(copy: Path, tests: list[str], timeout: float) -> bool:
             cwd=copy,
             env=environment,
             capture_output=True,
+            text=True,
             timeout=timeout,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return False
-    if done.returncode not in (0, 1):
-        sys.exit(
-            f"pytest ended with {done.returncode}:\n{done.stdout.decode()[-2000:]}"
-        )
-    return done.returncode == 0
+        return TIMEOUT
+    if done.returncode in (0, 5):  # 5: all of them are soak tests
+        return ""
+    if done.returncode not in (1, 2):
+        sys.exit(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}")
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    return found[1] if found else f"exit code {done.returncode}"
 
 
 def main() -> None:
@@ -142,16 +158,20 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=1800.0, help="s per mutant")
     args = parser.parse_args()
     chance = random.Random(args.seed)
-    rooms: dict[str, list[Path]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        rooms.setdefault(path.relative_to(PACKAGE).parts[0], []).append(path)
-    names = args.rooms or sorted(name for name in rooms if not name.endswith(".py"))
-    killed, done = 0, 0
+    killed = open_ = done = 0
     print("| place | change | outcome |\n| --- | --- | --- |", flush=True)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder) / "memplan"
         shutil.copytree(ROOT, copy, ignore=NOT_COPIED, symlinks=True)
+        (copy.parent / "shared").symlink_to(ROOT.parent / "shared")
         (copy / "sitecustomize.py").write_text(PATH, encoding="utf-8")
+        rooms: dict[str, list[Path]] = {}
+        for path in sorted((copy / "memplan").rglob("*.py")):
+            rooms.setdefault(path.relative_to(copy).parts[1], []).append(path)
+        # Of native there is only C++ to change.
+        names = args.rooms or sorted(
+            name for name in rooms if not name.endswith(".py") and name != "native"
+        )
         for library in Path(_dsa.__file__).parent.glob("*.so"):
             shutil.copy2(library, copy / "memplan" / "native")
         while done < args.count:
@@ -161,15 +181,23 @@ def main() -> None:
             if mutant is None:
                 continue
             text, line, change = mutant
-            target = copy / path.relative_to(ROOT)
-            target.write_text(text, encoding="utf-8")
-            lives = survives(copy, tests_of(room, args.tests), args.timeout)
-            shutil.copy2(path, target)
-            killed, done = killed + (not lives), done + 1
-            outcome = "survived" if lives else "killed"
-            place = f"{path.relative_to(ROOT)}:{line}"
-            print(f"| {place} | {change} | {outcome} |", flush=True)
-    print(f"\n{killed} of {done} killed")
+            place, before = path.relative_to(copy), path.read_text(encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
+            groups = tests_of(copy, place, args.tests)
+            found = (failure(copy, tests, args.timeout) for tests in groups)
+            killer = next(filter(None, found), "")
+            path.write_text(before, encoding="utf-8")
+            if killer.startswith("tests") and failure(copy, [killer], args.timeout):
+                sys.exit(f"{killer} fails without a change, too")
+            done += 1
+            if killer == TIMEOUT:  # a test that hangs, or a machine that is busy
+                outcome, open_ = f"open after {args.timeout:g} s", open_ + 1
+            elif killer:
+                outcome, killed = f"killed by {killer}", killed + 1
+            else:
+                outcome = "survived"
+            print(f"| {place}:{line} | {change} | {outcome} |", flush=True)
+    print(f"\n{killed} of {done} killed, {open_} open")
     sys.exit(killed < 0.9 * done)
 
 

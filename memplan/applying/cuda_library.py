@@ -15,7 +15,6 @@ from memplan.recording.cuda_library import (
     U64,
     Signatures,
     SlotLibrary,
-    text_of,
 )
 
 _I64S = ctypes.POINTER(ctypes.c_int64)
@@ -66,9 +65,13 @@ _PLACE = (ctypes.c_int, ctypes.c_uint)
 _SIGNATURES: Signatures = {
     "load_plan": (MESSAGE, (*_PLACE, ctypes.c_bool, ctypes.POINTER(_PlanArrays))),
     "ask": (None, (ctypes.c_void_p,)),
+    # Serve requests from the arenas from now on, or leave all of them to torch.
     "serve": (None, (ctypes.c_bool,)),
+    # Forget all plans; arenas go back to torch as they get empty.
     "retire": (None, ()),
     "next_step": (None, (ctypes.c_uint8,)),
+    # Leave all to torch until as many calls of `resume`, which is False if there was
+    # nothing to resume from.
     "interrupt": (None, ()),
     "resume": (ctypes.c_bool, ()),
     "stand_aside": (None, (*_PLACE, ctypes.c_bool)),
@@ -81,7 +84,9 @@ _SIGNATURES: Signatures = {
     "take_log": (U64, (ctypes.POINTER(ctypes.c_void_p),)),
     "stat_names": (ctypes.c_char_p, ()),
     "stats": (ctypes.c_bool, (ctypes.c_int, ctypes.POINTER(U64))),
+    # Blocks alive in arenas, or waited for.
     "blocks": (U64, ()),
+    # Whether an address lies in an arena.
     "holds": (ctypes.c_bool, (ctypes.c_void_p,)),
 }
 
@@ -103,12 +108,9 @@ class Library(SlotLibrary):
     def __init__(self, path: Path) -> None:
         """Load it. Raises EnvironmentUnfitError where it is missing or damaged."""
         super().__init__(path)
-        names: bytes = self.function("stat_names")()
-        self._names = names.decode("ascii").split(",")
+        self._names = self.stat_names().split(",")
         self.logged: Place | None = None  # whose events are kept
         self._asked: list[object] = []  # functions that native code may call
-
-    # ---- plans
 
     def load_plan(
         self, place: Place, plan: ReplayArrays, arena: int, *, later: bool = False
@@ -120,10 +122,11 @@ class Library(SlotLibrary):
         Raises EnvironmentUnfitError for a device that cannot be.
         """
         arrays = plan_arrays(plan, arena)
-        load = self.function("load_plan")
-        fault = load(place.device, place.rank, later, ctypes.byref(arrays))
-        if fault is not None:
-            raise EnvironmentUnfitError(f"the plan cannot be applied: {text_of(fault)}")
+        fault = self.function("load_plan")(
+            place.device, place.rank, later, ctypes.byref(arrays)
+        )
+        if fault:
+            raise EnvironmentUnfitError(f"the plan cannot be applied: {fault}")
 
     def ask(self, permission: Permission | None) -> None:
         """Make an arena only where `permission` says so; None: always.
@@ -135,27 +138,9 @@ class Library(SlotLibrary):
         if asked is not None:
             self._asked.append(asked)  # another thread may be calling the last one
 
-    def serve(self, on: bool) -> None:
-        """Serve requests from the arenas from now on, or leave all of them to torch."""
-        self.function("serve")(on)
-
-    def retire(self) -> None:
-        """Forget all plans; arenas go back to torch as they get empty."""
-        self.function("retire")()
-
     def next_step(self, mark: int = 0) -> None:
         """The program begins its next step, on all devices."""
         self.function("next_step")(mark)
-
-    def interrupt(self) -> None:
-        """Leave all to torch until as many calls of `resume`."""
-        self.function("interrupt")()
-
-    def resume(self) -> bool:
-        """False if there was nothing to resume from."""
-        return bool(self.function("resume")())
-
-    # ---- what came of it
 
     def stats(self, device: int) -> dict[str, int]:
         """Bytes and counts of one device; {} if no plan was for it."""
@@ -163,14 +148,6 @@ class Library(SlotLibrary):
         if not self.function("stats")(device, values):
             return {}
         return dict(zip(self._names, values, strict=True))
-
-    def blocks(self) -> int:
-        """Blocks alive in arenas, or waited for."""
-        return int(self.function("blocks")())
-
-    def holds(self, address: int) -> bool:
-        """Whether it lies in an arena."""
-        return bool(self.function("holds")(address))
 
 
 class CudaReplay:

@@ -7,6 +7,7 @@ what plans do.
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,19 +32,42 @@ class Role(IntEnum):
     END_POOL = 2
 
 
+class _Path:
+    """An argument that C takes as the bytes of a path."""
+
+    @staticmethod
+    def from_param(path: Path) -> ctypes.c_char_p:
+        return ctypes.c_char_p(os.fsencode(path))
+
+
+# A message is the reason why something cannot be, "" if it could.
 _SIGNATURES: Signatures = {
-    "check": (MESSAGE, (ctypes.c_char_p,)),
-    "prepare": (MESSAGE, (ctypes.c_char_p,)),
+    # Whether the allocator in torch's libc10_cuda.so is one that is known.
+    "check": (MESSAGE, (_Path,)),
+    # Put a copy of its virtual table in place, which calls what the table called.
+    "prepare": (MESSAGE, (_Path,)),
+    # Functions in the table.
     "slots": (U64, ()),
+    # Count the calls that pass through a slot, until `stop_watching` returns them.
     "watch": (None, (U64,)),
     "stop_watching": (U64, ()),
+    # Have our function called there; False if there are too many of the role.
     "take_slot": (ctypes.c_bool, (ctypes.c_int, U64)),
+    # Have requests come to us, and whether they do.
     "install": (MESSAGE, ()),
     "installed": (ctypes.c_bool, ()),
+    # Heed interruptions of the CPU's allocator, by the address of their count.
     "heed": (None, (ctypes.c_void_p,)),
-    "attach": (MESSAGE, (ctypes.c_char_p,)),
+    # Have torch report its events from now on, in the process for good, to the library
+    # in which its allocators' functions have names. Tries it with a block.
+    "attach": (MESSAGE, (_Path,)),
+    # Report them to a recording, by the address that `_alloc` gives, or to nobody. It
+    # hears nothing of the blocks that are alive now.
     "observe": (None, (ctypes.c_void_p,)),
+    # Report a block or segment that was there before, unless its address was reported:
+    # action, device, stream, address, bytes.
     "tell": (None, (ctypes.c_int, ctypes.c_int, U64, U64, U64)),
+    # Events that were lost since, because memory ran out.
     "missed": (U64, ()),
 }
 
@@ -51,7 +75,8 @@ _SIGNATURES: Signatures = {
 class SlotLibrary:
     """`libmemplan_cuda.so`, loaded; it holds the state of all devices.
 
-    Loaded twice from one path it is one and the same.
+    Its C functions are attributes of it. Loaded twice from one path it is one and the
+    same.
     """
 
     SIGNATURES: Signatures = _SIGNATURES
@@ -64,89 +89,26 @@ class SlotLibrary:
             for name, (result, arguments) in self.SIGNATURES.items():
                 function = getattr(self._library, PREFIX + name)
                 function.restype, function.argtypes = result, arguments
+                if result is MESSAGE:
+                    function.errcheck = _as_text
         except (OSError, AttributeError) as error:
             raise EnvironmentUnfitError(
                 f"memplan's library for CUDA cannot be loaded ({error}); install "
                 "memplan again"
             ) from None
 
-    # ---- torch's allocator
-
-    def check(self, torchs: Path) -> str:
-        """Whether the allocator in torch's libc10_cuda.so is one that is known; changes
-        nothing. "" or why not."""
-        return text_of(self.function("check")(str(torchs).encode()))
-
-    def prepare(self, torchs: Path) -> str:
-        """Put a copy of its virtual table in place, which calls what the table called.
-        "" or why not."""
-        return text_of(self.function("prepare")(str(torchs).encode()))
-
-    @property
-    def slots(self) -> int:
-        """Functions in the table."""
-        return int(self.function("slots")())
-
-    def watch(self, slot: int) -> None:
-        """Count the calls that pass through a slot, until `stop_watching`."""
-        self.function("watch")(slot)
-
-    def stop_watching(self) -> int:
-        """How many there were."""
-        return int(self.function("stop_watching")())
-
-    def take_slot(self, role: Role, slot: int) -> bool:
-        """Have our function called there; False if there are too many of the role."""
-        return bool(self.function("take_slot")(int(role), slot))
-
-    def install(self) -> str:
-        """Have requests come to us. "" or why that cannot be."""
-        return text_of(self.function("install")())
-
-    @property
-    def installed(self) -> bool:
-        """Whether they do."""
-        return bool(self.function("installed")())
-
-    def heed(self, interruptions: int) -> None:
-        """Heed those of the CPU's allocator, too, by the address of their count."""
-        self.function("heed")(interruptions)
-
-    # ---- a recording
-
-    def attach(self, named: Path) -> str:
-        """Have torch tell of its events from now on, in the process for good; `named`
-        is the library in which its allocators' functions have names. Makes a block and
-        frees it, to see that. "" or why not."""
-        return text_of(self.function("attach")(str(named).encode()))
-
-    def observe(self, recording: int | None) -> None:
-        """Tell a recording of them, by the address that `_alloc` gives; None: nobody.
-
-        Of the blocks that are alive now it hears nothing.
-        """
-        self.function("observe")(recording)
-
-    def tell(
-        self, action: int, device: int, stream: int, address: int, size: int
-    ) -> None:
-        """Tell of a block or segment that was there before, as an event of now; one of
-        that address which was told of already is passed over."""
-        self.function("tell")(action, device, stream, address, size)
-
-    @property
-    def missed(self) -> int:
-        """Events that could not be told since, for want of memory."""
-        return int(self.function("missed")())
-
-    def function(self, name: str) -> ctypes._NamedFuncPointer:
+    def function(self, name: str) -> Any:
         """One of its C functions."""
-        function: ctypes._NamedFuncPointer = getattr(self._library, PREFIX + name)
-        return function
+        return getattr(self._library, PREFIX + name)
+
+    def __getattr__(self, name: str) -> Any:
+        """The same of the functions above."""
+        if name not in self.SIGNATURES:
+            raise AttributeError(name)
+        return self.function(name)
 
 
-def text_of(message: bytes | None) -> str:
-    """A message of the library's, as text; "" for none."""
+def _as_text(message: bytes | None, *_: object) -> str:
     return "" if message is None else message.decode("utf-8", "replace")
 
 
@@ -194,7 +156,7 @@ def take_slots(library: SlotLibrary, torch: Any) -> None:
     Raises EnvironmentUnfitError with what differs from the expected; torch then calls
     its own functions as before.
     """
-    if library.installed:
+    if library.installed():
         return
     fault = library.prepare(torchs_library(torch)) or _find(library, torch)
     fault = fault or library.install()
@@ -236,7 +198,7 @@ def _find(library: SlotLibrary, torch: Any) -> str:
     block = torch.empty(1, device="cuda")
     found: dict[Role, list[int]] = {role: [] for role in Role}
     requests = []
-    for slot in range(FIRST, library.slots):
+    for slot in range(FIRST, library.slots()):
         pool = torch.cuda.graph_pool_handle()
         calls: dict[Role, Callable[[], object]] = {
             Role.RECORD_STREAM: partial(block.record_stream, stream),
@@ -265,7 +227,7 @@ def _passes(library: SlotLibrary, slot: int, call: Callable[[], object]) -> bool
     try:
         call()
     finally:
-        calls = library.stop_watching()
+        calls: int = library.stop_watching()
     return calls > 0
 
 

@@ -53,7 +53,7 @@ class CudaObserver:
         if self._library is None:
             return 0
         self._library.observe(None)
-        return self._library.missed
+        return int(self._library.missed())
 
     def _begin(self) -> None:
         from memplan.native import _alloc

@@ -191,7 +191,7 @@ def test_it_begins_when_the_program_begins_to_use_cuda(
     fake_torch.initialized = False
     loader = CudaLoader(make_plan())
     loader.start()
-    assert not ready.native.installed
+    assert not ready.native.installed()
     mark_step()
     assert loader.report().requests == 0
     for function in fake_torch.lazily:
@@ -450,7 +450,7 @@ def test_where_torch_cannot_have_it_the_reason_is_told(
     with pytest.raises(EnvironmentUnfitError, match=message):
         CudaLoader(make_plan()).start()
     assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "0"
-    assert not ready.native.installed
+    assert not ready.native.installed()
 
 
 def test_todays_torch_is_judged_by_itself() -> None:

@@ -146,3 +146,11 @@ def test_keys_numbers_and_values_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     assert parse(b"[[],[],[]]", "x")
     with pytest.raises(FormatError, match="too large: its values would take up about"):
         parse(b"[" + b"[]," * 20 + b"[]]", "x")
+
+
+def test_the_text_itself_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strictjson, "MEMORY_ANYWAY", 1000)
+    budget = strictjson.Budget(0)
+    assert parse(f'"{"e" * 200}"'.encode(), "x", budget=budget)
+    with pytest.raises(FormatError, match="too large"):
+        parse(f'"{"é" * 200}"'.encode(), "x", budget=budget)

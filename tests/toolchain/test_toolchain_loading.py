@@ -254,20 +254,22 @@ def test_a_compiler_without_openmp_makes_it_serial(
 ) -> None:
     compiler = find_compiler()
     assert compiler is not None
-    serial = tmp_path / "serial"
+    serial, asked = tmp_path / "serial", tmp_path / "asked"
     serial.write_text(
         "#!/bin/sh\n"
         'for each in "$@"; do\n'
-        '    [ "$each" = -fopenmp ] && echo "error: no omp.h" >&2 && exit 1\n'
+        f'    [ "$each" = -fopenmp ] && echo "$@" >> "{asked}" && exit 1\n'
         f'done\nexec "{compiler.path}" "$@"\n'
     )
     serial.chmod(0o755)
     monkeypatch.setenv("CXX", str(serial))
     source = f"// {number}\n{THREADS}"
     assert load(source, cache=cache).threads() == 1
+    before = asked.read_text()
     assert load(f"// again\n{source}", cache=cache).threads() == 1
     with pytest.raises(CompileError):
         load("wrong", cache=cache)
+    assert asked.read_text() == before, "it was asked for OpenMP again"
 
 
 @pytest.mark.torch

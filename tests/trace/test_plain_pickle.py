@@ -136,6 +136,7 @@ def test_nested_tuples_cannot_be_made_into_a_bomb() -> None:
         (b"\x80\x04G\x00", "is cut off"),
         (b"\x80\x04" + b"(" * 100, "more than 64 containers in each other"),
         (b"\xffN.", "contains opcode 0xff at byte 0"),
+        (b"\x00N.", "contains opcode 0x00 at byte 0"),
     ],
 )
 def test_a_damaged_pickle_says_where_and_why(data: bytes, message: str) -> None:

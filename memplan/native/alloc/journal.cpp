@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -97,7 +98,7 @@ Journal::Journal(int descriptor, std::string_view info)
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void Journal::append(Event event) {
+void Journal::append(const Event& event) {
   if (closing_.load(std::memory_order_relaxed)) return;
   const std::uint64_t slot = head_.fetch_add(1, std::memory_order_relaxed);
   while (slot - tail_.load(std::memory_order_acquire) >= kRing) {
@@ -105,8 +106,8 @@ void Journal::append(Event event) {
     sched_yield();
   }
   Event& cell = ring_[slot % kRing];
-  event.turn = cell.turn;
-  cell = event;
+  // All but `turn`, which the writer may be looking at.
+  std::memcpy(&cell, &event, offsetof(Event, turn));
   std::atomic_ref(cell.turn).store(turn_of(slot), std::memory_order_release);
   if (slot % (kRing / 2) == 0) wake_.notify_one();
 }

@@ -56,7 +56,7 @@ class Journal {
   Journal& operator=(const Journal&) = delete;
 
   // Any thread, at any time; after `close` the event is ignored.
-  void append(Event event);
+  void append(const Event& event);
   // One more stack for the table, as JSON: its frames, and what ran there.
   void append_stack(std::string json);
 

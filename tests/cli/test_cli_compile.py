@@ -1,0 +1,81 @@
+"""memplan compile: what it prints, and the plan that it writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.cli.conftest import Command  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+
+MODEL = """\
+import torch
+from torch import nn
+from tests.chunking import models
+
+torch.set_num_threads(1)
+def both(): return models.attention(64)
+def alone(): return models.attention()[0]
+def inputs(): return (torch.randn(1, 64, 16),)
+def tiny(): return nn.ReLU().eval(), (torch.randn(2),)
+"""
+ANY = ("--max-slowdown", "1e9")
+
+
+@pytest.fixture
+def compiled(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Command]:
+    """Runs `memplan compile ARGS` in a folder with m.py."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.delitem(sys.modules, "m", raising=False)
+    (tmp_path / "m.py").write_text(MODEL)
+    threads = torch.get_num_threads()
+    yield lambda *arguments: command("compile", *arguments)
+    torch.set_num_threads(threads)
+
+
+def test_the_plan_is_written_and_verifies(compiled: Command, command: Command) -> None:
+    said = compiled("m.py:both", *ANY, "-o", "arena.json")
+    assert said.code == 0, said.err
+    assert "wrote arena.json" in said.err
+    assert "lower bound" in said.out or "proved minimal" in said.out
+    assert command("verify", "arena.json").code == 0
+    again = compiled("m.py:both", *ANY, "-o", "arena.json")
+    assert again.code != 0
+    assert "exists" in again.err
+
+
+def test_the_result_as_json(compiled: Command, tmp_path: Path) -> None:
+    arguments = ("m.py:alone", "--inputs", "m.py:inputs", *ANY, "--json")
+    said = compiled(*arguments, "-o", "arena.json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert (found["schema"], found["output"]) == ("memplan.compile", "arena.json")
+    written = json.loads((tmp_path / "arena.json").read_text())
+    assert found["plan"]["peak"] == written["peak"] >= found["plan"]["lower_bound"]
+    assert found["bytes_after"] <= found["bytes_before"]
+
+
+def test_a_model_that_gains_nothing_runs_unchanged(
+    compiled: Command, tmp_path: Path
+) -> None:
+    said = compiled("m.py:tiny", "-o", "arena.json")
+    assert said.code == 0, said.err
+    assert "stays unchanged" in said.out
+    assert "arena.json was not written" in said.err
+    assert not (tmp_path / "arena.json").exists()
+
+
+def test_a_budget_that_is_none_is_refused_before_the_model_is_made(
+    compiled: Command,
+) -> None:
+    said = compiled("m.py:missing", "--budget", "120%")
+    assert said.code != 0
+    assert "120%" in said.err
