@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import Pool, Schedule, scheduled
@@ -17,7 +17,6 @@ from memplan.errors import UsageError
 from memplan.graph.call import Form, Inputs
 from memplan.graph.capture import Target
 from memplan.graph.export import first_line
-from memplan.graph.nest import PLAIN
 from memplan.graph.program import Program, mapped
 from memplan.graph.requests import fills_new_memory
 from memplan.graph.standin import Run, StandIn
@@ -37,7 +36,6 @@ class Runner:
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
         self._watch = Watch(target.module, own)
-        self._containers = _containers(target.module)
         self._strides = [each.stride() for each in tensors_of(inputs)]
         alone = not inputs.kwargs and not target.form.autocast
         plain = alone and all(map(_kind, inputs.args))
@@ -64,7 +62,7 @@ class Runner:
 
         current: what `is_current` says.
         """
-        if not self._watch.same_modules() or not all(map(_is_same, self._containers)):
+        if not self._watch.same_modules() or not self._watch.same_containers():
             return "its modules, attributes or hooks have changed"
         if current or self._watch.same_kinds():
             return ""
@@ -109,26 +107,6 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     if not inputs.kwargs and all(isinstance(each, Tensor) for each in inputs.args):
         return list(inputs.args)
     return [leaf for leaf in inputs.leaves() if isinstance(leaf, Tensor)]
-
-
-def _containers(model: nn.Module) -> list[tuple[object, str, list[object]]]:
-    """Lists, dicts and tuples among a model's attributes, with what they hold."""
-    found: list[tuple[object, str, list[object]]] = []
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, list | dict | tuple) and not name.startswith("_"):
-                leaves, spec = tree_flatten(value)
-                found.append((value, str(spec), leaves))
-    return found
-
-
-def _is_same(container: tuple[object, str, list[object]]) -> bool:
-    value, spec, before = container
-    leaves, now = tree_flatten(value)
-    if str(now) != spec:
-        return False
-    pairs = zip(leaves, before, strict=True)
-    return all(a is b or (isinstance(a, PLAIN) and a == b) for a, b in pairs)
 
 
 def _kind(value: Any) -> tuple[object, ...] | None:

@@ -20,6 +20,7 @@ from tests.chunking import models  # noqa: E402
 
 pytestmark = pytest.mark.torch
 SLOW = memplan.CompileOptions(max_slowdown=1000.0)
+SOAK = pytest.mark.soak
 
 
 class Perceptron(nn.Module):
@@ -90,7 +91,7 @@ def test_a_model_of_any_operators_is_answered() -> None:
         assert torch.allclose(module(x), model(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("budget", ["40%", "min"])
+@pytest.mark.parametrize("budget", ["40%", pytest.param("min", marks=SOAK)])
 def test_a_budget_is_kept_by_loops(budget: str) -> None:
     model, x = models.attention(tokens=256)
     module = compiled(model, x, budget=budget)
