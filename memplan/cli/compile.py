@@ -130,7 +130,8 @@ def _report(name: str, plan: CompilePlan) -> None:
     )
     same = "none, the same bits" if not plan.error else f"at most {plan.error:.1e}"
     order = ORDERS.get(
-        plan.order_proof, f"every order needs {format_bytes(plan.order_bound)}"
+        plan.order_proof,
+        f"every order needs {format_bytes(plan.order_bound)}, results included",
     )
     rows = [
         (
