@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from memplan.compiling.report import CompilePlan
@@ -48,9 +49,10 @@ class Runner:
         self._watch = self._watch.again()
         places = self._program.constants.items()
         constants = {name: self._weights[place].detach() for name, place in places}
-        self.schedule: Schedule = scheduled(
-            self._program, constants, tensors_of(inputs), self._pack
-        )
+        with torch.inference_mode(False), torch.no_grad():
+            self.schedule: Schedule = scheduled(
+                self._program, constants, tensors_of(inputs), self._pack
+            )
         self.pool = Pool(self.schedule)
 
     def is_current(self) -> bool:
@@ -91,7 +93,8 @@ class Runner:
         return self._run(inputs)
 
     def _run(self, inputs: Inputs) -> object:
-        with torch.no_grad(), self.pool.tape() as tape:
+        plain = torch.inference_mode(False)  # as all that the tape holds
+        with plain, torch.no_grad(), self.pool.tape() as tape:
             results = tape(tensors_of(inputs))
         spec = self.target.exported.out_spec
         if spec.is_leaf() and results:
@@ -107,6 +110,14 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     if not inputs.kwargs and all(isinstance(each, Tensor) for each in inputs.args):
         return list(inputs.args)
     return [leaf for leaf in inputs.leaves() if isinstance(leaf, Tensor)]
+
+
+def _sees_operators() -> bool:
+    """Whether a dispatch mode, a function transform or forward differentiation is
+    active, which a tape's operators would run into."""
+    modes: int = torch._C._len_torch_dispatch_stack()
+    transform = torch._C._functorch.peek_interpreter_stack()
+    return modes > 0 or transform is not None or forward_ad._current_level >= 0
 
 
 def _kind(value: Any) -> tuple[object, ...] | None:
@@ -152,12 +163,15 @@ class Compiled(StandIn):
         )
         if fills_new_memory():
             reason = reason or "torch is set to fill new memory"
+        if _sees_operators():
+            reason = reason or "a mode of torch that sees every operator is active"
         return reason or ("an input requires a gradient" if asked else "")
 
     def _ready(
         self, args: tuple[object, ...], kwargs: dict[str, Any]
     ) -> tuple[object, Run] | None:
-        if self.runner is None:
+        # Another thread's export is a mode of the process.
+        if self.runner is None or torch.compiler.is_compiling():
             return None
         runner = self.runner
         reason, current = self.unsupported(args, kwargs), runner.is_current()

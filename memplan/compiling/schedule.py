@@ -112,19 +112,23 @@ class Pool:
     @contextmanager
     def tape(self) -> Iterator[Tape]:
         """A tape that no other call uses."""
-        with self._turn:
-            while not self._free and self._made >= self.limit:
-                self._turn.wait()
-            tape = self._free.pop() if self._free else None
-            self._made += tape is None
+        tape, counted = None, False
         try:
+            with self._turn:
+                while not self._free and self._made >= self.limit:
+                    self._turn.wait()
+                if self._free:
+                    tape = self._free.pop()
+                else:
+                    counted = True
+                    self._made += 1
             if tape is None:
                 tape = self.schedule.tape()
             yield tape
         finally:
             with self._turn:
-                if tape is None:
-                    self._made -= 1
-                else:
+                if tape is not None:
                     self._free.append(tape)
+                elif counted:
+                    self._made -= 1
                 self._turn.notify()

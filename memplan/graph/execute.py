@@ -176,14 +176,18 @@ class Tape:
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The tensors of `results`, for inputs in the program's order."""
         text, service = self._text, self._service
-        if service is None:
-            return tuple(self._run(*inputs, text.tensors, text.numbers, text.marks))
-        service.begin()
+        # Optimized, equal operators would become one, whose result then lives longer
+        # than planned, and what depends on no input would be computed once.
+        optimizes = torch._C._get_graph_executor_optimize()
         try:
-            found = self._run(*inputs, text.tensors, text.numbers, text.marks)
+            torch._C._set_graph_executor_optimize(False)
+            if service is not None:
+                service.begin()
+            return tuple(self._run(*inputs, text.tensors, text.numbers, text.marks))
         finally:
-            service.end()
-        return tuple(found)
+            if service is not None:
+                service.end()
+            torch._C._set_graph_executor_optimize(optimizes)
 
     @property
     def missed(self) -> int:

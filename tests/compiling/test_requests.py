@@ -229,3 +229,63 @@ def test_other_threads_are_not_served(arena: Any) -> None:
         service.end()
     assert mine.data_ptr() == arena.data_ptr() != found[0].data_ptr()
     del mine
+
+
+class Twice(nn.Module):
+    """Equal operators, one of them after the other's memory was planned for more."""
+
+    def forward(self, x: Any) -> Any:
+        y = x * 2
+        first = torch.sort(y, -1).values.sum(-1, keepdim=True)
+        left = x + first  # lives as long as its name
+        right = x - first
+        wide = left.tanh() * right.tanh()
+        return torch.sort(y, -1).values * wide, torch.tril_indices(3, 3)
+
+
+def test_equal_operators_have_memory_of_their_own() -> None:
+    model, x = Twice().eval(), torch.randn(64, 512)
+    module = compiled(model, x, options=PLAIN)
+    with torch.no_grad():
+        for _ in range(3):
+            result, indices = module(x)
+            assert torch.equal(result, model(x)[0])
+            assert torch.equal(indices, torch.tril_indices(3, 3))
+            indices.zero_()
+
+
+def test_what_is_no_number_stays_so_in_packed_convolutions() -> None:
+    layers = [nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU6()]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(1, 4, 64, 64)
+    module = compiled(model, x, options=PACKED)
+    x[0, 0, 20, 20] = float("nan")
+    with torch.no_grad():
+        assert torch.equal(module(x).isnan(), model(x).isnan())
+
+
+def test_modes_that_see_operators_run_the_model() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, x = pictures()
+    module = compiled(model, x, options=PLAIN)
+    with FlopCounterMode(display=False) as mine, pytest.warns(match="mode of torch"):
+        module(x)
+    with FlopCounterMode(display=False) as theirs:
+        model(x)
+    assert mine.get_total_flops() == theirs.get_total_flops()
+
+
+def test_compiled_in_inference_mode() -> None:
+    model, x = pictures()
+    with torch.inference_mode():
+        module = compiled(model, x, options=PLAIN)
+    with torch.no_grad():
+        assert torch.equal(module(x)[0], model(x)[0])
+        model.last.weight.mul_(2)
+        assert torch.equal(module(x)[0], model(x)[0])
+    with torch.inference_mode():
+        model.last.weight.mul_(2)
+        assert torch.equal(module(x)[0], model(x)[0])
+    with torch.no_grad():
+        assert torch.equal(module(x)[0], model(x)[0])
+    assert module.runner is not None
