@@ -69,10 +69,12 @@ def chunk(
     training mode; InputError for a model that fails and a plan of another model.
     """
     if isinstance(model, StandIn):  # what another verb made goes around the chunks
-        inner = chunk(model.model, inputs, budget, plan, options)
         if isinstance(model, Chunked):
-            return inner
-        return cast(Chunked, model.around(inner))
+            return chunk(model.model, inputs, budget, plan, options)
+        model.around(model.model)  # raises before the search where it cannot
+        return cast(
+            Chunked, model.around(chunk(model.model, inputs, budget, plan, options))
+        )
     options = options or ChunkOptions()
     if (budget is None) == (plan is None):
         raise UsageError("give either a budget or a plan, as in budget='20%'")

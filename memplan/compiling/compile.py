@@ -26,7 +26,6 @@ from memplan.graph.check import (
 )
 from memplan.graph.clock import seconds
 from memplan.graph.execute import NoTapeError
-from memplan.graph.lower import lower
 from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
 from memplan.graph.program import Loop, Program
 from memplan.graph.reach import Attributes
@@ -123,8 +122,7 @@ class _Compiling:
             return self._kept(self._unchanged(exports.left_alone[""]), limit)
         slowest = self._slowest
         if not least:
-            program = lower(whole[0].exported, exports.inference)
-            found = self._made(whole[0], program)
+            found = self._made(whole[0], whole[0].program)
             if limit is None or found.memplan.bytes_after <= limit:
                 return found
             if found.runner is not None:  # what it saves, loops may take

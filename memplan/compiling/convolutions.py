@@ -9,7 +9,6 @@ activation, becomes part of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,28 +23,28 @@ aten = torch.ops.aten
 
 TRANSPOSED = aten.conv_transpose2d.input
 CONVOLUTIONS = {aten.conv2d.default, aten.convolution.default, TRANSPOSED}
-# Activations that oneDNN applies to what it has computed, with their numbers. Of a NaN
-# its relu and hardtanh make a number, so they are not among them.
-ACTIVATIONS: dict[object, Callable[[Op], tuple[str, list[float]] | None]] = {
-    aten.sigmoid.default: lambda _: ("sigmoid", []),
-    aten.tanh.default: lambda _: ("tanh", []),
-    aten.hardswish.default: lambda _: ("hardswish", []),
-    aten.silu.default: lambda _: ("swish", []),
+# Activations that oneDNN applies to what it has computed, and its names for them. Of a
+# NaN its relu and hardtanh make a number, so they are not among them.
+ACTIVATIONS = {
+    aten.sigmoid.default: "sigmoid",
+    aten.tanh.default: "tanh",
+    aten.hardswish.default: "hardswish",
+    aten.silu.default: "swish",
 }
 
 
 class _Convolution(NamedTuple):
     """A convolution of a constant weight, and what it takes in.
 
-    scale, shift: names of constants by channel, or None. activation: what follows, and
-    its numbers. last: the operator whose result it gives.
+    scale, shift: names of constants by channel, or None. activation: oneDNN's name of
+    what follows, or "none". inner: the operators that it is, the convolution first.
     """
 
     op: Op
     scale: str | None
     shift: str | None
-    activation: tuple[str, list[float]]
-    last: Op
+    activation: str
+    inner: list[str]
 
 
 def packed(flat: Flat, inference: Inference) -> tuple[Flat, int]:
@@ -54,8 +53,10 @@ def packed(flat: Flat, inference: Inference) -> tuple[Flat, int]:
     Only of float32; others, and those whose weights are not constant, stay as they are.
     Results are equal to the program's but for rounding.
     """
+    if not torch.backends.mkldnn.is_available():
+        return flat, 0
     found = {each.op.name: each for each in _convolutions(flat)}
-    if not found or not torch.backends.mkldnn.is_available():
+    if not found:
         return flat, 0
     return _Packing(flat, found, inference).flat()
 
@@ -75,16 +76,16 @@ def _convolutions(flat: Flat) -> list[_Convolution]:
         assert isinstance(op, Op)
         if not _packs(program, flat.constants, op):
             continue
-        last, scale, shift = op, None, None
-        after = follower(last)
-        if after is not None and _is_affine(program, flat.constants, last, after):
+        scale, shift, activation, inner = None, None, "none", [op.name]
+        after = follower(op)
+        if after is not None and _is_affine(program, flat.constants, op, after):
             shift, scale = after.args[0].name, after.args[2].name
-            last, after = after, follower(after)
-        activation = None
-        if after is not None and after.target in ACTIVATIONS and not after.kwargs:
-            activation = ACTIVATIONS[after.target](after)
-            last = after if activation is not None else last
-        found.append(_Convolution(op, scale, shift, activation or ("none", []), last))
+            inner.append(after.name)
+            after = follower(after)
+        if after is not None and after.target in ACTIVATIONS:
+            activation = ACTIVATIONS[after.target]
+            inner.append(after.name)
+        found.append(_Convolution(op, scale, shift, activation, inner))
     return found
 
 
@@ -127,14 +128,14 @@ class _Packing:
 
     def flat(self) -> tuple[Flat, int]:
         program = self._flat.program
-        inner = {name for each in self._found.values() for name in _inner(each)}
+        inner = {name for each in self._found.values() for name in each.inner}
         for name in (*program.inputs, *program.constants):
             self._values[name] = Ref(name)
         for op in program.ops:
             assert isinstance(op, Op)
             if op.name in self._found:
                 convolution = self._found[op.name]
-                self._values[convolution.last.name] = self._packed(convolution)
+                self._values[convolution.inner[-1]] = self._packed(convolution)
             elif op.name not in inner:
                 self._values[op.name] = self._again(op)
         made = self._to.program
@@ -184,8 +185,7 @@ class _Packing:
                 added = self._constant(f"{op.name}_bias", parts[1], parts[1])
             self._known[key] = held, added
         held, added = self._known[key]
-        name, scalars = each.activation
-        args = (self._values[x.name], held, added, *given, name, scalars, "")
+        args = (self._values[x.name], held, added, *given, each.activation, [], "")
         placed = Op(op.name, target, args, {}, op.line)
         return self._to.put(placed, _channels_last(meta))
 
@@ -217,16 +217,6 @@ class _Packing:
         program.metas[name] = Meta(shape, strides, plain.dtype, "cpu")
         self._made[name] = stored
         return Ref(name)
-
-
-def _inner(each: _Convolution) -> list[str]:
-    """The operators that a convolution takes in."""
-    names = [each.op.name]
-    if each.last is not each.op:
-        names.append(each.last.name)
-    if each.scale is not None:
-        names += [each.last.args[0].name] if each.activation[0] != "none" else []
-    return names
 
 
 def _numbers(op: Op) -> dict[str, Any]:

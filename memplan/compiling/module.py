@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from memplan.compiling.report import CompilePlan
@@ -20,7 +19,7 @@ from memplan.graph.capture import Target
 from memplan.graph.export import first_line
 from memplan.graph.program import Program, mapped
 from memplan.graph.requests import fills_new_memory
-from memplan.graph.standin import Run, StandIn
+from memplan.graph.standin import Run, StandIn, intercepted
 from memplan.graph.weights import Watch, Weights
 
 
@@ -112,14 +111,6 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     return [leaf for leaf in inputs.leaves() if isinstance(leaf, Tensor)]
 
 
-def _sees_operators() -> bool:
-    """Whether a dispatch mode, a function transform or forward differentiation is
-    active, which a tape's operators would run into."""
-    modes: int = torch._C._len_torch_dispatch_stack()
-    transform = torch._C._functorch.peek_interpreter_stack()
-    return modes > 0 or transform is not None or forward_ad._current_level >= 0
-
-
 def _kind(value: Any) -> tuple[object, ...] | None:
     """What a program depends on of a tensor; None for other values."""
     plain = type(value) is Tensor
@@ -163,8 +154,7 @@ class Compiled(StandIn):
         )
         if fills_new_memory():
             reason = reason or "torch is set to fill new memory"
-        if _sees_operators():
-            reason = reason or "a mode of torch that sees every operator is active"
+        reason = reason or intercepted()
         return reason or ("an input requires a gradient" if asked else "")
 
     def _ready(

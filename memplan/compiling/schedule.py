@@ -32,12 +32,12 @@ ARENAS = 8  # calls that run at the same time; further ones wait
 class Schedule:
     """What runs, in which order, and where its results lie.
 
-    source: the program before passes. flat: after them. order: what is known of the
+    flat: the program after all passes. order: what is known of the
     order. plan: the arena, a buffer for each storage and for each request of an
-    operator. layout: where in it the results lie; torch allocates outputs.
+    operator. layout: where in it the results lie; torch allocates outputs. packed:
+    bytes of weights that are kept in their kernels' layout as well.
     """
 
-    source: Program
     flat: Flat
     order: Order
     plan: Plan
@@ -93,7 +93,7 @@ def scheduled(
         if rows
     }
     layout = Layout(offsets, found.over, ways.served, asked)
-    return Schedule(program, flat, order, plan, layout, nbytes)
+    return Schedule(flat, order, plan, layout, nbytes)
 
 
 @dataclass

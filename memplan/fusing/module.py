@@ -10,8 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_leaves
 
 from memplan.fusing.compiler import agrees, prepare
@@ -22,32 +20,13 @@ from memplan.graph.call import Inputs, UnsupportedCallError, key_of
 from memplan.graph.capture import first_calls
 from memplan.graph.check import undone
 from memplan.graph.export import first_line
-from memplan.graph.standin import Run, StandIn
+from memplan.graph.standin import Run, StandIn, intercepted
 from memplan.graph.weights import Watch, has_hooks
 
 
-def _unsupported_surroundings() -> str:
-    """What changes how torch runs any call right now."""
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return "it runs under autocast"
-    hooks = torch.nn.modules.module
-    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
-        return "all modules have hooks"
-    if torch._C._len_torch_dispatch_stack() or _has_function_modes():
-        return "a mode intercepts torch's functions"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "its functions are transformed"
-    if torch.autograd.forward_ad._current_level >= 0:
-        return "it takes forward derivatives"
-    return ""
-
-
-def _has_function_modes() -> bool:
-    """Whether functions of torch are overridden, by more than a default device."""
-    if not torch._C._len_torch_function_stack():
-        return False
-    stack = _get_current_function_mode_stack()
-    return not all(isinstance(mode, DeviceContext) for mode in stack)
+def _autocast() -> str:
+    cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return "it runs under autocast" if cast else ""
 
 
 def _unsupported_leaves(values: Iterable[object], grad: bool) -> str:
@@ -127,7 +106,7 @@ class Fused(StandIn):
         self._calls = self._changes = self._fallbacks = 0
 
     def unsupported(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
-        reason = super().unsupported(args, kwargs) or _unsupported_surroundings()
+        reason = super().unsupported(args, kwargs) or _autocast() or intercepted()
         plain = not kwargs and all(isinstance(each, torch.Tensor) for each in args)
         leaves = args if plain else tree_leaves((args, kwargs))
         return reason or _unsupported_leaves(leaves, torch.is_grad_enabled())

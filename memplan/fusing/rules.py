@@ -184,6 +184,11 @@ def batch_norm(
     layer.norm = Norm(names[0], names[1], names[2], names[3], float(rest[1]))
 
 
+def _set_pool(layer: Layer, context: Context, x: Ref, pool: Pool) -> None:
+    *_, height, width = planes(context, x)
+    set_operation(layer, Operation("pool", pool=pool.within((height, width))), x)
+
+
 def max_pool2d(
     layer: Layer,
     context: Context,
@@ -194,7 +199,6 @@ def max_pool2d(
     dilation: Sizes = 1,
     ceil_mode: bool = False,
 ) -> None:
-    *_, height, width = planes(context, x)
     kernel = pair(kernel_size)
     pool = Pool(
         "max",
@@ -204,8 +208,7 @@ def max_pool2d(
         pair(dilation),
         bool(ceil_mode),
     )
-    pool = pool.within((height, width))
-    set_operation(layer, Operation("pool", pool=pool), x)
+    _set_pool(layer, context, x, pool)
 
 
 def avg_pool2d(
@@ -219,7 +222,6 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> None:
-    *_, height, width = planes(context, x)
     kernel = pair(kernel_size)
     pool = Pool(
         "average",
@@ -230,8 +232,7 @@ def avg_pool2d(
         count_padding=bool(count_include_pad),
         divisor=divisor_override,
     )
-    pool = pool.within((height, width))
-    set_operation(layer, Operation("pool", pool=pool), x)
+    _set_pool(layer, context, x, pool)
 
 
 def adaptive_avg_pool2d(layer: Layer, context: Context, x: Ref, size: Any) -> None:

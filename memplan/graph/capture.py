@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from memplan.errors import InputError
 from memplan.graph.call import Form, Inputs, Signature
-from memplan.graph.check import NOTES, Snapshot
+from memplan.graph.check import NOTES, SideEffectsError, Snapshot, without_effects
 from memplan.graph.export import Exported, NotExportableError, export, first_line
 from memplan.graph.infer import Inference
 from memplan.graph.lower import lower
@@ -190,10 +190,24 @@ def _exported(
         return NOTES
     try:
         target = capture(module, inputs, exports.inference, change, path)
+        _check_effects(module, inputs)
     except InputError as error:
         return str(error)
     exports.targets.append(target)
     return None
+
+
+def _check_effects(module: nn.Module, inputs: Inputs) -> None:
+    """Raise InputError if running the module does more than give a result: a Program
+    would lose that."""
+    tensors = [each for each in inputs.leaves() if isinstance(each, Tensor)]
+    try:
+        with torch.no_grad():
+            without_effects(module, tensors, lambda: inputs.run(module))
+    except SideEffectsError:
+        raise
+    except Exception as error:  # the user's code, outside the model's own call
+        raise NotExportableError(f"it fails by itself: {first_line(error)}") from error
 
 
 def first_calls(model: nn.Module, inputs: Inputs) -> dict[str, Inputs]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs, Signature
@@ -185,6 +187,28 @@ def original(model: nn.Module) -> nn.Module:
     while isinstance(model, StandIn):
         model = model.model
     return model
+
+
+def intercepted() -> str:
+    """What sees or changes every operator of torch right now; "" for nothing."""
+    hooks = torch.nn.modules.module
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+        return "all modules have hooks"
+    if torch._C._len_torch_dispatch_stack() or _has_function_modes():
+        return "a mode intercepts torch's functions"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "its functions are transformed"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "it takes forward derivatives"
+    return ""
+
+
+def _has_function_modes() -> bool:
+    """Whether functions of torch are overridden, by more than a default device."""
+    if not torch._C._len_torch_function_stack():
+        return False
+    stack = _get_current_function_mode_stack()
+    return not all(isinstance(mode, DeviceContext) for mode in stack)
 
 
 def is_traced(values: Iterable[object]) -> bool:

@@ -112,7 +112,7 @@ def test_a_fingerprint_is_the_same_in_each_process() -> None:
 
 
 def test_custom_operators_run_beside_loops() -> None:
-    @torch.library.custom_op("memplan_tests::doubled", mutates_args=())
+    @torch.library.custom_op("testing::doubled", mutates_args=())
     def doubled(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
@@ -129,6 +129,6 @@ def test_custom_operators_run_beside_loops() -> None:
     model, x = Custom().eval(), torch.randn(4, 64, 16)
     small = memplan.chunk(model, x, "60%", options=ANY)
     assert small.memplan.internal_errors == {}
-    assert "torch.ops.memplan_tests.doubled.default(" in small.source()
+    assert "torch.ops.testing.doubled.default(" in small.source()
     with torch.no_grad():
         assert relative_error(model(x), small(x)) <= 1e-5

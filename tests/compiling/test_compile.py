@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import threading
 import warnings
 from typing import Any
@@ -279,6 +280,37 @@ class Writes(nn.Module):
     def forward(self, x: Any) -> Any:
         self.calls += 1
         return x.add_(1)
+
+
+class Says(Perceptron):
+    def forward(self, x: Any) -> Any:
+        print("called")
+        return super().forward(x)
+
+
+class Draws(Perceptron):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * random.random()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(Says, "prints"), (Draws, "draws random numbers")]
+)
+def test_what_a_model_does_beside_its_result_is_not_lost(
+    kind: type[nn.Module], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.randn(256, 32)
+    model = kind().eval()
+    module = memplan.compile(model, x, options=SLOW)
+    assert module.memplan.status == "unchanged"
+    assert reason in module.memplan.reason
+    with pytest.raises(NoPlanError, match=reason):
+        memplan.chunk(model, x, "60%")
+    capsys.readouterr()
+    with torch.no_grad():
+        first, second = module(x), module(x)
+    assert capsys.readouterr().out == "called\n" * 2 * (kind is Says)
+    assert torch.equal(first, second) == (kind is Says)
 
 
 def test_what_gains_nothing_runs_unchanged() -> None:

@@ -268,11 +268,14 @@ def test_modes_that_see_operators_run_the_model() -> None:
 
     model, x = pictures()
     module = compiled(model, x, options=PLAIN)
-    with FlopCounterMode(display=False) as mine, pytest.warns(match="mode of torch"):
+    counter = FlopCounterMode(display=False)  # a mode, and hooks of all modules
+    with counter as mine, pytest.warns(match="all modules have hooks"):
         module(x)
     with FlopCounterMode(display=False) as theirs:
         model(x)
     assert mine.get_total_flops() == theirs.get_total_flops()
+    with pytest.warns(match="functions are transformed"):
+        torch.func.vmap(module)(x[None])
 
 
 def test_compiled_in_inference_mode() -> None:
