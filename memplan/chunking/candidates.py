@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memplan.chunking.region import call_of, defect
 from memplan.chunking.rules.flow import Flow, Slice
 from memplan.chunking.rules.table import flow
-from memplan.chunking.timing import PRODUCTS, is_product
+from memplan.chunking.timing import PRODUCTS, is_product, multiplications
 from memplan.graph.liveness import Profile, lifetimes, owners, profile, roots_of
 from memplan.graph.program import Loop, Meta, Op, Program, Step, refs, results
 from memplan.graph.workspace import temporaries
@@ -266,7 +266,7 @@ class Weight(NamedTuple):
     leaving: bytes of the base that are results of members other than the last; they
     shrink if their users join the loop. covered: the bytes above the budget, summed
     over the operators from first to last. dear: bytes that each iteration reads whole,
-    plus CALL for each operator: the main cost of running in chunks.
+    plus CALL for each operator and what halos cost: the main costs of chunks.
     """
 
     base: int
@@ -307,9 +307,10 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
                 if use >= first
             ):
                 base += size
+    body, halos = _body_peak(land, region, positions)
     return Weight(
-        base,
-        _body_peak(land, positions),
+        base + halos,
+        body,
         leaving,
         sum(max(0, land.profile.live[i] - budget) for i in range(first, last + 1)),
         _dear(land, region, positions),
@@ -317,10 +318,13 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
 
 
 CALL = 20_000  # bytes that could be moved in the time of a call
+PRODUCT = 0.1  # bytes that could be moved in the time of a multiplication
+TURNS = 16  # iterations of a loop, where halos are weighed
 
 
 def _dear(land: Landscape, region: Candidate, positions: list[int]) -> int:
-    """Bytes that products read whole in each iteration, and CALL for each operator."""
+    """Bytes that products read whole in each iteration, CALL for each operator, and
+    what halos cost."""
     total = CALL * len(positions)
     for i in positions:
         op = land.program.ops[i]
@@ -333,6 +337,9 @@ def _dear(land: Landscape, region: Candidate, positions: list[int]) -> int:
             meta = land.program.metas[name]
             if need is None and isinstance(meta, Meta):
                 total += meta.bytes
+        if share := _halo(land, region, i):
+            halos = TURNS * share * multiplications(land.program, op)
+            total += int(PRODUCT * halos)
     return total
 
 
@@ -370,22 +377,35 @@ def _output_bytes(land: Landscape, region: Candidate, root: str, size: int) -> i
     return size
 
 
-def _body_peak(land: Landscape, positions: list[int]) -> int:
-    """The peak of the members' own storages, including those of copied members."""
+def _body_peak(
+    land: Landscape, region: Candidate, positions: list[int]
+) -> tuple[int, int]:
+    """The peak of the members' own storages, including those of copied members; and
+    what their halos add to it in each iteration."""
     program = land.program
     inside = set(positions)
     dies: dict[int, int] = {}
-    now = peak = 0
+    now = peak = halos = 0
     for i in positions:
+        share = _halo(land, region, i)
         for root in land.made[i]:
             uses = [use for use in land.root_uses[root] if use in inside]
             dies[uses[-1]] = dies.get(uses[-1], 0) + land.owned[root]
             now += land.owned[root]
         op = program.ops[i]
         extra = temporaries(program, op) if isinstance(op, Op) else 0
-        peak = max(peak, now + extra)
+        peak, halos = max(peak, now + extra), max(halos, int(share * (now + extra)))
         now -= dies.pop(i, 0)
-    return peak
+    return peak, halos
+
+
+def _halo(land: Landscape, region: Candidate, position: int) -> float:
+    """An iteration's halo of an operator's result, as a share of all of it."""
+    piece = region.slices[land.made_by(position)[0]]
+    meta = land.program.metas[land.made_by(position)[0]]
+    if not piece.before + piece.after or not isinstance(meta, Meta):
+        return 0.0
+    return (piece.before + piece.after) / int(meta.shape[piece.dim])
 
 
 REACH = 24  # operators after the region's end that may join

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import nn
@@ -22,6 +22,7 @@ from memplan.chunking.options import (
 )
 from memplan.chunking.plan import ChunkPlan, fingerprint
 from memplan.chunking.planfile import read_chunk_plan
+from memplan.chunking.recompute import Base, again, bases
 from memplan.chunking.region import NotLoopableError, chunked
 from memplan.chunking.search import Search, Trial
 from memplan.chunking.shapes import OtherSizes
@@ -86,6 +87,16 @@ def chunk(
         raise
 
 
+@dataclass
+class Tried:
+    """What a search begins with, the largest room in which it found nothing, and what
+    came nearest then."""
+
+    base: Base
+    failed: int = 0
+    best: Trial | None = None
+
+
 class _Chunking:
     def __init__(self, model: nn.Module, inputs: object, options: ChunkOptions) -> None:
         if not isinstance(model, nn.Module):
@@ -97,6 +108,7 @@ class _Chunking:
         self._model, self._options = model, options
         given = Inputs.of(inputs)
         self._inputs = Signature().arranged(model, given.args, given.kwargs)
+        self._tried: dict[str, list[Tried]] = {}  # of each part
 
     def ready(self, module: Chunked) -> Chunked:
         """The module, with the defects that the search met, and able to prepare for
@@ -228,14 +240,26 @@ class _Chunking:
         """Ways to keep to `goal` bytes: each has a trial for every exported part."""
         ways: list[dict[str, Trial]] = []
         for target in self._exports.targets:
-            search = self._search(target)
-            room = max(1, goal - target.outside)
-            chosen = self._found(search, room) or [search.best]
+            chosen = self._chosen(target, max(1, goal - target.outside))
             if not ways:
                 ways = [{} for _ in chosen]
             for i, way in enumerate(ways):
                 way[target.path] = chosen[min(i, len(chosen) - 1)]
         return ways
+
+    def _chosen(self, target: Target, room: int) -> list[Trial]:
+        """Trials of a part within `room` bytes, or the one that comes nearest."""
+        if target.path not in self._tried:
+            self._tried[target.path] = [Tried(each) for each in bases(target.program)]
+        for tried in self._tried[target.path]:
+            if room <= tried.failed:
+                continue
+            search = self._search(tried.base)
+            if found := self._found(search, room):
+                return found
+            tried.failed, tried.best = room, search.best
+        nearest = [each.best for each in self._tried[target.path] if each.best]
+        return [min(nearest, key=lambda trial: trial.peak)]
 
     def _found(self, search: Search, room: int) -> list[Trial]:
         """Trials within `room` bytes; after Ctrl-C, those found so far."""
@@ -250,12 +274,12 @@ class _Chunking:
             done = [trial for trial in search.done if trial.peak <= room]
             return sorted(done, key=lambda trial: trial.seconds)
 
-    def _search(self, target: Target) -> Search:
+    def _search(self, base: Base) -> Search:
         effort = self._options.effort
         left = max(0.0, self._stop - time.monotonic())
         seconds = min(effort.seconds, left) / len(self._exports.targets)
         search = Search(
-            target.program,
+            base,
             self._exports.inference,
             self._machine,
             replace(effort, seconds=seconds),
@@ -331,13 +355,15 @@ def trials_of(plan: ChunkPlan, name: str, exports: Exports) -> dict[str, Trial]:
                 f"{name} was made for another model, for other shapes, or with "
                 f"another torch ({plan.torch}); chunk this model with --budget"
             )
-        program = target.program
         try:
+            program = again(target.program, part.again)
             for region in part.regions:
                 program = chunked(program, region, exports.inference)
         except NotLoopableError as error:
             raise InputError(
                 f"{name} does not fit this model: {error}; {AGAIN}"
             ) from error
-        trials[part.path] = Trial(part.regions, program, profile(program))
+        trials[part.path] = Trial(
+            part.regions, program, profile(program), again=part.again
+        )
     return trials

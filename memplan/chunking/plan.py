@@ -53,12 +53,14 @@ class Part:
     """One exported module.
 
     path: in the model, "" for all of it. fingerprint: identifies its graph. regions:
-    what runs in chunks there.
+    what runs in chunks there. again: values that are computed again for their last
+    users, instead of kept, in the order in which that is decided.
     """
 
     path: str
     fingerprint: str
     regions: tuple[Region, ...]
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,13 @@ def _region_json(region: Region) -> dict[str, Any]:
 
 def _part(outer: Table, value: object, name: str) -> Part:
     table = _object(outer, value, name, "path fingerprint regions")
+    again = table.rows("again") if "again" in table.fields else []
+    table.check_texts(again, lambda i: f"again[{i}]")
     return Part(
-        table.text("path"), table.text("fingerprint"), _regions(table, "regions")
+        table.text("path"),
+        table.text("fingerprint"),
+        _regions(table, "regions"),
+        tuple(map(str, again)),
     )
 
 

@@ -22,6 +22,7 @@ from memplan.chunking.candidates import (
     weigh,
 )
 from memplan.chunking.options import Effort
+from memplan.chunking.recompute import Base
 from memplan.chunking.region import (
     NotLoopableError,
     Region,
@@ -39,12 +40,16 @@ from memplan.graph.program import Loop, Op, Program, Ref, mapped
 
 @dataclass(frozen=True)
 class Trial:
-    """Regions, and the program that results from them."""
+    """Regions, and the program that results from them.
+
+    again: the values that it computes a second time.
+    """
 
     regions: tuple[Region, ...]
     program: Program
     profile: Profile
     seconds: float = field(default=0.0)
+    again: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -78,7 +83,7 @@ class Search:
 
     def __init__(
         self,
-        program: Program,
+        base: Base,
         inference: Inference,
         machine: Machine,
         effort: Effort | None = None,
@@ -87,11 +92,12 @@ class Search:
     ) -> None:
         """whole: seconds that the program takes without loops."""
         self.errors: Counter[str] = Counter()  # defects -> regions dropped for each
-        self._base, self._inference, self._machine = program, inference, machine
+        self._base, self._inference, self._machine = base, inference, machine
         self._whole = whole
         self._effort = effort or Effort()
         self._progress = progress or (lambda line: None)
-        self.start = Trial((), program, profile(program))
+        program, spent = base.program, base.share * whole
+        self.start = Trial((), program, profile(program), spent, base.again)
         self.best = self.start  # the lowest peak seen
         self.done: list[Trial] = []  # those within the last budget, as they are found
 
@@ -164,7 +170,7 @@ class Search:
     def _made(self, trial: Trial, regions: tuple[Region, ...]) -> Trial | None:
         """`regions` as a trial, built on `trial` if they extend its regions."""
         known = len(trial.regions)
-        program, rest = self._base, regions
+        program, rest = self._base.program, regions
         if regions[:known] == trial.regions:
             program, rest = trial.program, regions[known:]
         try:
@@ -175,9 +181,8 @@ class Search:
             return None
         except NotLoopableError:
             return None
-        return Trial(
-            regions, program, profile(program), seconds(program, self._machine)
-        )
+        spent = self.start.seconds + seconds(program, self._machine)
+        return Trial(regions, program, profile(program), spent, self._base.again)
 
     def _moves(
         self,
@@ -229,7 +234,7 @@ class Search:
     def _repeated(self, trial: Trial, budget: int) -> Trial:
         """The trial with its last region applied to repetitions of its operators."""
         best = trial
-        for region in elsewhere(self._base, trial.regions[-1]):
+        for region in elsewhere(self._base.program, trial.regions[-1]):
             if best.peak <= budget:
                 break
             made = self._made(best, (*best.regions, region))

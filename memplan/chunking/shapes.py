@@ -16,6 +16,7 @@ from memplan.chunking.canonical import searchable
 from memplan.chunking.module import Chunk
 from memplan.chunking.options import BudgetError
 from memplan.chunking.plan import ChunkPlan, Part
+from memplan.chunking.recompute import again
 from memplan.chunking.region import NotLoopableError, Region, chunked
 from memplan.chunking.search import Trial
 from memplan.chunking.workbench import Workbench
@@ -116,14 +117,15 @@ class OtherSizes:
                 + (f" in {part.path}" if part.path else "")
                 + "; chunk it with them"
             )
-        program = target.program
+        old, new = again(old, part.again), again(target.program, part.again)
+        program = new
         regions = []
         for region in part.regions:
-            resized = at_sizes(region, old, target.program, halvings)
+            resized = at_sizes(region, old, new, halvings)
             if resized is not None:
                 program = chunked(program, resized, exports.inference)
                 regions.append(resized)
-        return Trial(tuple(regions), program, profile(program))
+        return Trial(tuple(regions), program, profile(program), again=part.again)
 
 
 def at_sizes(

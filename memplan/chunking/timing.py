@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
 from memplan.graph.liveness import owners
-from memplan.graph.program import Input, Loop, Meta, Op, Output, Program, results
+from memplan.graph.program import Input, Loop, Meta, Op, Output, Program, Step, results
 
 PRODUCTS = ("mm", "linear", "matmul", "conv", "einsum")  # in their operators' names
 RUN = 2048  # bytes: shorter contiguous runs are copied piece by piece
@@ -19,7 +20,8 @@ RUN = 2048  # bytes: shorter contiguous runs are copied piece by piece
 class Machine:
     """Constants of the time model: seconds a call, an input slice and an output, and
     bytes a second of copies, of weights packed again, of pages touched first, and of
-    gathered matrices that are neither row-major nor column-major."""
+    gathered matrices that are neither row-major nor column-major; multiplications a
+    second."""
 
     call: float = 6e-6
     slice: float = 3.6e-6
@@ -28,6 +30,7 @@ class Machine:
     packed: float = 3e9
     touched: float = 3e9
     gathered: float = 1e9
+    multiplied: float = 2e10
 
 
 def seconds(program: Program, machine: Machine) -> float:
@@ -65,6 +68,7 @@ def _loop(program: Program, loop: Loop, machine: Machine) -> float:
             cost += (turns - 1) * packed / machine.packed
             gathered = sum(_gathered(body.metas[name]) for name in whole)
             cost += (turns - 1) * gathered / machine.gathered
+            cost += (turns - 1) * _in_halos(body, loop, step) / machine.multiplied
     for step in body.ops:
         for root in owners(body, step):
             meta = body.metas.get(root)
@@ -77,6 +81,29 @@ def _gathered(meta: Meta) -> int:
     """The bytes of a batched matrix that lies neither by rows nor by columns."""
     lies = len(meta.shape) < 3 or 1 in meta.strides[-2:] or 1 in meta.shape[-2:]
     return 0 if lies else meta.bytes
+
+
+def _in_halos(body: Program, loop: Loop, op: Op) -> float:
+    """The multiplications of an iteration that its neighbours do as well."""
+    for window in body.moving.get(op.name, {}).values():
+        if window.loop == loop.name:
+            low, high = window.at(body.ranges)
+            share = (window.before + window.after) / max(1, high - low)
+            return share * multiplications(body, op)
+    return 0.0
+
+
+def multiplications(program: Program, op: Step) -> int:
+    """About how many multiplications an operator takes; at least one an element."""
+    assert isinstance(op, Op)
+    meta = program.metas[op.name]
+    made = meta.elements if isinstance(meta, Meta) else 0
+    metas = [program.metas[name] for name in op.operands()]
+    if is_product(op) and metas and isinstance(metas[0], Meta):
+        convolution = "conv" in op.key and len(metas) > 1
+        inner = metas[1].shape[1:] if convolution else metas[0].shape[-1:]
+        return int(made * prod(inner))
+    return int(made)
 
 
 def is_product(op: Op) -> bool:
@@ -113,6 +140,8 @@ def calibrated(device: str = "cpu") -> Machine:
         fresh = _time(lambda: torch.empty(8 << 20).fill_(1), 1)
         again = torch.empty(8 << 20)
         used = _time(lambda: again.fill_(1), 1)
+        picture, kernel = torch.ones(1, 32, 64, 64), torch.ones(32, 32, 3, 3)
+        convolved = _time(lambda: torch.conv2d(picture, kernel, padding=1), 2)
         apart = torch.ones(128, 128, 64).permute(2, 0, 1)
         one_by_one = _time(lambda: [part.clone() for part in apart.unbind()], 1)
     touched = again.nbytes / max(fresh - used, again.nbytes / 2e10)
@@ -124,6 +153,7 @@ def calibrated(device: str = "cpu") -> Machine:
         packed=weight.nbytes / packs,
         touched=touched,
         gathered=apart.nbytes / one_by_one,
+        multiplied=picture.numel() * kernel[0].numel() / convolved,
     )
 
 

@@ -107,7 +107,12 @@ class Workbench:
             status="chunked" if changed else "unchanged",
             reason="" if changed else "no region helps",
             parts=tuple(
-                Part(path, fingerprint(targets[path].program), trial.regions)
+                Part(
+                    path,
+                    fingerprint(targets[path].program),
+                    trial.regions,
+                    trial.again,
+                )
                 for path, trial in changed.items()
             ),
         )

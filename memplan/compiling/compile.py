@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from memplan.chunking.chunk import chunk
 from memplan.chunking.module import Chunk
-from memplan.chunking.options import ChunkOptions, parse_budget
+from memplan.chunking.options import BudgetError, ChunkOptions, parse_budget
 from memplan.compiling.module import Compiled, Runner
 from memplan.compiling.report import CompilePlan
 from memplan.errors import NoPlanError, UsageError
@@ -127,23 +127,28 @@ class _Compiling:
                 return found
             if found.runner is not None:  # what it saves, loops may take
                 slowest /= min(1.0, found.memplan.slowdown)
-        part = self._chunked(limit, slowest)
-        if part is None:
-            return self._kept(self._unchanged("no loop needs less memory"), limit)
-        return self._kept(self._made(part.target, part.program), limit)
+        made = self._unchanged("no loop needs less memory")
+        for part in self._chunked(limit, slowest):
+            made = self._made(part.target, part.program)
+            if limit is None or made.memplan.bytes_after <= limit:
+                break
+        return self._kept(made, limit)
 
-    def _chunked(self, limit: int | None, slowest: float) -> Chunk | None:
-        """The model in chunks, with as little memory as possible or within `limit`."""
+    def _chunked(self, limit: int | None, slowest: float) -> Iterator[Chunk]:
+        """The model in chunks, within `limit` or with as little memory as possible.
+
+        An arena may take less than the same chunks without one, so what comes near the
+        limit is tried too.
+        """
         options = ChunkOptions(max_slowdown=slowest, progress=self._progress)
-        try:
-            wanted = "min" if limit is None else limit
-            found = chunk(self._model, self._given, wanted, options=options)
-        except NoPlanError:
-            if limit is None:
-                raise
-            # An arena may take less than the same chunks without one.
-            found = chunk(self._model, self._given, "min", options=options)
-        return found.chunks.get("")
+        if limit is not None:
+            try:
+                found = chunk(self._model, self._given, limit, options=options)
+            except BudgetError as error:
+                found = error.closest
+            yield from found.chunks.values()
+        found = chunk(self._model, self._given, "min", options=options)
+        yield from found.chunks.values()
 
     def _kept(self, module: Compiled, limit: int | None) -> Compiled:
         after = module.memplan.bytes_after

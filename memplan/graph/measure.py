@@ -66,7 +66,8 @@ def events_of(run: Run) -> list[Any]:
 
 
 OBSERVED = {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution"}
-OBSERVED |= {"windowed_conv"}
+OBSERVED |= {f"aten.conv_transpose{n}d" for n in (1, 2, 3)}
+OBSERVED |= {"windowed_conv", "windowed_transposed_conv", "windowed_linear"}
 
 
 class Observed:

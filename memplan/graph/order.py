@@ -29,6 +29,10 @@ WIDTHS = (8, 64, 512, 4096)  # sets kept of each number of operators, by turns
 EFFORT = 400_000  # operators tried in one search, at most, in all its limits
 
 
+Need = tuple[int, int]
+"""By how many bytes more are live while an operator runs, and after it."""
+
+
 @dataclass(frozen=True)
 class Tasks:
     """n operators, and the storages that they make and take.
@@ -50,8 +54,8 @@ class Tasks:
     users: list[int]
     kept: set[int]
 
-    def step(self, done: int, level: int, task: int) -> tuple[int, int]:
-        """Bytes live while `task` runs after the set `done`, and after it."""
+    def needs(self, done: int, task: int) -> Need:
+        """What `task` needs if it runs after the set `done`."""
         made = sum(self.size[each] for each in self.makes[task])
         after = done | 1 << task
         dying = [
@@ -62,14 +66,15 @@ class Tasks:
         over = self.over[task]
         saved = max((self.size[each] for each in dying if each in over), default=0)
         freed = sum(self.size[each] for each in dying)
-        return level + made - saved + self.extra[task], level + made - freed
+        return made - saved + self.extra[task], made - freed
 
     def peak(self, order: Sequence[int]) -> int:
         """The most bytes live in this order; 0 without operators."""
         done = level = peak = 0
         for task in order:
-            live, level = self.step(done, level, task)
-            peak, done = max(peak, live), done | 1 << task
+            up, change = self.needs(done, task)
+            peak, level = max(peak, level + up), level + change
+            done |= 1 << task
         return peak
 
 
@@ -100,7 +105,7 @@ def least_peak(tasks: Tasks, effort: int = EFFORT) -> Order:
         low = bound  # limits below are known, or taken, to be too low
         limit = low
         while low < peak and work.left:
-            found, above = _within(tasks, limit, width, work)
+            found, above = _Search(tasks, limit, width, work).run()
             if found is not None:
                 best, peak = found, tasks.peak(found)
             elif above is not None:  # proved: nothing is within the limit
@@ -126,99 +131,102 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Set:
-    """Operators that ran, as bits; bytes live after them; the last run and the rest."""
+    """Operators that ran, as bits, and the last of them; the bytes live after them.
+
+    ready: the operators that can run next, and what each needs.
+    """
 
     done: int
     level: int
-    ready: tuple[int, ...]
-    ran: tuple[int, ...]
+    ready: dict[int, Need]
+    ran: int
     earlier: _Set | None
 
     def order(self) -> list[int]:
-        parts = []
-        at: _Set | None = self
-        while at is not None:
-            parts.append(at.ran)
+        order = []
+        at = self
+        while at.earlier is not None:
+            order.append(at.ran)
             at = at.earlier
-        return [task for part in reversed(parts) for task in part]
+        return order[::-1]
 
 
-def _within(
-    tasks: Tasks, limit: int, width: int, work: _Work
-) -> tuple[list[int] | None, int | None]:
-    """An order whose peak is at most `limit` bytes, or None.
+class _Search:
+    """The search for an order whose peak is at most `limit` bytes."""
 
-    Without one, the least limit that would have allowed another set; None if sets were
-    given up.
-    """
-    after = _followers(tasks)
-    count = len(tasks.before)
-    whole = (1 << count) - 1
-    first = tuple(i for i, before in enumerate(tasks.before) if not before)
-    start = _Set(0, 0, first, (), None)
-    above: int | None = None
-    layers: dict[int, dict[int, _Set]] = {}
+    def __init__(self, tasks: Tasks, limit: int, width: int, work: _Work) -> None:
+        self._tasks, self._limit, self._width, self._work = tasks, limit, width, work
+        self._after = _followers(tasks)
+        self._whole = (1 << len(tasks.before)) - 1
+        self._layers: dict[int, dict[int, _Set]] = {}
+        # The least limit that would have allowed another set.
+        self._above: int | None = None
 
-    def enter(state: _Set) -> _Set | None:
-        """The state after all that can be run at once; the state if it is the last."""
-        nonlocal above
-        state, least = _advanced(tasks, after, state, limit, work)
-        if state.done == whole:
+    def run(self) -> tuple[list[int] | None, int | None]:
+        """An order within the limit, or None.
+
+        Without one, the least limit that would have allowed another set; None if sets
+        were given up.
+        """
+        tasks, limit, work = self._tasks, self._limit, self._work
+        first = [i for i, before in enumerate(tasks.before) if not before]
+        start = _Set(0, 0, {each: tasks.needs(0, each) for each in first}, -1, None)
+        if (end := self._enter(start)) is not None:
+            return end.order(), self._above
+        given_up = False
+        while self._layers:
+            layer = self._layers.pop(min(self._layers))
+            states = sorted(layer.values(), key=lambda state: state.level)
+            given_up |= len(states) > self._width
+            for state in states[: self._width]:
+                if not work.left:
+                    return None, None
+                for task, (up, _) in state.ready.items():
+                    if state.level + up <= limit:
+                        end = self._enter(self._run(state, task))
+                        if end is not None:
+                            return end.order(), self._above
+        return None, None if given_up else self._above
+
+    def _enter(self, state: _Set) -> _Set | None:
+        """Keep the state after all that is right to run at once; return it if it is
+        the last."""
+        while True:
+            spare, only = self._limit - state.level, len(state.ready) == 1
+            right = (
+                task
+                for task, (up, change) in state.ready.items()
+                if up <= spare and (change <= 0 or only)
+            )
+            task = next(right, None)
+            if task is None:
+                break
+            state = self._run(state, task)
+        if state.done == self._whole:
             return state
-        if least is not None:
-            above = least if above is None else min(above, least)
-        layers.setdefault(state.done.bit_count(), {}).setdefault(state.done, state)
+        beyond = [up for up, _ in state.ready.values() if up > spare]
+        if beyond:
+            least = state.level + min(beyond)
+            self._above = least if self._above is None else min(self._above, least)
+        layer = self._layers.setdefault(state.done.bit_count(), {})
+        layer.setdefault(state.done, state)
         return None
 
-    if (end := enter(start)) is not None:
-        return end.order(), above
-    given_up = False
-    while layers:
-        layer = layers.pop(min(layers))
-        states = sorted(layer.values(), key=lambda state: state.level)
-        given_up |= len(states) > width
-        for state in states[:width]:
-            if not work.left:
-                return None, None
-            for task in state.ready:
-                live, level = tasks.step(state.done, state.level, task)
-                if live <= limit:
-                    end = enter(_run(tasks, after, state, task, level))
-                    if end is not None:
-                        return end.order(), above
-            work.done(len(state.ready))
-    return None, None if given_up else above
-
-
-def _advanced(
-    tasks: Tasks, after: list[list[int]], state: _Set, limit: int, work: _Work
-) -> tuple[_Set, int | None]:
-    """The state after operators that are right to run at once, one after the other.
-
-    And the fewest bytes above the limit that an operator which is ready would need.
-    """
-    while True:
-        least: int | None = None
-        for task in state.ready:
-            live, level = tasks.step(state.done, state.level, task)
-            if live > limit:
-                least = live if least is None else min(least, live)
-            elif level <= state.level or len(state.ready) == 1:
-                state = _run(tasks, after, state, task, level)
-                break
-        else:
-            work.done(len(state.ready))
-            return state, least
-        work.done(1)
-
-
-def _run(
-    tasks: Tasks, after: list[list[int]], state: _Set, task: int, level: int
-) -> _Set:
-    done = state.done | 1 << task
-    rest = tuple(each for each in state.ready if each != task)
-    new = tuple(each for each in after[task] if not tasks.before[each] & ~done)
-    return _Set(done, level, rest + new, (task,), state)
+    def _run(self, state: _Set, task: int) -> _Set:
+        """The state after an operator that is ready."""
+        tasks, done = self._tasks, state.done | 1 << task
+        ready = state.ready.copy()
+        _, change = ready.pop(task)
+        new = [each for each in self._after[task] if not tasks.before[each] & ~done]
+        for each in tasks.takes[task]:
+            rest = tasks.users[each] & ~done
+            if rest and not rest & (rest - 1):  # what the last user needs has changed
+                last = rest.bit_length() - 1
+                if last in ready:
+                    new.append(last)
+        ready.update((each, tasks.needs(done, each)) for each in new)
+        self._work.done(1 + len(new))
+        return _Set(done, state.level + change, ready, task, state)
 
 
 def _followers(tasks: Tasks) -> list[list[int]]:

@@ -115,6 +115,19 @@ def _windowed_convolution(metas: list[Meta], result: Metas) -> int:
     return _convolution(metas, result) + metas[0].bytes
 
 
+def _transposed_convolution(_: list[Meta], result: Metas) -> int:
+    """oneDNN's result in blocks of channels, and once more without padding."""
+    assert isinstance(result, Meta)
+    return 2 * int(result.bytes)
+
+
+def _windowed_linear(metas: list[Meta], result: Metas) -> int:
+    """Both neighbours of each element, and their mean, along one dimension."""
+    assert isinstance(result, Meta)
+    others = prod(result.shape[2:]) // max(result.shape[2:])
+    return int(result.bytes) // (others if len(result.shape) > 3 else 1)
+
+
 def _padded(channels: int) -> int:
     return -(-channels // BLOCK) * BLOCK if channels > 3 else channels
 
@@ -187,7 +200,17 @@ KERNELS: dict[str, Kernel] = {
         ),
         _convolution,
     ),
+    **dict.fromkeys(
+        (
+            "aten.conv_transpose1d",
+            "aten.conv_transpose2d",
+            "aten.conv_transpose3d",
+            "windowed_transposed_conv",
+        ),
+        _transposed_convolution,
+    ),
     "windowed_conv": _windowed_convolution,
+    "windowed_linear": _windowed_linear,
     "aten.scaled_dot_product_attention": _attention,
     "causal_attention": _windowed_attention,
     "aten.einsum": _both,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from memplan.chunking.canonical import rejoined, with_two_passes  # noqa: E402
 from memplan.chunking.code import compiled, source  # noqa: E402
+from memplan.chunking.recompute import Base  # noqa: E402
 from memplan.chunking.search import (  # noqa: E402
     Effort,
     Search,
@@ -150,7 +151,9 @@ class Tried:
                     made.append(found)
                 return found
 
-        search = Watched(self.program, self.inference, Machine(), Effort(**effort))
+        search = Watched(
+            Base(self.program), self.inference, Machine(), Effort(**effort)
+        )
         search.run(int(search.start.peak * share))
         self.program_peak = search.start.peak
         return made

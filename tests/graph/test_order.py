@@ -49,9 +49,9 @@ def least(tasks: Tasks) -> int:
             best = min(best, peak)
         for i, before in enumerate(tasks.before):
             if not done >> i & 1 and not before & ~done:
-                live, after = tasks.step(done, level, i)
-                if max(peak, live) < best:
-                    run(done | 1 << i, after, max(peak, live))
+                up, change = tasks.needs(done, i)
+                if max(peak, level + up) < best:
+                    run(done | 1 << i, level + change, max(peak, level + up))
 
     run(0, 0, 0)
     return best

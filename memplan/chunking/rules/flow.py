@@ -9,7 +9,16 @@ from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
-from memplan.graph.program import Argument, Meta, Metas, Op, Window, extent, refs
+from memplan.graph.program import (
+    Argument,
+    Bound,
+    Meta,
+    Metas,
+    Op,
+    Window,
+    extent,
+    refs,
+)
 
 
 class Slice(NamedTuple):
@@ -193,6 +202,17 @@ def changed(
         else:
             kwargs[name] = value
     return Flow(tuple(needs), call.op.target, tuple(args), kwargs)
+
+
+def part_of(
+    made: Window, times: int, shift: int, wanted: Window
+) -> tuple[Bound, Bound, Bound]:
+    """Where an operator's result begins, and where the wanted part begins and ends.
+
+    The result of an operand's window [lo, hi), `made`, begins at lo * times + shift.
+    """
+    begin = Bound(made, times, 0, shift)
+    return begin, Bound(wanted, 1, 0), Bound(wanted, 0, 1)
 
 
 def positive(dim: int, rank: int) -> int:

@@ -61,6 +61,76 @@ def windowed_pool(
     return getattr(torch.ops.aten, name).default(x, *options)
 
 
+def windowed_transposed_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    options: tuple[Any, ...],
+    groups: int,
+    part: tuple[int, int, int, int],
+) -> torch.Tensor:
+    """A part of one dimension of a transposed convolution of a part of x, [N, C, ...].
+
+    options: stride, padding, dilation and output padding, without padding of that
+    dimension. part: the dimension, where the result for x begins, and where the wanted
+    part begins and ends.
+    """
+    import torch
+
+    (stride, padding, dilation, beyond), (dim, begin, low, high) = options, part
+    made = torch.ops.aten.convolution.default(
+        x, weight, bias, stride, padding, dilation, True, beyond, groups
+    )
+    return made.narrow(dim, low - begin, high - low)
+
+
+def windowed_nearest(
+    x: torch.Tensor, name: str, sizes: list[int], part: tuple[int, int, int, int]
+) -> torch.Tensor:
+    """A part of one dimension of a nearest interpolation of a part of x, [N, C, ...].
+
+    sizes: of the interpolated part, without N and C. part: the dimension, where the
+    result for x begins, and where the wanted part begins and ends.
+    """
+    import torch
+
+    dim, begin, low, high = part
+    made = getattr(torch.ops.aten, name).default(x, sizes)
+    return made.narrow(dim, low - begin, high - low)
+
+
+def windowed_linear(
+    x: torch.Tensor,
+    name: str,
+    options: tuple[list[int], bool],
+    lengths: tuple[int, int],
+    part: tuple[int, int, int, int],
+) -> torch.Tensor:
+    """A part of one dimension of a linear interpolation of a part of x, [N, C, ...].
+
+    options: the sizes of the wanted part without N and C, and align_corners. lengths:
+    of the whole dimension, before and after. part: the dimension, where x's part
+    begins, and where the wanted part begins and ends.
+    """
+    import torch
+
+    (sizes, corners), (old, new), (dim, begin, low, high) = options, lengths, part
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    at = torch.arange(low, high, dtype=wide, device=x.device)
+    if corners:
+        at = at * ((old - 1) / max(1, new - 1))
+    else:
+        at = ((at + 0.5) * (old / new) - 0.5).clamp(min=0)
+    above = at.long().clamp(max=old - 1)
+    below = (above + 1).clamp(max=old - 1)
+    share = (at - above).to(x.dtype).view([-1, *[1] * (x.dim() - 1 - dim)])
+    upper = x.index_select(dim, above - begin)
+    mixed = torch.lerp(upper, x.index_select(dim, below - begin), share)
+    if list(mixed.shape[2:]) == list(sizes):
+        return mixed
+    return getattr(torch.ops.aten, name).default(mixed, sizes, corners)
+
+
 def causal_attention(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -1,8 +1,7 @@
-"""Convolution, pooling, upsampling and pixel shuffles."""
+"""Convolution and pooling."""
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import NamedTuple
 
 from memplan.chunking.rules.flow import (
@@ -14,10 +13,15 @@ from memplan.chunking.rules.flow import (
     given,
     integers,
     needing,
+    part_of,
     rule,
     shape,
 )
-from memplan.chunking.rules.lowered import windowed_conv, windowed_pool
+from memplan.chunking.rules.lowered import (
+    windowed_conv,
+    windowed_pool,
+    windowed_transposed_conv,
+)
 from memplan.graph.program import Argument, Bound, extent
 
 
@@ -74,12 +78,13 @@ def convolution(call: Call, out: Slice) -> Flow | None:
 
 
 def _places(call: Call, out: Slice, weight: tuple[int, ...]) -> Flow | None:
-    """A spatial dimension; not of a transposed convolution."""
+    """A spatial dimension."""
     arguments = given(call)
-    stencil = None if _transposed(call) else _stencil(arguments, weight[2:])
-    axis = out.dim - 2
+    stencil, axis = _stencil(arguments, weight[2:]), out.dim - 2
     if stencil is None:
         return None
+    if _transposed(call):
+        return _spread(call, out, stencil)
     if stencil.plain(axis):
         return Flow(needing(call, {"input": out}))
     if stencil.padding[axis] > stencil.reach(axis):
@@ -91,6 +96,35 @@ def _places(call: Call, out: Slice, weight: tuple[int, ...]) -> Flow | None:
     )
     needs = needing(call, {"input": stencil.needed(out, axis)})
     return Flow(needs, windowed_conv, args, {})
+
+
+def _spread(call: Call, out: Slice, stencil: Stencil) -> Flow:
+    """A transposed convolution: x's element i lies in the results
+    [i * stride - padding, i * stride - padding + reach]."""
+    arguments, axis = given(call), out.dim - 2
+    stride, pad, reach = (
+        stencil.stride[axis],
+        stencil.padding[axis],
+        stencil.reach(axis),
+    )
+    beyond = list(integers(arguments["output_padding"], len(stencil.stride)))
+    beyond[axis] = max(0, beyond[axis] - pad)
+    # What lies in the wanted part; and, where no element does, what lies around it.
+    before = max((out.before - pad + reach) // stride, -((pad - out.before) // stride))
+    end = out.after + pad - reach - 1 - beyond[axis]
+    after = max((out.after - 1 + pad) // stride + 1, -(-end // stride) + 1)
+    need = Slice(out.dim, out.ratio / stride, max(0, before), max(0, after))
+    padding = [0 if i == axis else each for i, each in enumerate(stencil.padding)]
+    made = call.window(need, call.operands[0].shape)
+    wanted = call.window(out)
+    args = (
+        *(arguments[name] for name in ("input", "weight", "bias")),
+        (list(stencil.stride), padding, list(stencil.dilation), beyond),
+        arguments["groups"],
+        (out.dim, *part_of(made, stride, -pad, wanted)),
+    )
+    needs = needing(call, {"input": need})
+    return Flow(needs, windowed_transposed_conv, args, {})
 
 
 def _channels(call: Call, out: Slice, inputs: int) -> Flow | None:
@@ -189,63 +223,3 @@ rule("adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d")(outer_dims(
 rule("max_pool2d_with_indices")(outer_dims(2))
 rule("avg_pool3d max_pool3d")(outer_dims(3))
 rule("adaptive_avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d")(outer_dims(3))
-rule("upsample_linear1d")(outer_dims(1))
-rule("upsample_bilinear2d upsample_bicubic2d")(outer_dims(2))
-rule("upsample_trilinear3d")(outer_dims(3))
-
-
-@rule("upsample_nearest1d upsample_nearest2d upsample_nearest3d")
-def nearest(call: Call, out: Slice) -> Flow | None:
-    """Spatial dimensions where each element is repeated 1, 2, 4, 8… times.
-
-    Other factors are not exact in the arithmetic by which torch finds the element.
-    """
-    if out.dim < 2:
-        return Flow((out,))
-    old, new = call.operands[0].shape[2:], call.shape[2:]
-    axis = out.dim - 2
-    times = new[axis] // old[axis]
-    if times * old[axis] != new[axis] or times & (times - 1):
-        return None
-    arguments = given(call)
-    scales: Argument = arguments.get("scale_factors") or [
-        arguments.get(name) for name in ("scales_d", "scales_h", "scales_w", "scales")
-    ]
-    if not _consistent(scales, old, new):
-        return None
-    piece = out.along(out.dim, Fraction(1, times))
-    if piece is None:
-        return None
-    sizes: list[Argument] = list(new)
-    sizes[axis] = extent(call.window(out))
-    changes: dict[str, Argument] = {"output_size": sizes}
-    if arguments.get("scale_factors") is not None:
-        changes["scale_factors"] = None
-    return changed(call, (piece,), changes)
-
-
-def _consistent(scales: Argument, old: tuple[int, ...], new: tuple[int, ...]) -> bool:
-    """Whether the scales given, if any, are the ratios of the sizes."""
-    ratios = {new / old for old, new in zip(old, new, strict=True)}
-    return all(scale is None or scale in ratios for scale in scales)
-
-
-@rule("pixel_shuffle")
-def pixel_shuffle(call: Call, out: Slice) -> Flow | None:
-    """[..., C r², H, W] to [..., C, H r, W r]."""
-    times = given(call)["upscale_factor"]
-    return _shuffled(call, out, Fraction(times * times), Fraction(1, times))
-
-
-@rule("pixel_unshuffle")
-def pixel_unshuffle(call: Call, out: Slice) -> Flow | None:
-    """[..., C, H r, W r] to [..., C r², H, W]."""
-    times = given(call)["downscale_factor"]
-    return _shuffled(call, out, Fraction(1, times * times), Fraction(times))
-
-
-def _shuffled(call: Call, out: Slice, channel: Fraction, side: Fraction) -> Flow | None:
-    rank = len(call.shape)
-    times = {rank - 3: channel, rank - 2: side, rank - 1: side}.get(out.dim, 1)
-    piece = out.along(out.dim, times)
-    return None if piece is None else Flow((piece,))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from memplan.chunking.rules import elementwise, layout, products, spatial
+from memplan.chunking.rules import elementwise, layout, products, resize, spatial
 from memplan.chunking.rules.flow import RULES, Call, Flow, Slice
 from memplan.graph.program import Argument, Meta, Metas
 
-FAMILIES = (elementwise, layout, products, spatial)  # importing a file registers it
+# Importing a file registers its rules.
+FAMILIES = (elementwise, layout, products, resize, spatial)
 
 
 def flow(call: Call, out: Slice) -> Flow | None:

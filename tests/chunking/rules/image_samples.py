@@ -55,11 +55,23 @@ def convolution_samples() -> Iterator[Sample]:
         op = getattr(packet, packet.overloads()[0])
         grid = torch.randn(2, 4, 5, 6, 3)[(..., *[0] * (3 - count))]
         kernel = torch.randn(4, 3, *[2] * count)
-        yield conv(op, grid, kernel, b[:3], [2], dims=(0, 1))
+        yield conv(op, grid, kernel, b[:3], [2], dims=tuple(range(count + 2)))
     turned = torch.randn(4, 5, 3, 3)
     yield conv(
-        aten.convolution.default, x, turned, b[:5], *rest, True, [0, 0], 1, dims=(0, 1)
+        aten.convolution.default, x, turned, b[:5], *rest, True, [0, 0], 1, dims=every
     )
+    up = aten.conv_transpose2d.input
+    for stride, padding, beyond, dilation in (
+        ([2, 2], [0, 0], [0, 0], [1, 1]),
+        ([2, 2], [1, 1], [1, 0], [1, 1]),
+        ([3, 1], [1, 2], [2, 0], [1, 2]),
+        ([1, 2], [2, 0], [0, 1], [2, 1]),
+        ([4, 4], [0, 0], [3, 1], [1, 1]),
+    ):
+        options = (stride, padding, beyond, 1, dilation)
+        yield conv(up, x, turned, b[:5], *options, dims=every)
+    paired = torch.randn(4, 2, 4, 4)
+    yield conv(up, x, paired, None, [2], [1], [0], 2, dims=(0, 2, 3))
 
 
 def pooling_samples() -> Iterator[Sample]:
@@ -110,23 +122,22 @@ def resampling_samples() -> Iterator[Sample]:
     yield Sample(aten.upsample_nearest1d.vec, (x[0], [10], None), {}, (0, 1, 2))
     deep = torch.randn(1, 2, 3, 4, 5)
     yield Sample(aten.upsample_nearest3d.vec, (deep, None, [2.0] * 3), {}, (1, 2, 3, 4))
-    smooth = {"align_corners": False}
-    yield Sample(
-        aten.upsample_linear1d.vec,
-        (x[0], [10]),
-        {**smooth, "scale_factors": None},
-        (0, 1),
-        True,
-    )
-    for name in ("bilinear", "bicubic"):
-        op = getattr(aten, f"upsample_{name}2d").vec
-        yield Sample(op, (x, [8, 10]), {**smooth, "scale_factors": None}, (0, 1), True)
-    yield Sample(
-        aten.upsample_trilinear3d.vec,
-        (deep, [6, 8, 10]),
-        {**smooth, "scale_factors": None},
-        (1,),
-        True,
-    )
+    for corners in (False, True):
+        smooth = {"align_corners": corners, "scale_factors": None}
+
+        def linear(op: Any, x: Any, sizes: list[int], *, dims: tuple[int, ...]) -> Any:
+            return Sample(op, (x, sizes), smooth, dims, True)  # noqa: B023
+
+        yield linear(aten.upsample_linear1d.vec, x[0], [10], dims=(0, 1, 2))
+        two = aten.upsample_bilinear2d.vec
+        for sizes in ([8, 10], [12, 5], [5, 15], [4, 5], [7, 9]):
+            yield linear(two, x, sizes, dims=every)
+        yield linear(two, x.double(), [8, 10], dims=every)
+        yield linear(two, x, [3, 10], dims=(0, 1, 3))
+        yield linear(two, x[..., :1], [8, 4], dims=every)
+        yield linear(aten.upsample_bicubic2d.vec, x, [8, 10], dims=(0, 1))
+        yield linear(aten.upsample_trilinear3d.vec, deep, [6, 8, 10], dims=(1, 2, 3, 4))
+    scaled = {"align_corners": False, "scale_factors": [2.2, 2.0]}
+    yield Sample(aten.upsample_bilinear2d.vec, (x, None), scaled, (0, 1), True)
     yield Sample(aten.pixel_shuffle.default, (torch.randn(2, 12, 3, 4), 2), {}, every)
     yield Sample(aten.pixel_unshuffle.default, (torch.randn(2, 3, 4, 6), 2), {}, every)

@@ -39,6 +39,19 @@ def test_sources_are_whole_by_themselves() -> None:
         made["windowed_pool"](x, name, ([3, 3], [1, 1], [0, 1]), (2, 1, 1), fill)
         for name, fill in (("max_pool2d", float("-inf")), ("avg_pool2d", 0.0))
     )
+    spread = made["windowed_transposed_conv"](
+        x,
+        weight.transpose(0, 1),
+        None,
+        ([2, 2], [0, 1], [1, 1], [0, 0]),
+        1,
+        (2, -1, 0, 9),
+    )
+    near = made["windowed_nearest"](x, "upsample_nearest2d", [12, 10], (2, 0, 1, 9))
+    sizes = ([4, 10], False)
+    line = made["windowed_linear"](
+        x, "upsample_bilinear2d", sizes, (6, 12), (2, 0, 3, 7)
+    )
     heads = made["causal_attention"](x, x, x, 2, 5, {})
     statistics = made["group_norm_statistics"](x, 2, 1e-5)
     normal = made["group_norm_apply"](x, *statistics, None, None)
@@ -47,6 +60,14 @@ def test_sources_are_whole_by_themselves() -> None:
         (conv, functional.conv2d(x, weight, padding=1)),
         (most, functional.max_pool2d(x, 3, 1, 1)),
         (mean, functional.avg_pool2d(x, 3, 1, 1)),
+        (
+            spread,
+            functional.conv_transpose2d(x, weight.transpose(0, 1), None, 2, 1)[
+                ..., :9, :
+            ],
+        ),
+        (near, functional.interpolate(x, scale_factor=2)[:, :, 1:9]),
+        (line, functional.interpolate(x, scale_factor=2, mode="bilinear")[:, :, 3:7]),
         (heads, lowered.causal_attention(x, x, x, 2, 5, {})),
         (normal, functional.group_norm(x, 2)),
     ]

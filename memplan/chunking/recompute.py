@@ -1,0 +1,190 @@
+"""Compute a value again for its last users instead of keeping it.
+
+Between a value's early users and its late ones nothing needs it, and still it takes
+memory, like the skips of a U-Net. If what it was made from is there anyway, its
+operators can run a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from memplan.chunking.region import NotLoopableError
+from memplan.chunking.timing import multiplications
+from memplan.graph.liveness import lifetimes, profile, roots_of
+from memplan.graph.program import (
+    Op,
+    Program,
+    Ref,
+    Roots,
+    Step,
+    mapped,
+    refs,
+    results,
+)
+
+AGAIN = "_again"  # ends the names of what is computed a second time
+LEAST_GAP = 4  # operators between two users of a value
+MOST = 3  # values computed again
+LEAST = 1 / 8  # of the peak, for a value
+DEAREST = 1 / 3  # of the arithmetic, for all
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """A value that is not kept.
+
+    name: of the value. at: the position of the first operator for which it is computed
+    again. ops: the positions of the operators that run again. saves: the bytes that are
+    then free between its users.
+    """
+
+    name: str
+    at: int
+    ops: tuple[int, ...]
+    saves: int
+
+
+@dataclass(frozen=True)
+class Base:
+    """A program, without loops, that regions are searched in.
+
+    again: the values that are computed again, one after the other. share: the
+    arithmetic that this takes, as a share of the model's.
+    """
+
+    program: Program
+    again: tuple[str, ...] = ()
+    share: float = 0.0
+
+
+def bases(program: Program) -> list[Base]:
+    """The program itself, then with one more value after the other computed again.
+
+    Only values that are a good part of the peak, that are kept while much is live, and
+    that take little arithmetic.
+    """
+    found = [Base(program)]
+    whole = sum(multiplications(program, op) for op in program.ops)
+    while len(found) <= MOST:
+        base = found[-1]
+        live = profile(base.program)
+        for what in recomputable(base.program):
+            ops = [base.program.ops[i] for i in what.ops]
+            cost = sum(multiplications(base.program, op) for op in ops)
+            share = base.share + cost / max(1, whole)
+            most = max(live.live[what.ops[-1] + 1 : what.at + 1])
+            there = 2 * most >= live.peak
+            if what.saves >= LEAST * live.peak and there and share <= DEAREST:
+                program = recomputed(base.program, what)
+                found.append(Base(program, (*base.again, what.name), share))
+                break
+        else:
+            break
+    return found
+
+
+def again(program: Program, names: Iterable[str]) -> Program:
+    """The program with some values computed again, one after the other.
+
+    Raises NotLoopableError for one that cannot be.
+    """
+    for name in names:
+        known = {each.name: each for each in recomputable(program)}
+        if name not in known:
+            raise NotLoopableError(f"{name} cannot be computed again")
+        program = recomputed(program, known[name])
+    return program
+
+
+def recomputable(program: Program) -> list[Recompute]:
+    """Values that can be computed again, those first that take most memory.
+
+    program: without loops.
+    """
+    last, owned = lifetimes(program)
+    maker = {name: i for i, step in enumerate(program.ops) for name in results(step)}
+    uses = {name: [i] for name, i in maker.items()}
+    for i, step in enumerate(program.ops):
+        for name in dict.fromkeys(step.operands()):
+            if name in uses:
+                uses[name].append(i)
+    given = {root for name in refs(program.outputs) for root in roots_of(program, name)}
+    found = []
+    for name, users in uses.items():
+        gaps = [late - early for early, late in pairwise(users)]
+        roots = set(roots_of(program, name))
+        if not gaps or max(gaps) < LEAST_GAP or not roots <= owned.keys() - given:
+            continue
+        at = users[gaps.index(max(gaps)) + 1]
+        ops = _behind(program, name, at, last, maker)
+        saves = sum(owned[root] for root in roots)
+        if saves:
+            found.append(Recompute(name, at, ops, saves))
+    return sorted(found, key=lambda each: (-each.saves, each.at))
+
+
+def recomputed(program: Program, what: Recompute) -> Program:
+    """A copy of `program` in which a value is computed again."""
+    names = [name for i in what.ops for name in results(program.ops[i])]
+    ending = AGAIN
+    while any(name + ending in program.metas for name in names):
+        ending += AGAIN
+    new = {name: name + ending for name in names}
+
+    def root_of(root: Roots) -> Roots:
+        if isinstance(root, tuple):
+            return tuple(map(root_of, root))
+        name, bracket, index = root.partition("[")
+        return new.get(name, name) + bracket + index
+
+    copies: list[Step] = []
+    metas, roots = dict(program.metas), dict(program.roots)
+    modules = dict(program.modules)
+    for i in what.ops:
+        op = program.ops[i]
+        assert isinstance(op, Op)
+        copies.append(_renamed(op, new, new[op.name]))
+        metas[new[op.name]] = metas[op.name]
+        roots[new[op.name]] = root_of(roots[op.name])
+        if op.name in modules:
+            modules[new[op.name]] = modules[op.name]
+    late = [
+        _renamed(step, {what.name: new[what.name]}, step.name)
+        if isinstance(step, Op) and what.name in step.operands()
+        else step
+        for step in program.ops[what.at :]
+    ]
+    ops = [*program.ops[: what.at], *copies, *late]
+    return replace(program, ops=ops, metas=metas, roots=roots, modules=modules)
+
+
+def _renamed(op: Op, new: dict[str, str], name: str) -> Op:
+    """A copy of an operator that takes other values."""
+    args, kwargs = mapped(
+        (op.args, op.kwargs),
+        lambda at: Ref(new.get(at.name, at.name)) if isinstance(at, Ref) else at,
+    )
+    return Op(name, op.target, args, kwargs, op.line)
+
+
+def _behind(
+    program: Program, name: str, at: int, last: dict[str, int], maker: dict[str, int]
+) -> tuple[int, ...]:
+    """The operators that make a value from what is still there at `at`."""
+    gone = set(roots_of(program, name))
+    found: set[int] = set()
+    rest = [name]
+    while rest:
+        i = maker[rest.pop()]
+        if i in found:
+            continue
+        found.add(i)
+        for operand in program.ops[i].operands():
+            roots = roots_of(program, operand)
+            kept = all(last[root] >= at and root not in gone for root in roots)
+            if operand in maker and not kept:
+                rest.append(operand)
+    return tuple(sorted(found))

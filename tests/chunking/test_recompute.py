@@ -1,0 +1,156 @@
+"""Values that are computed again for their last users, instead of kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+import memplan  # noqa: E402
+from memplan.chunking.canonical import searchable  # noqa: E402
+from memplan.chunking.options import Effort  # noqa: E402
+from memplan.chunking.plan import Part, fingerprint  # noqa: E402
+from memplan.chunking.recompute import Base, again, bases, recomputable  # noqa: E402
+from memplan.chunking.region import NotLoopableError  # noqa: E402
+from memplan.chunking.search import Search, Trial  # noqa: E402
+from memplan.chunking.timing import Machine  # noqa: E402
+from memplan.errors import InputError  # noqa: E402
+from memplan.graph.call import Signature  # noqa: E402
+from memplan.graph.capture import export_parts  # noqa: E402
+from memplan.graph.check import relative_error  # noqa: E402
+from memplan.graph.liveness import profile  # noqa: E402
+from memplan.graph.measure import activation_peak  # noqa: E402
+
+pytestmark = pytest.mark.torch
+ANY = memplan.ChunkOptions(max_slowdown=None)
+
+
+class Skips(nn.Module):
+    """Down by pooling and up again, by the way named, with a skip at each of two
+    sides."""
+
+    def __init__(self, up: str) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+        self.middle = nn.Conv2d(8, 8, 3, padding=1)
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1)
+            if up == "transposed"
+            else nn.Upsample(
+                scale_factor=2,
+                mode=up.removesuffix("-corners"),
+                align_corners={"bilinear": False, "bilinear-corners": True}.get(up),
+            )
+            for _ in range(2)
+        )
+        self.join = nn.ModuleList(nn.Conv2d(16, 8, 3, padding=1) for _ in range(2))
+        self.head = nn.Conv2d(8, 1, 1)
+
+    def forward(self, x: Any) -> Any:
+        one = self.first(x)
+        two = self.second(nn.functional.max_pool2d(one, 2))
+        x = self.middle(nn.functional.max_pool2d(two, 2))
+        x = self.join[0](torch.cat([self.up[0](x), two], 1)).relu()
+        x = self.join[1](torch.cat([self.up[1](x), one], 1)).relu()
+        return self.head(x)
+
+
+def skips(up: str = "nearest") -> tuple[Any, Any]:
+    torch.manual_seed(2)
+    return Skips(up).eval(), torch.randn(1, 3, 64, 48)
+
+
+def exports_of(model: Any, x: Any) -> Any:
+    return export_parts(model, Signature().arranged(model, (x,), {}), searchable)
+
+
+def program_of(model: Any, x: Any) -> Any:
+    return exports_of(model, x).targets[0].program
+
+
+def lowest(base: Base, exports: Any) -> Trial:
+    """What a search without a clock comes to."""
+    endless = Effort(seconds=math.inf)
+    search = Search(base, exports.inference, Machine(), endless)
+    search.run(1)
+    return search.best
+
+
+def with_trial(model: Any, x: Any, trial: Trial) -> Any:
+    """The plan that has a trial's decisions."""
+    plan = memplan.chunk(model, x, "100%").memplan
+    part = Part("", fingerprint(program_of(model, x)), trial.regions, trial.again)
+    return replace(plan, status="chunked", parts=(part,))
+
+
+@pytest.mark.parametrize(
+    "up", ["nearest", "bilinear", "bilinear-corners", "transposed"]
+)
+def test_a_skip_is_not_kept(up: str, tmp_path: Path) -> None:
+    model, x = skips(up)
+    exports = exports_of(model, x)
+    found = bases(exports.targets[0].program)
+    trial = lowest(found[-1], exports)
+    assert trial.again
+    assert trial.peak < 0.75 * profile(found[0].program).peak
+
+    path = tmp_path / "plan.json"
+    memplan.write_chunk_plan(with_trial(model, x, trial), path)
+    small = memplan.chunk(model, x, plan=path, options=ANY)
+    assert small.memplan.parts[0].again == trial.again
+    with torch.no_grad():
+        assert relative_error(model(x), small(x)) <= 1e-5
+    measured = activation_peak(lambda: small(x))
+    assert measured == small.memplan.measured_bytes_after
+    assert measured < 0.8 * small.memplan.measured_bytes_before
+
+    other = x[:, :, :48, :40].clone()
+    small.memplan = replace(small.memplan, budget_bytes=measured)
+    small.prepare(other)
+    with torch.no_grad():
+        assert relative_error(model(other), small(other)) <= 1e-5
+    assert activation_peak(lambda: small(other)) <= measured
+
+
+def test_one_value_after_the_other() -> None:
+    program = program_of(*skips())
+    found = bases(program)
+    assert found[0].again == ()
+    for before, after in pairwise(found):
+        assert after.again[:-1] == before.again
+        assert before.share < after.share
+        names = [op.name for op in after.program.ops]
+        assert len(set(names)) == len(names) > len(before.program.ops)
+        assert again(program, after.again).ops[-1].operands() == (
+            after.program.ops[-1].operands()
+        )
+    # Every value that can be, all together.
+    names = []
+    while len(names) < 6 and (rest := recomputable(again(program, names))):
+        names.append(rest[len(names) % len(rest)].name)
+    assert profile(again(program, names)).peak > 0
+
+
+def test_what_cannot_be_computed_again() -> None:
+    model, x = skips()
+    with pytest.raises(NotLoopableError, match="nothing cannot be computed again"):
+        again(program_of(model, x), ["nothing"])
+    exports = exports_of(model, x)
+    trial = lowest(bases(exports.targets[0].program)[-1], exports)
+    plan = with_trial(model, x, replace(trial, again=("nothing",)))
+    with pytest.raises(InputError, match="nothing cannot be computed again"):
+        memplan.chunk(model, x, plan=plan, options=ANY)
+
+
+def test_a_chain_keeps_nothing_twice() -> None:
+    """Without a value that waits, there is nothing to compute again."""
+    chain = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(6))).eval()
+    assert len(bases(program_of(chain, torch.randn(1, 4, 16, 16)))) == 1
