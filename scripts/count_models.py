@@ -11,9 +11,8 @@ and of all models of sequences and transformers are small ones. Some need transf
 from __future__ import annotations
 
 import argparse
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,9 +21,9 @@ import torch
 from models.googlenet import GoogLeNet
 from models.gpt2 import GPT2
 from models.mobilenet import MobileNetV3
+from models.published import Built, transformer
 from models.resnet import ResNet
-from models.seq2seq import Seq2Seq
-from models.translator import Translator
+from models.seq2seq import Seq2Seq, Translator
 from models.unet import UNet
 from models.vision import build
 from torch import nn
@@ -33,22 +32,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from memplan.blocking.run.inventory import ModelLayers
 from memplan.blocking.run.models import FLOPS_PER_MAC, layers_of
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-
-Built = tuple[nn.Module, tuple[Any, ...]]
-
-
-class Named(nn.Module):
-    """A model of transformers that is given its inputs by name."""
-
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *given: torch.Tensor) -> Any:
-        return self.model(**dict(zip(self.names, given, strict=True)))
 
 
 def _image(pixels: int = 224) -> tuple[torch.Tensor]:
@@ -59,31 +42,31 @@ def _words(*shape: int) -> torch.Tensor:
     return torch.randint(1, 100, shape)
 
 
-# Model and configuration of transformers, its sizes, and the shapes of its inputs.
-OF_TRANSFORMERS: dict[str, tuple[str, str, dict[str, int], dict[str, Any]]] = {
+# Of transformers: the class, its sizes, and the shapes of its inputs.
+OF_TRANSFORMERS: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
     "BERT": (
-        *("BertModel", "BertConfig"),
+        "BertModel",
         {"vocab_size": 100, "hidden_size": 256, "num_attention_heads": 4},
         {"input_ids": (2, 128)},
     ),
     "LLaMA": (
-        *("LlamaForCausalLM", "LlamaConfig"),
+        "LlamaForCausalLM",
         {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 688}
         | {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2},
         {"input_ids": (1, 128)},
     ),
     "T5": (
-        *("T5ForConditionalGeneration", "T5Config"),
+        "T5ForConditionalGeneration",
         {"vocab_size": 100, "d_model": 256, "d_ff": 512, "num_heads": 4, "d_kv": 64},
         {"input_ids": (2, 64), "decoder_input_ids": (2, 48)},
     ),
     "ViT": (
-        *("ViTModel", "ViTConfig"),
+        "ViTModel",
         {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768},
         {"pixel_values": (1, 3, 224, 224)},
     ),
     "Whisper": (
-        *("WhisperModel", "WhisperConfig"),
+        "WhisperModel",
         {"vocab_size": 100, "d_model": 256, "encoder_layers": 4, "decoder_layers": 4}
         | {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
         | {"encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024, "pad_token_id": 0}
@@ -91,20 +74,6 @@ OF_TRANSFORMERS: dict[str, tuple[str, str, dict[str, int], dict[str, Any]]] = {
         {"input_features": (1, 80, 3000), "decoder_input_ids": (1, 64)},
     ),
 }
-
-
-def of_transformers(name: str) -> Built:
-    import transformers
-
-    model, config, sizes, shapes = OF_TRANSFORMERS[name]
-    made = getattr(transformers, model)(getattr(transformers, config)(**sizes))
-    inputs = tuple(
-        _words(*shape) if own.endswith("ids") else torch.randn(shape)
-        for own, shape in shapes.items()
-    )
-    return Named(made, tuple(shapes)), inputs
-
-
 BUILDERS: dict[str, Callable[[], Built]] = {
     "ResNet-50": lambda: (ResNet(), _image()),
     "GoogLeNet": lambda: (GoogLeNet(), _image()),
@@ -114,7 +83,10 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "GPT-2": lambda: (GPT2(1000, 256, 4, 256, 4), (_words(2, 256),)),
     "nn.Transformer": lambda: (Translator(1000, 256, 3, 4), (_words(2, 48),) * 2),
     "LSTM with attention": lambda: (Seq2Seq(1000, 128), (_words(2, 24),) * 2),
-    **{name: partial(of_transformers, name) for name in OF_TRANSFORMERS},
+    **{
+        name: partial(transformer, *about, attention="sdpa")
+        for name, about in OF_TRANSFORMERS.items()
+    },
 }
 
 

@@ -12,29 +12,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.runner import Figures
+from bench.apply import SUITE
+from bench.runner import MEMPLAN, ROOT, Comparison, table
 from bench.steps import StepRun, measure_steps
 
-ROOT = Path(__file__).parent.parent
 PROGRAM = ["scripts/program.py", "resnet50", "--train"]
-
-
-def memplan(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "memplan", *arguments]
 
 
 def shown(command: list[str]) -> str:
     """The command as a user would type it."""
-    words = (
-        ["memplan", *command[3:]]
-        if command[1:2] == ["-m"]
-        else ["python", *command[1:]]
+    typed = (
+        ["memplan", *command[3:]] if command[1] == "-m" else ["python", *command[1:]]
     )
-    return shlex.join(words)
+    return shlex.join(typed)
 
 
 def run(*arguments: str) -> None:
-    command = memplan(*arguments)
+    command = [*MEMPLAN, *arguments]
     print(f"\n$ {shown(command)}", flush=True)
     subprocess.run(command, cwd=ROOT, check=True)
 
@@ -45,22 +39,6 @@ def measured(command: list[str]) -> StepRun:
     seconds = found.figures["seconds"]
     print(f"  {seconds:.0f} s, losses {found.digest[:16]}", flush=True)
     return found
-
-
-def table(default: Figures, planned: Figures) -> str:
-    """Both runs, and the ratio, one figure a row."""
-    rows = [
-        ("peak resident memory", "peak_bytes", 1 << 20, 0, "MiB"),
-        ("page faults per step", "step_faults", 1, 0, ""),
-        ("seconds per step", "step_seconds", 1, 3, ""),
-    ]
-    lines = [f"{'ResNet-50 training':<24}{'default':>14}{'planned':>14}{'ratio':>9}"]
-    for title, name, unit, digits, suffix in rows:
-        before, after = default[name], planned[name]
-        cells = [f"{v / unit:,.{digits}f} {suffix}".rstrip() for v in (before, after)]
-        ratio = f"{after / before:.2f}" if before else "-"
-        lines.append(f"{title:<24}{cells[0]:>14}{cells[1]:>14}{ratio:>9}")
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -83,12 +61,16 @@ def main() -> None:
     run("plot", "--force", plan, "-o", str(folder / "packing.png"))
     run("plot", "--force", trace, "-o", str(folder / "memory.png"))
     default = measured([sys.executable, *program, str(options.steps)])
-    planned = measured(memplan("apply", "-q", plan, *program, str(options.steps)))
+    planned = measured([*MEMPLAN, "apply", "-q", plan, *program, str(options.steps)])
 
     if default.digest != planned.digest:
         sys.exit("the losses differ: a plan must not change what a program computes")
     print("\nThe losses of both runs are equal to the last bit.\n")
-    print(table(default.figures, planned.figures))
+    runs = {"default": [dict(default.figures)], "planned": [dict(planned.figures)]}
+    found = Comparison("ResNet-50 training", "default", runs)
+    print(
+        table(found, [each for each in SUITE.metrics if each.name in default.figures])
+    )
     print(f"\nPictures: {folder / 'packing.png'}, {folder / 'memory.png'}")
 
 

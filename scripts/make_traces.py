@@ -10,16 +10,14 @@ import argparse
 import hashlib
 import json
 import platform
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
+from bench.runner import MEMPLAN, ROOT, run_child
 
 import memplan
 
-ROOT = Path(__file__).parent.parent
 SCRIPT = "scripts/program.py"
 PROGRAMS = {
     "train_resnet50": ["resnet50", "--train", "--steps", "5"],
@@ -35,13 +33,7 @@ def record(name: str, arguments: list[str], folder: Path) -> dict[str, object]:
     # Recorded beside and moved: a failure must not leave half of the old and the new.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         fresh = Path(scratch) / target.name
-        command = ["record", "-q", "-o", str(fresh), SCRIPT, *arguments]
-        subprocess.run(
-            [sys.executable, "-m", "memplan", *command],
-            cwd=ROOT,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        run_child([*MEMPLAN, "record", "-q", "-o", str(fresh), SCRIPT, *arguments])
         fresh.replace(target)
     plan = memplan.solve(memplan.read_trace(target))
     return {

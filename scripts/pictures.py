@@ -14,12 +14,12 @@ import argparse
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from bench.runner import MEMPLAN, ROOT, run_child
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SIZE = "1280,860"  # of the report's window, in pixels
 GPT2 = "gpt2 --train --layers 3 --width 192 --heads 4 --vocabulary 2000"
@@ -39,8 +39,7 @@ def model():
 def memplan(line: str) -> None:
     """Run a command of memplan in the source tree."""
     print(f"$ memplan {line}", flush=True)
-    words = [sys.executable, "-m", "memplan", *shlex.split(line)]
-    subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    run_child([*MEMPLAN, *shlex.split(line)])
 
 
 def packing(output: Path, folder: Path) -> None:
@@ -80,10 +79,15 @@ def fusing_stacks(output: Path, folder: Path) -> None:
 
 
 def blocking(output: Path, folder: Path) -> None:
-    """Figures 3 to 9 of the blocking paper, and the tables of their page."""
-    script = ROOT / "scripts" / "paper_blocking.py"
-    page = output / "blocking.md"
-    subprocess.run([sys.executable, str(script), "--page", str(page)], check=True)
+    """Figures 3 to 9 of A Systematic Approach to Blocking Convolutional Neural Networks
+    (Yang et al., 2016) by memplan's model, and the tables of their page."""
+    from bench import blocking_figures as figures
+    from bench.blocking_page import Page
+
+    page = Page(output / "blocking.md")
+    for section in figures.SECTIONS:
+        section(page)
+    page.write()
 
 
 PICTURES: dict[str, Callable[[Path, Path], None]] = {

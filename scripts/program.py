@@ -1,7 +1,7 @@
 """Train a network or run its inference on random data: programs to record and plan.
 
     python scripts/program.py resnet50 --train --batch-size 6 --steps 10
-    python scripts/program.py seq2seq --infer --longest 50 --words 100
+    python scripts/program.py decoder --infer --longest 50 --words 100
     python scripts/program.py gpt2 --train --help
 
 Nothing here knows of memplan. Each step's loss is printed to the last bit, so that two
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,7 +25,6 @@ from step_log import StepLog
 from torch import Tensor, nn
 from torch.nn import functional
 
-AUXILIARY_WEIGHT = 0.3
 EVALUATED = 2  # batches at the end of an epoch
 
 Run = Callable[[nn.Module, argparse.Namespace], None]
@@ -33,9 +33,9 @@ Run = Callable[[nn.Module, argparse.Namespace], None]
 def train_images(model: nn.Module, args: argparse.Namespace) -> None:
     """Train a classifier with SGD and momentum.
 
-    A model with auxiliary heads returns their logits after its own. With --epoch, each
-    epoch ends with a short batch and an evaluation; with --accumulated, a step adds up
-    the gradients of several batches, the last of them short.
+    With --epoch, each epoch ends with a short batch and an evaluation; with
+    --accumulated, a step adds up the gradients of several batches, the last of them
+    short.
     """
     if args.compiled:
         # Compile in this process: a pool of compilers would be measured as well.
@@ -53,12 +53,7 @@ def train_images(model: nn.Module, args: argparse.Namespace) -> None:
         for number in range(1, args.accumulated + 1):
             short = number == args.accumulated if args.accumulated > 1 else ends
             images, labels = data.draw(short=short)
-            outputs = model(images)
-            logits, *others = [outputs] if isinstance(outputs, Tensor) else outputs
-            loss = functional.cross_entropy(logits, labels)
-            for other in others:
-                loss = loss + AUXILIARY_WEIGHT * functional.cross_entropy(other, labels)
-            loss = loss / args.accumulated
+            loss = functional.cross_entropy(model(images), labels) / args.accumulated
             loss.backward()
             total += loss.item()
         optimizer.step()
@@ -91,9 +86,7 @@ def infer_images(model: nn.Module, args: argparse.Namespace) -> None:
         data = RandomImages(args)
         for _ in range(args.steps):
             images, labels = data.draw()
-            outputs = model(images)
-            logits = outputs if isinstance(outputs, Tensor) else outputs[0]
-            log.step(functional.cross_entropy(logits, labels).item())
+            log.step(functional.cross_entropy(model(images), labels).item())
     log.finish()
 
 
@@ -191,36 +184,6 @@ def evaluate_sentences(model: nn.Module, sentences: Sentences) -> float:
     return sum(losses) / len(losses)
 
 
-@torch.inference_mode()
-def translate(model: nn.Module, args: argparse.Namespace) -> None:
-    """Translate sentences word by word, taking the likeliest word each time."""
-    program = Greedy(model, args.words).eval()
-    sentences, log = Sentences(args), StepLog()
-    for _ in range(args.steps):
-        source, _ = sentences.draw()
-        log.step(-program(source).item())
-    log.finish()
-
-
-class Greedy(nn.Module):
-    """Token numbers (N, S) to the mean log-probability of the words chosen."""
-
-    def __init__(self, model: nn.Module, words: int) -> None:
-        super().__init__()
-        self.model: Any = model
-        self.words = words
-
-    def forward(self, source: Tensor) -> Tensor:
-        encoded, state = self.model.encode(source)
-        word = torch.ones_like(source[:, :1])
-        total = torch.zeros(())
-        for _ in range(self.words):
-            logits, state = self.model.decode(word, state, encoded, source)
-            likeliest, word = logits.log_softmax(2).max(2)
-            total = total + likeliest.mean()
-        return total / self.words
-
-
 def train_gan(model: nn.Module, args: argparse.Namespace) -> None:
     """Train a generator and a discriminator in turn, with an optimizer for each."""
     generator, discriminator = model.children()
@@ -272,7 +235,7 @@ def gpt2(args: argparse.Namespace) -> nn.Module:
 
 
 def decoder(args: argparse.Namespace) -> nn.Module:
-    from models.cached_decoder import CachedDecoder
+    from models.gpt2 import CachedDecoder
 
     context = args.longest + args.words
     return CachedDecoder(args.vocabulary, context, args.layers, args.width, args.heads)
@@ -307,51 +270,55 @@ class Network:
         return {**self.options, **own}
 
 
-IMAGES = {"classes": 1000}
 TRAINED_IMAGES = {"learning_rate": 0.01, "epoch": 0, "accumulated": 1} | {
     "workers": 0,
     "compiled": False,
 }
 SERVED_IMAGES = {"serve": 0, "mixed": False, "steps": 20}
 SENTENCES = {"shortest": 10, "longest": 50, "vocabulary": 8000, "width": 512}
+
+
+def classifier(
+    build: Callable[[argparse.Namespace], nn.Module],
+    options: Options,
+    for_train: Options,
+    for_infer: Options,
+) -> Network:
+    """A network of images."""
+    trained, served = TRAINED_IMAGES | for_train, SERVED_IMAGES | for_infer
+    own = {"classes": 1000} | options
+    return Network(build, train_images, infer_images, own, trained, served)
+
+
 NETWORKS = {
-    "alexnet": Network(
-        model("alexnet:AlexNet", "classes"),
-        train_images,
-        infer_images,
-        IMAGES | {"image_size": 227},
-        TRAINED_IMAGES | {"batch_size": 32},
-        SERVED_IMAGES | {"batch_size": 1},
+    "alexnet": classifier(
+        model("vision:alexnet", "classes"),
+        {"image_size": 224},
+        {"batch_size": 32},
+        {"batch_size": 1},
     ),
-    "googlenet": Network(
-        model("googlenet:GoogLeNet", "classes", "auxiliary"),
-        train_images,
-        infer_images,
-        IMAGES | {"auxiliary": False},
-        TRAINED_IMAGES | {"batch_size": 12, "image_size": 160},
-        SERVED_IMAGES | {"batch_size": 1, "image_size": 224},
+    "googlenet": classifier(
+        model("googlenet:GoogLeNet", "classes"),
+        {},
+        {"batch_size": 12, "image_size": 160},
+        {"batch_size": 1, "image_size": 224},
     ),
-    "resnet50": Network(
+    "resnet50": classifier(
         model("resnet:ResNet", "layers", "width", "classes"),
-        train_images,
-        infer_images,
-        IMAGES | {"layers": (3, 4, 6, 3), "width": 64},
-        TRAINED_IMAGES | {"batch_size": 6, "image_size": 160},
-        SERVED_IMAGES | {"batch_size": 4, "image_size": 224},
+        {"layers": (3, 4, 6, 3), "width": 64},
+        {"batch_size": 6, "image_size": 160},
+        {"batch_size": 4, "image_size": 224},
     ),
-    "vit": Network(
+    "vit": classifier(
         model(
-            "vision_transformer:VisionTransformer",
+            "gpt2:VisionTransformer",
             *("image_size", "classes"),
             *("layers", "width", "heads", "checkpointed"),
         ),
-        train_images,
-        infer_images,
-        IMAGES
-        | {"image_size": 128, "layers": 6, "width": 192, "heads": 3}
+        {"image_size": 128, "layers": 6, "width": 192, "heads": 3}
         | {"checkpointed": False, "batch_size": 8},
-        TRAINED_IMAGES,
-        SERVED_IMAGES,
+        {},
+        {},
     ),
     "gpt2": Network(
         gpt2,
@@ -370,13 +337,13 @@ NETWORKS = {
     "seq2seq": Network(
         model("seq2seq:Seq2Seq", "vocabulary", "width", "layers"),
         train_sentences,
-        translate,
-        SENTENCES | {"layers": 2},
-        {"batch_size": 32, "steps": 200, "learning_rate": 0.1, "epoch": 0},
-        {"batch_size": 1, "steps": 20, "words": 100},
+        None,
+        SENTENCES
+        | {"layers": 2, "batch_size": 32, "steps": 200}
+        | {"learning_rate": 0.1, "epoch": 0},
     ),
     "translator": Network(
-        model("translator:Translator", "vocabulary", "width", "layers", "heads"),
+        model("seq2seq:Translator", "vocabulary", "width", "layers", "heads"),
         train_sentences,
         None,
         SENTENCES
@@ -392,7 +359,6 @@ HELP = {
     "accumulated": "batches per step",
     "workers": "processes that make the batches",
     "compiled": "use torch.compile",
-    "auxiliary": "train the two auxiliary heads too",
     "checkpointed": "keep only the inputs of each block",
     "serve": "answer requests from so many threads",
     "mixed": "requests of 1 to --batch-size images",
@@ -409,51 +375,31 @@ def parse_arguments() -> argparse.Namespace:
     """The network, the mode, and the options that they have, all with a value."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     networks = parser.add_subparsers(dest="network", required=True)
+    chosen = "infer" if "--infer" in sys.argv else "train"
     for name, network in NETWORKS.items():
-        own = networks.add_parser(name, argument_default=argparse.SUPPRESS)
+        own = networks.add_parser(name)
         mode = own.add_mutually_exclusive_group(required=True)
-        defaults = {}
         for kind, run in (("train", network.train), ("infer", network.infer)):
             if run is not None:
                 mode.add_argument(
                     f"--{kind}", dest="mode", action="store_const", const=kind
                 )
-                defaults[kind] = COMMON | network.defaults(kind)
-        for option in dict.fromkeys(o for kind in defaults.values() for o in kind):
-            add_option(own, option, defaults)
-    given = vars(parser.parse_args())
-    network, kind = NETWORKS[given["network"]], given["mode"]
-    known = COMMON | network.defaults(kind)
-    for option in given.keys() - known.keys() - {"network", "mode"}:
-        parser.error(f"--{option.replace('_', '-')} is no option of --{kind}")
-    args = argparse.Namespace(**known | given)
+        for option, default in (COMMON | network.defaults(chosen)).items():
+            settings: dict[str, Any] = {"default": default, "type": type(default)}
+            text = HELP.get(option, option.replace("_", " "))
+            if isinstance(default, bool):
+                settings = {"action": "store_true"}
+            elif isinstance(default, tuple):
+                settings |= {"type": int, "nargs": len(default)}
+            if "[default" not in text and not isinstance(default, bool):
+                text += " [default: %(default)s]"
+            own.add_argument(f"--{option.replace('_', '-')}", help=text, **settings)
+    args = parser.parse_args()
     if getattr(args, "shortest", 1) > getattr(args, "longest", 1):
         parser.error("--shortest is more than --longest")
     if args.steps < 1 or min(args.batch_size, getattr(args, "words", 1)) < 1:
         parser.error("--steps, --batch-size and --words must be at least 1")
     return args
-
-
-def add_option(
-    parser: argparse.ArgumentParser, option: str, defaults: Mapping[str, Options]
-) -> None:
-    """An option of the type that its default has, with the defaults in its help."""
-    values = {kind: own[option] for kind, own in defaults.items() if option in own}
-    default = next(iter(values.values()))
-    shown = ", ".join(f"{kind} {value}" for kind, value in values.items())
-    if len(values) == len(defaults) and len(set(values.values())) == 1:
-        shown = str(default)
-    text = HELP.get(option, option.replace("_", " "))
-    settings: dict[str, Any] = {"help": f"{text} [default: {shown}]".lower()}
-    if option in HELP and "[default" in HELP[option]:
-        settings["help"] = HELP[option]
-    if isinstance(default, bool):
-        settings = {"action": "store_true", "help": text}
-    elif isinstance(default, tuple):
-        settings |= {"type": int, "nargs": len(default)}
-    else:
-        settings |= {"type": type(default)}
-    parser.add_argument(f"--{option.replace('_', '-')}", **settings)
 
 
 def main() -> None:

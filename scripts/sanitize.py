@@ -25,7 +25,6 @@ TOOLS = ("scikit-build-core>=0.10", "nanobind>=2.2", "cmake", "ninja")
 # Most of their time passes in C++; what Python does is slow under a sanitizer.
 THREADED = (
     "tests/native",
-    "tests/applying/test_replay.py",
     "tests/solving/test_anytime.py",
     "tests/solving/test_exact.py",
 )

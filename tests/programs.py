@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 
 from memplan.core.plan import Program
@@ -46,17 +47,23 @@ def trace_of(steps: list[Step], *, alignment: int = 64, cut: bool = True) -> Tra
             rows.append((Action.ALLOC, Mark.NONE, 1 + position, made.size))
             position += 1
     rows += [free(i, requests) for i in due.pop(position, [])]
-    action, mark, address, size = (np.array(c) for c in zip(*rows, strict=True))
-    events = Columns.of(
-        time_ns=np.arange(len(rows)),
-        action=action,
-        mark=mark,
-        address=address,
-        size=size,
-        requested_size=size,
-    )
+    events = events_of("action mark address size", rows)
     program = Program(script="p.py", marks="optimizer" if cut else "none")
     return Trace(events, info=TraceInfo(program=program, alignment=alignment))
+
+
+def events_of(names: str, rows: Sequence[Sequence[int]], **more: Any) -> Columns:
+    """Of rows with columns of these names, in order; more: other columns.
+
+    The sizes are those that were requested, if nothing else is said.
+    """
+    own = names.split()
+    columns = list(zip(*rows, strict=True)) or [()] * len(own)
+    table: dict[str, Any] = {"time_ns": range(len(rows))}
+    table |= dict(zip(own, columns, strict=True)) | more
+    if "size" in table:
+        table.setdefault("requested_size", table["size"])
+    return Columns.of(**table)
 
 
 def free(i: int, requests: list[Made]) -> tuple[int, int, int, int]:

@@ -258,17 +258,6 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_living_writer_is_left_alone(
-    tmp_path: Path, writer: subprocess.Popen[bytes]
-) -> None:
-    write_bytes(tmp_path / "x.json", b"ours")
-    assert len(names(tmp_path)) == 2
-    writer.communicate(timeout=600)
-    assert writer.returncode == 0
-    assert (tmp_path / "x.json").read_bytes() == b"theirs"
-    assert names(tmp_path) == {"x.json"}
-
-
 def test_a_killed_writer_is_cleaned_up_after(
     tmp_path: Path, writer: subprocess.Popen[bytes]
 ) -> None:

@@ -39,7 +39,8 @@ NEST = f"{LAYER} --string 'Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8'"
 CHUNK = "chunk m.py:factory --budget 60% --max-slowdown 1e9 -o c.plan.json --json"
 FUSE = "fuse m.py:planes --keep-slower --json"
 LAYERS = "blocking layers m.py:attending --json"
-NETWORK = "blocking network m.py:two --budget 2KiB --levels 1 --json"
+SHORT = "--time-limit 0.3"
+NETWORK = f"blocking network m.py:two --budget 2KiB --levels 1 {SHORT} --json"
 
 # By section, the commands whose outputs it describes, and files from earlier ones.
 DOCUMENTS = {
@@ -73,8 +74,8 @@ DOCUMENTS = {
     ),
     "blocking optimize --json": (
         f"blocking optimize {LAYER} -o b.plan.json --json",
-        f"blocking optimize {LAYER} --for-code portable --json",
-        f"blocking codesign {LAYER} --json",
+        f"blocking optimize {LAYER} --for-code portable {SHORT} --json",
+        f"blocking codesign {LAYER} {SHORT} --json",
     ),
     "Blocking plan": ("b.plan.json",),
     "compile --json": ("compile m.py:factory --max-slowdown 1e9 -o a.json --json",),

@@ -94,7 +94,9 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        code = _explained(error)
+        # Python up to 3.11 wraps what is raised while a class is being made.
+        stopped = isinstance(error.__cause__, KeyboardInterrupt)
+        code = EXIT_INTERRUPTED if stopped else _explained(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -61,12 +61,24 @@ class ProgramCommand(click.Command):
         return args
 
 
-def program(function: F) -> F:
-    """`-m MODULE | SCRIPT`, and its arguments, unchanged."""
-    function = click.argument("script", nargs=-1, type=click.UNPROCESSED)(function)
-    return click.option(
+def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options, or arguments, as one."""
+
+    def decorate(function: F) -> F:
+        for each in reversed(decorators):
+            function = each(function)
+        return function
+
+    return decorate
+
+
+# `-m MODULE | SCRIPT`, and its arguments, unchanged.
+program = together(
+    click.option(
         "-m", "module", metavar="MODULE", help="Module to run, as with python -m."
-    )(function)
+    ),
+    click.argument("script", nargs=-1, type=click.UNPROCESSED),
+)
 
 
 def target(module: str | None, script: tuple[str, ...]) -> Target:
@@ -83,14 +95,12 @@ def target(module: str | None, script: tuple[str, ...]) -> Target:
     return found
 
 
-def device(function: F) -> F:
-    """`--device N`, of a memory snapshot; None by default."""
-    return click.option(
-        "--device",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="GPU index, if the snapshot covers several.",
-    )(function)
+device = click.option(
+    "--device",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="GPU index, if the snapshot covers several.",
+)
 
 
 def ray(what: str) -> Callable[[F], F]:
@@ -116,17 +126,15 @@ def refuse(options: dict[str, str], why: str) -> None:
             raise UsageError(f"{flag} is {why}")
 
 
-def rows(function: F) -> F:
-    """`-n N`, as `most`: rows of a table, at least 1."""
-    return click.option(
-        "-n",
-        "most",
-        type=click.IntRange(min=1),
-        default=10,
-        show_default=True,
-        metavar="N",
-        help="Number of rows.",
-    )(function)
+rows = click.option(
+    "-n",
+    "most",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Number of rows.",
+)
 
 
 def read_input(
@@ -216,11 +224,7 @@ def step(help_text: str) -> Callable[[F], F]:
     )
 
 
-def json_(function: F) -> F:
-    """`--json`, as `json_`."""
-    return click.option(
-        "--json", "json_", is_flag=True, help="Print the result as JSON."
-    )(function)
+json_ = click.option("--json", "json_", is_flag=True, help="Print the result as JSON.")
 
 
 def threads(help_text: str, metavar: str | None = None) -> Callable[[F], F]:

@@ -11,6 +11,7 @@ import click
 from memplan.cli import arguments, show
 from memplan.errors import UsageError
 from memplan.files import append_text
+from memplan.formats.plain import plain
 from memplan.reporting.check import Limits, Of, Verdict, check, described
 from memplan.units import format_bytes, parse_bytes
 
@@ -83,7 +84,7 @@ def command(
     )
     verdict = check(arguments.trace_or_plan(source, device), limits)
     if json_:
-        show.as_json(show.plain(verdict), "memplan.check")
+        show.as_json(plain(verdict), "memplan.check")
     elif format_ == "github":
         _tell_github(verdict, source.name)
     elif verdict.passed:
@@ -109,7 +110,8 @@ def _annotation(verdict: Verdict) -> str:
     properties = "title=memplan check"
     site = verdict.site
     if site is not None and site.file:
-        file = _property(_in_workspace(site.file))
+        file = _data(_in_workspace(site.file))
+        file = file.replace(":", "%3A").replace(",", "%2C")
         properties = f"file={file},line={max(site.line, 1)},{properties}"
     return f"::error {properties}::{_data(verdict.message)}"
 
@@ -137,10 +139,6 @@ def _in_workspace(file: str) -> str:
 
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _cell(text: str) -> str:

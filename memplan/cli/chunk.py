@@ -147,9 +147,7 @@ def command(
         torch.set_num_threads(threads)
     with prints_to_stderr(), working("chunk") as progress:
         module, inputs_ = user_model(torch, model, inputs, "chunked")
-        options = ChunkOptions(
-            max_slowdown, Effort(), time_limit, progress or (lambda _: None)
-        )
+        options = ChunkOptions(max_slowdown, Effort(), time_limit, progress)
         try:
             found, refused = chunk(module, inputs_, budget, plan, options), None
         except BudgetError as error:

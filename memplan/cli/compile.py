@@ -96,7 +96,7 @@ def command(
         torch.set_num_threads(threads)
     with prints_to_stderr(), working("compile") as progress:
         module, given = user_model(torch, model, inputs, "compiled")
-        options = CompileOptions(max_slowdown, pack, progress or (lambda _: None))
+        options = CompileOptions(max_slowdown, pack, progress)
         found = compile(module, given, budget, options)
     plan = found.memplan
     if json_:

@@ -8,6 +8,7 @@ import click
 
 from memplan.cli import arguments, show, site_table
 from memplan.cli.stats import category_entries
+from memplan.formats.plain import plain
 from memplan.reporting.diff import Change, Diff, diff
 from memplan.reporting.stats import Stats
 from memplan.trace.read import read_trace
@@ -67,7 +68,7 @@ def _entries(found: Diff) -> dict[str, object]:
         "same_device": found.devices[0] == found.devices[1],
         "delta_bytes": found.delta,
         "sites": [
-            show.plain(one.site) | show.picked(one, "before", "after", "delta")
+            plain(one.site) | show.picked(one, "before", "after", "delta")
             for one in found.sites
         ],
     }

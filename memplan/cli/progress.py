@@ -12,26 +12,27 @@ from memplan.units import format_bytes, format_gap
 
 
 @contextlib.contextmanager
-def progress_line(method: str) -> Iterator[Callable[[Progress], None] | None]:
-    """A callback for each Progress, or None if standard error is no terminal.
+def progress_line(method: str) -> Iterator[Callable[[Progress], None]]:
+    """A callback for each Progress, which shows nothing where standard error is no
+    terminal.
 
     The line disappears when the context ends.
     """
     with _status(method) as update:
-        yield (lambda progress: update(describe(progress))) if update else None
+        yield lambda progress: update(describe(progress))
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[Callable[[str], None] | None]:
+def working(what: str) -> Iterator[Callable[[str], None]]:
     """The same with a callback for texts; Ctrl-C prints that there is no result."""
     with saying_if_interrupted(), _status(what) as update:
         yield update
 
 
 @contextlib.contextmanager
-def _status(what: str) -> Iterator[Callable[[str], None] | None]:
+def _status(what: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
-        yield None
+        yield lambda text: None
         return
     from rich.console import Console
 

@@ -7,7 +7,6 @@ no markup gets through.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import shutil
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import click
 
+from memplan.formats.plain import plain
 from memplan.text import printable
 
 _NAMES = 17  # columns of a fact's name
@@ -157,18 +157,6 @@ def as_json(entries: Mapping[str, object], schema: str = "") -> None:
     """One JSON object on standard output; schema: its name, unless it is in there."""
     head: dict[str, object] = {"schema": schema, "version": 1} if schema else {}
     click.echo(json.dumps(head | plain(entries), indent=2, sort_keys=True))
-
-
-def plain(value: Any) -> Any:
-    """`value` as JSON has it: of a dataclass all its fields by name."""
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: plain(getattr(value, name)) for name in names}
-    if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def picked(source: object, *names: str, **paths: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import InfeasibleError, MemplanError, NoPlanError, UsageError
 from memplan.files import STDOUT, refuse_overwrite
+from memplan.formats.plain import plain
 from memplan.formats.sniff import sniff
 from memplan.solving.capacity import CapacityOf, Room, room_for, solve_within
 from memplan.solving.methods import METHOD_NAMES, METHODS
@@ -151,7 +152,8 @@ def command(
     with sniff(trace) as file:
         given = arguments.read_input(file, "size", device=device)
         source = Source(name_as_text(trace.name), file.sha256(), step)
-    if output is None and path is not None and _is_large(given):
+    large = isinstance(given, Problem) and len(given) >= MANY_BUFFERS
+    if output is None and path is not None and large:
         path = path.with_suffix(PARQUET)
         refuse_overwrite(path, force)
     room = None
@@ -323,7 +325,7 @@ def _compared(room: Room) -> dict[str, Any]:
 
 
 def _expected(found: Outlook) -> dict[str, Any]:
-    return {"outlook": show.plain(found) | {"pays": found.pays}}
+    return {"outlook": plain(found) | {"pays": found.pays}}
 
 
 def arena_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -396,7 +398,3 @@ def _solve(
             f"internal error: the plan does not verify: {violations[0].message}"
         )
     return plan
-
-
-def _is_large(given: Trace | Problem) -> bool:
-    return isinstance(given, Problem) and len(given) >= MANY_BUFFERS

@@ -14,6 +14,7 @@ from memplan.cli import arguments, show, site_table
 from memplan.cli.solve import arena_rows
 from memplan.core.plan import Plan
 from memplan.errors import UsageError
+from memplan.formats.plain import plain
 from memplan.reporting.check import described
 from memplan.reporting.leak import told
 from memplan.reporting.live import By, Live
@@ -127,7 +128,7 @@ def _entries(found: Stats) -> dict[str, Any]:
         "peak_time": found.peak.seconds,
         "at": show.picked(at, "bytes", "seconds", "step"),
         "sites": [
-            {**show.plain(site), "bytes": size, "share": size / at.bytes}
+            {**plain(site), "bytes": size, "share": size / at.bytes}
             for site, size in at.sites().items()
         ],
         "categories": category_entries(at),

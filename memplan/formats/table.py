@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -21,6 +22,7 @@ from memplan.formats.strictjson import Refused, shown
 from memplan.limits import MAX_INTEGER, MAX_TEXT
 
 T = TypeVar("T")
+_SAME_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -128,30 +130,59 @@ class Table:
         """The field as an object with `keys`, and perhaps `optional` ones."""
         return self.inside(self.fields[key], self.name(key), keys, optional)
 
-    def build(self, kind: type[T]) -> T:
+    def choice(self, key: str, known: Iterable[str]) -> str:
+        """The field as one of the texts that are known."""
+        value, texts = self.text(key), tuple(known)
+        if value not in texts:
+            problem = f"is {shown(value)}, and none of {', '.join(texts)}"
+            raise self.error(key, problem)
+        return value
+
+    def build(
+        self, kind: type[T], names: Mapping[str, str] = _SAME_NAMES, least: int = 0
+    ) -> T:
         """The dataclass `kind`, each field of it that is here checked by its type.
 
-        Integers and numbers go from 0 up; tuples are lists of any length. A field
-        that is not here takes its default.
+        names: keys of fields that are not called so here. Integers go from `least` up,
+        numbers from 0; tuples are lists of any length, enumerations texts, mappings
+        objects of numbers. A field that is not here takes its default.
         """
-        hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
-        names = [name for name in hints if name in self.fields]
-        return kind(**{name: self._typed(name, hints[name]) for name in names})
 
-    def _typed(self, key: str, hint: Any) -> object:
-        if is_dataclass(hint) and isinstance(hint, type):
-            return self.table(key, frozenset(_hints(hint))).build(hint)
-        if get_origin(hint) is tuple:
-            entries = {f"{key}[{i}]": value for i, value in enumerate(self.rows(key))}
-            inner = replace(self, fields=entries)
-            return tuple(inner._typed(name, get_args(hint)[0]) for name in entries)
-        readers: dict[type, Callable[[str], object]] = {
-            int: self.integer,
-            str: self.text,
-            bool: self.flag,
-            float: self.number,
-        }
-        return readers[hint](key)
+        def typed(table: Table, key: str, hint: Any) -> object:
+            parts, found = get_args(hint), None
+            if type(None) in parts:
+                if table.fields[key] is None:
+                    return None
+                hint = next(part for part in parts if part is not type(None))
+            readers: dict[type, Callable[[str], object]] = {
+                int: lambda key: table.integer(key, least),
+                str: table.text,
+                bool: table.flag,
+                float: table.number,
+            }
+            if hint in readers:
+                found = readers[hint](key)
+            elif get_origin(hint) is tuple:
+                rows = {f"{key}[{i}]": row for i, row in enumerate(table.rows(key))}
+                inner = replace(table, fields=rows)
+                found = tuple(typed(inner, name, parts[0]) for name in rows)
+            elif get_origin(hint) is Mapping:
+                given = table.fields[key]
+                own = table.table(key, frozenset(given if type(given) is dict else ()))
+                found = {name: own.number(name) for name in own.fields}
+            elif is_dataclass(hint):
+                keys = frozenset(names.get(f.name, f.name) for f in fields(hint))
+                found = table.table(key, keys).build(hint, names, least)  # type: ignore[arg-type]
+            else:
+                found = hint(table.choice(key, [one.value for one in hint]))
+            return found
+
+        found = {}
+        for name, hint in _hints(kind).items():  # type: ignore[arg-type]
+            key = names.get(name, name)
+            if key in self.fields:
+                found[name] = typed(self, key, hint)
+        return kind(**found)
 
     def rows(self, key: str) -> list[object]:
         """The field as a list."""

@@ -1,6 +1,7 @@
 // How long-running kernels learn that they are to end.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -9,13 +10,15 @@
 
 namespace memplan {
 
-/// When to leave off: at a moment, or when somebody asked says so.
+/// When to leave off: after a while, or when somebody asked says so.
 class StopSign {
  public:
-  using Clock = std::chrono::steady_clock;
-  /// ask: called now and then, by the thread alone that made the sign.
-  StopSign(Clock::time_point deadline, std::function<bool()> ask)
-      : deadline_(deadline), ask_(std::move(ask)) {}
+  /// seconds: of that while. ask: called now and then, by the thread alone that made the
+  /// sign.
+  StopSign(double seconds, std::function<bool()> ask)
+      : deadline_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                     Seconds(std::clamp(seconds, 0.0, 1e9)))),
+        ask_(std::move(ask)) {}
 
   bool up() const {
     if (raised_.load(std::memory_order_relaxed)) return true;
@@ -28,6 +31,8 @@ class StopSign {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
   static constexpr std::chrono::milliseconds kPause{50};
 
   const Clock::time_point deadline_;

@@ -8,7 +8,6 @@ stand as code; a buffer stands beside the loops that use what it holds again and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib import patheffects
@@ -18,6 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from memplan.blocking.cost.evaluation import Evaluation, Placed
+from memplan.blocking.cost.timed_memories import FrontPoint
+from memplan.blocking.nest.layer import Tensor
+from memplan.blocking.plan import BlockingPlan, PlannedLayer
 from memplan.errors import InputError
 from memplan.plotting import style
 from memplan.units import format_bytes
@@ -37,88 +40,21 @@ _CODE = 0.42  # part of the width that the loops take
 _INDENT, _DEEPEST = 0.008, 0.07  # parts of it: of one loop, and of all
 
 
-@dataclass(frozen=True)
-class EnergyBars:
-    """One layer. parts: pJ per MAC by tensor, and by level of these, innermost first
-    and main memory last; compulsory: of main memory's, what no blocking saves;
-    total_pj: of the whole layer, which says how much it counts among many."""
-
-    name: str
-    parts: Mapping[str, Mapping[str, float]]
-    compulsory: float
-    mac_pj: float
-    total_pj: float
-
-    @property
-    def per_mac(self) -> float:
-        """pJ per MAC of all tensors and levels."""
-        return sum(sum(levels.values()) for levels in self.parts.values())
-
-    def of_level(self, level: str) -> float:
-        """pJ per MAC of all tensors in one level."""
-        return sum(levels.get(level, 0.0) for levels in self.parts.values())
-
-
-@dataclass(frozen=True)
-class DrawnBuffer:
-    """Buffer `name` of `tensor`, in `level`, beside loops [begin, end) from inside."""
-
-    name: str
-    tensor: str
-    level: str
-    begin: int
-    end: int
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class LoopNest:
-    """loops: dimension, extent inside and extent after, innermost first; datapath: what
-    is done at once below all loops."""
-
-    loops: Sequence[tuple[str, int, int]]
-    tensors: Sequence[str]
-    buffers: Sequence[DrawnBuffer]
-    datapath: str
-
-
-@dataclass(frozen=True)
-class AreaPoint:
-    """The least energy, pJ per MAC, with memories of at most `budget` bytes; those it
-    takes, and the area of the chip."""
-
-    budget: int
-    sram_bytes: int
-    area_mm2: float
-    per_mac: float
-
-
-@dataclass(frozen=True)
-class TimedPoint:
-    """A nest's cycles, and its energy in pJ per MAC."""
-
-    cycles: float
-    per_mac: float
-
-
-def blocked(  # noqa: PLR0913 - by name, but three
-    layers: Sequence[EnergyBars],
-    title: str,
-    facts: Sequence[str],
-    *,
-    nest: LoopNest | None = None,
-    curve: Sequence[AreaPoint] = (),
-    front: Sequence[TimedPoint] = (),
-    chosen: TimedPoint | None = None,
+def blocked(
+    plan: BlockingPlan, title: str, facts: Sequence[str], datapath: str
 ) -> Figure:
-    """Bars of all layers, and where they are given, a nest, a curve, and a front with
-    the point that was chosen.
+    """Bars of all layers; of a layer alone its nest, too, and its front with the point
+    that was chosen; and the curve by area, where there is one.
 
-    Raises InputError if there are no layers.
+    datapath: what is done at once below all loops, in words. Raises InputError if there
+    are no layers.
     """
+    layers, curve = plan.layers, plan.curve
     if not layers:
         raise InputError("there are no layers, so there is nothing to draw")
-    rows = len(nest.loops) + 2 if nest is not None else 0
+    alone = layers[0] if len(layers) == 1 else None
+    front = () if alone is None else alone.search.front
+    rows = 0 if alone is None else len(alone.evaluation.nest.loops) + 2
     body = max(3.5, _ROW * rows)
     extra = _CURVE * (bool(curve) + bool(front))
     drawn = drawn_of(layers)
@@ -127,14 +63,14 @@ def blocked(  # noqa: PLR0913 - by name, but three
     below = (_CURVE - 1.1) / high
     with style.settled():
         figure = Figure(figsize=(_WIDE, high), facecolor="white")
-        width = 0.36 if nest is not None else 0.885
+        width = 0.885 if alone is None else 0.36
         bottom, height = (foot + extra) / high, body / high
         left = 0.075
         axes = style.bare_axes(figure, (left, bottom, width, height))
         handles = _draw_energy(axes, layers)
-        if nest is not None:
+        if alone is not None:
             beside = figure.add_axes((left + width + 0.03, bottom, 0.525, height))
-            _draw_nest(beside, nest, level_colours(levels_of(layers)))
+            _draw_nest(beside, alone.evaluation, datapath)
         if len(drawn) < len(layers):
             facts = [*facts, f"drawn: the {len(drawn)} that take most"]
         line = "  ·  ".join(map(style.shortened, facts))
@@ -145,11 +81,11 @@ def blocked(  # noqa: PLR0913 - by name, but three
                 style.bare_axes(figure, (x, at, 0.39, below))
                 for x in (left, left + 0.495)
             ]
-            _draw_curve(sides[0], sides[1], curve, layers[0].mac_pj)
-        if front:
+            _draw_curve(sides[0], sides[1], plan)
+        if front and alone is not None:
             at = (_FOOT + 0.15) / high
             across = style.bare_axes(figure, (left, at, 0.885, below))
-            draw_front(across, front, chosen)
+            draw_front(across, front, alone.evaluation)
         style.set_legend(figure, left, handles)
     return figure
 
@@ -163,45 +99,58 @@ def level_colours(levels: Sequence[str]) -> dict[str, str]:
     return inner | {levels[-1]: style.WRAPPED}
 
 
-def levels_of(layers: Sequence[EnergyBars]) -> list[str]:
+def levels_of(layers: Sequence[PlannedLayer]) -> list[str]:
     """All levels, innermost first; main memory, which every layer has, last."""
+    each = [one.evaluation.levels for one in layers]
     found: dict[str, None] = {}
-    for layer in max(layers, key=lambda one: len(_levels(one))), *layers:
-        found |= dict.fromkeys(_levels(layer)[:-1])
-    return [*found, _levels(layers[0])[-1]]
+    for levels in max(each, key=len), *each:
+        found |= dict.fromkeys(levels[:-1])
+    return [*found, each[0][-1]]
 
 
-def _levels(layer: EnergyBars) -> list[str]:
-    return list(dict.fromkeys(key for part in layer.parts.values() for key in part))
-
-
-def drawn_of(layers: Sequence[EnergyBars]) -> list[EnergyBars]:
+def drawn_of(layers: Sequence[PlannedLayer]) -> list[PlannedLayer]:
     """Those that are drawn: of too many, the ones that take most energy."""
     if len(layers) <= MAX_LAYERS:
         return list(layers)
-    least = sorted(one.total_pj for one in layers)[-MAX_LAYERS]
-    return [one for one in layers if one.total_pj >= least][:MAX_LAYERS]
+    least = sorted(map(_total_pj, layers))[-MAX_LAYERS]
+    return [one for one in layers if _total_pj(one) >= least][:MAX_LAYERS]
 
 
-def _draw_energy(axes: Axes, layers: Sequence[EnergyBars]) -> list[Patch | Line2D]:
+def _total_pj(one: PlannedLayer) -> float:
+    return one.evaluation.total * one.count
+
+
+def _name(one: PlannedLayer) -> str:
+    times = f" × {one.count}" if one.count > 1 else ""
+    return one.evaluation.layer.name + times
+
+
+def _per_mac(one: PlannedLayer) -> float:
+    return one.evaluation.per_mac(one.evaluation.total)
+
+
+def _draw_energy(axes: Axes, layers: Sequence[PlannedLayer]) -> list[Patch | Line2D]:
     """Draw the bars, and return what a legend needs to explain them."""
     shown = drawn_of(layers)
-    totals = [one.per_mac for one in shown]
+    totals = list(map(_per_mac, shown))
     parted = max(totals) > _SPREAD * min(totals)
     tensors = len(shown) <= _WITH_TENSORS
     colours = level_colours(levels_of(layers))
     names: list[tuple[float, str]] = []
     for place, layer in enumerate(shown):
-        scale = 1 / (layer.per_mac or 1.0) if parted else 1.0
-        bars = list(layer.parts.items()) if tensors else []
-        everything = {level: layer.of_level(level) for level in colours}
+        found = layer.evaluation
+        scale = 1 / (_per_mac(layer) or 1.0) if parted else 1.0
+        bars: list[Tensor | None] = list(found.layer.tensors) if tensors else []
         width = 0.8 / (len(bars) + 1)
-        for i, (name, levels) in enumerate([*bars, ("all", everything)]):
+        for i, tensor in enumerate([*bars, None]):
             x = place - 0.4 + width * (i + 0.5)
-            names.append((x, name))
+            names.append((x, "all" if tensor is None else tensor.value))
+            levels = {
+                level: found.per_mac(found.pj(level, tensor)) for level in found.levels
+            }
             _draw_bar(axes, x, width * 0.9, levels, colours, scale)
-        _draw_compulsory(axes, x, width * 0.9, layer, scale)
-        _draw_total(axes, x, layer, scale, len(shown))
+        _draw_compulsory(axes, x, width * 0.9, found, scale)
+        _draw_total(axes, x, _per_mac(layer), scale, len(shown))
     top = max(1.0 if parted else total for total in totals)
     _set_axes(axes, shown, top, parted)
     if tensors:
@@ -214,8 +163,9 @@ def _draw_energy(axes: Axes, layers: Sequence[EnergyBars]) -> list[Patch | Line2
     patch.set_label("compulsory: each element once")
     handles.append(patch)
     if not parted:
-        line = style.dashed(axes, shown[0].mac_pj, zorder=4)
-        line.set_label(f"the MAC itself, {shown[0].mac_pj:g} pJ")
+        mac_pj = shown[0].evaluation.mac_pj
+        line = style.dashed(axes, mac_pj, zorder=4)
+        line.set_label(f"the MAC itself, {mac_pj:g} pJ")
         handles.append(line)
     return handles
 
@@ -238,15 +188,15 @@ def _draw_bar(
 
 
 def _draw_compulsory(
-    axes: Axes, x: float, width: float, layer: EnergyBars, scale: float
+    axes: Axes, x: float, width: float, found: Evaluation, scale: float
 ) -> None:
     """The top of the bar of all, where main memory is, is what no blocking saves."""
-    height = layer.compulsory * scale
+    height = found.per_mac(found.compulsory) * scale
     bar = axes.bar(
         x,
         height,
         width,
-        layer.per_mac * scale - height,
+        found.per_mac(found.total) * scale - height,
         facecolor="none",
         edgecolor="white",
         linewidth=0,
@@ -257,12 +207,12 @@ def _draw_compulsory(
 
 
 def _draw_total(
-    axes: Axes, x: float, layer: EnergyBars, scale: float, layers: int
+    axes: Axes, x: float, per_mac: float, scale: float, layers: int
 ) -> None:
     many = layers > _WITH_TENSORS
     text = axes.annotate(
-        f"{layer.per_mac:#.3g}".rstrip("."),
-        (x, layer.per_mac * scale),
+        f"{per_mac:#.3g}".rstrip("."),
+        (x, per_mac * scale),
         xytext=(0, 3),
         textcoords="offset points",
         ha="center",
@@ -273,9 +223,9 @@ def _draw_total(
     text.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
 
 
-def _room_for_names(shown: Sequence[EnergyBars]) -> float:
+def _room_for_names(shown: Sequence[PlannedLayer]) -> float:
     """Inches that names need below the bars where they must stand upright; else 0."""
-    longest = max(min(len(one.name), _NAME) for one in shown)
+    longest = max(min(len(_name(one)), _NAME) for one in shown)
     if len(shown) * (longest + 1) * _LETTER <= _ACROSS:
         return 0.0
     return longest * _LETTER
@@ -298,9 +248,9 @@ def _name_bars(axes: Axes, names: Sequence[tuple[float, str]], layers: int) -> N
 
 
 def _set_axes(
-    axes: Axes, shown: Sequence[EnergyBars], top: float, parted: bool
+    axes: Axes, shown: Sequence[PlannedLayer], top: float, parted: bool
 ) -> None:
-    names = [style.shortened(one.name, _NAME) for one in shown]
+    names = [style.shortened(_name(one), _NAME) for one in shown]
     upright = bool(_room_for_names(shown))
     axes.set_xticks(
         range(len(shown)),
@@ -316,51 +266,55 @@ def _set_axes(
         axes.yaxis.set_major_formatter(lambda part, _: f"{part:.0%}".replace("%", " %"))
 
 
-def _draw_nest(axes: Axes, nest: LoopNest, colours: Mapping[str, str]) -> None:
-    """Draw the nest; `colours` says how each level looks."""
-    rows = len(nest.loops)
+def _draw_nest(axes: Axes, found: Evaluation, datapath: str) -> None:
+    """Draw the nest, and its buffers beside the loops that use them again."""
+    loops, tensors = found.nest.loops, found.layer.tensors
+    colours = level_colours(found.levels)
+    rows = len(loops)
     axes.set_xlim(0, 1)
     axes.set_ylim(-1.1, rows + 0.9)
     axes.axis("off")
-    width = (1 - _CODE) / len(nest.tensors)
-    for place, (dim, inner, outer) in enumerate(nest.loops):
+    width = (1 - _CODE) / len(tensors)
+    for place, loop in enumerate(loops):
         if place % 2 == 0:
             shade = Rectangle((0, place), 1, 1, color=style.PAPER, lw=0, zorder=0)
             axes.add_patch(shade)
         depth = (rows - 1 - place) * min(_INDENT, _DEEPEST / max(rows, 1))
-        trips, row = -(-outer // inner), place + 0.5
-        step = f" by {inner}" if inner > 1 else ""
-        _write(axes, (0.006 + depth, row), f"{dim} to {outer:,}{step}", "left")
+        trips, row = -(-loop.outer // loop.inner), place + 0.5
+        step = f" by {loop.inner}" if loop.inner > 1 else ""
+        text = f"{loop.dim} to {loop.outer:,}{step}"
+        _write(axes, (0.006 + depth, row), text, "left")
         _write(axes, (_CODE - 0.02, row), f"× {trips:,}", "right", style.MUTED)
-    _write(axes, (0.006, -0.55), nest.datapath, "left", style.MUTED)
-    for lane, tensor in enumerate(nest.tensors):
+    _write(axes, (0.006, -0.55), datapath, "left", style.MUTED)
+    for lane, tensor in enumerate(tensors):
         left = _CODE + lane * width
-        _write(axes, (left + width / 2, rows + 0.45), tensor, "center", weight="bold")
-        for buffer in nest.buffers:
-            if buffer.tensor == tensor:
-                _draw_buffer(axes, buffer, left, width, colours[buffer.level])
+        middle = (left + width / 2, rows + 0.45)
+        _write(axes, middle, tensor.value, "center", weight="bold")
+        for placed in found.buffers:
+            if placed.tensor is tensor:
+                _draw_buffer(axes, placed, left, width, colours[placed.level])
 
 
 def _draw_buffer(
-    axes: Axes, buffer: DrawnBuffer, left: float, width: float, colour: str
+    axes: Axes, placed: Placed, left: float, width: float, colour: str
 ) -> None:
+    begin, end = placed.buffer.begin, placed.buffer.end
     box = Rectangle(
-        (left + 0.006, buffer.begin + 0.08),
+        (left + 0.006, begin + 0.08),
         width - 0.012,
-        buffer.end - buffer.begin - 0.16,
+        end - begin - 0.16,
         facecolor=colour,
         edgecolor="none",
         zorder=2,
     )
-    name = style.shortened(buffer.name)
+    name = style.shortened(placed.name)
     box.set_gid(f"buffer {name}")
     axes.add_patch(box)
-    middle = (buffer.begin + buffer.end) / 2
-    text = f"{name}  {format_bytes(buffer.nbytes)}"
+    text = f"{name}  {format_bytes(placed.nbytes)}"
     red, green, blue = to_rgb(colour)
     dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
     ink = "white" if dark else style.INK
-    _write(axes, (left + width / 2, middle), text, "center", ink)
+    _write(axes, (left + width / 2, (begin + end) / 2), text, "center", ink)
 
 
 def _write(
@@ -375,11 +329,10 @@ def _write(
     written.set(fontsize=8.5, fontweight=weight)
 
 
-def _draw_curve(
-    by_bytes: Axes, by_area: Axes, points: Sequence[AreaPoint], mac_pj: float
-) -> None:
+def _draw_curve(by_bytes: Axes, by_area: Axes, plan: BlockingPlan) -> None:
     """Energy over the budget's bytes, and over the area that it takes."""
-    energies = [point.per_mac for point in points]
+    points, mac_pj = plan.curve, plan.layers[0].evaluation.mac_pj
+    energies = [point.energy_pj / plan.macs for point in points]
     for axes, x in (
         (by_bytes, [point.budget for point in points]),
         (by_area, [point.area_mm2 for point in points]),
@@ -402,19 +355,17 @@ def _draw_curve(
     by_area.set_xlim(left=0)
 
 
-def draw_front(
-    axes: Axes, points: Sequence[TimedPoint], chosen: TimedPoint | None
-) -> None:
+def draw_front(axes: Axes, points: Sequence[FrontPoint], chosen: Evaluation) -> None:
     """The points by cycles, joined by steps, and the nest that was chosen."""
     ordered = sorted(points, key=lambda one: one.cycles)
     cycles = [one.cycles for one in ordered]
-    energies = [one.per_mac for one in ordered]
+    energies = [chosen.per_mac(one.energy) for one in ordered]
     axes.step(cycles, energies, where="post", color=style.SHORT_TO_LONG[2])
     axes.plot(cycles, energies, color=style.SHORT_TO_LONG[2], marker="o", ms=4, ls="")
-    if chosen is not None:
+    if chosen.latency is not None:
         axes.plot(
-            [chosen.cycles],
-            [chosen.per_mac],
+            [chosen.latency.cycles],
+            [chosen.per_mac(chosen.total)],
             marker="D",
             ms=7,
             ls="",

@@ -257,16 +257,12 @@ def _facts(run: _Run) -> str:
     if len(run.times) > 1:
         facts.append(format_seconds(float(run.times[-1])))
     if run.steps:
-        facts.append(_counted(run.steps, "step"))
+        facts.append(f"{run.steps:,} step{'s' * (run.steps != 1)}")
     facts.append(f"peak {format_bytes(int(run.peak))}")
     if run.persistent is not None:
         base = int(run.persistent[int(np.argmax(run.live))])
         facts.append(f"of it persistent {format_bytes(base)}")
     return "  ·  ".join(facts)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _draw_legend(figure: Figure, run: _Run) -> None:

@@ -94,15 +94,13 @@ class StandIns:
 
     def here(self) -> str:
         """The current line of the program: "train.py:41"."""
+        ours = (self.torch_folder, _ROOT, "<")
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and self._is_ours(frame.f_code.co_filename):
+        while frame is not None and frame.f_code.co_filename.startswith(ours):
             frame = frame.f_back
         if frame is None:
             return "the program"
         return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-    def _is_ours(self, file: str) -> bool:
-        return file.startswith((self.torch_folder, _ROOT, "<"))
 
     def scalar(self, tensor: Any, torch: Any) -> Any:
         """A number or truth value for a tensor of one element; noted unless known."""

@@ -128,7 +128,7 @@ def _grows(height: Int64Array) -> bool:
 
 def _trend(height: Int64Array) -> float:
     """Kendall's tau of a height over steps; pairs that are equal do not count."""
-    height = _thinned(height)
+    height = height[:: -(-len(height) // 1000)]  # at most a thousand, evenly
     later = np.sign(height[np.newaxis, :] - height[:, np.newaxis])
     pairs = np.triu(later, 1)
     counted = np.count_nonzero(pairs)
@@ -139,9 +139,3 @@ def _median_slope(height: Int64Array) -> float:
     """Bytes a step: of long distances, so that steps that add nothing count, too."""
     half = len(height) // 2
     return float(np.median((height[half:] - height[: len(height) - half]) / half))
-
-
-def _thinned(height: Int64Array) -> Int64Array:
-    """At most a thousand of the values, evenly."""
-    stride = -(-len(height) // 1000)
-    return height[::stride]

@@ -15,12 +15,13 @@ import numpy as np
 from memplan.core.plan import UNMARKED, Plan
 from memplan.core.problem import Problem
 from memplan.errors import InfeasibleError, NoPlanError, UsageError
+from memplan.solving.methods import both_ways
 from memplan.solving.options import Options
 from memplan.solving.outlook import default_heaps, unplanned_bytes
 from memplan.trace.liveness import step_problem
 from memplan.trace.lives import lives_of
 from memplan.trace.streams import one_stream
-from memplan.trace.trace import Action, Columns, Trace
+from memplan.trace.trace import Action, Trace
 from memplan.units import format_bytes
 
 CapacityOf = Literal["arena", "live", "process"]
@@ -87,13 +88,15 @@ def room_for(
         )
     planned = one_stream(source)
     marks = UNMARKED if step_problem(planned, step).unmarked else ""
+    events = source.events
+    failed = events.requested_size[events.action == Action.OOM]
     room = Room(
         capacity,
         of or "live",
         outliving=unplanned_bytes(planned, marks, step),
         other_streams=_live_beside(source, planned),
         live=_most_live(source),
-        failed=_last_failed(source.events),
+        failed=int(failed[-1]) if len(failed) else 0,
         whole=source.info.complete and not source.info.dropped_events,
     )
     if of != "process":
@@ -114,24 +117,24 @@ def solve_within(
     if room.live + room.beyond > room.capacity:
         raise InfeasibleError(
             f"does not fit: the recorded program holds {_compared(room)} at once, "
-            f"whatever the plan, and the capacity is {_bytes(room.capacity)}"
+            f"whatever the plan, and the capacity is {both_ways(room.capacity)}"
         )
     if room.failed:
         raise NoPlanError(
-            f"unknown: a request for {_bytes(room.failed)} failed in this recording, "
-            "and what its program needs after that is not in it; record it where it "
-            "runs through, or with --device fake"
+            f"unknown: a request for {both_ways(room.failed)} failed in this "
+            "recording, and what its program needs after that is not in it; record it "
+            "where it runs through, or with --device fake"
         )
     left = room.capacity - room.outside
     if left < 0 and not room.at_once:
         raise NoPlanError(
-            f"unknown: {_outside(room)} takes {_bytes(room.outside)} if all of it is "
-            f"there at once, and the capacity is {_bytes(room.capacity)}"
+            f"unknown: {_outside(room)} takes {both_ways(room.outside)} if all of it "
+            f"is there at once, and the capacity is {both_ways(room.capacity)}"
         )
     if left < 0:
         raise InfeasibleError(
-            f"does not fit: {_outside(room)} takes {_bytes(room.outside)}, whatever "
-            f"the plan, and the capacity is {_bytes(room.capacity)}"
+            f"does not fit: {_outside(room)} takes {both_ways(room.outside)}, whatever "
+            f"the plan, and the capacity is {both_ways(room.capacity)}"
         )
     try:
         plan = attempt(replace(options, capacity=left))
@@ -141,8 +144,8 @@ def solve_within(
         raise _told(error, room) from None
     if plan.arena_bytes > left:
         unknown = NoPlanError(
-            f"unknown: no plan was found within {_bytes(left)} for all steps and "
-            f"threads; the best one's arena takes {_bytes(plan.arena_bytes)}",
+            f"unknown: no plan was found within {both_ways(left)} for all steps and "
+            f"threads; the best one's arena takes {both_ways(plan.arena_bytes)}",
             plan.arena_bytes,
             plan.lower_bound,
         )
@@ -156,7 +159,7 @@ def _told(error: NoPlanError, room: Room) -> NoPlanError:
         return error
     text = (
         f"{error}; that is what {_outside(room)} leaves of a capacity of "
-        f"{_bytes(room.capacity)}"
+        f"{both_ways(room.capacity)}"
     )
     if isinstance(error, InfeasibleError) and not room.at_once:
         text = f"unknown: if all of that is there at once, it {text}"
@@ -175,14 +178,10 @@ def _outside(room: Room) -> str:
 
 
 def _compared(room: Room) -> str:
-    text = f"{_bytes(room.live)} of tensors"
+    text = f"{both_ways(room.live)} of tensors"
     if room.beyond:
-        text += f" and {_bytes(room.beyond)} beside them"
+        text += f" and {both_ways(room.beyond)} beside them"
     return text
-
-
-def _bytes(count: int) -> str:
-    return f"{count:,} bytes ({format_bytes(count)})"
 
 
 def _live_beside(trace: Trace, planned: Trace) -> int:
@@ -193,11 +192,6 @@ def _live_beside(trace: Trace, planned: Trace) -> int:
     others = trace.events.stream != stream
     rows = np.flatnonzero(others & (trace.events.action != Action.OOM))
     return _most_live(replace(trace, events=trace.events.take(rows)))
-
-
-def _last_failed(events: Columns) -> int:
-    sizes = events.requested_size[events.action == Action.OOM]
-    return int(sizes[-1]) if len(sizes) else 0
 
 
 def _most_live(trace: Trace) -> int:

@@ -94,9 +94,9 @@ def solve_problem(
     if capacity is not None and plan.peak > capacity:
         _refuse_below(capacity, plan.lower_bound, plan.peak)
         raise NoPlanError(
-            f"unknown: {method} found no plan within {_both_ways(capacity)}; the best "
-            f"one needs {_both_ways(plan.peak)}, and every plan needs at least "
-            f"{_both_ways(plan.lower_bound)}; allow more time or use another --method",
+            f"unknown: {method} found no plan within {both_ways(capacity)}; the best "
+            f"one needs {both_ways(plan.peak)}, and every plan needs at least "
+            f"{both_ways(plan.lower_bound)}; allow more time or use another --method",
             plan.peak,
             plan.lower_bound,
         )
@@ -108,11 +108,12 @@ def _refuse_below(capacity: int, bound: int, peak: int | None) -> None:
     if capacity < bound:
         raise InfeasibleError(
             f"does not fit: it is proved that every plan needs at least "
-            f"{_both_ways(bound)}, and the capacity is {_both_ways(capacity)}",
+            f"{both_ways(bound)}, and the capacity is {both_ways(capacity)}",
             peak,
             bound,
         )
 
 
-def _both_ways(count: int) -> str:
+def both_ways(count: int) -> str:
+    """Bytes, exact and rounded."""
     return f"{count:,} bytes ({format_bytes(count)})"

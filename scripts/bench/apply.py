@@ -9,34 +9,26 @@ that: where its losses differ, its figures are of other kernels, and a note says
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Sequence
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.runner import (
+    MEMPLAN,
     ROOT,
     BenchError,
     Contender,
     Figures,
     Metric,
     Suite,
-    run_child,
 )
-from bench.steps import environment, measure_steps
+from bench.steps import make_plan, measure_steps
 
 PROGRAM = str(ROOT / "scripts" / "program.py")
-MEMPLAN = [sys.executable, "-m", "memplan"]
-PRELOADED = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}
-LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-)
+PRELOADED = {"jemalloc": "jemalloc", "tcmalloc": "tcmalloc_minimal"}
 
 
 @dataclass(frozen=True)
@@ -67,8 +59,7 @@ TINY_TEXT = "--batch-size 2 --layers 1 --width 16 --heads 2 --vocabulary 50"
 TINY_SENTENCES = "--batch-size 2 --longest 12 --vocabulary 50 --width 16"
 SMALL_GPT2 = "--batch-size 4 --layers 4 --width 192 --heads 3 --vocabulary 8000"
 
-# The first four have steps that are all alike. Those after "checkpointed" are the
-# remaining ones of profile-guided memory optimization (Sekiyama et al., 2018).
+# The first four have steps that are all alike.
 PROGRAMS = {
     "resnet50": Program("resnet50 --train", TINY_RESNET),
     "gpt2": Program("gpt2 --train", f"{TINY_TEXT} --sequence-length 8"),
@@ -109,10 +100,6 @@ PROGRAMS = {
     ),
     "compiled": Program("vit --train --compiled --layers 4", TINY_VIT),
     "checkpointed": Program("vit --train --checkpointed --batch-size 12", TINY_VIT),
-    "alexnet": Program("alexnet --train", f"{TINY_IMAGES} --image-size 67"),
-    "infer-alexnet": Program("alexnet --infer", f"{TINY_IMAGES} --image-size 67"),
-    "infer-googlenet": Program("googlenet --infer", TINY_IMAGES),
-    "infer-seq2seq": Program("seq2seq --infer", f"{TINY_SENTENCES} --words 5", 20, 10),
 }
 
 
@@ -126,12 +113,15 @@ def contenders(
     command = program.command(steps, args)
     digests: dict[str, str] = {}
 
-    def runner(name: str, words: list[str], preload: Path | None) -> Contender:
+    def runner(name: str, words: list[str], preload: str | None) -> Contender:
         def run() -> Figures:
             found = measure_steps(words, preload=preload, timeout=args.timeout)
             if digests.setdefault(name, found.digest) != found.digest:
                 raise BenchError("two runs computed different losses")
-            return found.figures | same_losses(name, digests)
+            same = found.digest == digests.get("default", found.digest)
+            if name == "memplan" and not same:
+                raise BenchError("memplan's losses differ from the default allocator's")
+            return {**found.figures, "same_losses": float(same)}
 
         return Contender(name, run)
 
@@ -140,43 +130,12 @@ def contenders(
         runner("memplan", [*MEMPLAN, "apply", "-q", str(plan), *command], None),
     ]
     for name, library in PRELOADED.items():
-        path = find_library(library)
-        if path is None:
-            print(f"{name} left out: {library} is not installed")
+        file = find_library(library)
+        if file is None:
+            print(f"{name} left out: lib{library} is not installed")
         else:
-            found.append(runner(name, [sys.executable, *command], path))
+            found.append(runner(name, [sys.executable, *command], file))
     return found
-
-
-def same_losses(name: str, digests: dict[str, str]) -> Figures:
-    """1 where a contender's losses are the default's, to the last bit; else 0.
-
-    Raises BenchError where memplan's differ.
-    """
-    same = digests[name] == digests.get("default", digests[name])
-    if name == "memplan" and not same:
-        raise BenchError("memplan's losses differ from the default allocator's")
-    return {"same_losses": float(same)}
-
-
-def make_plan(command: list[str], folder: Path, timeout: float) -> Path:
-    """Record `command` and plan its memory, in `folder`; print how it went."""
-    trace, plan = folder / "t.parquet", folder / "t.plan.json"
-    print(f"\n$ program.py {shlex.join(command[1:])}", flush=True)
-    recording = [*MEMPLAN, "record", "-q", "-o", str(trace), *command]
-    run_child(recording, env=environment(), timeout=timeout)
-    solving = [*MEMPLAN, "solve", str(trace), "-o", str(plan), "--json"]
-    solved = json.loads(run_child(solving, env=environment(), timeout=timeout).output)
-    shown = ("method", "buffers", "peak", "lower_bound", "status", "seconds")
-    facts = ", ".join(f"{key} {solved[key]}" for key in shown if key in solved)
-    print(f"memplan solve: {facts}", flush=True)
-    return plan
-
-
-def find_library(name: str) -> Path | None:
-    """The library's path in the first of the system's folders that has it."""
-    paths = (Path(folder) / name for folder in LIBRARY_FOLDERS)
-    return next((path for path in paths if path.is_file()), None)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,5 @@
-"""The blocking paper's figures 3 to 8, each with a table, for the page."""
+"""The blocking paper's figures 3 to 9, each with a table, for the page; and what other
+spatial mappings, and memories for whole networks, make of layers."""
 
 from __future__ import annotations
 
@@ -6,18 +7,31 @@ from functools import cache
 
 from bench.blocking_page import Bar, Page, bars, curves
 from memplan.blocking.cost.evaluation import Evaluation, best_evaluation, evaluate
+from memplan.blocking.cost.latency import datapath_steps
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.cost.placement import MAIN
 from memplan.blocking.design.area_curve import area_curve
+from memplan.blocking.design.cores_search import CoresNest, optimize_for_cores
+from memplan.blocking.design.network import NETWORKS
+from memplan.blocking.design.network_design import design_network
+from memplan.blocking.design.parallel import CoresEnergy, cores_energy
 from memplan.blocking.machine.energy import MAC_PJ
 from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.machine.technology import DIANNAO_MM2
-from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, fully_connected
+from memplan.blocking.nest.array import Array
+from memplan.blocking.nest.layer import (
+    PAPER_LAYERS,
+    Layer,
+    Tensor,
+    fully_connected,
+    parse_layer,
+)
 from memplan.blocking.nest.nest import parse_nest
 from memplan.blocking.plan import CurvePoint
 from memplan.blocking.run.cache import simulate
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Result
+from memplan.blocking.search.spatial import search_datapath
 
 NAMES = {Tensor.INPUT: "IB", Tensor.KERNEL: "KB", Tensor.OUTPUT: "OB"}
 MIB = 1 << 20
@@ -67,6 +81,11 @@ def codesigned(layer: Layer, budget: int | None) -> tuple[Result, Evaluation]:
     return found, best_evaluation(layer, found.nest, Codesign(budget=budget))
 
 
+def mark(found: Result) -> str:
+    """A star behind what is not proved."""
+    return "" if found.proved else " *"
+
+
 def figures_3_and_4(page: Page) -> None:
     """Cache accesses of the blocked nest and of im2col with a matrix product."""
     machine, table = load_hierarchy("xeon-e5645"), []
@@ -74,15 +93,16 @@ def figures_3_and_4(page: Page) -> None:
     for name, string in CACHE_NESTS.items():
         layer = PAPER_LAYERS[name]
         run = simulate(layer, parse_nest(string, layer), machine, pad=True)
-        cells = [layer.name, f"{run.share:.1%}"]
+        row = f"{layer.name} | {run.share:.1%}"
         for level, own, other in zip(rows, run.blocked, run.gemm, strict=False):
             blocked, gemm = own.misses, other.misses
-            cells += [f"{blocked:,.3g}", f"{gemm:,.3g}", f"{gemm / blocked:.1f}"]
+            row += f" | {blocked:,.3g} | {gemm:,.3g} | {gemm / blocked:.1f}"
             rows[level].append((layer.name, "blocked", {"blocked": blocked}))
             rows[level].append((layer.name, "GEMM", {"im2col + GEMM": gemm}))
         against_model = zip(run.blocked[:2], run.expected[:2], strict=True)
-        cells += [f"{own.misses / expected:.2f}" for own, expected in against_model]
-        table.append(cells)
+        for own, expected in against_model:
+            row += f" | {own.misses / expected:.2f}"
+        table.append(row)
     page.table(
         "layer | simulated | blocked L2 | GEMM L2 | ratio | blocked L3 | GEMM L3 | "
         "ratio | misses / model, L1 | L2",
@@ -109,15 +129,10 @@ def figure_5(page: Page) -> None:
             rows.append((layer.name, name, parts))
         kernel = own.by_tensor[Tensor.KERNEL] / best.by_tensor[Tensor.KERNEL]
         table.append(
-            (
-                layer.name,
-                f"{own.per_mac(own.total):.1f}",
-                f"{best.per_mac(best.total):.2f}",
-                f"{own.total / best.total:.1f}",
-                f"{kernel:.1f}",
-                f"{best.per_mac(best.pj(MAIN)):.2f}",
-                f"{best.per_mac(best.compulsory):.2f}",
-            )
+            f"{layer.name} | {own.per_mac(own.total):.1f} | "
+            f"{best.per_mac(best.total):.2f} | {own.total / best.total:.1f} | "
+            f"{kernel:.1f} | {best.per_mac(best.pj(MAIN)):.2f} | "
+            f"{best.per_mac(best.compulsory):.2f}"
         )
     page.table(
         "layer | own, pJ/MAC | optimal | ratio | KB ratio | optimal's DRAM | "
@@ -143,14 +158,10 @@ def figure_6(page: Page) -> None:
         parts["DRAM"] = energy.pj(MAIN) / total
         rows.append((layer.name, "", parts))
         table.append(
-            (
-                layer.name,
-                f"{found.energy / layer.macs:.3f}" + ("" if found.proved else " *"),
-                f"{energy.sram_bytes / 1024:,.0f}",
-                f"{own.total / found.energy:.1f}",
-                f"{total / found.energy:.1f}",
-                f"{own.without_compulsory / energy.without_compulsory:.1f}",
-            )
+            f"{layer.name} | {found.energy / layer.macs:.3f}{mark(found)} | "
+            f"{energy.sram_bytes / 1024:,.0f} | {own.total / found.energy:.1f} | "
+            f"{total / found.energy:.1f} | "
+            f"{own.without_compulsory / energy.without_compulsory:.1f}"
         )
     page.table(
         "layer | pJ/MAC | SRAM KiB | DianNao's own / this | optimal / this | "
@@ -170,14 +181,9 @@ def windows_apart(page: Page) -> None:
         whole = optimize(layer, unroll_of(layer), Codesign(), within)
         apart, _ = codesigned(layer, None)
         rows.append(
-            (
-                layer.name,
-                f"{whole.energy / layer.macs:.3f}",
-                f"{apart.energy / layer.macs:.3f}",
-                f"{apart.energy / whole.energy:.3f}",
-                f"{(apart.lower_bound or 0) / layer.macs:.3f}",
-                f"`{apart.nest}`",
-            )
+            f"{layer.name} | {whole.energy / layer.macs:.3f} | "
+            f"{apart.energy / layer.macs:.3f} | {apart.energy / whole.energy:.3f} | "
+            f"{(apart.lower_bound or 0) / layer.macs:.3f} | `{apart.nest}`"
         )
     page.table("layer | divisors, pJ/MAC | all nests | ratio | bound | nest", rows)
 
@@ -190,7 +196,7 @@ def figure_7(page: Page) -> None:
         reference, marks = on_diannao(layer, True).total, []
 
         def note(_: CurvePoint, found: Result, marks: list[str] = marks) -> None:
-            marks.append("" if found.proved else " *")
+            marks.append(mark(found))
 
         curve = area_curve(
             layer, BUDGETS, unroll_of(layer), options=within, progress=note
@@ -199,15 +205,12 @@ def figure_7(page: Page) -> None:
             (p.area_mm2 / DIANNAO_MM2, p.energy_pj / reference) for p in curve
         ]
         most = -1
-        for point, (area, energy), mark in zip(curve, own, marks, strict=True):
+        for point, (area, energy), star in zip(curve, own, marks, strict=True):
             if point.sram_bytes > most:
                 table.append(
-                    (
-                        f"{layer.name}, {point.budget >> 10:,} KiB",
-                        f"{point.sram_bytes / 1024:,.0f}",
-                        f"{area:.1f}",
-                        f"{1 / energy:.1f}{mark}",
-                    )
+                    f"{layer.name}, {point.budget >> 10:,} KiB | "
+                    f"{point.sram_bytes / 1024:,.0f} | {area:.1f} | "
+                    f"{1 / energy:.1f}{star}"
                 )
             most = point.sram_bytes
     page.table("budget | used KiB | area / DianNao | DianNao's optimum / this", table)
@@ -227,14 +230,10 @@ def figure_8(page: Page) -> None:
         without = energy.without_compulsory / layer.macs
         rows.append((layer.name, "MAC", {"computation": MAC_PJ}))
         rows.append((layer.name, "mem", {"memory": memory}))
+        below = ["yes" if pj < 0.8 * MAC_PJ else "no" for pj in (memory, without)]
         table.append(
-            (
-                layer.name,
-                f"{memory:.3g}" + ("" if found.proved else " *"),
-                f"{without:.3g}",
-                "yes" if memory < 0.8 * MAC_PJ else "no",
-                "yes" if without < 0.8 * MAC_PJ else "no",
-            )
+            f"{layer.name} | {memory:.3g}{mark(found)} | {without:.3g} | "
+            f"{' | '.join(below)}"
         )
     page.table(
         "layer | memory, pJ/MAC | without compulsory DRAM | < 80 % of a MAC | "
@@ -245,3 +244,138 @@ def figure_8(page: Page) -> None:
     facts = "memories of 8 MB at most; a 16-bit multiplication takes 1 pJ"
     drawn = bars(rows, title, facts, "pJ per MAC (log)", log=True, line=0.8)
     page.figure("figure8", drawn)
+
+
+# Nests for Conv1 whose outermost memory holds more or less of the kernels.
+SCHEDULES = (
+    "Y2 Y4 X2 Y8 X8 Fw11 Fh11 Y16 Y32 X16 X64 K32 C32 C64 Y64 X128 K96 K192 C256 Y256 "
+    "X256 K384",
+    "X4 Y16 Fw11 Fh11 X256 K192 C256 Y256 K384",
+    "X4 Y16 Fw11 Fh11 X256 K384 C256 Y256",
+    "X8 Y8 Fw11 Fh11 X256 K384 C256 Y256",
+)
+_SHARED = (("xy", "KB"), ("k", "IB"))
+_WAYS = [(way, n) for way, _ in _SHARED for n in (1, 2, 4, 8)]
+# Of ResNet-50 and MobileNetV3, and a product; every kind once or twice.
+_MAPPED = (
+    *("3,64,112,112,7,7,S2", "64,64,56,56", "64,64,56,56,3,3", "64,256,56,56"),
+    *("128,128,28,28,3,3,S2", "256,256,14,14,3,3", "1024,256,14,14"),
+    *("512,512,7,7,3,3", "512,2048,7,7", "1,1,112,112,3,3,G16"),
+    *("1,1,56,56,3,3,G72", "1,1,28,28,5,5,G120", "1,1,14,14,3,3,G480"),
+    *("1,1,7,7,5,5,G960", "960,160,7,7", "768,3072,1,1,B1024"),
+)
+
+
+@cache
+def anew() -> list[CoresNest]:
+    """Conv1's nests for every number of cores and split."""
+    layer = CONVOLUTIONS[0]
+    one = optimize(layer, UNROLL, Codesign()).nest
+    return optimize_for_cores(one, [(n, way) for way, n in _WAYS])
+
+
+def figure_9(page: Page) -> None:
+    """Several cores."""
+    layer = CONVOLUTIONS[0]
+    nests = [parse_nest(text, layer, UNROLL) for text in SCHEDULES]
+    scaled = [
+        (f"schedule {number}", [cores_energy(nest, n, way) for way, n in _WAYS])
+        for number, nest in enumerate(nests, 1)
+    ]
+    scaled.append(("one core's", [one.one_nest for one in anew()]))
+    scaled.append(("searched", [one.energy for one in anew()]))
+    rows: list[Bar] = []
+    table = []
+    for name, own in scaled:
+        rows += [_bar(layer, name, one) for one in own]
+        for split, shared in _SHARED:
+            shown = [f"{e.total / layer.macs:.3f}" for e in own if e.split == split]
+            table.append(" | ".join((f"{name}, {shared} shared", *shown)))
+    for split, shared in _SHARED:
+        gaps = [f"{one.gap:.1%}" for one in anew() if one.energy.split == split]
+        table.append(" | ".join((f"searched, {shared} shared: gap", *gaps)))
+    page.table("pJ/MAC | 1 core | 2 | 4 | 8", table)
+    page.figure(
+        "figure9",
+        bars(
+            rows,
+            "Figure 9: energy of memory on 1, 2, 4 and 8 cores",
+            "Conv1; the kernels shared (KB) or the input (IB); S1 to S4: the schedules",
+            "pJ per MAC",
+        ),
+    )
+    page.table(
+        "shared | cores | pJ/MAC | on chip, KiB | nest",
+        [
+            f"{dict(_SHARED)[one.energy.split]} | {one.energy.cores} | "
+            f"{one.energy.total / layer.macs:.4f} | "
+            f"{one.energy.sram_bytes / 1024:,.0f} | `{one.nest}`"
+            for one in anew()
+        ],
+    )
+
+
+def _bar(layer: Layer, name: str, one: CoresEnergy) -> Bar:
+    parts = {"private": one.private}
+    parts |= {f"last {NAMES[t]}": pj for t, pj in one.last.items()}
+    parts |= {"DRAM": one.main, "shuffle": one.shuffle}
+    per_mac = {part: pj / layer.macs for part, pj in parts.items()}
+    short = name.replace("schedule ", "S").replace(" core's", "")
+    return (f"{short}, {dict(_SHARED)[one.split]}", str(one.cores), per_mac)
+
+
+def mappings(page: Page) -> None:
+    """The best spatial mapping beside 16 x 16 channels, on DianNao's memories."""
+    diannao = Fixed(load_hierarchy("diannao"))
+    rows = []
+    for text in _MAPPED:
+        layer = parse_layer(text)
+        fixed = optimize(layer, UNROLL, diannao)
+        found = search_datapath(layer, Array(), diannao)
+        assert found.mapping is not None
+        chosen = ",".join(f"{dim}{n}" for dim, n in found.nest.unroll.items())
+        rows.append(
+            f"{text} | {fixed.energy / layer.macs:.3f} | {_used(fixed):.1%} | "
+            f"{found.energy / layer.macs:.3f}{mark(found)} | {_used(found):.1%} | "
+            f"{found.energy / fixed.energy:.3f} | {chosen} | "
+            f"{found.mapping.mappings:,} | {found.mapping.searched}"
+        )
+    page.table(
+        "layer | C16,K16 | used | best | used | ratio | mapping | of | searched", rows
+    )
+
+
+def _used(found: Result) -> float:
+    return found.nest.layer.macs / (datapath_steps(found.nest) * 256)
+
+
+def networks(page: Page) -> None:
+    """Whole networks on one hierarchy (section 3.6): the paper's method, and ours."""
+    rows = []
+    for name, layers in NETWORKS.items():
+        for budget in (MIB, 8 * MIB):
+            options = Options(time_limit=TIME_LIMIT)
+            found = design_network(layers, _datapath, budget, options=options)
+            paper, ours = found.common.energy, found.network.energy
+            gap = "" if found.gap is None else f"{found.gap:.1%}"
+            star = "" if found.complete else " *"
+            rows.append(
+                f"{name} | {budget // MIB} MiB | {paper / 1e9:.3f} | "
+                f"{ours / 1e9:.3f}{star} | {ours / paper:.3f} | {gap} | "
+                f"{found.seconds:.0f}"
+            )
+    page.table(
+        "network | budget | paper's method, mJ | memplan, mJ | ratio | gap | seconds",
+        rows,
+    )
+
+
+def _datapath(layer: Layer) -> dict[str, int]:
+    """The paper's, cut to the channels that the layer has."""
+    return {dim: min(count, layer.size(dim)) for dim, count in UNROLL.items()}
+
+
+SECTIONS = (
+    *(figures_3_and_4, figure_5, figure_6, figure_7, figure_8, figure_9),
+    *(mappings, networks, windows_apart),
+)

@@ -103,15 +103,14 @@ class Page:
         self._path = path
         self._lines = path.read_text(encoding="utf-8").splitlines()
 
-    def table(self, columns: str, rows: Sequence[Sequence[str]]) -> None:
-        """Replace the page's table that has these columns, named with | between them.
+    def table(self, columns: str, rows: Sequence[str]) -> None:
+        """Replace the page's table that has these columns, with | between its cells.
 
         The first column is text, the others are numbers. Where the page has no such
         table, print it.
         """
-        head = [name.strip() for name in columns.split("|")]
-        rules = ["---", *["---:"] * (len(head) - 1)]
-        lines = [f"| {' | '.join(row)} |" for row in (head, rules, *rows)]
+        rules = "---" + " | ---:" * columns.count("|")
+        lines = [f"| {row} |" for row in (columns, rules, *rows)]
         if lines[0] not in self._lines:
             print(f"{self._path} has no such table:", *lines, sep="\n")
             return

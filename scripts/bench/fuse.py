@@ -11,23 +11,23 @@ import argparse
 import contextlib
 import gc
 import importlib
-import multiprocessing
-import os
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from models.vision import NAMES, build, input_shape
 
-from bench.runner import BenchError, Contender, Figures, Metric, Suite
+from bench.runner import BenchError, Contender, Figures, Metric, Suite, timed
+from bench.worker import Worker
+from memplan.fusing.summary import peak_bytes
+from memplan.graph.check import relative_error
 
 MOST_ERROR = 1e-3  # relative, of a result
-MOST_CALLS = 50  # in one turn
+MOST_CALLS, TURN_SECONDS = 50, 0.2  # in one turn
 
 # From an input (N, C, H, W), contiguous, to the network's result, a tensor.
 Call = Callable[[Any], Any]
@@ -35,27 +35,21 @@ Call = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What a contender runs. folder: its own, for files and caches. turn_seconds: calls
-    in one turn go on for so long."""
+    """What a contender runs. folder: its own, for files and caches."""
 
     contender: str
     network: str
     batch: int
     threads: int
     folder: str
-    turn_seconds: float = 0.2
 
 
 def _channels_last(model: Any) -> Call:
-    import torch
-
     model = model.to(memory_format=torch.channels_last)
     return lambda x: model(x.contiguous(memory_format=torch.channels_last))
 
 
 def _compiled(model: Any, frozen: bool = False, last: bool = False) -> Call:
-    import torch
-
     if frozen:
         config: Any = importlib.import_module("torch._inductor.config")
         config.freezing = True  # for the whole process: a contender has its own
@@ -66,7 +60,6 @@ def _compiled(model: Any, frozen: bool = False, last: bool = False) -> Call:
 
 def _onnxruntime(model: Any, job: Job) -> Call:
     import onnxruntime
-    import torch
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = job.threads
@@ -81,7 +74,6 @@ def _onnxruntime(model: Any, job: Job) -> Call:
 
 def _openvino(model: Any, job: Job) -> Call:
     import openvino
-    import torch
 
     options = {
         "INFERENCE_NUM_THREADS": job.threads,
@@ -103,8 +95,6 @@ def _openvino(model: Any, job: Job) -> Call:
 def _exported(model: Any, job: Job) -> Path:
     """The network as an ONNX file, by torch's older exporter, which folds normalization
     and needs fewest packages; by the newer where that fails."""
-    import torch
-
     file = Path(job.folder, "network.onnx")
     example = (network_input(job.network, job.batch),)
     with contextlib.suppress(torch.onnx.errors.OnnxExporterError, RuntimeError):
@@ -141,136 +131,65 @@ CONTENDERS: dict[str, Callable[[Any, Job], Call]] = {
 }
 
 
-class Worker:
-    """A contender in its own process, called once when it is made."""
+def turns(job: Job) -> Callable[[], Figures]:
+    """A contender, called once; each call of the result is a turn."""
+    torch.set_num_threads(job.threads)
+    given, model = network_input(job.network, job.batch), build(job.network)
+    begin = time.perf_counter()
+    with torch.no_grad():
+        call = CONTENDERS[job.contender](model, job)
+        found = call(given)
+        always = {"first_call": time.perf_counter() - begin}
+        always["error"] = relative_error(build(job.network)(given), found.contiguous())
+        # With the arena that memplan keeps.
+        fused = call if job.contender.startswith("memplan") else None
+        always["activations"] = peak_bytes(lambda: call(given), fused)
+    gc.collect()
+    gc.freeze()  # the collector would look through all that compiling left
 
-    def __init__(self, job: Job) -> None:
-        import torch
-
-        torch.set_num_threads(job.threads)
-        self._job, self._input = job, network_input(job.network, job.batch)
-        model = build(job.network)
-        begin = time.perf_counter()
-        with torch.no_grad():
-            self._call: Call = CONTENDERS[job.contender](model, job)
-            found = self._call(self._input)
-            first_call = time.perf_counter() - begin
-            self._always = {
-                "first_call": first_call,
-                "error": self._error(found),
-                "activations": self._peak(),
-            }
-        gc.collect()
-        gc.freeze()  # the collector would look through all that compiling left
-
-    def _error(self, found: Any) -> float:
-        """The largest difference to eager, over the largest value."""
-        from memplan.graph.check import relative_error
-
-        expected = build(self._job.network)(self._input)
-        return relative_error(expected, found.contiguous())
-
-    def _peak(self) -> int:
-        """Bytes of activations at their peak, with the arena that memplan keeps."""
-        from memplan.fusing.summary import peak_bytes
-
-        fused = self._call if self._job.contender.startswith("memplan") else None
-        return peak_bytes(lambda: self._call(self._input), fused)
-
-    def turn(self) -> dict[str, float]:
+    def turn() -> Figures:
         """The figures of one call, times as medians of a turn's calls."""
-        import torch
-
-        walls: list[float] = []
-        works: list[float] = []
+        runs: list[Figures] = []
         with torch.no_grad():
-            while len(walls) < MOST_CALLS and sum(walls) < self._job.turn_seconds:
-                work, wall = time.process_time(), time.perf_counter()
-                self._call(self._input)
-                walls.append(time.perf_counter() - wall)
-                works.append(time.process_time() - work)
-        times = {"seconds": median(walls), "cpu_seconds": median(works)}
-        return self._always | times
+            while (
+                len(runs) < MOST_CALLS
+                and sum(run["seconds"] for run in runs) < TURN_SECONDS
+            ):
+                runs.append(timed(call, given)())
+        return always | {name: median(run[name] for run in runs) for name in runs[0]}
+
+    return turn
 
 
 def network_input(network: str, batch: int) -> Any:
     """The input that all contenders get: noise, contiguous, by a fixed seed."""
-    import torch
-
     generator = torch.Generator().manual_seed(1)
     return torch.randn(batch, *input_shape(network), generator=generator)
 
 
-def _serve(connection: Connection, job: Job) -> None:
-    """Answer requests for a turn until the other end closes."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # exporters and compilers print
-    warnings.simplefilter("ignore")
-    try:
-        worker = Worker(job)
-        while True:
-            connection.recv()
-            connection.send(worker.turn())
-    except (EOFError, KeyboardInterrupt):
-        return
-    except ModuleNotFoundError as error:
-        connection.send(f"{error.name} is not installed")
-    except Exception as error:
-        connection.send(" ".join(f"{type(error).__name__}: {error}".split())[:500])
-
-
 class Process:
-    """A worker's process, started when it is first asked."""
+    """A contender's process, started when it is first asked."""
 
     def __init__(self, job: Job, timeout: float) -> None:
         self._job, self._timeout = job, timeout
-        self._connection: Connection | None = None
+        self._worker: Worker | None = None
 
     def run(self) -> Figures:
         """The figures of a turn. Raises BenchError when it fails or is late."""
-        if self._connection is None:
-            self._start()
-        assert self._connection is not None
-        try:
-            self._connection.send("turn")
-            if not self._connection.poll(self._timeout):
-                raise BenchError(f"no answer within {self._timeout:g} s")
-            answer = self._connection.recv()
-        except (EOFError, BrokenPipeError):
-            raise BenchError("its process ended") from None
-        if isinstance(answer, str):
-            raise BenchError(answer)
+        if self._worker is None:
+            # Threads are settled before torch loads; caches are the contender's own.
+            environment = {
+                "TORCHINDUCTOR_CACHE_DIR": str(Path(self._job.folder, "inductor")),
+                "MEMPLAN_CACHE_DIR": str(Path(self._job.folder, "memplan")),
+                "OMP_NUM_THREADS": str(self._job.threads),
+                "MKL_NUM_THREADS": str(self._job.threads),
+            }
+            self._worker = Worker(turns, self._job, environment=environment)
+            self._worker.answer(self._timeout)
+        answer = self._worker.answer(self._timeout)
         if not answer["error"] <= MOST_ERROR:
             raise BenchError(f"its result is not eager's: error {answer['error']:.0e}")
         return dict(answer)
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._job), daemon=True)
-        with _environment(self._job):
-            process.start()
-        theirs.close()
-
-
-@contextlib.contextmanager
-def _environment(job: Job) -> Iterator[None]:
-    """Threads settled before torch loads, and caches in the contender's folder."""
-    found = {
-        "TORCHINDUCTOR_CACHE_DIR": str(Path(job.folder, "inductor")),
-        "MEMPLAN_CACHE_DIR": str(Path(job.folder, "memplan")),
-        "OMP_NUM_THREADS": str(job.threads),
-        "MKL_NUM_THREADS": str(job.threads),
-    }
-    before = {name: os.environ.get(name) for name in found}
-    os.environ.update(found)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def contenders(

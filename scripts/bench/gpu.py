@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.runner import (
+    MEMPLAN,
     ROOT,
     BenchError,
     Comparison,
@@ -27,9 +28,9 @@ from bench.runner import (
     Suite,
     run_child,
 )
+from bench.steps import make_plan
 
 PROGRAM = str(ROOT / "scripts" / "gpu" / "train.py")
-MEMPLAN = [sys.executable, "-m", "memplan"]
 SETTING = "PYTORCH_CUDA_ALLOC_CONF"
 SAID = re.compile(r"^cuda (\{.*\})$", re.MULTILINE)
 DIGEST = re.compile(r"^loss-sha256 (\w+)$", re.MULTILINE)
@@ -53,12 +54,10 @@ def contenders(
     """Native, expandable segments, and the plan of a recording made now."""
     trained, recorded = (text.split() for text in case)
     own = [*trained, "--steps", str(args.steps), *args.arguments]
-    trace, plan = str(folder / "t.parquet"), str(folder / "p.json")
-    record = [*MEMPLAN, "record", "-q", "--device", "cuda", "--steps", "all"]
-    again = [*trained, *args.arguments, *recorded]
-    run_child([*record, "-o", trace, PROGRAM, *again], timeout=args.timeout)
-    run_child([*MEMPLAN, "solve", trace, "-o", plan], timeout=args.timeout)
-    arena = json.loads(Path(plan).read_text(encoding="utf-8"))["peak"]
+    again = [PROGRAM, *trained, *args.arguments, *recorded]
+    options = ("--device", "cuda", "--steps", "all")
+    plan = make_plan(again, folder, args.timeout, *options)
+    arena = json.loads(plan.read_text(encoding="utf-8"))["peak"]
     digests: set[str] = set()
 
     def run(command: list[str], setting: str) -> Figures:
@@ -77,7 +76,7 @@ def contenders(
         return figures | equal | {"calls": calls, "step_seconds": float(seconds)}
 
     plain = [sys.executable, PROGRAM, *own]
-    planned = [*MEMPLAN, "apply", "-q", plan, PROGRAM, *own]
+    planned = [*MEMPLAN, "apply", "-q", str(plan), PROGRAM, *own]
     return [
         Contender("native", lambda: run(plain, "")),
         Contender("expandable", lambda: run(plain, "expandable_segments:True")),

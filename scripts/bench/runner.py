@@ -5,22 +5,12 @@ case. `run_suite` prints where and with what it measures, runs every case for so
 rounds after a warm-up, and prints the smallest, the median and the largest figure of
 each contender with its ratio to the baseline of the same round. Whatever else the
 machine does then falls on both sides.
-
-    SUITE = Suite(
-        summary="Sorting",
-        cases={"small": 1_000, "large": 1_000_000},
-        contenders=lambda case, args, folder: [
-            Contender("list.sort", timed(numbers(case).sort)),
-            Contender("numpy", timed(numpy.sort, numbers(case))),
-        ],
-        metrics=(Metric("seconds", "ms", 1e3),),
-        packages=("numpy",),
-    )
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -34,11 +24,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+MEMPLAN = [sys.executable, "-m", "memplan"]
 Figures = Mapping[str, float]
 
 
@@ -113,30 +104,17 @@ class Comparison:
         """The spread of a contender's figures."""
         return Spread.of(self.values(name, metric))
 
-    def ratio(self, name: str, metric: str, base: str = "") -> Spread | None:
-        """The spread of the ratios to `base`, each within a round."""
-        if (base or self.base) not in self.figures:
+    def ratio(self, name: str, metric: str) -> Spread | None:
+        """The spread of the ratios to the baseline, each within a round."""
+        if self.base not in self.figures:
             return None
-        pairs = zip(
-            self.values(name, metric),
-            self.values(base or self.base, metric),
-            strict=False,
-        )
+        own, base = (self.values(each, metric) for each in (name, self.base))
         return Spread.of(
             [
                 above / below if above is not None and below else None
-                for above, below in pairs
+                for above, below in zip(own, base, strict=False)
             ]
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """One record of a JSON-lines file."""
-        return {
-            "case": self.case,
-            "base": self.base,
-            "figures": self.figures,
-            "failed": self.failed,
-        }
 
 
 def compare(
@@ -192,14 +170,6 @@ class Finished:
     seconds: float
     cpu_seconds: float
     peak_bytes: int
-
-    def figures(self) -> Figures:
-        """The figures that every process has."""
-        return {
-            "seconds": self.seconds,
-            "cpu_seconds": self.cpu_seconds,
-            "peak_bytes": self.peak_bytes,
-        }
 
 
 def run_child(
@@ -414,20 +384,16 @@ def means(done: Sequence[Comparison], metrics: Sequence[Metric]) -> str:
 
 
 def read_records(file: Path) -> dict[str, Comparison]:
-    """By case, the comparisons of a file; a last line that was cut off is left out."""
-    if not file.exists():
-        return {}
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    records = (json.loads(line) for line in lines if line.endswith("\n"))
-    return {record["case"]: Comparison(**record) for record in records}
+    """By case, the comparisons of a file; a line that was cut off is left out."""
+    found = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            record = json.loads(line)
+            found[record["case"]] = Comparison(**record)
+    return found
 
 
 def append_record(file: Path, found: Comparison) -> None:
-    """Add a comparison to a file, in the place of a line that was cut off."""
-    with file.open("ab+") as stream:
-        stream.seek(0)
-        text = stream.read()
-        stream.truncate(text.rfind(b"\n") + 1)
-        stream.write(json.dumps(found.to_json()).encode() + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    """Add a comparison to a file, on a line of its own even behind one cut off."""
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(f"\n{json.dumps(asdict(found))}\n")

@@ -4,28 +4,26 @@ Every answer comes from a process of its own, within the time limit, and memplan
 verifier checks it. Peers are imported where they are asked, and what is not installed
 is left out. All take plain problems: linear clocks, one alignment for all (sizes are
 handed over as multiples of it), no fixed offsets, no gaps. Instances: the recorded
-samples, generated ones (bench/generated.py), and the CSV files of the folder that the
+samples, generated ones, and the CSV files of the folder that the
 environment variable MEMPLAN_TRACES names.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.generated import generated
 from bench.runner import ROOT, BenchError, Contender, Figures, Metric, Suite
+from bench.worker import Worker
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
@@ -39,6 +37,9 @@ from memplan.trace.importers.minimalloc import read_minimalloc
 from memplan.trace.liveness import step_problem
 from memplan.trace.read import read_trace
 
+Spans = tuple[Int64Array, Int64Array]  # births and deaths
+
+LARGEST = 1 << 24  # bytes of one generated buffer
 LOADING = 180.0  # seconds to import a peer
 GRACE = 20.0  # seconds over twice the limit, until a peer is ended
 FOLDER = Path(os.environ.get("MEMPLAN_TRACES", ROOT.parent / "shared" / "traces"))
@@ -76,37 +77,28 @@ class Peer:
     most: int = 1_000_000
     circular: bool = False
 
-    def missing(self) -> str:
-        """What is not installed, or nothing."""
-        return "" if find_spec(self.needs) else f"{self.needs} is not installed"
-
 
 def peers(threads: int) -> list[Peer]:
     """All of them, memplan's own first."""
-    ours = [
+    found = [
         Peer(
-            f"memplan {method}",
+            f"memplan {each}",
             "memplan",
-            partial(_memplan, method, threads),
+            partial(_memplan, each, threads),
             circular=True,
         )
-        for method in ("auto", "bestfit", "search", "ejection")
+        for each in ("auto", "bestfit", "search", "ejection")
     ]
-    omni = [
-        Peer(f"OmniMalloc {name}", "omnimalloc", partial(omnimalloc, kind, threads))
-        for name, kind in (
-            ("greedy by all", "GreedyByAllAllocator"),
-            ("SuperMalloc", "SupermallocAllocator"),
-            ("Tabu", "TabuSearchAllocator"),
-            ("annealing", "SimulatedAnnealingAllocator"),
-            ("TelaMalloc", "TelamallocAllocator"),
-        )
-    ]
-    return [
-        *ours,
-        *omni,
-        Peer("CP-SAT", "ortools", partial(cp_sat, threads), most=2000),
-    ]
+    for name, kind in (
+        ("greedy by all", "GreedyByAllAllocator"),
+        ("SuperMalloc", "SupermallocAllocator"),
+        ("Tabu", "TabuSearchAllocator"),
+        ("annealing", "SimulatedAnnealingAllocator"),
+        ("TelaMalloc", "TelamallocAllocator"),
+    ):
+        ask_it = partial(omnimalloc, kind, threads)
+        found.append(Peer(f"OmniMalloc {name}", "omnimalloc", ask_it))
+    return [*found, Peer("CP-SAT", "ortools", partial(cp_sat, threads), most=2000)]
 
 
 def _memplan(
@@ -180,6 +172,68 @@ def _columns(problem: Problem) -> tuple[list[int], list[int], list[int]]:
     return problem.lower.tolist(), problem.upper.tolist(), problem.padded.tolist()
 
 
+def generated(
+    kind: str, sizes: str, n: int, *, alignment: int = 512, seed: int = 0
+) -> Problem:
+    """n buffers, with lives of a `kind` of LIVES and `sizes` of SIZES.
+
+    alignment: bytes, of all; sizes are not rounded up to it here.
+    """
+    rng = np.random.default_rng(seed)
+    lower, upper = LIVES[kind](rng, n)
+    return Problem.of(lower, upper, SIZES[sizes](rng, n), alignment=alignment)
+
+
+def _uniform(rng: np.random.Generator, n: int) -> Spans:
+    """Born at any time, alive for up to a fiftieth of it all."""
+    life = rng.integers(1, max(n // 50, 2), n)
+    lower = rng.integers(0, 2 * n, n)
+    return lower, lower + life
+
+
+def _geometric(rng: np.random.Generator, n: int) -> Spans:
+    """Born one after the other, alive for 60 births in the mean."""
+    lower = np.arange(n)
+    return lower, lower + rng.geometric(1 / 60, n)
+
+
+def _heavy(rng: np.random.Generator, n: int) -> Spans:
+    """Lives over four decades, each as likely as the next."""
+    life = np.ceil(np.exp(rng.uniform(0, np.log(max(n / 10, 10)), n))).astype(np.int64)
+    lower = rng.integers(0, 2 * n, n)
+    return lower, lower + life
+
+
+def _crowded(rng: np.random.Generator, n: int) -> Spans:
+    """Few moments, very many alive at each."""
+    ticks = 400
+    lower = rng.integers(0, ticks, n)
+    return lower, lower + rng.integers(1, ticks // 8, n)
+
+
+LIVES: dict[str, Callable[[np.random.Generator, int], Spans]] = {
+    "uniform": _uniform,
+    "geometric": _geometric,
+    "heavy": _heavy,
+    "crowded": _crowded,
+}
+
+
+def _few(rng: np.random.Generator, n: int) -> Int64Array:
+    """Eight values over two decades."""
+    values = np.ceil(np.exp(rng.uniform(np.log(1 << 15), np.log(1 << 22), 8)))
+    return rng.choice(values.astype(np.int64), n)
+
+
+SIZES: dict[str, Callable[[np.random.Generator, int], Int64Array]] = {
+    "log-uniform": lambda rng, n: np.ceil(
+        np.exp(rng.uniform(np.log(256), np.log(LARGEST), n))
+    ).astype(int),
+    "flat": lambda rng, n: rng.integers(1, 1 << 20, n),
+    "few": _few,
+}
+
+
 def problem_of(case: Any) -> Problem:
     """The problem of a file, or of the arguments of `generated`."""
     if isinstance(case, tuple):
@@ -197,7 +251,9 @@ def contenders(
     problem = problem_of(case)
     found = []
     for peer in peers(args.threads):
-        reason = peer.missing() or ("" if len(problem) <= peer.most else "too large")
+        reason = "" if len(problem) <= peer.most else "too large"
+        if not find_spec(peer.needs):
+            reason = f"{peer.needs} is not installed"
         if problem.length is not None and not peer.circular:
             reason = "takes no lifespans that wrap around"
         if reason:
@@ -209,44 +265,29 @@ def contenders(
 
 def ask(peer: Peer, problem: Problem, limit: float) -> Figures:
     """The peak over the lower bound, and seconds. Raises BenchError without a plan."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, peer, problem, limit))
-    process.start()
-    theirs.close()
+    worker = Worker(loaded, peer, problem, limit)
     try:
-        if not ours.poll(LOADING):
-            raise BenchError("too slow to load")
-        ours.recv()
-        if not ours.poll(2 * limit + GRACE):
-            raise BenchError("too slow")
-        seconds, offsets, reason = ours.recv()
-    except EOFError:
-        raise BenchError("crashed") from None
+        worker.answer(LOADING)
+        offsets, seconds = worker.answer(2 * limit + GRACE)
     finally:
-        process.kill()
-        process.join()
+        worker.end()
     if offsets is None:
-        raise BenchError(reason or "no plan")
+        raise BenchError("no plan")
     plan = Plan.of(problem, offsets, "peer")
     if verify(plan):
         raise BenchError("its plan does not verify")
     return {"ratio": plan.peak / lower_bound(problem), "seconds": seconds}
 
 
-def _work(pipe: Connection, peer: Peer, problem: Problem, limit: float) -> None:
-    """Send a line when the peer is loaded; then seconds, offsets, and why there are
-    none."""
-    try:
-        peer.ask(Problem.of([0, 0], [1, 1], [1, 2]), 1.0)
-        pipe.send("loaded")
+def loaded(peer: Peer, problem: Problem, limit: float) -> Callable[[], Any]:
+    """What asks a peer, which has imported what it needs."""
+    peer.ask(Problem.of([0, 0], [1, 1], [1, 2]), 1.0)
+
+    def solve() -> tuple[Int64Array | None, float]:
         begin = time.perf_counter()
-        offsets = peer.ask(problem, limit)
-        pipe.send((time.perf_counter() - begin, offsets, ""))
-    except Exception as error:
-        pipe.send("failed")
-        text = " ".join(str(error).split())[:60]
-        pipe.send((0.0, None, f"{type(error).__name__}: {text}"))
+        return peer.ask(problem, limit), time.perf_counter() - begin
+
+    return solve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

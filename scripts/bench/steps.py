@@ -1,4 +1,4 @@
-"""One run of a training or inference program in a process of its own, step by step."""
+"""A program in a process of its own: recorded and planned, or step by step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from step_log import FILE, WARMUP
 
-from bench.runner import BenchError, Figures, run_child
+from bench.runner import MEMPLAN, BenchError, Figures, run_child
 
 # The user's own settings that would replace the default allocator.
 _UNSET = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF")
@@ -34,7 +35,7 @@ class StepRun:
     digest: str
 
 
-def environment(preload: Path | None = None) -> dict[str, str]:
+def environment(preload: str | None = None) -> dict[str, str]:
     """The environment of a child, with `preload` as its only allocator setting."""
     found = {
         name: value
@@ -42,12 +43,12 @@ def environment(preload: Path | None = None) -> dict[str, str]:
         if name not in _UNSET and not name.startswith("MALLOC_")
     }
     if preload is not None:
-        found["LD_PRELOAD"] = str(preload)
+        found["LD_PRELOAD"] = preload
     return found
 
 
 def measure_steps(
-    command: Sequence[str], *, preload: Path | None = None, timeout: float = 1800.0
+    command: Sequence[str], *, preload: str | None = None, timeout: float = 1800.0
 ) -> StepRun:
     """Run a program that logs its steps (see `step_log`). Raises BenchError."""
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +66,8 @@ def measure_steps(
         raise BenchError(f"{len(noted['rows'])} steps seen, {WARMUP} of them warm-up")
     first, last, count = steady[0], steady[-1], len(steady) - 1
     figures = {
-        **done.figures(),
+        "seconds": done.seconds,
+        "cpu_seconds": done.cpu_seconds,
         # The kernel counts in batches: three readings of one peak differ a little.
         "peak_bytes": max(done.peak_bytes, noted["first_peak"], last["peak"]),
         "step_seconds": statistics.median(
@@ -77,3 +79,22 @@ def measure_steps(
     if noted["is_reset"]:  # else the kernel cannot tell the steady steps' peak
         figures["steady_peak_bytes"] = last["peak"]
     return StepRun(figures, digest.group(1))
+
+
+def make_plan(
+    words: Sequence[str], folder: Path, timeout: float, *options: str
+) -> Path:
+    """Record a program with `options`, plan its memory, in `folder`; print how it went.
+
+    Raises BenchError.
+    """
+    trace, plan = folder / "t.parquet", folder / "t.plan.json"
+    print(f"\n$ {shlex.join(words)}", flush=True)
+    recording = [*MEMPLAN, "record", "-q", *options, "-o", str(trace), *words]
+    run_child(recording, env=environment(), timeout=timeout)
+    solving = [*MEMPLAN, "solve", str(trace), "-o", str(plan), "--json"]
+    solved = json.loads(run_child(solving, env=environment(), timeout=timeout).output)
+    shown = ("method", "buffers", "peak", "lower_bound", "status", "seconds")
+    facts = ", ".join(f"{key} {solved[key]}" for key in shown if key in solved)
+    print(f"memplan solve: {facts}", flush=True)
+    return plan

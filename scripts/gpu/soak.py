@@ -31,8 +31,10 @@ import torch
 from memplan.applying import cuda
 from memplan.applying.cuda_library import CudaReplay, Library, Place
 from memplan.applying.tables import ReplayArrays
+from memplan.core.problem import Problem
 from memplan.errors import EnvironmentUnfitError
 from memplan.recording.cuda_library import take_slots
+from memplan.solving.bestfit import best_fit
 
 THREADS = STREAMS = 4
 MOST_ALIVE = 60  # blocks that one thread keeps beyond a step
@@ -83,27 +85,13 @@ def random_loop(rng: random.Random) -> Loop:
     count = rng.randrange(9, 60)
     sizes = [rng.choice(SIZES) for _ in range(count)]
     frees = [min(i + rng.randrange(1, 20), count) for i in range(count)]
-    offsets = _first_fit(sizes, frees)
+    lives = Problem.of(range(count), frees, sizes, alignment=UNIT)
+    offsets = best_fit(lives).tolist()
     if rng.random() < 0.2:
         most = max(offsets) // UNIT + 1
         offsets = [rng.randrange(most) * UNIT for _ in sizes]
     marked = rng.random() < 0.6
     return Loop(sizes, frees, offsets, marked and rng.random() < 0.5, marked)
-
-
-def _first_fit(sizes: list[int], frees: list[int]) -> list[int]:
-    live: list[tuple[int, int, int]] = []  # begin, end, freed before
-    offsets = []
-    for i, size in enumerate(map(_rounded, sizes)):
-        live = sorted(block for block in live if block[2] > i)
-        at = 0
-        for begin, end, _ in live:
-            if begin - at >= size:
-                break
-            at = end
-        offsets.append(at)
-        live.append((at, at + size, frees[i]))
-    return offsets
 
 
 def _rounded(size: int) -> int:

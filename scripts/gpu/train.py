@@ -22,7 +22,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA is us
 import torch
 from models.gpt2 import GPT2
 from models.resnet import RESNET50, ResNet
-from models.translator import Translator
+from models.seq2seq import Translator
 from models.unet import UNet
 from step_log import StepLog
 from torch import Tensor, nn
@@ -98,11 +98,6 @@ def loss_of(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, -2), target.flatten())
 
 
-def on_another_stream(stream: torch.cuda.Stream, mib: int) -> None:
-    with torch.cuda.stream(stream):
-        torch.empty(mib << 20, dtype=torch.uint8, device="cuda").fill_(1)
-
-
 def main() -> None:
     args = parse_arguments()
     torch.manual_seed(args.seed)
@@ -122,7 +117,8 @@ def main() -> None:
         optimizer.zero_grad()
         loss = loss_of(model, source, target)
         if args.side_stream:
-            on_another_stream(side, args.side_stream)
+            with torch.cuda.stream(side):
+                torch.ones(args.side_stream << 18, device="cuda")
         loss.backward()
         optimizer.step()
         log.step(loss.item())  # which waits for the device

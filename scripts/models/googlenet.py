@@ -24,8 +24,6 @@ _BLOCKS: tuple[tuple[int, int, int, int, int, int, int] | str, ...] = (
     (832, 256, 160, 320, 32, 128, 128),
     (832, 384, 192, 384, 48, 128, 128),
 )
-# The auxiliary heads read the input of the blocks at these places: 4b and 4e.
-_AUXILIARY = {4: 512, 7: 528}
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
@@ -37,94 +35,52 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Seq
     )
 
 
-class Inception(nn.Module):
-    """Four branches side by side, joined along the channels."""
+class Branches(nn.Module):
+    """Modules side by side, their results joined along the channels."""
 
-    def __init__(
-        self,
-        inputs: int,
-        one: int,
-        three_reduce: int,
-        three: int,
-        five_reduce: int,
-        five: int,
-        pool: int,
-    ) -> None:
+    def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
-        self.one = convolution(inputs, one, 1)
-        self.three = nn.Sequential(
-            convolution(inputs, three_reduce, 1), convolution(three_reduce, three, 3)
-        )
-        self.five = nn.Sequential(
-            convolution(inputs, five_reduce, 1), convolution(five_reduce, five, 5)
-        )
-        self.pool = nn.Sequential(
-            nn.MaxPool2d(3, stride=1, padding=1), convolution(inputs, pool, 1)
-        )
+        self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.one(x), self.three(x), self.five(x), self.pool(x)], 1)
+        return torch.cat([branch(x) for branch in self.branches], 1)
 
 
-class AuxiliaryHead(nn.Module):
-    """A small classifier on a middle layer (section 5); used in training only."""
-
-    def __init__(self, inputs: int, classes: int) -> None:
-        super().__init__()
-        self.head = nn.Sequential(
-            nn.AdaptiveAvgPool2d(4),
-            convolution(inputs, 128, 1),
-            nn.Flatten(),
-            nn.Linear(128 * 16, 1024),
-            nn.ReLU(inplace=True),
-            nn.Dropout(0.7),
-            nn.Linear(1024, classes),
+def inception(
+    inputs: int,
+    one: int,
+    three_reduce: int,
+    three: int,
+    five_reduce: int,
+    five: int,
+    pool: int,
+) -> Branches:
+    """The paper's module of four branches."""
+    convolved = (
+        nn.Sequential(
+            convolution(inputs, reduce, 1), convolution(reduce, outputs, size)
         )
+        for reduce, outputs, size in ((three_reduce, three, 3), (five_reduce, five, 5))
+    )
+    pooled = nn.MaxPool2d(3, stride=1, padding=1), convolution(inputs, pool, 1)
+    return Branches(convolution(inputs, one, 1), *convolved, nn.Sequential(*pooled))
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(x)
-        return logits
 
+class GoogLeNet(nn.Sequential):
+    """Images (N, 3, H, W) to logits (N, classes).
 
-class GoogLeNet(nn.Module):
-    """Images (N, 3, H, W) to logits (N, classes), those of each head in a list.
-
-    The main head's come first; with `auxiliary`, and in training, the two auxiliary
-    heads' follow. Without them 7,005,832 parameters: the original's 6,998,552, with
+    Without the auxiliary heads, 7,005,832 parameters: the original's 6,998,552, with
     a scale and a shift in place of each of its 7,280 convolution biases.
     """
 
-    def __init__(self, classes: int = 1000, auxiliary: bool = False) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            convolution(3, 64, 7, stride=2),
-            nn.MaxPool2d(3, stride=2, ceil_mode=True),
-            convolution(64, 64, 1),
-            convolution(64, 192, 3),
-            nn.MaxPool2d(3, stride=2, ceil_mode=True),
-        )
-        self.blocks = nn.ModuleList(
-            nn.MaxPool2d(3, stride=2, ceil_mode=True)
-            if isinstance(block, str)
-            else Inception(*block)
-            for block in _BLOCKS
-        )
-        self.auxiliary = nn.ModuleDict(
-            {
-                str(place): AuxiliaryHead(inputs, classes)
-                for place, inputs in _AUXILIARY.items()
-                if auxiliary
-            }
-        )
-        self.dropout = nn.Dropout(0.4)
-        self.classifier = nn.Linear(1024, classes)
+    def __init__(self, classes: int = 1000) -> None:
+        def halved() -> nn.Module:
+            return nn.MaxPool2d(3, stride=2, ceil_mode=True)
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        x = self.stem(x)
-        heads = []
-        for place, block in enumerate(self.blocks):
-            if self.training and str(place) in self.auxiliary:
-                heads.append(self.auxiliary[str(place)](x))
-            x = block(x)
-        features = self.dropout(x.mean(dim=(2, 3)))
-        return [self.classifier(features), *heads]
+        super().__init__(
+            *(convolution(3, 64, 7, stride=2), halved()),
+            *(convolution(64, 64, 1), convolution(64, 192, 3), halved()),
+            *(halved() if isinstance(b, str) else inception(*b) for b in _BLOCKS),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.4)),
+            nn.Linear(1024, classes),
+        )

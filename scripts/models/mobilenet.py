@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 # Window, expanded channels, outputs, squeeze and excite, hard swish, stride.
 ROWS = (
-    (3, 16, 16, False, False, 1),
-    (3, 64, 24, False, False, 2),
-    (3, 72, 24, False, False, 1),
-    (5, 72, 40, True, False, 2),
-    (5, 120, 40, True, False, 1),
-    (5, 120, 40, True, False, 1),
-    (3, 240, 80, False, True, 2),
-    (3, 200, 80, False, True, 1),
-    (3, 184, 80, False, True, 1),
-    (3, 184, 80, False, True, 1),
-    (3, 480, 112, True, True, 1),
-    (3, 672, 112, True, True, 1),
-    (5, 672, 160, True, True, 2),
-    (5, 960, 160, True, True, 1),
+    *((3, 16, 16, False, False, 1), (3, 64, 24, False, False, 2)),
+    *((3, 72, 24, False, False, 1), (5, 72, 40, True, False, 2)),
+    *((5, 120, 40, True, False, 1), (5, 120, 40, True, False, 1)),
+    *((3, 240, 80, False, True, 2), (3, 200, 80, False, True, 1)),
+    *((3, 184, 80, False, True, 1), (3, 184, 80, False, True, 1)),
+    *((3, 480, 112, True, True, 1), (3, 672, 112, True, True, 1)),
+    *((5, 672, 160, True, True, 2), (5, 960, 160, True, True, 1)),
     (5, 960, 160, True, True, 1),
 )
 
 
-class Excitation(nn.Module):
+class Excitation(nn.Sequential):
     """Scales each channel by what all channels' means say: (N, C, H, W) as it was."""
 
     def __init__(self, channels: int) -> None:
-        super().__init__()
-        inner = eights(channels // 4)
-        self.scale = nn.Sequential(
+        inner = (channels // 4 + 4) // 8 * 8  # the nearest multiple of 8,
+        inner += 8 * (10 * inner < 9 * (channels // 4))  # but not less than nine tenths
+        super().__init__(
             nn.AdaptiveAvgPool2d(1),
             nn.Conv2d(channels, inner, 1),
             nn.ReLU(inplace=True),
@@ -40,13 +32,7 @@ class Excitation(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale(x)
-
-
-def eights(channels: int) -> int:
-    """The nearest multiple of 8, but not less than nine tenths."""
-    nearest = max(8, (channels + 4) // 8 * 8)
-    return nearest + 8 if 10 * nearest < 9 * channels else nearest
+        return x * super().forward(x)
 
 
 def convolution(
@@ -80,24 +66,16 @@ class Bottleneck(nn.Module):
         return x + self.residual(x) if self.added else self.residual(x)
 
 
-class MobileNetV3(nn.Module):
+class MobileNetV3(nn.Sequential):
     """Images (N, 3, H, W) to logits (N, classes); 5,483,032 parameters."""
 
     def __init__(self, classes: int = 1000) -> None:
-        super().__init__()
-        blocks = convolution(3, 16, 3, 2, 1, True)
+        layers = convolution(3, 16, 3, 2, 1, True)
         channels = 16
         for row in ROWS:
-            blocks.append(Bottleneck(channels, row))
+            layers.append(Bottleneck(channels, row))
             channels = row[2]
-        blocks += convolution(channels, 960, 1, 1, 1, True)
-        self.blocks = nn.Sequential(*blocks)
-        self.classifier = nn.Sequential(
-            nn.Linear(960, 1280),
-            nn.Hardswish(),
-            nn.Dropout(0.2),
-            nn.Linear(1280, classes),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(torch.mean(self.blocks(x), dim=(2, 3)))
+        layers += convolution(channels, 960, 1, 1, 1, True)
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(960, 1280)]
+        layers += [nn.Hardswish(), nn.Dropout(0.2), nn.Linear(1280, classes)]
+        super().__init__(*layers)

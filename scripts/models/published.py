@@ -1,13 +1,10 @@
-"""Models with random weights on which chunking is measured, built without a network.
-
-Each is a function of a size that returns the module, in eval mode, and its inputs:
-`BUILDERS[name](size)`. They need the packages transformers and diffusers.
-"""
+"""Models of transformers and diffusers with random weights, built without a network."""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,110 +14,91 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 Built = tuple[nn.Module, tuple[Any, ...]]
+UNCACHED = {"use_cache": False, "return_dict": False}
+ENCODED = {"return_dict": False}
 
 
-class Hidden(nn.Module):
-    """A transformer that is given embeddings, and gives its last hidden state."""
+class Named(nn.Module):
+    """A model that is given its inputs by name; with options, its first result."""
 
-    def __init__(self, model: nn.Module, name: str = "inputs_embeds") -> None:
+    def __init__(
+        self, model: nn.Module, names: Sequence[str], options: Mapping[str, Any]
+    ) -> None:
         super().__init__()
-        self.model, self.name = model, name
+        self.model, self.names, self.options = model, names, options
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(**{self.name: x}, **self.options)[0]
-
-    options: dict[str, Any] = {}  # noqa: RUF012 - one for each subclass
-
-
-class Uncached(Hidden):
-    """A decoder without its cache."""
-
-    options = {"use_cache": False, "return_dict": False}  # noqa: RUF012
+    def forward(self, *given: torch.Tensor) -> Any:
+        named = dict(zip(self.names, given, strict=True))
+        found = self.model(**named, **self.options)
+        return found[0] if self.options else found
 
 
-class Encoded(Hidden):
-    """An encoder."""
+def transformer(
+    name: str,
+    sizes: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    options: Mapping[str, Any] | None = None,
+    attention: str = "eager",
+) -> Built:
+    """A model of transformers in eval mode, and its inputs.
 
-    options = {"return_dict": False}  # noqa: RUF012
+    name: its class, behind its module where that is not the package. sizes: of its
+    configuration. shapes: of the inputs by name; those that end with ids are words.
+    """
+    module, _, name = name.rpartition(".")
+    kind = getattr(importlib.import_module(f"transformers{module}"), name)
+    config = kind.config_class(**sizes)
+    config._attn_implementation = attention
+    inputs = tuple(
+        torch.randint(1, 100, shape) if own.endswith("ids") else torch.randn(shape)
+        for own, shape in shapes.items()
+    )
+    return Named(kind(config), tuple(shapes), options or {}).eval(), inputs
 
 
-def gpt2(length: int = 2048, layers: int = 1, attention: str = "eager") -> Built:
+# What chunking is measured on: one layer or block each, of a size.
+
+
+def gpt2(length: int, attention: str) -> Built:
     """A GPT-2 decoder, 768 wide."""
-    from transformers import GPT2Config, GPT2Model
-
-    config = GPT2Config(
-        vocab_size=64, n_positions=length, n_layer=layers, use_cache=False
-    )
-    config._attn_implementation = attention
-    return Uncached(GPT2Model(config)).eval(), (torch.randn(1, length, 768),)
+    sizes = {"vocab_size": 64, "n_positions": length, "n_layer": 1, "use_cache": False}
+    shapes = {"inputs_embeds": (1, length, 768)}
+    return transformer("GPT2Model", sizes, shapes, UNCACHED, attention)
 
 
-def llama(length: int = 2048, layers: int = 1, attention: str = "eager") -> Built:
+def llama(length: int, attention: str) -> Built:
     """A LLaMA decoder with grouped queries, 768 wide."""
-    from transformers import LlamaConfig, LlamaModel
-
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=layers,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        max_position_embeddings=length,
-        use_cache=False,
-    )
-    config._attn_implementation = attention
-    return Uncached(LlamaModel(config)).eval(), (torch.randn(1, length, 768),)
+    sizes = {"vocab_size": 64, "hidden_size": 768, "intermediate_size": 2048}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 12, "use_cache": False}
+    sizes |= {"num_key_value_heads": 4, "max_position_embeddings": length}
+    shapes = {"inputs_embeds": (1, length, 768)}
+    return transformer("LlamaModel", sizes, shapes, UNCACHED, attention)
 
 
-def vit(pixels: int = 768, layers: int = 1, attention: str = "eager") -> Built:
+def vit(pixels: int, attention: str) -> Built:
     """A ViT-Base on square pictures, patches of 16."""
-    from transformers import ViTConfig, ViTModel
-
-    config = ViTConfig(image_size=pixels, num_hidden_layers=layers)
-    config._attn_implementation = attention
-    model = Encoded(ViTModel(config, add_pooling_layer=False), "pixel_values")
-    return model.eval(), (torch.randn(1, 3, pixels, pixels),)
+    sizes = {"image_size": pixels, "num_hidden_layers": 1}
+    shapes = {"pixel_values": (1, 3, pixels, pixels)}
+    return transformer("ViTModel", sizes, shapes, ENCODED, attention)
 
 
-def whisper(length: int = 1500, layers: int = 1, attention: str = "eager") -> Built:
+def whisper(length: int, attention: str) -> Built:
     """Whisper's encoder, 512 wide."""
-    from transformers import WhisperConfig
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder
-
-    config = WhisperConfig(
-        d_model=512,
-        encoder_layers=layers,
-        encoder_attention_heads=8,
-        encoder_ffn_dim=2048,
-        max_source_positions=length,
-    )
-    config._attn_implementation = attention
-    model = Encoded(WhisperEncoder(config), "input_features")
-    return model.eval(), (torch.randn(1, config.num_mel_bins, 2 * length),)
+    sizes = {"d_model": 512, "encoder_layers": 1, "encoder_attention_heads": 8}
+    sizes |= {"encoder_ffn_dim": 2048, "max_source_positions": length}
+    name = ".models.whisper.modeling_whisper.WhisperEncoder"
+    shapes = {"input_features": (1, 80, 2 * length)}
+    return transformer(name, sizes, shapes, ENCODED, attention)
 
 
-def t5(length: int = 2048, layers: int = 1, attention: str = "eager") -> Built:
+def t5(length: int, attention: str) -> Built:
     """T5's encoder, 512 wide, with relative position bias."""
-    from transformers import T5Config, T5EncoderModel
-
-    config = T5Config(vocab_size=64, num_layers=layers, use_cache=False)
-    config._attn_implementation = attention
-    return Encoded(T5EncoderModel(config)).eval(), (torch.randn(1, length, 512),)
+    sizes = {"vocab_size": 64, "num_layers": 1, "use_cache": False}
+    shapes = {"inputs_embeds": (1, length, 512)}
+    return transformer("T5EncoderModel", sizes, shapes, ENCODED, attention)
 
 
-class Pair(nn.Module):
-    """The pair stack of a triangular block: what AlphaFold's Evoformer does to z."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, s: torch.Tensor, z: torch.Tensor) -> Any:
-        return self.block(s, z)
-
-
-def esmfold(length: int = 128, layers: int = 1, attention: str = "eager") -> Built:
+def esmfold(length: int, attention: str) -> Built:
     """ESMFold's triangular self-attention block: sequence 256, pair 128 wide."""
     from transformers.models.esm.configuration_esm import TrunkConfig
     from transformers.models.esm.modeling_esmfold import (
@@ -133,9 +111,8 @@ def esmfold(length: int = 128, layers: int = 1, attention: str = "eager") -> Bui
         sequence_head_width=32,
         pairwise_head_width=32,
     )
-    block = EsmFoldTriangularSelfAttentionBlock(config)
-    s, z = torch.randn(1, length, 256), torch.randn(1, length, length, 128)
-    return Pair(block).eval(), (s, z)
+    inputs = torch.randn(1, length, 256), torch.randn(1, length, length, 128)
+    return EsmFoldTriangularSelfAttentionBlock(config).eval(), inputs
 
 
 class Denoiser(nn.Module):
@@ -150,7 +127,7 @@ class Denoiser(nn.Module):
         return self.unet(x, time, context, return_dict=False)[0]
 
 
-def unet(latents: int = 64, layers: int = 1, attention: str = "eager") -> Built:
+def unet(latents: int, attention: str) -> Built:
     """Stable Diffusion's UNet of two levels, 64 and 128 channels."""
     from diffusers import UNet2DConditionModel
     from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
@@ -158,7 +135,7 @@ def unet(latents: int = 64, layers: int = 1, attention: str = "eager") -> Built:
     model = UNet2DConditionModel(
         sample_size=latents,
         block_out_channels=(64, 128),
-        layers_per_block=layers,
+        layers_per_block=1,
         cross_attention_dim=128,
         down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
@@ -170,12 +147,6 @@ def unet(latents: int = 64, layers: int = 1, attention: str = "eager") -> Built:
     return Denoiser(model).eval(), inputs
 
 
-BUILDERS: dict[str, Callable[..., Built]] = {
-    "gpt2": gpt2,
-    "llama": llama,
-    "vit": vit,
-    "whisper": whisper,
-    "t5": t5,
-    "esmfold": esmfold,
-    "unet": unet,
+BUILDERS: dict[str, Callable[[int, str], Built]] = {
+    each.__name__: each for each in (gpt2, llama, vit, whisper, t5, esmfold, unet)
 }

@@ -1,7 +1,7 @@
 """ResNet (He et al., Deep Residual Learning, 2015).
 
 Bottlenecks are those of v1.5: where a block halves the image, the stride sits on the
-3x3 convolution rather than on the first 1x1. Keys of the state are torchvision's.
+3x3 convolution rather than on the first 1x1.
 """
 
 from __future__ import annotations
@@ -34,39 +34,30 @@ class Block(nn.Module):
         super().__init__()
         kernels = (1, 3, 1) if outputs > width else (3, 3)
         strided, last = kernels.index(3), len(kernels) - 1
+        layers: list[nn.Module] = []
         channels = inputs
         for index, kernel in enumerate(kernels):
             out = outputs if index == last else width
             step = stride if index == strided else 1
-            layer = nn.Conv2d(channels, out, kernel, step, kernel // 2, bias=False)
-            self.add_module(f"conv{index + 1}", layer)
-            self.add_module(f"bn{index + 1}", nn.BatchNorm2d(out))
+            layers += [
+                nn.Conv2d(channels, out, kernel, step, kernel // 2, bias=False),
+                nn.BatchNorm2d(out),
+                nn.ReLU(inplace=True),
+            ]
             channels = out
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample: nn.Module | None = None
+        self.residual = nn.Sequential(*layers[:-1])
+        self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
+            self.shortcut = nn.Sequential(
                 nn.Conv2d(inputs, outputs, 1, stride, bias=False),
                 nn.BatchNorm2d(outputs),
             )
-        self.depth = len(kernels)
-
-    @property
-    def closing(self) -> nn.Module:
-        """The normalization whose result is added to the shortcut."""
-        return self.get_submodule(f"bn{self.depth}")
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x
-        for number in range(1, self.depth + 1):
-            y = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y))
-            if number < self.depth:
-                y = self.relu(y)
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return torch.relu_(y + shortcut)
+        return torch.relu_(self.residual(x) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
+class ResNet(nn.Sequential):
     """Images (N, 3, H, W) to logits (N, classes), in four stages of blocks.
 
     `layers` counts the blocks of each stage; `width` is the first stage's, and
@@ -80,11 +71,13 @@ class ResNet(nn.Module):
         classes: int = 1000,
         bottlenecks: bool = True,
     ) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        stem = [
+            nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        ]
+        stages: list[nn.Module] = []
         channels = width
         for stage, depth in enumerate(layers):
             inner = width << stage
@@ -94,16 +87,9 @@ class ResNet(nn.Module):
                 stride = 2 if stage > 0 and index == 0 else 1
                 blocks.append(Block(channels, inner, outer, stride))
                 channels = outer
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
-        self.stages = len(layers)
-        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.fc = nn.Linear(channels, classes)
+            stages.append(nn.Sequential(*blocks))
+        head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+        super().__init__(*stem, *stages, *head)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        for stage in range(1, self.stages + 1):
-            x = getattr(self, f"layer{stage}")(x)
-        return self.fc(self.avgpool(x).flatten(1))

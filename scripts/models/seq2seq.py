@@ -4,12 +4,9 @@ Approaches to Attention-based Neural Machine Translation, 2015, global, general)
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import torch
 from torch import Tensor, nn
-
-State: TypeAlias = tuple[Tensor, Tensor]  # of an LSTM: hidden and cell, per layer
+from torch.nn import functional
 
 
 class Seq2Seq(nn.Module):
@@ -31,24 +28,44 @@ class Seq2Seq(nn.Module):
         self.projection = nn.Linear(width, vocabulary)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        encoded, state = self.encode(source)
-        logits, _ = self.decode(target, state, encoded, source)
-        return logits
-
-    def encode(self, source: Tensor) -> tuple[Tensor, State]:
-        """What the decoder attends to, (N, S, width), and the state it starts from."""
-        return self.encoder(self.source(source))
-
-    def decode(
-        self, target: Tensor, state: State, encoded: Tensor, source: Tensor
-    ) -> tuple[Tensor, State]:
-        """Logits (N, T, vocabulary) of what follows `target`, and the state after it.
-
-        encoded: of `source`, as `encode` gives it.
-        """
-        decoded, state = self.decoder(self.target(target), state)
+        encoded, state = self.encoder(self.source(source))
+        decoded, _ = self.decoder(self.target(target), state)
         scores = torch.bmm(self.attention(decoded), encoded.transpose(1, 2))
         scores = scores.masked_fill((source == 0).unsqueeze(1), float("-inf"))
         context = torch.bmm(scores.softmax(2), encoded)
         attended = torch.tanh(self.joined(torch.cat([context, decoded], 2)))
-        return self.projection(attended), state
+        return self.projection(attended)
+
+
+LONGEST = 512
+
+
+class Translator(nn.Module):
+    """An encoder-decoder transformer (Vaswani et al., Attention Is All You Need, 2017).
+
+    Source (N, S) and target (N, T) words, padded with 0, to logits
+    (N, T, vocabulary) of each next word."""
+
+    def __init__(self, vocabulary: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(LONGEST, width)
+        self.transformer = nn.Transformer(
+            width, heads, layers, layers, 4 * width, dropout=0.0, batch_first=True
+        )
+        nn.init.normal_(self.words.weight, std=0.02)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        length = target.shape[1]
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        y = self.transformer(
+            self._embed(source),
+            self._embed(target),
+            tgt_mask=later,
+            src_key_padding_mask=source == 0,
+            memory_key_padding_mask=source == 0,
+        )
+        return functional.linear(y, self.words.weight)
+
+    def _embed(self, words: Tensor) -> Tensor:
+        return self.words(words) + self.positions(torch.arange(words.shape[1]))

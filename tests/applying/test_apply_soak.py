@@ -13,9 +13,9 @@ import pytest
 from memplan.native import _alloc
 
 THREADS = 4
-ARENA = 8 << 20
-# For blocks whose pages are looked at, and returned.
-LARGE = (1 << 20, 3 << 20)
+# The large ones' pages are looked at, and returned.
+SIZES = (8, 64, 200, 1024, 65536, 1 << 20, 3 << 20)
+MOST_LIVE = 12  # of a thread's
 WIDE = 96 << 20
 
 
@@ -28,9 +28,6 @@ def words(address: int, size: int) -> npt.NDArray[np.uint64]:
 class Soaker:
     """One thread's program: it asks, fills, keeps for a while, checks, frees."""
 
-    sizes: tuple[int, ...] = (8, 64, 200, 1024, 4096, 65536, 300_000)
-    most_live = 60
-
     def __init__(self, replay: _alloc.Replay, seed: int, requests: int) -> None:
         self.replay, self.requests = replay, requests
         self.random = random.Random(seed)
@@ -40,7 +37,7 @@ class Soaker:
 
     def run(self) -> None:
         for _ in range(self.requests):
-            size = self.random.choice(self.sizes)
+            size = self.random.choice(SIZES)
             address = self.replay.allocate(size)
             if address:
                 self.served += 1
@@ -48,7 +45,7 @@ class Soaker:
                 words(address, size)[:] = self.pattern
                 self.live.append((address, size, self.pattern))
             while self.live and (
-                self.random.random() < 0.4 or len(self.live) > self.most_live
+                self.random.random() < 0.4 or len(self.live) > MOST_LIVE
             ):
                 self.free(self.random.randrange(len(self.live)))
             if self.random.random() < 0.002:
@@ -63,33 +60,11 @@ class Soaker:
         self.replay.release(address)
 
 
-def soak(total: int, seed: int) -> tuple[int, int, dict[str, int], _alloc.Replay]:
-    """Pattern errors, requests served by the arena, the counts, the replay."""
-    rng = np.random.default_rng(seed)
-    sizes = rng.choice([8, 64, 200, 1024, 4096, 65536, 300_000], 2000).astype(np.int64)
-    # A plan that was never right: offsets at random, so that conflicts abound.
-    offsets = rng.integers(0, (ARENA - 300_032) // 64, 2000) * 64
-    offsets[rng.random(2000) < 0.05] = -1
-    starts = np.array([0, 300, 600], dtype=np.int64)
-    no = np.zeros(2000, dtype=np.bool_)
-    table = _alloc.table(sizes, offsets, starts, 1, 3, no[:3], no, ARENA, ARENA)
-    replay = _alloc.make_replay(table, ARENA)
-    soakers = [Soaker(replay, seed + i + 1, total // THREADS) for i in range(THREADS)]
-    threads = [threading.Thread(target=soaker.run) for soaker in soakers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    errors = sum(soaker.errors for soaker in soakers)
-    served = sum(soaker.served for soaker in soakers)
-    return errors, served, replay.hot_counts(), replay
-
-
 def random_table(rng: np.random.Generator) -> _alloc.Table:
     """Steps of any kind, some elastic; offsets at random; some blocks sparse."""
     count = int(rng.integers(50, 600))
-    sizes = rng.choice([8, 64, 200, 1024, 65536, *LARGE], count).astype(np.int64)
-    offsets = rng.integers(0, (WIDE - LARGE[-1]) // 64, count) * 64
+    sizes = rng.choice(SIZES, count).astype(np.int64)
+    offsets = rng.integers(0, (WIDE - SIZES[-1]) // 64, count) * 64
     offsets[rng.random(count) < 0.05] = -1
     steps = int(rng.integers(2, 8))
     starts = np.sort(rng.integers(0, count, steps)).astype(np.int64)
@@ -102,20 +77,21 @@ def random_table(rng: np.random.Generator) -> _alloc.Table:
     return _alloc.table(sizes, offsets, starts, *loop, elastic, sparse, *limits)
 
 
-class LargeSoaker(Soaker):
-    """Asks for blocks whose pages are looked at, and returned, as well."""
-
-    sizes = (8, 64, 200, 1024, 65536, *LARGE)
-    most_live = 12
-
-
-def soak_exchanges(total: int, seed: int) -> None:
-    """Tables are exchanged, and pages returned, while four threads run."""
+@pytest.mark.parametrize(
+    ("total", "seed"),
+    [
+        (6_000, 11),
+        pytest.param(100_000, 12, marks=pytest.mark.soak),
+        pytest.param(100_000, 13, marks=pytest.mark.soak),
+    ],
+)
+def test_no_pattern_is_disturbed_while_tables_are_exchanged(
+    total: int, seed: int
+) -> None:
+    """And pages returned, while four threads run."""
     rng = np.random.default_rng(seed)
     replay = _alloc.make_replay(random_table(rng), WIDE, 2)
-    soakers = [
-        LargeSoaker(replay, seed + i + 1, total // THREADS) for i in range(THREADS)
-    ]
+    soakers = [Soaker(replay, seed + i + 1, total // THREADS) for i in range(THREADS)]
     threads = [threading.Thread(target=soaker.run) for soaker in soakers]
     for thread in threads:
         thread.start()
@@ -135,36 +111,3 @@ def soak_exchanges(total: int, seed: int) -> None:
         assert counts["requests"] == sum(
             counts[part] for part in ("planned", "unplanned", "online", "fallback")
         )
-
-
-def check(total: int, seed: int) -> None:
-    errors, served, counts, replay = soak(total, seed)
-    assert errors == 0
-    assert served > total // 4
-    assert counts["conflicts"] > 0
-    assert counts["planned"] > 0
-    assert counts["fallback"] > 0
-    assert counts["requests"] == (
-        counts["planned"] + counts["unplanned"] + counts["online"] + counts["fallback"]
-    )
-    assert replay.live_blocks == replay.live_bytes == 0
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_no_pattern_is_ever_disturbed(seed: int) -> None:
-    check(40_000, seed)
-
-
-@pytest.mark.soak
-def test_no_pattern_is_disturbed_in_a_million_requests() -> None:
-    check(1_000_000, 7)
-
-
-def test_no_pattern_is_disturbed_when_tables_are_exchanged() -> None:
-    soak_exchanges(6_000, 11)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", [12, 13])
-def test_no_pattern_is_disturbed_in_many_exchanges(seed: int) -> None:
-    soak_exchanges(100_000, seed)

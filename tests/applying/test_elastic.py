@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +12,6 @@ import memplan
 from memplan.applying.replan import larger
 from memplan.native import _alloc
 from tests.applying.served import Served, add_up, column, replay_of, table_of
-from tests.conftest import ROOT, Run
 from tests.programs import Made, Step, programs_of_sizes, trace_of
 from tests.strategies import examples
 
@@ -46,29 +41,6 @@ def test_from_a_larger_request_on_the_step_goes_without_the_plan() -> None:
     assert program.replay.largest() == [100, 301, 50]
 
 
-def test_more_requests_than_planned_are_departures() -> None:
-    program = served()
-    assert program.step(1, 1, 1, 1) == [0, 128, 448, 64]
-    counts = program.replay.hot_counts()
-    assert (counts["planned"], counts["online"]) == (3, 1)
-
-
-def test_departures_lie_among_the_plans_blocks_and_conflicts_beyond_them() -> None:
-    """Whose place is taken would take another's in turn, and so on for ever."""
-    table = table_of(PLACES, arena=512, online=1 << 12, elastic=True)
-    program = Served(_alloc.make_replay(table, 1 << 12))
-    program.replay.next_step()
-    stranger = [program.ask(size) for size in (101, 64)]
-    assert stranger == [0, 128]
-    assert program.step(100, 300, 50) == [512, 640, 448]
-    for offset in stranger:
-        program.drop(offset)
-    assert program.step(100, 300, 50) == [0, 128, 448]
-    assert program.step(100, 600, 600) == [0, 128, 768]  # no room among them
-    counts = program.replay.hot_counts()
-    assert (counts["conflicts"], counts["online"], counts["planned"]) == (2, 6, 5)
-
-
 @pytest.mark.parametrize("strays", [(900,), (900, 900), (900, 1, 1, 1)])
 def test_nothing_is_learnt_of_steps_of_other_lengths(strays: tuple[int, ...]) -> None:
     program = served()
@@ -78,40 +50,12 @@ def test_nothing_is_learnt_of_steps_of_other_lengths(strays: tuple[int, ...]) ->
     assert program.replay.largest() == [100, 310, 50]
 
 
-def test_a_step_of_other_sizes_where_none_varied_is_a_stray() -> None:
-    """An evaluation of as many requests as a step has, none of them its own."""
-    places = [(100 + i, 1024 * i) for i in range(40)]
-    table = table_of(places, arena=1 << 16, elastic=True)
-    program = Served(_alloc.make_replay(table, 1 << 16))
-    usual = [size for size, _ in places]
-    for turn in range(9):  # of which only the last request varies
-        program.step(*usual[:-1], usual[-1] - turn)
-    before = program.replay.hot_counts()["planned"]
-    program.step(*[size - 50 for size in usual])
-    # Some twenty are served by their place before it shows.
-    assert program.replay.hot_counts()["planned"] - before < 24
-    program.step(*[2 * size for size in usual])
-    assert program.replay.largest() == usual
-    assert program.step(*usual) == [offset for _, offset in places]
-
-
 def test_the_next_table_forgets_what_was_asked_of_the_one_before() -> None:
     program = served()
     program.step(500)
     program.replay.adopt(table_of([(500, 0)], elastic=True))
     assert program.step(200) == [0]
     assert program.replay.largest() == [200]
-
-
-def test_a_warm_up_is_served_to_its_end_before_a_table_is_adopted() -> None:
-    table = table_of([(64, 0), (64, 128), (64, 256)], (0, 1, 2), (2, 3))
-    program = Served(_alloc.make_replay(table, 1 << 12))
-    program.replay.adopt(table_of([(64, 512)]))
-    assert program.ask(64) == 0
-    program.drop(0)
-    assert program.step(64) == [128]
-    assert program.step(64) == [512]
-    assert program.replay.warmup_counts()["planned"] == 2
 
 
 def test_of_two_tables_the_later_is_adopted() -> None:
@@ -177,42 +121,3 @@ def test_a_plan_for_larger_requests_verifies(
         program.replay.next_step()
     counts = program.replay.hot_counts()
     assert counts["planned"] + counts["unplanned"] == counts["requests"]
-
-
-SMALL = [
-    "--batch-size=2",
-    "--shortest=2",
-    "--longest=12",
-    "--vocabulary=50",
-    "--width=16",
-]
-
-
-@pytest.mark.soak
-def test_sentences_that_outgrow_the_plan_are_planned_anew(
-    memplan: Run, tmp_path: Path
-) -> None:
-    pytest.importorskip("torch")
-    script = str(ROOT / "scripts" / "program.py")
-    arguments = [script, "seq2seq", "--train", *SMALL]
-    arguments += ["--threads", "1", "--seed", "3", "--steps"]
-    recorded = memplan("record", "-q", "-o", "t.parquet", *arguments, "10")
-    assert recorded.returncode == 0, recorded.stderr
-    solved = memplan("solve", "--json", "t.parquet", "-o", "p.json")
-    assert json.loads(solved.stdout)["elastic"]
-    command = [sys.executable, *arguments, "80"]
-    alone = subprocess.run(command, capture_output=True, text=True, check=True)
-    reports = []
-    for flag in ("--no-replan", "--replan"):
-        done = memplan(
-            "apply", flag, "--report", f"{flag}.json", "p.json", *command[1:]
-        )
-        assert done.returncode == 0, done.stderr
-        # All lines but the last, which tells the time, hold losses.
-        assert done.stdout.splitlines()[:-1] == alone.stdout.splitlines()[:-1]
-        reports.append(json.loads((tmp_path / f"{flag}.json").read_text()))
-    rigid, anew = reports
-    assert rigid["replans"] == []
-    assert "larger" in {r["reason"] for r in anew["replans"] if r["adopted"]}
-    assert anew["planned_requests"] > rigid["planned_requests"]
-    assert anew["arena_bytes"] > rigid["arena_bytes"]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import memplan
 from memplan.applying.tables import joined, replay_arrays
@@ -44,65 +43,6 @@ def test_a_step_of_another_kind_is_recognised_by_its_first_request() -> None:
     assert program.replay.hot_counts()["planned"] == 7
 
 
-def test_a_longer_kind_takes_over_where_the_step_should_have_ended() -> None:
-    program = served()
-    assert program.use(*SHORT) == [*places(0), places(2)[2]]
-    assert program.step(*A) == places(0)  # that one had been mistaken for it
-    assert program.step(*B) == places(1)
-
-
-def test_a_step_of_the_loop_may_be_left_out() -> None:
-    program = served()
-    program.use(*A)
-    # B is expected, and its first request is A's, too.
-    assert program.step(*A) == [places(1)[0], places(0)[1]]
-    assert program.step(*B) == places(1)
-
-
-def test_an_unrolled_loop_goes_on_with_the_copy_that_is_due() -> None:
-    copies = [(64, 0), (128, 64), (64, 512), (128, 1024), (320, 2048)]
-    table = table_of(copies, (0, 2, 4), (0, 2))
-    program = Served(_alloc.make_replay(table, 1 << 16))
-    assert program.use(64, 128) == [0, 64]
-    assert program.step(320) == [2048]
-    assert program.step(64, 128) == [512, 1024]
-    assert program.step(320) == [2048]
-    assert program.step(64, 128) == [0, 64]
-
-
-def test_a_step_without_requests_leaves_the_loop_where_it_is() -> None:
-    program = served()
-    program.use(*A)
-    for _ in range(3):
-        assert program.step() == []
-    assert program.step(*B) == places(1)
-    assert program.step() == []
-    assert program.step(*A) == places(0)
-
-
-def test_a_kind_without_requests_is_never_followed() -> None:
-    table = table_of([(64, 0), (128, 64)], (0, 2, 2), (0, 1))
-    program = Served(_alloc.make_replay(table, 1 << 16))
-    assert program.use(64, 128) == [0, 64]
-    program.use(256)  # beyond the step, and of no kind
-    assert program.step() == []
-    assert program.step(64, 128) == [0, 64]
-    assert program.replay.hot_counts()["online"] == 1
-
-
-def test_threads_that_swap_two_requests_do_not_make_another_kind() -> None:
-    table = table_of([(64, 0), (128, 64), (192, 192), (64, 512)], (0, 3), (0, 1))
-    program = Served(_alloc.make_replay(table, 1 << 16))
-    assert program.use(128, 64, 192) == [64, 0, 192]
-
-
-def test_in_the_warm_up_no_other_kind_is_followed() -> None:
-    table = table_of([(64, 0), (128, 64), (320, 512)], (0, 1, 2), (1, 2))
-    program = Served(_alloc.make_replay(table, 1 << 16))
-    assert program.ask(320) is None
-    assert program.replay.warmup_counts()["fallback"] == 1
-
-
 def test_every_step_is_counted_with_the_kind_it_was_of() -> None:
     program = served()
     program.use(*A)
@@ -113,33 +53,6 @@ def test_every_step_is_counted_with_the_kind_it_was_of() -> None:
     assert [step for step, _ in steps] == [0, 3, 1]
     assert [counts["planned"] for _, counts in steps] == [2, 1, 2]
     assert program.replay.take_steps() == []
-
-
-def whole(sizes: list[int]) -> Step:
-    """A step whose blocks all live to its end."""
-    return tuple(Made(size, len(sizes) - i - 1) for i, size in enumerate(sizes))
-
-
-@examples(
-    40,
-    lengths=st.lists(st.integers(1, 10), min_size=1, max_size=4),
-    order=st.lists(st.integers(0, 3), min_size=1, max_size=12),
-    soak=100,
-)
-def test_kinds_that_their_first_request_tells_apart_are_served_whole(
-    lengths: list[int], order: list[int]
-) -> None:
-    kinds = [
-        whole([64 * (kind + 1) + i for i in range(length)])
-        for kind, length in enumerate(lengths)
-    ]
-    steps = [kinds[i % len(kinds)] for i in order]
-    trace = trace_of([(Made(9, 0),), *[kinds[0]] * 14, *steps, kinds[0]])
-    plan = memplan.solve(trace)
-    assert memplan.verify(plan) == []
-    program = Served(replay_of(plan))
-    for counts in program.run(trace):
-        assert counts["planned"] == counts["requests"]
 
 
 @examples(50, programs_of_kinds(), soak=200)

@@ -120,18 +120,6 @@ def test_what_is_asked_before_the_boundary_does_not_confuse_what_is_made() -> No
     assert all(adopted for _, adopted in reasons(program))
 
 
-def test_departures_of_elastic_steps_get_as_much_room_again_as_was_planned() -> None:
-    program = Program(elastic_plan())
-    while not reasons(program):
-        program.step(600, 9000, 800)
-        program.wait()
-    arena = program.served.replay.arena_bytes
-    assert program.replanner.plan.arena_bytes == arena < RESERVE // 4
-    *_, near, far = program.step(600, 700, 800, arena // 2, 3 * arena)
-    assert near is not None
-    assert far is None  # though reserved, its pages would be nobody else's
-
-
 def test_departures_of_other_steps_get_no_more_than_was_planned() -> None:
     plan = elastic_plan()
     assert room_for_departures(plan, 4096, 1 << 20) == 8192
@@ -350,16 +338,3 @@ def test_a_program_that_changes_for_good_is_planned_again(
     # From the change until the plan holds: 3 steps, 7 in the log, and a few until the
     # blocks left behind are gone.
     assert departed <= 0.2 * report["requests"]
-
-
-@pytest.mark.soak
-def test_a_program_that_ends_while_it_is_logged_or_planned_ends_well(
-    memplan: Run, plan_of: Callable[..., Path], tmp_path: Path
-) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "program.py").write_text(CHANGING)
-    plan = plan_of(CHANGING, "8", "999")
-    for steps in (18, 23):
-        done = memplan("apply", plan, "program.py", str(steps), "99")
-        assert done.returncode == 0, done.stderr
-        assert len(json.loads(done.stdout.replace("'", '"'))) == steps

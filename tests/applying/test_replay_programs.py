@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
 import memplan
-from memplan.applying.tables import replay_arrays
 from memplan.core.plan import Plan
 from memplan.native import _alloc
 from memplan.trace.lives import lives_of
 from memplan.trace.steps import find_hot
-from memplan.trace.trace import Action, Trace
+from memplan.trace.trace import Trace
+from tests.applying.served import Served, replay_of
 from tests.programs import Made, Step, programs, trace_of
 from tests.strategies import examples
 
 
 def serve(plan: Plan, trace: Trace) -> _alloc.Replay:
     """Run the recorded program under the plan; live blocks are checked for overlap."""
-    arena = plan.arena_bytes
-    replay = _alloc.make_replay(replay_arrays(plan).table(arena, arena), arena)
-    blocks: dict[int, int] = {}
-    live: dict[int, int] = {}
-    events = trace.events
-    for action, name, size in zip(
-        events.action.tolist(),
-        events.address.tolist(),
-        events.requested_size.tolist(),
-        strict=True,
-    ):
-        if action == Action.STEP:
-            replay.next_step()
-        elif action == Action.ALLOC:
-            address = replay.allocate(size)
-            if address:
-                blocks[name] = address
-                live[address] = address + size
-                ranges = sorted(live.items())
-                assert all(a[1] <= b[0] for a, b in pairwise(ranges))
-        elif name in blocks:
-            address = blocks.pop(name)
-            del live[address]
-            replay.release(address)
-    return replay
+    program = Served(replay_of(plan, plan.arena_bytes))
+    program.run(trace)
+    return program.replay
 
 
 @examples(100, programs(), soak=400)

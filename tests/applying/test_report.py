@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from memplan.applying.report import Memory
-from memplan.native import _alloc
 from memplan.recording.usage import Boundary, Spread, StepClock, run_stats, step_spreads
 from memplan.trace.trace import Mark
 from tests.conftest import ROOT, Run
@@ -71,23 +70,6 @@ def test_a_clock_of_many_steps_keeps_the_later_ones() -> None:
     assert kept == sorted(kept)
     assert clock.steps == 50  # of the strongest kind
     assert {kind for _, _, kind, _ in kept} == {int(Mark.FORWARD), OPTIMIZER}
-
-
-def test_of_short_steps_what_was_used_is_shared_out() -> None:
-    shared, asked = StepClock(look_ns=1 << 60), StepClock(look_ns=0)
-    for _ in range(60):
-        sum(range(2000))
-        asked.note(Mark.OPTIMIZER)
-        shared.note(Mark.OPTIMIZER)
-    ours, theirs = shared.boundaries(), asked.boundaries()
-    for column in (0, 1, 3):
-        rising = [row[column] for row in ours]
-        assert rising == sorted(rising) and rising[0] >= theirs[0][column]
-    used = ours[-1][3] - ours[0][3]
-    assert 0 < used <= _alloc.step_usage()[2] - theirs[0][3]
-    halves = ours[30][3] - ours[0][3], ours[-1][3] - ours[30][3]
-    times = ours[30][0] - ours[0][0], ours[-1][0] - ours[30][0]
-    assert halves[0] * times[1] == pytest.approx(halves[1] * times[0], rel=0.01)
 
 
 def memory(**changes: int) -> Memory:

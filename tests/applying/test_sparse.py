@@ -71,14 +71,6 @@ def test_what_an_earlier_block_touched_is_not_counted() -> None:
     assert program.replay.touched()[1] < 0.6
 
 
-def test_it_is_looked_at_once() -> None:
-    program = served((4 * MIB, 0), unsettled=True)
-    use(program, 4 * MIB, 4 * MIB)
-    program.replay.next_step()
-    use(program, 4 * MIB, 4096)
-    assert program.replay.touched() == [1.0]
-
-
 def test_a_sparse_block_gives_its_pages_back_and_no_others() -> None:
     program = served((4 * MIB, 0), (4 * MIB, 4 * MIB), sparse=(0,))
     for step in range(9):
@@ -93,22 +85,6 @@ def test_a_sparse_block_gives_its_pages_back_and_no_others() -> None:
         program.drop(4 * MIB)
         program.replay.next_step()
     assert first_byte(program, 4 * MIB) == 7
-
-
-def test_a_block_that_outlives_its_table_keeps_its_contents() -> None:
-    program = served((4 * MIB, 0), sparse=(0,))
-    assert program.ask(4 * MIB) == 0
-    touch(program, 0, 4 * MIB)
-    # The new table has another use for the place, and another request of its index.
-    both = [(MIB, 8 * MIB), (4 * MIB, 0)]
-    program.replay.adopt(table_of(both, arena=RESERVE, sparse=(1,)))
-    program.replay.next_step()
-    assert program.ask(MIB) == 8 * MIB
-    assert program.ask(4 * MIB) != 0
-    assert first_byte(program, 0) == first_byte(program, 4 * MIB - 1) == 7
-    program.drop(0)
-    assert program.replay.touched() == [-1, -1]
-    assert program.replay.hot_counts()["conflicts"] == 1
 
 
 def test_only_some_blocks_are_looked_at_in_each_step() -> None:

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from memplan.trace.trace import Action
-from tests.attacks.adversary_programs import MIB, Turn, program, trace_of
+from tests.attacks.adversary_programs import MIB
 from tests.conftest import ROOT
 
 torch = pytest.importorskip("torch")
@@ -93,22 +92,6 @@ def test_no_program_of_many_is_harmed(first: int) -> None:
     check(first, BATCH)
 
 
-def test_harm_is_seen() -> None:
-    fine = {"peak": 100 * MIB, "overlaps": 0, "spoiled": 0, "results": "a"}
-    more = {"most_live": 0, "replans": 0, "planned": 0, "requests": 0}
-    planned = {**fine, **more, "arena_resident": 0}
-
-    def harmed(**changes: Any) -> str:
-        return harm({"default": fine, "planned": {**planned, **changes}})
-
-    assert harmed(peak=118 * MIB) == ""
-    assert harmed(peak=119 * MIB).startswith("peak 119.0 MiB, alone 100.0")
-    assert harmed(results="b") == "other results, 0 blocks spoiled"
-    assert harmed(spoiled=2) == "other results, 2 blocks spoiled"
-    assert harmed(overlaps=3) == "3 blocks overlap others"
-    assert harm({"default": fine, "planned": {"failed": -11}}).startswith("exit code 0")
-
-
 def test_a_block_over_another_is_seen() -> None:
     from tests.attacks.adversary import Memory
 
@@ -123,21 +106,3 @@ def test_a_block_over_another_is_seen() -> None:
     memory.free(2)
     memory.free(1)
     assert memory.spoiled == 1
-
-
-def test_programs_are_of_all_kinds_and_the_same_for_a_seed() -> None:
-    made = [program(seed) for seed in range(MANY)]
-    assert made[:5] == [program(seed) for seed in range(5)]
-    manners = [how for how, _ in made]
-    assert {how.threads for how in manners} == {1, 2, 3, 4}
-    assert {how.growth for how in manners} == {"none", "slow", "doubling", "free"}
-    assert {how.leaks for how in manners} == {how.turns_to for how in manners}
-    assert sum(map(leaks, (turns for _, turns in made))) > MANY // 20
-
-
-def leaks(turns: list[Turn]) -> bool:
-    """Whether a block of the program is never freed; each other one is, but once."""
-    actions = trace_of(turns).events.action.tolist()
-    asked, freed = map(actions.count, (Action.ALLOC, Action.FREE_COMPLETED))
-    assert freed <= asked
-    return bool(freed < asked)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from cache_reference import PlainCaches, Reference, blocked, gemm, room
+from hypothesis import given
 from hypothesis import strategies as st
 from nest_strategies import nests
 
@@ -17,8 +18,8 @@ from memplan.blocking.run.cache import (
     FLOAT_BYTES,
     Layout,
     Simulation,
-    expected_misses,
-    gemm_blocks,
+    aliasing,
+    padded,
     register_tiled,
     sample,
     simulate,
@@ -167,31 +168,6 @@ def test_the_model_expects_what_is_simulated(simulated: Simulation) -> None:
         assert abs(level.misses / expected - 1) < 0.25, level.name
 
 
-def test_blocking_saves_most_accesses_of_a_matrix_product(
-    simulated: Simulation,
-) -> None:
-    by_name = {level.name: level.accesses for level in simulated.blocked}
-    product = {level.name: level.accesses for level in simulated.gemm}
-    assert product["L2"] > 5 * by_name["L2"]
-    assert product["L3"] > 3 * by_name["L3"]
-
-
-def test_accesses_follow_from_the_loops(simulated: Simulation) -> None:
-    # Each step reads 4 inputs and 8 weights; the sums over windows are added up in
-    # registers, and written C times, of which the first needs no read.
-    outputs = LAYER.X * LAYER.Y * LAYER.K
-    assert simulated.blocked[0].accesses == (
-        LAYER.macs // 32 * 12 + outputs * (2 * LAYER.C - 1)
-    )
-    for inner, outer in zip(simulated.blocked, simulated.blocked[1:], strict=False):
-        assert outer.accesses == inner.misses
-
-
-def test_every_line_is_fetched_at_least_once(simulated: Simulation) -> None:
-    words = 30 * 30 * 64 + 9 * 64 * 128 + 28 * 28 * 128
-    assert simulated.blocked[-1].misses == words // 16  # all fits the last level
-
-
 def test_a_sample_is_the_first_iterations_of_the_outermost_loops() -> None:
     layer = PAPER_LAYERS["conv5"]
     nest = register_tiled(
@@ -225,24 +201,6 @@ def test_edges_and_datapaths_are_rounded_up_to_register_tiles() -> None:
     assert str(register_tiled(layer, unrolled)) == "C16 K13 X10 Y5 Fw3 Fh3 C20"
 
 
-def test_blocks_of_the_matrix_product_follow_the_caches() -> None:
-    depth, rows, columns = gemm_blocks(LAYER, XEON.caches)
-    assert depth == 288  # 576 in two, each panel of 8 channels half of the first level
-    assert rows == 112
-    assert columns == 5456
-    small = machine((1024, 2, 64))
-    assert gemm_blocks(Layer("one", 1, 1, 1, 1), small.caches) == (1, 128, 128)
-
-
-def test_expected_misses_of_a_cache_too_small_for_anything() -> None:
-    layer = Layer("tiny", 4, 4, 2, 8)
-    nest = register_tiled(layer, parse_nest("C2 Y4", layer, TILE))
-    # Nothing fits: inputs and weights are read as often as they are used, and each
-    # column's sums are written twice.
-    [misses] = expected_misses(nest, machine((16, 1, 16)))
-    assert misses * 4 == 4 * 4 * 2 + 8 * 2 * 4 + 2 * 4 * 4 * 8
-
-
 def test_what_cannot_be_simulated() -> None:
     pool = PAPER_LAYERS["pool"]
     nest = parse_nest("Fw2 Fh2 X56 Y56 G128", pool)
@@ -259,3 +217,40 @@ def test_what_cannot_be_simulated() -> None:
         simulator_of(machine((1024, 2, 64), (4096, 4, 32)))
     with pytest.raises(UsageError, match="too large"):
         simulator_of(machine((1 << 40, 1, 64)))
+
+
+# Planes of 32 x 32 floats are as long as a way of the first level.
+ALIASED = Layer("32x32", 32, 32, 12, 40, 4, 4)
+ALIASED_STRING = "Fw4 Fh4 C6 Y8 X32 K40 Y32 C12"
+
+
+def test_planes_that_share_a_set_are_named_and_cured_by_padding() -> None:
+    nest = parse_nest(ALIASED_STRING, ALIASED)
+    crowded = simulate(ALIASED, nest, XEON)
+    apart = simulate(ALIASED, nest, XEON, pad=True)
+    assert [(a.tensor, a.stride, a.level, a.sets) for a in crowded.aliasing] == [
+        (Tensor.OUTPUT, 4096, "L1", 1)
+    ]
+    assert str(crowded.aliasing[0]) == (
+        "output: planes lie 4096 bytes apart, and begin all in one set of L1; pad the "
+        "planes"
+    )
+    assert apart.aliasing == ()
+    assert crowded.expected == apart.expected
+    assert crowded.blocked[0].misses > 2 * crowded.expected[0]
+    assert abs(apart.blocked[0].misses / apart.expected[0] - 1) < 0.25
+    assert crowded.blocked[0].accesses == apart.blocked[0].accesses
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 100))
+def test_padding_cures_at_the_price_of_less_than_a_way(
+    wide: int, high: int, planes: int
+) -> None:
+    layer = Layer("planes", wide, high, planes, planes)
+    dense = Layout.dense(layer)
+    apart = padded(layer, dense, XEON)
+    assert aliasing(layer, apart, XEON) == ()
+    assert 0 <= apart.output_plane - dense.output_plane <= 4096 // FLOAT_BYTES
+    crowded = {entry.tensor for entry in aliasing(layer, dense, XEON)}
+    assert (apart.output_plane != dense.output_plane) == (Tensor.OUTPUT in crowded)
+    assert (apart.input_plane != dense.input_plane) == (Tensor.INPUT in crowded)

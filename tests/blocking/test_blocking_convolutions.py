@@ -121,26 +121,6 @@ def test_transposed_forms(axis: Axis, parts: tuple[tuple[Layer, int], ...]) -> N
     assert Convolution(1, 5, 7, 1, (axis,), transposed=True).read().parts == parts
 
 
-def test_frames_that_share_nothing_are_images() -> None:
-    patches = (Axis(4, 2, 2), Axis(7, 3), Axis(9, 3))
-    found = Convolution(2, 3, 8, 1, patches).read()
-    assert found.note == ""
-    assert found.parts == ((Layer("", 9, 7, 3 * 2, 8, 3, 3, B=2 * 4), 1),)
-
-
-def test_dilation_that_divides_the_outputs_is_a_batch() -> None:
-    found = Convolution(1, 3, 8, 1, (Axis(8, 3, 1, 2), Axis(9, 3, 1, 3))).read()
-    assert found.parts == ((Layer("", 3, 4, 3, 8, 3, 3, B=6), 1),)
-    assert found.note == ""
-
-
-def test_products_that_share_an_operand_are_one() -> None:
-    assert matrix_product((5, 2, 3), (3, 7)) == product(10, 3, 7)
-    assert matrix_product((2, 3), (5, 3, 7)) == product(2, 3, 35)
-    assert matrix_product((5, 2, 3), (5, 3, 7)) == product(2, 3, 7, 5)
-    assert matrix_product((4, 1, 2, 3), (1, 6, 3, 7)) == product(8, 3, 42)
-
-
 def test_more_rows_than_a_dimension_has() -> None:
     many = product(3 * MAX_SIZE, 2, 2)
     assert many.macs == 12 * MAX_SIZE
@@ -156,3 +136,10 @@ def test_attention_and_recurrent_layers() -> None:
     assert found.parts == ((product(20, 4, 6, 2), 1), (product(20, 6, 3, 2), 1))
     steps = recurrent(4, 10, 3, 16, 8)
     assert steps.parts == ((product(30, 16, 32), 1), (product(3, 8, 32), 10))
+
+
+def test_products_that_share_an_operand_are_one() -> None:
+    assert matrix_product((5, 2, 3), (3, 7)) == product(10, 3, 7)
+    assert matrix_product((2, 3), (5, 3, 7)) == product(2, 3, 35)
+    assert matrix_product((5, 2, 3), (5, 3, 7)) == product(2, 3, 7, 5)
+    assert matrix_product((4, 1, 2, 3), (1, 6, 3, 7)) == product(8, 3, 42)

@@ -1,64 +1,108 @@
-"""Counts worked out by hand, and what holds for all of them."""
+"""Counts: our own cases and the reference ones, by hand, and what holds for all."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from nest_strategies import nests, traffic_of
 from nest_trace import trace
 
-from memplan.blocking.cost.paper import count_as_paper
-from memplan.blocking.nest.counts import Buffer, Traffic, count, runs
-from memplan.blocking.nest.layer import Layer, Tensor, elements, pooling
+from memplan.blocking.cost.evaluation import evaluate
+from memplan.blocking.cost.objective import Codesign, Fixed
+from memplan.blocking.cost.paper import count_as_paper, paper_energy
+from memplan.blocking.machine.energy import paper_curves, table_3
+from memplan.blocking.machine.hierarchy import load_hierarchy
+from memplan.blocking.nest.counts import Traffic, count, runs
+from memplan.blocking.nest.layer import Layer, Tensor, elements
 from memplan.blocking.nest.nest import Nest, parse_nest
+from tests.blocking import nest_cases
+
+every_case = nest_cases.every_case()
+
+
+def nest_of(case: dict[str, Any]) -> Nest:
+    sizes = {d: case["layer"][d] for d in ("X", "Y", "C", "K", "Fw", "Fh")}
+    # The cases count what rounding up to the datapath adds; here it is in the layer.
+    layer = Layer(case["layer"]["name"], **sizes).padded(case["unroll"])
+    return parse_nest(case["string"], layer, case["unroll"])
+
+
+def as_rows(traffic: Traffic) -> dict[str, Any]:
+    return {
+        "buffers": [
+            {
+                "elements": buffer.elements,
+                "reads_served": buffer.reads,
+                "writes_from_below": buffer.writes,
+                "fills_from_above": buffer.fills,
+                "drains_to_above": buffer.drains,
+            }
+            for buffer in traffic.buffers
+        ],
+        "dram_accesses": traffic.main,
+    }
+
+
+@every_case
+def test_counts_are_equal(case: dict[str, Any]) -> None:
+    for tensor, traffic in count(nest_of(case)).items():
+        assert as_rows(traffic) == case["exact"][tensor.value]
+
+
+@every_case
+def test_the_papers_counts_are_equal(case: dict[str, Any]) -> None:
+    for tensor, traffic in count_as_paper(nest_of(case)).items():
+        expected = case["paper_literal"][tensor.value]
+        assert traffic.alpha == expected["dram_alpha"]
+        assert len(traffic.buffers) == len(expected["buffers"])
+        for buffer, row in zip(traffic.buffers, expected["buffers"], strict=True):
+            assert buffer.elements == row["elements"]
+            assert buffer.refetch == pytest.approx(row["refetch_rate"], rel=1e-9)
+            assert buffer.accesses == pytest.approx(row["accesses_eq1"], rel=1e-9)
+
+
+@every_case
+def test_energies_are_equal(case: dict[str, Any]) -> None:
+    nest = nest_of(case)
+    energy = evaluate(nest.layer, nest)
+    expected = case["energy_codesign_pJ"]
+    assert energy.total == pytest.approx(expected["total"], rel=1e-6)
+    assert energy.sram_bytes == expected["sram_bytes"]
+    for tensor in Tensor:
+        one = energy.by_tensor[tensor]
+        assert one == pytest.approx(expected[tensor.value], rel=1e-6)
+    limited = evaluate(nest.layer, nest, Codesign(budget=8 << 20))
+    assert limited.total == pytest.approx(case["energy_codesign_8MB_pJ"], rel=1e-6)
+    literal = paper_energy(nest, paper_curves())
+    expected = case["energy_codesign_paper_literal_pJ"]
+    assert literal == pytest.approx(expected, rel=1e-6)
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("name", "key"), [("diannao", "pack_diannao"), ("xeon-e5645", "pack_westmere")]
+)
+def test_buffers_go_to_the_same_levels(
+    case: dict[str, Any], name: str, key: str
+) -> None:
+    nest, expected = nest_of(case), case[key]
+    packed = evaluate(nest.layer, nest, Fixed(load_hierarchy(name)))
+    assert {one.name: one.level for one in packed.buffers} == expected["assign"]
+    assert packed.total == pytest.approx(expected["total_pJ"], rel=1e-6)
+    for level, row in expected["accesses"].items():
+        served = [share for share in packed.shares if share.level == level]
+        assert {share.tensor.value: share.accesses for share in served} == row
+
+
+@nest_cases.needs_reference
+@pytest.mark.parametrize("row", nest_cases.read(nest_cases.REFERENCE)["energy_table"])
+def test_the_energy_of_an_access(row: dict[str, Any]) -> None:
+    assert table_3(row["word"])(row["bytes"]) == pytest.approx(row["pJ"], rel=1e-6)
+
 
 INPUT, KERNEL, OUTPUT = Tensor
-
-
-def of(text: str, tensor: Tensor, **sizes: int) -> Traffic:
-    layer = Layer("small", **{"X": 1, "Y": 1, "C": 1, "K": 1, **sizes})
-    return count(parse_nest(text, layer))[tensor]
-
-
-T2 = {"X": 8, "Y": 8, "C": 4, "K": 8, "Fw": 3, "Fh": 3}
-T4 = {"X": 8, "Y": 8, "C": 4, "K": 8}
-
-
-def test_each_level_fetches_its_own_halo() -> None:
-    own = of("Fw3 Fh3 X4 Y4 C2 K4 X8 Y8 C4 K8", INPUT, **T2)
-    assert [(b.elements, b.reads, b.fills) for b in own.used] == [
-        (72, 18432, 1152),
-        (400, 1152, 400),
-    ]
-    assert own.main == own.compulsory == 400
-
-
-def test_partial_sums_are_read_once_less_than_they_are_written() -> None:
-    own = of("X2 Y2 C2 K4 X8 Y8 C4 K8", OUTPUT, **T4)
-    assert [(b.reads, b.writes, b.fills, b.drains) for b in own.buffers] == [
-        (1536, 2048, 512, 1024),
-        (512, 1024, 0, 512),
-    ]
-    assert own.demand == 1536 + 2048
-    assert own.main == own.compulsory == 512
-
-
-@pytest.mark.parametrize(
-    ("text", "size", "fills"), [("X8 Fw3", 10, 10), ("X4 Fw3 X8", 6, 12)]
-)
-def test_a_sliding_window_uses_an_input_less_than_its_width(
-    text: str, size: int, fills: int
-) -> None:
-    (buffer,) = of(text, INPUT, X=8, Fw=3).buffers
-    assert buffer == Buffer(buffer.begin, buffer.end, size, 24, 0, fills, 0)
-
-
-def test_pooling_has_no_kernel() -> None:
-    layer = pooling("pool", 4, 4, 8, (2, 2), 2)
-    traffic = count(parse_nest("Fw2 Fh2 X4 Y4 G8", layer))
-    assert list(traffic) == [INPUT, OUTPUT]
-    assert traffic[INPUT].main == 8 * 8 * 8
-    assert traffic[OUTPUT].main == 4 * 4 * 8
 
 
 @pytest.mark.parametrize(
@@ -82,13 +126,6 @@ def test_halos_that_coincide_are_counted_for_each() -> None:
     nest = parse_nest("K2 X2 Fw2 Fh2 C2 Y2 K4 X4 C4 Y4", layer)
     assert count(nest)[INPUT].buffers[0].fills == 512
     assert trace(nest)[INPUT][0].fills == 384
-
-
-def test_edge_tiles_that_coincide_are_counted_for_each() -> None:
-    # The last tile of C is one channel, which both halves of X use; C2 is one trip.
-    nest = parse_nest("X2 C2 X4 C3", Layer("edge", 4, 1, 3, 1))
-    assert count(nest)[KERNEL].buffers[0].fills == 6
-    assert trace(nest)[KERNEL][0].fills == 5
 
 
 def test_a_buffer_that_saves_nothing_is_not_used() -> None:

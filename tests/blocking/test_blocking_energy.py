@@ -10,11 +10,8 @@ from memplan.blocking.machine.energy import (
     DRAM_ABOVE,
     DRAM_PJ,
     KIB,
-    PAPER_WORDS,
     TABLE_3,
     WORDS,
-    Curve,
-    paper_curves,
     table_3,
 )
 from memplan.errors import UsageError
@@ -66,28 +63,7 @@ def test_word_lengths_are_held_within_the_table(word: int, size: int) -> None:
     assert table_3(512 * word)(size) == table_3(512)(size)
 
 
-def test_between_columns_energy_goes_with_the_logarithm_of_the_word() -> None:
-    # 2^6.5 bits lie halfway between 64 and 128; 91 are the nearest integer.
-    between = table_3(91)(1024)
-    assert between == pytest.approx((1.20 * 0.93) ** 0.5, rel=2e-3)
-
-
 @pytest.mark.parametrize("word", [0, -64])
 def test_a_word_has_bits(word: int) -> None:
     with pytest.raises(UsageError, match=f"a word of {word} bits"):
         table_3(word)
-
-
-def test_a_word_may_be_absurdly_long() -> None:
-    assert table_3(10**400)(1024) == table_3(512)(1024)
-
-
-def test_each_tensor_has_its_own_word() -> None:
-    curves = paper_curves()
-    assert curves == {tensor: table_3(bits) for tensor, bits in PAPER_WORDS.items()}
-
-
-def test_a_curve_of_ones_own() -> None:
-    curve = Curve((10.0, 1000.0), (1.0, 100.0), dram_above=500, dram_pj=7.0)
-    assert [curve(n) for n in (1, 10, 100, 501)] == pytest.approx([1, 1, 10, 7])
-    assert curve.on_chip(2000) == pytest.approx(100)

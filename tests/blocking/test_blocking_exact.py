@@ -12,7 +12,7 @@ import pytest
 from nest_choices import all_loops, least_energy, merged
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.machine.energy import Curve, paper_curves, table_3
+from memplan.blocking.machine.energy import Curve, table_3
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import nest_of
@@ -145,63 +145,6 @@ def test_memories_of_their_own(name: str, budget: int | None, energy: float) -> 
     assert budget is None or sum(one.nbytes for one in found.memories or ()) <= budget
     of_nest = machine.evaluate(found.nest, found.memories)
     assert of_nest == pytest.approx(found.energy, rel=1e-9)
-
-
-# Private levels of so many KiB over free registers, with fills charged, as ZigZag has
-# them; its own search ends at 8.25e9 and 3.43e9.
-@pytest.mark.parametrize(
-    ("name", "levels", "energy"),
-    [
-        ("conv4", [(2, 32, 2)], 4.06418e9),
-        ("conv5", [(2, 8, 2), (128, 256, 64)], 1.63196e9),
-    ],
-)
-def test_private_levels_with_fills(
-    name: str, levels: list[tuple[int, int, int]], energy: float
-) -> None:
-    registers = dict(zip(Tensor, (32, 512, 32), strict=True))
-    found = [Level("registers", None, registers, dict.fromkeys(Tensor, 1e-9))]
-    for depth, kib in enumerate(levels):
-        private = {t: 1024 * n for t, n in zip(Tensor, kib, strict=True)}
-        found.append(Level(f"L{depth}", None, private, {}))
-    machine = Hierarchy("m", "", "", tuple(found), paper_curves(), 320.0, 1.0, True)
-    layer = PAPER_LAYERS[name]
-    best = optimum(layer, DATAPATH, Fixed(machine))
-    assert best.proved
-    assert best.energy == pytest.approx(energy, rel=1e-5)
-    nest = best.nest
-    assert Fixed(machine).evaluate(nest, best.memories) == pytest.approx(
-        best.energy, rel=1e-9
-    )
-
-
-def test_same_result_on_any_number_of_threads() -> None:
-    alone, together = (
-        optimum(PAPER_LAYERS["conv4"], DATAPATH, options=Options(threads=n))
-        for n in (1, 3)
-    )
-    assert (str(alone.nest), alone.energy, alone.tried) == (
-        str(together.nest),
-        together.energy,
-        together.tried,
-    )
-
-
-def test_no_room_for_any_buffer() -> None:
-    layer = parse_layer("4,4,3,3")
-    for budget in (0, 1):
-        found = optimum(layer, None, Codesign(budget=budget))
-        # Every partial sum is written and, but for the first, read.
-        assert found.energy == 320.0 * (2 * layer.macs + 2 * layer.macs - 36)
-        assert found.memories == ()
-        assert sum(one.nbytes for one in found.memories or ()) == 0
-
-
-def test_a_layer_that_the_datapath_does_at_once() -> None:
-    found = optimum(parse_layer("4,8,1,1"), {"C": 4, "K": 8})
-    assert str(found.nest) == ""
-    assert found.energy == 320.0 * (4 + 32 + 8)
-    assert found.proved
 
 
 def test_time_limit_leaves_a_valid_bound() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from memplan.blocking.nest.layer import Layer
 from memplan.blocking.run.models import layers_of
 
 torch = pytest.importorskip("torch")
@@ -210,15 +209,3 @@ def test_products_of_three_operands_are_left_out_without_a_share() -> None:
 def test_an_operation_of_size_nought_is_nothing() -> None:
     found = layers_of(nn.Linear(4, 4), (torch.zeros(0, 4),))
     assert (found.layers, found.left_out) == ((), ())
-
-
-def test_dilated_pooling_is_a_batch_too() -> None:
-    found = layers_of(nn.MaxPool2d(2, 1, dilation=2), (torch.randn(1, 3, 10, 10),))
-    layer = Layer("MaxPool2d", 4, 4, 1, 1, 2, 2, B=4, G=3, kernel=False)
-    assert [one.layer for one in found.layers] == [layer]
-
-
-def test_torchs_settings_are_as_they_were() -> None:
-    before = torch.backends.mha.get_fastpath_enabled()
-    layers_of(encoder().eval(), sequences())
-    assert torch.backends.mha.get_fastpath_enabled() == before

@@ -9,24 +9,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import strategies as st
 from nest_strategies import nests
-from nest_timing import (
-    all_choices,
-    overlapped_cycles,
-    serial_cycles,
-    timed_hierarchy,
-)
+from nest_timing import all_choices, overlapped_cycles, serial_cycles, timed_hierarchy
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.latency import latency
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.cost.placement import MAIN, BufferMemory, Memory, Placement
-from memplan.blocking.cost.timed_memories import (
-    Timed,
-    best_ways,
-    timed,
-    ways,
-    weights_of,
-)
+from memplan.blocking.cost.timed_memories import best_ways, timed, ways
 from memplan.blocking.machine.hierarchy import Hierarchy, load_hierarchy
 from memplan.blocking.nest.counts import Traffic
 from memplan.blocking.nest.layer import Layer, Tensor, parse_layer
@@ -121,34 +110,6 @@ def one_level(double: bool, dram: float, rate: float = 1e9) -> Hierarchy:
     return replace(made, levels=(level,), dram_bandwidth=dram)
 
 
-@pytest.mark.parametrize("dram", [0.5, 1.0, 2.0, 4.0, 16.0])
-def test_tiles_that_are_alike(dram: float) -> None:
-    """A kernel that streams in tiles of 8 elements, each for 6 steps of 8: 5 tiles."""
-    layer = Layer("stream", 6, 1, 8, 5)
-    nest = parse_nest("C8 X6 K5", layer)
-    hierarchy = one_level(double=True, dram=dram)
-    machine = Fixed(hierarchy)
-    traffic = machine.traffic(nest)
-    kernel, image, output = (
-        traffic[t].buffers for t in (Tensor.KERNEL, Tensor.INPUT, Tensor.OUTPUT)
-    )
-    placement = {
-        Tensor.INPUT: (Memory("L", 1.0, image),),
-        Tensor.KERNEL: (Memory("L", 1.0, kernel[:1]),),
-        Tensor.OUTPUT: (Memory("L", 1.0, output[:1]),),
-    }
-    found = latency(nest, traffic, placement, hierarchy)
-    first = (6 * 8 + 8) * 2 / dram
-    last = 2 / dram
-    moved = (6 * 8 + 5 * 8 + 6 * 5) * 2 / dram
-    assert found.steps == 240
-    assert found.edges == pytest.approx(first + last)
-    assert found.cycles == pytest.approx(first + max(240, moved - first - last) + last)
-    buffers = {t: own[0].outermost for t, own in placement.items()}
-    walked = overlapped_cycles(nest, buffers, dict.fromkeys(Tensor, 16), dram)
-    assert found.cycles <= walked <= found.cycles + 2 * 240 / 5
-
-
 def test_ports_and_bandwidths_by_hand() -> None:
     layer = Layer("hand", 4, 1, 2, 2)
     nest = parse_nest("C2 X4 K2", layer)
@@ -193,7 +154,7 @@ def test_without_bandwidth_cycles_are_the_datapaths() -> None:
 
 def test_bounds_hold_for_all_nests_and_memories() -> None:
     proved = equal = checked = 0
-    for seed in range(16):
+    for seed in range(10):
         rng = random.Random(seed)
         layer, unroll = tiny(rng)
         machine = Fixed(timed_hierarchy(rng))
@@ -251,51 +212,6 @@ def test_the_front_is_sorted_and_unbeaten() -> None:
     assert best_ways(found.nest, machine, "edp").edp <= found.value  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("fills", [False, True])
-def test_sums_that_bound_the_cycles(fills: bool) -> None:
-    """Of all choices of memories, alone and together with their energy."""
-    nest = parse_nest("C2 X2 K2 C4 X4 K4", Layer("two", 4, 1, 4, 4))
-    checked = 0
-    for seed in range(30):
-        hierarchy = timed_hierarchy(random.Random(seed))
-        if seed % 2:  # all that moves is added
-            hierarchy = single(hierarchy, fast=False)
-        machine = Fixed(replace(hierarchy, count_fills=fills))
-        traffic = machine.traffic(nest)
-        every = sorted(all_choices(traffic, hierarchy), key=len)
-        for choice in (*every[:2], *every[-2:]):
-            checked += _check_sums(timed(nest, machine, choice), machine)
-    assert checked > 50
-
-
-def _check_sums(found: Timed, machine: Fixed) -> int:
-    """How many sums bound the nest, as they must."""
-    hierarchy, checked = machine.hierarchy, 0
-    names = [level.name for level in hierarchy.levels]
-    depths = dict.fromkeys(found.nest.layer.tensors, len(names))
-    for one in reversed(found.choice):  # innermost last
-        depths[one.tensor] = names.index(one.level or "")
-    for weights in weights_of(hierarchy):
-        streams = any(weights.by_depth[n][tensor] for tensor, n in depths.items())
-        if weights.adds and streams:
-            continue
-        cycles = found.cycles - (found.latency.steps if weights.adds else 0)
-        for worth in (None, 0.5, 20.0):
-            if worth is None:
-                priced, most = weights.alone(hierarchy), cycles
-            else:
-                priced = weights.combined(hierarchy, worth)
-                most = found.energy + worth * cycles
-            chosen = [
-                replace(b, pj=priced.price(names.index(b.level or ""), b.tensor))
-                for b in found.choice
-            ]
-            least = Fixed(priced).evaluate(found.nest, chosen)
-            assert least <= most * (1 + 1e-7) + 1e-7
-            checked += 1
-    return checked
-
-
 @pytest.mark.parametrize("alike", [False, True])
 def test_levels_keep_their_order_whatever_they_cost(alike: bool) -> None:
     """Where one further out is the cheaper one, as in cycles it may be, and where all
@@ -314,7 +230,7 @@ def test_levels_keep_their_order_whatever_they_cost(alike: bool) -> None:
         names = [level.name for level in hierarchy.levels]
         each = list(all_nests(layer, unroll))
         rng.shuffle(each)
-        for loops in each[:3]:
+        for loops in each[:2]:
             nest = nest_of(layer, loops, unroll)
             traffic = machine.traffic(nest)
             for one in ways(nest, machine):
@@ -327,4 +243,4 @@ def test_levels_keep_their_order_whatever_they_cost(alike: bool) -> None:
             found = machine.evaluate(nest, best_memories(traffic, machine))
             assert found == pytest.approx(least, rel=1e-9), seed
             checked += 1
-    assert checked > 6
+    assert checked > 4

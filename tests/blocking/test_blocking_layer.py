@@ -1,4 +1,4 @@
-"""Layers: their sizes, what they touch, and how they are written."""
+"""Layers and nests: their sizes, what they mean in text, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import prod
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nest_strategies import layers
+from nest_strategies import layers, nests
 from nest_trace import shape
 
 from memplan.blocking.nest.layer import (
@@ -24,6 +24,7 @@ from memplan.blocking.nest.layer import (
     parse_layer,
     pooling,
 )
+from memplan.blocking.nest.nest import MAX_LOOPS, Loop, Nest, parse_nest, parse_unroll
 from memplan.errors import InputError, MemplanError, UsageError
 
 SMALL = st.integers(1, 12)
@@ -44,14 +45,6 @@ def test_a_tensor_has_the_elements_of_its_axes(layer: Layer) -> None:
     if layer.Fw >= layer.stride[0] and layer.Fh >= layer.stride[1]:
         assert elements(layer, Tensor.INPUT) == whole
     assert footprint(layer, Tensor.INPUT, dict.fromkeys(DIMS, 1)) == 1
-
-
-def test_a_tile_has_a_halo_of_its_window() -> None:
-    layer = Layer("l", 8, 8, 4, 8, 3, 3, B=2, G=2, stride=(2, 1))
-    tile = {"X": 4, "Y": 2, "C": 2, "K": 5, "Fw": 3, "Fh": 2, "B": 2, "G": 1}
-    assert footprint(layer, Tensor.INPUT, tile) == (3 * 2 + 3) * (1 + 2) * 2 * 2
-    assert footprint(layer, Tensor.KERNEL, tile) == 2 * 5 * 3 * 2
-    assert footprint(layer, Tensor.OUTPUT, tile) == 4 * 2 * 5 * 2
 
 
 @pytest.mark.parametrize(
@@ -85,23 +78,12 @@ def test_other_layers_are_written_as_convolutions() -> None:
     assert elements(lrn, Tensor.OUTPUT) == 5 * 5 * 16
 
 
-def test_sizes_are_padded_to_what_is_unrolled() -> None:
-    padded = PAPER_LAYERS["conv3"].padded({"C": 16, "K": 16, "X": 32})
-    assert (padded.C, padded.K, padded.X, padded.Y) == (112, 208, 32, 32)
-
-
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("size", [0, -1, MAX_SIZE + 1])
 def test_a_size_out_of_range_is_named(dim: str, size: int) -> None:
     sizes = dict.fromkeys(DIMS, 1) | {dim: size}
     with pytest.raises(InputError, match=f"odd: {dim} is {size}, and must be in"):
         Layer("odd", **sizes)
-
-
-@pytest.mark.parametrize("stride", [(0, 1), (1, 0), (1, MAX_SIZE + 1)])
-def test_a_stride_out_of_range_is_named(stride: tuple[int, int]) -> None:
-    with pytest.raises(InputError, match=r"odd: s[xy] is"):
-        Layer("odd", 1, 1, 1, 1, stride=stride)
 
 
 def test_a_layer_cannot_be_too_large_to_count() -> None:
@@ -121,18 +103,11 @@ def test_layers_are_read_from_sizes() -> None:
     ("text", "said"),
     [
         ("", "'' is no layer: give one of conv1"),
-        ("conv6", "'conv6' is no layer"),
-        ("B8", "'B8' is no layer"),
         ("1,2,3,4,x", "'x' is no size"),
-        ("1,2,3,4,5.0,6", "'5.0' is no size"),
         ("1,2,3,4,5,6,Q7", "'Q7' is no size, nor B, G or S"),
-        ("1,2,,4", "'' is no size"),
         ("1,2,3,٤", "'٤' is no size"),
-        ("1,2,3," + "9" * 5000, "is no size"),
-        ("1,2,3,4,B" + "9" * 5000, "is no size"),
         ("1,2,3", "has 3 sizes; 4 or 6"),
         ("1,2,3,4,5", "has 5 sizes; 4 or 6"),
-        ("1,2,3,4,5,6,7", "has 7 sizes; 4 or 6"),
         ("1,2,3,4,B2,b=3", "B, G and S may each be given once"),
     ],
     ids=lambda value: value[:30],
@@ -146,9 +121,7 @@ def test_what_is_no_layer_is_named(text: str, said: str) -> None:
     ("text", "said"),
     [
         ("0,2,3,4", "C is 0"),
-        ("1,-2,3,4", "K is -2"),
         ("1,2,3,4,S0", "sx is 0"),
-        ("1,2,3,99999999", "Y is 99999999"),
         ("999999,999999,999999,999999", "2\\^60"),
     ],
 )
@@ -163,3 +136,101 @@ def test_any_text_is_a_layer_or_an_error(text: str) -> None:
         assert parse_layer(text).macs > 0
     except MemplanError as error:
         assert str(error)
+
+
+LAYER = Layer("small", X=8, Y=4, C=4, K=6, Fw=3, Fh=3)
+WHOLE = "Fw3 Fh3 X4 C2 K6 X8 Y4 C4"
+
+
+def test_the_datapath_is_below_all_loops() -> None:
+    nest = parse_nest("Fw3 Fh3 C4 X8 Y4 K8", LAYER, {"C": 2, "K": 4, "Y": 1})
+    assert nest.unroll == {"C": 2, "K": 4}
+    assert nest.layer == LAYER  # 6 kernels: two lanes idle half of the time
+    assert str(nest) == "Fw3 Fh3 C4 X8 Y4 K6"
+    assert nest.extents(0) == dict.fromkeys(DIMS, 1) | nest.unroll
+    assert nest.utilisation == 6 / 8
+    assert nest.loops[2] == Loop("C", 2, 4)
+
+
+@given(nests(window_innermost=False, divisors=False))
+def test_tiles_cover_each_dimension_and_strings_read_back(nest: Nest) -> None:
+    assert parse_nest(str(nest), nest.layer, nest.unroll) == nest
+    for loop in nest.loops:
+        for extent in (loop.inner, loop.outer):
+            tiles = nest.tiles(loop.dim, extent)
+            covered = sum(size * times for size, times in tiles.items())
+            assert covered == nest.layer.size(loop.dim)
+            assert max(tiles) == extent
+            assert nest.visits(loop.dim, extent) == sum(tiles.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Fw3 Q4", "token 2, 'Q4': a loop is one of X, Y, C"),
+        ("X", "token 1, 'X': a loop is one of"),
+        ("X٤", "token 1, 'X٤': a loop is one of"),
+        ("X" + "9" * 5000, "token 1, 'X9+': a loop is one of"),
+        ("X2 X16", "token 2, 'X16': small has X = 8, and no more"),
+        ("C2 X0", "token 2, 'X0': an extent is at least 1"),
+        ("X4 C2 X2", "token 3, 'X2': the loops inside it cover 4 of X already"),
+        ("", "does not cover small: X ends at 1 of 8"),
+        (WHOLE.removesuffix("C4"), "does not cover small: C ends at 2 of 4"),
+        ("X1 " * (MAX_LOOPS + 1), "has 257 loops, more than 256"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_a_wrong_token_is_named(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_nest(text, LAYER)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("C1", "token 1, 'C1': the datapath's unrolling covers 2 of C already"),
+        ("C3", "token 1, 'C3': the datapath does 2 of C at once, and 3 is no multiple"),
+    ],
+)
+def test_a_token_against_the_unrolling_is_named(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_nest(text, LAYER, {"C": 2})
+
+
+@given(st.text() | st.lists(st.sampled_from(WHOLE.split())).map(" ".join))
+def test_any_text_is_a_nest_or_an_error(text: str) -> None:
+    try:
+        nest = parse_nest(text, LAYER)
+    except UsageError as error:
+        assert "token" in str(error) or "does not cover" in str(error)
+    else:
+        assert nest.extents(len(nest.loops)) == {d: LAYER.size(d) for d in DIMS}
+
+
+def test_unrolling_is_read() -> None:
+    assert parse_unroll("C16,K16") == {"C": 16, "K": 16}
+    assert parse_unroll(" Fw3  X1,") == {"Fw": 3, "X": 1}
+    assert parse_unroll("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("C16 Q2", "unrolling 'Q2': give dimensions with a number"),
+        ("C0", "unrolling 'C0': give"),
+        ("C" + "9" * 5000, "unrolling 'C9+': give"),
+        ("C2,K2,C4", "unrolling 'C4': C is given twice"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_a_wrong_part_of_an_unrolling_is_named(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_unroll(text)
+
+
+@given(st.text("XYCKFwhBG0123456789, "))
+def test_any_text_unrolls_or_is_an_error(text: str) -> None:
+    try:
+        assert all(dim in DIMS and n >= 1 for dim, n in parse_unroll(text).items())
+    except MemplanError as error:
+        assert str(error).startswith("unrolling")

@@ -49,32 +49,6 @@ def test_convolutions_products_and_pooling(written: Written) -> None:
     assert found.left_out == () and found.notes == ()
 
 
-def test_layers_alike_are_counted(written: Written) -> None:
-    found = layers_of_model(
-        written(
-            "c = nn.Conv2d(8, 8, 3, padding=1)\n"
-            "return nn.Sequential(c, nn.ReLU(), c, nn.Conv2d(8, 8, 3, padding=1)), (\n"
-            "    torch.randn(1, 8, 9, 9),)"
-        )
-    )
-    assert [(one.layer.name, one.count) for one in found.layers] == [("0", 3)]
-
-
-def test_functions_and_batched_products_are_seen(written: Written) -> None:
-    spec = written(
-        "class M(nn.Module):\n"
-        "    def forward(self, x):\n"
-        "        y = nn.functional.conv1d(x, torch.ones(6, 4, 3))\n"
-        "        return y @ y.transpose(1, 2)\n"
-        "return M(), torch.randn(5, 4, 12)"
-    )
-    found = [one.layer for one in layers_of_model(spec).layers]
-    assert found == [
-        Layer("M", 10, 1, 4, 6, 3, B=5),
-        Layer("M", 1, 1, 10, 6, B=6, G=5),
-    ]
-
-
 def test_what_is_in_no_layer_is_named_with_its_share(written: Written) -> None:
     found = layers_of_model(
         written(

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nest_strategies import nests
 
-from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design import network_design
-from memplan.blocking.design.design_moves import (
-    NestPool,
-    descended,
-    private_hierarchy,
-    ranked_designs,
-)
+from memplan.blocking.design.design_moves import NestPool, descended, private_hierarchy
 from memplan.blocking.design.network import (
     NETWORKS,
     LayerEnergy,
@@ -34,14 +25,12 @@ from memplan.blocking.machine.energy import paper_curves
 from memplan.blocking.machine.hierarchy import Hierarchy, load_hierarchy
 from memplan.blocking.nest.array import Array
 from memplan.blocking.nest.layer import Layer, Tensor, fully_connected, pooling
-from memplan.blocking.nest.nest import Nest
 from memplan.blocking.search.mappings import usual
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import Options, Space
 from memplan.blocking.search.spatial import Task
 from memplan.errors import NoPlanError, UsageError
 from memplan.sweep import sweep
-from tests.strategies import examples
 
 CORE = {"C": 16, "K": 16}
 LAYERS = (
@@ -84,83 +73,6 @@ def on(hierarchy: Hierarchy) -> NetworkEnergy:
             for (layer, count), result in zip(counted, found, strict=True)
         ),
     )
-
-
-@examples(
-    10,
-    st.lists(nests(window_innermost=False, divisors=True), min_size=1, max_size=3),
-    st.lists(st.integers(2, 400), min_size=3, max_size=6, unique=True),
-    st.booleans(),
-    soak=25,
-)
-def test_a_pool_prices_nests_as_packing_does_or_less(
-    some: list[Nest], sizes: list[int], fills: bool
-) -> None:
-    """Less where a memory does not pay, which packing fills all the same, and where a
-    stripe of the input does, which packing leaves out."""
-    half = len(sizes) // 2
-    design = {tensor: tuple(sorted(sizes[:half])) for tensor in Tensor}
-    design[Tensor.OUTPUT] = tuple(sorted(sizes[half : half + 1]))
-    hierarchy = private_hierarchy(design, Codesign(count_fills=fills))
-    one_level = replace(hierarchy, levels=hierarchy.levels[-1:])
-    last = {tensor: own[-1:] for tensor, own in design.items()}
-    for nest in some:
-        pool = NestPool(Codesign(count_fills=fills))
-        pool.add(nest)
-        pool.add(nest)
-        assert pool.nests == [nest]
-        packed = Fixed(hierarchy).evaluate(nest)
-        assert pool.best(design)[0] <= packed * (1 + 1e-12)
-        if not fills:  # one memory always pays, then
-            machine = Fixed(one_level)
-            best = best_memories(machine.traffic(nest), machine)
-            alone = machine.evaluate(nest, best)
-            assert pool.best(last)[0] == pytest.approx(alone, rel=1e-12)
-
-
-def some_pools() -> list[NestPool]:
-    pools = []
-    for layer in (LAYERS[0], pooling("pool", 14, 14, 32, (2, 2), 2)):
-        pool = NestPool(Codesign())
-        for kib in (1, 8, 64):
-            design = dict.fromkeys(Tensor, (64, kib << 10))
-            hierarchy = private_hierarchy(design, Codesign())
-            pool.add(optimize(layer, {}, Fixed(hierarchy), DIVISORS).nest)
-        pools.append(pool)
-    return pools
-
-
-@pytest.mark.soak
-def test_designs_are_ranked_by_what_is_known() -> None:
-    pools, sizes = some_pools(), [(64, 1024), (64, 8192), (1024, 8192)]
-    ranked = ranked_designs(pools, sizes, 20_000)
-    designs = [ranked.design(i) for i in range(len(ranked.places))]
-    fitting = [
-        some for some in product(sizes, repeat=3) if sum(map(sum, some)) <= 20_000
-    ]
-    assert [tuple(design.values()) for design in designs] == fitting
-    assert 0 < len(fitting) < 27
-    for number, design in enumerate(designs):
-        assert sum(map(sum, design.values())) <= 20_000
-        for row, pool in zip(ranked.energies, pools, strict=True):
-            assert row[number] == pytest.approx(pool.best(design)[0], rel=1e-12)
-    total = ranked.energies[0] + 3 * ranked.energies[1]
-    assert ranked.least([1, 3], 2)[0] == np.argmin(total)
-    place, taken = ranked.common([1, 3], 1)
-    assert taken >= 1
-    for order in ranked.by_layer:
-        assert place in order[:taken]
-
-
-def test_descent_ends_below_its_start() -> None:
-    pools = some_pools()
-    start = dict.fromkeys(Tensor, (64, 1024))
-    found = descended(pools, [1, 1], start, 1 << 14, 2)
-    assert sum(map(sum, found.values())) <= 1 << 14
-    assert all(len(own) <= 2 for own in found.values())
-    before, after = (sum(p.best(d)[0] for p in pools) for d in (start, found))
-    assert after < before
-    assert descended(pools, [1, 1], found, 1 << 14, 2) == found
 
 
 @pytest.mark.parametrize("levels", [1, 2])
@@ -248,22 +160,6 @@ def test_no_bound_where_memories_may_be_larger_than_a_chip_holds() -> None:
     assert design_network(small, CORE, 17 << 20, levels=1, options=DIVISORS).gap is None
 
 
-def test_every_layer_may_have_a_datapath_of_its_own() -> None:
-    layers = [Layer("few", 14, 14, 3, 16, 3, 3), LAYERS[1]]
-
-    def own(layer: Layer) -> dict[str, int]:
-        return {"C": min(16, layer.C), "K": 16}
-
-    design = design_network(layers, own, 1 << 14, levels=1, options=DIVISORS)
-    nests = [one.result.nest for one in design.network.layers]
-    assert [dict(nest.unroll)["C"] for nest in nests] == [3, 16]
-    # Lanes without a channel cost nothing.
-    alike = design_network(layers, CORE, 1 << 14, levels=1, options=DIVISORS)
-    assert design.network.energy == pytest.approx(alike.network.energy, rel=1e-9)
-    two = design_network(layers, own, 1 << 14, levels=2, options=DIVISORS)
-    assert two.network.energy < design.network.energy
-
-
 def test_the_end_of_the_time_returns_the_best_so_far(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -335,3 +231,21 @@ def test_mappings_are_chosen_on_memories_designed_for_them() -> None:
         assert energy == pytest.approx(one.result.energy, rel=1e-9)
     with pytest.raises(NoPlanError, match="too short to compare any designs"):
         design_mapped_network(layers, array, budget, options=Options(time_limit=0))
+
+
+@pytest.mark.parametrize("fills", [False, True])
+def test_descent_ends_below_its_start(fills: bool) -> None:
+    machine, pools = Codesign(count_fills=fills), []
+    for layer in (LAYERS[0], pooling("pool", 14, 14, 32, (2, 2), 2)):
+        pools.append(NestPool(machine))
+        for kib in (1, 8, 64):
+            sizes = dict.fromkeys(Tensor, (64, kib << 10))
+            memories = Fixed(private_hierarchy(sizes, machine))
+            pools[-1].add(optimize(layer, {}, memories, DIVISORS).nest)
+    start = dict.fromkeys(Tensor, (64, 1024))
+    found = descended(pools, [1, 1], start, 1 << 14, 2)
+    assert sum(map(sum, found.values())) <= 1 << 14
+    assert all(len(own) <= 2 for own in found.values())
+    before, after = (sum(p.best(d)[0] for p in pools) for d in (start, found))
+    assert after < before
+    assert descended(pools, [1, 1], found, 1 << 14, 2) == found

@@ -1,27 +1,29 @@
-"""Sliding buffers of the input: what they hold and fetch, in every search and bound."""
+"""Stripes and sliding buffers of the input: what they hold and fetch, in every search
+and bound."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nest_strategies import nests
-from nest_trace import Machine, MissError, Sliding, trace
+from nest_trace import Sliding, trace
 
 from memplan.blocking.cost.best_memories import best_memories
-from memplan.blocking.cost.evaluation import best_evaluation
+from memplan.blocking.cost.evaluation import best_evaluation, evaluate
 from memplan.blocking.cost.objective import Codesign, Fixed
 from memplan.blocking.design.cores_search import optimize_for_cores
 from memplan.blocking.design.network_design import design_network
 from memplan.blocking.design.parallel import best_cores_energy
-from memplan.blocking.machine.hierarchy import Level, load_hierarchy
+from memplan.blocking.machine.hierarchy import Hierarchy, Level, load_hierarchy
 from memplan.blocking.nest.array import Array
 from memplan.blocking.nest.counts import Buffer, count
-from memplan.blocking.nest.layer import DIMS, Layer, Tensor, parse_layer
+from memplan.blocking.nest.layer import Layer, Tensor, parse_layer
 from memplan.blocking.nest.nest import Nest, parse_nest
 from memplan.blocking.plan import BlockingPlan, PlannedLayer, Search
 from memplan.blocking.planfile import dump_plan, load_plan
@@ -32,99 +34,175 @@ from tests.blocking.test_blocking_trace import examples, may_coincide
 
 INPUT = Tensor.INPUT
 DIANNAO = load_hierarchy("diannao")
-SLID = Fixed(DIANNAO.slid())
-DEPTHWISE = Layer("depthwise", 14, 14, 1, 1, 3, 3, G=2)
+ROW = Layer("depthwise", 14, 14, 1, 1, 3, 3, G=2)
+DEPTHWISE = Layer("depthwise", 14, 14, 1, 1, 3, 3, G=184)
+_Number = TypeVar("_Number", int, float)
 
 
-def sliding(text: str, layer: Layer) -> list[tuple[str, int, int]]:
-    """Of each: the loop that it slides along, elements, fills."""
+def buffers(text: str, layer: Layer, *, sliding: bool) -> list[tuple[str, int, int]]:
+    """Of each stripe, or sliding buffer: the loop that sweeps over it or that it slides
+    along, elements, fills."""
     nest = parse_nest(text, layer)
-    found = count(nest, sliding=True)[INPUT].sliding
-    assert all(one.slides and one.end == one.begin + 1 for one in found)
-    return [(str(nest.loops[o.begin]), o.elements, o.fills) for o in found]
+    own = count(nest, sliding=sliding)[INPUT]
+    found = own.sliding if sliding else own.stripes
+    assert all(one.end == one.begin + 1 for one in found)
+    assert all(one.slides == sliding for one in found)
+    return [(str(nest.loops[one.begin]), one.elements, one.fills) for one in found]
 
 
-def test_tiles_that_slide_are_filled_as_stripes_are() -> None:
-    # 3 x 3 down a column; two columns of 16 x 3 and the next two; and so on.
-    assert sliding("Fw3 Fh3 Y14 X2 X14 G2", DEPTHWISE) == [
-        ("Y14", 3 * 3, 2 * 14 * 3 * 16),
-        ("X2", 3 * 16, 2 * 7 * 4 * 16),
-        ("X14", 4 * 16, 2 * 16 * 16),
-    ]
+def test_a_window_that_slides_along_a_row() -> None:
+    # Stripes: a window of 3 x 3, 14 rows of it, two such columns, and all of them.
+    text = "Fw3 Fh3 Y14 X2 X14 G2"
+    fills = [2 * 14 * 3 * 16, 2 * 7 * 4 * 16, 2 * 16 * 16]
+    sizes = [3 * 16, 4 * 16, 16 * 16]
+    loops = ["Y14", "X2", "X14"]
+    stripes = list(zip(loops, sizes, fills, strict=True))
+    assert buffers(text, ROW, sliding=False) == stripes
+    # 3 x 3 down a column; two columns of 16 x 3 and the next two; and so on: smaller,
+    # and filled as stripes are.
+    slid = list(zip(loops, [3 * 3, 3 * 16, 4 * 16], fills, strict=True))
+    assert buffers(text, ROW, sliding=True) == slid
 
 
-def test_one_slides_inside_a_loop_over_kernels_where_no_stripe_is() -> None:
-    layer = Layer("some", 8, 4, 2, 4, 3, 1)
-    # Once for each kernel; then along the rest, with what K used again held.
-    assert sliding("Fw3 X4 K4 X8 C2 Y4", layer) == [
-        ("X4", 3, 6 * 4 * 2 * 2 * 4),
-        ("X8", 6, 10 * 2 * 4),
-    ]
+def test_no_stripe_where_tiles_do_not_overlap() -> None:
+    layer = Layer("strided", 8, 8, 2, 1, 2, 3, stride=(2, 2))
+    # Along X the window is as wide as its step; along Y, until its last row is inside.
+    found = buffers("Fw2 X8 Fh2 Y4 Fh3 Y8 C2", layer, sliding=False)
+    assert [loop for loop, *_ in found] == ["Y8"]
+    assert buffers("Y8 X8 Fw2 Fh3 C2", layer, sliding=False) == []
 
 
 def test_a_stride_wider_than_one_takes_in_as_many_columns() -> None:
     layer = Layer("strided", 9, 1, 1, 1, 5, 1, stride=(2, 1))
     # Four of nine outputs: 11 columns, then 8 and 2 more.
-    assert sliding("Fw5 X4 X9", layer) == [("X4", 5, 11 * 2 + 5), ("X9", 11, 21)]
+    found = buffers("Fw5 X4 X9", layer, sliding=True)
+    assert found == [("X4", 5, 11 * 2 + 5), ("X9", 11, 21)]
 
 
-@given(
-    nests(window_innermost=False, divisors=False, sliding=True),
-    st.lists(st.booleans(), min_size=32, max_size=32),
-)
+def test_stripes_are_no_part_of_what_is_counted_by_rule() -> None:
+    layer = Layer("d", 14, 14, 1, 1, 3, 3, G=4)
+    nest = parse_nest("Fw3 Fh3 Y14 X14 G4", layer)
+    own = count(nest)[INPUT]
+    assert own.stripes
+    assert own.main == own.buffers[-1].fills == 9 * 196 * 4
+    by_rule = evaluate(layer, nest)
+    assert by_rule.pj("DRAM", INPUT) == 320 * own.main
+    best = best_evaluation(layer, nest, Codesign())
+    assert best.pj("DRAM", INPUT) == 320 * own.compulsory
+    assert best.total < by_rule.total
+
+
+def two_levels() -> Fixed:
+    """Free registers, and memories of 2 / 8 / 2 and 128 / 256 / 64 KiB; fills count."""
+    levels = [Level("registers", None, _sizes(32, 512, 32), _sizes(1e-9, 1e-9, 1e-9))]
+    for name, kib in (("L0", (2, 8, 2)), ("L1", (128, 256, 64))):
+        levels.append(Level(name, None, _sizes(*(n << 10 for n in kib)), {}))
+    curves = Codesign().curves
+    return Fixed(Hierarchy("m", "", "", tuple(levels), curves, 320.0, 1.0, True))
+
+
+def _sizes(*own: _Number) -> dict[Tensor, _Number]:
+    return dict(zip(Tensor, own, strict=True))
+
+
+@pytest.mark.parametrize(("method", "per_mac"), [("whole", 87.466), ("divisors", 88.2)])
+def test_a_search_keeps_stripes_where_they_pay(method: str, per_mac: float) -> None:
+    machine = two_levels()
+    found = optimize(DEPTHWISE, {"G": 8}, machine, Options(method, threads=1))
+    assert found.proved
+    assert found.energy / DEPTHWISE.macs < per_mac
+    again = parse_nest(str(found.nest), DEPTHWISE, {"G": 8})
+    kept = best_evaluation(DEPTHWISE, again, machine)
+    assert kept.total == pytest.approx(found.energy, rel=1e-9)
+    stripes = [one for one in kept.buffers if kept.swept_by(one)]
+    assert {one.level for one in stripes} >= {"L0"}
+    # What one serves is what the one inside it fetches.
+    own = [one.buffer for one in kept.buffers if one.tensor is INPUT]
+    assert own[0].reads == count(again)[INPUT].demand
+    assert [one.reads for one in own[1:]] == [one.fills for one in own[:-1]]
+    # A loop is in two parts only where a stripe lies between them.
+    swept = {kept.swept_by(one) for one in stripes}
+    for inner, outer in itertools.pairwise(again.loops):
+        assert inner.dim != outer.dim or inner in swept
+
+
+def test_a_plan_holds_stripes_and_what_slides() -> None:
+    nest = parse_nest("Fw3 Fh3 Y14 X2 X14 G184", DEPTHWISE, {"G": 8})
+    striped = best_evaluation(DEPTHWISE, nest, two_levels())
+    assert striped.per_mac(striped.total) == pytest.approx(88.146, rel=1e-5)
+    swept = [str(striped.swept_by(one)) for one in striped.buffers]
+    assert swept == ["X2", "X14", "None", "None"]
+    slid = best_evaluation(DEPTHWISE, nest, Codesign(sliding=True))
+    along = [str(slid.slides_along(one)) for one in slid.buffers]
+    assert {"Y14", "X14"} & set(along)
+    for kept in (striped, slid):
+        plan = BlockingPlan((PlannedLayer(kept, Search("whole", 0.0, None, False)),))
+        assert (b"slides" in dump_plan(plan)) == (kept is slid)
+        (again,) = load_plan(dump_plan(plan)).layers
+        assert again.evaluation.buffers == kept.buffers
+        assert [str(again.evaluation.swept_by(o)) for o in kept.buffers] == [
+            str(kept.swept_by(o)) for o in kept.buffers
+        ]
+
+
+DRAWN = nests(window_innermost=False, divisors=False, sliding=True)
+KEEP = st.lists(st.booleans(), min_size=32, max_size=32)
+
+
+@pytest.mark.parametrize("sliding", [False, True])
+@given(nest=DRAWN, keep=KEEP)
 @examples(80)
-def test_counts_are_those_of_rings_that_go_round(
-    nest: Nest, keep: Sequence[bool]
+def test_counts_are_those_of_a_machine_with_any_of_the_buffers(
+    sliding: bool, nest: Nest, keep: Sequence[bool]
 ) -> None:
-    check_rings(nest, keep)
+    check_kept(nest, keep, sliding)
 
 
 @pytest.mark.soak
-def test_counts_of_many_rings() -> None:
-    drawn = nests(window_innermost=False, divisors=False, sliding=True)
-    keep = st.lists(st.booleans(), min_size=32, max_size=32)
-    examples(5000)(given(drawn, keep)(check_rings))()
+@pytest.mark.parametrize("sliding", [False, True])
+def test_counts_of_many_nests_with_any_of_the_buffers(sliding: bool) -> None:
+    def check(nest: Nest, keep: Sequence[bool]) -> None:
+        check_kept(nest, keep, sliding)
+
+    examples(5000)(given(DRAWN, KEEP)(check))()
 
 
-def check_rings(nest: Nest, keep: Sequence[bool]) -> None:
-    """What sliding buffers fetch is exact; of others, nothing is counted too little,
-    nor too much without an explanation."""
-    own = count(nest, sliding=True)[INPUT]
-    kept = [one for one, wanted in zip(own.choices, keep, strict=False) if wanted]
-    for inner, outer in itertools.pairwise(own.choices):
-        assert inner.elements <= outer.elements
-        assert inner.outward >= outer.outward
-    ends = {t: [b.end for b in of.buffers] for t, of in count(nest).items()}
-    measured = trace(nest, ends={**ends, INPUT: list(map(_end, kept))})[INPUT]
-    for place, buffer in enumerate(kept):
-        real, outer = measured[place : place + 2]
-        assert real.elements == buffer.elements
-        assert real.fills == outer.reads
-        assert real.fills <= buffer.fills
-        if buffer.slides:
-            assert real.fills == buffer.fills
-        elif real.fills < buffer.fills:
-            assert may_coincide(nest, INPUT, buffer.end)
+def check_kept(nest: Nest, keep: Sequence[bool], sliding: bool) -> None:
+    """Nothing counted too little, nor too much without an explanation, of each tensor's
+    buffers that `keep` says; what sliding buffers fetch is exact."""
+    kept: dict[Tensor, list[Buffer]] = {}
+    for tensor, own in count(nest, sliding=sliding).items():
+        chosen = zip(own.choices, keep, strict=False)
+        kept[tensor] = [one for one, wanted in chosen if wanted]
+        for inner, outer in itertools.pairwise(own.choices):
+            assert inner.elements <= outer.elements
+            assert inner.outward >= outer.outward
+    measured = trace(nest, ends={t: list(map(_end, own)) for t, own in kept.items()})
+    for tensor, buffers in kept.items():
+        for place, buffer in enumerate(buffers):
+            real, outer = measured[tensor][place : place + 2]
+            assert real.elements == buffer.elements
+            assert (real.fills, real.drains) == (outer.reads, outer.writes)
+            assert real.fills <= buffer.fills
+            if buffer.slides:
+                assert real.fills == buffer.fills
+            elif real.fills < buffer.fills:
+                assert may_coincide(nest, tensor, buffer.end)
 
 
 def _end(buffer: Buffer) -> int | Sliding:
     return Sliding(buffer.begin) if buffer.slides else buffer.end
 
 
-def test_a_ring_refuses_what_it_has_no_place_for() -> None:
-    nest = parse_nest("Fw3 X4 C2 X8", Layer("some", 8, 1, 2, 1, 3, 1))
-    # One channel's tile cannot slide while another's comes between: nothing is kept.
-    machine = Machine(nest, ends={INPUT: [Sliding(3)], Tensor.KERNEL: [], **_OUTPUTS})
-    ring = machine.memories[INPUT][0]
-    whole = {dim: (0, nest.layer.size(dim)) for dim in DIMS}
-    ring.visit(machine.touched(INPUT, {**whole, "X": (0, 4), "C": (0, 1)}))
-    with pytest.raises(MissError, match="not in the ring"):
-        ring.read(machine.touched(INPUT, {**whole, "X": (4, 8), "C": (0, 1)}))
-    with pytest.raises(MissError, match="has no place"):
-        ring.visit(machine.touched(INPUT, {**whole, "C": (0, 1)}))
-
-
-_OUTPUTS: Mapping[Tensor, Sequence[int]] = {Tensor.OUTPUT: []}
+@given(nests(window_innermost=True, divisors=True, sliding=True))
+@examples(100)
+def test_counts_are_exact_without_edges_where_windows_are_innermost(nest: Nest) -> None:
+    own = count(nest)[INPUT]
+    ends = {t: [b.end for b in of.choices] for t, of in count(nest).items()}
+    *measured, _ = trace(nest, ends=ends)[INPUT]
+    for buffer, row in zip(own.choices, measured, strict=True):
+        assert (buffer.elements, buffer.fills) == (row.elements, row.fills)
+        assert buffer.reads == row.reads or buffer in own.buffers
 
 
 def test_levels_that_do_not_slide_hold_no_sliding_buffer() -> None:
@@ -190,17 +268,3 @@ def test_memories_for_a_network_that_slide() -> None:
     for one in able.layers:
         counted = Fixed(able.hierarchy).evaluate(one.result.nest, one.result.memories)
         assert counted == pytest.approx(one.result.energy, rel=1e-9)
-
-
-def test_a_plan_holds_what_slides() -> None:
-    nest = parse_nest("Fw3 Fh3 Y14 X14 G2", DEPTHWISE)
-    kept = best_evaluation(DEPTHWISE, nest, Codesign(sliding=True))
-    along = [str(kept.slides_along(one)) for one in kept.buffers]
-    assert {"Y14", "X14"} & set(along)
-    plan = BlockingPlan((PlannedLayer(kept, Search("whole", 0.0, None, False)),))
-    (again,) = load_plan(dump_plan(plan)).layers
-    assert again.evaluation.buffers == kept.buffers
-    assert [str(again.evaluation.slides_along(o)) for o in kept.buffers] == along
-    plain = best_evaluation(DEPTHWISE, nest, Codesign())
-    plan = BlockingPlan((PlannedLayer(plain, Search("whole", 0.0, None, False)),))
-    assert b"slides" not in dump_plan(plan)

@@ -126,23 +126,6 @@ def test_no_nest_takes_less_than_its_mappings_bound(
     assert machine.evaluate(nest, memories) >= float(found.energy[0])
 
 
-@pytest.mark.parametrize("text", ["16,16,16,16", "1,1,14,14,3,3,G8"])
-def test_registers_that_cost_nothing_leave_the_bound_below(text: str) -> None:
-    """Prices in place of none are no part of it, however close it is."""
-    layer, unroll = parse_layer(text), {"X": 4, "C": 4, "K": 4}
-    unroll = {dim: n for dim, n in unroll.items() if n <= layer.size(dim)}
-    machine = small_machine((64, 64, 64), 1 << 30)
-    free, far = machine.hierarchy.levels
-    free = replace(free, pj=dict.fromkeys(Tensor, 1e-9))
-    machine = Fixed(replace(machine.hierarchy, levels=(free, far), count_fills=True))
-    best = optimize(layer, unroll, machine, ONE)
-    assert best.proved
-    counts = np.array([[unroll.get(dim, 1) for dim in DIMS]], dtype=np.int64)
-    bound = float(bounds_of(layer, counts, machine, 5.0, 1).energy[0])
-    assert bound <= best.energy
-    assert bound >= best.energy * (1 - 1e-3)
-
-
 _TINY = (
     ((4, 3, 3, 5, 2, 1, 1, 1), (1, 1), (2, 2)),
     ((5, 1, 4, 3, 3, 1, 1, 1), (2, 1), (6,)),
@@ -189,53 +172,6 @@ def test_the_best_of_all_mappings_is_found(
     assert datapath_steps(found.nest) == steps
 
 
-@pytest.mark.parametrize(
-    ("sizes", "stride", "sides"),
-    [
-        ((5, 1, 1, 2, 3, 1, 1, 1), (1, 1), (2, 2)),
-        ((4, 2, 1, 1, 3, 2, 1, 1), (2, 1), (3,)),
-    ],
-)
-@pytest.mark.parametrize("memories", [(4, 8, 4), (16, 16, 8)])
-def test_stripes_and_mappings_together(
-    sizes: tuple[int, ...],
-    stride: tuple[int, int],
-    sides: tuple[int, ...],
-    memories: tuple[int, ...],
-) -> None:
-    """Against every nest, with every choice of buffers, around every mapping."""
-    layer = Layer("sliding", *sizes[:6], B=sizes[6], G=sizes[7], stride=stride)
-    machine = small_machine(memories, 32)
-    unrolls = list(every_unroll(layer, Array(sides)))
-    counts = [[unroll.get(dim, 1) for dim in DIMS] for unroll in unrolls]
-    bounds = bounds_of(layer, np.array(counts, dtype=np.int64), machine, 5.0, 1)
-    least = math.inf
-    for unroll, bound in zip(unrolls, bounds.energy.tolist(), strict=True):
-        best = min(
-            least_energy(count(nest_of(layer, loops, unroll)), machine)
-            for loops in all_nests(layer, unroll)
-        )
-        assert bound <= best, unroll
-        least = min(least, best)
-    found = search_datapath(layer, Array(sides), machine, ONE)
-    assert found.energy == pytest.approx(least, rel=1e-9)
-    assert found.lower_bound is not None
-    assert found.lower_bound <= least * (1 + 1e-9)
-
-
-def test_depthwise_layers_use_the_array() -> None:
-    """One channel in, one out: C16,K16 does one multiplication at a time."""
-    layer = parse_layer("1,1,14,14,3,3,G24")
-    found = search_datapath(layer, Array(), DIANNAO, ONE)
-    assert found.mapping is not None
-    used = found.nest.utilisation * found.mapping.share(found.nest.unroll)
-    assert used > 100 / 256
-    assert found.nest.utilisation == pytest.approx(
-        layer.macs
-        / (datapath_steps(found.nest) * math.prod(found.nest.unroll.values()))
-    )
-
-
 def timed_machine() -> Fixed:
     machine = small_machine((16, 32, 16), 256)
     wide = dict.fromkeys(Tensor, 8.0)
@@ -260,23 +196,6 @@ def test_cycles_and_energy_times_cycles(minimize: str, sides: tuple[int, ...]) -
     assert found.value <= min(values) * (1 + 1e-9)
     assert found.lower_bound is not None
     assert found.lower_bound <= min(values) * (1 + 1e-9)
-
-
-def test_a_front_is_of_the_mapping_taken() -> None:
-    layer = Layer("tiny", 3, 1, 2, 3)
-    options = replace(ONE, minimize="edp", front=True)
-    found = search_datapath(layer, Array((2,)), timed_machine(), options)
-    assert found.front
-    assert found.mapping is not None
-
-
-def test_divisors_and_memories_of_their_own() -> None:
-    layer = Layer("tiny", 4, 4, 4, 4)
-    options = replace(ONE, method="divisors")
-    found = search_datapath(layer, Array((4,)), Codesign(), options)
-    plain = optimize(layer, {"C": 2, "K": 2}, Codesign(), options)
-    assert found.energy <= plain.energy
-    assert found.method == "divisors"
 
 
 def test_little_time_leaves_mappings_open() -> None:
@@ -312,21 +231,6 @@ def test_one_of_many_searches_ends_them_all(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(where, lambda *_: stopped)
     with pytest.raises(KeyboardInterrupt):
         search_one_of(layer, {}, DIANNAO, ONE)
-
-
-def test_ties_go_to_the_plainest() -> None:
-    layer = Layer("tie", 4, 4, 1, 1)
-
-    def result(unroll: dict[str, int], energy: float) -> Result:
-        nest = nest_of(layer, [("X", 4), ("Y", 4)], unroll)
-        return Result(nest, "whole", energy, 0.0, 1, True)
-
-    less = result({"X": 2}, 1.0)
-    assert better(less, result({"X": 4}, 1.1))
-    assert better(result({"X": 4}, 1.0), less)  # fewer steps
-    assert better(result({"X": 4}, 1.0), result({"X": 2, "Y": 2}, 1.0))
-    cycles = replace(less, minimized="cycles", value=7.0)
-    assert better(cycles, replace(cycles, energy=1.5))
 
 
 @pytest.mark.parametrize(
@@ -366,6 +270,29 @@ def test_searches_that_have_no_bounds_are_refused() -> None:
         search_datapath(layer, Array(), DIANNAO, Options(target="avx2"))
     with pytest.raises(UsageError, match="to minimize cycles takes"):
         search_datapath(layer, Array(), DIANNAO, Options(minimize="cycles"))
+
+
+def test_a_front_is_of_the_mapping_taken() -> None:
+    layer = Layer("tiny", 3, 1, 2, 3)
+    options = replace(ONE, minimize="edp", front=True)
+    found = search_datapath(layer, Array((2,)), timed_machine(), options)
+    assert found.front
+    assert found.mapping is not None
+
+
+def test_ties_go_to_the_plainest() -> None:
+    layer = Layer("tie", 4, 4, 1, 1)
+
+    def result(unroll: dict[str, int], energy: float) -> Result:
+        nest = nest_of(layer, [("X", 4), ("Y", 4)], unroll)
+        return Result(nest, "whole", energy, 0.0, 1, True)
+
+    less = result({"X": 2}, 1.0)
+    assert better(less, result({"X": 4}, 1.1))
+    assert better(result({"X": 4}, 1.0), less)  # fewer steps
+    assert better(result({"X": 4}, 1.0), result({"X": 2, "Y": 2}, 1.0))
+    cycles = replace(less, minimized="cycles", value=7.0)
+    assert better(cycles, replace(cycles, energy=1.5))
 
 
 def test_what_is_left_open() -> None:

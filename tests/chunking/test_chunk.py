@@ -179,16 +179,9 @@ def test_a_budget_below_the_floor_is_refused() -> None:
         assert relative_error(model(x), nearest(x)) <= 1e-5
 
 
-def test_too_slow_is_refused() -> None:
-    model, x = models.attention()
-    with pytest.raises(BudgetError, match=r"times as long, above 0\.00") as raised:
-        memplan.chunk(model, x, "30%", options=ChunkOptions(max_slowdown=1e-9))
-    assert raised.value.closest.memplan.measured_bytes_after == raised.value.floor
-
-
 @pytest.mark.parametrize(
     ("make", "share"),
-    [(lambda: models.attention(64), 0.9), (models.mlp, 0.5), (models.normed, 0.9)],
+    [(models.mlp, 0.5), (models.normed, 0.9)],
 )
 def test_nothing_lower_is_to_be_found(make: Any, share: float) -> None:
     model, x = make()
@@ -210,22 +203,6 @@ def test_as_little_as_can_be_in_time() -> None:
     assert peak(raised.value.closest, x) == raised.value.floor < peak(model, x)
     options = ChunkOptions(max_slowdown=None, time_limit=1e-9)
     assert memplan.chunk(model, x, "min", options=options).memplan.status == "unchanged"
-
-
-def test_as_little_as_can_be_is_what_it_is() -> None:
-    model, x = torch.nn.Linear(8, 8).eval(), torch.randn(1, 8)
-    small = chunked(model, x, "min")
-    assert small.memplan.status == "unchanged"
-    with torch.no_grad():
-        assert torch.equal(small(x), model(x))
-
-
-@pytest.mark.soak
-def test_as_little_as_can_be_may_be_more_than_half() -> None:
-    model, x = models.mlp()
-    wide = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.GELU()).eval()
-    small = chunked(torch.nn.Sequential(model, wide).eval(), x, "min")
-    assert small.memplan.status == "chunked"
 
 
 def test_submodules_where_the_model_cannot_be_exported() -> None:

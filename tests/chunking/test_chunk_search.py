@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from memplan.chunking.search import (  # noqa: E402
     Search,
     Trial,
 )
-from memplan.chunking.timing import Machine  # noqa: E402
+from memplan.chunking.timing import Machine, calibrated  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
 from memplan.graph.export import export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
@@ -227,3 +228,7 @@ def test_a_loop_has_several_outputs() -> None:
     best = min(made, key=lambda trial: trial.peak)
     assert best.peak < 0.1 * tried.program_peak
     tried.check(best)
+
+
+def test_the_machine_is_measured() -> None:
+    assert all(constant > 0 for constant in astuple(calibrated()))

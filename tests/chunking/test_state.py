@@ -79,7 +79,6 @@ def test_autocast_is_as_it_was(attention: Any) -> None:
             (3, 47, 61),
         ),
         (lambda: [nn.Conv2d(3, 16, 1), nn.MaxPool2d(3, 2, 1)], (3, 47, 47)),
-        (lambda: [nn.Conv1d(4, 32, 5, 3), nn.SiLU(), nn.Conv1d(32, 4, 1)], (4, 398)),
     ],
 )
 def test_strides_that_do_not_divide(layers: Any, shape: tuple[int, ...]) -> None:

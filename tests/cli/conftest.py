@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from memplan.blocking.design.network import NETWORKS
 from memplan.blocking.nest.layer import Layer, fully_connected
-from tests.conftest import Command, Run, Said
+from tests.conftest import ROOT, Command, Run, Said
 
 Blocking = Callable[..., Said]
+OnModel = Callable[[str, str], Command]
 
 
 @pytest.fixture
@@ -41,3 +43,22 @@ def memplan(memplan: Run, command: Command) -> Run:
         return subprocess.CompletedProcess(arguments, said.code, said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def on_model(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OnModel]:
+    """Of a command and a program: runs the command in a folder with it as m.py."""
+    import torch
+
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.delitem(sys.modules, "m", raising=False)
+
+    def make(name: str, program: str) -> Command:
+        (tmp_path / "m.py").write_text(program)
+        return lambda *arguments: command(name, *arguments)
+
+    threads = torch.get_num_threads()
+    yield make
+    torch.set_num_threads(threads)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,9 +15,7 @@ from memplan.blocking.nest.layer import PAPER_LAYERS, parse_layer
 from memplan.blocking.nest.nest import parse_nest
 from memplan.cli.blocking import report
 from memplan.cli.blocking.meanings import datapath
-from tests.blocking import nest_cases
 from tests.cli.conftest import Blocking
-from tests.conftest import ROOT
 
 STRING = "X4 Y7 Fw3 Fh3 X28 K64 C128 Y28 C256 K512"
 CONV5 = ("--layer", "conv5", "--string", STRING, "--unroll", "C16,K16")
@@ -136,52 +130,6 @@ def test_energy_is_divided_by_the_multiplications_needed(blocking: Blocking) -> 
     assert facts(shown.out)["datapath"] == "Fw3 at once, 66.7 % of it used"
 
 
-def as_arguments(case: dict[str, Any]) -> list[str]:
-    # The cases count what rounding up to the datapath adds; here it is in the layer.
-    lanes = case["unroll"]
-    sizes = (
-        -(-case["layer"][dim] // lanes.get(dim, 1)) * lanes.get(dim, 1)
-        for dim in ("C", "K", "X", "Y", "Fw", "Fh")
-    )
-    unroll = ",".join(f"{dim}{count}" for dim, count in case["unroll"].items())
-    unroll = unroll or "none"
-    layer, string = ",".join(map(str, sizes)), case["string"]
-    return ["--layer", layer, "--string", string, "--unroll", unroll, "--json"]
-
-
-def compare(said: Any, expected: Any) -> None:
-    """The same keys, integers equal, energies to a millionth."""
-    if isinstance(expected, dict):
-        assert set(said) == set(expected)
-        for key, value in expected.items():
-            compare(said[key], value)
-    elif isinstance(expected, list):
-        assert len(said) == len(expected)
-        for one, value in zip(said, expected, strict=True):
-            compare(one, value)
-    elif isinstance(expected, float):
-        assert said == pytest.approx(expected, rel=1e-6)
-    else:
-        assert said == expected
-
-
-def test_json_has_the_shape_and_numbers_of_a_case(blocking: Blocking) -> None:
-    cases = nest_cases.read(nest_cases.OWN)["cases"]
-    case = next(case for case in cases if "exact" in case)
-    keys = ["exact", "paper_literal", "energy_codesign_paper_literal_pJ"]
-    done = blocking("evaluate", *as_arguments(case), "--memory", "diannao")
-    assert done.code == 0, done.err
-    said = json.loads(done.out)
-    for key in keys:
-        compare(said[key], case[key])
-    # The best choice of buffers, where the cases take every one that is used again.
-    assert said["energy_pJ"] <= case["pack_diannao"]["total_pJ"] * (1 + 1e-9)
-    own = case["energy_codesign_pJ"]["total"]
-    assert said["energy_codesign_pJ"]["total"] <= own * (1 + 1e-9)
-    assert said["unroll"] == case["unroll"]
-    assert said["layer"]["macs"] >= case["layer"]["macs"]
-
-
 @pytest.mark.parametrize("fills", ["false", "true"])
 def test_a_hierarchy_from_a_file(blocking: Blocking, fills: str) -> None:
     Path("two.toml").write_text(FIXED.format(far="1MiB", fills=fills), encoding="utf-8")
@@ -193,61 +141,6 @@ def test_a_hierarchy_from_a_file(blocking: Blocking, fills: str) -> None:
     found = evaluate(layer, nest, Fixed(load_hierarchy("two.toml")))
     assert found.total == pytest.approx(said["pack"]["total_pJ"], rel=1e-12)
     assert found.sram_bytes == (36 << 10) + (1 << 20)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ("--layer conv9", 2, "'conv9' is no layer: give one of conv1"),
-        ("--layer 1,2,3", 2, "layer '1,2,3' has 3 sizes; 4 or 6 are needed"),
-        ("--layer 256,512,-28,28,3,3", 3, "X is -28, and must be in [1"),
-        ("--string 'X28 Fw3 Fh3'", 2, "does not cover Conv5: Y ends at 1 of 28"),
-        ("--string 'X28 Y29'", 2, "token 2, 'Y29': Conv5 has Y = 28, and no more"),
-        ("--string 'X28 X4'", 2, "token 2, 'X4': the loops inside it cover 28"),
-        ("--string C24", 2, "'C24': the datapath does 16 of C at once, and 24"),
-        ("--unroll C16,Q4", 2, "unrolling 'Q4': give dimensions with a number"),
-        ("--memory eniac", 2, "'eniac' is no hierarchy: give a .toml file, or"),
-        ("--memory hole.toml", 3, "level far is not larger than near inside it"),
-        ("--memory bad.toml", 3, "bad.toml: is no TOML"),
-        ("--budget -5", 2, "'-5' is not a size; write 12GiB"),
-        ("--memory diannao --budget 1MiB", 2, "--memory diannao has its own"),
-    ],
-)
-def test_every_mistake_is_named_in_one_line(
-    blocking: Blocking, arguments: str, code: int, message: str
-) -> None:
-    hole = FIXED.format(far="16KiB", fills="false")
-    Path("hole.toml").write_text(hole, encoding="utf-8")
-    Path("bad.toml").write_text("[[level]\n", encoding="utf-8")
-    done = blocking("evaluate", *CONV5, *shlex.split(arguments))
-    assert done.code == code, done.err
-    assert message in done.err
-    assert "Traceback" not in done.err
-    assert done.out == ""
-    lines = done.err.splitlines()
-    assert len(lines) == 1 or lines[0].startswith("Usage:")
-
-
-@pytest.mark.parametrize("name", ["evaluate", "simulate", "emit"])
-def test_what_a_command_cannot_do_without(blocking: Blocking, name: str) -> None:
-    assert "Missing option '--layer'" in blocking(name).err
-    done = blocking(name, "--layer", "conv5")
-    assert done.code == 2
-    assert "Missing option '--string'" in done.err
-
-
-def test_listing_the_commands_loads_nothing_heavy() -> None:
-    code = (
-        "import sys; sys.argv = ['memplan', 'blocking', '--help']\n"
-        "import memplan.cli as c\n"
-        "try: c.main()\nexcept SystemExit: pass\n"
-        "heavy = ('numpy', 'rich', 'torch', 'matplotlib', 'memplan.blocking')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_counts_and_energies_in_words() -> None:

@@ -64,15 +64,3 @@ def test_what_is_left_out_is_told_before_a_search(
     assert done.code == 0
     assert "left out M: aten._trilinear is one operation" in done.err
     assert "its multiply-adds are not known" in done.err
-
-
-def test_a_layer_is_no_model(blocking: Blocking) -> None:
-    done = blocking("layers", "conv1")
-    assert done.code == 2
-    assert "'conv1' is no model" in done.err
-
-
-def test_a_network_may_be_an_onnx_file(blocking: Blocking, tmp_path: Path) -> None:
-    done = blocking("network", str(tmp_path / "none.onnx"), "--budget", "64KiB")
-    assert done.code == 3
-    assert "there is no such file" in done.err

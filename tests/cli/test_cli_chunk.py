@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ torch = pytest.importorskip("torch")
 import memplan  # noqa: E402
 from memplan.chunking.search import Search  # noqa: E402
 from memplan.chunking.timing import Machine  # noqa: E402
-from tests.cli.conftest import Command, Said  # noqa: E402
-from tests.conftest import ROOT  # noqa: E402
+from tests.cli.conftest import Command, OnModel, Said  # noqa: E402
 
 MODEL = """\
 import torch
@@ -33,11 +31,7 @@ def opaque(): return models.Opaque().eval(), inputs()
 def talks(): print("hello"); return both()
 def seeded(): print(float(torch.rand(()))); return both()
 def fails(): raise ValueError("not\\n today")
-def number(): return 3
-def odd(): return alone(), 3
-def wrong(): return alone(), torch.randn(1, 3, 5)
 def guarded(): return both() if __name__ != "__main__" else 1 / 0
-value = 3
 if __name__ == "__main__":
     raise SystemExit("run as a script")
 """
@@ -45,18 +39,11 @@ ANY = ("--max-slowdown", "1e9")
 
 
 @pytest.fixture
-def chunk(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Command]:
+def chunk(on_model: OnModel, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs `memplan chunk ARGS` in a folder with m.py."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.delitem(sys.modules, "m", raising=False)
-    (tmp_path / "m.py").write_text(MODEL)
     machine = Machine()  # the same everywhere
     monkeypatch.setattr("memplan.chunking.chunk.calibrated", lambda device: machine)
-    threads = torch.get_num_threads()
-    yield lambda *arguments: command("chunk", *arguments)
-    torch.set_num_threads(threads)
+    return on_model("chunk", MODEL)
 
 
 def result(said: Said, code: int = 0) -> dict[str, Any]:
@@ -131,13 +118,6 @@ def test_it_fits_as_it_is(chunk: Command, tmp_path: Path) -> None:
     assert memplan.read_chunk_plan(tmp_path / "p.json").status == "unchanged"
 
 
-def test_nothing_can_be_exported(chunk: Command) -> None:
-    said = chunk("m.py:opaque", "--budget", "min")
-    assert said.code == 0
-    assert "stays unchanged: no part of it can be exported" in said.out
-    assert "the model as a whole: torch.export cannot take this model" in said.out
-
-
 def test_parts(chunk: Command, tmp_path: Path) -> None:
     outputs = ("--plot", "p.png", "--emit", "small.py", "-o", "p.json")
     said = chunk("m.py:branching", "--budget", "50%", *ANY, *outputs)
@@ -197,47 +177,6 @@ def test_threads_and_time(chunk: Command) -> None:
     assert said.code == 0 and torch.get_num_threads() == 1
     said = chunk("m.py:both", "--budget", "30%", *ANY, "--time-limit", "1e-9")
     assert said.code == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        ("m.py:both", 2, "give either --budget, as in --budget 20%, or --plan"),
-        ("m.py:both --budget 20% --plan p.json", 2, "give either --budget"),
-        ("m.py:both --budget 0%", 2, "above 0%"),
-        ("m.py:both --budget 20% --inputs x", 2, "write it as FILE.py:FUNCTION"),
-        ("m.py:both --budget 20% -o m.py", 2, "m.py exists; pass --force"),
-        ("m.py:both --budget 20% --emit m.py", 2, "m.py exists; pass --force"),
-        ("m.py:both --budget 20% --emit x.svg --plot x.svg", 2, "the same name"),
-        ("m.py:both --budget 20% --emit -", 2, "name a file instead of -"),
-        ("m.py:both --plan no.json", 3, "no.json"),
-        ("n.py:both --budget 20%", 3, "n.py: there is no such file"),
-        ("m.py:nothing --budget 20%", 3, "m.py has no function nothing"),
-        ("m.py:value --budget 20%", 3, "m.py has no function value"),
-        ("m.py:fails --budget 20%", 3, "m.py:14: fails failed: ValueError: not today"),
-        ("m.py:wrong --budget 20%", 3, "the model fails on these inputs: "),
-    ],
-)
-def test_what_goes_wrong_is_told_in_a_line(
-    chunk: Command, tmp_path: Path, arguments: str, code: int, words: str
-) -> None:
-    said = chunk(*arguments.split())
-    assert said.code == code
-    assert words in said.err
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    assert {path.name for path in tmp_path.iterdir()} <= {"m.py", "__pycache__"}
-
-
-def test_a_file_with_an_error(chunk: Command, tmp_path: Path) -> None:
-    (tmp_path / "e.py").write_text("import torch\n\n1 / 0\n")
-    said = chunk("e.py:both", "--budget", "20%")
-    assert said.code == 3
-    assert "e.py:3: cannot be loaded: ZeroDivisionError: division" in said.err
-    (tmp_path / "s.py").write_text("import torch\n\ndef (\n")
-    said = chunk("s.py:both", "--budget", "20%")
-    assert said.code == 3
-    assert "s.py:3: cannot be loaded: SyntaxError" in said.err
 
 
 def test_no_torch(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:

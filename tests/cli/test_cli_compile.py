@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.cli.conftest import Command  # noqa: E402
-from tests.conftest import ROOT  # noqa: E402
+from tests.cli.conftest import Command, OnModel  # noqa: E402
 
 MODEL = """\
 import torch
@@ -29,16 +26,9 @@ ANY = ("--max-slowdown", "1e9")
 
 
 @pytest.fixture
-def compiled(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Command]:
+def compiled(on_model: OnModel) -> Command:
     """Runs `memplan compile ARGS` in a folder with m.py."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.delitem(sys.modules, "m", raising=False)
-    (tmp_path / "m.py").write_text(MODEL)
-    threads = torch.get_num_threads()
-    yield lambda *arguments: command("compile", *arguments)
-    torch.set_num_threads(threads)
+    return on_model("compile", MODEL)
 
 
 def test_the_plan_is_written_and_verifies(compiled: Command, command: Command) -> None:
@@ -71,11 +61,3 @@ def test_a_model_that_gains_nothing_runs_unchanged(
     assert "stays unchanged" in said.out
     assert "arena.json was not written" in said.err
     assert not (tmp_path / "arena.json").exists()
-
-
-def test_a_budget_that_is_none_is_refused_before_the_model_is_made(
-    compiled: Command,
-) -> None:
-    said = compiled("m.py:missing", "--budget", "120%")
-    assert said.code != 0
-    assert "120%" in said.err

@@ -17,7 +17,7 @@ from memplan.fusing import kernel  # noqa: E402
 from memplan.fusing.engine import decide as stacks  # noqa: E402
 from memplan.toolchain import loading  # noqa: E402
 from memplan.toolchain.compiler import find_compiler  # noqa: E402
-from tests.cli.conftest import Command, Said  # noqa: E402
+from tests.cli.conftest import Command, OnModel, Said  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -67,12 +67,6 @@ def hooked():
     model.register_forward_hook(lambda *_: None)
     return model, planes()
 def talks(): print("hello"); return both()
-def fails(): raise ValueError("not\\n today")
-def number(): return 3
-def odd(): return net(), 3
-def wrong(): return net(), torch.randn(1, 3, 5)
-def meta(): return net().to("meta"), planes().to("meta")
-value = 3
 """
 FAST = ("--keep-slower",)
 
@@ -87,16 +81,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def fuse(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Command]:
+def fuse(on_model: OnModel, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs `memplan fuse ARGS` in a folder with m.py."""
-    monkeypatch.delitem(sys.modules, "m", raising=False)
     monkeypatch.setattr(stacks, "_told", set())
-    (tmp_path / "m.py").write_text(MODEL)
-    threads = torch.get_num_threads()
-    yield lambda *arguments: command("fuse", *arguments)
-    torch.set_num_threads(threads)
+    return on_model("fuse", MODEL)
 
 
 def result(said: Said) -> Any:
@@ -281,57 +269,6 @@ def test_no_compiler(
     said = fuse("m.py:network", *FAST)
     assert said.code == 0
     assert (said.out + said.err).count("no C++ compiler found") == 1
-
-
-def test_a_cache_that_others_can_write_to(
-    fuse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "open"
-    folder.mkdir()
-    folder.chmod(0o777)
-    monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(folder))
-    said = fuse("m.py:network", *FAST)
-    assert said.code == 0
-    assert (said.out + said.err).count("can be written to by others") == 1
-    assert list(folder.iterdir()) == []
-
-
-def test_damaged_decisions_are_made_anew(fuse: Command, cache: Path) -> None:
-    assert fuse("m.py:network", *FAST).code == 0
-    kept = list(cache.glob("*.json"))
-    assert kept
-    for file in kept:
-        whole = file.read_bytes()
-        file.write_bytes(whole[: len(whole) // 2] + b"\xff" * 9)
-    found = result(fuse("m.py:network", *FAST, "--json"))
-    assert found["status"] == "fused" and found["max_relative_error"] <= 1e-5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        ("", 2, "Missing argument 'FILE.py:FACTORY'"),
-        ("m.py", 2, "write it as FILE.py:FUNCTION"),
-        ("m.py:both --tolerance -1", 2, "--tolerance"),
-        ("m.py:both --plot p.txt", 2, "p.txt has suffix .txt"),
-        ("m.py:both --plot -", 2, "name a file instead of -"),
-        ("m.py:fails", 3, "fails failed: ValueError: not today"),
-        ("m.py:number", 3, "m.py:number must return a model, or a model"),
-        ("m.py:odd", 3, "one tensor, not int"),
-        ("m.py:both --inputs m.py:number", 3, "m.py:number: inputs are a tuple"),
-        ("m.py:wrong", 3, "the model fails on these inputs: "),
-        ("m.py:meta", 3, "the inputs are on meta; this command measures on the CPU"),
-    ],
-)
-def test_what_goes_wrong_is_told_in_a_line(
-    fuse: Command, tmp_path: Path, arguments: str, code: int, words: str
-) -> None:
-    said = fuse(*arguments.split())
-    assert said.code == code
-    assert words in said.err
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    assert {path.name for path in tmp_path.iterdir()} <= {"m.py", "__pycache__"}
 
 
 def test_no_torch(fuse: Command, monkeypatch: pytest.MonkeyPatch) -> None:

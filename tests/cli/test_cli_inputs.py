@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from memplan import files
 from tests.cli.conftest import Command, Said
 from tests.cli.samples import LAYER, STRING, write_all
 
@@ -57,59 +53,11 @@ def test_what_is_missing(command: Command, arguments: list[str]) -> None:
     refused(command(*arguments), file_in(arguments))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)],
-    ids=["folder", "pipe", "link in a circle"],
-)
-@pytest.mark.parametrize("arguments", [*READING[:4], *RUNNING[:1]], ids=IDS)
-def test_what_is_no_file(
-    command: Command,
-    tmp_path: Path,
-    arguments: list[str],
-    make: Callable[[Path], None],
-) -> None:
-    make(tmp_path / file_in(arguments))
-    refused(command(*arguments), file_in(arguments))
-
-
 def refused(said: Said, name: str) -> None:
     assert said.code == 3
     assert said.err.startswith(f"memplan: {name}")
     assert said.err.count("\n") == 1
     assert said.out == ""
-
-
-@pytest.mark.parametrize(
-    ("raised", "message"),
-    [
-        (PermissionError(13, "no"), "cannot be read (no); check the file"),
-        (MemoryError(), "not enough memory to read it; use a smaller file"),
-        (RecursionError(), "nested too deeply"),
-    ],
-)
-@pytest.mark.parametrize("arguments", READING[1:13:3], ids=IDS)
-def test_what_cannot_be_read(
-    command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    raised: Exception,
-    message: str,
-) -> None:
-    name = file_in(arguments)
-    (tmp_path / name).write_bytes(b"{}")
-    real = open
-
-    def bursting(file: Any, *rest: Any, **options: Any) -> Any:
-        if str(file).endswith(name):
-            raise raised
-        return real(file, *rest, **options)
-
-    monkeypatch.setattr(files, "open", bursting, raising=False)
-    said = command(*arguments)
-    assert said.code == 3
-    assert said.err == f"memplan: {name}: {message}\n"
 
 
 @pytest.mark.parametrize(

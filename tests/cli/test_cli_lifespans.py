@@ -15,7 +15,7 @@ from memplan.reporting.html.report import report
 from memplan.trace.trace import Trace
 from memplan.units import format_bytes
 from tests.cli.conftest import Command
-from tests.plotting.test_plot_packing import words
+from tests.plotting.pictures import words
 from tests.reporting.test_html_report import Page
 from tests.solving.test_lifespans import LENGTHS, START, on_cuda, step_of
 

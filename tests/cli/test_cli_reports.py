@@ -106,36 +106,6 @@ def test_a_damaged_one_of_many_is_named(memplan: Run, traces: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "problem"),
-    [
-        ("stats none.*.parquet", 3, "no file is named like this"),
-        ("stats grows.parquet p.plan.json", 2, "name traces only"),
-        ("stats grows.parquet --at 99", 2, "steps 0 to 12 only"),
-        ("check grows.parquet", 2, "nothing to check"),
-        ("check grows.parquet --max 1 --tolerance 1%", 2, "--baseline"),
-        ("check p.plan.json --no-leak", 2, "a plan has one step only"),
-        ("check grows.parquet --baseline p.plan.json", 2, "without what is persistent"),
-        ("check grows.parquet --max x", 2, "is not a size"),
-        (
-            "check grows.parquet --baseline grows.parquet --tolerance x",
-            2,
-            "is no share",
-        ),
-        ("diff grows.parquet p.plan.json", 3, "not a trace"),
-        ("stats p.plan.json -n 3", 2, "-n is for traces"),
-        ("stats p.plan.json --device 0", 2, "--device is for snapshots"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    arguments: str, code: int, problem: str, memplan: Run, traces: Path
-) -> None:
-    done = memplan(*arguments.split())
-    assert done.returncode == code
-    assert problem in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         ("grows.parquet --max 11KiB", 0, "check passed: peak live 11.0 KiB"),

@@ -134,44 +134,6 @@ def test_it_is_unknown_whether_it_fits(memplan: Run, hard: Path) -> None:
     assert (quiet.returncode, quiet.stdout) == (4, "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ("--method magic", 2, "magic"),
-        ("--time-limit -1", 2, "--time-limit"),
-        ("--time-limit nan", 2, "time limit of nan seconds"),
-        ("--capacity much", 2, "'much' is not a size; write 12GiB"),
-        ("--capacity-of live", 2, "--capacity-of is for --capacity"),
-        ("--capacity 99 --capacity-of process", 2, "needs a trace"),
-        ("--seed -1", 2, "--seed"),
-        ("--alignment 0", 2, "--alignment"),
-        ("--step 3", 2, "a bare problem has no steps"),
-        ("--mip-solver highs", 2, "--mip-solver is for --method mip only"),
-        ("--priority size", 2, "--priority is for --method bestfit only"),
-        ("--method mip --mip-solver abacus", 2, "abacus"),
-        ("-o p.csv", 2, "p.csv exists; pass --force"),
-        ("-o nowhere/x.json", 2, "nowhere is not a folder"),
-    ],
-)
-def test_every_option_has_its_mistake(
-    memplan: Run, csv: Path, arguments: str, code: int, message: str
-) -> None:
-    done = memplan("solve", "p.csv", *arguments.split())
-    assert done.returncode == code, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    assert csv.read_text() == SMALL
-    assert not csv.with_name("p.plan.json").exists()
-
-
-def test_help_explains_every_method(memplan: Run) -> None:
-    done = memplan("solve", "--help")
-    assert done.returncode == 0
-    for name in ("auto", "sections-size", "an integer program"):
-        assert name in done.stdout
-
-
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """`memplan solve hard.csv ARGUMENTS`, under way."""
     return subprocess.Popen(
@@ -232,7 +194,7 @@ def test_an_interrupt_is_told(hard: Path) -> None:
         hard.parent, "--method", "search", "--time-limit", "3600", "--json"
     )
     # Seconds of its own, however busy the machine is: it is searching by then.
-    while process.poll() is None and cpu_seconds(process.pid) < 3.0:
+    while process.poll() is None and cpu_seconds(process.pid) < 2.0:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, said = process.communicate(timeout=600)
@@ -284,11 +246,6 @@ def test_convert_a_plan_and_read_it_back(memplan: Run, csv: Path) -> None:
     assert back.labels == ("a", "b", "c", "d", "e")
 
 
-def test_convert_a_problem(memplan: Run, csv: Path) -> None:
-    assert memplan("convert", "p.csv", "q.csv").returncode == 0
-    assert csv.with_name("q.csv").read_text() == SMALL
-
-
 def test_convert_a_trace(memplan: Run, training: Path) -> None:
     pytest.importorskip("torch")
     done = memplan("record", "-q", "-o", "t.parquet", "train.py", "6")
@@ -299,26 +256,6 @@ def test_convert_a_trace(memplan: Run, training: Path) -> None:
     done = memplan("convert", "t.parquet", "hot.csv")
     assert done.returncode == 3
     assert "wraps around the end of the step" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ("p.csv q.txt", 2, "q.txt is not a .csv file"),
-        ("p.csv p.csv", 2, "p.csv exists; pass --force"),
-        ("missing.csv q.csv", 3, "missing.csv: no such file"),
-        ("p.csv q.csv --step 1", 2, "a bare problem has no steps"),
-        ("x.json q.csv --step 1", 2, "a plan has no steps"),
-    ],
-)
-def test_convert_refuses(
-    memplan: Run, csv: Path, arguments: str, code: int, message: str
-) -> None:
-    assert memplan("solve", "p.csv", "-o", "x.json").returncode == 0
-    done = memplan("convert", *arguments.split())
-    assert done.returncode == code
-    assert message in done.stderr
-    assert not csv.with_name("q.csv").exists()
 
 
 def test_a_plan_that_does_not_verify_is_not_written(

@@ -24,10 +24,11 @@ from memplan.core.plan import (
     Warmup,
 )
 from memplan.core.planfile import dump_plan
-from memplan.core.problem import Gaps, Problem
+from memplan.core.problem import FREE, Gaps, Problem
 from tests.gap_samples import gapped
 from tests.plans import changed
 from tests.solving.exact_oracle import stacked
+from tests.strategies import problems as random_problems
 
 Fields = dict[str, Any]
 
@@ -95,29 +96,18 @@ def problems(
     draw: st.DrawFn, *, periodic: bool, labelled: bool, rounded: bool = True
 ) -> Problem:
     """rounded: buffers take up whole blocks, as those that serve requests do."""
-    n = draw(st.integers(0, 8))
-    length = draw(st.integers(2, 30)) if periodic else None
-    last = (length or 30) - 1
-    times = st.lists(st.integers(0, last), min_size=2, max_size=2, unique=True)
-    pairs = [draw(times) for _ in range(n)]
-    pairs = pairs if periodic else [sorted(pair) for pair in pairs]
-    sizes = draw(st.lists(st.integers(1, 1 << 40), min_size=n, max_size=n))
-    uniform = draw(st.booleans())
-    units = [draw(st.sampled_from([1, 64, 512])) for _ in range(n)]
-    alignment = units[:1] * n if uniform else units
-    fixed = [-1] * n
-    if n and draw(st.booleans()):
-        fixed[-1] = alignment[-1] * draw(st.integers(1 << 41, 1 << 42))
+    found = draw(random_problems(periodic=periodic, max_size=8, fixed=True))
+    n, scale = len(found), draw(st.sampled_from([1, 1 << 31]))
     labels = st.lists(st.text(max_size=5), min_size=n, max_size=n, unique=True)
     return Problem.of(
-        [lower for lower, _ in pairs],
-        [upper for _, upper in pairs],
-        sizes,
-        alignment=alignment,
-        fixed=fixed,
-        length=length,
+        found.lower,
+        found.upper,
+        found.size * scale,
+        alignment=found.alignment,
+        fixed=np.where(found.fixed == FREE, FREE, found.fixed * scale),
+        length=found.length,
         labels=draw(labels) if labelled else None,
-        rounding=(math.gcd(*alignment) or 1) if rounded else 1,
+        rounding=(math.gcd(*found.alignment.tolist()) or 1) if rounded else 1,
     )
 
 

@@ -55,11 +55,6 @@ def test_sizes_are_padded_to_what_all_alignments_share() -> None:
     assert problem.padded.tolist() == [8, 8, 16]
 
 
-def test_wrap_around_lifespans() -> None:
-    problem = Problem.of([5, 0, 5], [2, 8, 0], [1, 1, 1], length=8)
-    assert problem.wraps.tolist() == [True, False, True]
-
-
 def test_the_fingerprint_is_of_sizes_and_lifespans() -> None:
     rows = b"".join(v.to_bytes(8, "little") for v in (7, 0, 3, 9, 1, 4))
     problem = Problem.of([0, 1], [3, 4], [7, 9])
@@ -240,18 +235,6 @@ def test_the_fingerprint_tells_gaps_apart() -> None:
     assert fingerprint(0, 2, 3, 5, 5) == fingerprint(0, 2, 3)
 
 
-def test_pieces_between_around_and_in_gaps() -> None:
-    gaps = Gaps.of([0, 0, 0, 1], [2, 3, 7, 0], [3, 5, 9, 4], [0, 1, 0, 0], [0, 4, 0, 0])
-    found = pieces(Problem.of([0, 0, 4], [9, 4, 6], [8, 5, 3], gaps=gaps))
-    columns = (found.owner, found.lower, found.upper, found.begin, found.end)
-    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [
-        (0, 0, 2, 0, 8),
-        (0, 3, 5, 1, 4),
-        (0, 5, 7, 0, 8),
-        (2, 4, 6, 0, 3),
-    ]
-
-
 @examples(80, gapped())
 def test_pieces_tick_by_tick(problem: Problem) -> None:
     found = pieces(problem)
@@ -266,13 +249,3 @@ def test_pieces_tick_by_tick(problem: Problem) -> None:
             windows = list(zip(found.begin[here], found.end[here], strict=True))
             begin, end = window(problem, i, tick)
             assert windows == ([(begin, end)] if begin < end else [])
-
-
-@examples(30, problems())
-def test_without_gaps_there_is_a_piece_for_each_buffer(problem: Problem) -> None:
-    found = pieces(problem)
-    assert found.owner.tolist() == list(range(len(problem)))
-    assert found.lower.tolist() == problem.lower.tolist()
-    assert found.upper.tolist() == problem.upper.tolist()
-    assert not found.begin.any()
-    assert found.end.tolist() == problem.size.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,8 @@ def world_of(fake_torchs: Callable[..., Path], tmp_path: Path) -> Callable[..., 
 
 
 @pytest.fixture
-def world(world_of: Callable[..., World]) -> World:
-    """A fake torch in which memplan's library stands."""
-    return world_of()
+def world(world_of: Callable[..., World]) -> Iterator[World]:
+    """A fake torch in which memplan's library stands, and leaks nothing."""
+    made = world_of()
+    yield made
+    made.assert_no_leak()

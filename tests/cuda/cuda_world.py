@@ -39,11 +39,17 @@ class FakeTorch:
 
     def __init__(self, world: World) -> None:
         self.__file__ = str(world.torchs.parent.parent / "__init__.py")
-        self._world = world
+        self.world = world
         self._pools = 0
         self.version: Any = type("version", (), {"cuda": "13.0"})
         self.cuda: Any = self
         self._C: Any = self
+
+    def get_num_threads(self) -> int:
+        return 1
+
+    def device_count(self) -> int:
+        return 2
 
     def current_device(self) -> int:
         return 0
@@ -56,13 +62,13 @@ class FakeTorch:
         return self._pools
 
     def empty(self, size: int, **_: object) -> FakeBlock:
-        return FakeBlock(self._world, self._world.take(size))
+        return FakeBlock(self.world, self.world.take(size))
 
     def _cuda_beginAllocateToPool(self, device: int, pool: int) -> None:  # noqa: N802
-        self._world.begin_pool(device, pool)
+        self.world.begin_pool(device, pool)
 
     def _cuda_endAllocateToPool(self, device: int, pool: int) -> None:  # noqa: N802
-        self._world.end_pool(device, pool)
+        self.world.end_pool(device, pool)
 
     def _cuda_releasePool(self, device: int, pool: int) -> None:  # noqa: N802
         pass
@@ -93,6 +99,7 @@ class World:
         self._fake = ctypes.CDLL(str(torchs))
         self.native = Library(library)
         self._raw = ctypes.CDLL(str(library))
+        self._alive: set[int] = set()
         self._fake.fake_stream.restype = _POINTER
         self._fake.fake_allocate.restype = _POINTER
         self._fake.fake_allocate.argtypes = (
@@ -118,6 +125,8 @@ class World:
         """An address (0: null), or the message of the exception."""
         message = ctypes.c_char_p()
         address = self._fake.fake_allocate(size, device, stream, ctypes.byref(message))
+        if address:
+            self._alive.add(address)
         return message.value.decode() if message.value else int(address or 0)
 
     def take(self, size: int, stream: int | None = None, device: int = 0) -> int:
@@ -126,8 +135,10 @@ class World:
         assert isinstance(found, int), found
         return found
 
-    def release(self, address: int) -> None:
-        self._fake.fake_release(address)
+    def release(self, *addresses: int) -> None:
+        for address in addresses:
+            self._alive.discard(address)
+            self._fake.fake_release(address)
 
     def record_stream(self, address: int, stream: int | None) -> None:
         self._fake.fake_record_stream(address, stream)
@@ -242,7 +253,8 @@ class World:
         assert self.torch_counts()["wrong_frees"] == 0
 
     def assert_no_leak(self) -> None:
-        """All can be given back, and is."""
+        """All that is still alive can be given back, and is."""
+        self.release(*self._alive)
         self.native.retire()
         for _ in range(2):  # events that failed are recorded the first time
             self.run_all()

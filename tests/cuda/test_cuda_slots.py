@@ -12,7 +12,7 @@ import pytest
 from memplan.applying.cuda_library import Library
 from memplan.errors import EnvironmentUnfitError
 from memplan.recording import cuda_library
-from memplan.recording.cuda_library import Role, is_known, library_path, take_slots
+from memplan.recording.cuda_library import is_known, library_path, take_slots
 from tests.cuda.cuda_world import FakeTorch, World
 
 
@@ -52,14 +52,6 @@ def test_until_then_torch_is_asked_as_ever(world_of: Callable[..., World]) -> No
     assert world.torch_counts()["requests"] == 2
     assert world.torch_counts()["same_type"] == 1  # C++ can still tell its class
     assert world.stats() == {}
-
-
-def test_a_second_time_changes_nothing(world: World) -> None:
-    slots = world.native.slots()
-    take_slots(world.native, FakeTorch(world))
-    assert (world.native.installed(), world.native.slots()) == (True, slots)
-    assert world.native.check(world.torchs) == ""
-    assert not world.native.take_slot(Role.END_POOL, 5)  # too late
 
 
 def test_another_allocator_is_refused_by_its_name(

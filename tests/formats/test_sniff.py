@@ -120,55 +120,42 @@ def test_long_texts_are_refused_when_they_are_read(tmp_path: Path) -> None:
         memplan.read_trace(path)
 
 
-def inputs(folder: Path) -> dict[str, Path]:
-    """A file of each kind that commands take."""
-    trace = sample_trace(64)
-    trace = replace(trace, info=replace(trace.info, device="cpu"))
-    for suffix in ("json", "json.gz", "parquet"):
-        write_trace(trace, folder / f"train.{suffix}")
-    (folder / "problem.csv").write_text(CSV)
-    (folder / "plan.json").write_bytes(dump_plan(sample_plan()))
-    return {path.name: path for path in folder.iterdir()}
-
-
 @pytest.mark.parametrize(
-    ("name", "command"),
+    ("command", "name", "code"),
     [
-        ("train.json.gz", "solve"),
-        ("train.parquet", "plot"),
-        ("train.json", "convert"),
-        ("problem.csv", "solve"),
-        ("plan.json", "verify"),
-        pytest.param("plan.json", "apply", marks=pytest.mark.torch),
+        ("solve", "train.json.gz", 0),
+        ("plot", "train.parquet", 0),
+        ("convert", "train.json", 0),
+        ("verify", "plan.json", 0),
+        # The sample's plan has requests that no program makes.
+        pytest.param("apply", "plan.json", 3, marks=pytest.mark.torch),
     ],
 )
 def test_a_command_opens_its_input_but_once(
-    name: str, command: str, tmp_path: Path
+    command: str, name: str, code: int, tmp_path: Path
 ) -> None:
-    path = inputs(tmp_path)[name]
-    more = {
-        "solve": ["--step", "all"] if name.startswith("train") else [],
-        "plot": ["-o", "picture.svg"],
-        "convert": ["out.csv"] + ["--step", "all"] * name.startswith("train"),
-        "verify": [],
-        "apply": ["nothing.py"],
-    }[command]
+    path = tmp_path / name
+    if name == "plan.json":
+        path.write_bytes(dump_plan(sample_plan()))
+    else:
+        trace = sample_trace(64)
+        info = replace(trace.info, device="cpu", argv=())
+        write_trace(replace(trace, info=info), path)
     (tmp_path / "nothing.py").write_text("")
+    more = {
+        "solve": ["--step", "all"],
+        "plot": ["-o", "picture.svg"],
+        "convert": ["out.csv", "--step", "all"],
+        "apply": ["nothing.py"],
+    }
     done = subprocess.run(
-        [sys.executable, "-c", OPENS, str(path), command, str(path), *more],
+        [sys.executable, "-c", OPENS, path, command, path, *more.get(command, [])],
         capture_output=True,
-        encoding="utf-8",
-        errors="replace",  # the sample's arguments are not all UTF-8
+        text=True,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
     )
-    # The sample's plan has requests that no program makes, so `apply` refuses it.
-    code = 3 if command == "apply" else 0
     assert done.stdout.splitlines()[-1] == f"opens 1 code {code}", done.stderr
     if command == "solve":
-        plan = memplan.read_plan(next(tmp_path.glob("*.plan.json")))
-        assert (
-            plan.provenance.source.sha256
-            == hashlib.sha256(path.read_bytes()).hexdigest()
-        )
+        source = memplan.read_plan(tmp_path / "train.plan.json").provenance.source
+        assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Models of one function, and results compared to the last stride."""
+"""Models, what they are fused to, and results compared to the last stride."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def made(forward: Callable[..., Any], **parts: Any) -> Any:
 
 
 def noise(*shape: int) -> Any:
+    shape = shape or (2, 3, 8, 8)
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
@@ -107,3 +108,39 @@ def kinds(engine: Any) -> list[list[str]]:
 def apart(c: int, size: Any = 3, stride: int = 1, **more: Any) -> Any:
     """A depthwise convolution."""
     return nn.Conv2d(c, c, size, stride, groups=c, **more)
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.bn = nn.BatchNorm2d(4)
+        self.tail = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Sigmoid())
+        self.scale = 2.0
+
+    def forward(self, x: Any) -> Any:
+        return self.tail(self.bn(self.conv(x))) * self.scale
+
+
+def small() -> Any:
+    """A model of a convolution and a stack."""
+    torch.manual_seed(0)
+    return Small().eval()
+
+
+def agree(model: Any, ready: Any, x: Any = None) -> None:
+    x = noise() if x is None else x
+    with torch.no_grad():
+        torch.testing.assert_close(ready(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def program(ready: Any) -> Any:
+    return ready.programs()[-1]
+
+
+def prepared(model: Any) -> Any:
+    """What a model is fused to, whose results are the model's."""
+    ready = fuse(model, FORCED)
+    agree(model, ready)
+    assert isinstance(program(ready), Prepared)
+    return ready

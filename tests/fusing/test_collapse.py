@@ -15,10 +15,6 @@ from memplan.fusing.collapse import collapse, sizes, steps_of
 from memplan.fusing.operators import Operation, Pool
 from memplan.fusing.patches import (
     Device,
-    band_bytes,
-    cache_sizes,
-    cpu_device,
-    fit,
     held,
 )
 
@@ -105,16 +101,6 @@ def test_a_patch_needs_what_its_windows_look_at(
             return
 
 
-def test_the_papers_strategies() -> None:
-    counts = {
-        name: len(
-            collapse(BLOCK * 10, (56, 56), cpu_device("channels_first"), most).sequences
-        )
-        for name, most in {"one": 1, "five": 5, "unrestricted": None}.items()
-    }
-    assert counts == {"one": 10, "five": 2, "unrestricted": 1}
-
-
 def test_a_stack_says_what_it_is() -> None:
     stack = collapse([Operation("relu"), *BLOCK * 2], (56, 56), Device(1 << 20), 1)
     assert list(map(str, stack.steps)) == [
@@ -177,14 +163,3 @@ def test_operations_that_there_are_not(
 ) -> None:
     with pytest.raises(UsageError):
         Operation(kind, numbers, pool)
-
-
-def test_what_does_not_fit_is_the_smallest_there_is() -> None:
-    small = fit((MAX,), (64, 64), Device(1))
-    assert small.patch == (8, 64)
-    assert small.bytes == (8 + 2) * (64 + 2) * 4
-
-
-def test_the_machines_caches() -> None:
-    first, second = cache_sizes()
-    assert 1024 <= band_bytes() < first <= second

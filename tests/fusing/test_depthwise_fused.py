@@ -64,28 +64,6 @@ def test_element_wise_layers_around_it_are_taken_in() -> None:
 
 
 @needs_compiler
-def test_what_others_take_too_is_not_taken_in() -> None:
-    def work(m: Any, x: Any) -> Any:
-        y = f.silu(m.head(x))
-        z = f.silu(m.apart(y))
-        return m.tail(z * z.mean((2, 3), keepdim=True)) + m.tail(y)
-
-    parts = {"head": nn.Conv2d(3, 20, 1), "tail": nn.Conv2d(20, 4, 1)}
-    model = made(work, apart=apart(20, padding=1), **parts)
-    engine = fused(model, noise(2, 3, 15, 17))
-    assert kinds(engine) == [["pool", "silu"]]
-
-
-@needs_compiler
-def test_one_stack_between_two_is_taken_in_by_one() -> None:
-    model = made(
-        lambda m, x: m.second(f.hardswish(m.first(m.head(x)))),
-        head=nn.Conv2d(3, 9, 1), first=apart(9, padding=1), second=apart(9, 5),
-    )  # fmt: skip
-    assert kinds(fused(model, noise(1, 3, 12, 12))) == [["pool", "hardswish"], ["pool"]]
-
-
-@needs_compiler
 def test_an_addition_and_a_normalisation_in_front_are_of_it() -> None:
     def work(m: Any, x: Any) -> Any:
         y = torch.cat((x, m.head(x)), 1)
@@ -139,17 +117,6 @@ def test_inputs_of_any_strides_and_batches() -> None:
 
 
 @needs_compiler
-def test_weights_changed_in_place_are_seen() -> None:
-    model = nn.Sequential(apart(6, padding=1), nn.BatchNorm2d(6), nn.SiLU()).eval()
-    ready, x = fuse(model, OWN), noise(1, 6, 9, 9)
-    with torch.no_grad():
-        same(model(x), ready(x))
-        model[0].weight.mul_(2)
-        model[1].running_mean.add_(1)
-        same(model(x), ready(x))
-
-
-@needs_compiler
 def test_kernels_are_said_and_can_be_left_out() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 12, 1), nn.SiLU(), apart(12, padding=1), nn.SiLU()
@@ -186,26 +153,6 @@ def test_other_groups_are_onednns() -> None:
             ready(x)
         parts = summary(ready).parts
         assert all("depthwise" not in part.kernels for part in parts)
-
-
-def test_the_faster_one_is_taken(
-    kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for each in kernel_cache.glob("*.json"):
-        each.unlink()
-    asked: list[list[str]] = []
-
-    def fastest(*given: Any) -> list[str]:
-        asked.append(given[4])
-        return given[4][::-1]
-
-    monkeypatch.setattr(decide, "fastest", fastest)
-    model = nn.Sequential(apart(6), nn.SiLU(), apart(6), nn.Conv2d(6, 6, 1)).eval()
-    options = FuseOptions(measure=False, kernels=("depthwise", "onednn"))
-    engine = fused(model, noise(1, 6, 12, 12), options=options)
-    if find_compiler() is not None:
-        assert asked[:2] == [["depthwise", "onednn"]] * 2
-    assert set(engine.kernels.values()) == {"onednn"}
 
 
 def test_without_a_compiler_it_is_onednns(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,69 +93,6 @@ def test_what_was_decided_is_kept(
     assert again.engine.batch == first.engine.batch
 
 
-class Mixed(nn.Module):
-    """Adds to every image what all have in common."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = model_of()
-
-    def forward(self, x: Any) -> Any:
-        y = self.inner(x)
-        return torch.relu(y + y.mean(0, keepdim=True))
-
-
-def test_images_that_are_mixed_go_together_though_those_given_are_alike(
-    no_decisions: Path, times: Times
-) -> None:
-    model = Mixed().eval()
-    alike, others = (
-        torch.randn(1, 3, 12, 12).expand(8, -1, -1, -1),
-        torch.randn(8, 3, 12, 12),
-    )
-    ready = fuse(model, FuseOptions(measure=False, micro_batch=1))
-    with torch.no_grad(), pytest.warns(UserWarning, match="results differ"):
-        ready(alike)
-    times(2.0, 1.0)
-    ready = called(model, alike)
-    assert ready.programs()[0].engine.batch == 8
-    with torch.no_grad():
-        torch.testing.assert_close(ready(others), model(others), rtol=1e-5, atol=1e-5)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def test_networks_of_the_same_size_are_told_apart(no_decisions: Path) -> None:
-    x = torch.randn(2, 3, 8, 8)
-    for model in (nn.Sequential(nn.ReLU(), nn.Sigmoid()), nn.Sequential(nn.Tanh())):
-        called(model.eval(), x)
-    assert len(list(no_decisions.glob("*.json"))) == 2
-
-
-def test_networks_whose_operators_have_other_arguments_are_told_apart(
-    no_decisions: Path, times: Times
-) -> None:
-    class Turned(nn.Module):
-        def __init__(self, axis: int) -> None:
-            super().__init__()
-            self.inner, self.axis = model_of(), axis
-
-        def forward(self, x: Any) -> Any:
-            y = self.inner(x)
-            return torch.relu(y + y.flip(self.axis))
-
-    times(2.0, 1.0)
-    x = torch.randn(1, 3, 12, 12).repeat(8, 1, 1, 1)
-    assert called(Turned(1).eval(), x).programs()[0].engine.batch == 4
-    assert called(Turned(0).eval(), x).programs()[0].engine.batch == 8
-
-
 def test_a_damaged_decision_is_none(no_decisions: Path) -> None:
     options = FuseOptions()
     for found in ([], {"plan": 3}, {"plan": [["direct"], 0]}, {"plan": [["no"], 1]}):
@@ -224,25 +161,6 @@ def test_a_fused_model_takes_no_more_memory() -> None:
         theirs = activation_peak(lambda: ready(x)) + ready._arena_pool.bytes
         conversion = x.numel() * 4
         assert theirs - conversion <= activation_peak(lambda: model(x))
-
-
-@pytest.mark.parametrize("images", [1, 2])
-def test_pictures_are_enlarged_within_the_models_memory(images: int) -> None:
-    """Torch shuffles what the arena holds as it lies, and into memory of its own: what
-    it took is let go."""
-    from memplan.graph.measure import activation_peak
-
-    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.PixelShuffle(2), nn.ReLU()]
-    ends = nn.Conv2d(8, 32, 3, padding=1), nn.PixelShuffle(2), nn.ReLU()
-    model = nn.Sequential(*layers, *ends, nn.Conv2d(8, 3, 3, padding=1)).eval()
-    x = torch.randn(images, 3, 32, 32)
-    ready = called(model, x, FuseOptions(measure=False, kernels=("direct",)))
-    engine = ready.programs()[0].engine
-    shuffled = 4 * images * 32 * 64 * 64  # bytes of the larger of the two
-    with torch.no_grad():
-        beside = activation_peak(lambda: ready(x))
-        assert max(beside, engine.arena.bytes) < 1.5 * shuffled
-        assert beside + engine.arena.bytes <= activation_peak(lambda: model(x))
 
 
 def test_results_that_differ_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,10 +296,3 @@ def test_torch_compile() -> None:
         ready(x).sum().backward()
         assert model[0].weight.grad is not None
     torch._dynamo.reset()
-
-
-def test_the_backend_is_registered() -> None:
-    from importlib.metadata import entry_points
-
-    (found,) = entry_points(group="torch_dynamo_backends", name="memplan")
-    assert callable(found.load())

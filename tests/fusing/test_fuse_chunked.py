@@ -99,13 +99,3 @@ def test_fused_again(pair: tuple[Any, Any, Any]) -> None:
     model, x, chunked = pair
     assert fuse(fuse(model), FORCED).model is model
     assert chunk(chunked, x, plan=chunked.memplan, options=SLOW).model is model
-
-
-def test_a_fused_module_in_a_model_stays_fused() -> None:
-    inner = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).eval()
-    fused = fuse(inner, FORCED)
-    model, x = nn.Sequential(fused, nn.Sigmoid(), nn.AvgPool2d(2)), noise(2, 3, 8, 8)
-    ready = fuse(model.eval(), FORCED)
-    with torch.no_grad(), pytest.warns(UserWarning, match="0 runs by memplan.fuse"):
-        same(nn.Sequential(inner, *model[1:])(x), ready(x))
-    assert isinstance(fused.programs()[0], Prepared)

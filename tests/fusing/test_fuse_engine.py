@@ -17,7 +17,6 @@ from fuse_arena import check_nodes  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
-from memplan.fusing.engine.steps import Call, Runner  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.join import join  # noqa: E402
 from memplan.fusing.layers import (  # noqa: E402
@@ -25,7 +24,6 @@ from memplan.fusing.layers import (  # noqa: E402
     Node,
     StackNode,
 )
-from memplan.fusing.memory import MOST_IDLE, ArenaPool, Slab  # noqa: E402
 from memplan.fusing.options import FuseOptions, Joining  # noqa: E402
 from memplan.fusing.prepared import Prepared  # noqa: E402
 from memplan.fusing.recognise import recognise  # noqa: E402
@@ -197,64 +195,6 @@ def test_what_is_joined_into_a_convolution() -> None:
     assert len(node.norms) == 1
     split = nodes_of(forward, Joining(norms=False, epilogues=False), **parts)
     assert [type(each) for each in split] == [FusedConv, StackNode]
-
-
-def test_what_is_joined_in_front_of_a_convolution() -> None:
-    def forward(self: Any, x: Any) -> Any:
-        return f.avg_pool2d(self.conv(f.relu(self.bn(x))), 2)
-
-    parts = {"conv": nn.Conv2d(4, 4, 1), "bn": nn.BatchNorm2d(4)}
-    whole = nodes_of(forward, Joining(pools=False), **parts)
-    assert [type(each) for each in whole] == [FusedConv, StackNode]
-    assert whole[0].before is not None  # type: ignore[union-attr]
-    pooled = nodes_of(forward, Joining(), **parts)
-    assert [type(each) for each in pooled] == [StackNode, FusedConv]
-    assert pooled[0].value.endswith(".pooled")
-    apart = nodes_of(forward, Joining(pools=False, prologues=False), **parts)
-    assert [type(each) for each in apart] == [StackNode, FusedConv, StackNode]
-
-
-def test_a_value_that_is_wanted_is_not_joined() -> None:
-    def forward(self: Any, x: Any) -> Any:
-        y = self.conv(x)
-        return y, f.relu(y)
-
-    nodes = nodes_of(forward, Joining(), conv=nn.Conv2d(4, 4, 1))
-    assert [type(each) for each in nodes] == [FusedConv, StackNode]
-
-
-def test_slabs_grow_and_are_few() -> None:
-    arena_pool = ArenaPool()
-    first = arena_pool.acquire(100)
-    other = arena_pool.acquire(50)  # while the first is in use
-    assert (first.bytes, other.bytes) == (100, 50)
-    arena_pool.release(first)
-    assert arena_pool.acquire(80) is first
-    arena_pool.release(first)
-    assert arena_pool.acquire(200).bytes == 200
-    assert arena_pool.bytes == 0  # the small one was let go
-    for _ in range(MOST_IDLE + 3):
-        arena_pool.release(Slab(10))
-    assert arena_pool.bytes == MOST_IDLE * 10
-
-
-def test_values_are_let_go_after_their_last_use() -> None:
-    class Nowhere:
-        def views(self) -> dict[str, Any]:
-            return {}
-
-        def convert(self, tensor: Any) -> Any:
-            return tensor
-
-    seen: list[set[str]] = []
-
-    def step(name: str) -> Call:
-        return Call(name, lambda values: seen.append(set(values)))
-
-    steps: list[Any] = [([step("a")], ()), ([step("b")], ("x", "a")), ([step("c")], ())]
-    runner = Runner(steps, torch.empty(1), Nowhere(), None, 1)
-    assert set(runner.run({"x": 1})) == {"b", "c"}
-    assert seen == [{"x"}, {"x", "a"}, {"b"}]
 
 
 def test_a_network_left_to_torch_takes_no_more_memory() -> None:

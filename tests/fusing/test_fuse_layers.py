@@ -1,10 +1,9 @@
-"""Layers that are not what they seem, and models that are fused in parts."""
+"""Layers that are not what they seem, padding, and models that are fused in parts."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +11,29 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from fuse_models import FORCED, agree, noise, prepared, program  # noqa: E402
+from fuse_alike import (  # noqa: E402
+    FORCED,
+    OWN,
+    agree,
+    alike,
+    apart,
+    fused,
+    made,
+    noise,
+    prepared,
+    program,
+    same,
+)
 from torch import nn  # noqa: E402
+from torch.nn import functional as f  # noqa: E402
 
 from memplan.fusing.fuse import fuse  # noqa: E402
+from memplan.fusing.layers import DepthwiseStack, EagerOp  # noqa: E402
 from memplan.fusing.module import PartlyFused  # noqa: E402
+from memplan.fusing.options import FuseOptions, Joining  # noqa: E402
 from memplan.fusing.prepared import Prepared  # noqa: E402
+from memplan.fusing.summary import summary  # noqa: E402
+from memplan.toolchain.compiler import find_compiler  # noqa: E402
 
 
 def test_lazy_layers() -> None:
@@ -114,15 +130,6 @@ def test_parts_of_a_model_that_cannot_be_taken_whole() -> None:
     assert seen == [model.first] * 3  # once a call
 
 
-def test_attributes_of_a_model_in_parts() -> None:
-    model = Loops().eval()
-    ready = fuse(model, FORCED)
-    with pytest.warns(UserWarning, match="parts of the model run unchanged"):
-        agree(model, ready)
-    model.last[0] = nn.Sequential(nn.Conv2d(4, 2, 1), nn.Tanh()).eval()
-    agree(model, ready)
-
-
 def test_a_model_left_alone_is_looked_at_again() -> None:
     class Chooses(nn.Module):
         def __init__(self) -> None:
@@ -141,26 +148,6 @@ def test_a_model_left_alone_is_looked_at_again() -> None:
             model.whole = turn >= 40
             agree(model, ready)
     assert isinstance(program(ready), Prepared)
-
-
-@pytest.mark.parametrize("batch", [1, 2, 3])
-@pytest.mark.parametrize("last", [False, True])
-def test_kernels_write_results_where_they_stay(batch: int, last: bool) -> None:
-    """Results that lie as kernels write them are in no arena, and are their own."""
-    form = torch.channels_last if last else torch.contiguous_format
-    layers = [nn.BatchNorm2d(5), nn.MaxPool2d(3, 1, 1), nn.ReLU()]
-    model = nn.Sequential(*layers).eval()
-    x = noise(3, 5, 9, 7).contiguous(memory_format=form)
-    ready = fuse(model, replace(FORCED, micro_batch=batch))
-    with torch.no_grad():
-        first, expected = ready(x), model(x)
-        kept = first.clone()
-        second = ready(-x)
-    torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-5)
-    assert first.stride() == expected.stride()
-    assert torch.equal(first, kept)
-    assert first.data_ptr() != second.data_ptr()
-    assert program(ready).engine.arena.bytes == 0
 
 
 @pytest.mark.parametrize("shape", [(2, 20, 4, 4), (1, 3, 7, 9), (2, 5, 3, 40)])
@@ -187,3 +174,71 @@ def test_a_window_beyond_the_plane_is_no_larger_than_that(
     found = made.nodes[0].operations[1].pool
     for axis in (0, 1):
         assert found.reach(axis) <= shape[2 + axis] + 2 * found.padding[axis]
+
+
+needs_compiler = pytest.mark.skipif(
+    find_compiler() is None, reason="needs a C++ compiler"
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("given", "behind"),
+    [((1, 1, 1, 1), (0, 0)), ((0, 1, 0, 1), (1, 1)), ((2, 0, 1, 4), (3, -2))],
+)
+def test_zeros_in_front_are_its_padding(given: Any, behind: Any) -> None:
+    model = made(
+        lambda m, x: m.apart(f.pad(m.head(x), given)),
+        head=nn.Conv2d(3, 18, 1), apart=apart(18, stride=2, padding=(0, 1)),
+    )  # fmt: skip
+    engine = fused(model, noise(2, 3, 14, 14))
+    (node,) = [each for each in engine.nodes if isinstance(each, DepthwiseStack)]
+    assert node.convolution.convolution.behind == behind
+    assert len(engine.nodes) == 2
+    by_onednn = FuseOptions(measure=False, kernels=("onednn",))
+    fused(model, noise(2, 3, 14, 14), options=by_onednn)
+
+
+@needs_compiler
+def test_zeros_around_planes_are_any_convolutions_padding() -> None:
+    model = nn.Sequential(
+        nn.ZeroPad2d(2), nn.Conv2d(3, 8, 3), nn.ZeroPad2d((0, 1, 0, 1)),
+        nn.Conv2d(8, 8, 3, 2), nn.ConstantPad2d(1, 0.5), apart(8),
+        nn.ZeroPad2d(0), nn.ConstantPad2d((1, 1, 2, 2), 0.0), nn.Conv2d(8, 4, 1),
+    ).eval()  # fmt: skip
+    ready = fuse(model, OWN)
+    x = noise(2, 3, 14, 15)
+    with torch.no_grad():
+        same(model(x), ready(x))
+    (part,) = summary(ready).parts
+    became = {each.place: (each.became, each.reason) for each in part.layers}
+    assert became["0"] == ("joined", "")
+    assert became["2"] == ("torch", "no convolution can take over its padding")
+    assert became["4"] == ("torch", "it does not pad with zeros")
+    assert became["6"] == ("nothing", "")
+    assert became["7"] == ("joined", "")
+
+
+@needs_compiler
+def test_padding_that_more_than_one_takes_stays() -> None:
+    def work(m: Any, x: Any) -> Any:
+        y = f.pad(x, (1, 1, 1, 1))
+        return m.one(y) + m.other(y)
+
+    model = made(work, one=nn.Conv2d(6, 6, 3), other=apart(6))
+    first, *_ = fused(model, noise(1, 6, 9, 9)).nodes
+    assert isinstance(first, EagerOp)
+    without = FuseOptions(measure=False, joining=Joining(prologues=False))
+    single = made(lambda m, x: m.one(f.pad(x, (1, 1))), one=nn.Conv2d(6, 6, 3))
+    assert len(fused(single, noise(1, 6, 9, 9), options=without).nodes) == 2
+
+
+def test_paddings_that_are_none_of_a_convolution() -> None:
+    conv = nn.Conv2d(4, 4, 3)
+    for pad in (
+        lambda x: f.pad(x, (1, 1, 1, 1), mode="reflect"),
+        lambda x: f.pad(x, (1, 1, 1, 1), value=2.0),
+        lambda x: f.pad(x, (-1, 1, 1, 1)),
+        lambda x: f.pad(x, (1, 1, 1, 1, 0, 0)),
+    ):
+        alike(made(lambda m, x, pad=pad: m.conv(pad(x)), conv=conv), noise(1, 4, 9, 9))

@@ -13,7 +13,7 @@ from memplan.fusing.collapse import collapse
 from memplan.fusing.kernel import Kernel, compiled
 from memplan.fusing.operators import Operation, Pool
 from memplan.fusing.reference import reference
-from memplan.toolchain.compiler import CompileError, NoCompilerError, find_compiler
+from memplan.toolchain.compiler import CompileError, find_compiler
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -69,6 +69,11 @@ def test_operands_that_do_not_fit(kernel: Kernel) -> None:
             kernel.run(**arguments)
 
 
+def test_the_reference_takes_as_many_operands() -> None:
+    with pytest.raises(UsageError, match="takes 3 operands"):
+        reference(STACK, good()["x"])
+
+
 def test_room_between_sequences() -> None:
     if find_compiler() is None:
         pytest.skip("no C++ compiler")
@@ -89,22 +94,6 @@ def test_kernels_that_there_are_not() -> None:
     for dtype, layout in (("float16", "channels_first"), ("float32", "rows")):
         with pytest.raises(UsageError, match="no kernels"):
             compiled(STACK, dtype, layout)
-
-
-def test_without_a_compiler_there_is_the_reference(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    stack = collapse([Operation("mul_number", (0.7071,)), POOL], (8, 8), CPU)
-    with pytest.raises(NoCompilerError):
-        compiled(stack, "float32", "channels_first")
-    x = torch.arange(16.0).reshape(1, 1, 4, 4)
-    assert torch.equal(
-        reference(stack, x), torch.tensor([[[[5, 7], [13, 15.0]]]]) * 0.7071
-    )
-    with pytest.raises(UsageError, match="takes 0 operands"):
-        reference(stack, x, [x])
 
 
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,13 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from convolving import convolve
 
-from memplan.errors import UsageError
 from memplan.fusing import kernels as prebuilt
-from memplan.fusing.convolution import Geometry, pack
 from memplan.fusing.kernels import convolution_library, headers, tape
-from memplan.toolchain.compiler import find_compiler
 
 torch = pytest.importorskip("torch")
 
@@ -39,22 +35,6 @@ def copied(folder: Path) -> Path:
         for path in each.glob(f"libmemplan_kernels_{NARROW}*"):
             return Path(shutil.copy(path, folder))
     raise AssertionError("it was there")
-
-
-def test_the_widest_that_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Path] = []
-    for has, wide in (({"avx512", "avx2"}, "avx512"), ({"avx2"}, "avx2"), (set(), "")):
-        asked.clear()
-        monkeypatch.setattr(prebuilt, "supported", lambda name, has=has: name in has)
-        monkeypatch.setattr(prebuilt, "read_bytes", lambda p: asked.append(p) or b"")
-        assert prebuilt.package_library("native", HEADERS) is None
-        assert all(path.name == f"libmemplan_kernels_{wide}.so" for path in asked)
-        assert prebuilt.package_library("avx512", HEADERS) is None
-
-
-def test_a_name_that_is_none() -> None:
-    with pytest.raises(UsageError, match="not one of"):
-        prebuilt.package_library("sse9", HEADERS)
 
 
 def test_a_library_of_other_headers_is_not_loaded() -> None:
@@ -99,22 +79,3 @@ def test_a_narrow_library_where_nothing_else_is(
     library = convolution_library()
     assert Path(library._name).parent == tmp_path
     tape()
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
-def test_compiled_here_they_compute_the_same(
-    kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    geometry = Geometry(19, 37, (3, 3), padding=(1, 1))
-    x = torch.randn(2, 19, 9, 11).contiguous(memory_format=torch.channels_last)
-    weight, bias = torch.randn(37, 19, 3, 3), torch.randn(37)
-    algorithms = ("direct", "winograd2", "winograd4")
-    found = [convolve(x, pack(weight, bias, geometry, each)) for each in algorithms]
-    monkeypatch.setattr(prebuilt, "folders", lambda: ())
-    monkeypatch.setenv("HOME", str(kernel_cache))  # looked into anew
-    expected = torch.nn.functional.conv2d(x, weight, bias, padding=1)
-    for each, theirs in zip(algorithms, found, strict=True):
-        mine = convolve(x, pack(weight, bias, geometry, each))
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
-        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-3)

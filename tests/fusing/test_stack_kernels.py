@@ -106,7 +106,7 @@ def compiled_all(stacks: list[Stack], instructions: str = "native") -> list[Kern
 
 @functools.cache
 def kernels() -> list[Kernel]:
-    return compiled_all(stacks_to_try(8, 5))
+    return compiled_all(stacks_to_try(5, 5))
 
 
 @settings(max_examples=50, deadline=None)
@@ -232,36 +232,3 @@ def test_a_nan_that_comes_up_on_the_way_is_not_lost(layout: str) -> None:
     assert 0 < want.isnan().sum() < want.numel()
     got = compiled(stack, "float32", layout).run(x, operands)
     assert not differences(got, want, 0)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sequences_pass_on_what_one_alone_computes(layout: str) -> None:
-    x, operands = None, None
-    results = []
-    for most in (None, 5, 1):
-        stack = collapse(BLOCK * 6, (23, 31), CPU, most)
-        if x is None:
-            x, operands = random_tensors(stack, (2, 18, 23, 31), torch.float32, 3)
-        results.append(compiled(stack, "float32", layout).run(x, operands))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
-def test_a_bound_kernel_reads_what_is_there_when_it_runs() -> None:
-    stack = collapse(BLOCK, (8, 8), CPU)
-    kernel = compiled(stack, "float32", "channels_first")
-    x, operands = random_tensors(stack, (1, 4, 8, 8), torch.float32, 3)
-    out = torch.empty_like(x)
-    bound = kernel.bind(x, operands, out)
-    for _ in range(2):
-        x.add_(1)
-        operands[0].mul_(2)
-        bound(1)
-        assert not differences(out, reference(stack, x, operands), 1e-5)
-
-
-def test_no_images_are_no_work() -> None:
-    stack = collapse(BLOCK, (8, 8), CPU)
-    x, operands = random_tensors(stack, (0, 4, 8, 8), torch.float32, 3)
-    got = compiled(stack, "float32", "channels_first").run(x, operands)
-    assert got.shape == (0, 4, 8, 8)

@@ -73,67 +73,6 @@ def ranges(library: ctypes.CDLL, unit: int) -> Iterator[Ranges]:
     assert made.bytes_in_use() % unit == 0
 
 
-def test_a_block_below_one_in_use_may_not_reach_into_it(
-    ranges: Ranges, unit: int
-) -> None:
-    assert ranges.take(2 * unit, unit)
-    assert not ranges.take(unit, unit + unit)
-    assert ranges.take(unit, unit)
-
-
-def test_a_block_may_not_begin_inside_one_that_begins_before_it(
-    ranges: Ranges, unit: int
-) -> None:
-    assert ranges.take(unit, unit + unit)
-    assert not ranges.take(2 * unit, unit)
-    assert ranges.take(3 * unit, unit)
-
-
-# In units and bytes more, beside a block of [4, 8) in an arena of 16.
-@pytest.mark.parametrize(
-    ("offset", "length", "more", "free"),
-    [
-        pytest.param(2, 2, 0, True, id="touching below"),
-        pytest.param(0, 4, 0, True, id="filling the hole below"),
-        pytest.param(2, 2, 1, False, id="one byte over from below"),
-        pytest.param(2, 1, 1, True, id="rounded up to touch it from below"),
-        pytest.param(8, 2, 0, True, id="touching above"),
-        pytest.param(7, 2, 0, False, id="its last unit, from above"),
-        pytest.param(4, 4, 0, False, id="the same"),
-        pytest.param(4, 1, 0, False, id="the same offset, smaller"),
-        pytest.param(4, 6, 0, False, id="the same offset, larger"),
-        pytest.param(5, 2, 0, False, id="contained"),
-        pytest.param(5, 3, 0, False, id="contained, to its end"),
-        pytest.param(3, 6, 0, False, id="containing"),
-        pytest.param(0, 16, 0, False, id="containing, all of the arena"),
-        pytest.param(15, 1, 0, True, id="the last unit"),
-        pytest.param(15, 0, 1, True, id="one byte in the last unit"),
-        pytest.param(15, 1, 1, False, id="one byte beyond the end"),
-        pytest.param(16, 0, 1, False, id="at the end"),
-        pytest.param(17, 0, 1, False, id="beyond the end"),
-        pytest.param(0, 0, 0, False, id="no bytes"),
-    ],
-)
-def test_neighbours_of_a_block_in_use(
-    ranges: Ranges, unit: int, offset: int, length: int, more: int, free: bool
-) -> None:
-    assert ranges.take(4 * unit, 4 * unit)
-    assert ranges.take(offset * unit, length * unit + more) == free
-    taken = -(-(length * unit + more) // unit) * unit if free else 0
-    assert ranges.bytes_in_use() == 4 * unit + taken
-    assert ranges.count() == 1 + free
-
-
-def test_a_block_between_two_fills_the_hole_and_no_more(
-    ranges: Ranges, unit: int
-) -> None:
-    assert ranges.take(0, 2 * unit)
-    assert ranges.take(5 * unit, unit)
-    assert not ranges.take(2 * unit, 3 * unit + 1)
-    assert ranges.take(2 * unit, 3 * unit)
-    assert ranges.take_anywhere(unit, 6 * unit) == -1
-
-
 @pytest.mark.parametrize("offset", [0, 1 << 12, FAR - 1000])
 @pytest.mark.parametrize("size", [FAR, FAR - 600, 1 << 63, 1 << 62])
 def test_sums_that_wrap_around_are_refused(
@@ -153,62 +92,6 @@ def test_the_arena_is_rounded_up(library: ctypes.CDLL, unit: int) -> None:
     nothing = Ranges(library, 0, unit)
     assert not nothing.take(0, 1)
     assert nothing.take_anywhere(1, FAR) == -1
-
-
-def with_holes(ranges: Ranges, unit: int) -> None:
-    """Holes of 3, 1, 2, 1 and 4 units at 0, 4, 6, 9 and 12."""
-    for offset, length in ((3, 1), (5, 1), (8, 1), (10, 2)):
-        assert ranges.take(offset * unit, length * unit)
-
-
-@pytest.mark.parametrize(
-    ("length", "more", "limit", "place"),
-    [
-        (1, 0, UNITS, 4),  # the lowest of two that fit exactly
-        (0, 1, UNITS, 4),
-        (2, 0, UNITS, 6),
-        (1, 1, UNITS, 6),
-        (3, 0, UNITS, 0),
-        (4, 0, UNITS, 12),
-        (4, 1, UNITS, None),
-        (0, 0, UNITS, None),
-        (4, 0, 2 * UNITS, 12),
-        (4, 1, 2 * UNITS, None),  # the arena ends before the limit
-        (4, 0, 15, None),
-        (3, 0, 15, 0),  # the last hole has as many left: the lowest of equals
-        (2, 0, 15, 6),
-        (2, 0, 7, 0),  # the limit lies in a hole, and leaves too little of it
-        (1, 0, 7, 4),
-        (2, 0, 11, 6),  # in a block
-        (2, 0, 2, 0),
-        (1, 0, 4, 0),  # where a hole begins
-        (1, 0, 0, None),
-    ],
-)
-def test_the_smallest_hole_below_the_limit_is_taken(
-    ranges: Ranges, unit: int, length: int, more: int, limit: int, place: int | None
-) -> None:
-    with_holes(ranges, unit)
-    found = ranges.take_anywhere(length * unit + more, limit * unit)
-    assert found == (-1 if place is None else place * unit)
-    taken = 0 if place is None else length + (more > 0)
-    assert ranges.bytes_in_use() == (5 + taken) * unit
-
-
-def test_of_a_limit_the_whole_units_count(ranges: Ranges, unit: int) -> None:
-    assert ranges.take_anywhere(unit, unit - 1) == -1
-    assert ranges.take_anywhere(unit, 2 * unit - 1) == 0
-
-
-def test_what_is_given_back_joins_the_holes_beside_it(
-    ranges: Ranges, unit: int
-) -> None:
-    with_holes(ranges, unit)
-    assert ranges.give_back(5 * unit) == unit
-    assert ranges.take_anywhere(4 * unit, UNITS * unit) == 4 * unit
-    assert ranges.give_back(4 * unit) == 4 * unit
-    assert ranges.give_back(10 * unit) == 2 * unit
-    assert ranges.take_anywhere(7 * unit, UNITS * unit) == 9 * unit
 
 
 def test_only_the_start_of_a_block_gives_it_back_and_once(

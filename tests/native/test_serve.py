@@ -1,13 +1,14 @@
-"""The server of requests through the CPU's Replay: what it places, and counts."""
+"""The server of requests through the CPU's Replay: tables, places, counts."""
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import pytest
 
 from memplan.native import _alloc
-from tests.applying.served import Served, add_up, table_of
+from tests.applying.served import Served, add_up, column, flags, table_of
 
 MIB = 1 << 20
 
@@ -30,14 +31,6 @@ def test_departures_lie_below_the_limit_and_conflicts_do() -> None:
     }
 
 
-def test_the_limit_may_lie_beyond_the_plans_arena() -> None:
-    table = table_of([(64, 0)], arena=64, online=256)
-    program = Served(_alloc.make_replay(table, 512))
-    assert [program.ask(64) for _ in range(5)] == [0, 64, 128, 192, None]
-    assert (program.replay.arena_bytes, program.replay.reserved_bytes) == (64, 512)
-    assert program.replay.top == 256
-
-
 def test_in_the_warm_up_nothing_is_placed_online_not_even_a_conflict() -> None:
     table = table_of([(64, 0), (64, 0), (64, 0)], (0, 2), (1, 2), arena=1024)
     program = Served(_alloc.make_replay(table, 1024))
@@ -51,14 +44,6 @@ def test_in_the_warm_up_nothing_is_placed_online_not_even_a_conflict() -> None:
     hot = program.replay.hot_counts()
     assert (hot["requests"], hot["conflicts"], hot["online"]) == (1, 1, 1)
     assert program.replay.warmup_counts() == counts
-
-
-def test_no_bytes_are_left_to_the_default_allocator() -> None:
-    program = Served(_alloc.make_replay(table_of([(64, 0)], elastic=True), 1024))
-    assert program.ask(64) == 0
-    assert program.ask(0) is None
-    assert program.replay.live_blocks == 1
-    assert add_up(program.replay.hot_counts())
 
 
 def test_requests_count_for_the_step_they_came_in() -> None:
@@ -166,3 +151,72 @@ def test_a_block_is_looked_at_once() -> None:
         program.drop(0)
         program.replay.next_step()
     assert program.replay.touched() == [1.0]
+
+
+def make(**changes: Any) -> _alloc.Table:
+    """Of two requests in as many steps, the second of which repeats."""
+    arrays: dict[str, Any] = {
+        "sizes": [64, 100],
+        "offsets": [0, -1],
+        "starts": [0, 1],
+        "loop_begin": 1,
+        "loop_end": 2,
+        "elastic": [False, True],
+        "sparse": [True, False],
+        "arena_bytes": 1024,
+        "online_bytes": 1024,
+        **changes,
+    }
+    for name in ("sizes", "offsets", "starts"):
+        arrays[name] = column(arrays[name])
+    for name in ("elastic", "sparse"):
+        arrays[name] = flags(arrays[name])
+    return _alloc.table(**arrays)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"offsets": [0]}, "sizes, offsets, sparse and brief differ in length"),
+        ({"sparse": [True]}, "sizes, offsets, sparse and brief differ in length"),
+        ({"elastic": [True]}, "starts and elastic differ in length"),
+        ({"sizes": [64, 0]}, "a size is not positive"),
+        ({"sizes": [-64, 64]}, "a size is not positive"),
+        ({"offsets": [32, 64]}, "an offset is not a multiple of 64"),
+        ({"starts": [1, 1]}, "starts must begin with 0"),
+        ({"starts": [], "elastic": [], "loop_begin": 0, "loop_end": 0}, "begin with 0"),
+        ({"starts": [0, 3]}, "starts must ascend"),
+        ({"starts": [0, -1]}, "starts must ascend"),
+        ({"loop_begin": 2}, "the steps that repeat must be some"),
+        ({"loop_begin": 2, "loop_end": 1}, "the steps that repeat must be some"),
+        ({"loop_end": 3}, "the steps that repeat must be some, and reach beyond none"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        make(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"starts": [0, 0]},
+        {"starts": [0, 2]},
+        {"loop_begin": 0, "loop_end": 1},
+        {"sparse": []},
+        {"offsets": [1 << 40, 1 << 40]},
+    ],
+)
+def test_what_makes_sense_is_taken(changes: dict[str, Any]) -> None:
+    replay = _alloc.make_replay(make(**changes), 1024)
+    replay.next_step()
+    assert replay.largest() == [0, 0]
+
+
+def test_without_steps_every_request_is_a_departure() -> None:
+    names = ("sizes", "offsets", "starts", "elastic", "sparse")
+    nothing: dict[str, Any] = {name: [] for name in names}
+    replay = _alloc.make_replay(make(**nothing, loop_begin=0, loop_end=0), 1024)
+    assert replay.allocate(64) == replay.base
+    assert replay.hot_counts()["online"] == 1

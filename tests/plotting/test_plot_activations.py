@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from memplan.plotting.activations import Activations, activations
+from tests.plotting.pictures import texts
 
 MIB = 1 << 20
 BEFORE = Activations([MIB, 9 * MIB, 2 * MIB], "softmax, model.py:7")
 AFTER = Activations([MIB, 2 * MIB, 3 * MIB], "add, model.py:9", [(0, 2, 16)])
-
-
-def words(figure: Figure) -> list[str]:
-    (axes,) = figure.axes
-    (legend,) = figure.legends
-    texts = [*figure.texts, *axes.texts, *legend.get_texts()]
-    return [text.get_text() for text in texts]
 
 
 def lines(axes: Axes) -> list[list[float]]:
@@ -32,7 +25,7 @@ def test_both_curves_and_their_peaks() -> None:
         [MIB, 2 * MIB, 3 * MIB, 3 * MIB],
     ]
     assert [4 * MIB, 4 * MIB] in lines(axes)
-    said = words(figure)
+    said = texts(figure)
     assert "Model" in said
     assert "9.0 MiB at softmax, model.py:7" in said
     assert "3.0 MiB at add, model.py:9" in said
@@ -42,7 +35,7 @@ def test_both_curves_and_their_peaks() -> None:
 
 def test_loops_say_how_often_they_run() -> None:
     nested = Activations([MIB] * 9, "", [(1, 8, 16), (2, 5, 4), (8, 9, 2)])
-    said = words(activations(BEFORE, nested, 0))
+    said = texts(activations(BEFORE, nested, 0))
     assert "×16 ×4" in said
     assert "×2" in said
     assert "budget" not in said
@@ -50,4 +43,4 @@ def test_loops_say_how_often_they_run() -> None:
 
 def test_no_loops_are_no_words_about_loops() -> None:
     plain = Activations([MIB, MIB])
-    assert "a loop, its operators once" not in words(activations(BEFORE, plain, MIB))
+    assert "a loop, its operators once" not in texts(activations(BEFORE, plain, MIB))

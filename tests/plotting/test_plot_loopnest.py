@@ -9,46 +9,81 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from memplan.blocking.cost.evaluation import Evaluation, Placed
+from memplan.blocking.cost.placement import Share
+from memplan.blocking.nest.counts import Buffer
+from memplan.blocking.nest.layer import Layer, Tensor
+from memplan.blocking.nest.nest import Nest, nest_of
+from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.errors import InputError
 from memplan.plotting import style
 from memplan.plotting.blocked import (
     MAX_LAYERS,
-    AreaPoint,
-    DrawnBuffer,
-    EnergyBars,
-    LoopNest,
     blocked,
     drawn_of,
     level_colours,
     levels_of,
 )
 
-CONV = EnergyBars(
-    "conv",
-    {
-        "input": {"L1": 0.25, "L2": 0.125, "DRAM": 0.5},
-        "kernel": {"L1": 1.0, "L2": 0.0, "DRAM": 0.25},
-        "output": {"L1": 0.5, "DRAM": 1.0},
-    },
-    compulsory=0.75,
-    mac_pj=1.0,
-    total_pj=3.625e6,
+UNROLL = {"C": 16, "K": 16}
+LAYER = Layer("conv", 28, 1, 32, 512)
+NEST = nest_of(LAYER, [("X", 4), ("C", 32), ("X", 28), ("K", 512)], UNROLL)
+DATAPATH = "datapath: C16,K16 at once"
+
+
+def planned(
+    name: str,
+    parts: dict[str, dict[str, float]],
+    compulsory: float,
+    buffers: tuple[Placed, ...] = (),
+    nest: Nest = NEST,
+    count: int = 1,
+) -> PlannedLayer:
+    """parts, compulsory: pJ per MAC."""
+    layer = dataclasses.replace(nest.layer, name=name)
+    levels = dict.fromkeys(level for own in parts.values() for level in own)
+    shares = tuple(
+        Share(level, Tensor(tensor), 1, own[level] * layer.macs)
+        for level in levels
+        for tensor, own in parts.items()
+        if level in own
+    )
+    found = Evaluation(layer, nest, buffers, shares, compulsory * layer.macs, 0)
+    return PlannedLayer(found, Search("whole", 0.0, None, False), count)
+
+
+def placed(name: str, level: str, begin: int, end: int, nbytes: int) -> Placed:
+    tensor = {"I": Tensor.INPUT, "K": Tensor.KERNEL, "O": Tensor.OUTPUT}[name[0]]
+    return Placed(name, tensor, level, Buffer(begin, end, nbytes // 2, 0, 0, 0, 0))
+
+
+BUFFERS = (
+    placed("IB0", "L2", 3, 4, 2048),
+    placed("KB0", "L1", 0, 1, 512),
+    placed("KB1", "DRAM", 2, 3, 1 << 21),
+    placed("OB0", "L1", 1, 2, 64),
 )
-DENSE = EnergyBars(
-    "dense", {"input": {"L1": 1.0, "DRAM": 319.0}}, 319.0, mac_pj=1.0, total_pj=1e6
+PARTS = {
+    "input": {"L1": 0.25, "L2": 0.125, "DRAM": 0.5},
+    "kernel": {"L1": 1.0, "L2": 0.0, "DRAM": 0.25},
+    "output": {"L1": 0.5, "DRAM": 1.0},
+}
+CONV = planned("conv", PARTS, 0.75, BUFFERS)
+DENSE = planned("dense", {"input": {"L1": 1.0, "DRAM": 319.0}}, 319.0)
+CURVE = tuple(
+    CurvePoint(1 << k, 1 << k, 2.0 ** (k - 16), LAYER.macs * 20.0 / k)
+    for k in range(15, 21)
 )
-NEST = LoopNest(
-    [("X", 1, 4), ("C", 16, 32), ("X", 4, 28), ("K", 16, 512)],
-    ["input", "kernel", "output"],
-    [
-        DrawnBuffer("IB0", "input", "L2", 3, 4, 2048),
-        DrawnBuffer("KB0", "kernel", "L1", 0, 1, 512),
-        DrawnBuffer("KB1", "kernel", "DRAM", 2, 3, 1 << 21),
-        DrawnBuffer("OB0", "output", "L1", 1, 2, 64),
-    ],
-    "datapath: C16,K16 at once",
-)
-CURVE = [AreaPoint(1 << k, 1 << k, 2.0 ** (k - 16), 20.0 / k) for k in range(15, 21)]
+
+
+def drawn(
+    layers: list[PlannedLayer], title: str, curve: tuple[CurvePoint, ...] = ()
+) -> Figure:
+    return blocked(BlockingPlan(tuple(layers), curve=curve), title, [], DATAPATH)
+
+
+def named(name: str, count: int = 1) -> PlannedLayer:
+    return planned(name, PARTS, 0.75, BUFFERS, count=count)
 
 
 def bars(axes: Axes) -> list[tuple[str, float, float, float]]:
@@ -70,8 +105,8 @@ def words(figure: Figure) -> list[str]:
 
 
 def test_bars_are_stacked_by_level_for_each_tensor_and_all() -> None:
-    figure = blocked([CONV], "conv", ["a fact"])
-    (axes,) = figure.axes
+    figure = drawn([CONV], "conv")
+    axes, _ = figure.axes
     found = bars(axes)
     stacks = sorted({x for gid, x, _, _ in found if gid.startswith("level")})
     assert len(stacks) == 4
@@ -93,25 +128,21 @@ def test_bars_are_stacked_by_level_for_each_tensor_and_all() -> None:
 
 
 def test_layers_that_differ_much_are_drawn_as_parts() -> None:
-    figure = blocked([CONV, DENSE], "two", [])
+    figure = drawn([CONV, DENSE], "two")
     (axes,) = figure.axes
     assert axes.get_ylabel().startswith("part of the energy")
     totals = [y + h for g, _, y, h in bars(axes) if g == "compulsory"]
     assert totals == pytest.approx([1.0, 1.0])
     assert {"conv", "dense", "I", "K", "O", "320"} <= set(words(figure))
-    alike = dataclasses.replace(CONV, name="again")
-    (axes,) = blocked([CONV, alike], "two", []).axes
+    (axes,) = drawn([CONV, named("again")], "two").axes
     assert axes.get_ylabel() == "pJ per MAC"
 
 
 def test_of_many_layers_those_with_most_energy_are_drawn() -> None:
-    layers = [
-        dataclasses.replace(CONV, name=f"layer number {i}", total_pj=float(i % 77))
-        for i in range(77)
-    ]
+    layers = [named(f"layer number {i}", i + 1) for i in range(77)]
     shown = drawn_of(layers)
-    assert [one.total_pj for one in shown] == list(range(17, 77))
-    figure = blocked(layers, "many", [])
+    assert [one.count for one in shown] == list(range(18, 78))
+    figure = drawn(layers, "many")
     assert f"drawn: the {MAX_LAYERS} that take most" in words(figure)[1]
     names = [text for text in words(figure) if text.startswith("layer number")]
     assert len(names) == MAX_LAYERS
@@ -120,22 +151,8 @@ def test_of_many_layers_those_with_most_energy_are_drawn() -> None:
     assert len(drawn_of(equal)) == MAX_LAYERS
 
 
-@pytest.mark.parametrize("count", [2, 77])
-@pytest.mark.parametrize("name", ["c", "encoder.layers.11.attention.out_proj"])
-def test_names_overlap_neither_each_other_nor_the_legend(count: int, name: str) -> None:
-    layers = [dataclasses.replace(CONV, name=f"{name}{i}") for i in range(count)]
-    figure = blocked(layers, "many", [])
-    figure.canvas.draw()
-    (axes,), (legend,) = figure.axes, figure.legends
-    boxes = [text.get_window_extent() for text in axes.get_xticklabels()]
-    top = legend.get_window_extent().y1
-    for i, box in enumerate(boxes):
-        assert box.y0 >= top
-        assert all(not box.overlaps(other) for other in boxes[i + 1 :])
-
-
 def test_every_loop_and_every_buffer_is_in_the_nest() -> None:
-    figure = blocked([CONV], "conv", [], nest=NEST)
+    figure = drawn([CONV], "conv")
     left, right = figure.axes
     assert left.get_position().x1 < right.get_position().x0
     said = [text.get_text() for text in right.texts]
@@ -148,27 +165,22 @@ def test_every_loop_and_every_buffer_is_in_the_nest() -> None:
         assert text in said
     colours = level_colours(["L1", "L2", "DRAM"])
     boxes = {p.get_gid(): p for p in right.patches if p.get_gid()}
-    for buffer in NEST.buffers:
-        box = boxes[f"buffer {buffer.name}"]
-        assert to_hex(box.get_facecolor()) == colours[buffer.level]
+    for one in BUFFERS:
+        box = boxes[f"buffer {one.name}"]
+        assert to_hex(box.get_facecolor()) == colours[one.level]
         extent = box.get_extents().transformed(right.transData.inverted())
-        assert buffer.begin < extent.y0 < extent.y1 < buffer.end
-
-
-def test_a_nest_without_loops_is_drawn() -> None:
-    nest = dataclasses.replace(NEST, loops=[], buffers=[])
-    figure = blocked([CONV], "conv", [], nest=nest)
-    assert "datapath: C16,K16 at once" in words(figure)
+        assert one.buffer.begin < extent.y0 < extent.y1 < one.buffer.end
 
 
 def test_the_curve_is_drawn_by_bytes_and_by_area() -> None:
-    figure = blocked([CONV], "conv", [], curve=CURVE)
-    _, by_bytes, by_area = figure.axes
+    figure = drawn([CONV], "conv", CURVE)
+    _, _, by_bytes, by_area = figure.axes
     assert by_bytes.get_xlabel() == "budget for memories"
     assert by_bytes.lines[0].get_xdata().tolist() == [2**k for k in range(15, 21)]
     assert by_area.lines[0].get_xdata().tolist() == [2.0**k for k in range(-1, 5)]
     for axes in (by_bytes, by_area):
-        assert axes.lines[0].get_ydata().tolist() == [p.per_mac for p in CURVE]
+        energies = axes.lines[0].get_ydata().tolist()
+        assert energies == pytest.approx([20.0 / k for k in range(15, 21)])
     labels = [text.get_text() for text in by_bytes.get_xticklabels()]
     assert labels == ["32 KiB", "64 KiB", "128 KiB", "256 KiB", "512 KiB", "1 MiB"]
 
@@ -183,11 +195,11 @@ def test_colours_go_from_the_innermost_level_to_main_memory() -> None:
     )
     assert len(set(level_colours([str(i) for i in range(9)]).values())) == 9
     assert list(level_colours(["DRAM"])) == ["DRAM"]
-    deep = EnergyBars("d", {"input": {"B0": 1, "B1": 1, "B2": 1, "DRAM": 1}}, 0, 1, 1)
-    flat = EnergyBars("f", {"input": {"B0": 1.0, "DRAM": 1.0}}, 0, 1, 1)
+    deep = planned("d", {"input": dict.fromkeys(("B0", "B1", "B2", "DRAM"), 1.0)}, 0)
+    flat = planned("f", {"input": {"B0": 1.0, "DRAM": 1.0}}, 0)
     assert levels_of([flat, deep]) == ["B0", "B1", "B2", "DRAM"]
 
 
 def test_without_layers_there_is_nothing_to_draw() -> None:
     with pytest.raises(InputError, match="there are no layers"):
-        blocked([], "none", [])
+        drawn([], "none")

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import pytest
 from matplotlib.figure import Figure
 
-from memplan.errors import EnvironmentUnfitError, UsageError
+from memplan.errors import UsageError
 from memplan.plotting.save import check_target, save
 
 
@@ -55,20 +55,3 @@ def test_a_target_that_will_not_do_is_refused(
     with pytest.raises(UsageError, match=message):
         save(figure(), tmp_path / name)
     assert (tmp_path / "old.png").read_bytes() == b"old"
-
-
-def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(b"old")
-
-    def full(*args: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    picture = figure()
-    monkeypatch.setattr(picture, "savefig", full)
-    with pytest.raises(EnvironmentUnfitError, match="free some space"):
-        save(picture, path, force=True)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,36 +21,10 @@ def test_ticks_are_a_few_powers_of_two_with_names_of_their_own(top: int) -> None
     assert len(set(labels)) == len(labels)
 
 
-@pytest.mark.parametrize(
-    ("top", "labels"),
-    [
-        (3, ["0", "1 B", "2 B", "3 B"]),
-        (1023, ["0", "256 B", "512 B", "768 B"]),
-        (3 << 29, ["0", "0.25 GiB", "0.5 GiB", "0.75 GiB", "1 GiB", "1.25 GiB"]),
-    ],
-)
-def test_ticks_read_so(top: int, labels: list[str]) -> None:
-    assert byte_ticks(top)[1][: len(labels)] == labels
-
-
 @given(st.integers(0, 1 << 62), st.integers(0, 1 << 62))
 def test_two_counts_look_the_same_only_if_they_are(one: int, other: int) -> None:
     first, second = told_apart(one, other)
     assert (first == second) == (one == other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "texts"),
-    [
-        (1000, 999, ("1,000 B", "999 B")),
-        (3 << 30, 2 << 30, ("3.0 GiB", "2.0 GiB")),
-        (1417 << 20, 1408 << 20, ("1.384 GiB", "1.375 GiB")),
-        ((1 << 40) + 1, 1 << 40, ("1,099,511,627,777 B", "1,099,511,627,776 B")),
-        (5 << 20, 5 << 20, ("5.0 MiB", "5.0 MiB")),
-    ],
-)
-def test_counts_read_so(one: int, other: int, texts: tuple[str, str]) -> None:
-    assert told_apart(one, other) == texts
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=300), st.integers(1, 20))

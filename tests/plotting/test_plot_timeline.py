@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from memplan.errors import InputError
 from memplan.plotting.timeline import Failure, memory, timeline
+from tests.plotting.pictures import axes_of, words
 from tests.reporting.asking import asking
 
 TIMES = [0.0, 0.5, 1.0, 1.5, 2.0]
@@ -29,17 +29,6 @@ def draw(
     return timeline(*arrays, **options)
 
 
-def axes_of(figure: Figure) -> Axes:
-    (axes,) = figure.axes
-    return axes
-
-
-def words(figure: Figure) -> str:
-    (legend,) = figure.legends
-    texts = [*figure.texts, *axes_of(figure).texts, *legend.get_texts()]
-    return "\n".join(text.get_text() for text in texts)
-
-
 def curve(figure: Figure) -> tuple[list[float], list[float]]:
     line = axes_of(figure).lines[0]
     return np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()
@@ -54,13 +43,6 @@ def test_the_curve_and_its_peak() -> None:
     assert "5 allocations and frees" in text
     assert axes_of(figure).get_xlabel() == "time (s)"
     assert "step" not in text
-
-
-def test_time_starts_at_nought_in_a_unit_that_fits() -> None:
-    for scale, unit in ((1e-3, "ms"), (1e-6, "µs")):
-        figure = draw([7.0 + t * scale for t in TIMES], LIVE)
-        assert axes_of(figure).get_xlabel() == f"time ({unit})"
-        assert axes_of(figure).get_xlim() == pytest.approx((0, 2), rel=1e-3)
 
 
 def test_steps_are_marked_and_numbered() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -133,16 +132,28 @@ def test_where_names_do_not_fit_the_ranks_the_program_does_not_start(
     assert why in said.err
 
 
-# Both ranks without a launcher.
+# Both ranks without a launcher: a script and its arguments, or -m and a module.
 BOTH = """\
-import os, runpy, sys
+import os, runpy, socket, sys
 
-place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1], "WORLD_SIZE": "2"}
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = str(free.getsockname()[1])
+place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+words = sys.argv[1:]
+os.dup2(1, 2)
 for rank in range(2):
     if os.fork() == 0:
         os.environ.update(place, RANK=str(rank))
-        sys.argv = ["ddp.py", "alone"]
-        runpy.run_path("ddp.py", run_name="__main__")
+        try:
+            if words[0] == "-m":
+                sys.argv = words[1:]
+                runpy.run_module(words[1], run_name="__main__")
+            else:
+                sys.argv = words
+                runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as stop:
+            os._exit(stop.code or 0)
         os._exit(0)
 assert [os.wait()[1] for _ in range(2)] == [0, 0]
 """
@@ -177,11 +188,7 @@ def test_each_rank_records_and_follows_a_plan_of_its_own(
         pytest.skip("this torch has no gloo")
     (tmp_path / "ddp.py").write_text(DDP)
     (tmp_path / "both.py").write_text(BOTH)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    python("both.py", str(port))
-    # memplan before the launcher, and below within it.
+    python("both.py", "ddp.py", "alone")
     record = ("-m", "memplan", "record", "-o", "t.%r.parquet", *TORCHRUN)
     done = launch(tmp_path, *record, "ddp.py", "recorded")
     assert done.returncode == 0, done.stderr
@@ -190,11 +197,10 @@ def test_each_rank_records_and_follows_a_plan_of_its_own(
         assert (info.rank, info.ranks, info.complete) == (i, 2, True)
         said = command("solve", f"t.{i}.parquet", "-o", f"p.{i}.json")
         assert said.code == 0, said.err
-    apply = (*TORCHRUN, "-m", "memplan", "apply", "p.%r.json", "--report", "r.%r.json")
-    done = launch(tmp_path, *apply, "ddp.py", "applied")
-    assert done.returncode == 0, done.stderr
+    apply = ("-m", "memplan", "apply", "p.%r.json", "--report", "r.%r.json")
+    said = python("both.py", *apply, "ddp.py", "applied")
     for i in range(2):
-        assert f"steps under the plan, rank {i}" in done.stderr
+        assert f"steps under the plan, rank {i}" in said
         report = json.loads((tmp_path / f"r.{i}.json").read_text())
         assert (report["rank"], report["steps"]) == (i, 10)
         assert report["planned_requests"] >= 0.95 * report["requests"] > 0

@@ -131,6 +131,25 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeTorch]:
     return make
 
 
+Started = Callable[..., Recording]
+
+
+@pytest.fixture
+def started(fake: Callable[..., FakeTorch], tmp_path: Path) -> Started:
+    """Starts to record a program that uses CUDA at once, on these devices."""
+
+    def start(
+        *devices: Device, name: str = "t.json", device: str = "cuda", **options: Any
+    ) -> Recording:
+        fake_torch = fake(*devices)
+        recording = Recording(tmp_path / name, RecordOptions(device=device, **options))  # type: ignore[arg-type]
+        recording.start()
+        fake_torch.use()
+        return recording
+
+    return start
+
+
 def cuda(**options: Any) -> RecordOptions:
     return RecordOptions(device="cuda", **options)
 
@@ -173,14 +192,9 @@ def test_a_program_is_recorded_from_its_first_use_of_cuda(
         assert device.metadata == ""
 
 
-def test_what_was_reserved_and_what_failed_is_recorded(
-    fake: Callable[..., FakeTorch], tmp_path: Path
-) -> None:
+def test_what_was_reserved_and_what_failed_is_recorded(started: Started) -> None:
     device = Device()
-    fake_torch = fake(device)
-    recording = Recording(tmp_path / "t.parquet", cuda(stacks="python"))
-    recording.start()
-    fake_torch.use()
+    recording = started(device, name="t.parquet", stacks="python")
     device.other("segment_alloc", addr=BASE, size=2 << 20)
     device.allocate(BASE, 512)
     device.other("segment_alloc", addr=BASE + (4 << 20), size=20 << 20)
@@ -228,14 +242,9 @@ def test_blocks_older_than_the_recording_are_no_loss(
     assert recording.trace.info.dropped_events == 0
 
 
-def test_a_history_that_fills_up_is_reported(
-    fake: Callable[..., FakeTorch], tmp_path: Path
-) -> None:
+def test_a_history_that_fills_up_is_reported(started: Started) -> None:
     device = Device()
-    fake_torch = fake(device)
-    recording = Recording(tmp_path / "t.parquet", cuda(max_entries=20))
-    recording.start()
-    fake_torch.use()
+    recording = started(device, max_entries=20)
     program(device)
     recording.finish()
     info = read_trace(recording.path).info
@@ -243,14 +252,9 @@ def test_a_history_that_fills_up_is_reported(
     assert info.dropped_events >= 1
 
 
-def test_every_device_gets_a_trace(
-    fake: Callable[..., FakeTorch], tmp_path: Path
-) -> None:
+def test_every_device_gets_a_trace(started: Started, tmp_path: Path) -> None:
     devices = Device(), Device(), Device()
-    fake_torch = fake(*devices)
-    recording = Recording(tmp_path / "t.json.gz", cuda())
-    recording.start()
-    fake_torch.use()
+    recording = started(*devices, name="t.json.gz")
     devices[0].allocate(BASE, 512)
     devices[2].allocate(BASE, 1024)
     recording.finish()
@@ -262,14 +266,11 @@ def test_every_device_gets_a_trace(
 
 
 def test_the_trace_of_another_device_replaces_no_file(
-    fake: Callable[..., FakeTorch], tmp_path: Path
+    started: Started, tmp_path: Path
 ) -> None:
     devices = Device(), Device()
-    fake_torch = fake(*devices)
     (tmp_path / "t.cuda1.json").write_text("precious")
-    recording = Recording(tmp_path / "t.json", cuda())
-    recording.start()
-    fake_torch.use()
+    recording = started(*devices)
     for device in devices:
         device.allocate(BASE, 512)
     with pytest.raises(RecordError, match=r"cuda1\.json exists"):
@@ -277,36 +278,22 @@ def test_the_trace_of_another_device_replaces_no_file(
     assert (tmp_path / "t.cuda1.json").read_text() == "precious"
 
 
-def test_one_device_can_be_chosen(
-    fake: Callable[..., FakeTorch], tmp_path: Path
-) -> None:
+def test_one_device_can_be_chosen(started: Started) -> None:
     devices = Device(), Device()
-    fake_torch = fake(*devices)
-    for number, chosen in ((1, 1), (2, 7)):
-        recording = Recording(tmp_path / f"{number}.json", cuda(gpu=chosen))
-        recording.start()
-        fake_torch.use()
-        devices[1].allocate(BASE, 512)
-        if chosen == 1:
-            recording.finish()
-            assert list(recording.traces) == [1]
-        else:
-            with pytest.raises(
-                RecordError, match="device 7 has no events; these have: 1"
-            ):
-                recording.finish()
+    recording = started(*devices, gpu=1)
+    devices[1].allocate(BASE, 512)
+    recording.finish()
+    assert list(recording.traces) == [1]
+    recording = started(*devices, name="2.json", gpu=7)
+    devices[1].allocate(BASE, 512)
+    with pytest.raises(RecordError, match="device 7 has no events; these have: 1"):
+        recording.finish()
 
 
 @pytest.mark.parametrize("wanted", ["cuda", "auto"])
-def test_recording_stops_after_some_steps(
-    fake: Callable[..., FakeTorch], tmp_path: Path, wanted: str
-) -> None:
+def test_recording_stops_after_some_steps(started: Started, wanted: str) -> None:
     device = Device()
-    fake_torch = fake(device)
-    options = RecordOptions(device=wanted, steps=2)
-    recording = Recording(tmp_path / "t.json", options)
-    recording.start()
-    fake_torch.use()
+    recording = started(device, device=wanted, steps=2)
     program(device)
     assert recording.trace is not None
     assert len(recording.trace) == 1 + 2 * 10 + 1
@@ -329,29 +316,23 @@ def test_a_failure_amid_the_program_is_told_at_its_end(
 
 
 def test_a_program_without_cuda_is_an_error(
-    fake: Callable[..., FakeTorch], tmp_path: Path
+    fake: Callable[..., FakeTorch], started: Started, tmp_path: Path
 ) -> None:
     fake_torch = fake(Device())
     recording = Recording(tmp_path / "t.json", cuda())
     recording.start()
     with pytest.raises(RecordError, match="did not use CUDA"):
         recording.finish()
-    recording = Recording(tmp_path / "t.json", cuda())
-    recording.start()
-    fake_torch.use()
+    fake_torch.use()  # too late
+    recording = started(Device())
     with pytest.raises(RecordError, match="allocated no CUDA memory"):
         recording.finish()
     assert not recording.path.exists()
 
 
-def test_auto_records_the_gpu_of_a_program_that_uses_it(
-    fake: Callable[..., FakeTorch], tmp_path: Path
-) -> None:
+def test_auto_records_the_gpu_of_a_program_that_uses_it(started: Started) -> None:
     device = Device()
-    fake_torch = fake(device)
-    recording = Recording(tmp_path / "t.parquet", RecordOptions())
-    recording.start()
-    fake_torch.use()
+    recording = started(device, device="auto")
     keep = torch.ones(1000)
     program(device)
     recording.finish()
@@ -362,6 +343,13 @@ def test_auto_records_the_gpu_of_a_program_that_uses_it(
     assert len(trace) == 1 + 5 * 10
     assert not recording.observed
     assert "from torch's memory history: torch 2.13.0+cu130 has" in recording.notes[0]
+
+
+def test_the_cpu_can_be_chosen(started: Started) -> None:
+    recording = started(Device(), device="cpu")
+    torch.ones(1000)
+    recording.finish()
+    assert read_trace(recording.path).info.device == "cpu"
 
 
 def test_auto_records_the_cpu_otherwise(
@@ -383,7 +371,7 @@ def test_auto_records_the_cpu_otherwise(
 
 
 def test_auto_tells_what_became_of_either_recording(
-    fake: Callable[..., FakeTorch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(what: str) -> Callable[..., Any]:
         def fail(*arguments: Any) -> None:
@@ -393,10 +381,7 @@ def test_auto_tells_what_became_of_either_recording(
 
     def recorded(name: str) -> Recording:
         device = Device()
-        fake_torch = fake(device)
-        recording = Recording(tmp_path / name, RecordOptions())
-        recording.start()
-        fake_torch.use()
+        recording = started(device, device="auto", name=name)
         program(device)
         return recording
 
@@ -475,24 +460,6 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -
         RecordOptions(**options)
 
 
-def test_in_python_the_device_can_be_chosen(
-    fake: Callable[..., FakeTorch], tmp_path: Path
-) -> None:
-    for device in ("cuda", "cpu", "auto"):
-        gpu = Device()
-        fake_torch = fake(gpu)
-        with memplan.record(tmp_path / f"{device}.json", device=device) as recording:
-            fake_torch.use()
-            gpu.allocate(BASE, 512)
-        assert recording.trace is not None
-        assert recording.trace.info.device == ("cpu" if device == "cpu" else "cuda")
-    with (
-        pytest.raises(UsageError, match="device='tpu'"),
-        memplan.record(tmp_path / "t.json", device="tpu"),  # type: ignore[arg-type]
-    ):
-        pass
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_cuda_cannot_be_recorded(
     command: Command, training: Path
@@ -503,17 +470,14 @@ def test_without_a_gpu_cuda_cannot_be_recorded(
     assert said.out == ""
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_the_command_tells_of_devices_streams_and_losses(
-    fake: Callable[..., FakeTorch],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    full: bool,
-) -> None:
+@pytest.fixture
+def recorded(
+    fake: Callable[..., FakeTorch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], str]:
+    """Runs `memplan record` of a program on two devices; what it prints."""
     devices = Device(), Device()
     fake_torch = fake(*devices)
-    script = tmp_path / "train.py"
-    script.write_text("")
+    (tmp_path / "train.py").write_text("")
 
     def run(target: object) -> int:
         fake_torch.use()
@@ -523,39 +487,40 @@ def test_the_command_tells_of_devices_streams_and_losses(
         return 0
 
     monkeypatch.setattr(record_command, "run", run)
+    monkeypatch.chdir(tmp_path)
+
+    def record() -> str:
+        words = ["record", "--device", "cuda", "--force", "-o", "t.parquet", "train.py"]
+        done = CliRunner().invoke(cli, words)
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    return record
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_command_tells_of_devices_streams_and_losses(
+    recorded: Callable[[], str], monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
     if full:
         few = partial(RecordOptions, max_entries=20)
         monkeypatch.setattr(record_command, "RecordOptions", few)
-    path = tmp_path / "t.parquet"
-    arguments = ["record", "--device", "cuda", "-o", str(path), str(script)]
-    done = CliRunner().invoke(cli, arguments)
-    assert done.exit_code == 0, done.output
-    rows = [line.split() for line in done.output.splitlines()]
-    assert ["device", "cuda"] in rows
-    assert f"device 1 is in {tmp_path / 't.cuda1.parquet'}: 7 events" in done.output
-    assert "device 1 used 2 streams; a plan serves one of them" in done.output
-    assert ("the memory history of device 0 overflowed" in done.output) == full
-    assert "history of device 1 overflowed" not in done.output
+    said = recorded()
+    assert " device cuda " in said
+    assert "device 1 is in t.cuda1.parquet: 7 events" in said
+    assert "device 1 used 2 streams; a plan serves one of them" in said
+    assert ("the memory history of device 0 overflowed" in said) == full
+    assert "history of device 1 overflowed" not in said
 
 
+@pytest.mark.parametrize(("most", "expected"), [(51, "step"), (50, "not searched for")])
 def test_the_command_looks_for_no_hot_step_among_very_many_events(
-    fake: Callable[..., FakeTorch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    expected: str,
 ) -> None:
-    device = Device()
-    fake_torch = fake(device)
-    script, path = tmp_path / "train.py", tmp_path / "t.parquet"
-    script.write_text("")
-
-    def run(target: object) -> int:
-        fake_torch.use()
-        program(device)
-        return 0
-
-    monkeypatch.setattr(record_command, "run", run)
-    arguments = ["record", "--force", "-o", str(path), str(script)]
-    for most, expected in ((51, "step"), (50, "not searched for")):
-        monkeypatch.setattr(record_command, "MOST_SEARCHED", most)
-        done = CliRunner().invoke(cli, arguments)
-        assert done.exit_code == 0, done.output
-        assert f"hot step {expected}" in " ".join(done.output.split()), done.output
-        assert "memplan solve" in done.output
+    monkeypatch.setattr(record_command, "MOST_SEARCHED", most)
+    said = recorded()
+    assert f"hot step {expected}" in said
+    assert "memplan solve" in said

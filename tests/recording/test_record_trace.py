@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import re
 import signal
@@ -142,20 +141,6 @@ def test_an_explicit_mark_wins_over_the_optimizer(memplan: Run, tmp_path: Path) 
     assert (line.mark, line.steps) == (Mark.EXPLICIT, 6)
 
 
-def test_inference_is_cut_by_the_outermost_module(memplan: Run, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        "import torch\n"
-        "model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())\n"
-        "with torch.inference_mode():\n"
-        "    for _ in range(6): model(torch.ones(4, 8))\n"
-        "assert not model._forward_pre_hooks\n"
-    )
-    assert memplan("record", "-q", "-o", "t.parquet", "script.py").returncode == 0
-    line = lives_of(read(tmp_path / "t.parquet"))
-    assert (line.mark, line.steps) == (Mark.FORWARD, 7)
-    assert find_hot(line) is not None
-
-
 def test_recording_stops_after_the_steps_asked_for(
     memplan: Run, training: Path, tmp_path: Path
 ) -> None:
@@ -236,42 +221,6 @@ def test_a_kill_leaves_a_journal_that_recovers(
     assert not trace.info.complete
     assert (trace.events.action == Action.ALLOC).sum() > 2000
     assert command("recover", "t.parquet.journal").code == 2  # --force is missing
-
-
-TRAINED = """\
-import os, signal, sys, time, torch
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(12):
-    model(torch.ones(8, 64)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-if "killed" in sys.argv:
-    journal = "t.parquet.journal"
-    size = lambda: os.path.exists(journal) and os.path.getsize(journal)
-    for _ in range(2):  # until the journal has what was asked for by now
-        before = size()
-        torch.ones(1)
-        while size() == before:
-            time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_plan_of_what_was_recovered_is_applied(
-    memplan: Run, command: Command, tmp_path: Path
-) -> None:
-    (tmp_path / "script.py").write_text(TRAINED)
-    done = memplan("record", "-o", "t.parquet", "script.py", "killed")
-    assert done.returncode == -signal.SIGKILL
-    command("recover", "t.parquet.journal")
-    assert read(tmp_path / "t.parquet").info.program.marks == "optimizer"
-    command("solve", "t.parquet")
-    done = memplan("apply", "--report", "r.json", "t.plan.json", "script.py")
-    assert done.returncode == 0
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert report["steps"] == 12
-    assert report["planned_requests"] > 0.9 * report["requests"] > 0
 
 
 def test_ctrl_c_ends_the_program_and_keeps_the_trace(

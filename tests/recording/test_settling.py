@@ -97,22 +97,3 @@ def test_a_short_program_is_recorded_whole(memplan: Run, training: Path) -> None
     done = memplan("record", "-o", path, training, str(2 * SETTLED_STEPS))
     assert "stopped" not in done.stderr
     assert steps_in(path) == 2 * SETTLED_STEPS
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("steps", "whole"), [("auto", False), ("all", True)])
-def test_a_long_program_only_where_asked_for(
-    memplan: Run, tmp_path: Path, steps: str, whole: bool
-) -> None:
-    (tmp_path / "s.py").write_text(
-        "import torch, memplan\n"
-        "for _ in range(120):\n"
-        "    memplan.step()\n"
-        "    for _ in range(600):\n"
-        "        torch.empty(500)\n"
-        "print('through')\n"
-    )
-    done = memplan("record", "--steps", steps, "-o", "t.parquet", "s.py")
-    assert (done.returncode, done.stdout) == (0, "through\n")
-    assert ("(--steps all records all)" in done.stderr) is not whole
-    assert (steps_in(tmp_path / "t.parquet") == 120) is whole

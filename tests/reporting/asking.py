@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from memplan.trace.category import Category
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
-from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+from memplan.trace.trace import Action, Mark, Trace, TraceInfo
+from tests.programs import events_of
 
 FILE = "/code/train.py"
 STACKS = StackTable(
@@ -45,14 +44,7 @@ def asking(
         rows.append((Action.STEP, 0, 0, -1))
     if asked:
         rows.append((Action.OOM, 0, asked, 3))
-    action, address, size, stack = np.array(rows, dtype=np.int64).T
-    events = Columns.of(
-        time_ns=np.arange(len(rows)) * 1_000_000,
-        action=action,
-        mark=np.where(action == Action.STEP, Mark.OPTIMIZER, Mark.NONE),
-        address=address,
-        size=size,
-        requested_size=size,
-        stack=stack,
-    )
+    marks = [Mark.OPTIMIZER if row[0] == Action.STEP else Mark.NONE for row in rows]
+    times = range(0, 1_000_000 * len(rows), 1_000_000)
+    events = events_of("action address size stack", rows, mark=marks, time_ns=times)
     return Trace(events, STACKS, TraceInfo(stacks="site"))

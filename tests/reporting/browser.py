@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import shutil
@@ -91,52 +90,31 @@ class Browser:
 
     def point(self, selector: str, x: float, y: float, click: bool = False) -> None:
         """Move the pointer to a place in an element, in pixels; click there, or not."""
-        box = self.run(
+        place = self._place(selector, x, y)
+        moves: list[dict[str, object]] = [{"type": "pointerMove", **place}]
+        if click:
+            buttons = ("pointerDown", "pointerUp")
+            moves += [{"type": each, "button": 0} for each in buttons]
+        self._act({"type": "pointer", "id": "mouse", "actions": moves})
+
+    def wheel(self, selector: str, x: float, y: float, by: int) -> None:
+        """Turn the wheel over a place in an element."""
+        place = self._place(selector, x, y)
+        turn = {"type": "scroll", "deltaX": 0, "deltaY": by, **place}
+        self._act({"type": "wheel", "id": "wheel", "actions": [turn]})
+
+    def _place(self, selector: str, x: float, y: float) -> dict[str, int]:
+        left, top = self.run(
             "const e = document.querySelector(arguments[0]); e.scrollIntoView("
             "{block: 'center'}); const b = e.getBoundingClientRect();"
             "return [b.left, b.top]",
             selector,
         )
-        moves: list[dict[str, object]] = [
-            {
-                "type": "pointerMove",
-                "duration": 0,
-                "x": round(box[0] + x),
-                "y": round(box[1] + y),
-            }
-        ]
-        if click:
-            moves += [
-                {"type": "pointerDown", "button": 0},
-                {"type": "pointerUp", "button": 0},
-            ]
-        source = {"type": "pointer", "id": "mouse", "actions": moves}
+        return {"duration": 0, "x": round(left + x), "y": round(top + y)}
+
+    def _act(self, source: dict[str, object]) -> None:
         self._call("POST", "/actions", {"actions": [source]})
         self.settle()
-
-    def wheel(self, selector: str, x: float, y: float, by: int) -> None:
-        """Turn the wheel over a place in an element."""
-        self.point(selector, x, y)
-        box = self.run(
-            "const b = document.querySelector(arguments[0]).getBoundingClientRect();"
-            "return [b.left, b.top]",
-            selector,
-        )
-        turn = {
-            "type": "scroll",
-            "duration": 0,
-            "x": round(box[0] + x),
-            "y": round(box[1] + y),
-            "deltaX": 0,
-            "deltaY": by,
-        }
-        source = {"type": "wheel", "id": "wheel", "actions": [turn]}
-        self._call("POST", "/actions", {"actions": [source]})
-        self.settle()
-
-    def screenshot(self) -> bytes:
-        """What is in the window, as PNG."""
-        return base64.b64decode(self._call("GET", "/screenshot"))
 
     def complaints(self) -> list[str]:
         """What the console was told of since it was last asked."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,13 +22,13 @@ class _Run:
         self.model = nn.Sequential(*layers)
         self.optimizer = kind(self.model.parameters(), lr=0.01)
 
-    def step(self, rows: int = 16, x: Any = None, keep: bool = False) -> Any:
+    def step(self, rows: int = 16, x: Any = None) -> Any:
         x = torch.randn(rows, 32) if x is None else x
         labels = torch.randint(0, 8, (len(x),))
         self.out = self.model(x)
         loss = functional.cross_entropy(self.out, labels)
         self.optimizer.zero_grad()
-        loss.backward(retain_graph=keep)
+        loss.backward()
         self.optimizer.step()
         return loss
 
@@ -52,12 +51,6 @@ def cache() -> None:
     for i in range(24):
         seen[i] = torch.randn(16, 32) * 2
         run.step(x=seen[i])
-
-
-def graphs() -> None:
-    run, total = _Run(), torch.zeros(())
-    for _ in range(20):
-        total = total + run.step(keep=True)
 
 
 class _Keeping(Dataset[Any]):
@@ -132,28 +125,11 @@ def evaluating() -> None:
     del best
 
 
-def averaging() -> None:
-    run, sizes, recent = _Run(torch.optim.RMSprop), random.Random(3), {}
-    mean = copy.deepcopy(run.model)
-    for _ in range(40):
-        run.step(sizes.choice([8, 16, 32]))
-        with torch.no_grad():
-            for a, b in zip(mean.parameters(), run.model.parameters(), strict=True):
-                a.lerp_(b, 0.1)
-        recent[sizes.randint(0, 6)] = torch.randn(sizes.randint(10, 500))
-
-
-def in_order_of_length() -> None:
-    run = _Run()
-    for i in range(24):
-        run.step(8 + 2 * i)
-
-
-LEAKS = [losses, hooks, cache, graphs, loader, history, now_and_then]
-SOUND = [plain, variable, bounded, accumulating, evaluating, averaging]
+LEAKS = [losses, hooks, cache, loader, history, now_and_then]
+SOUND = [plain, variable, bounded, accumulating, evaluating]
 
 
 def programs() -> Iterator[tuple[Callable[[], None], bool]]:
     """Each program, and whether it leaks."""
     yield from ((program, True) for program in LEAKS)
-    yield from ((program, False) for program in [*SOUND, in_order_of_length])
+    yield from ((program, False) for program in SOUND)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from memplan.core.plan import Program
+from memplan.core.problem import Problem
+from memplan.solving.bestfit import best_fit
 from memplan.trace.category import Category
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+from tests.programs import events_of
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;'\"\u2028"
 
@@ -106,16 +108,8 @@ def traced(
     script: str = "train.py",
 ) -> Trace:
     """A trace of rows (action, address, size, mark, stack), a microsecond apart."""
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 5)
-    events = Columns.of(
-        time_ns=np.arange(len(columns), dtype=np.int64) * 1000,
-        action=columns[:, 0],
-        address=columns[:, 1].astype(np.uint64),
-        size=columns[:, 2],
-        requested_size=columns[:, 2],
-        mark=columns[:, 3],
-        stack=columns[:, 4],
-    )
+    times = range(0, 1000 * len(rows), 1000)
+    events = events_of("action address size mark stack", rows, time_ns=times)
     info = TraceInfo(program=Program(script=script, torch="2.13.0"), stacks="python")
     return Trace(events, table, info)
 
@@ -127,36 +121,18 @@ def many(buffers: int, seed: int = 0) -> Trace:
     end = begin + rng.geometric(1 / 4000, buffers)
     size = (2 ** rng.uniform(6, 22, buffers)).astype(np.int64)
     action = np.repeat([Action.ALLOC, Action.FREE_COMPLETED], buffers)
-    order = np.lexsort((np.arange(2 * buffers), np.concatenate([begin, end])))
-    rooms = np.log2(size).astype(int) + 1
+    order = np.lexsort((np.repeat([1, 0], buffers), np.concatenate([begin, end])))
+    place = best_fit(Problem.of(begin, end, size)) + 64
     stack = np.concatenate([np.arange(buffers) % 4, np.full(buffers, -1)])
     events = Columns.of(
         time_ns=np.arange(2 * buffers, dtype=np.int64) * 700,
         action=action[order],
-        address=_placed(rooms.tolist(), order.tolist())[order],
+        address=np.tile(place, 2)[order],
         size=np.tile(size, 2)[order],
         requested_size=np.tile(size, 2)[order],
         stack=stack[order],
     )
     return Trace(events, stacks(), TraceInfo(program=Program(script="many.py")))
-
-
-def _placed(rooms: list[int], order: list[int]) -> npt.NDArray[np.uint64]:
-    """Addresses of buffers in rooms of 2^k bytes, and again of their frees."""
-    free: dict[int, list[int]] = {}
-    used: dict[int, int] = {}
-    place = [0] * len(rooms)
-    for event in order:
-        k = event % len(rooms)
-        room = rooms[k]
-        if event >= len(rooms):
-            free.setdefault(room, []).append(place[k])
-            continue
-        if not free.get(room):
-            number = used[room] = used.get(room, 0) + 1
-            free.setdefault(room, []).append((room << 44) + (number << room))
-        place[k] = free[room].pop()
-    return np.tile(np.array(place, dtype=np.uint64), 2)
 
 
 def hostile() -> Trace:

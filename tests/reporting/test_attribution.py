@@ -17,6 +17,7 @@ from memplan.trace.sites import Site, first_of_user, site_of
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace
 from tests.conftest import ROOT
+from tests.programs import events_of
 from tests.strategies import examples
 from tests.trace.trace_samples import traces
 
@@ -25,19 +26,10 @@ A, F, S, L = Action.ALLOC, Action.FREE_COMPLETED, Action.STEP, Action.LABEL
 
 def trace(*rows: tuple[int, int, int, int], stacks: StackTable | None = None) -> Trace:
     """Of (action, address, bytes, stack)."""
-    action, address, size, stack = np.array(rows).T
-    return Trace(
-        Columns.of(
-            time_ns=np.arange(len(rows)) * 10**8,
-            action=action,
-            mark=np.where(action == S, Mark.OPTIMIZER, Mark.NONE),
-            address=address,
-            size=size,
-            requested_size=size,
-            stack=stack,
-        ),
-        stacks or StackTable(),
-    )
+    marks = [Mark.OPTIMIZER if row[0] == S else Mark.NONE for row in rows]
+    times = range(0, 10**8 * len(rows), 10**8)
+    events = events_of("action address size stack", rows, mark=marks, time_ns=times)
+    return Trace(events, stacks or StackTable())
 
 
 @examples(25, traces(), soak=60)

@@ -19,8 +19,6 @@ from tests.reporting.pages import (
     many,
     of_kinds,
     of_threads,
-    stacks,
-    traced,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -232,15 +230,4 @@ def test_hostile_names_are_only_text(chromium: Browser, tmp_path: Path) -> None:
     chromium.point("#flame", 40, 50)
     assert "onerror" in chromium.text("#tooltip")
     assert chromium.run("return document.querySelectorAll('img').length") == 0
-    quiet(chromium, page)
-
-
-def test_one_event_lasts_to_the_end(chromium: Browser, tmp_path: Path) -> None:
-    page = tmp_path / "one.html"
-    page.write_text(report(traced([(0, 64, 64, 0, 1)], stacks())), encoding="utf-8")
-    chromium.open(page)
-    chromium.run("document.getElementById('by-seconds').click()")
-    chromium.settle()
-    chromium.point("#packing", 400, 200)
-    assert "never freed" in chromium.text("#tooltip")
     quiet(chromium, page)

@@ -1,7 +1,7 @@
 """Least peaks found the plain way, to hold the exact search against.
 
-No code is shared with the solvers, nor any idea beyond the first: a packing can be
-pushed down until every buffer lies on the ground or on another one, and then it comes
+No code is shared with the solvers, nor any idea but one: a packing can be pushed
+down until every buffer lies on the ground or on another one, and then it comes
 about by placing buffers one by one, each as low as those before it allow.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from memplan.core.bounds import lower_bound
 from memplan.core.problem import Problem
 
 NEVER = 1 << 60
@@ -31,19 +30,11 @@ def overlap(problem: Problem, i: int, k: int) -> bool:
 
 def brute_force(problem: Problem) -> int:
     """The least peak in bytes over all orders of placement; NEVER if there is none."""
-    return _Orders(problem, rising=False).least()
-
-
-def reference(problem: Problem) -> int:
-    """The same over all orders in which offsets do not fall: enough, and fewer.
-
-    Ends early where the peak is at the lower bound, which `brute_force` does not know.
-    """
-    return _Orders(problem, rising=True).least()
+    return _Orders(problem).least()
 
 
 class _Orders:
-    def __init__(self, problem: Problem, *, rising: bool) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.n = len(problem)
         self.size = problem.size.tolist()
         self.align = problem.alignment.tolist()
@@ -52,39 +43,30 @@ class _Orders:
             [k for k in range(self.n) if k != i and overlap(problem, i, k)]
             for i in range(self.n)
         ]
-        self.rising = rising
-        self.bound = lower_bound(problem)
         self.best = NEVER
         self.seen: set[tuple[object, ...]] = set()
 
     def least(self) -> int:
-        self._place(frozenset(range(self.n)), [0] * self.n, 0, 0)
+        self._place(frozenset(range(self.n)), [0] * self.n, 0)
         return self.best
 
-    def _place(
-        self, waiting: frozenset[int], tops: list[int], last: int, peak: int
-    ) -> None:
+    def _place(self, waiting: frozenset[int], tops: list[int], peak: int) -> None:
         if peak >= self.best:
             return
         if not waiting:
             self.best = peak
             return
         least = {i: self._least(i, waiting, tops) for i in waiting}
-        if self.rising and (
-            self.best <= self.bound
-            or any(max(x, last) + self.size[i] >= self.best for i, x in least.items())
-        ):
-            return
-        state = (waiting, tuple(sorted(least.items())), last * self.rising, peak)
+        state = (waiting, tuple(sorted(least.items())), peak)
         if state in self.seen:
             return
         self.seen.add(state)
         for i in sorted(waiting, key=lambda i: (least[i], -self.size[i])):
-            if least[i] == NEVER or (self.rising and least[i] < last):
+            if least[i] == NEVER:
                 continue
             now = tops.copy()
             now[i] = least[i] + self.size[i]
-            self._place(waiting - {i}, now, least[i], max(peak, now[i]))
+            self._place(waiting - {i}, now, max(peak, now[i]))
 
     def _least(self, i: int, waiting: frozenset[int], tops: list[int]) -> int:
         least = max((tops[k] for k in self.below[i] if k not in waiting), default=0)

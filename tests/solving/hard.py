@@ -40,7 +40,6 @@ def hard_problems() -> list[Hard]:
     for seed, n in enumerate((150, 250, 350, 500)):
         cut = puzzle(n, seed + 10, height=MEBI)
         found.append(Hard(f"guillotine-{n}", cut, MEBI))
-        found.append(Hard(f"pinwheel-{n}", pinwheels(n, seed + 20), MEBI))
     return found
 
 
@@ -86,42 +85,6 @@ def swept(
     tick += 3
     pieces += [(born, tick, low, top) for born, low, top in alive]
     return _shuffled(pieces, unit, rng, spare)
-
-
-def pinwheels(n: int, seed: int, *, unit: int = 256) -> Problem:
-    """Cut in five, four round one, again and again: no cut goes all the way."""
-    rng = np.random.default_rng(seed)
-    pieces: list[Piece] = [(0, 6000, 0, MEBI // unit)]
-    while len(pieces) + 4 <= n:
-        left, right, low, top = _pop_large(pieces, rng)
-        if right - left < 4 or top - low < 4:
-            pieces.append((left, right, low, top))
-            continue
-        a, b = _two_between(left, right, rng)
-        c, d = _two_between(low, top, rng)
-        pieces += [
-            (left, b, low, c),
-            (b, right, low, d),
-            (a, right, d, top),
-            (left, a, c, top),
-            (a, b, c, d),
-        ]
-    return _shuffled(pieces, unit, rng)
-
-
-def _two_between(low: int, top: int, rng: np.random.Generator) -> tuple[int, int]:
-    third = (top - low) // 4
-    return (
-        low + third + int(rng.integers(-(third // 2), third // 2 + 1)),
-        top - third + int(rng.integers(-(third // 2), third // 2 + 1)),
-    )
-
-
-def _pop_large(pieces: list[Piece], rng: np.random.Generator) -> Piece:
-    """One of the largest, of which there are a few."""
-    areas = [(right - left) * (top - low) for left, right, low, top in pieces]
-    order = np.argsort(areas)[::-1][:3]
-    return pieces.pop(int(rng.choice(order)))
 
 
 def _shuffled(

@@ -47,15 +47,16 @@ def published() -> list[Known]:
     return [Known(PUBLISHED / name, peak) for name, peak in BESTFIT.items()]
 
 
-def every_problem(but: str = "") -> pytest.MarkDecorator:
-    """Runs a test of `known` on each problem; those that are absent are skipped."""
-    params = []
-    for known in own() + published():
-        name = known.path.name
-        absent = pytest.mark.skipif(not known.path.exists(), reason=f"no {name} here")
-        if known.path.stem != but:
-            params.append(pytest.param(known, id=known.path.stem, marks=absent))
-    return pytest.mark.parametrize("known", params)
-
-
+# Those that are absent are skipped.
+every_problem = pytest.mark.parametrize(
+    "known",
+    [
+        pytest.param(
+            known,
+            id=known.path.stem,
+            marks=pytest.mark.skipif(not known.path.exists(), reason="it is not here"),
+        )
+        for known in own() + published()
+    ],
+)
 every_own_problem = pytest.mark.parametrize("known", own(), ids=lambda k: k.path.stem)

@@ -20,7 +20,7 @@ from memplan.core.plan import Plan
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import verify, verify_offsets
 from memplan.native import _dsa
-from memplan.solving import auto, exact
+from memplan.solving import exact
 from memplan.solving.anytime import (
     Anytime,
     Ejection,
@@ -139,15 +139,6 @@ def test_no_tries_and_no_time_leave_the_best_of_six(method: str) -> None:
 
 
 @by_method
-def test_a_time_limit_ends_it_within_a_round(method: str) -> None:
-    problem = puzzle(300, height=1 << 40)
-    limit = Options(time_limit=0.05, iterations=1 << 40, threads=2)
-    plan = solve_problem(problem, method, limit)
-    assert verify(plan) == []
-    assert plan.peak > plan.lower_bound
-
-
-@by_method
 def test_an_interrupt_keeps_the_best(method: str) -> None:
     problem = puzzle(500, height=1 << 40)
     seen: list[Progress] = []
@@ -163,13 +154,6 @@ def test_an_interrupt_keeps_the_best(method: str) -> None:
     assert plan.peak == seen[-1].peak
     peaks = [progress.peak for progress in seen if progress.peak is not None]
     assert peaks == sorted(peaks, reverse=True)
-
-
-def test_reaching_the_goal_does_not_depend_on_threads() -> None:
-    problem = puzzle(60, seed=3)
-    goal = problem.peak(best_of_six(problem)[0]) * 97 // 100
-    plans = (search(problem, Options(capacity=goal, threads=k)) for k in (1, 2, 6))
-    assert len({plan.offsets.tobytes() for plan in plans}) == 1
 
 
 def test_the_same_bytes_whatever_the_hash_seed() -> None:
@@ -238,34 +222,6 @@ def test_small_problems_are_seldom_above_the_optimum(problem: Problem) -> None:
     assert plan.peak - least.peak <= int(problem.padded.max(initial=0))
 
 
-def test_it_reaches_what_exact_search_proves() -> None:
-    """Where the six priorities do not; the same every time, having no clock."""
-    rng = np.random.default_rng(4)
-    reached = missed = 0
-    while reached + missed < 12:
-        lower = rng.integers(0, 30, 14)
-        upper = lower + rng.integers(1, 20, 14)
-        problem = Problem.of(lower, upper, rng.integers(1, 200, 14))
-        least = exact.solve(problem, Options(threads=1))
-        if problem.peak(best_of_six(problem)[0]) == least.peak:
-            continue
-        found = ejection(problem, ROUND).peak == least.peak
-        reached, missed = reached + found, missed + (not found)
-    assert missed <= 1
-
-
-def test_it_comes_near_the_bound_where_best_fit_does_not() -> None:
-    n, rng = 3000, np.random.default_rng(1)
-    lower = np.arange(n)
-    upper = lower + rng.geometric(1 / 60, n)
-    problem = Problem.of(lower, upper, rng.integers(1, 1 << 20, n), alignment=512)
-    bound = lower_bound(problem)
-    assert problem.peak(best_of_six(problem)[0]) > 1.03 * bound
-    plan = ejection(problem, Options(iterations=100_000))
-    assert verify(plan) == []
-    assert plan.peak <= 1.01 * bound
-
-
 @pytest.mark.parametrize("kind", ["circle", "mixed", "fixed"])
 def test_it_goes_on_from_a_better_plan(kind: str) -> None:
     """And from no worse one, and counts on."""
@@ -304,15 +260,6 @@ def test_sizes_near_the_limit() -> None:
     assert plan.peak < problem.peak(best_of_six(problem)[0])
 
 
-def test_auto_takes_it_for_large_parts() -> None:
-    problem = of_kind("aligned", 1500)
-    plan = auto.solve(problem, Options(iterations=100))
-    assert verify(plan) == []
-    assert "too many for exact search; search, " in plan.provenance.note
-    again = auto.solve(problem, Options(iterations=100, threads=1))
-    assert again.offsets.tolist() == plan.offsets.tolist()
-
-
 def column(*values: int) -> Int64Array:
     return np.array(values, dtype=np.int64)
 
@@ -340,26 +287,3 @@ def test_the_kernel_of_ejection_refuses(
     }
     with pytest.raises(ValueError, match=message):
         _dsa.Ejection(**columns | changed, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("offsets", "message"),
-    [
-        ((0,), "arrays differ"),
-        ((8, -4), "an offset is negative"),
-        ((8, 3), "not aligned"),
-        ((2, 4), "not where it is fixed"),
-    ],
-)
-def test_the_kernel_is_offered_no_nonsense(
-    offsets: tuple[int, ...], message: str
-) -> None:
-    kernel = _dsa.Ejection(
-        *(column(0, 0), column(1, 1), column(2, 2), column(8, 0)),
-        seed=0,
-        alignment=column(2, 4),
-        fixed=column(8, -1),
-    )
-    with pytest.raises(ValueError, match=message):
-        kernel.offer(column(*offsets))
-    assert kernel.offsets.tolist() == [8, 0]

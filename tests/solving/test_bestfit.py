@@ -10,7 +10,6 @@ import pytest
 from hypothesis import strategies as st
 from puzzles import puzzle
 
-from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.core.verify import verify, verify_offsets
 from memplan.native import _dsa
@@ -64,13 +63,6 @@ def test_it_is_the_papers_best_fit(
     assert best_fit(problem).tolist() == offsets == reference.best_fit(problem)
 
 
-def test_a_clock_with_a_silent_moment_is_linear() -> None:
-    """Wrapped at tick 5, where nothing is alive, the same buffers fit as unwrapped."""
-    linear = Problem.of([0, 1, 3], [4, 3, 6], [10, 20, 30])
-    wrapped = Problem.of([5, 6, 0], [1, 0, 3], [10, 20, 30], length=8)
-    assert best_fit(wrapped).tolist() == best_fit(linear).tolist()
-
-
 def test_no_buffers_make_an_empty_plan() -> None:
     for length in (None, 7):
         plan = solve(Problem.of([], [], [], length=length))
@@ -93,7 +85,7 @@ def test_fixed_offsets_are_kept(problem: Problem) -> None:
     assert plan.offsets.tolist() == reference.best_fit(problem)
 
 
-@every_problem()
+@every_problem
 def test_known_peaks(known: Known) -> None:
     problem = read_minimalloc(known.path)
     plan = solve(problem)
@@ -103,39 +95,11 @@ def test_known_peaks(known: Known) -> None:
         assert plan.offsets.tolist() == reference.best_fit(problem)
 
 
-@every_problem(but="S_1")
-def test_problems_folded_onto_a_circle(known: Known) -> None:
-    """A periodic clock shorter than the problem: many buffers reach over its end."""
-    linear = read_minimalloc(known.path)
-    length = int(linear.upper.max()) * 7 // 10
-    lifetime = np.minimum(linear.upper - linear.lower, length - 1)
-    lower = linear.lower % length
-    upper = lower + lifetime
-    upper -= np.where(upper > length, length, 0)
-    problem = Problem.of(lower, upper, linear.size, length=length)
-    assert problem.wraps.any()
-    plan = Plan.of(problem, best_fit(problem), "bestfit")
-    assert verify(plan) == []
-    if len(problem) < 300:
-        assert plan.offsets.tolist() == reference.best_fit(problem)
-
-
 # ---- six orders of priority, and the best of them
 
 
 # None of the six orders reaches the lower bound.
 HARD = puzzle(80)
-
-
-def test_sections_count_changes_not_ticks() -> None:
-    problem = Problem.of([0, 0, 100], [1000, 100, 101], [1, 1, 1])
-    assert section_lifetimes(problem).tolist() == [3, 1, 1]
-
-
-def test_sections_on_a_circle_include_its_end() -> None:
-    problem = Problem.of([6, 1], [2, 8], [1, 1], length=8)
-    # Cut at 0, 1, 2, 6 (and 8, which is 0).
-    assert section_lifetimes(problem).tolist() == [3, 3]
 
 
 @examples(50, problems())
@@ -245,14 +209,6 @@ def test_some_blocks_may_be_left_out(problem: Problem, data: st.DataObject) -> N
     assert set(np.flatnonzero(offsets >= 0).tolist()) == set(chosen)
 
 
-@examples(50, problems())
-def test_longest_first(problem: Problem) -> None:
-    life = lifetimes(problem)
-    rows = zip(life.tolist(), problem.size.tolist(), range(len(problem)), strict=True)
-    expected = [i for *_, i in sorted(rows, key=lambda r: (-r[0], -r[1], r[2]))]
-    assert _dsa.longest_first(life, problem.size).tolist() == expected
-
-
 def test_threads_may_share_a_decoder() -> None:
     rng = np.random.default_rng(0)
     lower = rng.integers(0, 2000, 2000)
@@ -307,11 +263,3 @@ def test_orders_that_cannot_be() -> None:
             circle.decode(order(*rest), order(*stack))
     with pytest.raises(ValueError, match="twice"):
         circle.decode(order(0, 1), order(1))
-
-
-def test_gaps_are_not_filled_with_what_is_there_already() -> None:
-    columns = (INT([0, 0]), INT([2, 2]), INT([1, 1]), INT([1, 1]))
-    with pytest.raises(ValueError, match="twice"):
-        _dsa.fill_gaps(*columns, INT([0, -1]), order(0, 1))
-    with pytest.raises(ValueError, match="differ in length"):
-        _dsa.fill_gaps(*columns, INT([0]), order(1))

@@ -42,13 +42,6 @@ def test_exact_proves_the_least_peak(known: Known) -> None:
 HARD = hard_problems()
 # Those that take seconds wait for `make soak`.
 SLOW = ("swept-310-17-0.01", "swept-310-17-0.0", "swept-200-12-0.0")
-by_name = pytest.mark.parametrize(
-    "hard",
-    [
-        pytest.param(hard, id=hard.name, marks=[pytest.mark.soak] * (hard.name in SLOW))
-        for hard in HARD
-    ],
-)
 NODES = 500_000  # for which two cores take some seconds
 
 
@@ -58,15 +51,6 @@ def test_they_are_as_hard_as_they_say() -> None:
         assert 145 <= len(problem) <= 500, name
         assert lower_bound(problem) == peak, name
         assert problem.peak(best_of_six(problem)[0]) > 1.03 * peak, name
-
-
-@by_name
-def test_exact_search_packs_them(hard: Hard) -> None:
-    start, _ = best_of_six(hard.problem)
-    options = Options(max_nodes=NODES, threads=2)
-    found = exact.improve(hard.problem, start, options=options)
-    assert found.proved_optimal
-    assert verify_offsets(hard.problem, found.offsets, hard.peak) == []
 
 
 @pytest.mark.parametrize("nodes", [5000, pytest.param(60_000, marks=pytest.mark.soak)])
@@ -80,8 +64,14 @@ def test_what_is_not_solved_is_not_refused(hard: Hard, nodes: int) -> None:
     assert verify_offsets(hard.problem, found.offsets, 2 * hard.peak) == []
 
 
-@by_name
-def test_so_does_auto(hard: Hard) -> None:
+@pytest.mark.parametrize(
+    "hard",
+    [
+        pytest.param(hard, id=hard.name, marks=[pytest.mark.soak] * (hard.name in SLOW))
+        for hard in HARD
+    ],
+)
+def test_they_are_packed_as_they_were_cut(hard: Hard) -> None:
     plan = auto.solve(hard.problem, Options(max_nodes=NODES, threads=2))
     assert (plan.peak, plan.status) == (hard.peak, "optimal")
     assert verify(plan) == []

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
 from memplan.applying.tables import joined, replay_arrays
-from memplan.cli import cli
-from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
 from memplan.core.problem import BRIEF, Problem
 from memplan.core.verify import verify
@@ -167,21 +162,6 @@ def test_joined_plans_are_by_lifespan_if_the_first_is() -> None:
     assert joined(plain, elastic).brief is None
 
 
-def test_solve_says_so(tmp_path: Path) -> None:
-    steps = [step_of(*both) for both in LENGTHS]
-    trace, plan = tmp_path / "t.parquet", tmp_path / "p.json"
-    memplan.write_trace(on_cuda([START, *steps]), trace)
-    words = ["solve", str(trace), "-o", str(plan)]
-    said = CliRunner().invoke(cli, words)
-    assert said.exit_code == 0
-    assert "where blocks lie by how long they live" in said.output
-    found = json.loads(CliRunner().invoke(cli, [*words, "--force", "--json"]).stdout)
-    assert found["arena_bytes"] == elastic_plan().arena_bytes < found["peak"]
-    assert CliRunner().invoke(cli, ["verify", str(plan)]).exit_code == 0
-    said = CliRunner().invoke(cli, ["stats", str(plan)])
-    assert "where blocks lie by how long they live" in said.output
-
-
 # ---- how many bytes
 
 
@@ -237,24 +217,6 @@ def test_blocks_are_played_as_a_plain_placement_does(
     blocks: Problem, arena: int
 ) -> None:
     assert beside(blocks, arena * UNIT) == placed_plainly(blocks, arena * UNIT)
-
-
-@examples(30, recordings(), st.integers(1, 100), st.integers(0, 1 << 20))
-def test_no_arena_that_was_tried_does_better(
-    blocks: Problem, steps: int, peak: int
-) -> None:
-    live = lower_bound(blocks)
-    arena = arena_by_lifespan(blocks, steps, peak)
-    tried = [-(-(live + live // part) // UNIT) * UNIT for part in SPARE_PARTS]
-    needed = [each + placed_plainly(blocks, each) for each in tried]
-    allowed = [n for n, part in zip(needed, SPARE_PARTS, strict=True) if part <= steps]
-    if arena == 0:  # offsets hold all, and no arena does
-        assert live <= peak < min(allowed, default=needed[-1])
-    else:
-        assert arena in tried
-        least = min(allowed, default=None)
-        assert least is None or arena + placed_plainly(blocks, arena) == least
-        assert steps >= live // max(arena - live, 1) or steps < SPARE_PARTS[-1]
 
 
 def test_there_is_room_for_steps_larger_than_the_few_recorded() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -45,18 +43,6 @@ def test_colliding_fixed_offsets_have_no_plan() -> None:
     problem = Problem.of([0, 0], [2, 2], [8, 8], fixed=[0, 4])
     with pytest.raises(NoPlanError, match=r"share the bytes \[4, 8\)"):
         solve_problem(problem)
-
-
-def test_a_method_loads_when_it_is_used() -> None:
-    code = (
-        "import sys\n"
-        "from memplan.solving.methods import solve_problem\n"
-        "from memplan.core.problem import Problem\n"
-        "assert not any(name.startswith('memplan.solving.b') for name in sys.modules)\n"
-        "solve_problem(Problem.of([0], [1], [1]))\n"
-        "assert 'memplan.solving.bestfit' in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("source", [([0], [1]), 5, None, "x.csv", ([0],) * 4])
@@ -121,23 +107,6 @@ def test_what_always_lives_goes_to_the_bottom_and_silence_cuts() -> None:
     # Alone in its stretch of time, a buffer lies at the bottom of it.
     assert offsets.tolist() == [0, 4, 4, 4, 7]
     assert parts == []
-
-
-def test_one_part_that_cannot_be_cut() -> None:
-    problem = Problem.of([0, 2, 4], [3, 5, 6], [1, 1, 1])
-    offsets, parts = take_apart(problem)
-    assert offsets.tolist() == [-1, -1, -1]
-    assert [part.members.tolist() for part in parts] == [[0, 1, 2]]
-    assert parts[0].floor == 0
-
-
-def test_a_circle_is_cut_above_what_always_lives() -> None:
-    problem = Problem.of([0, 6, 1, 3], [8, 1, 4, 6], [2, 5, 5, 5], length=8)
-    offsets, parts = take_apart(problem)
-    assert offsets[0] == 0
-    assert [part.floor for part in parts] == [2]
-    assert parts[0].members.tolist() == [2, 3]
-    assert offsets[1] == 2
 
 
 def test_fixed_offsets_and_mixed_alignments_stay_whole() -> None:

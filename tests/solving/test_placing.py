@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +12,10 @@ from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan
 from memplan.core.problem import FREE, Gaps, Problem, pieces
 from memplan.core.verify import verify, verify_offsets
-from memplan.errors import InfeasibleError, NoPlanError, UsageError
+from memplan.errors import NoPlanError, UsageError
 from memplan.native import _dsa
 from memplan.solving import exact
 from memplan.solving.anytime import Ejection
-from memplan.solving.bestfit import best_fit
 from memplan.solving.methods import METHODS, solve_problem
 from memplan.solving.options import DEFAULTS, Options
 from memplan.solving.parts import take_apart
@@ -30,49 +27,6 @@ from tests.strategies import examples, problems
 
 orders = st.sampled_from(ORDERS)
 capacities = st.none() | st.integers(0, 200)
-
-
-@pytest.mark.parametrize(
-    ("buffers", "options", "offset"),
-    [
-        # [0, 4) and [8, 13) are too small, [17, 23) is just enough.
-        ([(0, 9, 4, 4), (0, 9, 4, 13), (0, 9, 4, 23), (0, 5, 6, FREE)], {}, 17),
-        ([(0, 2, 5, 7), (0, 2, 7, FREE)], {}, 0),
-        # Only buffers alive at the same time are in the way.
-        ([(0, 4, 5, 0), (4, 8, 5, 5), (2, 4, 5, FREE)], {}, 5),
-        # A gap begins at a multiple of the alignment.
-        ([(0, 2, 5, 0), (0, 2, 8, 15), (0, 2, 8, FREE)], {"alignment": [1, 1, 8]}, 24),
-        # A wrap-around buffer is met at both ends.
-        ([(7, 1, 5, 2), (3, 6, 3, FREE), (0, 2, 4, FREE)], {"length": 9}, 7),
-    ],
-)
-def test_a_buffer_takes_the_lowest_gap_that_holds_it(
-    buffers: list[tuple[int, ...]], options: dict[str, Any], offset: int
-) -> None:
-    """The last one, which is free."""
-    lower, upper, size, fixed = zip(*buffers, strict=True)
-    problem = Problem.of(lower, upper, size, fixed=fixed, **options)
-    assert place_around(problem).tolist()[-1] == offset
-
-
-def test_what_would_top_the_capacity_is_left_out_and_the_rest_goes_on() -> None:
-    problem = Problem.of([0, 0, 0], [9, 8, 7], [6, 5, 4])
-    assert place_around(problem, capacity=10).tolist() == [0, -1, 6]
-    assert place_around(problem, capacity=9).tolist() == [0, -1, -1]
-    assert place_around(problem, capacity=0).tolist() == [-1, -1, -1]
-    assert place_around(problem, capacity=1 << 70).tolist() == [0, 6, 11]
-
-
-def test_a_capacity_counts_bytes_used_not_their_padding() -> None:
-    problem = Problem.of([0, 0], [2, 2], [60, 30], alignment=64)
-    assert place_around(problem, capacity=94).tolist() == [0, 64]
-    assert place_around(problem, capacity=93).tolist() == [0, -1]
-
-
-def test_the_order_can_be_chosen() -> None:
-    problem = Problem.of([0, 1], [9, 2], [1, 8])
-    assert place_around(problem, order="lifetime").tolist() == [0, 1]
-    assert place_around(problem, order="size").tolist() == [8, 0]
 
 
 def test_fixed_buffers_that_collide_have_no_plan() -> None:
@@ -114,18 +68,6 @@ def test_what_is_placed_is_sound(
         assert placed.all()
     else:
         assert (tops[free] <= capacity).all()
-
-
-def test_a_tall_buffer_among_many_flat_ones_is_met() -> None:
-    """It is not the last of its chunk, and the first gap lies above the others."""
-    flat = range(70)
-    problem = Problem.of(
-        [0, 2, *[1 for _ in flat], 0],
-        [1, 3, *[2 for _ in flat], 3],
-        [500, 960, *[1 for _ in flat], 10],
-        fixed=[0, 40, *flat, FREE],
-    )
-    assert place_around(problem)[-1] == 1000
 
 
 @pytest.mark.parametrize("length", [None, 4000])
@@ -202,28 +144,6 @@ def test_the_search_comes_to_the_least_peak() -> None:
     assert found - least <= 0.25 * (begun - least)
 
 
-def test_a_buffer_in_anothers_gap_shares_its_bytes() -> None:
-    plan = solve_problem(SHARED)
-    assert (plan.peak, plan.status) == (100, "optimal")
-    assert plan.offsets.tolist() == [0, 0]
-    late = Problem.of([0, 3], [9, 7], [100, 80], gaps=SHARED.gaps)
-    assert solve_problem(late).peak == 180
-
-
-def test_a_buffer_lies_beside_the_window_still_in_use() -> None:
-    gaps = Gaps.of([0], [3], [6], [10], [30])
-    problem = Problem.of([0, 3, 3], [9, 6, 6], [100, 70, 10], gaps=gaps)
-    plan = solve_problem(problem)
-    assert plan.offsets.tolist() == [0, 30, 0]
-    assert (plan.peak, plan.status) == (100, "optimal")
-
-
-def test_two_that_interlock_in_each_others_gaps() -> None:
-    gaps = Gaps.of([0, 0, 1, 1], [2, 6, 0, 4], [4, 8, 2, 6])
-    problem = Problem.of([0, 0], [8, 8], [16, 16], gaps=gaps)
-    assert solve_problem(problem).peak == 16
-
-
 def test_fixed_offsets_are_obstacles_except_in_their_gaps() -> None:
     fixed, gaps = [8, 8, FREE], Gaps.of([0], [3], [6])
     problem = Problem.of([0, 3, 0], [9, 6, 9], [8, 8, 8], fixed=fixed, gaps=gaps)
@@ -264,54 +184,6 @@ def test_what_auto_calls_optimal_is(seed: int, cases: int) -> None:
     assert optimal > cases // 3
 
 
-def test_auto_says_how_it_searched() -> None:
-    rng = np.random.default_rng(35)
-    bare = set[bool]()  # whether there was a search without the gaps, too
-    for _ in range(300):
-        plan = solve_problem(random_gapped(rng))
-        if plan.problem.gaps is None or plan.peak == plan.lower_bound:
-            continue
-        assert plan.status == "feasible"
-        assert "search with the gaps" in plan.provenance.note
-        bare.add("without the gaps" in plan.provenance.note)
-        if len(bare) == 2:
-            return
-    raise AssertionError(bare)
-
-
-@examples(50, problems(periodic=False, fixed=True))
-def test_without_gaps_it_places_as_place_around(problem: Problem) -> None:
-    order = np.arange(len(problem), dtype=np.int32)
-    expected = place_around(problem, order=order)
-    assert place_pieces(problem, order).tolist() == expected.tolist()
-    everyone = np.arange(len(problem))
-    full = Gaps.of(everyone, problem.lower, problem.upper, 0, problem.size)
-    same = Problem.of(
-        problem.lower,
-        problem.upper,
-        problem.size,
-        alignment=problem.alignment,
-        fixed=problem.fixed,
-        gaps=full,
-    )
-    assert place_pieces(same, order).tolist() == expected.tolist()
-
-
-def test_gaps_never_make_it_worse() -> None:
-    """Than packing as if there were none; and mostly they are of use."""
-    rng = np.random.default_rng(36)
-    better = 0
-    for _ in range(200):
-        problem = random_gapped(rng, most=14)
-        order = rng.permutation(len(problem)).astype(np.int32)
-        whole = replace(problem, gaps=None)
-        peak = Plan.of(problem, best_fit(problem, order), "x").peak
-        blind = Plan.of(whole, best_fit(whole, order), "x").peak
-        assert peak <= blind
-        better += peak < blind
-    assert better > 100
-
-
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_method_without_gaps_says_so_before_any_work(name: str) -> None:
     message = rf"^{name} does not support gaps .* 1 of 2 .* search or bestfit"
@@ -332,12 +204,6 @@ def test_every_way_in_is_shut_to_gaps() -> None:
     ):
         with pytest.raises(UsageError, match=f"^{name} does not support gaps in lif"):
             way()
-
-
-def test_the_decision_question() -> None:
-    assert solve_problem(SHARED, options=Options(capacity=100)).peak == 100
-    with pytest.raises(InfeasibleError, match="at least 100 bytes"):
-        solve_problem(SHARED, options=Options(capacity=99))
 
 
 def test_another_alignment_keeps_the_gaps() -> None:

@@ -23,10 +23,6 @@ def found(*steps: Step) -> StepWorkload:
     return step_problem(trace_of([WARMUP, *[HOT_STEP] * 4, *steps, HOT_STEP]))
 
 
-def test_steps_that_all_repeat_are_of_one_kind() -> None:
-    assert found(HOT_STEP, HOT_STEP).kinds == ()
-
-
 def test_a_kind_is_told_by_what_it_asks_for() -> None:
     short, other = (Made(60, 1), Made(100, 0)), (Made(500, 0),)
     kinds = found(short, HOT_STEP, other, HOT_STEP, short).kinds
@@ -34,12 +30,6 @@ def test_a_kind_is_told_by_what_it_asks_for() -> None:
     assert [kind.requests.size.tolist() for kind in kinds] == [[60, 100], [500]]
     assert all(kind.requests.starts == (0,) for kind in kinds)
     assert all(kind.problem.length is None for kind in kinds)
-
-
-def test_what_comes_before_the_hot_steps_is_warm_up_and_the_last_step_is_cut() -> None:
-    odd = (Made(500, 0),)
-    trace = trace_of([WARMUP, odd, *[HOT_STEP] * 4, odd])
-    assert step_problem(trace).kinds == ()
 
 
 def test_a_step_that_asks_for_nothing_is_no_kind() -> None:

@@ -12,6 +12,7 @@ from memplan.trace.importers.snapshot import from_snapshot
 from memplan.trace.lives import lives_of
 from memplan.trace.reserved import Reserved, device_run, reserved_at
 from memplan.trace.trace import Action, Columns, Trace
+from tests.programs import events_of
 from tests.snapshot_samples import Device, segment, snapshot
 
 MIB = 1 << 20
@@ -19,8 +20,7 @@ BASE = 0x7F_0000_0000
 
 
 def of(*rows: tuple[Action, int, int]) -> Columns:
-    action, address, size = np.array(rows, dtype=np.int64).T
-    return Columns.of(action=action, address=address, size=size, requested_size=size)
+    return events_of("action address size", rows)
 
 
 def after(events: Columns, row: int) -> Reserved:

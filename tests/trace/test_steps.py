@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from memplan.trace.lives import lives_of
-from memplan.trace.trace import Action, Columns, Mark, Trace
+from memplan.trace.trace import Action, Mark, Trace
+from tests.programs import events_of
 
 A, F, S = Action.ALLOC, Action.FREE_COMPLETED, Action.STEP
 
@@ -20,21 +19,14 @@ def test_what_dies_where_threads_race_outlasts_them_but_not_its_step() -> None:
         (S, 1, 0),
         *[(A, 1, 10), (F, 1, 10)] * 9,
     ]
-    action, thread, address = (np.array(column) for column in zip(*rows, strict=True))
-    size = np.where(action == S, 0, 64)
-    line = lives_of(
-        Trace(
-            Columns.of(
-                time_ns=np.arange(len(rows)),
-                action=action,
-                mark=np.where(action == S, Mark.EXPLICIT, Mark.NONE),
-                thread=thread,
-                address=address,
-                size=size,
-                requested_size=size,
-            )
-        )
+    steps = [row[0] == S for row in rows]
+    events = events_of(
+        "action thread address",
+        rows,
+        mark=[Mark.EXPLICIT if step else Mark.NONE for step in steps],
+        size=[0 if step else 64 for step in steps],
     )
+    line = lives_of(Trace(events))
     assert line.begins.tolist() == [0, 22, line.ticks]
     assert line.upper[:7].tolist() == line.freed[:7].tolist()
     # The end of the race is not known: it might be four ticks on, but the step ends.

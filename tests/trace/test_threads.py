@@ -20,7 +20,8 @@ from memplan.solving.outlook import unplanned_bytes
 from memplan.trace.liveness import step_problem
 from memplan.trace.lives import lives_of
 from memplan.trace.steps import outlives, steps_by_thread
-from memplan.trace.trace import Action, Columns, Mark, Trace
+from memplan.trace.trace import Action, Mark, Trace
+from tests.programs import events_of
 
 Event = tuple[Action, Mark, int, int, int]  # and address, size, thread
 
@@ -46,22 +47,9 @@ def steps_of(thread: int, steps: int, sizes: tuple[int, ...] = SIZES) -> list[Ev
 
 
 def trace_of(events: list[Event]) -> Trace:
-    action, mark, address, size, thread = zip(*events, strict=True)
-    sizes = dict(zip(address, size, strict=True)) | {
-        a: s for act, _, a, s, _ in events if act is Action.ALLOC
-    }
-    size = tuple(sizes[a] for a in address)
-    return Trace(
-        Columns.of(
-            time_ns=range(len(events)),
-            action=action,
-            mark=mark,
-            address=address,
-            size=size,
-            requested_size=size,
-            thread=thread,
-        )
-    )
+    sizes = {a: s for action, _, a, s, _ in events if action is Action.ALLOC}
+    freed = [sizes.get(address, size) for _, _, address, size, _ in events]
+    return Trace(events_of("action mark address size thread", events, size=freed))
 
 
 def shuffled(parts: list[list[Event]], seed: int) -> list[Event]:

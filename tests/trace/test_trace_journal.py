@@ -1,6 +1,5 @@
 """The recorder's journal: read back as far as it is whole."""
 
-import random
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from trace_samples import (
 )
 
 from memplan.core.plan import RunStats
-from memplan.errors import FormatError, InputError, MemplanError
+from memplan.errors import FormatError, MemplanError
 from memplan.trace import journal
 from memplan.trace.journal import (
     END,
@@ -135,24 +134,6 @@ def test_a_journal_cut_anywhere_keeps_its_whole_blocks(tmp_path):
         assert found.lost == length - found.kept
         assert bool(found.reason) == bool(found.lost)
         assert len(found.trace) == rows[whole - 1]
-        assert not found.trace.info.complete
-
-
-def test_a_damaged_journal_is_recovered_or_refused_never_worse(tmp_path):
-    blocks = journal_blocks(sample())
-    path = write_journal(tmp_path / "x.journal", blocks)
-    data, rng = path.read_bytes(), random.Random(3)
-    for _ in range(300):
-        mutant = bytearray(data)
-        mutant[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        path.write_bytes(mutant)
-        try:
-            found = read(path)
-        except InputError:
-            continue  # the damage is in the first block
-        assert found.lost > 0
-        assert found.reason
-        assert found.kept + found.lost == len(data)
         assert not found.trace.info.complete
 
 

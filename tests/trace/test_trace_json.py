@@ -108,6 +108,7 @@ def test_what_follows_the_compressed_data_is_refused(tmp_path):
     data = path.read_bytes()
     assert "2 bytes after the gzip data" in refusal(path, data + b"{}")
     assert "bytes after the gzip data" in refusal(path, data + data)
+    assert "damaged gzip data" in refusal(path, data[:20] + b"\xff" * 20 + data[40:])
 
 
 def test_a_file_above_the_limit_is_refused_unread(tmp_path, monkeypatch):

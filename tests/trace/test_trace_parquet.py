@@ -72,14 +72,6 @@ def test_pandas_can_filter_a_trace_and_save_it(tmp_path):
     assert_same(kept, replace(sample(), events=events.take(events.size > 0)))
 
 
-def test_row_groups_with_dictionaries_of_their_own(tmp_path):
-    path = tmp_path / "t.parquet"
-    table = table_of(path)
-    plain = put(table, "action", table["action"].cast(pa.string()))
-    pq.write_table(plain, path, row_group_size=1)
-    assert_same(read_parquet(path), sample())
-
-
 def test_wider_and_plainer_text_will_do(tmp_path):
     path = tmp_path / "t.parquet"
     table = table_of(path)
@@ -102,13 +94,6 @@ def test_a_column_that_is_missing_of_another_type_or_has_holes_is_named(tmp_path
     values[3] = None
     holed = put(table, name, pa.array(values, table[name].type), nullable=True)
     assert f"row 3, column {name}: no value" in refusal(path, holed)
-
-
-def test_a_column_of_narrower_integers_is_named(tmp_path):
-    path = tmp_path / "t.parquet"
-    table = table_of(path)
-    narrow = put(table, "size", table["size"].cast(pa.int32()))
-    assert "column size is int32, not int64" in refusal(path, narrow)
 
 
 def test_a_column_twice_is_refused(tmp_path):
@@ -336,14 +321,6 @@ def test_only_the_columns_asked_for_are_kept_and_all_are_checked(tmp_path):
     pq.write_table(bad, path)
     with pytest.raises(FormatError, match="column size: -1 bytes"):
         read_parquet(path, ["action"])
-
-
-def test_columns_of_one_value_take_up_no_memory(tmp_path):
-    path = tmp_path / "t.parquet"
-    write_parquet(sample(), path)
-    events = read_parquet(path).events
-    assert events.thread.strides == events.device.strides == (0,)
-    assert events.size.strides == (8,)
 
 
 def test_a_column_of_very_many_names_is_refused(tmp_path):

@@ -14,8 +14,9 @@ from memplan.errors import NoPlanError
 from memplan.native import _alloc
 from memplan.solving.from_trace import solve_trace
 from memplan.trace.liveness import step_problem
-from memplan.trace.trace import Action, Columns, Mark, Trace
+from memplan.trace.trace import Action, Mark, Trace
 from tests.applying.served import Served, column, flags
+from tests.programs import events_of
 
 BODY = (1000, 5000, 3000, 7000, 200, 64)  # each freed after the one that follows it
 
@@ -29,18 +30,7 @@ def trace_of(sizes: list[int], marks: tuple[int, ...] = ()) -> Trace:
         rows.append((Action.ALLOC, Mark.NONE, i + 1, size))
         if i:
             rows.append((Action.FREE_COMPLETED, Mark.NONE, i, sizes[i - 1]))
-    action, mark, address, size_ = (list(part) for part in zip(*rows, strict=True))
-    return Trace(
-        Columns.of(
-            time_ns=range(len(rows)),
-            action=action,
-            mark=mark,
-            address=address,
-            size=size_,
-            requested_size=size_,
-            thread=np.ones(len(rows), dtype=np.int32),
-        )
-    )
+    return Trace(events_of("action mark address size", rows))
 
 
 SMALL = st.lists(st.integers(1, 900), max_size=20)

@@ -131,12 +131,8 @@ def latency(
     ports = tuple(model.ports())
     most = _longest(list(ports))
     stalls[MAIN] = max(most - cycles, 0.0)
-    return Latency(steps, max(cycles, most), _renamed(stalls), edges, ports)
-
-
-def _renamed(stalls: Mapping[str, float]) -> dict[str, float]:
-    """Without levels that add nothing."""
-    return {name: cycles for name, cycles in stalls.items() if cycles > 0}
+    stalls = {name: added for name, added in stalls.items() if added > 0}
+    return Latency(steps, max(cycles, most), stalls, edges, ports)
 
 
 def _boundaries(
@@ -220,12 +216,7 @@ class _Model:
 
     def _rate(self, depth: int, one: _Boundary) -> float:
         """Bytes a cycle of a memory's port; infinite where it is not known."""
-        if depth < 0:
-            return math.inf
-        if depth == len(self._hierarchy.levels):
-            known = self._hierarchy.dram_bandwidth
-            return math.inf if known is None else known
-        return self._hierarchy.levels[depth].bandwidth.get(one.tensor, math.inf)
+        return math.inf if depth < 0 else self._hierarchy.rate(depth, one.tensor)
 
     def _passed(self, bounds: list[_Boundary]) -> list[Port]:
         found: dict[tuple[int, Tensor | None, str], list[float]] = {}
@@ -256,13 +247,7 @@ class _Model:
     def _split(
         self, depth: int, reads: float, writes: float
     ) -> Iterator[tuple[str, float]]:
-        outside = depth == len(self._hierarchy.levels)
-        ports = (
-            self._hierarchy.dram_ports
-            if outside
-            else self._hierarchy.levels[depth].ports
-        )
-        if ports == 1:
+        if self._hierarchy.ports(depth) == 1:
             yield "both", reads + writes
         else:
             yield "reads", reads

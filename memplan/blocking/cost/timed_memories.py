@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -76,13 +75,6 @@ def weights_of(hierarchy: Hierarchy) -> list[Weights]:
     return [one for one in found if any(any(own.values()) for own in one.by_depth)]
 
 
-def _rate(hierarchy: Hierarchy, depth: int, tensor: Tensor) -> float:
-    if depth == len(hierarchy.levels):
-        known = hierarchy.dram_bandwidth
-        return math.inf if known is None else known
-    return hierarchy.levels[depth].bandwidth.get(tensor, math.inf)
-
-
 def _ports(hierarchy: Hierarchy) -> Iterator[Weights]:
     """One for each port, and one for the mean of all. Of two ports one has at least
     half of what passes both."""
@@ -90,14 +82,14 @@ def _ports(hierarchy: Hierarchy) -> Iterator[Weights]:
     found: list[Weights] = []
     for depth in range(last, -1, -1):
         level = None if depth == last else hierarchy.levels[depth]
-        ports = hierarchy.dram_ports if level is None else level.ports
         groups: list[tuple[Tensor, ...]] = [tuple(Tensor)]
         if level is not None and level.private:
             groups = [(tensor,) for tensor in Tensor]
         for group in groups:
             rows = [dict.fromkeys(Tensor, 0.0) for _ in range(last + 1)]
             for tensor in group:
-                rows[depth][tensor] = 1 / (_rate(hierarchy, depth, tensor) * ports)
+                rate = hierarchy.rate(depth, tensor) * hierarchy.ports(depth)
+                rows[depth][tensor] = 1 / rate
             if any(rows[depth].values()):
                 found.append(Weights(tuple(rows), adds=False))
     yield from found
@@ -116,8 +108,8 @@ def _added(hierarchy: Hierarchy) -> Iterator[Weights]:
         if hierarchy.levels[depth - 1].double_buffered:
             break
         for tensor in Tensor:
-            inside = max(_rate(hierarchy, i, tensor) for i in range(depth))
-            rate = min(_rate(hierarchy, depth, tensor), inside)
+            inside = max(hierarchy.rate(i, tensor) for i in range(depth))
+            rate = min(hierarchy.rate(depth, tensor), inside)
             rows[depth][tensor] = 1 / rate
     yield Weights(tuple(rows), adds=True)
 
@@ -200,7 +192,8 @@ def ways(nest: Nest, machine: Fixed) -> list[Timed]:
     first = timed(nest, machine, best_memories(traffic, machine))
     found = {first.choice: first}
     for hierarchy in _priced(first, machine.hierarchy):
-        choice = _chosen(traffic, Fixed(hierarchy), machine.hierarchy)
+        chosen = best_memories(traffic, Fixed(hierarchy))
+        choice = repriced(chosen, hierarchy, machine.hierarchy)
         if choice not in found:
             found[choice] = timed(nest, machine, choice)
     return list(found.values())
@@ -280,14 +273,14 @@ def worth_of(one: Timed, part: float = 1.0) -> float:
     return part * (one.energy + one.mac_pj) / one.cycles
 
 
-def _chosen(
-    traffic: Mapping[Tensor, Traffic], priced: Fixed, hierarchy: Hierarchy
+def repriced(
+    choice: Choice, priced: Hierarchy, hierarchy: Hierarchy
 ) -> tuple[BufferMemory, ...]:
-    """The memories that take the least at other prices, at their own."""
+    """Memories at the prices of one hierarchy, at those of another with its levels."""
     names = [level.name for level in hierarchy.levels]
     found = []
-    for one in best_memories(traffic, priced):
-        name = level_of(one, priced.hierarchy)
+    for one in choice:
+        name = level_of(one, priced)
         pj = hierarchy.price(names.index(name), one.tensor)
         found.append(replace(one, pj=pj, level=name))
     return tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memplan.blocking.cost.evaluation import evaluate
@@ -11,7 +11,7 @@ from memplan.blocking.machine.technology import area_mm2
 from memplan.blocking.nest.array import Datapath
 from memplan.blocking.nest.layer import Layer
 from memplan.blocking.plan import CurvePoint
-from memplan.blocking.search.result import Options, Result
+from memplan.blocking.search.result import Options
 from memplan.blocking.search.spatial import search_one_of
 
 _DEFAULT = Options()
@@ -21,25 +21,18 @@ def area_curve(
     layer: Layer,
     budgets: Sequence[int],
     unroll: Datapath,
-    *,
     options: Options = _DEFAULT,
     objective: Codesign | None = None,
-    progress: Callable[[CurvePoint, Result], None] | None = None,
-) -> list[CurvePoint]:
+) -> Iterator[CurvePoint]:
     """The least energy within each budget of bytes, in the order given.
 
     options: of each budget's search. objective: curves and bits, its budget is not
-    used. progress: called after each, with its result.
-    Raises as `search_datapath` does.
+    used. Raises as `search_datapath` does.
     """
-    points = []
     for budget in budgets:
         machine = replace(objective or Codesign(), budget=budget)
         result = search_one_of(layer, unroll, machine, options)
         found = evaluate(layer, result.nest, machine, choice=result.memories)
         nbytes = found.sram_bytes
         area = area_mm2(nbytes, machine.technology.area)
-        points.append(CurvePoint(budget, nbytes, area, result.energy))
-        if progress is not None:
-            progress(points[-1], result)
-    return points
+        yield CurvePoint(budget, nbytes, area, result.energy)

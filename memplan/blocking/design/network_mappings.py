@@ -70,7 +70,7 @@ def design_mapped_network(  # noqa: PLR0913 - by name, but three
             part = replace(options, time_limit=limit.share(0.5 if best else 0.25))
             design = design_network(
                 [layer for layer, _ in pairs],
-                _chosen(mappings),
+                mappings.__getitem__,
                 budget,
                 levels=levels,
                 counts=[count for _, count in pairs],
@@ -100,10 +100,6 @@ def design_mapped_network(  # noqa: PLR0913 - by name, but three
     assert best is not None
     seconds = time.monotonic() - limit.begin
     return replace(best, complete=best.complete and complete, seconds=seconds)
-
-
-def _chosen(mappings: _Mappings) -> Callable[[Layer], Mapping[str, int]]:
-    return lambda layer: mappings[layer]
 
 
 def _mapped(

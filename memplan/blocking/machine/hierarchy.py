@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -128,6 +129,18 @@ class Hierarchy:
     def main_pj(self, tensor: Tensor) -> float:
         """pJ per 16 bits of main memory."""
         return self.dram_by_tensor.get(tensor, self.dram_pj)
+
+    def rate(self, depth: int, tensor: Tensor) -> float:
+        """Bytes a cycle of a port of level `depth`, from 0, or of main memory, which is
+        the last; infinite where it is not known."""
+        if depth < len(self.levels):
+            return self.levels[depth].bandwidth.get(tensor, math.inf)
+        return math.inf if self.dram_bandwidth is None else self.dram_bandwidth
+
+    def ports(self, depth: int) -> int:
+        """Likewise, how many there are."""
+        inside = depth < len(self.levels)
+        return self.levels[depth].ports if inside else self.dram_ports
 
     def price(self, depth: int, tensor: Tensor) -> float:
         """pJ per 16 bits of an access to level `depth`, from 0."""

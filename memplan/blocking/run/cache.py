@@ -256,8 +256,9 @@ def register_tiled(
     sized = layer.padded(tile)
     loops = [*nest.unroll.items(), *((loop.dim, loop.outer) for loop in nest.loops)]
     whole = [
-        (dim, min(_up(extent, tile.get(dim, 1)), sized.size(dim)))
+        (dim, min(-(-extent // lanes) * lanes, sized.size(dim)))
         for dim, extent in loops
+        for lanes in (tile.get(dim, 1),)
     ]
     return nest_of(layer, whole, tile)
 
@@ -364,7 +365,3 @@ def _counted(
         LevelCounts(level.name, *counts)
         for level, counts in zip(hierarchy.levels, simulator.counts(), strict=True)
     )
-
-
-def _up(extent: int, multiple: int) -> int:
-    return -(-extent // multiple) * multiple

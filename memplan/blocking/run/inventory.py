@@ -52,6 +52,11 @@ class Reading:
         return replace(self, parts=tuple(parts))
 
 
+def once(layer: Layer) -> Reading:
+    """An operation that is one layer."""
+    return Reading(((layer, 1),))
+
+
 def product(rows: int, inner: int, columns: int, groups: int = 1) -> Layer:
     """`groups` products of (rows, inner) and (inner, columns) matrices, none of which
     shares anything with another.
@@ -251,7 +256,7 @@ def _as_product(whole: Convolution) -> Reading:
         B=whole.batch * math.prod(outer),
         G=whole.groups,
     )
-    return Reading(((layer, 1),))
+    return once(layer)
 
 
 def _by_place(whole: Convolution) -> Reading:

@@ -22,6 +22,7 @@ from memplan.blocking.run.inventory import (
     Reference,
     attention,
     matrix_product,
+    once,
     product,
     recurrent,
 )
@@ -56,10 +57,6 @@ def may_multiply(namespace: str, operation: str) -> bool:
     if namespace not in ("aten", "prim", "prims", "profiler"):
         return True
     return bool(_HEAVY.search(operation) and not _LIGHT.search(operation))
-
-
-def _one(layer: Any) -> Reading:
-    return Reading(((layer, 1),))
 
 
 def _convolution(  # noqa: PLR0913, PLR0917 - torch's own
@@ -106,7 +103,9 @@ def _along_time(
 
 
 def _product(left: Any, right: Any, *_: object, **__: object) -> Reading:
-    return _one(product(left.shape[0], left.shape[1], right.shape[1]))
+    """Of matrices, or vectors."""
+    rows, inner = (1, *left.shape)[-2:]
+    return once(product(rows, inner, (*right.shape, 1)[1]))
 
 
 def _added_to(reader: Callable[..., Reading]) -> Callable[..., Reading]:
@@ -122,12 +121,12 @@ def _products(left: Any, right: Any, *_: object, **__: object) -> Reading:
     ]
     if shapes[0][0] == shapes[1][0] == 1 < left.shape[0]:
         shapes[0] = tuple(left.shape)
-    return _one(matrix_product(*shapes))
+    return once(matrix_product(*shapes))
 
 
 def _sum_of_products(left: Any, right: Any, *_: object, **__: object) -> Reading:
     groups, rows, inner = left.shape
-    return _one(product(rows, groups * inner, right.shape[2]))
+    return once(product(rows, groups * inner, right.shape[2]))
 
 
 def _grouped(
@@ -146,14 +145,6 @@ def _grouped(
     return Reading(
         tuple((product(n, inner, columns), count) for n, count in rows.items())
     )
-
-
-def _by_vector(left: Any, right: Any, *_: object, **__: object) -> Reading:
-    return _one(product(left.shape[0], left.shape[1], 1))
-
-
-def _dot(left: Any, right: Any, **_: object) -> Reading:
-    return _one(product(1, left.shape[0], 1))
 
 
 def _attention(query: Any, key: Any, value: Any, *_: object, **__: object) -> Reading:
@@ -201,10 +192,10 @@ _READERS: dict[str, Callable[..., Reading]] = {
     "baddbmm": _added_to(_products),
     "addbmm": _added_to(_sum_of_products),
     "_grouped_mm": _grouped,
-    "mv": _by_vector,
-    "addmv": _added_to(_by_vector),
-    "dot": _dot,
-    "vdot": _dot,
+    "mv": _product,
+    "addmv": _added_to(_product),
+    "dot": _product,
+    "vdot": _product,
     "mkldnn_rnn_layer": _recurrent_layer,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,

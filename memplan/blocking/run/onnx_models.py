@@ -22,6 +22,7 @@ from memplan.blocking.run.inventory import (
     Reading,
     attention,
     matrix_product,
+    once,
     product,
     recurrent,
 )
@@ -267,7 +268,7 @@ def _gemm(node: Node) -> Reading:
     left, right = node.shape(0), node.shape(1)
     rows, inner = left[::-1] if node.number("transA", 0) else left
     columns = right[0 if node.number("transB", 0) else 1]
-    return _one(product(rows, inner, columns))
+    return once(product(rows, inner, columns))
 
 
 def _matmul(node: Node, right: int = 1) -> Reading:
@@ -282,12 +283,12 @@ def _matmul(node: Node, right: int = 1) -> Reading:
         theirs[-2:] = theirs[:-3:-1]
     if ours[-1] != theirs[-2]:
         raise ValueError(f"{tuple(ours)} by {tuple(theirs)}")
-    return _one(matrix_product(ours, theirs))
+    return once(matrix_product(ours, theirs))
 
 
 def _few_bits(node: Node) -> Reading:
     rows = math.prod(node.shape(0)[:-1])
-    return _one(product(rows, node.number("K", 0), node.number("N", 0)))
+    return once(product(rows, node.number("K", 0), node.number("N", 0)))
 
 
 def _einsum(node: Node) -> Reading | None:
@@ -308,7 +309,7 @@ def _einsum(node: Node) -> Reading | None:
 
     both = left & right
     rows, columns = extent((left - right) & kept), extent((right - left) & kept)
-    return _one(product(rows, extent(both - kept), columns, extent(both & kept)))
+    return once(product(rows, extent(both - kept), columns, extent(both & kept)))
 
 
 def _recurrent(node: Node, gates: int) -> Reading:
@@ -326,10 +327,6 @@ def _attention(node: Node) -> Reading:
         query = (query[0], heads, query[1], query[2] // heads)
         key, value = ((own[0], fewer, own[1], own[2] // fewer) for own in (key, value))
     return attention(query, key, value)
-
-
-def _one(layer: Any) -> Reading:
-    return Reading(((layer, 1),))
 
 
 _READERS: dict[tuple[str, str], Callable[[Node], Reading | None]] = {

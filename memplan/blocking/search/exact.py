@@ -299,7 +299,9 @@ def nest_from(loops: Loops, layer: Layer, unroll: Mapping[str, int]) -> Nest:
 def relaxed_loops(relaxed: _nest.Optimum) -> list[tuple[int, int]]:
     """The loops of a relaxation's optimum, as few as will do; none where there is no
     optimum, or it has more than MOST."""
-    loops = _kept(relaxed.loops, _striped(relaxed), _slid(relaxed))
+    # The loops along which a buffer that is kept slides.
+    slid = {number for _, number, _, _, slides in relaxed.kept if slides}
+    loops = _kept(relaxed.loops, _striped(relaxed), slid)
     return loops if len(loops) <= MOST else []
 
 
@@ -307,11 +309,6 @@ def _striped(relaxed: _nest.Optimum) -> set[int]:
     """Numbers of the loops that sweep over a stripe of the input that is kept."""
     outer = [number for tensor, number, *_ in relaxed.kept if tensor == 0]
     return {number for number in outer if KERNEL_DIMS[relaxed.loops[number][0]] in "XY"}
-
-
-def _slid(relaxed: _nest.Optimum) -> set[int]:
-    """Numbers of the loops along which a buffer that is kept slides."""
-    return {number for _, number, _, _, slides in relaxed.kept if slides}
 
 
 def _kept(loops: Loops, striped: Set[int], slid: Set[int]) -> list[tuple[int, int]]:

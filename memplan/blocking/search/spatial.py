@@ -20,7 +20,7 @@ from memplan.blocking.cost.objective import Fixed, Objective
 from memplan.blocking.cost.timed_memories import best_ways, check_minimized
 from memplan.blocking.nest.array import Array, Datapath, MappingSearch
 from memplan.blocking.nest.layer import DIMS, Layer
-from memplan.blocking.nest.nest import nest_of
+from memplan.blocking.nest.nest import Nest, nest_of
 from memplan.blocking.search.mappings import (
     bounds_of,
     cycles_of,
@@ -51,15 +51,12 @@ def second_of(found: Result) -> float:
     """What counts where values are the same: energy, or steps."""
     if found.minimized == "cycles":
         return found.energy
-    return float(_steps(found))
+    return float(_steps(found.nest))
 
 
-def _steps(found: Result) -> int:
-    nest = found.nest
-    steps = 1
-    for dim in DIMS:
-        steps *= -(-nest.layer.size(dim) // nest.base(dim))
-    return steps
+def _steps(nest: Nest) -> int:
+    """Cycles of the datapath at least."""
+    return math.prod(-(-nest.layer.size(dim) // nest.base(dim)) for dim in DIMS)
 
 
 def better(one: Result, other: Result) -> bool:
@@ -74,10 +71,7 @@ def better(one: Result, other: Result) -> bool:
 
 def _plain(found: Result) -> tuple[int, int, int]:
     counts = [found.nest.base(dim) for dim in DIMS]
-    lanes = 1
-    for count in counts:
-        lanes *= count
-    return _steps(found), sum(count > 1 for count in counts), lanes
+    return _steps(found.nest), sum(count > 1 for count in counts), math.prod(counts)
 
 
 _USUAL = 30.0  # seconds, where there is no limit

@@ -18,7 +18,6 @@ from itertools import combinations
 from memplan.blocking.cost.evaluation import Evaluation, best_evaluation, evaluate
 from memplan.blocking.cost.latency import datapath_bytes, datapath_steps
 from memplan.blocking.cost.objective import Fixed, Objective
-from memplan.blocking.cost.placement import BufferMemory, level_of
 from memplan.blocking.cost.timed_memories import (
     NOTHING,
     FrontPoint,
@@ -26,6 +25,7 @@ from memplan.blocking.cost.timed_memories import (
     Weights,
     best_ways,
     check_minimized,
+    repriced,
     ways,
     weights_of,
     worth_of,
@@ -76,16 +76,12 @@ class TimeBounds:
         """Cycles of a port of each memory that may serve a tensor to the datapath."""
         hierarchy, tensor = self.machine.hierarchy, own.tensor
         inward, outward = datapath_bytes(own)
-        known = hierarchy.dram_bandwidth
-        rates = [(math.inf if known is None else known, hierarchy.dram_ports)]
-        rates += [
-            (level.bandwidth.get(tensor, math.inf), level.ports)
-            for level in hierarchy.levels
-            if level.capacity(tensor)
-        ]
-        for rate, ports in rates:
-            longer = inward + outward if ports == 1 else max(inward, outward)
-            yield longer / rate
+        levels = enumerate(hierarchy.levels)
+        holding = [depth for depth, level in levels if level.capacity(tensor)]
+        for depth in (len(hierarchy.levels), *holding):
+            one = hierarchy.ports(depth) == 1
+            longer = inward + outward if one else max(inward, outward)
+            yield longer / hierarchy.rate(depth, tensor)
 
     def bounded_by(self, weights: Weights, least: float) -> None:
         """The sum of `weights` over what passes is at least `least`."""
@@ -136,12 +132,7 @@ class TimeBounds:
             for tensor, own in self._traffic.items():
                 if not row[tensor]:
                     continue
-                if depth < outside:
-                    level = hierarchy.levels[depth]
-                    rate = level.bandwidth.get(tensor, math.inf) * level.ports
-                else:
-                    known = hierarchy.dram_bandwidth
-                    rate = math.inf if known is None else known * hierarchy.dram_ports
+                rate = hierarchy.rate(depth, tensor) * hierarchy.ports(depth)
                 nbytes = 2 * own.demand_words
                 if depth == outside:
                     nbytes += _compulsory(self._traffic, tensor)
@@ -322,7 +313,7 @@ class _Search:
             priced = Fixed(weights.alone(self._machine.hierarchy))
             value = priced.evaluate(
                 best.nest,
-                [_priced(one, priced, self._machine) for one in best.choice],
+                repriced(best.choice, self._machine.hierarchy, priced.hierarchy),
             )
             steps = best.latency.steps if weights.adds else 0
             weighed.append((value + steps, weights))
@@ -359,11 +350,3 @@ class _Search:
                 least = one.energy
                 points.append(FrontPoint(one.energy, one.cycles, str(one.nest)))
         return tuple(points)
-
-
-def _priced(one: BufferMemory, priced: Fixed, machine: Fixed) -> BufferMemory:
-    """The same memory at another machine's price."""
-    name = level_of(one, machine.hierarchy)
-    names = [level.name for level in machine.hierarchy.levels]
-    pj = priced.hierarchy.price(names.index(name), one.tensor)
-    return replace(one, pj=pj, level=name)

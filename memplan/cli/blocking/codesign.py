@@ -12,7 +12,7 @@ from memplan.blocking.nest.array import Datapath
 from memplan.blocking.nest.layer import Layer, parse_layer
 from memplan.blocking.plan import CurvePoint
 from memplan.blocking.run.inventory import ModelLayer
-from memplan.blocking.search.result import Options, Result
+from memplan.blocking.search.result import Options
 from memplan.blocking.search.spatial import search_datapath
 from memplan.cli.blocking import meanings, options, report, results
 from memplan.cli.blocking.meanings import searching
@@ -85,19 +85,10 @@ def _curve(
     objective: Codesign,
 ) -> tuple[CurvePoint, ...]:
     budgets = [_LEAST << i for i in range(64) if _LEAST << i < most] + [most]
+    points = []
     with working("area curve") as report_line:
-
-        def progress(point: CurvePoint, result: Result) -> None:
-            if report_line is not None:
-                energy = report.energy(result.energy)
-                report_line(f"{format_bytes(point.budget)}: {energy}")
-
-        curve = trace_curve(
-            layer,
-            budgets,
-            unroll,
-            options=how,
-            objective=objective,
-            progress=progress,
-        )
-        return tuple(curve)
+        for point in trace_curve(layer, budgets, unroll, how, objective):
+            energy = report.energy(point.energy_pj)
+            report_line(f"{format_bytes(point.budget)}: {energy}")
+            points.append(point)
+    return tuple(points)

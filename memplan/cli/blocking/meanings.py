@@ -169,22 +169,18 @@ def model_entries(model: ModelLayers) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def searching(what: str) -> Iterator[Callable[[SearchProgress], None] | None]:
+def searching(what: str) -> Iterator[Callable[[SearchProgress], None]]:
     """What to call with each SearchProgress, likewise."""
     with working(what) as report_line:
-        yield (
-            None
-            if report_line is None
-            else lambda progress: report_line(describe(progress))
-        )
+        yield lambda progress: report_line(describe(progress))
 
 
 @contextlib.contextmanager
-def sweeping(what: str, tasks: int) -> Iterator[Callable[[int, Result], None] | None]:
+def sweeping(what: str, tasks: int) -> Iterator[Callable[[int, Result], None]]:
     """What to call with a task's number and result as it ends: a bar, likewise."""
     with saying_if_interrupted():
         if not sys.stderr.isatty():
-            yield None
+            yield lambda number, result: None
             return
         from rich.console import Console
         from rich.progress import (

@@ -133,8 +133,7 @@ def _designed(
     with working("memories") as report_line:
 
         def progress(energy: float, seconds: float) -> None:
-            if report_line is not None:
-                report_line(f"{report.energy(energy)}, {format_seconds(seconds)}")
+            report_line(f"{report.energy(energy)}, {format_seconds(seconds)}")
 
         array = parse_array(unroll)
         kept, within = [one.layer for one in weighted], objective.budget or 0

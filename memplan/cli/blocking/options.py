@@ -18,44 +18,35 @@ F = TypeVar("F", bound=Callable[..., Any])
 OWN = "each buffer has a memory of its own size"
 PAPER_DATAPATH = "C16,K16"  # 16 x 16 multipliers
 
+layer = click.option(
+    "--layer",
+    "layer_text",
+    required=True,
+    metavar="LAYER",
+    help="A layer that memplan blocking layers lists, or its sizes C,K,X,Y,Fw,Fh, "
+    "such as 256,512,28,28,3,3. Append ,B8 for a batch, ,G2 for groups of C to K "
+    "channels each, ,S2 for a stride.",
+)
 
-def layer(function: F) -> F:
-    """`--layer`, of a command that takes one."""
-    return click.option(
-        "--layer",
-        "layer_text",
-        required=True,
-        metavar="LAYER",
-        help="A layer that memplan blocking layers lists, or its sizes C,K,X,Y,Fw,Fh, "
-        "such as 256,512,28,28,3,3. Append ,B8 for a batch, ,G2 for groups of C to K "
-        "channels each, ,S2 for a stride.",
-    )(function)
+layers = click.option(
+    "--layer",
+    "layer_texts",
+    required=True,
+    multiple=True,
+    metavar="LAYER",
+    help="A layer that memplan blocking layers lists, or its sizes C,K,X,Y,Fw,Fh; "
+    "append ,B8 for a batch, ,G2 for groups of C to K channels each, ,S2 for a "
+    "stride. Or all layers of a model: model.py:factory, or model.onnx, with "
+    ":batch=8 if it leaves that size open. Repeatable.",
+)
 
-
-def layers(function: F) -> F:
-    """`--layer`, of a command that takes several, or a model's."""
-    return click.option(
-        "--layer",
-        "layer_texts",
-        required=True,
-        multiple=True,
-        metavar="LAYER",
-        help="A layer that memplan blocking layers lists, or its sizes C,K,X,Y,Fw,Fh; "
-        "append ,B8 for a batch, ,G2 for groups of C to K channels each, ,S2 for a "
-        "stride. Or all layers of a model: model.py:factory, or model.onnx, with "
-        ":batch=8 if it leaves that size open. Repeatable.",
-    )(function)
-
-
-def string(function: F) -> F:
-    """`--string`, the loop nest."""
-    return click.option(
-        "--string",
-        "string",
-        required=True,
-        metavar="LOOPS",
-        help='Loop nest, innermost first, extents cumulative: "Fw3 Fh3 X8 K64".',
-    )(function)
+string = click.option(
+    "--string",
+    "string",
+    required=True,
+    metavar="LOOPS",
+    help='Loop nest, innermost first, extents cumulative: "Fw3 Fh3 X8 K64".',
+)
 
 
 def memory(default: str = "") -> Callable[[F], F]:
@@ -69,26 +60,14 @@ def memory(default: str = "") -> Callable[[F], F]:
     )
 
 
-def budget(function: F) -> F:
-    """`--budget`, bytes on the chip."""
-    return click.option(
-        "--budget",
-        metavar="BYTES",
-        help="Largest total size of the memories on the chip, such as 8MiB or 8MB.",
-    )(function)
+budget = click.option(
+    "--budget",
+    metavar="BYTES",
+    help="Largest total size of the memories on the chip, such as 8MiB or 8MB.",
+)
 
-
-def precision(function: F) -> F:
-    """`--bits`, the elements, and `--technology`, energies and areas."""
-    function = click.option(
-        "--technology",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="FILE",
-        help="A .toml file with areas and the energies of accesses by memory size, of "
-        "multiplications and of main memory; see docs/hierarchies.md.  [default: 45 "
-        "nm]",
-    )(function)
-    return click.option(
+precision = arguments.together(
+    click.option(
         "--bits",
         metavar="BITS",
         help="Bits of the elements: "
@@ -96,44 +75,44 @@ def precision(function: F) -> F:
         + ", or input=8,kernel=8,partial=32,output=8. To change part of a format, "
         "append it: int8,partial=16. Memories of the output hold partial "
         "sums.  [default: the hierarchy's, or int16 with partial sums of 16 bits]",
-    )(function)
+    ),
+    click.option(
+        "--technology",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="A .toml file with areas and the energies of accesses by memory size, of "
+        "multiplications and of main memory; see docs/hierarchies.md.  [default: 45 "
+        "nm]",
+    ),
+)
 
+sliding = click.option(
+    "--sliding",
+    is_flag=True,
+    help="Let every memory of the input shift or wrap around, so that a window "
+    "fetches only new columns or rows. For a single level, set sliding = true in "
+    "the hierarchy's file.",
+)
 
-def sliding(function: F) -> F:
-    """`--sliding`, memories of the input that shift."""
-    return click.option(
-        "--sliding",
-        is_flag=True,
-        help="Let every memory of the input shift or wrap around, so that a window "
-        "fetches only new columns or rows. For a single level, set sliding = true in "
-        "the hierarchy's file.",
-    )(function)
+unroll = click.option(
+    "--unroll",
+    metavar="DIMS",
+    default=PAPER_DATAPATH,
+    show_default=True,
+    help="Number of multipliers along each dimension, such as C16,K16; none: one "
+    "multiplier. Some idle at the edge if they do not divide a size.",
+)
 
-
-def unroll(function: F) -> F:
-    """`--unroll`, the datapath: the same of every command."""
-    return click.option(
-        "--unroll",
-        metavar="DIMS",
-        default=PAPER_DATAPATH,
-        show_default=True,
-        help="Number of multipliers along each dimension, such as C16,K16; none: one "
-        "multiplier. Some idle at the edge if they do not divide a size.",
-    )(function)
-
-
-def unroll_or_auto(function: F) -> F:
-    """`--unroll` of commands that search for nests."""
-    return click.option(
-        "--unroll",
-        metavar="DIMS|auto",
-        default=PAPER_DATAPATH,
-        show_default=True,
-        help="Number of multipliers along each dimension, such as C16,K16; none: one "
-        "multiplier. Some idle at the edge if they do not divide a size. auto: find "
-        "the best mapping onto 16 x 16 multipliers; auto:8x32: onto an array with "
-        "these sides; auto:256: onto 256 multipliers in any shape.",
-    )(function)
+unroll_or_auto = click.option(
+    "--unroll",
+    metavar="DIMS|auto",
+    default=PAPER_DATAPATH,
+    show_default=True,
+    help="Number of multipliers along each dimension, such as C16,K16; none: one "
+    "multiplier. Some idle at the edge if they do not divide a size. auto: find "
+    "the best mapping onto 16 x 16 multipliers; auto:8x32: onto an array with "
+    "these sides; auto:256: onto 256 multipliers in any shape.",
+)
 
 
 def minimize(more: str = "") -> Callable[[F], F]:
@@ -148,39 +127,31 @@ def minimize(more: str = "") -> Callable[[F], F]:
     )
 
 
-def search(function: F) -> F:
-    """`--time-limit` and `--threads`."""
-    for option in (
-        arguments.threads("Number of threads  [default: one per core]", "N"),
-        click.option(
-            "--time-limit",
-            type=click.FloatRange(min=0),
-            metavar="S",
-            help="Time limit of a search in seconds; memplan then returns the best "
-            "nest so far.  [default: none]",
-        ),
-    ):
-        function = option(function)
-    return function
-
+search = arguments.together(
+    click.option(
+        "--time-limit",
+        type=click.FloatRange(min=0),
+        metavar="S",
+        help="Time limit of a search in seconds; memplan then returns the best nest so "
+        "far.  [default: none]",
+    ),
+    arguments.threads("Number of threads  [default: one per core]", "N"),
+)
 
 ray = arguments.ray("search the layers")
 
+output = arguments.together(
+    arguments.output(
+        "Write a plan file for memplan plot; - is standard output.", metavar="PLAN"
+    ),
+    arguments.force("the plan if it exists"),
+)
 
-def output(function: F) -> F:
-    """`-o PLAN.json` and `--force`."""
-    function = arguments.force("the plan if it exists")(function)
-    said = "Write a plan file for memplan plot; - is standard output."
-    return arguments.output(said, metavar="PLAN")(function)
-
-
-def pad(function: F) -> F:
-    """`--pad`."""
-    return click.option(
-        "--pad",
-        is_flag=True,
-        help="Pad planes that would share cache sets in memory.",
-    )(function)
+pad = click.option(
+    "--pad",
+    is_flag=True,
+    help="Pad planes that would share cache sets in memory.",
+)
 
 
 def target(name: str, said: str, default: str | None = None) -> Callable[[F], F]:
@@ -194,6 +165,4 @@ def target(name: str, said: str, default: str | None = None) -> Callable[[F], F]
     )
 
 
-def json_(function: F) -> F:
-    """`--json`."""
-    return click.option("--json", "json_", is_flag=True, help="Print JSON.")(function)
+json_ = click.option("--json", "json_", is_flag=True, help="Print JSON.")

@@ -24,9 +24,10 @@ from memplan.blocking.search.spatial import search_datapath
 from memplan.cli import arguments, show
 from memplan.cli.blocking import meanings, options, report
 from memplan.cli.blocking.meanings import searching
-from memplan.cli.blocking.results import bits_entry, layer_entry
+from memplan.cli.blocking.results import layer_entry
 from memplan.cli.progress import saying_if_interrupted
 from memplan.errors import UsageError
+from memplan.formats.plain import plain
 from memplan.units import format_gap
 
 
@@ -216,16 +217,14 @@ def _entries(
         "string": str(nest),
         "unroll": dict(nest.unroll),
         "mapping": mapping_entry(mapping),
-        "bits": bits_entry(objective.precision),
+        "bits": plain(objective.precision),
         "cores": [_bar(layer, one) for one in found],
         "one_nest": [_bar(layer, one) for one in bars],
         "nests": [
             {
-                "cores": one.energy.cores,
-                "split": one.energy.split,
                 "string": str(one.nest),
                 "lower_bound_pJ": one.lower_bound,
-                "gap": one.gap,
+                **show.picked(one, "gap", cores="energy.cores", split="energy.split"),
             }
             for one in searched
         ],
@@ -234,13 +233,16 @@ def _entries(
 
 def _bar(layer: Layer, one: CoresEnergy) -> dict[str, object]:
     return {
-        "cores": one.cores,
-        "split": one.split,
-        "private_pJ": one.private,
-        "last_level_pJ": {t.value: pj for t, pj in one.last.items()},
-        "dram_pJ": one.main,
-        "shuffle_pJ": one.shuffle,
-        "sram_bytes": one.sram_bytes,
-        "energy_pJ": one.total,
+        **show.picked(
+            one,
+            "cores",
+            "split",
+            "sram_bytes",
+            private_pJ="private",
+            last_level_pJ="last",
+            dram_pJ="main",
+            shuffle_pJ="shuffle",
+            energy_pJ="total",
+        ),
         "energy_per_mac_pJ": one.total / layer.macs,
     }

@@ -1,23 +1,15 @@
-"""A blocking plan as the plain data that pictures are drawn from."""
+"""A blocking plan as a picture, and its facts above that."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memplan.blocking.cost.evaluation import Evaluation
-from memplan.blocking.plan import BlockingPlan, PlannedLayer
+from memplan.blocking.plan import BlockingPlan
 from memplan.blocking.planfile import read_plan
 from memplan.cli.blocking import report
 from memplan.formats.sniff import Opened
-from memplan.plotting.blocked import (
-    AreaPoint,
-    DrawnBuffer,
-    EnergyBars,
-    LoopNest,
-    TimedPoint,
-    blocked,
-)
+from memplan.plotting.blocked import blocked
 from memplan.units import format_bytes, format_share
 
 if TYPE_CHECKING:
@@ -27,38 +19,11 @@ if TYPE_CHECKING:
 def picture(file: Opened) -> Figure:
     """The picture of the blocking plan in `file`. Raises as `read_plan` does."""
     plan = read_plan(file)
-    single = plan.layers[0].evaluation if len(plan.layers) == 1 else None
-    return blocked(
-        [_bars(one.evaluation, one.count) for one in plan.layers],
-        Path(file.path).name if single is None else single.layer.name,
-        _facts(plan),
-        nest=None if single is None else _nest(single),
-        curve=[
-            AreaPoint(
-                point.budget,
-                point.sram_bytes,
-                point.area_mm2,
-                point.energy_pj / plan.macs,
-            )
-            for point in plan.curve
-        ],
-        front=[] if single is None else _front(plan.layers[0]),
-        chosen=None if single is None else _chosen(single),
-    )
-
-
-def _front(planned: PlannedLayer) -> list[TimedPoint]:
-    found = planned.evaluation
-    return [
-        TimedPoint(one.cycles, found.per_mac(one.energy))
-        for one in planned.search.front
-    ]
-
-
-def _chosen(found: Evaluation) -> TimedPoint | None:
-    if found.latency is None:
-        return None
-    return TimedPoint(found.latency.cycles, found.per_mac(found.total))
+    first = plan.layers[0].evaluation
+    title = first.layer.name if len(plan.layers) == 1 else Path(file.path).name
+    unroll = report.unroll_text(dict(first.nest.unroll))
+    datapath = f"{unroll} at once" if unroll else "one MAC at a time"
+    return blocked(plan, title, _facts(plan), f"datapath: {datapath}")
 
 
 def _facts(plan: BlockingPlan) -> list[str]:
@@ -97,42 +62,3 @@ def _arrays(plan: BlockingPlan) -> list[str]:
     least, most = format_share(min(used)), format_share(max(used))
     share = least if least == most else f"{least} to {most}"
     return [f"{share} of {chosen[0][1].array} used"]
-
-
-def _bars(found: Evaluation, count: int) -> EnergyBars:
-    layer = found.layer
-    parts = {
-        tensor.value: {
-            level: found.per_mac(found.pj(level, tensor)) for level in found.levels
-        }
-        for tensor in layer.tensors
-    }
-    times = f" × {count}" if count > 1 else ""
-    return EnergyBars(
-        layer.name + times,
-        parts,
-        found.per_mac(found.compulsory),
-        found.mac_pj,
-        found.total * count,
-    )
-
-
-def _nest(found: Evaluation) -> LoopNest:
-    nest = found.nest
-    unroll = report.unroll_text(dict(nest.unroll))
-    return LoopNest(
-        [(loop.dim, loop.inner, loop.outer) for loop in nest.loops],
-        [tensor.value for tensor in found.layer.tensors],
-        [
-            DrawnBuffer(
-                placed.name,
-                placed.tensor.value,
-                placed.level,
-                placed.buffer.begin,
-                placed.buffer.end,
-                placed.nbytes,
-            )
-            for placed in found.buffers
-        ],
-        f"datapath: {unroll} at once" if unroll else "datapath: one MAC at a time",
-    )

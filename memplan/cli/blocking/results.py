@@ -13,14 +13,13 @@ from memplan.blocking.cost.paper import PaperTraffic, count_as_paper, paper_ener
 from memplan.blocking.machine.technology import area_mm2
 from memplan.blocking.nest.array import MappingSearch
 from memplan.blocking.nest.counts import Buffer, Traffic, count
-from memplan.blocking.nest.layer import DIMS, Layer, Tensor
+from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Loop, Nest
-from memplan.blocking.nest.precision import Precision
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
 from memplan.blocking.planfile import (
-    front_entries,
+    NAMES,
     latency_entry,
-    mapping_entry,
+    search_entry,
     write_plan,
 )
 from memplan.blocking.run.inventory import ModelLayer
@@ -37,19 +36,13 @@ from memplan.cli.blocking.report import (
     time_table,
 )
 from memplan.files import STDOUT
+from memplan.formats.plain import plain
 from memplan.units import format_bytes, format_gap, format_seconds, format_share
 
 
 def layer_entry(layer: Layer) -> dict[str, object]:
     """A layer's name, sizes and multiplications."""
-    sizes: dict[str, object] = {dim: layer.size(dim) for dim in DIMS}
-    rest = {"stride": list(layer.stride), "kernel": layer.kernel, "macs": layer.macs}
-    return {"name": layer.name, **sizes, **rest}
-
-
-def bits_entry(precision: Precision) -> dict[str, object]:
-    """Bits of the elements, and what they are multiplied as."""
-    return dict(vars(precision))
+    return {**plain(layer), "macs": layer.macs}
 
 
 def case_entries(
@@ -73,7 +66,7 @@ def case_entries(
         "string": str(nest),
         "unroll": dict(nest.unroll),
         "utilisation": nest.utilisation,
-        "bits": bits_entry(precision),
+        "bits": plain(precision),
         "mac_pJ": given.mac_pj,
         "exact": {t.value: _exact(own) for t, own in traffic.items()},
         "stripes": _stripes(nest, traffic[Tensor.INPUT]),
@@ -112,33 +105,17 @@ def planned_entries(planned: PlannedLayer) -> dict[str, object]:
         "string": str(found.nest),
         "unroll": dict(found.nest.unroll),
         "utilisation": array_used(found.nest, search.mapping),
-        "mapping": mapping_entry(search.mapping),
-        "bits": bits_entry(found.precision),
+        "bits": plain(found.precision),
         "mac_pJ": found.mac_pj,
-        "method": search.method,
-        "seconds": search.seconds,
-        "space": search.space,
-        "proved_optimal": search.proved_optimal,
-        "minimized": search.minimized,
-        "lower_bound": search.lower_bound,
-        "lower_bound_pJ": search.lower_bound if search.minimized == "energy" else None,
+        **search_entry(search),
         "gap": planned.gap,
         "energy_pJ": found.total,
         "energy_per_mac_pJ": found.per_mac(found.total),
         "compulsory_pJ": found.compulsory,
         "sram_bytes": found.sram_bytes,
         "buffers": buffer_entries(found),
-        "energy": [
-            {
-                "level": share.level,
-                "tensor": share.tensor.value,
-                "accesses": share.accesses,
-                "pJ": share.pj,
-            }
-            for share in found.shares
-        ],
+        "energy": plain(found.shares, NAMES),
         **time_entries(found, search.mapping),
-        "front": front_entries(search.front),
     }
 
 
@@ -146,8 +123,6 @@ def time_entries(
     found: Evaluation, mapping: MappingSearch | None = None
 ) -> dict[str, object]:
     """Cycles, where they were counted, and what takes them."""
-    if found.latency is None:
-        return {"latency": None, "edp_pJ_cycles": None, "utilisation_in_time": None}
     busy = found.busy
     if busy is not None and mapping is not None:
         busy *= mapping.share(found.nest.unroll)
@@ -161,13 +136,7 @@ def time_entries(
 def curve_entries(plan: BlockingPlan) -> list[dict[str, object]]:
     """The least energy within each budget."""
     return [
-        {
-            "budget": point.budget,
-            "sram_bytes": point.sram_bytes,
-            "area_mm2": point.area_mm2,
-            "energy_pJ": point.energy_pj,
-            "energy_per_mac_pJ": point.energy_pj / plan.macs,
-        }
+        {**plain(point, NAMES), "energy_per_mac_pJ": point.energy_pj / plan.macs}
         for point in plan.curve
     ]
 
@@ -183,15 +152,11 @@ def all_entries(plan: BlockingPlan) -> dict[str, object]:
         "energy_per_mac_pJ": plan.total / plan.macs,
         "cycles": plan.cycles,
         "seconds": sum(one.search.seconds for one in plan.layers),
-        "space": _spaces(plan),
+        # Of every layer, if it is the same.
+        "space": "; ".join(sorted({one.search.space for one in plan.layers})),
         "proved_optimal": all(one.search.proved_optimal for one in plan.layers),
         "layers": [planned_entries(one) for one in plan.layers],
     }
-
-
-def _spaces(plan: BlockingPlan) -> str:
-    """Of every layer, if it is the same."""
-    return "; ".join(sorted({one.search.space for one in plan.layers}))
 
 
 def buffer_entries(found: Evaluation) -> list[dict[str, object]]:
@@ -199,26 +164,23 @@ def buffer_entries(found: Evaluation) -> list[dict[str, object]]:
 
     These count whether or not it has a memory of its own.
     """
+
+    def text(loop: Loop | None) -> str | None:
+        return None if loop is None else str(loop)
+
+    counts = ("elements", "reads", "writes", "fills", "drains")
     return [
         {
             "name": placed.name,
             "tensor": placed.tensor.value,
             "level": placed.level,
-            "elements": placed.buffer.elements,
             "bytes": placed.nbytes,
-            "reads": placed.buffer.reads,
-            "writes": placed.buffer.writes,
-            "fills": placed.buffer.fills,
-            "drains": placed.buffer.drains,
-            "stripe_of": _text(found.swept_by(placed)),
-            "slides_along": _text(found.slides_along(placed)),
+            **show.picked(placed.buffer, *counts),
+            "stripe_of": text(found.swept_by(placed)),
+            "slides_along": text(found.slides_along(placed)),
         }
         for placed in found.buffers
     ]
-
-
-def _text(loop: Loop | None) -> str | None:
-    return None if loop is None else str(loop)
 
 
 def _of_all(found: Evaluation) -> float:
@@ -238,24 +200,19 @@ def _stripes(nest: Nest, own: Traffic) -> list[dict[str, object]]:
 
 
 def _passed(buffer: Buffer) -> dict[str, object]:
-    return {
-        "elements": buffer.elements,
-        "reads_served": buffer.reads,
-        "writes_from_below": buffer.writes,
-        "fills_from_above": buffer.fills,
-        "drains_to_above": buffer.drains,
-    }
+    return show.picked(
+        buffer,
+        "elements",
+        reads_served="reads",
+        writes_from_below="writes",
+        fills_from_above="fills",
+        drains_to_above="drains",
+    )
 
 
 def _literal(own: PaperTraffic) -> dict[str, object]:
-    rows = [
-        {
-            "elements": buffer.elements,
-            "refetch_rate": buffer.refetch,
-            "accesses_eq1": buffer.accesses,
-        }
-        for buffer in own.buffers
-    ]
+    names = {"refetch_rate": "refetch", "accesses_eq1": "accesses"}
+    rows = [show.picked(buffer, "elements", **names) for buffer in own.buffers]
     return {"buffers": rows, "dram_alpha": own.alpha}
 
 

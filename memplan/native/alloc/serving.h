@@ -2,6 +2,8 @@
 // steps began that no mark told of.
 #pragma once
 
+#include <sys/resource.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -74,16 +76,39 @@ struct Turn {
   std::int64_t cpu_ns;
 };
 // If one began now.
-Turn turn_now();
+inline Turn turn_now() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  const auto ns = [](const timeval& time) {
+    return (std::int64_t{time.tv_sec} * 1'000'000 + time.tv_usec) * 1'000;
+  };
+  return {now_ns(), usage.ru_minflt, ns(usage.ru_utime) + ns(usage.ru_stime)};
+}
 
 // Any thread, at any time. Of very many, the later ones are kept.
 class Turns {
  public:
   // A step begins; how many did so far, this one included.
-  std::uint64_t note();
-  void clear();
-  std::uint64_t count();
-  std::vector<Turn> kept();
+  std::uint64_t note() {
+    const Turn turn = turn_now();
+    std::lock_guard lock(mutex_);
+    if (turns_.size() == kMost) turns_.pop_front();
+    turns_.push_back(turn);
+    return ++count_;
+  }
+  void clear() {
+    std::lock_guard lock(mutex_);
+    turns_.clear();
+    count_ = 0;
+  }
+  std::uint64_t count() {
+    std::lock_guard lock(mutex_);
+    return count_;
+  }
+  std::vector<Turn> kept() {
+    std::lock_guard lock(mutex_);
+    return {turns_.begin(), turns_.end()};
+  }
   // See Replay::lock.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }

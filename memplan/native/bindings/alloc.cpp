@@ -1,12 +1,10 @@
 // Python's view of the allocator shim. Plain data in, plain data out.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -18,17 +16,19 @@
 #include "alloc/shim.h"
 #include "alloc/stacks.h"
 #include "alloc/watch.h"
+#include "bindings/arrays.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using memplan::Counts;
 using memplan::Replay;
+using memplan::span_of;
 using memplan::state;
 
 namespace {
 
-using Column = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Flags = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Column = memplan::In<std::int64_t>;
+using Flags = memplan::In<bool>;
 
 nb::dict to_dict(const Counts& counts) {
   nb::dict result;
@@ -36,14 +36,16 @@ nb::dict to_dict(const Counts& counts) {
   return result;
 }
 
-PyObject* or_null(nb::handle object) { return object.is_none() ? nullptr : object.ptr(); }
+PyObject* or_null(nb::handle object) {
+  return object.is_none() ? nullptr : object.ptr();
+}
 
 memplan::StackCapture capture = nullptr;  // of the recordings to come
 
 // A call, with the object that owns its arena; while blocks of it live on, so does that.
 struct OwnedCall {
-  OwnedCall(std::uintptr_t address, std::size_t bytes, std::vector<memplan::Call::Step> steps,
-            nb::object owner)
+  OwnedCall(std::uintptr_t address, std::size_t bytes,
+            std::vector<memplan::Call::Step> steps, nb::object owner)
       : arena(std::move(owner)),
         call(reinterpret_cast<void*>(address), bytes, std::move(steps)) {}
   ~OwnedCall() {
@@ -55,11 +57,6 @@ struct OwnedCall {
   nb::object arena;
   memplan::Call call;
 };
-
-template <typename Array>
-auto span_of(const Array& array) {
-  return std::span(array.data(), array.shape(0));
-}
 
 }  // namespace
 
@@ -86,9 +83,8 @@ NB_MODULE(_alloc, m) {
         memplan::start_recording(journal, capture, limit, requests);
       },
       "descriptor"_a, "info"_a, "limit"_a = 0, "requests"_a = true);
-  m.def("observation_address", [] {
-    return reinterpret_cast<std::uintptr_t>(memplan::observation());
-  });
+  m.def("observation_address",
+        [] { return reinterpret_cast<std::uintptr_t>(memplan::observation()); });
   m.def(
       "name_module",
       [](std::string name, nb::handle module) {
@@ -110,8 +106,7 @@ NB_MODULE(_alloc, m) {
       },
       "function"_a, "called"_a.none());
   m.def("tell_again", &memplan::tell_again);
-  m.def(
-      "know", [](nb::handle thing) { memplan::know(thing.ptr()); }, "thing"_a);
+  m.def("know", [](nb::handle thing) { memplan::know(thing.ptr()); }, "thing"_a);
   m.def(
       "is_known", [](nb::handle thing) { return memplan::is_known(thing.ptr()); },
       "thing"_a);
@@ -190,9 +185,8 @@ NB_MODULE(_alloc, m) {
 
   m.def("interrupt", [] { state().interruptions.add(); });
   m.def("resume", [] { return state().interruptions.remove(); });
-  m.def("interruptions_address", [] {
-    return reinterpret_cast<std::uintptr_t>(state().interruptions.count());
-  });
+  m.def("interruptions_address",
+        [] { return reinterpret_cast<std::uintptr_t>(state().interruptions.count()); });
   m.def("interrupted_requests", [] { return state().interrupted_requests.load(); });
   m.def("tensor_bytes", [] {
     const memplan::TensorBytes sums = state().ledger.sums();
@@ -227,16 +221,18 @@ NB_MODULE(_alloc, m) {
 
   nb::class_<Replay>(m, "Replay")
       .def("start", [](Replay& self) { return memplan::start_replay(&self); })
-      .def("allocate",
-           [](Replay& self, std::uint64_t bytes) {
-             return reinterpret_cast<std::uintptr_t>(self.allocate(bytes));
-           },
-           "bytes"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("release",
-           [](Replay& self, std::uintptr_t address) {
-             self.release(reinterpret_cast<void*>(address));
-           },
-           "address"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "allocate",
+          [](Replay& self, std::uint64_t bytes) {
+            return reinterpret_cast<std::uintptr_t>(self.allocate(bytes));
+          },
+          "bytes"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "release",
+          [](Replay& self, std::uintptr_t address) {
+            self.release(reinterpret_cast<void*>(address));
+          },
+          "address"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("outside_died", &Replay::outside_died, "bytes"_a)
       .def("next_step", &Replay::next_step)
       .def("warmup_counts", [](Replay& self) { return to_dict(self.counts().warmup); })
@@ -287,11 +283,12 @@ NB_MODULE(_alloc, m) {
   // Without memory behind it: what an allocator would come to.
   nb::class_<memplan::Ranges>(m, "Ranges")
       .def(nb::init<std::uint64_t, std::uint64_t>(), "size"_a, "granularity"_a)
-      .def("take_anywhere",
-           [](memplan::Ranges& self, std::uint64_t bytes, bool high) {
-             return self.take_anywhere(bytes, self.size(), high);
-           },
-           "bytes"_a, "high"_a = false)
+      .def(
+          "take_anywhere",
+          [](memplan::Ranges& self, std::uint64_t bytes, bool high) {
+            return self.take_anywhere(bytes, self.size(), high);
+          },
+          "bytes"_a, "high"_a = false)
       .def("give_back", &memplan::Ranges::give_back, "offset"_a);
   m.def("start_lanes", &memplan::start_lanes, "replays"_a);
   using Requests = std::vector<std::tuple<std::uint64_t, std::int64_t, bool>>;
@@ -321,7 +318,8 @@ NB_MODULE(_alloc, m) {
       .def("begin", &memplan::RequestLog::begin)
       .def("end", [](memplan::RequestLog& self) {
         std::vector<std::pair<std::uint64_t, std::uintptr_t>> entries;
-        for (const auto& each : self.end()) entries.emplace_back(each.bytes, each.address);
+        for (const auto& each : self.end())
+          entries.emplace_back(each.bytes, each.address);
         return entries;
       });
   // Requests that no arena was there for, since `start_lanes`.

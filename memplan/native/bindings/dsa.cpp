@@ -1,29 +1,28 @@
 // Python's view of the solver kernels: arrays in, arrays out, the GIL released.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <mutex>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bindings/arrays.h"
 #include "dsa/bestfit.h"
 #include "dsa/ejection.h"
 #include "dsa/exact.h"
 #include "dsa/gaps.h"
 #include "dsa/packers.h"
 #include "dsa/search.h"
+#include "require.h"
 
 namespace nb = nanobind;
 namespace dsa = memplan::dsa;
@@ -31,29 +30,12 @@ using nb::literals::operator""_a;
 
 namespace {
 
-template <typename T>
-using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <typename T>
-using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
-
+using memplan::In;
+using memplan::numpy_from;
+using memplan::Out;
+using memplan::require;
+using memplan::span_of;
 using Ints = In<std::int64_t>;
-
-template <typename T>
-std::span<const T> span_of(const In<T>& array) {
-  return {array.data(), array.size()};
-}
-
-template <typename T>
-Out<T> numpy_from(std::vector<T>&& values) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept,
-                    [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return Out<T>(kept->data(), {kept->size()}, owner);
-}
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::invalid_argument(what);
-}
 
 dsa::Blocks blocks_from(const Ints& lower, const Ints& upper, const Ints& size,
                         const std::optional<Ints>& alignment, std::int64_t period) {
@@ -367,16 +349,11 @@ class ExactSearch {
 
   const char* run(std::int64_t rounds, std::int64_t slice, int threads,
                   double seconds) {
-    using Clock = memplan::StopSign::Clock;
-    seconds = std::clamp(seconds, 0.0, 1e9);
-    const auto wait = std::chrono::duration<double>(seconds);
-    const auto deadline =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(wait);
     bool interrupted = false;
     {
       nb::gil_scoped_release released;
       const std::scoped_lock one_at_a_time(mutex_);
-      const memplan::StopSign stop(deadline, [&] {
+      const memplan::StopSign stop(seconds, [&] {
         nb::gil_scoped_acquire held;
         interrupted = PyErr_CheckSignals() != 0;
         return interrupted;

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <tuple>
 #include <vector>
@@ -39,8 +40,7 @@ class Tensors {
  public:
   Tensors(const nest::Extents& sizes, std::array<std::int64_t, 2> stride,
           std::int64_t element_bytes, std::array<std::int64_t, 2> input,
-          std::array<std::int64_t, 2> output,
-          std::array<std::int64_t, 2> tile)
+          std::array<std::int64_t, 2> output, std::array<std::int64_t, 2> tile)
       : tensors({sizes, stride[0], stride[1]},
                 {element_bytes, input[0], input[1], output[0], output[1]},
                 {tile[0], tile[1]}) {}
@@ -59,14 +59,14 @@ class Simulator {
     const std::scoped_lock one_at_a_time(mutex_);
     std::vector<nest::Loop> found;
     for (const auto& [dim, extent] : loops) found.push_back({dim, extent});
-    nest::BlockedConv(of.tensors, found).run(caches_, check_signals);
+    nest::BlockedConv(of.tensors, found, caches_, poll_).run();
   }
 
   void gemm(const Tensors& of, const Triple& blocks) {
     const nb::gil_scoped_release released;
     const std::scoped_lock one_at_a_time(mutex_);
-    nest::Im2colGemm(of.tensors, {blocks[0], blocks[1], blocks[2]})
-        .run(caches_, check_signals);
+    const nest::Im2colGemm::Blocks given{blocks[0], blocks[1], blocks[2]};
+    nest::Im2colGemm(of.tensors, given, caches_, poll_).run();
   }
 
   Counts counts() {
@@ -81,6 +81,7 @@ class Simulator {
 
  private:
   nest::CacheSim caches_;
+  const std::function<void()> poll_ = check_signals;
   std::mutex mutex_;
 };
 
@@ -91,8 +92,7 @@ void bind_cache(nb::module_& m) {
       .def(nb::init<const nest::Extents&, std::array<std::int64_t, 2>, std::int64_t,
                     std::array<std::int64_t, 2>, std::array<std::int64_t, 2>,
                     std::array<std::int64_t, 2>>(),
-           "sizes"_a, "stride"_a, "element_bytes"_a, "input"_a, "output"_a,
-           "tile"_a);
+           "sizes"_a, "stride"_a, "element_bytes"_a, "input"_a, "output"_a, "tile"_a);
   nb::class_<Simulator>(m, "CacheSim")
       .def(nb::init<const std::vector<Triple>&>(), "levels"_a)
       .def("blocked", &Simulator::blocked, "tensors"_a, "loops"_a)

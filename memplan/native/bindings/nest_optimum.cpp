@@ -1,4 +1,5 @@
-// The searches for the least-energy loop nest, as Python sees them.
+// Python's view of the loop-nest kernels, and of the searches for the least-energy nest:
+// arrays in, arrays out, the GIL released.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
@@ -6,23 +7,22 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "nest/optimum.h"
-#include "nest/optimum_search.h"
 #include "nest/whole_search.h"
+#include "require.h"
 #include "stop_sign.h"
 
 namespace nb = nanobind;
 namespace nest = memplan::nest::optimum;
 namespace whole = memplan::nest::whole;
+using memplan::require;
 using memplan::StopSign;
 using nb::literals::operator""_a;
 
@@ -34,10 +34,6 @@ using Knots = std::vector<std::pair<double, double>>;
 using MemoriesTuple =
     std::tuple<Knots, double, int, bool,
                std::vector<std::tuple<double, double, int, bool>>, double, Knots>;
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::invalid_argument(what);
-}
 
 bool positive(double value) { return value > 0 && std::isfinite(value); }
 
@@ -130,8 +126,6 @@ struct Ended {
 // raised here.
 template <class Search>
 auto until(double seconds, const nb::object& report, const Search& search) {
-  using Clock = StopSign::Clock;
-  const std::chrono::duration<double> wait(std::clamp(seconds, 0.0, 1e9));
   const auto raises = [&] {
     if (PyErr_CheckSignals() != 0) return true;
     if (report.is_none()) return false;
@@ -143,11 +137,10 @@ auto until(double seconds, const nb::object& report, const Search& search) {
   Ended<decltype(search(std::function<bool()>()))> ended;
   {
     nb::gil_scoped_release released;
-    const StopSign stop(
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(wait), [&] {
-          nb::gil_scoped_acquire held;
-          return raised = raises();
-        });
+    const StopSign stop(seconds, [&] {
+      nb::gil_scoped_acquire held;
+      return raised = raises();
+    });
     ended.found = search([&] { return stop.up(); });
   }
   if (raised) {
@@ -160,8 +153,8 @@ auto until(double seconds, const nb::object& report, const Search& search) {
 
 using EndedOptimum = Ended<nest::Optimum>;
 
-EndedOptimum optimum(nest::Problem problem, bool whole, double incumbent, double seconds,
-                     int threads, const nb::object& report) {
+EndedOptimum optimum(nest::Problem problem, bool whole, double incumbent,
+                     double seconds, int threads, const nb::object& report) {
   problem.space = whole ? nest::Space::kWhole : nest::Space::kDivisors;
   require(incumbent > 0, "need incumbent > 0");
   for (int dim = 0; dim < nest::kDims; ++dim) {
@@ -200,12 +193,14 @@ std::tuple<LoopTuples, std::int64_t, bool, bool> improved(
 
 }  // namespace
 
-void bind_optimum(nb::module_& m) {
+void bind_cache(nb::module_& m);  // of nest_cache.cpp
+
+NB_MODULE(_nest, m) {
+  bind_cache(m);
   nb::class_<nest::Problem>(m, "Problem")
-      .def("__init__", &make_problem,
-           "extent"_a, "base"_a, "window"_a, "base_window"_a, "stride"_a, "kernel"_a,
-           "memories"_a, "pools"_a, "element_bytes"_a, "last_write"_a,
-           "count_fills"_a);
+      .def("__init__", &make_problem, "extent"_a, "base"_a, "window"_a, "base_window"_a,
+           "stride"_a, "kernel"_a, "memories"_a, "pools"_a, "element_bytes"_a,
+           "last_write"_a, "count_fills"_a);
   nb::class_<EndedOptimum>(m, "Optimum")
       .def_prop_ro("energy", [](const EndedOptimum& self) { return self.found.energy; })
       .def_prop_ro("lower_bound",

@@ -1,6 +1,5 @@
 // Python's view of pickles of plain data.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
@@ -8,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bindings/arrays.h"
 #include "plain/machine.h"
 
 namespace nb = nanobind;
@@ -16,12 +16,9 @@ using namespace memplan::plain;
 
 namespace {
 
-template <typename T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> array_of(std::vector<T> values) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return {kept->data(), {kept->size()}, owner};
-}
+using memplan::In;
+using memplan::numpy_from;
+using memplan::Out;
 
 // What a pickle stands for, or why it was refused.
 class Plain {
@@ -73,8 +70,7 @@ class Plain {
   }
 
   // Of each dict in a list the value of a key, as a cell; None where it has none.
-  nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<1>> column(
-      Cell cell, const std::string& key) const {
+  Out<std::uint64_t> column(Cell cell, const std::string& key) const {
     const std::int64_t place = values_.text_place(key);
     const auto& entries = list(cell);
     std::vector<std::uint64_t> found(entries.size(), kAbsent);
@@ -83,12 +79,11 @@ class Plain {
       values_.find(values_.dicts[place_of(entries[i])],
                    static_cast<std::uint32_t>(place), found[i]);
     }
-    return array_of(std::move(found));
+    return numpy_from(std::move(found));
   }
 
   // Unsigned values of cells, and which are integers from 0 to 2^64 - 1.
-  nb::object integers(nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig> cells)
-      const {
+  nb::object integers(const In<std::uint64_t>& cells) const {
     std::vector<std::uint64_t> numbers(cells.size());
     std::vector<std::uint8_t> good(cells.size());
     for (std::size_t i = 0; i < cells.size(); ++i) {
@@ -105,12 +100,11 @@ class Plain {
         }
       }
     }
-    return nb::make_tuple(array_of(std::move(numbers)), array_of(std::move(good)));
+    return nb::make_tuple(numpy_from(std::move(numbers)), numpy_from(std::move(good)));
   }
 
   // What is shared among them stays shared, and is made but once.
-  nb::list values(
-      nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig> cells) const {
+  nb::list values(const In<std::uint64_t>& cells) const {
     std::unordered_map<Cell, nb::object> made;
     nb::list found;
     for (std::size_t i = 0; i < cells.size(); ++i) {

@@ -13,13 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "dsa/exact.h"
 #include "dsa/exact_bounds.h"
 #include "dsa/exact_model.h"
 #include "dsa/random.h"
 #include "stop_sign.h"
 
 namespace memplan::dsa {
+
+enum class Verdict : std::uint8_t { kOpen, kFits, kNever };
 
 /// Remembers failures of one search, at one capacity.
 ///
@@ -176,13 +177,13 @@ class Memo {
 /// - of buffers that are alike, the first lies lowest;
 /// - a state that failed before fails again.
 template <class V>
-class Search {
+class ExactSearch {
  public:
   /// order: letters as in Ranking; M before them: where something must lie in some
   /// section next, only that is tried. Or R and a number: it begins again and again,
   /// with more time and another ranking, in which there is chance; what failed is
   /// remembered. The model must outlive the search.
-  Search(const Model<V>& model, const std::string& order, V capacity)
+  ExactSearch(const Model<V>& model, const std::string& order, V capacity)
       : model_(&model),
         capacity_(capacity),
         tightest_(order.starts_with('M')),

@@ -1,9 +1,12 @@
 // A hierarchy of set-associative caches with least-recently-used replacement.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "require.h"
 
 namespace memplan::nest {
 
@@ -19,7 +22,20 @@ struct CacheCounts {
 /// finds its line at once.
 class CacheLevel {
  public:
-  explicit CacheLevel(const CacheGeometry& geometry);
+  /// Throws std::invalid_argument for what cannot be built.
+  explicit CacheLevel(const CacheGeometry& geometry) {
+    const auto [bytes, ways, line] = geometry;
+    require(bytes > 0 && ways > 0, "need bytes > 0 and ways > 0");
+    require(line >= 4 && std::has_single_bit(static_cast<std::uint64_t>(line)),
+            "a line must be a power of two, of 4 bytes or more");
+    require(ways <= bytes / line && bytes % (ways * line) == 0,
+            "a cache must be a whole number of sets of ways of lines");
+    ways_ = static_cast<std::uint64_t>(ways);
+    sets_ = static_cast<std::uint64_t>(bytes / line / ways);
+    mask_ = std::has_single_bit(sets_) ? sets_ - 1 : 0;
+    shift_ = std::countr_zero(static_cast<std::uint64_t>(line));
+    slots_.assign(sets_ * ways_, kEmpty);
+  }
 
   /// Whether the line was there. Afterwards it is, as the most recent one of its set,
   /// and dirty if `write` or if it was; `victim` is the slot it pushed out, if any.
@@ -72,7 +88,14 @@ class CacheLevel {
 class CacheSim {
  public:
   /// Throws std::invalid_argument for levels that cannot be built.
-  explicit CacheSim(std::span<const CacheGeometry> levels);
+  explicit CacheSim(std::span<const CacheGeometry> levels) {
+    require(!levels.empty(), "need a level");
+    for (std::size_t i = 0; i < levels.size(); ++i) {
+      require(i == 0 || levels[i - 1].line <= levels[i].line,
+              "lines must not become smaller from level to level");
+      levels_.emplace_back(levels[i]);
+    }
+  }
 
   /// `references` references in a row to one line of the first level.
   void touch(std::uint64_t address, bool write, std::int64_t references = 1) {
@@ -102,8 +125,29 @@ class CacheSim {
   const std::vector<CacheLevel>& levels() const { return levels_; }
 
  private:
-  void missed(std::size_t level, std::uint64_t line, std::uint64_t victim);
-  void write_back(std::size_t level, std::uint64_t victim);
+  void missed(std::size_t level, std::uint64_t line, std::uint64_t victim) {
+    CacheLevel& here = levels_[level];
+    ++here.counts.misses;
+    if (level + 1 < levels_.size()) {
+      CacheLevel& next = levels_[level + 1];
+      ++next.counts.accesses;
+      const std::uint64_t outer = next.line_of(here.address_of(line));
+      std::uint64_t pushed;
+      if (!next.take(outer, false, pushed)) missed(level + 1, outer, pushed);
+    }
+    write_back(level, victim);
+  }
+
+  void write_back(std::size_t level, std::uint64_t victim) {
+    if (!CacheLevel::dirty(victim)) return;
+    CacheLevel& here = levels_[level];
+    ++here.counts.writebacks;
+    if (level + 1 == levels_.size()) return;
+    CacheLevel& next = levels_[level + 1];
+    const std::uint64_t outer = next.line_of(here.address_of(victim >> 1));
+    std::uint64_t pushed;
+    if (!next.take(outer, true, pushed)) write_back(level + 1, pushed);
+  }
 
   std::vector<CacheLevel> levels_;
 };

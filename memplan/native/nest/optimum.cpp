@@ -10,6 +10,7 @@
 #include "nest/optimum_bound.h"
 #include "nest/optimum_search.h"
 #include "nest/optimum_tiles.h"
+#include "require.h"
 
 namespace memplan::nest::optimum {
 namespace {
@@ -31,8 +32,7 @@ constexpr std::size_t kWholeValues = 1u << 25, kWholeValuesMade = 1u << 26;
 // Labels in memory at a time, about 2 GiB.
 constexpr std::size_t kMostLabels = 40'000'000;
 
-Grid fitting_grid(const Tiles& tiles, std::size_t values,
-                  const std::function<bool()>& stop) {
+Grid fitting_grid(const Tiles& tiles, std::size_t values, const Stop& stop) {
   for (int points = kMostPoints;; --points) {
     if (stop()) throw Stopped();
     Grid grid(tiles, points);
@@ -128,10 +128,11 @@ void write_down(const Tiles& tiles, const PassResult& pass, Optimum& found) {
 
 // Runs one pass, for energies below `below` and what was found so far, and says whether
 // to go on.
-bool improve(const Tiles& tiles, const Search& search, std::size_t width, double below,
-             const std::function<bool()>& stop, Optimum& found) {
+bool improve(const Tiles& tiles, const Bound& bound, int threads, std::size_t width,
+             double below, const Stop& stop, Optimum& found) {
   const double incumbent = std::min(found.energy, below);
-  const PassResult pass = search.pass(incumbent, width, kMostLabels, stop);
+  const PassResult pass =
+      run_pass(tiles, bound, threads, incumbent, width, kMostLabels, stop);
   found.labels += pass.labels;
   if (pass.stopped) return false;
   if (pass.improved) write_down(tiles, pass, found);
@@ -143,14 +144,15 @@ bool improve(const Tiles& tiles, const Search& search, std::size_t width, double
 
 // Passes with all labels that may lead below ever more energy: the first are short, and
 // each raises the bound, should there be no time for the last.
-void finish(const Tiles& tiles, const Search& search, bool by_steps,
-            const std::function<bool()>& stop, Optimum& found) {
+void finish(const Tiles& tiles, const Bound& bound, int threads, const Stop& stop,
+            Optimum& found) {
+  const bool by_steps = tiles.problem().space == Space::kWhole;
   const double low = found.lower_bound, high = found.energy;
   const bool apart = by_steps && low > 0 && std::isfinite(high);
   for (int step = apart ? 1 : kSteps; step <= kSteps; ++step) {
     const double part = static_cast<double>(step) / kSteps;
     const double below = step < kSteps ? low * std::pow(high / low, part) : high;
-    if (!improve(tiles, search, 0, below, stop, found)) return;
+    if (!improve(tiles, bound, threads, 0, below, stop, found)) return;
   }
 }
 
@@ -164,23 +166,23 @@ struct Effort {
 
 // From one set of tiles, with ever finer bounds.
 void search_tiles(const Problem& problem, const Effort& effort, int threads,
-                  const std::function<bool()>& stop, Optimum& found) {
-  const bool whole = problem.space == Space::kWhole;
+                  const Stop& stop, Optimum& found) {
   const Tiles tiles(problem, effort.tiles, stop);
   for (const std::size_t values : effort.values) {
     const Grid grid = fitting_grid(tiles, values, stop);
     const Bound bound(tiles, grid, threads, stop);
     if (!bound.complete()) return;
-    const Search search(tiles, bound, threads);
-    found.lower_bound = std::max(found.lower_bound, search.root_bound());
+    Codes outside;
+    for (int t = 0; t < kTensors; ++t) outside[t] = tiles.main_code(t);
+    found.lower_bound = std::max(found.lower_bound, bound(0, kFresh, outside));
     const bool finest = grid.exact() || grid.most() == kMostPoints ||
                         values == effort.values.back();
     for (const std::size_t width : kWidths) {
-      if (!improve(tiles, search, width, kNever, stop, found)) return;
+      if (!improve(tiles, bound, threads, width, kNever, stop, found)) return;
       if (!finest && found.lower_bound < (1 - kWide) * found.energy) break;
     }
     if (finest) {
-      if (effort.thorough) finish(tiles, search, whole, stop, found);
+      if (effort.thorough) finish(tiles, bound, threads, stop, found);
       break;
     }
   }
@@ -189,7 +191,8 @@ void search_tiles(const Problem& problem, const Effort& effort, int threads,
 }  // namespace
 
 Optimum find_optimum(const Problem& problem, double incumbent, int threads,
-                     const std::function<bool()>& stop) {
+                     const Stop& stop) {
+  require(problem.pools.size() <= kMostPools, "too many shared memories");
   const Effort divisors{kMostTiles, {std::begin(kValues), std::end(kValues)}};
   const auto search = [&](const Effort& effort) {
     Optimum found;

@@ -1,4 +1,5 @@
 #include "nest/optimum_bound.h"
+#include "parallel.h"
 
 #include <algorithm>
 #include <atomic>
@@ -6,14 +7,61 @@
 #include <cmath>
 #include <limits>
 
-#include "nest/optimum_parallel.h"
 
 namespace memplan::nest::optimum {
 namespace {
 
 constexpr float kNever = std::numeric_limits<float>::infinity();
 
+// Points among ascending prices, both ends and the last on the chip included.
+std::vector<double> choose(std::span<const double> prices, int most) {
+  std::vector<double> all(prices.begin(), prices.end());
+  all.erase(std::ranges::unique(all).begin(), all.end());
+  const int n = static_cast<int>(all.size());
+  if (n <= std::max(most, 3)) return all;
+  std::vector<double> points;
+  const double low = std::log(all[0]), high = std::log(all[n - 2]);
+  for (int i = 0, at = 0; i < most - 1; ++i) {
+    const double goal = low + (high - low) * i / (most - 2);
+    while (at < n - 2 && std::log(all[at]) < goal - 1e-9) ++at;
+    if (points.empty() || points.back() < all[at]) points.push_back(all[at]);
+  }
+  points.push_back(all[n - 1]);
+  return points;
+}
+
 }  // namespace
+
+Grid::Grid(const Tiles& tiles, int most) : most_(most) {
+  for (int t = 0; t < kTensors; ++t) {
+    const auto prices = tiles.prices(t);
+    const std::vector<double> points = choose(prices, std::max(most, 3));
+    points_[t].assign(points.begin(), points.end());
+    for (const double price : prices) {
+      const auto above = std::ranges::lower_bound(points, price) - points.begin();
+      const auto at = std::max<std::ptrdiff_t>(above - 1, 0);
+      double part = 0;
+      if (above > 0) part = (price - points[at]) / (points[above] - points[at]);
+      exact_ = exact_ && (part == 0 || part == 1);
+      places_[t].push_back({static_cast<std::int32_t>(at), static_cast<float>(part)});
+    }
+  }
+}
+
+int Grid::lowest(const Tile& tile, int tensor) const {
+  const Place place = places_[tensor][tile.cheapest[tensor]];
+  return place.at + (place.part == 1.0f);
+}
+
+std::size_t Grid::values(const Tiles& tiles) const {
+  std::size_t total = 0;
+  for (const Tile& tile : tiles.tiles()) {
+    std::size_t volume = kKinds;
+    for (int t = 0; t < kTensors; ++t) volume *= size(t) - lowest(tile, t);
+    total += volume;
+  }
+  return total;
+}
 
 // Works out the values of one tile from those of the tiles inside it.
 class Bound::Filler {
@@ -188,14 +236,14 @@ class Bound::Filler {
     const auto& first_at = choice.first;
     float* const all = best;
     for (int a = first_at[0]; a < choice.past[0]; ++a) {
-      const float low_a = static_cast<float>(fixed) +
-                          slope[0] * grid.point(0, box.low[0] + a);
+      const float low_a =
+          static_cast<float>(fixed) + slope[0] * grid.point(0, box.low[0] + a);
       for (int b = first_at[1]; b < choice.past[1]; ++b) {
         best = all + (static_cast<std::size_t>(a) * box.size[1] + b) * box.size[2];
         const float start = low_a + slope[1] * grid.point(1, box.low[1] + b);
         const auto row = [&](int i, int k) {
-          return values + (static_cast<std::size_t>(i) * inner.size[1] + k) *
-                              inner.size[2];
+          return values +
+                 (static_cast<std::size_t>(i) * inner.size[1] + k) * inner.size[2];
         };
         const int i = input ? at[0] : a + shift[0], k = kernel ? at[1] : b + shift[1];
         const float* first = row(i, k);
@@ -207,8 +255,8 @@ class Bound::Filler {
           const float far = first[next[2]] + mix * (second[next[2]] - first[next[2]]);
           const float value = start + near + part[2] * (far - near);
           for (int c = from; c < n; ++c) {
-            best[c] = std::min(best[c],
-                               value + slope[2] * grid.point(2, box.low[2] + c));
+            best[c] =
+                std::min(best[c], value + slope[2] * grid.point(2, box.low[2] + c));
           }
         } else if (input || kernel) {
           first += shift[2], second += shift[2];

@@ -1,6 +1,7 @@
 // What the search for the least-energy loop nest is asked, and what it answers.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -13,6 +14,7 @@ enum Tensor : int { kInput, kKernel, kOutput, kTensors };
 enum Dim : int { kX, kY, kC, kK, kB, kFw, kFh, kF };
 inline constexpr int kDims = 5;  // without the window's
 inline constexpr int kAxes = 7;  // with the window's columns and rows
+inline constexpr int kMostPools = 4;
 
 /// The nests that are meant. kDivisors: extents divide each other, and the window's
 /// loops stay together, innermost to outermost, as one that is not split. kWhole: any
@@ -102,6 +104,47 @@ struct Problem {
   /// What an element takes where it is written to, in a memory at `pj` an access.
   double filling(double pj) const { return count_fills ? pj : 0; }
 };
+
+/// How far tiles cover one axis: their extent, how many of them there are at least, and of
+/// the window's, the columns that each position of the image adds to the input's tiles.
+struct Covered {
+  double extent = 1, visits = 1, overlap = 1;
+};
+
+/// Elements of a tensor's tile, and those that pass its boundary over all visits.
+struct Moved {
+  double elements, fill;
+};
+
+/// Of one tensor's tiles, by axis; all: the layer's sizes.
+inline Moved moved(const Problem& problem, int tensor,
+                   const std::array<double, kAxes>& all,
+                   const std::array<Covered, kAxes>& at) {
+  const Layer& layer = problem.layer;
+  if (tensor == kKernel) {
+    if (!layer.kernel) return {0, 0};
+    return {at[kC].extent * at[kK].extent * at[kFw].extent * at[kFh].extent,
+            all[kC] * all[kK] * all[kFw] * all[kFh] * at[kX].visits * at[kY].visits *
+                at[kB].visits};
+  }
+  if (tensor == kOutput) {
+    // Every partial sum but the first is also read back.
+    return {at[kX].extent * at[kY].extent * at[kK].extent * at[kB].extent,
+            all[kX] * all[kY] * all[kK] * all[kB] *
+                problem.passes(at[kC].visits * at[kFw].visits * at[kFh].visits)};
+  }
+  Moved found{at[kC].extent * at[kB].extent, all[kC] * all[kB] * at[kK].visits};
+  for (int i = 0; i < 2; ++i) {
+    const Covered &along = at[kX + i], &window = at[kFw + i];
+    const auto stride = static_cast<double>(layer.stride[i]);
+    found.elements *=
+        (along.extent - 1) * std::min(stride, window.extent) + window.extent;
+    // Of each tile the window's parts, and what every further column adds to them.
+    found.fill *=
+        along.visits * all[kFw + i] + (all[kX + i] - along.visits) * window.overlap;
+  }
+  return found;
+}
 
 /// A loop, by what it covers together with those inside it; of kF, extent is 0.
 struct Loop {

@@ -1,6 +1,7 @@
 #include "nest/whole_search.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -8,12 +9,226 @@
 #include <stdexcept>
 #include <utility>
 
-#include "nest/optimum_parallel.h"
 #include "nest/whole_cost.h"
-#include "nest/whole_moves.h"
+#include "parallel.h"
 
 namespace memplan::nest::whole {
 namespace {
+
+// Loops beyond this are not added.
+constexpr std::size_t kLong = 24;
+// Extents tried on either side of one, where two are changed at once.
+constexpr int kNear = 3;
+
+template <class T>
+std::size_t drawn(const T& from, std::mt19937_64& draw) {
+  return static_cast<std::size_t>(draw() % std::size(from));
+}
+
+// The moves there are: a loop elsewhere, of another extent, one more, one less.
+class Moves {
+ public:
+  using Draw = std::mt19937_64;
+  using Offer = std::function<bool(Nest&)>;
+
+  explicit Moves(const Cost& cost) {
+    for (int dim = 0; dim < kAxes; ++dim) {
+      size_[dim] = cost.size(dim);
+      base_[dim] = cost.base(dim);
+      striped_[dim] = cost.striped(dim);
+      if (size_[dim] == base_[dim]) continue;
+      dims_.push_back(dim);
+      const std::int64_t units = (size_[dim] + base_[dim] - 1) / base_[dim];
+      auto& own = extents_[dim];
+      for (std::int64_t n = 1; n < units; ++n) {
+        const std::int64_t visits = (units + n - 1) / n;
+        const bool least = n == 1 || (units + n - 2) / (n - 1) > visits;
+        if (least || units % n == 0) own.push_back(n * base_[dim]);
+      }
+    }
+  }
+
+  // The nest without loops of one trip, and loops of one dimension side by side as
+  // one, unless a stripe may lie between them; extents ascend in each dimension and
+  // end with its size.
+  void tidy(Nest& nest) const {
+    for (const int dim : dims_) {
+      std::array<std::int64_t, kMostLoops> found;
+      int count = 0;
+      for (const Loop& loop : nest) {
+        if (loop.dim == dim) found[count++] = loop.extent;
+      }
+      std::sort(found.begin(), found.begin() + count);
+      if (count) found[count - 1] = size_[dim];
+      int next = 0;
+      for (Loop& loop : nest) {
+        if (loop.dim == dim) loop.extent = found[next++];
+      }
+    }
+    std::array<std::int64_t, kAxes> reached = base_;
+    std::size_t kept = 0;
+    for (const Loop loop : nest) {
+      if (loop.extent <= reached[loop.dim]) continue;
+      reached[loop.dim] = loop.extent;
+      if (kept && nest[kept - 1].dim == loop.dim && !striped_[loop.dim]) {
+        nest[kept - 1] = loop;
+      } else {
+        nest[kept++] = loop;
+      }
+    }
+    nest.resize(kept);
+  }
+
+  // One of them, at random.
+  void random(Nest& nest, Draw& draw) const {
+    if (nest.empty()) return;
+    switch (draw() % 8) {
+      case 0:
+      case 1:
+      case 2: resize(nest, draw); break;
+      case 3: insert(nest, draw); break;
+      case 4: {
+        const std::size_t place = drawn(nest, draw);
+        if (!outermost(nest, place)) {
+          nest.erase(nest.begin() + static_cast<std::ptrdiff_t>(place));
+        }
+        break;
+      }
+      case 5: {
+        const std::size_t place = drawn(nest, draw);
+        if (place) std::swap(nest[place - 1], nest[place]);
+        break;
+      }
+      default: {
+        const std::size_t from = drawn(nest, draw), to = drawn(nest, draw);
+        const Loop loop = nest[from];
+        nest.erase(nest.begin() + static_cast<std::ptrdiff_t>(from));
+        nest.insert(nest.begin() + static_cast<std::ptrdiff_t>(to), loop);
+      }
+    }
+    tidy(nest);
+  }
+
+  // Calls offer(changed) with every nest that one move leads to, and with those of two
+  // small changes of extents, until it returns true.
+  bool any(const Nest& nest, const Offer& offer) const {
+    const auto tidied = [&](Nest& changed) {
+      tidy(changed);
+      return offer(changed);
+    };
+    return resized(nest, tidied) || elsewhere(nest, tidied) || inserted(nest, tidied) ||
+           both(nest, tidied);
+  }
+
+ private:
+  bool outermost(const Nest& nest, std::size_t place) const {
+    return nest[place].extent == size_[nest[place].dim];
+  }
+  // The extents around one: those worth trying, and one step of the datapath's.
+  std::vector<std::int64_t> near(int dim, std::int64_t extent) const {
+    const auto& own = extents_[dim];
+    const auto at = std::ranges::lower_bound(own, extent) - own.begin();
+    std::vector<std::int64_t> found;
+    const auto count = static_cast<std::ptrdiff_t>(own.size());
+    for (auto i = std::max<std::ptrdiff_t>(at - kNear, 0);
+         i < std::min<std::ptrdiff_t>(at + kNear + 1, count); ++i) {
+      if (own[i] != extent) found.push_back(own[i]);
+    }
+    for (const std::int64_t one : {extent - base_[dim], extent + base_[dim]}) {
+      if (one > 0 && one < size_[dim]) found.push_back(one);
+    }
+    return found;
+  }
+  void resize(Nest& nest, Draw& draw) const {
+    Loop& loop = nest[drawn(nest, draw)];
+    if (extents_[loop.dim].empty()) return;
+    if (loop.extent == size_[loop.dim]) return insert(nest, draw);
+    if (draw() % 2) {
+      loop.extent = extents_[loop.dim][drawn(extents_[loop.dim], draw)];
+      return;
+    }
+    const auto around = near(loop.dim, loop.extent);
+    if (!around.empty()) loop.extent = around[drawn(around, draw)];
+  }
+  void insert(Nest& nest, Draw& draw) const {
+    const int dim = dims_[drawn(dims_, draw)];
+    if (nest.size() >= kLong || extents_[dim].empty()) return;
+    const std::int64_t extent = extents_[dim][drawn(extents_[dim], draw)];
+    const auto place = static_cast<std::ptrdiff_t>(draw() % (nest.size() + 1));
+    nest.insert(nest.begin() + place, {dim, extent});
+  }
+  bool elsewhere(const Nest& nest, const Offer& offer) const {
+    for (std::size_t from = 0; from < nest.size(); ++from) {
+      for (std::size_t to = 0; to < nest.size(); ++to) {
+        if (from == to) continue;
+        Nest changed = nest;
+        changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(from));
+        changed.insert(changed.begin() + static_cast<std::ptrdiff_t>(to), nest[from]);
+        if (offer(changed)) return true;
+      }
+      if (outermost(nest, from)) continue;
+      Nest changed = nest;
+      changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(from));
+      if (offer(changed)) return true;
+    }
+    return false;
+  }
+  bool resized(const Nest& nest, const Offer& offer) const {
+    for (std::size_t place = 0; place < nest.size(); ++place) {
+      if (outermost(nest, place)) continue;
+      const auto [dim, extent] = nest[place];
+      auto choices = extents_[dim];
+      for (int step = -4; step <= 4; ++step) {
+        const std::int64_t one = extent + step * base_[dim];
+        if (one > 0 && one < size_[dim]) choices.push_back(one);
+      }
+      for (const std::int64_t choice : choices) {
+        Nest changed = nest;
+        changed[place].extent = choice;
+        if (offer(changed)) return true;
+      }
+    }
+    return false;
+  }
+  bool inserted(const Nest& nest, const Offer& offer) const {
+    if (nest.size() >= kLong) return false;
+    for (const int dim : dims_) {
+      for (const std::int64_t extent : extents_[dim]) {
+        for (std::size_t place = 0; place <= nest.size(); ++place) {
+          Nest changed = nest;
+          const Loop more{dim, extent};
+          changed.insert(changed.begin() + static_cast<std::ptrdiff_t>(place), more);
+          if (offer(changed)) return true;
+        }
+      }
+    }
+    return false;
+  }
+  bool both(const Nest& nest, const Offer& offer) const {
+    for (std::size_t one = 0; one < nest.size(); ++one) {
+      if (outermost(nest, one)) continue;
+      const auto first = near(nest[one].dim, nest[one].extent);
+      for (std::size_t other = one + 1; other < nest.size(); ++other) {
+        if (outermost(nest, other)) continue;
+        for (const std::int64_t second : near(nest[other].dim, nest[other].extent)) {
+          for (const std::int64_t extent : first) {
+            Nest changed = nest;
+            changed[one].extent = extent;
+            changed[other].extent = second;
+            if (offer(changed)) return true;
+          }
+        }
+      }
+    }
+    return false;
+  }
+
+  std::array<std::int64_t, kAxes> size_{}, base_{};
+  std::array<bool, kAxes> striped_{};
+  std::vector<int> dims_;  // that need a loop
+  // By dimension, extents that are worth trying, ascending.
+  std::array<std::vector<std::int64_t>, kAxes> extents_;
+};
 
 // Of one round of annealing: moves, and how much worse than it was a nest may get, in
 // the beginning and in the end.
@@ -54,7 +269,7 @@ class Climb {
   }
 
   void anneal(std::uint64_t seed) {
-    std::mt19937_64 draw(seed);
+    Moves::Draw draw(seed);
     Nest now = found.loops, next;
     double energy = found.energy, heat = kHot;
     const double cooling = std::pow(kCold / kHot, 1.0 / kMoves);
@@ -133,7 +348,7 @@ Found climb(const Cost& cost, const std::vector<Nest>& starts, double bound, int
       best.loops = one.loops;
     }
   };
-  optimum::for_each(0, count, threads, [&](std::int32_t i) {
+  for_each(0, count, threads, [&](std::int32_t i) {
     Climb climb(cost, moves, bound, stop);
     climb.start(starts[i]);
     climb.descend();
@@ -147,7 +362,7 @@ Found climb(const Cost& cost, const std::vector<Nest>& starts, double bound, int
   std::vector<Found> rows(2 * ends.size());
   Nest from = best.loops;
   for (int round = first; round < first + rounds; ++round) {
-    optimum::for_each(0, 2 * count, threads, [&](std::int32_t i) {
+    for_each(0, 2 * count, threads, [&](std::int32_t i) {
       Climb climb(cost, moves, bound, stop);
       climb.start(i % 2 ? from : ends[i / 2].loops);
       climb.anneal(static_cast<std::uint64_t>(round) * 64 + i);

@@ -85,25 +85,6 @@ def test_chains_of_views(data: st.DataObject, shape: list[int]) -> None:
 
 
 @examples(12, st.data(), soak=30)
-def test_products(data: st.DataObject) -> None:
-    size = st.integers(1, 5)
-    rows, inner, columns = (data.draw(size) for _ in range(3))
-    batch = data.draw(st.lists(size, max_size=2))
-    left, right = (
-        [1 if data.draw(st.booleans()) else each for each in batch][
-            data.draw(st.integers(0, len(batch))) :
-        ]
-        for _ in range(2)
-    )
-    a = torch.randn(*left, rows, inner)
-    b = torch.randn(*right, inner, columns)
-    sample = Sample(aten.matmul.default, (a, b), close=True)
-    check(sample)
-    shape = sample.call.shape
-    assert sample.possible() == tuple(i for i, n in enumerate(shape) if n > 1)
-
-
-@examples(12, st.data(), soak=30)
 def test_convolutions(data: st.DataObject) -> None:
     kernel, stride, dilation = (data.draw(st.integers(1, 4)) for _ in range(3))
     padding = data.draw(st.integers(0, 4))
@@ -115,23 +96,6 @@ def test_convolutions(data: st.DataObject) -> None:
     check(sample)
     places = sample.call.shape[2] > 1 and padding <= reach
     assert sample.possible() == ((0, 1, 2) if places else (0, 1))
-
-
-@examples(
-    12,
-    st.integers(1, 4),
-    st.integers(1, 4),
-    st.integers(0, 2),
-    st.integers(4, 17),
-    soak=30,
-)
-def test_poolings(kernel: int, stride: int, padding: int, size: int) -> None:
-    args = ([kernel] * 2, [stride] * 2, [min(padding, kernel // 2)] * 2)
-    for op in (aten.max_pool2d.default, aten.avg_pool2d.default):
-        sample = Sample(op, (torch.randn(2, 3, size, 9), *args), close=True)
-        check(sample)
-        shape = sample.call.shape
-        assert sample.possible() == tuple(i for i, n in enumerate(shape) if n > 1)
 
 
 def test_no_slice_makes_a_rule_fail() -> None:

@@ -1,15 +1,22 @@
-// A loop over independent pieces of work, on several threads.
+// A loop over independent pieces of work, on several threads, and the time it takes.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-namespace memplan::nest::optimum {
+namespace memplan {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 /// Calls work(i) for all i in [begin, end), in no order, on the calling thread and up
 /// to `threads` - 1 others. Rethrows the first exception after all have ended.
@@ -35,4 +42,4 @@ void for_each(std::int32_t begin, std::int32_t end, int threads, const Work& wor
   if (failure) std::rethrow_exception(failure);
 }
 
-}  // namespace memplan::nest::optimum
+}  // namespace memplan
