@@ -16,8 +16,8 @@ import subprocess
 import sys
 from types import FrameType
 
-TESTS = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-m", "not soak"]
-SUITE = [sys.executable, *TESTS]
+TESTS = ["-m", "pytest", "-v", "-n", "2", "--dist", "worksteal", "-m", "not soak"]
+SUITE = [sys.executable, *TESTS]  # -v: each failure is named as it comes
 # A loop looks for its parent some times a second, so that even SIGKILL leaves none.
 LOOP = """
 import os, sys
