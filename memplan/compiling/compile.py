@@ -127,12 +127,16 @@ class _Compiling:
                 return found
             if found.runner is not None:  # what it saves, loops may take
                 slowest /= min(1.0, found.memplan.slowdown)
-        made = self._unchanged("no loop needs less memory")
+        best = self._unchanged("no loop needs less memory")
         for part in self._chunked(limit, slowest):
             made = self._made(part.target, part.program)
-            if limit is None or made.memplan.bytes_after <= limit:
+            plan = made.memplan
+            self._progress(plan.reason or f"{format_bytes(plan.bytes_after)} in all")
+            if plan.bytes_after <= best.memplan.bytes_after:
+                best = made
+            if limit is None or plan.bytes_after <= limit:
                 break
-        return self._kept(made, limit)
+        return self._kept(best, limit)
 
     def _chunked(self, limit: int | None, slowest: float) -> Iterator[Chunk]:
         """The model in chunks, within `limit` or with as little memory as possible.
