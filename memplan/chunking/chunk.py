@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -32,6 +33,7 @@ from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Exports, Target, export_parts
 from memplan.graph.liveness import profile
+from memplan.graph.program import Program
 from memplan.graph.standin import StandIn
 from memplan.units import format_bytes
 
@@ -97,6 +99,20 @@ class Tried:
     best: Trial | None = None
 
 
+class Tries:
+    """What searches of a program begin with; each is made when it is first needed."""
+
+    def __init__(self, program: Program) -> None:
+        self.known: list[Tried] = []
+        self._more = bases(program)
+
+    def __iter__(self) -> Iterator[Tried]:
+        yield from tuple(self.known)
+        for base in self._more:
+            self.known.append(Tried(base))
+            yield self.known[-1]
+
+
 class _Chunking:
     def __init__(self, model: nn.Module, inputs: object, options: ChunkOptions) -> None:
         if not isinstance(model, nn.Module):
@@ -108,7 +124,7 @@ class _Chunking:
         self._model, self._options = model, options
         given = Inputs.of(inputs)
         self._inputs = Signature().arranged(model, given.args, given.kwargs)
-        self._tried: dict[str, list[Tried]] = {}  # of each part
+        self._tries: dict[str, Tries] = {}  # of each part
 
     def ready(self, module: Chunked) -> Chunked:
         """The module, with the defects that the search met, and able to prepare for
@@ -249,16 +265,17 @@ class _Chunking:
 
     def _chosen(self, target: Target, room: int) -> list[Trial]:
         """Trials of a part within `room` bytes, or the one that comes nearest."""
-        if target.path not in self._tried:
-            self._tried[target.path] = [Tried(each) for each in bases(target.program)]
-        for tried in self._tried[target.path]:
+        if target.path not in self._tries:
+            self._tries[target.path] = Tries(target.program)
+        tries = self._tries[target.path]
+        for tried in tries:
             if room <= tried.failed:
                 continue
             search = self._search(tried.base)
             if found := self._found(search, room):
                 return found
             tried.failed, tried.best = room, search.best
-        nearest = [each.best for each in self._tried[target.path] if each.best]
+        nearest = [each.best for each in tries.known if each.best]
         return [min(nearest, key=lambda trial: trial.peak)]
 
     def _found(self, search: Search, room: int) -> list[Trial]:

@@ -7,7 +7,7 @@ operators can run a second time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -60,30 +60,29 @@ class Base:
     share: float = 0.0
 
 
-def bases(program: Program) -> list[Base]:
+def bases(program: Program) -> Iterator[Base]:
     """The program itself, then with one more value after the other computed again.
 
     Only values that are a good part of the peak, that are kept while much is live, and
     that take little arithmetic.
     """
-    found = [Base(program)]
-    whole = sum(multiplications(program, op) for op in program.ops)
-    while len(found) <= MOST:
-        base = found[-1]
-        live = profile(base.program)
-        for what in recomputable(base.program):
-            ops = [base.program.ops[i] for i in what.ops]
-            cost = sum(multiplications(base.program, op) for op in ops)
-            share = base.share + cost / max(1, whole)
-            most = max(live.live[what.ops[-1] + 1 : what.at + 1])
-            there = 2 * most >= live.peak
-            if what.saves >= LEAST * live.peak and there and share <= DEAREST:
-                program = recomputed(base.program, what)
-                found.append(Base(program, (*base.again, what.name), share))
-                break
-        else:
-            break
-    return found
+    base: Base | None = Base(program)
+    whole = max(1, sum(multiplications(program, op) for op in program.ops))
+    while base is not None:
+        yield base
+        base = _with_one_more(base, whole) if len(base.again) < MOST else None
+
+
+def _with_one_more(base: Base, whole: int) -> Base | None:
+    """The base with one more value computed again. whole: the model's arithmetic."""
+    program, live = base.program, profile(base.program)
+    for what in recomputable(program, least=int(LEAST * live.peak)):
+        cost = sum(multiplications(program, program.ops[i]) for i in what.ops)
+        share = base.share + cost / whole
+        most = max(live.live[what.ops[-1] + 1 : what.at + 1])
+        if 2 * most >= live.peak and share <= DEAREST:
+            return Base(recomputed(program, what), (*base.again, what.name), share)
+    return None
 
 
 def again(program: Program, names: Iterable[str]) -> Program:
@@ -99,10 +98,10 @@ def again(program: Program, names: Iterable[str]) -> Program:
     return program
 
 
-def recomputable(program: Program) -> list[Recompute]:
+def recomputable(program: Program, least: int = 1) -> list[Recompute]:
     """Values that can be computed again, those first that take most memory.
 
-    program: without loops.
+    program: without loops. least: bytes of a value.
     """
     last, owned = lifetimes(program)
     maker = {name: i for i, step in enumerate(program.ops) for name in results(step)}
@@ -119,9 +118,9 @@ def recomputable(program: Program) -> list[Recompute]:
         if not gaps or max(gaps) < LEAST_GAP or not roots <= owned.keys() - given:
             continue
         at = users[gaps.index(max(gaps)) + 1]
-        ops = _behind(program, name, at, last, maker)
         saves = sum(owned[root] for root in roots)
-        if saves:
+        if saves >= least:
+            ops = _behind(program, name, at, last, maker)
             found.append(Recompute(name, at, ops, saves))
     return sorted(found, key=lambda each: (-each.saves, each.at))
 

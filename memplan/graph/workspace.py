@@ -219,6 +219,7 @@ KERNELS: dict[str, Kernel] = {
             "aten.upsample_nearest2d",
             "aten._upsample_nearest_exact2d",
             "aten.upsample_bilinear2d",
+            "windowed_nearest",
         ),
         _enlarged,
     ),

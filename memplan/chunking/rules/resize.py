@@ -31,9 +31,8 @@ def nearest(call: Call, out: Slice) -> Flow | None:
     old, new = call.operands[0].shape[2:], call.shape[2:]
     axis = out.dim - 2
     times = new[axis] // old[axis]
-    if times * old[axis] != new[axis] or times & (times - 1):
-        return None
-    if not _consistent(call):
+    exact = times * old[axis] == new[axis] and not times & (times - 1)
+    if not exact or not _consistent(call):
         return None
     need = out._replace(
         ratio=out.ratio / times,
@@ -44,12 +43,11 @@ def nearest(call: Call, out: Slice) -> Flow | None:
     sizes: list[Argument] = list(new)
     sizes[axis] = Bound(made, -times, times)
     part = (out.dim, *part_of(made, times, 0, call.window(out)))
-    return Flow(
-        (need,), windowed_nearest, (call.op.args[0], name_of(call), sizes, part)
-    )
+    args = (call.op.args[0], _name(call), sizes, part)
+    return Flow((need,), windowed_nearest, args, {})
 
 
-def name_of(call: Call) -> str:
+def _name(call: Call) -> str:
     """The operator's name in ATen."""
     return call.op.key.removeprefix("aten.")
 
@@ -74,7 +72,7 @@ def linear(call: Call, out: Slice) -> Flow | None:
     sizes: list[Argument] = list(call.shape[2:])
     sizes[axis] = extent(wanted)
     part = (out.dim, *part_of(made, 1, 0, wanted))
-    args = (call.op.args[0], name_of(call), (sizes, corners), (old, new), part)
+    args = (call.op.args[0], _name(call), (sizes, corners), (old, new), part)
     return Flow((need,), windowed_linear, args, {})
 
 
